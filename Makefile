@@ -1,0 +1,38 @@
+READY := .venv/.ready
+
+# pyright comes whole in its wheel; this stops it from asking the network for a newer one.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench clean
+
+help: ## Show this help
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## Make .venv with everything that the demo and the tests need
+
+$(READY): requirements/dev.txt pyproject.toml scripts/setup.sh
+	@scripts/setup.sh
+	@touch $@
+
+demo: setup ## Two services on an embedded Postgres; a node is killed and nothing is lost
+	@.venv/bin/durable-agent demo
+
+test: setup ## Run every test, after the quick checks
+	.venv/bin/ruff check
+	.venv/bin/lint-imports
+	.venv/bin/pytest
+
+check: setup ## Check style, types and the floors
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/pyright
+	.venv/bin/lint-imports
+
+bench: setup ## Run the benchmarks
+	.venv/bin/python -m tests.benchmarks
+
+clean: ## Remove what was built and cached; .venv stays
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*
+	find . -path ./.venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,28 @@
+"""Time, as something that can be given: the wall clock for what is written down, the monotonic one for waiting.
+
+What is due, expired or stale is decided by the database's clock in SQL; these serve messages and timeouts.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def now(self) -> datetime:
+        """The time now, aware, in UTC."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back."""
+        ...
+
+
+class SystemClock:
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        return time.monotonic()

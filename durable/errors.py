@@ -1,0 +1,106 @@
+"""What can go wrong, by what the caller can do about it.
+
+    DurableError
+    ├── WiringError                fix the code or the configuration; durable-agent exits with 2
+    │   ├── InvalidSetting         a setting has a value that it must not have
+    │   ├── NoUnitOfWork           send() was called where no transaction is in scope
+    │   ├── RoutingError           no destination, or too many for a command
+    │   ├── UnknownMessageType     a class or a name that no @message has registered
+    │   └── SchemaMismatch         the database is older or newer than this code
+    ├── InvalidMessage             this message can never be stored or decoded: dead-letter it
+    ├── TransportError             try again later
+    │   ├── ConnectionFailed       the peer could not be reached, or went away
+    │   ├── PeerTimeout            the peer did not answer in time
+    │   └── ProtocolViolation      the peer said something that the protocol forbids
+    ├── StorageUnavailable         the database cannot be used now: try again later
+    ├── LeaseLost                  another node owns the work now: roll back and forget it
+    └── Verdict                    raised by a handler to decide what becomes of its message
+        ├── Reject                 dead-letter it now
+        ├── RetryLater             run it again after a delay that the handler chooses
+        └── Release                hand it back uncounted, for any node to take
+
+An error raised without a message says the first line of its docstring.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+
+class DurableError(Exception):
+    """The root of every error that durable raises."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (type(self).__doc__ or "").partition("\n")[0])
+
+
+class WiringError(DurableError):
+    """The application is put together wrongly."""
+
+
+class InvalidSetting(WiringError):
+    """A setting has a value that it must not have."""
+
+
+class NoUnitOfWork(WiringError):
+    """send() needs a transaction: use `async with bus.unit_of_work()` or `with bus.enlist(session)` around it."""
+
+
+class RoutingError(WiringError):
+    """The message has no destination, or more than a command may have."""
+
+
+class UnknownMessageType(WiringError):
+    """No class is registered under this name: decorate it with @message(name)."""
+
+
+class SchemaMismatch(WiringError):
+    """The database is at another schema version than this code."""
+
+
+class InvalidMessage(DurableError):
+    """The message cannot be stored or decoded, now or later."""
+
+
+class TransportError(DurableError):
+    """The batch could not be delivered; whether it arrived is unknown."""
+
+
+class ConnectionFailed(TransportError):
+    """The peer could not be reached, or closed the connection."""
+
+
+class PeerTimeout(TransportError):
+    """The peer did not answer in time."""
+
+
+class ProtocolViolation(TransportError):
+    """The peer said something that the protocol forbids."""
+
+
+class StorageUnavailable(DurableError):
+    """The database cannot be used now; whether the last commit took place is unknown."""
+
+
+class LeaseLost(DurableError):
+    """The work belongs to another node now; this node must not finish it."""
+
+
+class Verdict(DurableError):
+    """A handler's decision about its message; its transaction is rolled back."""
+
+
+class Reject(Verdict):
+    """The handler refuses the message for good."""
+
+
+class RetryLater(Verdict):
+    """The handler asks to see the message again later."""
+
+    def __init__(self, after: timedelta | float, reason: str | None = None) -> None:
+        super().__init__(reason)
+        self.after = after if isinstance(after, timedelta) else timedelta(seconds=after)
+
+
+class Release(Verdict):
+    """The handler hands the message back; the attempt is not counted."""

@@ -1,0 +1,42 @@
+"""What a receiver says of one envelope. `Sender.send` returns one of these for each envelope of the batch.
+
+    Stored, Duplicate    it is in the peer's database: the sender deletes its row
+    Rejected             it never will be: the sender dead-letters it with the peer's reason
+    Busy                 not now: the sender slows down; not a failure
+    Failed               the peer could not store it: the sender keeps it and tries again
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Stored(msgspec.Struct, frozen=True, tag=1, array_like=True):
+    """Committed in the receiver's database for the first time."""
+
+
+class Duplicate(msgspec.Struct, frozen=True, tag=2, array_like=True):
+    """The receiver had it already."""
+
+
+class Rejected(msgspec.Struct, frozen=True, tag=3, array_like=True):
+    """The receiver will never take it."""
+
+    reason: str
+
+
+class Busy(msgspec.Struct, frozen=True, tag=4, array_like=True):
+    """The receiver has no room now."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=5, array_like=True):
+    """The receiver could not store it, and may be able to later."""
+
+    reason: str
+
+
+Outcome = Stored | Duplicate | Rejected | Busy | Failed
+
+STORED = Stored()
+DUPLICATE = Duplicate()
+BUSY = Busy()

@@ -1,0 +1,138 @@
+"""Every number that an operator may want to change, with its unit and where its default comes from.
+
+Each is read from the environment with the prefix DURABLE_ (`DURABLE_BATCH_SIZE=50`), can be given in code
+(`Settings(batch_size=50)`) and as a flag (`durable-agent run app:bus --batch-size 50`). Durations are timedeltas; in
+the environment they are seconds (`30`) or ISO 8601 (`PT30S`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Annotated, Any, Self
+
+from pydantic import Field, PostgresDsn, SecretStr, TypeAdapter, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from durable.errors import InvalidSetting
+
+PREFIX = "DURABLE_"
+_NOT_SETTINGS = {"DURABLE_FAILPOINT"}  # read elsewhere; DURABLE_TEST_* belongs to the tests
+
+Count = Annotated[int, Field(ge=1)]
+Duration = Annotated[timedelta, Field(gt=timedelta(0))]
+
+
+class Settings(BaseSettings):
+    """The operator's settings. Unknown names are refused, with the nearest known one."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+
+    database_url: SecretStr | None = Field(None, description="the application's own Postgres, as a SQLAlchemy URL")
+    lock_database_url: SecretStr | None = Field(
+        None, description="a direct connection for the node's advisory lock, when database_url goes through a pooler"
+    )
+    db_schema: str = Field("durable", pattern=r"^[a-z_][a-z0-9_]{0,62}$", description="the schema that holds the tables")
+    pool_size: Count = Field(10, description="connections for units of work and handlers")
+    agent_pool_size: Count = Field(4, description="connections for the agents, so that a busy application starves none")
+
+    batch_size: Annotated[int, Field(ge=1, le=1000)] = Field(
+        100, description="envelopes in a batch; 100 rows in one statement is where the measured gain flattens"
+    )
+    batch_bytes: Count = Field(1 << 20, description="bytes in a batch")
+    batches_in_flight: Count = Field(4, description="full batches under way to one destination")
+    buffer_size: Count = Field(2_000, description="envelopes in memory for each destination and each handler")
+    buffer_bytes: Count = Field(32 << 20, description="bytes in memory for each destination and each handler")
+    max_message_bytes: Count = Field(1 << 20, description="largest body of one message")
+    max_frame_bytes: Count = Field(4 << 20, description="largest TCP frame")
+
+    failures_to_latch: Count = Field(3, description="batches that fail in a row before a destination is latched")
+    ping_interval: Duration = Field(timedelta(seconds=1), description="between pings of a latched destination")
+    send_timeout: Duration = Field(timedelta(seconds=10), description="for one batch to be answered")
+    connect_timeout: Duration = Field(timedelta(seconds=5), description="for a connection and its handshake")
+    idle_timeout: Duration = Field(timedelta(seconds=30), description="silence after which a connection is dropped")
+    frame_timeout: Duration = Field(timedelta(seconds=10), description="for a frame that has begun to arrive whole")
+    delete_linger: Duration = Field(
+        timedelta(milliseconds=50), description="for which acknowledged rows gather before one statement deletes them"
+    )
+
+    concurrency: Count = Field(8, description="messages that one handler runs at once, unless it says otherwise")
+    handler_timeout: Duration = Field(timedelta(seconds=60), description="for one attempt of a handler")
+    drain_timeout: Duration = Field(timedelta(seconds=10), description="for work under way when the node stops")
+
+    heartbeat_interval: Duration = Field(timedelta(seconds=2), description="between heartbeats of a node")
+    heartbeat_stale: Duration = Field(
+        timedelta(seconds=20), description="age of a heartbeat at which a node that holds its lock is dormant all the same"
+    )
+    dormant_grace: Duration = Field(
+        timedelta(seconds=2), description="for which a lock must be absent, on two sweeps, before its node is dormant"
+    )
+    sweep_interval: Duration = Field(timedelta(seconds=1), description="between looks for dormant nodes")
+    poll_interval: Duration = Field(timedelta(seconds=1), description="between looks for unowned and due work")
+    forgotten_after: Duration = Field(
+        timedelta(seconds=15), description="after which a node releases rows that it owns and does not work on"
+    )
+
+    dedupe_window: Duration = Field(timedelta(days=7), description="for which a duplicate is recognised")
+    history_retention: Duration = Field(timedelta(days=30), description="for which the history is kept")
+    partitions_ahead: Count = Field(7, description="days for which partitions are made ahead")
+    maintenance_interval: Duration = Field(timedelta(minutes=10), description="between runs of the maintenance task")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.max_message_bytes > self.max_frame_bytes:
+            raise ValueError("max_message_bytes must not be above max_frame_bytes")
+        if self.heartbeat_stale < 3 * self.heartbeat_interval:
+            raise ValueError("heartbeat_stale must be at least three times heartbeat_interval")
+        if self.dedupe_window < timedelta(hours=1):
+            raise ValueError("dedupe_window must be at least an hour: retries and recovered work arrive late")
+        return self
+
+
+def load_settings(**overrides: Any) -> Settings:
+    """Settings from the environment and these overrides.
+
+    Raises InvalidSetting with one line that names the setting, its value and what it may be.
+    """
+    known = set(Settings.model_fields)
+    for name in overrides:
+        _refuse_unknown(name, known)
+    for variable in os.environ:
+        if variable.startswith(PREFIX) and variable not in _NOT_SETTINGS and not variable.startswith("DURABLE_TEST_"):
+            _refuse_unknown(variable.removeprefix(PREFIX).lower(), known, shown=variable)
+    try:
+        settings = Settings(**overrides)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"])) or "settings"
+        raise InvalidSetting(f"{name}: {first['msg']}") from None
+    for url in (settings.database_url, settings.lock_database_url):
+        if url is not None:
+            check_database_url(url.get_secret_value())
+    return settings
+
+
+def check_database_url(url: str) -> None:
+    """Raise InvalidSetting unless this is a Postgres URL with a driver that durable can use."""
+    try:
+        TypeAdapter(PostgresDsn).validate_python(url.replace("@/", "@localhost/", 1).replace(":///", "://localhost/", 1))
+    except ValidationError:
+        raise InvalidSetting(
+            "database_url: not a Postgres URL; it should look like postgresql+asyncpg://user:secret@host:5432/name"
+        ) from None
+    driver = url.partition("://")[0].partition("+")[2]
+    if driver not in ("", "asyncpg", "psycopg"):
+        raise InvalidSetting(f"database_url: driver {driver!r} is not supported; use asyncpg or psycopg")
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the nearest known name, or nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _refuse_unknown(name: str, known: set[str], shown: str | None = None) -> None:
+    if name not in known:
+        raise InvalidSetting(f"{shown or name}: unknown setting{suggestion(name, known)}")

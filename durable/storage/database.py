@@ -1,0 +1,117 @@
+"""The application's Postgres, as the agents use it: short transactions, and errors sorted by what can be done.
+
+Storage functions are synchronous, take the caller's connection and never commit. An agent runs them by
+`await database.transaction(function, ...)`; a unit of work calls the same functions on its session's connection. So
+each statement exists once, whatever the driver and whether the caller is async or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import DataError, DBAPIError, SQLAlchemyError, StatementError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
+from durable.settings import Settings
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_BAD_DATA = "22"  # SQLSTATE class: data exception
+_TRANSIENT = ("08", "25", "40", "53", "55", "57", "58")
+# connection · transaction state · serialization and deadlock · resources · lock not available · operator · system
+
+
+class Database:
+    """Connections for the agents: a small pool of their own, so that no application can starve them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.schema = settings.db_schema
+        self.engine: AsyncEngine = create_async_engine(
+            async_url(settings), pool_size=settings.agent_pool_size, max_overflow=2, pool_timeout=10
+        )
+
+    async def transaction(
+        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run this storage function in a transaction of its own and return what it returns, committed.
+
+        Raises StorageUnavailable when the database cannot be used (whether a commit took place is then unknown) and
+        InvalidMessage when it refuses the data.
+        """
+        with translated():
+            async with self.engine.begin() as conn:
+                return await conn.run_sync(work, *args, **kwargs)
+
+    async def close(self) -> None:
+        await self.engine.dispose()
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """The drivers' errors as durable's, by SQLSTATE; what is neither bad data nor passing is left as it is."""
+    try:
+        yield
+    except DBAPIError as error:
+        state = getattr(error.orig, "sqlstate", None) or ""
+        if state.startswith(_BAD_DATA) or isinstance(error, DataError) or isinstance(error.orig, ValueError):
+            raise InvalidMessage(f"the database refuses the data: {error.orig}") from error
+        if error.connection_invalidated or not state or state.startswith(_TRANSIENT):
+            raise StorageUnavailable(f"the database cannot be used: {error.orig}") from error
+        raise
+    except (OSError, TimeoutError, PoolTimeout) as error:
+        raise StorageUnavailable(f"the database cannot be used: {error}") from error
+    except StatementError as error:  # a value that the driver cannot encode
+        raise InvalidMessage(f"the driver refuses the data: {error.orig}") from error
+
+
+def is_transient(error: BaseException) -> bool:
+    """Would the same transaction be worth another try at once (a deadlock, a lost connection)?"""
+    if isinstance(error, DBAPIError):
+        state = getattr(error.orig, "sqlstate", None) or ""
+        return error.connection_invalidated or state.startswith(("08", "40", "57"))
+    return isinstance(error, StorageUnavailable)
+
+
+def configured_url(settings: Settings) -> URL:
+    if settings.database_url is None:
+        raise InvalidSetting("database_url: not set; give Bus(..., database=...) or the variable DURABLE_DATABASE_URL")
+    try:
+        return make_url(settings.database_url.get_secret_value())
+    except SQLAlchemyError:
+        raise InvalidSetting("database_url: not a database URL") from None
+
+
+def async_url(settings: Settings) -> URL:
+    """For async sessions and the agents: asyncpg unless the URL names psycopg."""
+    url = configured_url(settings)
+    return url if url.drivername == "postgresql+psycopg" else url.set(drivername="postgresql+asyncpg")
+
+
+def sync_url(settings: Settings) -> str:
+    """For sync sessions and migrations: psycopg."""
+    return configured_url(settings).set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+
+
+def lock_url(settings: Settings) -> str:
+    """For the node's own connection, as libpq wants it: never through a pooler."""
+    if settings.lock_database_url is not None:
+        url = make_url(settings.lock_database_url.get_secret_value())
+    else:
+        url = configured_url(settings)
+    return url.set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+def sync_engine(settings: Settings, **options: Any) -> Engine:
+    return create_engine(sync_url(settings), **options)
+
+
+def channel(schema: str) -> str:
+    """The LISTEN/NOTIFY channel on which work without an owner is announced."""
+    return f"durable_{schema}"[:63]

@@ -1,0 +1,146 @@
+"""The incoming side of storage: rows that wait to be handled, and the ids of everything ever received."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from durable.digest import body_digest
+from durable.envelope import Envelope, Leased, NodeId
+from durable.storage import statements
+from durable.storage.rows import Letter, envelope_columns, leased
+
+Key = tuple[UUID, str]
+"""Id and endpoint: what makes an envelope the same envelope to a receiver."""
+
+
+class Arrival(NamedTuple):
+    """An envelope as it came in: where, and the node that will handle it, or ANY_NODE."""
+
+    endpoint: str
+    envelope: Envelope
+    owner: NodeId
+
+    @property
+    def key(self) -> Key:
+        return self.envelope.id, self.endpoint
+
+
+def store(conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> set[Key]:
+    """Insert those that are new, in one statement, and return their keys; the others are duplicates.
+
+    No two arrivals of one call may have the same key.
+    """
+    rows = conn.execute(
+        statements.STORE_RECEIVED.within(schema),
+        envelope_columns([arrival.envelope for arrival in arrivals])
+        | {
+            "endpoint": [arrival.endpoint for arrival in arrivals],
+            "body_digest": [body_digest(arrival.envelope.body) for arrival in arrivals],
+            "owner_id": [arrival.owner for arrival in arrivals],
+        },
+    )
+    return {(row.id, row.endpoint) for row in rows}
+
+
+def find_changed_bodies(conn: Connection, schema: str, duplicates: Sequence[Arrival]) -> set[Key]:
+    """Which of these duplicates have another body than the envelope that came first under their id."""
+    rows = conn.execute(
+        statements.FIND_CHANGED_BODIES.within(schema),
+        {
+            "id": [arrival.envelope.id for arrival in duplicates],
+            "endpoint": [arrival.endpoint for arrival in duplicates],
+            "body_digest": [body_digest(arrival.envelope.body) for arrival in duplicates],
+        },
+    )
+    return {(row.id, row.endpoint) for row in rows}
+
+
+def record_expired(conn: Connection, schema: str, node: NodeId, arrivals: Sequence[Arrival]) -> None:
+    """They expired before they came: only the history remembers them."""
+    columns = envelope_columns([arrival.envelope for arrival in arrivals])
+    columns |= {"endpoint": [arrival.endpoint for arrival in arrivals], "node": node}
+    conn.execute(statements.RECORD_EXPIRED_ON_ARRIVAL.within(schema), columns)
+
+
+def claim(conn: Connection, schema: str, *, message_type: str, batch_size: int, node: NodeId) -> list[Leased]:
+    """Take up to `batch_size` unowned messages of this type, oldest first."""
+    rows = conn.execute(
+        statements.CLAIM_INCOMING.within(schema), {"message_type": message_type, "batch_size": batch_size, "node": node}
+    )
+    return [leased(row) for row in rows]
+
+
+def finish_handled(conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased]) -> int:
+    """In the handler's transaction: its messages are done. Returns how many rows were still this node's."""
+    return int(conn.execute(statements.FINISH_HANDLED.within(schema), _mine(node, leases)).scalar_one())
+
+
+def begin_suspect_attempt(conn: Connection, schema: str, node: NodeId, lease: Leased) -> int | None:
+    """Count the attempt before it runs; the new count, or None when the lease was lost."""
+    row = conn.execute(statements.BEGIN_SUSPECT_ATTEMPT.within(schema), _one(node, lease)).first()
+    return None if row is None else int(row.attempts)
+
+
+def retry_later(
+    conn: Connection, schema: str, node: NodeId, lease: Leased, *, delay: timedelta, counted: int = 1
+) -> bool:
+    """Make it due after `delay`, unowned. False when the lease was lost, or the message was handled after all."""
+    params = _one(node, lease) | {"delay": delay, "counted": counted}
+    return conn.execute(statements.RETRY_LATER.within(schema), params).first() is not None
+
+
+def release(conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased]) -> None:
+    """Hand them back: any node may claim them."""
+    conn.execute(statements.RELEASE_INCOMING.within(schema), _mine(node, leases))
+
+
+def dead_letter(
+    conn: Connection, schema: str, node: NodeId, lease: Leased, letter: Letter, *, counted: int = 1
+) -> bool:
+    """Move it into dead_letters. False when the lease was lost, or the message was handled after all."""
+    params = _one(node, lease) | letter.parameters() | {"counted": counted}
+    return int(conn.execute(statements.DEAD_LETTER_INCOMING.within(schema), params).scalar_one()) == 1
+
+
+def expire(conn: Connection, schema: str, node: NodeId, lease: Leased) -> None:
+    """Its deliver_by has passed: finish it without handling it."""
+    conn.execute(statements.EXPIRE_OWNED_INCOMING.within(schema), _one(node, lease))
+
+
+def quarantine(
+    conn: Connection, schema: str, node: NodeId, endpoint: str, raw: bytes, letter: Letter, envelope: Envelope | None
+) -> None:
+    """Keep what can never be handled, as the bytes that came."""
+    conn.execute(
+        statements.QUARANTINE.within(schema),
+        {
+            "address": endpoint,
+            "id": envelope and envelope.id,
+            "message_type": envelope and envelope.message_type,
+            "source": envelope and envelope.source,
+            "correlation_id": envelope and envelope.correlation_id,
+            "content_type": envelope and envelope.content_type,
+            "sent_at": envelope and envelope.sent_at,
+            "body": raw,
+            "node": node,
+        }
+        | letter.parameters(),
+    )
+
+
+def _one(node: NodeId, lease: Leased) -> dict[str, Any]:
+    return {"id": lease.envelope.id, "endpoint": lease.endpoint, "epoch": lease.epoch, "node": node}
+
+
+def _mine(node: NodeId, leases: Sequence[Leased]) -> dict[str, Any]:
+    return {
+        "node": node,
+        "ids": [lease.envelope.id for lease in leases],
+        "endpoints": [lease.endpoint for lease in leases],
+        "epochs": [lease.epoch for lease in leases],
+    }

@@ -1,0 +1,77 @@
+"""Who owns which work: claims that ended, work without an owner, work whose time has come or gone.
+
+The same for both tables: `table` is `statements.OUTGOING` or `statements.INCOMING`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from durable.envelope import NodeId
+from durable.storage.statements import Recovery
+
+Lease = tuple[UUID, str, int]
+"""Id, address and epoch: one ownership of one row."""
+
+
+class Backlog(NamedTuple):
+    """What waits under one name (a destination or a message type)."""
+
+    name: str
+    count: int
+    unowned: int
+    scheduled: int
+    oldest: datetime
+
+
+def unowned_groups(conn: Connection, schema: str, table: Recovery) -> list[str]:
+    """The destinations, or message types, that have unowned work now."""
+    return list(conn.execute(table.unowned_groups.within(schema)).scalars())
+
+
+def owners(conn: Connection, schema: str, table: Recovery) -> set[NodeId]:
+    """Every node that owns a row."""
+    return {NodeId(owner) for owner in conn.execute(table.owners.within(schema)).scalars()}
+
+
+def release_dormant(conn: Connection, schema: str, table: Recovery, node: NodeId, batch_size: int) -> int:
+    """Take up to `batch_size` rows from a dead node; each is marked as interrupted. Returns how many."""
+    return conn.execute(table.release_dormant.within(schema), {"node": node, "batch_size": batch_size}).rowcount
+
+
+def release_all(conn: Connection, schema: str, table: Recovery, node: NodeId) -> int:
+    """Everything that this node owns, when it stops in good order."""
+    return conn.execute(table.release_all.within(schema), {"node": node}).rowcount
+
+
+def owned_by(conn: Connection, schema: str, table: Recovery, node: NodeId) -> set[Lease]:
+    rows = conn.execute(table.owned_by.within(schema), {"node": node})
+    return {(row.id, row.address, row.epoch) for row in rows}
+
+
+def release_forgotten(
+    conn: Connection, schema: str, table: Recovery, node: NodeId, leases: Collection[Lease]
+) -> int:
+    """Rows that this node owns and does not work on: after a commit whose reply was lost."""
+    ids, addresses, epochs = zip(*leases, strict=True)
+    params = {"node": node, "ids": list(ids), "addresses": list(addresses), "epochs": list(epochs)}
+    return conn.execute(table.release_forgotten.within(schema), params).rowcount
+
+
+def promote_due(conn: Connection, schema: str, table: Recovery, batch_size: int) -> int:
+    """Make due rows claimable. Returns how many; a full batch means that there may be more."""
+    return conn.execute(table.promote_due.within(schema), {"batch_size": batch_size}).rowcount
+
+
+def expire(conn: Connection, schema: str, table: Recovery, node: NodeId, batch_size: int) -> int:
+    """Finish unowned rows whose deliver_by has passed; the history records them. Returns how many."""
+    return int(conn.execute(table.expire.within(schema), {"node": node, "batch_size": batch_size}).scalar_one())
+
+
+def backlog(conn: Connection, schema: str, table: Recovery) -> list[Backlog]:
+    return [Backlog(*row) for row in conn.execute(table.backlog.within(schema))]

@@ -1,0 +1,41 @@
+"""Advisory locks, in the two-int form: a class that durable derives from its schema, and a key within it.
+
+    nodes_class(schema), node id    held by a node's own connection for as long as the node lives
+    jobs_class(schema), Job         held by one transaction, so that one node at a time does that job
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import zlib
+
+from sqlalchemy import Connection
+
+from durable.storage.statements import TRY_JOB_LOCK
+
+
+class Job(enum.IntEnum):
+    SWEEP = 1
+    PARTITIONS = 2
+    MIGRATE = 3
+
+
+def nodes_class(schema: str) -> int:
+    return _signed_crc(f"durable:{schema}:nodes")
+
+
+def jobs_class(schema: str) -> int:
+    return _signed_crc(f"durable:{schema}:jobs")
+
+
+def try_lock(conn: Connection, schema: str, job: Job) -> bool:
+    """Take the lock of this job until the transaction ends, or return False at once."""
+    params = {"class_id": jobs_class(schema), "key": int(job)}
+    return bool(conn.execute(TRY_JOB_LOCK.within(schema), params).scalar_one())
+
+
+def _signed_crc(name: str) -> int:
+    """CRC-32 as Postgres's signed int4: the same in every process and version, unlike hash()."""
+    (signed,) = struct.unpack("!i", struct.pack("!I", zlib.crc32(name.encode())))
+    return int(signed)

@@ -1,0 +1,85 @@
+"""Bringing the database to this code's schema version, and refusing to run on any other.
+
+The version table lies in durable's own schema, so an application's Alembic history is never touched.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, create_engine, pool, text
+
+from durable.errors import SchemaMismatch
+from durable.storage.locks import Job, jobs_class
+from durable.storage.statements import LOCK_JOB, READ_VERSION, VERSION_TABLE_EXISTS
+
+SCHEMA_VERSION = "0001"
+"""The Alembic revision that this code reads and writes."""
+
+
+def upgrade(url: str, schema: str) -> None:
+    """Bring the database up to SCHEMA_VERSION. Two migrators wait for each other; a second run changes nothing."""
+    command.upgrade(_config(url, schema), SCHEMA_VERSION)
+
+
+def upgrade_sql(url: str, schema: str) -> str:
+    """The statements that upgrade() would run on an empty database, for review or for another tool."""
+    script = io.StringIO()
+    config = _config(url, schema)
+    config.output_buffer = script
+    command.upgrade(config, SCHEMA_VERSION, sql=True)
+    return script.getvalue()
+
+
+def current_version(conn: Connection, schema: str) -> str | None:
+    """The revision the database is at; None when durable's tables are not there."""
+    if not conn.execute(VERSION_TABLE_EXISTS.within(schema), {"schema": schema}).scalar_one():
+        return None
+    return conn.execute(READ_VERSION.within(schema)).scalar_one_or_none()
+
+
+def check_version(conn: Connection, schema: str) -> None:
+    """Raise SchemaMismatch, saying what to run, unless the database is at SCHEMA_VERSION."""
+    version = current_version(conn, schema)
+    if version is None:
+        raise SchemaMismatch(f"schema {schema!r} has no durable tables; run: durable-agent migrate APP:BUS")
+    if version < SCHEMA_VERSION:
+        raise SchemaMismatch(
+            f"schema {schema!r} is at version {version}, this code needs {SCHEMA_VERSION}; "
+            "run: durable-agent migrate APP:BUS"
+        )
+    if version > SCHEMA_VERSION:
+        raise SchemaMismatch(
+            f"schema {schema!r} is at version {version}, newer than this code ({SCHEMA_VERSION}); "
+            "run: pip install --upgrade durable-bus"
+        )
+
+
+def migrate_online(context: Any, url: str, schema: str) -> None:
+    """Called by Alembic's environment: one transaction for all versions, one migrator at a time."""
+    engine = create_engine(url, poolclass=pool.NullPool)
+    with engine.begin() as conn:
+        conn.execute(LOCK_JOB.within(schema), {"class_id": jobs_class(schema), "key": int(Job.MIGRATE)})
+        conn.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
+        context.configure(connection=conn, version_table_schema=schema)
+        with context.begin_transaction():
+            context.run_migrations()
+    engine.dispose()
+
+
+def configure_offline(context: Any, schema: str) -> None:
+    """Called by Alembic's environment for --sql."""
+    context.configure(
+        dialect_name="postgresql", literal_binds=True, version_table_schema=schema, output_buffer=context.config.output_buffer
+    )
+    context.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+
+
+def _config(url: str, schema: str) -> Config:
+    config = Config()
+    config.set_main_option("script_location", "durable:migrations")
+    config.attributes.update(url=url, schema=schema, jobs_class_id=jobs_class(schema))
+    return config

@@ -1,0 +1,84 @@
+"""The outgoing side of storage: rows that wait to be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from durable.digest import body_digest
+from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
+from durable.storage import statements
+from durable.storage.database import channel
+from durable.storage.rows import Letter, envelope_columns, leased
+
+
+class Sent(NamedTuple):
+    """One envelope of a commit: `endpoint` is set when it goes into this database's own inbox."""
+
+    envelope: Envelope
+    endpoint: str | None
+    owner: NodeId
+
+
+def store(conn: Connection, schema: str, batch: Sequence[Sent]) -> None:
+    """Insert everything that this transaction sends, in one statement. Rows of ANY_NODE wake the nodes at commit."""
+    due = [sent for sent in batch if sent.envelope.execution_time is None]
+    conn.execute(
+        statements.STORE_SENT.within(schema),
+        envelope_columns([sent.envelope for sent in batch])
+        | {
+            "execution_time": [sent.envelope.execution_time for sent in batch],
+            "destination": [sent.envelope.destination for sent in batch],
+            "endpoint": [sent.endpoint for sent in batch],
+            "body_digest": [body_digest(sent.envelope.body) for sent in batch],
+            "owner_id": [sent.owner for sent in batch],
+            "channel": channel(schema),
+            "wake": any(sent.owner == ANY_NODE for sent in due),
+        },
+    )
+
+
+def claim(conn: Connection, schema: str, *, destination: str, batch_size: int, node: NodeId) -> list[Leased]:
+    """Take up to `batch_size` unowned rows for this destination, oldest first."""
+    rows = conn.execute(
+        statements.CLAIM_OUTGOING.within(schema), {"destination": destination, "batch_size": batch_size, "node": node}
+    )
+    return [leased(row) for row in rows]
+
+
+def delete_sent(conn: Connection, schema: str, destination: str, node: NodeId, leases: Sequence[Leased]) -> int:
+    """The peer has them: delete the rows and write their history. Returns how many were still this node's."""
+    return int(
+        conn.execute(statements.DELETE_SENT.within(schema), _mine(destination, node, leases)).scalar_one()
+    )
+
+
+def count_failed_attempt(
+    conn: Connection, schema: str, destination: str, node: NodeId, leases: Sequence[Leased]
+) -> None:
+    conn.execute(statements.COUNT_FAILED_SEND.within(schema), _mine(destination, node, leases))
+
+
+def release(conn: Connection, schema: str, destination: str, node: NodeId, leases: Sequence[Leased]) -> None:
+    """Hand them back: any node may claim them."""
+    conn.execute(statements.RELEASE_OUTGOING.within(schema), _mine(destination, node, leases))
+
+
+def dead_letter(
+    conn: Connection, schema: str, destination: str, node: NodeId, rejected: Iterable[tuple[Leased, Letter]]
+) -> None:
+    """The peer refuses them for good: move each into dead_letters with the peer's reason."""
+    for lease, letter in rejected:
+        params = _mine(destination, node, [lease]) | letter.parameters()
+        conn.execute(statements.DEAD_LETTER_OUTGOING.within(schema), params)
+
+
+def _mine(destination: str, node: NodeId, leases: Sequence[Leased]) -> dict[str, Any]:
+    return {
+        "destination": destination,
+        "node": node,
+        "ids": [lease.envelope.id for lease in leases],
+        "epochs": [lease.epoch for lease in leases],
+    }

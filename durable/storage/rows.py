@@ -1,0 +1,93 @@
+"""Between envelopes and columns: arrays going in, rows coming out."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from typing import Any, Self
+
+import msgspec
+from sqlalchemy import Row
+
+from durable.digest import fingerprint
+from durable.envelope import Envelope, Leased
+
+_encode_headers = msgspec.json.Encoder().encode
+_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+
+
+def envelope_columns(envelopes: Sequence[Envelope]) -> dict[str, Any]:
+    """One array for each column that both tables of work share."""
+    return {
+        "id": [e.id for e in envelopes],
+        "message_type": [e.message_type for e in envelopes],
+        "source": [e.source for e in envelopes],
+        "correlation_id": [e.correlation_id for e in envelopes],
+        "causation_id": [e.causation_id for e in envelopes],
+        "partition_key": [e.partition_key for e in envelopes],
+        "content_type": [e.content_type for e in envelopes],
+        "headers": [_encode_headers(e.headers).decode() if e.headers else "{}" for e in envelopes],
+        "body": [e.body for e in envelopes],
+        "sent_at": [e.sent_at for e in envelopes],
+        "deliver_by": [e.deliver_by for e in envelopes],
+    }
+
+
+def leased(row: Row[Any]) -> Leased:
+    """A claimed row of either table."""
+    (
+        envelope_id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, body,
+        sent_at, deliver_by, address, epoch, attempts, interruptions,
+    ) = row  # fmt: skip
+    return Leased(
+        Envelope(
+            id=envelope_id,
+            message_type=message_type,
+            destination=address,
+            source=source,
+            correlation_id=correlation_id,
+            body=body,
+            sent_at=sent_at,
+            content_type=content_type,
+            causation_id=causation_id,
+            partition_key=partition_key,
+            headers=_decode_headers(headers) if headers != "{}" else {},
+            deliver_by=deliver_by,
+        ),
+        epoch=epoch,
+        endpoint=address,
+        attempts=attempts,
+        interruptions=interruptions,
+    )
+
+
+class Letter(msgspec.Struct, frozen=True):
+    """Why an envelope became a dead letter."""
+
+    exception_type: str
+    reason: str
+    traceback: str | None
+    fingerprint: str
+
+    @classmethod
+    def because(cls, reason: str, kind: str) -> Self:
+        """A reason that is no exception: `kind` groups letters of the same cause."""
+        return cls(kind, storable(reason), None, fingerprint(kind))
+
+    @classmethod
+    def from_error(cls, error: BaseException, *, inside: str = "durable") -> Self:
+        """An exception, grouped by its type and the first frame outside the package `inside`."""
+        frames = traceback.extract_tb(error.__traceback__)
+        foreign = [frame for frame in frames if f"/{inside}/" not in frame.filename] or frames
+        place = f"{foreign[0].filename}:{foreign[0].name}" if foreign else ""
+        kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+        text = "".join(traceback.format_exception(error))
+        return cls(kind, storable(str(error) or kind), storable(text), fingerprint(kind, place))
+
+    def parameters(self) -> dict[str, Any]:
+        return msgspec.structs.asdict(self)
+
+
+def storable(text: str, limit: int = 100_000) -> str:
+    """The text as Postgres can hold it: no NUL, no lone surrogate, no more than `limit` characters."""
+    return text[:limit].replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()

@@ -1,0 +1,418 @@
+"""Every SQL statement of durable, named, with why it is written so.
+
+Rules that hold throughout:
+- Batches travel as arrays through unnest: one statement for any number of envelopes.
+- A claim is a CTE with FOR UPDATE SKIP LOCKED. `WHERE id IN (SELECT ... LIMIT)` may be planned so that it runs the
+  sub-select again for each row, and then updates everything.
+- A change to an owned row names owner and epoch: that is the fence. It returns how many rows it met.
+- What finishes an envelope also writes its history: `WITH done AS (DELETE ... RETURNING *) INSERT ...`.
+- The insert into received_ids is the check for duplicates. A check before an insert has a race.
+
+`{schema}` is quoted here and was checked against Settings.db_schema's pattern.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from sqlalchemy import TextClause, text
+
+
+class Statement:
+    """One SQL statement, to be completed by the schema that holds the tables."""
+
+    def __init__(self, sql: str) -> None:
+        self._sql = sql
+
+    @lru_cache(maxsize=64)  # noqa: B019  statements are module constants and live as long as the process
+    def within(self, schema: str) -> TextClause:
+        return text(self._sql.replace("{schema}", f'"{schema}"'))
+
+
+_ENVELOPE: Final = (
+    "id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, body, sent_at, "
+    "deliver_by"
+)
+_UNNEST_ENVELOPE: Final = """
+    CAST(:id AS uuid[]), CAST(:message_type AS text[]), CAST(:source AS text[]), CAST(:correlation_id AS uuid[]),
+    CAST(:causation_id AS uuid[]), CAST(:partition_key AS text[]), CAST(:content_type AS text[]),
+    CAST(:headers AS text[]), CAST(:body AS bytea[]), CAST(:sent_at AS timestamptz[]),
+    CAST(:deliver_by AS timestamptz[])"""
+_SELECT_ENVELOPE: Final = (
+    "id, message_type, source, correlation_id, causation_id, partition_key, content_type, "
+    "CAST(headers AS jsonb), body, sent_at, deliver_by"
+)
+_MINE: Final = "unnest(CAST(:ids AS uuid[]), CAST(:epochs AS integer[])) AS mine (id, epoch)"
+_FENCE: Final = "row.id = mine.id AND row.epoch = mine.epoch AND row.owner_id = :node"
+
+_HISTORY: Final = (
+    "id, side, outcome, address, message_type, source, correlation_id, causation_id, partition_key, sent_at, "
+    "received_at, attempts, interruptions, node_id, error"
+)
+_FROM_OUTGOING: Final = (
+    "destination, message_type, source, correlation_id, causation_id, partition_key, sent_at, "
+    "CAST(NULL AS timestamptz), attempts, interruptions"
+)
+_FROM_INCOMING: Final = (
+    "endpoint, message_type, source, correlation_id, causation_id, partition_key, sent_at, received_at, attempts, "
+    "interruptions"
+)
+_LETTER: Final = (
+    "side, address, id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, "
+    "body, sent_at, deliver_by, attempts, interruptions, exception_type, reason, traceback, fingerprint, node_id"
+)
+_LETTER_FROM_ROW: Final = (
+    "id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, body, sent_at, "
+    "deliver_by"
+)
+
+# ---------------------------------------------------------------- sending: rows in the application's transaction
+
+# Everything that one commit sends, in one statement: local messages go straight into the inbox.
+STORE_SENT = Statement(f"""
+WITH sent AS MATERIALIZED (
+    SELECT * FROM unnest({_UNNEST_ENVELOPE}, CAST(:execution_time AS timestamptz[]), CAST(:destination AS text[]),
+        CAST(:endpoint AS text[]), CAST(:body_digest AS bigint[]), CAST(:owner_id AS integer[]))
+    AS t ({_ENVELOPE}, execution_time, destination, endpoint, body_digest, owner_id)
+), fresh AS (
+    INSERT INTO {{schema}}.received_ids (id, endpoint, body_digest)
+    SELECT id, endpoint, body_digest FROM sent WHERE endpoint IS NOT NULL
+    ON CONFLICT DO NOTHING RETURNING id, endpoint
+), local AS (
+    INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, execution_time, owner_id)
+    SELECT endpoint, {_SELECT_ENVELOPE}, execution_time, owner_id FROM sent JOIN fresh USING (id, endpoint)
+), remote AS (
+    INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, execution_time, owner_id)
+    SELECT destination, {_SELECT_ENVELOPE}, execution_time, owner_id FROM sent WHERE endpoint IS NULL
+    ON CONFLICT DO NOTHING
+)
+SELECT pg_notify(CAST(:channel AS text), '') WHERE CAST(:wake AS boolean)
+""")
+
+CLAIM_OUTGOING = Statement(f"""
+WITH unowned AS (
+    SELECT id, destination FROM {{schema}}.outgoing_envelopes
+    WHERE destination = :destination AND owner_id = 0 AND execution_time IS NULL
+    ORDER BY seq LIMIT :batch_size FOR UPDATE SKIP LOCKED
+), claimed AS (
+    UPDATE {{schema}}.outgoing_envelopes AS row SET owner_id = :node, epoch = row.epoch + 1
+    FROM unowned WHERE row.id = unowned.id AND row.destination = unowned.destination
+    RETURNING row.*
+)
+SELECT {_ENVELOPE.replace("headers", "CAST(headers AS text) AS headers")}, destination, epoch, attempts, interruptions
+FROM claimed ORDER BY seq
+""")
+
+DELETE_SENT = Statement(f"""
+WITH sent AS (
+    DELETE FROM {{schema}}.outgoing_envelopes AS row USING {_MINE}
+    WHERE {_FENCE} AND row.destination = :destination
+    RETURNING row.*
+), history AS (
+    INSERT INTO {{schema}}.envelope_history ({_HISTORY})
+    SELECT id, 'outgoing', 'sent', {_FROM_OUTGOING}, :node, NULL FROM sent
+)
+SELECT count(*) FROM sent
+""")
+
+COUNT_FAILED_SEND = Statement(f"""
+UPDATE {{schema}}.outgoing_envelopes AS row SET attempts = row.attempts + 1
+FROM {_MINE} WHERE {_FENCE} AND row.destination = :destination
+""")
+
+RELEASE_OUTGOING = Statement(f"""
+UPDATE {{schema}}.outgoing_envelopes AS row SET owner_id = 0, epoch = row.epoch + 1
+FROM {_MINE} WHERE {_FENCE} AND row.destination = :destination
+""")
+
+DEAD_LETTER_OUTGOING = Statement(f"""
+WITH moved AS (
+    DELETE FROM {{schema}}.outgoing_envelopes AS row USING {_MINE}
+    WHERE {_FENCE} AND row.destination = :destination
+    RETURNING row.*
+), letters AS (
+    INSERT INTO {{schema}}.dead_letters ({_LETTER})
+    SELECT 'outgoing', destination, {_LETTER_FROM_ROW}, attempts, interruptions,
+        :exception_type, :reason, :traceback, :fingerprint, :node FROM moved
+), history AS (
+    INSERT INTO {{schema}}.envelope_history ({_HISTORY})
+    SELECT id, 'outgoing', 'dead-lettered', {_FROM_OUTGOING}, :node, :reason FROM moved
+)
+SELECT count(*) FROM moved
+""")
+
+# ---------------------------------------------------------------- receiving
+
+# A row comes back for each envelope that was not there before; the others are duplicates.
+STORE_RECEIVED = Statement(f"""
+WITH received AS MATERIALIZED (
+    SELECT * FROM unnest({_UNNEST_ENVELOPE}, CAST(:endpoint AS text[]), CAST(:body_digest AS bigint[]),
+        CAST(:owner_id AS integer[]))
+    AS t ({_ENVELOPE}, endpoint, body_digest, owner_id)
+), fresh AS (
+    INSERT INTO {{schema}}.received_ids (id, endpoint, body_digest)
+    SELECT id, endpoint, body_digest FROM received
+    ON CONFLICT DO NOTHING RETURNING id, endpoint
+), stored AS (
+    INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, owner_id)
+    SELECT endpoint, {_SELECT_ENVELOPE}, owner_id FROM received JOIN fresh USING (id, endpoint)
+)
+SELECT id, endpoint FROM fresh
+""")
+
+# Two messages under one id: a fault of the sender that must not pass as a duplicate.
+FIND_CHANGED_BODIES = Statement("""
+SELECT known.id, known.endpoint
+FROM unnest(CAST(:id AS uuid[]), CAST(:endpoint AS text[]), CAST(:body_digest AS bigint[])) AS t (id, endpoint, body_digest)
+JOIN {schema}.received_ids AS known USING (id, endpoint)
+WHERE known.body_digest <> t.body_digest
+""")
+
+RECORD_EXPIRED_ON_ARRIVAL = Statement(f"""
+INSERT INTO {{schema}}.envelope_history ({_HISTORY})
+SELECT id, 'incoming', 'expired', endpoint, message_type, source, correlation_id, causation_id, partition_key, sent_at,
+    now(), 0, 0, :node, 'expired before it arrived'
+FROM unnest({_UNNEST_ENVELOPE}, CAST(:endpoint AS text[])) AS t ({_ENVELOPE}, endpoint)
+""")
+
+QUARANTINE = Statement(f"""
+INSERT INTO {{schema}}.dead_letters ({_LETTER})
+VALUES ('incoming', :address, :id, :message_type, :source, :correlation_id, NULL, NULL, :content_type, '{{}}', :body,
+    :sent_at, NULL, 0, 0, :exception_type, :reason, NULL, :fingerprint, :node)
+""")
+
+CLAIM_INCOMING = Statement(f"""
+WITH unowned AS (
+    SELECT id, endpoint FROM {{schema}}.incoming_envelopes
+    WHERE message_type = :message_type AND owner_id = 0 AND execution_time IS NULL
+    ORDER BY seq LIMIT :batch_size FOR UPDATE SKIP LOCKED
+), claimed AS (
+    UPDATE {{schema}}.incoming_envelopes AS row SET owner_id = :node, epoch = row.epoch + 1
+    FROM unowned WHERE row.id = unowned.id AND row.endpoint = unowned.endpoint
+    RETURNING row.*
+)
+SELECT {_ENVELOPE.replace("headers", "CAST(headers AS text) AS headers")}, endpoint, epoch, attempts, interruptions
+FROM claimed ORDER BY seq
+""")
+
+# ---------------------------------------------------------------- handling
+
+# In the handler's own transaction. The caller compares the count: fewer rows than leases means that a lease was lost.
+FINISH_HANDLED = Statement(f"""
+WITH handled AS (
+    DELETE FROM {{schema}}.incoming_envelopes AS row
+    USING unnest(CAST(:ids AS uuid[]), CAST(:endpoints AS text[]), CAST(:epochs AS integer[]))
+        AS mine (id, endpoint, epoch)
+    WHERE {_FENCE} AND row.endpoint = mine.endpoint
+    RETURNING row.*
+), history AS (
+    INSERT INTO {{schema}}.envelope_history ({_HISTORY})
+    SELECT id, 'incoming', 'handled', {_FROM_INCOMING}, :node, NULL FROM handled
+)
+SELECT count(*) FROM handled
+""")
+
+# Only for a message whose node died while it owned it: counted before it runs, so that one that kills its process
+# comes to its end.
+BEGIN_SUSPECT_ATTEMPT = Statement("""
+UPDATE {schema}.incoming_envelopes SET attempts = attempts + 1
+WHERE id = :id AND endpoint = :endpoint AND owner_id = :node AND epoch = :epoch
+RETURNING attempts
+""")
+
+RETRY_LATER = Statement("""
+UPDATE {schema}.incoming_envelopes SET owner_id = 0, epoch = epoch + 1, attempts = attempts + :counted,
+    execution_time = now() + CAST(:delay AS interval)
+WHERE id = :id AND endpoint = :endpoint AND owner_id = :node AND epoch = :epoch
+RETURNING id
+""")
+
+RELEASE_INCOMING = Statement("""
+UPDATE {schema}.incoming_envelopes AS row SET owner_id = 0, epoch = row.epoch + 1
+FROM unnest(CAST(:ids AS uuid[]), CAST(:endpoints AS text[]), CAST(:epochs AS integer[])) AS mine (id, endpoint, epoch)
+WHERE row.id = mine.id AND row.endpoint = mine.endpoint AND row.epoch = mine.epoch AND row.owner_id = :node
+""")
+
+DEAD_LETTER_INCOMING = Statement(f"""
+WITH moved AS (
+    DELETE FROM {{schema}}.incoming_envelopes
+    WHERE id = :id AND endpoint = :endpoint AND owner_id = :node AND epoch = :epoch
+    RETURNING *
+), letters AS (
+    INSERT INTO {{schema}}.dead_letters ({_LETTER})
+    SELECT 'incoming', endpoint, {_LETTER_FROM_ROW}, attempts + :counted, interruptions,
+        :exception_type, :reason, :traceback, :fingerprint, :node FROM moved
+), history AS (
+    INSERT INTO {{schema}}.envelope_history ({_HISTORY})
+    SELECT id, 'incoming', 'dead-lettered', {_FROM_INCOMING}, :node, :reason FROM moved
+)
+SELECT count(*) FROM moved
+""")
+
+EXPIRE_OWNED_INCOMING = Statement(f"""
+WITH expired AS (
+    DELETE FROM {{schema}}.incoming_envelopes
+    WHERE id = :id AND endpoint = :endpoint AND owner_id = :node AND epoch = :epoch
+    RETURNING *
+)
+INSERT INTO {{schema}}.envelope_history ({_HISTORY})
+SELECT id, 'incoming', 'expired', {_FROM_INCOMING}, :node, 'expired before it was handled' FROM expired
+""")
+
+
+# ---------------------------------------------------------------- recovery: the same for both tables
+
+
+class Recovery:
+    """The statements of recovery for one of the two tables of work."""
+
+    def __init__(self, table: str, side: str, group_column: str, address_column: str, history: str) -> None:
+        # The groups (destinations or message types) that have unowned work, by a loose scan of the partial index:
+        # one step for each group, however many rows it has.
+        self.unowned_groups = Statement(f"""
+WITH RECURSIVE found AS (
+    (SELECT {group_column} AS name FROM {{schema}}.{table} WHERE owner_id = 0 AND execution_time IS NULL
+     ORDER BY {group_column} LIMIT 1)
+    UNION ALL
+    SELECT (SELECT {group_column} FROM {{schema}}.{table}
+            WHERE owner_id = 0 AND execution_time IS NULL AND {group_column} > found.name
+            ORDER BY {group_column} LIMIT 1)
+    FROM found WHERE found.name IS NOT NULL
+)
+SELECT name FROM found WHERE name IS NOT NULL
+""")
+        self.owners = Statement(f"""
+WITH RECURSIVE found AS (
+    (SELECT owner_id FROM {{schema}}.{table} WHERE owner_id <> 0 ORDER BY owner_id LIMIT 1)
+    UNION ALL
+    SELECT (SELECT owner_id FROM {{schema}}.{table} WHERE owner_id <> 0 AND owner_id > found.owner_id
+            ORDER BY owner_id LIMIT 1)
+    FROM found WHERE found.owner_id IS NOT NULL
+)
+SELECT owner_id FROM found WHERE owner_id IS NOT NULL
+""")
+        # A dead node's rows, bounded, each marked: its owner died while it had it.
+        self.release_dormant = Statement(f"""
+WITH dormant AS (
+    SELECT id, {address_column} FROM {{schema}}.{table} WHERE owner_id = :node
+    LIMIT :batch_size FOR UPDATE SKIP LOCKED
+)
+UPDATE {{schema}}.{table} AS row
+SET owner_id = 0, epoch = row.epoch + 1, interruptions = row.interruptions + 1
+FROM dormant WHERE row.id = dormant.id AND row.{address_column} = dormant.{address_column} AND row.owner_id = :node
+""")
+        # A node that stops: its rows were not being worked on.
+        self.release_all = Statement(f"""
+UPDATE {{schema}}.{table} SET owner_id = 0, epoch = epoch + 1 WHERE owner_id = :node
+""")
+        self.owned_by = Statement(f"""
+SELECT id, {address_column} AS address, epoch FROM {{schema}}.{table} WHERE owner_id = :node
+""")
+        self.release_forgotten = Statement(f"""
+UPDATE {{schema}}.{table} AS row SET owner_id = 0, epoch = row.epoch + 1
+FROM unnest(CAST(:ids AS uuid[]), CAST(:addresses AS text[]), CAST(:epochs AS integer[])) AS mine (id, address, epoch)
+WHERE {_FENCE} AND row.{address_column} = mine.address
+""")
+        self.promote_due = Statement(f"""
+WITH due AS (
+    SELECT id, {address_column} FROM {{schema}}.{table} WHERE execution_time <= now() AND owner_id = 0
+    ORDER BY execution_time LIMIT :batch_size FOR UPDATE SKIP LOCKED
+)
+UPDATE {{schema}}.{table} AS row SET execution_time = NULL
+FROM due WHERE row.id = due.id AND row.{address_column} = due.{address_column}
+""")
+        self.expire = Statement(f"""
+WITH late AS (
+    SELECT id, {address_column} FROM {{schema}}.{table} WHERE deliver_by < now() AND owner_id = 0
+    ORDER BY deliver_by LIMIT :batch_size FOR UPDATE SKIP LOCKED
+), expired AS (
+    DELETE FROM {{schema}}.{table} AS row USING late
+    WHERE row.id = late.id AND row.{address_column} = late.{address_column}
+    RETURNING row.*
+), history AS (
+    INSERT INTO {{schema}}.envelope_history ({_HISTORY})
+    SELECT id, '{side}', 'expired', {history}, :node, 'expired while it waited' FROM expired
+)
+SELECT count(*) FROM expired
+""")
+        self.backlog = Statement(f"""
+SELECT {group_column} AS name, count(*) AS count, count(*) FILTER (WHERE owner_id = 0) AS unowned,
+    count(*) FILTER (WHERE execution_time IS NOT NULL) AS scheduled, min(sent_at) AS oldest
+FROM {{schema}}.{table} GROUP BY {group_column} ORDER BY {group_column}
+""")
+
+
+OUTGOING = Recovery("outgoing_envelopes", "outgoing", "destination", "destination", _FROM_OUTGOING)
+INCOMING = Recovery("incoming_envelopes", "incoming", "message_type", "endpoint", _FROM_INCOMING)
+
+# ---------------------------------------------------------------- nodes, locks, circuits
+
+REGISTER_NODE = Statement("""
+INSERT INTO {schema}.nodes (service, description, version, capabilities)
+VALUES (:service, :description, :version, CAST(:capabilities AS jsonb)) RETURNING node_id
+""")
+HEARTBEAT = Statement("UPDATE {schema}.nodes SET heartbeat_at = clock_timestamp() WHERE node_id = :node RETURNING node_id")
+REMOVE_NODE = Statement("DELETE FROM {schema}.nodes WHERE node_id = :node")
+LOCK_NODE = Statement("SELECT pg_try_advisory_lock(:class_id, :node)")
+HOLDS_NODE_LOCK = Statement("""
+SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()
+    AND CAST(CAST(classid AS bigint) AS bit(32)) = CAST(CAST(:class_id AS bigint) AS bit(32))
+    AND CAST(objid AS bigint) = :node AND objsubid = 2)
+""")
+READ_NODES = Statement("""
+SELECT node_id, service, description, version, started_at, heartbeat_at,
+    clock_timestamp() - heartbeat_at AS heartbeat_age, CAST(capabilities AS text) AS capabilities
+FROM {schema}.nodes ORDER BY node_id
+""")
+# pg_locks shows a key of two ints as unsigned halves (objsubid 2).
+READ_LOCKED_NODES = Statement("""
+SELECT CAST(objid AS bigint) AS node_id FROM pg_locks
+WHERE locktype = 'advisory' AND granted AND objsubid = 2
+    AND CAST(CAST(classid AS bigint) AS bit(32)) = CAST(CAST(:class_id AS bigint) AS bit(32))
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+""")
+READ_SERVER_UPTIME = Statement("SELECT clock_timestamp() - pg_postmaster_start_time()")
+
+TRY_JOB_LOCK = Statement("SELECT pg_try_advisory_xact_lock(:class_id, :key)")
+LOCK_JOB = Statement("SELECT pg_advisory_xact_lock(:class_id, :key)")
+
+OPEN_CIRCUIT = Statement("""
+INSERT INTO {schema}.circuits (kind, key, reason, until, actor)
+VALUES (:kind, :key, :reason, now() + CAST(:duration AS interval), :actor) ON CONFLICT (kind, key) DO NOTHING
+""")
+CLOSE_CIRCUIT = Statement("DELETE FROM {schema}.circuits WHERE kind = :kind AND key = :key")
+READ_CIRCUITS = Statement("SELECT kind, key, reason, since, until, actor FROM {schema}.circuits ORDER BY kind, key")
+
+# ---------------------------------------------------------------- maintenance, status, versions
+
+MAKE_PARTITIONS = Statement("SELECT {schema}.make_partitions(:days_ahead)")
+DROP_PARTITIONS = Statement(
+    "SELECT {schema}.drop_partitions(CAST(:keep_ids AS interval), CAST(:keep_history AS interval))"
+)
+# Ids that carry no day (not UUIDv7) lie in the default partition; rows are in order of arrival there.
+PURGE_DEFAULT_IDS = Statement("""
+DELETE FROM {schema}.received_ids_default WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM {schema}.received_ids_default WHERE received_at < now() - CAST(:keep_ids AS interval)
+    LIMIT :batch_size))
+""")
+PURGE_DEFAULT_HISTORY = Statement("""
+DELETE FROM {schema}.envelope_history_default WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM {schema}.envelope_history_default WHERE finished_at < now() - CAST(:keep_history AS interval)
+    LIMIT :batch_size))
+""")
+VERSION_TABLE_EXISTS = Statement("""
+SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = :schema AND c.relname = 'alembic_version')
+""")
+READ_VERSION = Statement("SELECT version_num FROM {schema}.alembic_version")
+COUNT_DEAD_LETTERS = Statement("""
+SELECT exception_type, COALESCE(message_type, '(unreadable)') AS message_type, count(*) AS count,
+    min(failed_at) AS first, max(failed_at) AS last
+FROM {schema}.dead_letters GROUP BY 1, 2 ORDER BY 3 DESC
+""")
+READ_SERVER = Statement("""
+SELECT current_setting('server_version') AS version, CAST(current_setting('server_version_num') AS integer) AS number,
+    current_database() AS database, current_user AS role, pg_backend_pid() AS pid
+""")
+NOTIFY = Statement("SELECT pg_notify(CAST(:channel AS text), '')")

@@ -1,0 +1,157 @@
+"""The tables as SQLAlchemy Core describes them, for applications that query them or put them into their own MetaData.
+
+The migrations own the database; a test holds these definitions against what the migrations make.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    FetchedValue,
+    Identity,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    Uuid,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.types import TypeEngine
+
+
+def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
+    """Add durable's tables to this metadata and return them by name."""
+    tables = [
+        Table(
+            "outgoing_envelopes",
+            metadata,
+            Column("destination", Text, nullable=False),
+            *_envelope(),
+            PrimaryKeyConstraint("id", "destination"),
+            schema=schema,
+        ),
+        Table(
+            "incoming_envelopes",
+            metadata,
+            Column("endpoint", Text, nullable=False),
+            *_envelope(),
+            _defaulted("received_at", _TIME),
+            PrimaryKeyConstraint("id", "endpoint"),
+            schema=schema,
+        ),
+        Table(
+            "received_ids",
+            metadata,
+            Column("id", Uuid, nullable=False),
+            Column("endpoint", Text, nullable=False),
+            Column("body_digest", BigInteger, nullable=False),
+            _defaulted("received_at", _TIME),
+            PrimaryKeyConstraint("id", "endpoint"),
+            schema=schema,
+        ),
+        Table(
+            "envelope_history",
+            metadata,
+            Column("id", Uuid, nullable=False),
+            *(Column(name, Text, nullable=False) for name in ("side", "outcome", "address", "message_type", "source")),
+            Column("correlation_id", Uuid, nullable=False),
+            Column("causation_id", Uuid),
+            Column("partition_key", Text),
+            Column("sent_at", _TIME, nullable=False),
+            Column("received_at", _TIME),
+            _defaulted("finished_at", _TIME),
+            Column("attempts", Integer, nullable=False),
+            Column("interruptions", Integer, nullable=False),
+            Column("node_id", Integer, nullable=False),
+            Column("error", Text),
+            Column("body", LargeBinary),
+            _defaulted("xid", BigInteger()),
+            schema=schema,
+        ),
+        Table(
+            "dead_letters",
+            metadata,
+            Column("letter_id", BigInteger, Identity(always=True), primary_key=True),
+            Column("side", Text, nullable=False),
+            Column("address", Text, nullable=False),
+            Column("id", Uuid),
+            Column("message_type", Text),
+            Column("source", Text),
+            Column("correlation_id", Uuid),
+            Column("causation_id", Uuid),
+            Column("partition_key", Text),
+            Column("content_type", Text),
+            _defaulted("headers", JSONB()),
+            Column("body", LargeBinary, nullable=False),
+            Column("sent_at", _TIME),
+            Column("deliver_by", _TIME),
+            _defaulted("attempts", Integer()),
+            _defaulted("interruptions", Integer()),
+            Column("exception_type", Text, nullable=False),
+            Column("reason", Text, nullable=False),
+            Column("traceback", Text),
+            Column("fingerprint", Text, nullable=False),
+            _defaulted("failed_at", _TIME),
+            _defaulted("replay_count", Integer()),
+            Column("node_id", Integer, nullable=False),
+            schema=schema,
+        ),
+        Table(
+            "nodes",
+            metadata,
+            Column("node_id", Integer, primary_key=True, server_default=FetchedValue()),
+            *(Column(name, Text, nullable=False) for name in ("service", "description", "version")),
+            _defaulted("started_at", _TIME),
+            _defaulted("heartbeat_at", _TIME),
+            _defaulted("capabilities", JSONB()),
+            schema=schema,
+        ),
+        Table(
+            "circuits",
+            metadata,
+            Column("kind", Text, nullable=False),
+            Column("key", Text, nullable=False),
+            Column("reason", Text, nullable=False),
+            _defaulted("since", _TIME),
+            Column("until", _TIME),
+            Column("actor", Text, nullable=False),
+            PrimaryKeyConstraint("kind", "key"),
+            schema=schema,
+        ),
+    ]
+    return {table.name: table for table in tables}
+
+
+_TIME = DateTime(timezone=True)
+
+
+def _defaulted(name: str, kind: TypeEngine[object]) -> Column[object]:
+    """A column that the database fills when the insert does not."""
+    return Column(name, kind, nullable=False, server_default=FetchedValue())
+
+
+def _envelope() -> list[Column[object]]:
+    columns: list[Column[object]] = [
+        Column("seq", BigInteger, Identity(always=True), nullable=False),
+        Column("id", Uuid, nullable=False),
+        Column("message_type", Text, nullable=False),
+        Column("source", Text, nullable=False),
+        Column("correlation_id", Uuid, nullable=False),
+        Column("causation_id", Uuid),
+        Column("partition_key", Text),
+        Column("content_type", Text, nullable=False),
+        _defaulted("headers", JSONB()),
+        Column("body", LargeBinary, nullable=False),
+        Column("sent_at", _TIME, nullable=False),
+        Column("deliver_by", _TIME),
+        Column("execution_time", _TIME),
+        _defaulted("attempts", Integer()),
+        _defaulted("interruptions", Integer()),
+        Column("owner_id", Integer, nullable=False),
+        _defaulted("epoch", Integer()),
+    ]
+    return columns

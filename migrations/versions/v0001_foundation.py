@@ -1,0 +1,239 @@
+"""The tables, their partial indexes, and the partitions of received_ids and envelope_history.
+
+Revision ID: 0001
+Revises:
+"""
+
+from __future__ import annotations
+
+from alembic import context, op
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+# A queue table is emptied as fast as it is filled: vacuum by a few hundred dead rows, not by a share of the table.
+QUEUE = """WITH (
+    fillfactor = 90, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 1000,
+    autovacuum_analyze_scale_factor = 0.0, autovacuum_analyze_threshold = 5000,
+    autovacuum_vacuum_insert_threshold = 100000, autovacuum_vacuum_cost_delay = 0)"""
+
+ENVELOPE = """
+    seq bigint GENERATED ALWAYS AS IDENTITY,
+    id uuid NOT NULL,
+    message_type text NOT NULL,
+    source text NOT NULL,
+    correlation_id uuid NOT NULL,
+    causation_id uuid,
+    partition_key text,
+    content_type text NOT NULL,
+    headers jsonb NOT NULL DEFAULT '{}',
+    body bytea NOT NULL,
+    sent_at timestamptz NOT NULL,
+    deliver_by timestamptz,
+    execution_time timestamptz,
+    attempts integer NOT NULL DEFAULT 0,
+    interruptions integer NOT NULL DEFAULT 0,
+    owner_id integer NOT NULL,
+    epoch integer NOT NULL DEFAULT 0"""
+
+UPGRADE = """
+CREATE TABLE "{schema}".outgoing_envelopes (
+    destination text NOT NULL, {envelope},
+    PRIMARY KEY (id, destination)
+) {queue};
+CREATE INDEX outgoing_unowned ON "{schema}".outgoing_envelopes (destination, seq)
+    WHERE owner_id = 0 AND execution_time IS NULL;
+CREATE INDEX outgoing_owned ON "{schema}".outgoing_envelopes (owner_id) WHERE owner_id <> 0;
+CREATE INDEX outgoing_due ON "{schema}".outgoing_envelopes (execution_time) WHERE execution_time IS NOT NULL;
+CREATE INDEX outgoing_expiring ON "{schema}".outgoing_envelopes (deliver_by) WHERE deliver_by IS NOT NULL;
+
+CREATE TABLE "{schema}".incoming_envelopes (
+    endpoint text NOT NULL, {envelope},
+    received_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (id, endpoint)
+) {queue};
+CREATE INDEX incoming_unowned ON "{schema}".incoming_envelopes (message_type, seq)
+    WHERE owner_id = 0 AND execution_time IS NULL;
+CREATE INDEX incoming_owned ON "{schema}".incoming_envelopes (owner_id) WHERE owner_id <> 0;
+CREATE INDEX incoming_due ON "{schema}".incoming_envelopes (execution_time) WHERE execution_time IS NOT NULL;
+CREATE INDEX incoming_expiring ON "{schema}".incoming_envelopes (deliver_by) WHERE deliver_by IS NOT NULL;
+
+CREATE TABLE "{schema}".received_ids (
+    id uuid NOT NULL,
+    endpoint text NOT NULL,
+    body_digest bigint NOT NULL,
+    received_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (id, endpoint)
+) PARTITION BY RANGE (id);
+CREATE TABLE "{schema}".received_ids_default PARTITION OF "{schema}".received_ids DEFAULT;
+
+CREATE TABLE "{schema}".envelope_history (
+    id uuid NOT NULL,
+    side text NOT NULL CHECK (side IN ('outgoing', 'incoming')),
+    outcome text NOT NULL CHECK (outcome IN ('sent', 'handled', 'dead-lettered', 'expired')),
+    address text NOT NULL,
+    message_type text NOT NULL,
+    source text NOT NULL,
+    correlation_id uuid NOT NULL,
+    causation_id uuid,
+    partition_key text,
+    sent_at timestamptz NOT NULL,
+    received_at timestamptz,
+    finished_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    attempts integer NOT NULL,
+    interruptions integer NOT NULL,
+    node_id integer NOT NULL,
+    error text,
+    body bytea,
+    xid bigint NOT NULL DEFAULT (pg_current_xact_id()::text)::bigint
+) PARTITION BY RANGE (finished_at);
+CREATE TABLE "{schema}".envelope_history_default PARTITION OF "{schema}".envelope_history DEFAULT;
+CREATE INDEX envelope_history_xid ON "{schema}".envelope_history USING brin (xid);
+
+CREATE TABLE "{schema}".dead_letters (
+    letter_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    side text NOT NULL CHECK (side IN ('outgoing', 'incoming')),
+    address text NOT NULL,
+    id uuid,
+    message_type text,
+    source text,
+    correlation_id uuid,
+    causation_id uuid,
+    partition_key text,
+    content_type text,
+    headers jsonb NOT NULL DEFAULT '{{}}',
+    body bytea NOT NULL,
+    sent_at timestamptz,
+    deliver_by timestamptz,
+    attempts integer NOT NULL DEFAULT 0,
+    interruptions integer NOT NULL DEFAULT 0,
+    exception_type text NOT NULL,
+    reason text NOT NULL,
+    traceback text,
+    fingerprint text NOT NULL,
+    failed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    replay_count integer NOT NULL DEFAULT 0,
+    node_id integer NOT NULL
+);
+CREATE INDEX dead_letters_by_fingerprint ON "{schema}".dead_letters (fingerprint, failed_at);
+CREATE INDEX dead_letters_by_id ON "{schema}".dead_letters (id) WHERE id IS NOT NULL;
+
+CREATE SEQUENCE "{schema}".node_ids AS integer;
+CREATE TABLE "{schema}".nodes (
+    node_id integer PRIMARY KEY DEFAULT nextval('"{schema}".node_ids'),
+    service text NOT NULL,
+    description text NOT NULL,
+    version text NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    heartbeat_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    capabilities jsonb NOT NULL DEFAULT '{{}}'
+);
+ALTER SEQUENCE "{schema}".node_ids OWNED BY "{schema}".nodes.node_id;
+
+CREATE TABLE "{schema}".circuits (
+    kind text NOT NULL CHECK (kind IN ('destination', 'handler', 'listener')),
+    key text NOT NULL,
+    reason text NOT NULL,
+    since timestamptz NOT NULL DEFAULT clock_timestamp(),
+    until timestamptz,
+    actor text NOT NULL,
+    PRIMARY KEY (kind, key)
+);
+"""
+
+# The runtime role may call these without any right to create or drop tables. `lock_timeout` keeps them from queueing
+# behind a long transaction and blocking every insert meanwhile: they give up, and the next run tries again.
+# (No format(): Alembic's --sql doubles every per cent sign.)
+FUNCTIONS = """
+CREATE FUNCTION "{schema}".make_partition(parent text, child text, key text, low text, high text, kind text)
+RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
+DECLARE
+    whole text := '"{schema}".' || quote_ident(parent);
+    part text := '"{schema}".' || quote_ident(child);
+    rest text := '"{schema}".' || quote_ident(parent || '_default');
+BEGIN
+    EXECUTE 'CREATE TABLE ' || part || ' (LIKE ' || whole || ' INCLUDING ALL)';
+    EXECUTE 'WITH early AS (DELETE FROM ' || rest || ' WHERE ' || quote_ident(key)
+        || ' >= CAST($1 AS ' || kind || ') AND ' || quote_ident(key) || ' < CAST($2 AS ' || kind
+        || ') RETURNING *) INSERT INTO ' || part || ' SELECT * FROM early' USING low, high;
+    EXECUTE 'ALTER TABLE ' || whole || ' ATTACH PARTITION ' || part
+        || ' FOR VALUES FROM (' || quote_literal(low) || ') TO (' || quote_literal(high) || ')';
+END $$;
+REVOKE EXECUTE ON FUNCTION "{schema}".make_partition(text, text, text, text, text, text) FROM PUBLIC;
+
+CREATE FUNCTION "{schema}".make_partitions(days_ahead integer) RETURNS SETOF text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s'
+SET timezone = 'UTC' AS $$
+DECLARE
+    day date;
+    child text;
+    low text;
+    high text;
+BEGIN
+    PERFORM pg_advisory_xact_lock({class_id}, 2);
+    FOR day IN SELECT current_date + offs FROM generate_series(-1, days_ahead) AS offs LOOP
+        child := 'received_ids_' || to_char(day, 'YYYYMMDD');
+        IF to_regclass('"{schema}".' || child) IS NULL THEN
+            low := rpad(lpad(to_hex((extract(epoch FROM day::timestamptz) * 1000)::bigint), 12, '0'), 32, '0');
+            high := rpad(lpad(to_hex((extract(epoch FROM (day + 1)::timestamptz) * 1000)::bigint), 12, '0'), 32, '0');
+            PERFORM "{schema}".make_partition('received_ids', child, 'id', low, high, 'uuid');
+            RETURN NEXT child;
+        END IF;
+        child := 'envelope_history_' || to_char(day, 'YYYYMMDD');
+        IF to_regclass('"{schema}".' || child) IS NULL THEN
+            PERFORM "{schema}".make_partition('envelope_history', child, 'finished_at',
+                day::timestamptz::text, (day + 1)::timestamptz::text, 'timestamptz');
+            RETURN NEXT child;
+        END IF;
+    END LOOP;
+END $$;
+
+CREATE FUNCTION "{schema}".drop_partitions(keep_ids interval, keep_history interval) RETURNS SETOF text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s'
+SET timezone = 'UTC' AS $$
+DECLARE
+    child text;
+BEGIN
+    PERFORM pg_advisory_xact_lock({class_id}, 2);
+    IF keep_ids < interval '1 hour' OR keep_history < interval '1 hour' THEN
+        RAISE EXCEPTION 'a retention below an hour would forget messages that are still under way';
+    END IF;
+    FOR child IN
+        SELECT c.relname FROM pg_inherits i
+        JOIN pg_class c ON c.oid = i.inhrelid
+        JOIN pg_class p ON p.oid = i.inhparent
+        JOIN pg_namespace n ON n.oid = p.relnamespace
+        WHERE n.nspname = '{schema}' AND c.relname ~ '_[0-9]{{8}}$' AND (
+            (p.relname = 'received_ids' AND to_date(right(c.relname, 8), 'YYYYMMDD') + 1 < now() - keep_ids) OR
+            (p.relname = 'envelope_history' AND to_date(right(c.relname, 8), 'YYYYMMDD') + 1 < now() - keep_history))
+        ORDER BY c.relname
+    LOOP
+        EXECUTE 'DROP TABLE "{schema}".' || quote_ident(child);
+        RETURN NEXT child;
+    END LOOP;
+END $$;
+
+REVOKE EXECUTE ON FUNCTION "{schema}".make_partitions(integer) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION "{schema}".drop_partitions(interval, interval) FROM PUBLIC;
+SELECT "{schema}".make_partitions(7);
+"""
+
+DOWNGRADE = """
+DROP FUNCTION "{schema}".drop_partitions(interval, interval);
+DROP FUNCTION "{schema}".make_partitions(integer);
+DROP FUNCTION "{schema}".make_partition(text, text, text, text, text, text);
+DROP TABLE "{schema}".circuits, "{schema}".nodes, "{schema}".dead_letters, "{schema}".envelope_history,
+    "{schema}".received_ids, "{schema}".incoming_envelopes, "{schema}".outgoing_envelopes CASCADE;
+"""
+
+
+def upgrade() -> None:
+    schema, class_id = context.config.attributes["schema"], context.config.attributes["jobs_class_id"]
+    op.execute(UPGRADE.format(schema=schema, envelope=ENVELOPE, queue=QUEUE))
+    op.execute(FUNCTIONS.format(schema=schema, class_id=class_id))
+
+
+def downgrade() -> None:
+    op.execute(DOWNGRADE.format(schema=context.config.attributes["schema"]))

@@ -1,0 +1,226 @@
+"""What is built and installed is what lies in the folders: nothing forgotten, nothing twice, nothing shadowed.
+
+Everything happens to copies of the checkout, without a network: what builds leave behind must touch neither the
+checkout nor the next build.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import venv
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+INSTALLED_AS = {
+    "durable": "durable",
+    "transports": "durable/transports",
+    "recovery": "durable/recovery",
+    "migrations": "durable/migrations",
+}
+
+
+class Built(NamedTuple):
+    wheel: Path
+    sdist: Path
+    wheel_from_sdist: Path
+
+
+def copy_checkout(to: Path) -> Path:
+    """A copy of all that a build may look at, symlinks as they are."""
+    ignore = shutil.ignore_patterns("__pycache__", ".*")  # an editor may be at work
+    for folder in INSTALLED_AS:
+        shutil.copytree(ROOT / folder, to / folder, symlinks=True, ignore=ignore)
+    for file in ROOT.iterdir():
+        if file.is_file() and not file.name.startswith("."):
+            shutil.copy(file, to)
+    return to
+
+
+def files_of(checkout: Path) -> list[str]:
+    """Every file of the package, under the name that it is installed as."""
+    return sorted(
+        f"{package}/{file.relative_to(checkout / folder)}"
+        for folder, package in INSTALLED_AS.items()
+        for parent, _, names in os.walk(checkout / folder)  # does not follow symlinks
+        for file in (Path(parent, name) for name in names)
+        if not file.is_symlink()
+    )
+
+
+def files_in_wheel(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return sorted(name for name in archive.namelist() if ".dist-info/" not in name)
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    """What the command prints; what it complains of is shown when it fails."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    done = subprocess.run(command, cwd=cwd, env=inherited | environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_checkout(tmp_path_factory.mktemp("checkout"))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    def build(*options: str) -> Path:
+        source = copy_checkout(tmp_path_factory.mktemp("source"))
+        run(sys.executable, "-m", "build", "--no-isolation", *options, cwd=source)
+        return source / "dist"
+
+    direct, through_sdist = build("--wheel"), build()
+    return Built(*direct.glob("*.whl"), *through_sdist.glob("*.tar.gz"), *through_sdist.glob("*.whl"))
+
+
+@pytest.fixture
+def application(tmp_path: Path) -> Path:
+    """An application's folder, with packages of its own under the names of our folders."""
+    folder = tmp_path / "application"
+    for name in ("transports", "recovery", "migrations"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").touch()
+    return folder
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Path:
+    """The interpreter of a new environment, which sees this one's packages and lacks only durable.
+
+    A .pth file lends them: it makes importable what lies in the folder, and does not run the .pth files there, such as
+    that of an editable install of durable.
+    """
+    venv.create(tmp_path / "venv", symlinks=True)
+    (site_packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (site_packages / "lent.pth").write_text(sysconfig.get_path("purelib"))
+    return tmp_path / "venv" / "bin" / "python"
+
+
+def test_the_wheel_holds_every_file_of_the_folders_once_and_nothing_else(built: Built, checkout: Path) -> None:
+    assert files_in_wheel(built.wheel) == files_of(checkout)
+
+
+def test_the_wheel_says_that_it_is_typed(built: Built) -> None:
+    assert "durable/py.typed" in files_in_wheel(built.wheel)
+
+
+def test_the_wheel_made_from_the_sdist_is_the_same(built: Built) -> None:
+    assert files_in_wheel(built.wheel_from_sdist) == files_in_wheel(built.wheel)
+
+
+def test_the_sdist_holds_the_folders_as_they_are_and_no_symlinks(built: Built, checkout: Path) -> None:
+    with tarfile.open(built.sdist) as archive:
+        members = archive.getmembers()
+    names = [member.name.partition("/")[2] for member in members if member.isfile()]
+    assert not [member.name for member in members if member.issym() or member.islnk()]
+    assert sorted(name for name in names if name.partition("/")[0] in INSTALLED_AS) == sorted(
+        str(Path(parent, name).relative_to(checkout))
+        for folder in INSTALLED_AS
+        for parent, _, files in os.walk(checkout / folder)
+        for name in files
+    )
+    assert not [name for name in names if name.startswith("tests/")]
+
+
+def install_wheel(python: Path, built: Built, _checkout: Path) -> None:
+    run(python, *PIP_INSTALL, built.wheel, cwd=python.parent)
+
+
+def install_wheel_from_sdist(python: Path, built: Built, _checkout: Path) -> None:
+    run(python, *PIP_INSTALL, built.wheel_from_sdist, cwd=python.parent)
+
+
+def install_editable_with_pip(python: Path, _built: Built, checkout: Path) -> None:
+    run(python, *PIP_INSTALL, "--no-build-isolation", "--editable", checkout, cwd=python.parent)
+
+
+def install_editable_with_uv(python: Path, _built: Built, checkout: Path) -> None:
+    uv = Path(sys.executable).with_name("uv")
+    options = ("--offline", "--no-deps", "--no-build-isolation", "--editable")
+    cache = str(python.parent / "cache")
+    run(uv, "pip", "install", "--python", python, *options, checkout, cwd=python.parent, UV_CACHE_DIR=cache)
+
+
+# --ignore-installed: pip sees the packages that are lent, and would not install durable over a durable among them.
+PIP_INSTALL = ("-m", "pip", "--disable-pip-version-check", "install", "--no-index", "--no-deps", "--ignore-installed")
+
+IMPORT_BOTH = """
+import json, transports, recovery, migrations, durable.transports.base, durable.recovery, durable.migrations
+modules = transports, recovery, migrations, durable, durable.transports.base, durable.recovery, durable.migrations
+print(json.dumps({module.__name__: module.__file__ for module in modules}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("install", "is_editable"),
+    [
+        (install_wheel, False),
+        (install_wheel_from_sdist, False),
+        (install_editable_with_pip, True),
+        (install_editable_with_uv, True),
+    ],
+)
+def test_an_installed_durable_and_an_application_do_not_shadow_each_other(
+    install: Callable[[Path, Built, Path], None],
+    is_editable: bool,
+    python: Path,
+    built: Built,
+    checkout: Path,
+    application: Path,
+) -> None:
+    install(python, built, checkout)
+
+    found = {name: Path(file) for name, file in json.loads(run(python, "-c", IMPORT_BOTH, cwd=application)).items()}
+
+    home = checkout if is_editable else python.parents[1]
+    assert {name for name, file in found.items() if file.is_relative_to(application)} == {
+        "transports",
+        "recovery",
+        "migrations",
+    }
+    assert {name for name, file in found.items() if file.is_relative_to(home)} == {
+        "durable",
+        "durable.transports.base",
+        "durable.recovery",
+        "durable.migrations",
+    }
+    assert "Usage" in run(python.with_name("durable-agent"), "--help", cwd=application)
+
+
+@pytest.mark.parametrize("name", ["transports", "recovery"])
+def test_a_folder_imported_by_its_bare_name_says_what_to_import(name: str, checkout: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {name}"], cwd=checkout, capture_output=True, text=True, check=False
+    )
+    assert f"ImportError: import durable.{name}, not {name}" in done.stderr
+
+
+def test_every_requirement_is_pinned_to_a_version_that_it_allows() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / "requirements" / "dev.txt").read_text().splitlines()
+    pinned = [line for line in lines if not line.startswith("#")]
+    assert [line for line in pinned if not re.fullmatch(r"[\w.-]+==[\w.]+", line)] == []
+    versions = {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in pinned)}
+
+    asked = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    for requirement in map(Requirement, asked):
+        if requirement.name != project["name"]:
+            assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), requirement

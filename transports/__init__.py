@@ -1,0 +1,8 @@
+"""How envelopes travel: one module for each transport, and the rules of the wire.
+
+A transport knows nothing of the database. It hands batches to a `Receiver` and brings back one outcome for each
+envelope; it never decides what becomes of an envelope.
+"""
+
+if __name__ != "durable.transports":
+    raise ImportError("import durable.transports, not transports: a second copy of every class would be loaded")

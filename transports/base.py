@@ -1,0 +1,100 @@
+"""What a transport is: the four protocols between the agents and the network.
+
+    Sender      one destination, as the sending agent sees it
+    Receiver    what a listener hands batches to: the receiving agent
+    Listener    one bound address
+    Transport   makes senders and listeners for the URIs of one or more schemes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from durable.envelope import Envelope
+from durable.outcomes import Outcome
+
+
+class Sender(Protocol):
+    """A destination. An async context manager: leaving it closes the connection.
+
+    It connects when first used and again after a failure; it never retries by itself.
+    """
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
+        """Deliver the batch and return one outcome for each envelope, in order.
+
+        Several calls may be under way at once. Raises TransportError when the fate of the batch is unknown.
+        """
+        ...
+
+    async def ping(self) -> None:
+        """Travel the path that a batch takes, up to the peer's database; raise TransportError if it is broken."""
+        ...
+
+
+class Receiver(Protocol):
+    """Where a listener brings what it has received."""
+
+    async def receive(self, endpoint: str, batch: Sequence[Envelope]) -> list[Outcome]:
+        """Store the batch; an outcome of Stored or Duplicate means that it is committed. Never raises."""
+        ...
+
+    async def reject(self, endpoint: str, raw: bytes, reason: str) -> None:
+        """Keep bytes that are no envelope as a dead letter. Returns when they are committed."""
+        ...
+
+    async def ready(self) -> bool:
+        """Can a batch be stored now? Answers pings."""
+        ...
+
+    def credit(self) -> int:
+        """How many envelopes there is room for now."""
+        ...
+
+
+class Listener(Protocol):
+    """A bound address that hands batches to a receiver."""
+
+    @property
+    def endpoint(self) -> str:
+        """The stable key under which envelopes are stored and recognised; never an address that may change."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """The URI that peers send to, with the port that was bound."""
+        ...
+
+    async def serve(self, receiver: Receiver) -> None:
+        """Bind and return; raises InvalidSetting when the address cannot be bound."""
+        ...
+
+    async def close(self) -> None:
+        """Accept nothing new, answer the batches under way, and close."""
+        ...
+
+    def statistics(self) -> Mapping[str, int]:
+        """Counters since serve(): connections, dropped, batches, envelopes."""
+        ...
+
+
+class Transport(Protocol):
+    """Makes senders and listeners. `schemes` are those of the URIs it understands."""
+
+    schemes: tuple[str, ...]
+
+    def check(self, uri: str) -> None:
+        """Raise InvalidSetting when this URI could never be sent to or listened on."""
+        ...
+
+    def sender(self, destination: str) -> Sender: ...
+
+    def listener(self, uri: str, endpoint: str) -> Listener: ...
