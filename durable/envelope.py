@@ -64,6 +64,14 @@ class Leased(msgspec.Struct, frozen=True, gc=False):
     def weight_bytes(self) -> int:
         return self.envelope.weight_bytes
 
+    @property
+    def key(self) -> Lease:
+        return self.envelope.id, self.endpoint, self.epoch
+
+
+Lease = tuple[UUID, str, int]
+"""Id, address and epoch: one ownership of one row."""
+
 
 def new_id() -> UUID:
     """A UUIDv7 (RFC 9562): it carries its time, so that ids sort, and are forgotten, by day."""

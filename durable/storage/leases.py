@@ -8,16 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 from typing import NamedTuple
-from uuid import UUID
 
 from sqlalchemy import Connection
 
-from durable.envelope import NodeId
+from durable.envelope import Lease, NodeId
 from durable.storage.statements import Recovery
-
-Lease = tuple[UUID, str, int]
-"""Id, address and epoch: one ownership of one row."""
-
 
 class Backlog(NamedTuple):
     """What waits under one name (a destination or a message type)."""

@@ -1,0 +1,62 @@
+"""The latch of a sending agent, as a rule: facts in, a decision out.
+
+                 batch_failed() x failures_to_latch in a row
+        CLOSED ------------------------------------------------> LATCHED
+           ^        (or latch(): another node has latched it)       |
+           |                                                        |
+           +------------- ping_succeeded() or unlatch() ------------+
+
+While latched nothing is sent but pings. Only a ping unlatches: a late success of a batch may be from before the
+outage. Failures are counted in a row, not in total: a success starts the count again.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class State(Enum):
+    CLOSED = "closed"
+    LATCHED = "latched"
+
+
+class Circuit:
+    """One destination's latch.
+
+    >>> circuit = Circuit(failures_to_latch=3)
+    >>> [circuit.batch_failed() for _ in range(3)]
+    [False, False, True]
+    """
+
+    def __init__(self, failures_to_latch: int) -> None:
+        self._failures_to_latch = failures_to_latch
+        self.state = State.CLOSED
+        self.failures_in_a_row = 0
+
+    @property
+    def latched(self) -> bool:
+        return self.state is State.LATCHED
+
+    def batch_succeeded(self) -> None:
+        self.failures_in_a_row = 0
+
+    def batch_failed(self) -> bool:
+        """Count a failure. True when it is the one that latches."""
+        self.failures_in_a_row += 1
+        if self.latched or self.failures_in_a_row < self._failures_to_latch:
+            return False
+        self.latch()
+        return True
+
+    def latch(self) -> None:
+        self.state = State.LATCHED
+
+    def ping_succeeded(self) -> bool:
+        """True when this ping unlatches."""
+        was_latched = self.latched
+        self.unlatch()
+        return was_latched
+
+    def unlatch(self) -> None:
+        self.state = State.CLOSED
+        self.failures_in_a_row = 0

@@ -1,0 +1,74 @@
+"""Message <-> bytes, by the message's class. JSON through msgspec, pydantic models through pydantic.
+
+Encoding is strict about what another language could not read (NaN and infinities), decoding about what could
+exhaust this process (nesting, enormous integers): both raise InvalidMessage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+
+from durable.envelope import JSON
+from durable.errors import InvalidMessage
+
+_encoder = msgspec.json.Encoder(decimal_format="string")
+
+
+def encode(message: object) -> bytes:
+    """The JSON of a message; raises InvalidMessage when it cannot be represented faithfully."""
+    try:
+        body = message.model_dump_json().encode() if isinstance(message, BaseModel) else _encoder.encode(message)
+    except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError, a lone surrogate, is a ValueError
+        raise InvalidMessage(f"{type(message).__qualname__} cannot be encoded: {error}") from error
+    if b"null" in body:  # msgspec and pydantic write NaN and infinity as null
+        _refuse_not_finite(message, type(message).__qualname__)
+    return body
+
+
+def decode(body: bytes, cls: type, content_type: str = JSON) -> Any:
+    """The message of this class in these bytes; raises InvalidMessage."""
+    if content_type != JSON:
+        raise InvalidMessage(f"content type {content_type!r} is not understood; expected {JSON}")
+    try:
+        return _decoder(cls)(body)
+    except (msgspec.DecodeError, ValidationError, ValueError, RecursionError) as error:
+        raise InvalidMessage(f"the body is no {cls.__qualname__}: {error}") from error
+
+
+@cache
+def _decoder(cls: type) -> Callable[[bytes], Any]:
+    if issubclass(cls, BaseModel):
+        return cls.model_validate_json
+    return msgspec.json.Decoder(cls).decode
+
+
+def _refuse_not_finite(value: object, path: str) -> None:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidMessage(f"{path} is {value}, which JSON cannot represent")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _refuse_not_finite(item, f"{path}[{key!r}]")
+    elif isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes | bytearray):
+        for index, item in enumerate(value):
+            _refuse_not_finite(item, f"{path}[{index}]")
+    else:
+        for name in _field_names(type(value)):
+            _refuse_not_finite(getattr(value, name, None), f"{path}.{name}")
+
+
+@cache
+def _field_names(cls: type) -> tuple[str, ...]:
+    if issubclass(cls, BaseModel):
+        return tuple(cls.model_fields)
+    for attribute in ("__struct_fields__", "__dataclass_fields__", "__attrs_attrs__"):
+        fields = getattr(cls, attribute, None)
+        if fields is not None:
+            return tuple(getattr(field, "name", field) for field in fields)
+    return ()

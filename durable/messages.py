@@ -1,0 +1,65 @@
+"""Message types: a stable name on the wire for each class, and nothing that is found by importing a name.
+
+A class is registered by @message("orders.order-placed"). The name, not the module path, is what is stored and sent,
+so that classes may move; a name that is not registered is never imported, it becomes a dead letter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from durable.errors import InvalidSetting, UnknownMessageType
+from durable.settings import suggestion
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)*")
+_MAX_NAME = 200  # a RabbitMQ routing key holds 255 bytes, and the service's name goes before it
+
+_by_name: dict[str, type] = {}
+_by_class: dict[type, str] = {}
+
+
+def message(name: str, *, version: int = 1) -> Callable[[type[T]], type[T]]:
+    """Register a class (msgspec Struct, dataclass, pydantic model or attrs class) under a stable name.
+
+    `name` is dotted lower case, like "orders.order-placed". A new `version` is a type of its own, stored as
+    "orders.order-placed.v2". Raises InvalidSetting for another form, or a name that another class has.
+    """
+    if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
+        raise InvalidSetting(f"@message({name!r}): use dotted lower-case words, like 'orders.order-placed'")
+    if version < 1:
+        raise InvalidSetting(f"@message({name!r}): version must be at least 1")
+    full_name = name if version == 1 else f"{name}.v{version}"
+
+    def register(cls: type[T]) -> type[T]:
+        known = _by_name.get(full_name)
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise InvalidSetting(f"@message({full_name!r}) is taken by {known.__module__}.{known.__qualname__}")
+        _by_name[full_name] = cls
+        _by_class[cls] = full_name
+        return cls
+
+    return register
+
+
+def name_of(cls: type) -> str:
+    """The registered name of a class; raises UnknownMessageType."""
+    try:
+        return _by_class[cls]
+    except KeyError:
+        raise UnknownMessageType(f"{cls.__qualname__} is not a message: decorate it with @message(name)") from None
+
+
+def class_of(name: str) -> type:
+    """The class registered under a name; raises UnknownMessageType. Never imports anything."""
+    try:
+        return _by_name[name]
+    except KeyError:
+        raise UnknownMessageType(f"no @message is registered as {name!r}{suggestion(name, _by_name)}") from None
+
+
+def registered() -> Iterator[tuple[str, type]]:
+    yield from _by_name.items()

@@ -1,0 +1,70 @@
+"""What an envelope must be like to be stored: found out before it can spoil the batch that it is in.
+
+The same rule serves send(), where a flaw is the caller's error, and the receiver, where it is quarantined.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+
+from durable.envelope import Envelope, unix_ms
+
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 8_192
+MAX_TEXT = 1_000
+
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def flaw(envelope: Envelope, *, max_message_bytes: int) -> str | None:
+    """Why this envelope cannot be stored, or None."""
+    if len(envelope.body) > max_message_bytes:
+        return f"the body has {len(envelope.body)} bytes, more than max_message_bytes ({max_message_bytes})"
+    for name, value in (
+        ("message_type", envelope.message_type),
+        ("source", envelope.source),
+        ("destination", envelope.destination),
+        ("content_type", envelope.content_type),
+    ):
+        if not value:
+            return f"{name} is empty"
+        if reason := _unfit(value):
+            return f"{name} {reason}"
+    if envelope.partition_key is not None and (reason := _unfit(envelope.partition_key)):
+        return f"partition_key {reason}"
+    if envelope.headers and (reason := _headers_flaw(envelope.headers)):
+        return reason
+    for name, moment in (
+        ("sent_at", envelope.sent_at),
+        ("deliver_by", envelope.deliver_by),
+        ("execution_time", envelope.execution_time),
+    ):
+        if moment is not None and moment.tzinfo is None:
+            return f"{name} has no time zone"
+    return None
+
+
+def too_old(envelope: Envelope, now: datetime, dedupe_window: timedelta) -> bool:
+    """Is it older than duplicates are remembered? Then nobody can tell whether it was handled."""
+    made_ms = unix_ms(envelope.id)
+    return made_ms is not None and made_ms / 1000 < (now - dedupe_window).timestamp()
+
+
+def _headers_flaw(headers: dict[str, str]) -> str | None:
+    if len(headers) > MAX_HEADERS:
+        return f"{len(headers)} headers, more than {MAX_HEADERS}"
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            return f"header {name!r} is not text"
+        if _UNSAFE.search(name) or _UNSAFE.search(value):
+            return f"header {name!r} has a control character or a lone surrogate"
+    if sum(len(name) + len(value) for name, value in headers.items()) > MAX_HEADER_BYTES:
+        return f"the headers have more than {MAX_HEADER_BYTES} characters"
+    return None
+
+
+def _unfit(text: str) -> str | None:
+    if len(text) > MAX_TEXT:
+        return f"is longer than {MAX_TEXT} characters"
+    return "has a control character or a lone surrogate" if _UNSAFE.search(text) else None
