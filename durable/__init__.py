@@ -1,0 +1,54 @@
+"""Store-and-forward messaging for Python applications that already have a Postgres database.
+
+What is named in `__all__` is public; everything else may change.
+"""
+
+from durable.bus import Bus
+from durable.errors import (
+    DurableError,
+    InvalidMessage,
+    InvalidSetting,
+    LeaseLost,
+    NoUnitOfWork,
+    Reject,
+    Release,
+    RetryLater,
+    RoutingError,
+    SchemaMismatch,
+    StorageUnavailable,
+    TransportError,
+    UnknownMessageType,
+    WiringError,
+)
+from durable.handlers import Context, Depends
+from durable.messages import message
+from durable.retry import Retry
+from durable.settings import Settings
+from durable.unit_of_work import Outbox, UnitOfWork
+from durable.version import __version__
+
+__all__ = [
+    "Bus",
+    "Context",
+    "Depends",
+    "DurableError",
+    "InvalidMessage",
+    "InvalidSetting",
+    "LeaseLost",
+    "NoUnitOfWork",
+    "Outbox",
+    "Reject",
+    "Release",
+    "Retry",
+    "RetryLater",
+    "RoutingError",
+    "SchemaMismatch",
+    "Settings",
+    "StorageUnavailable",
+    "TransportError",
+    "UnitOfWork",
+    "UnknownMessageType",
+    "WiringError",
+    "__version__",
+    "message",
+]

@@ -92,6 +92,11 @@ class Buffer(Generic[T]):
                 self._waiting.appendleft(item)
                 self._waiting_bytes += item.weight_bytes
 
+    def waiting(self) -> list[T]:
+        """What waits, in order."""
+        with self._lock:
+            return list(self._waiting)
+
     def full_batch_waits(self, batch_size: int, batch_bytes: int) -> bool:
         return len(self._waiting) >= batch_size or self._waiting_bytes >= batch_bytes
 

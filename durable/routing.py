@@ -61,6 +61,10 @@ class Routes:
         local = [LOCAL] if message_type in self._local else []
         return [*self._subscribers.get(message_type, []), *local]
 
+    def is_event(self, message_type: str) -> bool:
+        """Has it subscribers, and no route of its own?"""
+        return message_type in self._subscribers and message_type not in self._commands
+
     def destinations(self) -> Mapping[str, Sequence[str]]:
         """Every declared destination by message type, for display."""
         types = sorted({*self._commands, *self._subscribers, *self._local})

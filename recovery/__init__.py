@@ -1,2 +1,29 @@
+"""How no envelope is lost when a node dies.
+
+Ownership
+    Every row of work is owned by one node, or by ANY_NODE. Only its owner sends or handles it. The owner and its
+    epoch fence every change, so whatever this package decides about liveness, no row is finished twice:
+    liveness is advice, the epoch is the truth.
+
+Alive
+    `membership` holds a session advisory lock on a connection of its own, and writes a heartbeat. A killed process
+    loses the lock at once. A paused one, or one behind a half-open connection, keeps it for a while: its heartbeat
+    grows stale. `policy` decides; see its table. A node that finds itself struck off, or its connection gone, drops
+    everything it had in memory and joins again under a new id.
+
+Recovered
+    `dormant_nodes`   finds them and hands their rows back to ANY_NODE, each row's epoch one higher and marked as
+                      interrupted. One node at a time does this, by an advisory lock, in short transactions.
+    `outgoing`        claims unowned envelopes for the destinations that are not latched, as far as there is room
+    `incoming`        claims unowned messages for the handlers, as far as there is room
+    `scheduled`       makes due rows claimable, and finishes expired ones
+    `forgotten`       releases what this node owns and does not work on, after commits whose reply was lost
+    `maintenance`     makes and drops partitions
+
+When
+    `agent` runs these when it is woken: by NOTIFY from a commit that left rows unowned, by an agent that has room
+    again, and by the clock in any case. A wake-up that is lost costs one poll interval and nothing else.
+"""
+
 if __name__ != "durable.recovery":
     raise ImportError("import durable.recovery, not recovery: a second copy of every class would be loaded")

@@ -1,9 +1,9 @@
 """What a transport is: the four protocols between the agents and the network.
 
-    Sender      one destination, as the sending agent sees it
-    Receiver    what a listener hands batches to: the receiving agent
-    Listener    one bound address
-    Transport   makes senders and listeners for the URIs of one or more schemes
+Sender      one destination, as the sending agent sees it
+Receiver    what a listener hands batches to: the receiving agent
+Listener    one bound address
+Transport   makes senders and listeners for the URIs of one or more schemes
 """
 
 from __future__ import annotations

@@ -49,8 +49,16 @@ class Database:
             async with self.engine.begin() as conn:
                 return await conn.run_sync(work, *args, **kwargs)
 
+    async def ping(self) -> None:
+        """Raise StorageUnavailable unless the database answers."""
+        await self.transaction(_answer)
+
     async def close(self) -> None:
         await self.engine.dispose()
+
+
+def _answer(conn: Connection) -> None:
+    conn.exec_driver_sql("SELECT 1")
 
 
 @contextmanager

@@ -60,13 +60,6 @@ def find_changed_bodies(conn: Connection, schema: str, duplicates: Sequence[Arri
     return {(row.id, row.endpoint) for row in rows}
 
 
-def record_expired(conn: Connection, schema: str, node: NodeId, arrivals: Sequence[Arrival]) -> None:
-    """They expired before they came: only the history remembers them."""
-    columns = envelope_columns([arrival.envelope for arrival in arrivals])
-    columns |= {"endpoint": [arrival.endpoint for arrival in arrivals], "node": node}
-    conn.execute(statements.RECORD_EXPIRED_ON_ARRIVAL.within(schema), columns)
-
-
 def claim(conn: Connection, schema: str, *, message_type: str, batch_size: int, node: NodeId) -> list[Leased]:
     """Take up to `batch_size` unowned messages of this type, oldest first."""
     rows = conn.execute(
@@ -107,9 +100,9 @@ def dead_letter(
     return int(conn.execute(statements.DEAD_LETTER_INCOMING.within(schema), params).scalar_one()) == 1
 
 
-def expire(conn: Connection, schema: str, node: NodeId, lease: Leased) -> None:
-    """Its deliver_by has passed: finish it without handling it."""
-    conn.execute(statements.EXPIRE_OWNED_INCOMING.within(schema), _one(node, lease))
+def expire(conn: Connection, schema: str, node: NodeId, lease: Leased) -> bool:
+    """Finish it without handling it, if its deliver_by has passed by the database's clock. True when it has."""
+    return int(conn.execute(statements.EXPIRE_OWNED_INCOMING.within(schema), _one(node, lease)).scalar_one()) == 1
 
 
 def quarantine(

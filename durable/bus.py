@@ -1,0 +1,213 @@
+"""The bus: what an application declares and calls.
+
+    bus = Bus("orders", database="postgresql+asyncpg://...")
+    bus.route(OrderPlaced, to="tcp://127.0.0.1:2302")
+
+    async with bus:                                   # the agents run
+        async with bus.unit_of_work() as uow:         # one AsyncSession, one transaction
+            uow.session.add(Order(...))
+            bus.send(OrderPlaced(...))                # stored with it, or not at all
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar, Unpack
+from uuid import UUID
+
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+from durable.composing import SendOptions
+from durable.errors import InvalidSetting
+from durable.handlers import Handler
+from durable.messages import name_of
+from durable.retry import Retry
+from durable.runtime import Application, Listening, Runtime
+from durable.settings import Settings, load_settings
+from durable.transports.base import Transport
+from durable.unit_of_work import Outbox, Scope, UnitOfWork
+
+F = TypeVar("F", bound=Callable[..., Any])
+Mode = Literal["full", "send-only"]
+
+
+class Bus:
+    """One service of the application.
+
+    `service` names it to its peers. `database` is a SQLAlchemy URL of the application's own Postgres (default: the
+    setting database_url). `engine` and `sync_engine`, when given, are used for units of work instead of engines made
+    from that URL, and stay the application's to close. With mode="send-only" this process stores messages and leaves
+    everything else to the service's other processes. Further keyword arguments are settings (`batch_size=50`).
+
+    Raises InvalidSetting for an unknown setting or a value that it must not have.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        database: str | None = None,
+        *,
+        mode: Mode = "full",
+        engine: AsyncEngine | None = None,
+        sync_engine: Engine | None = None,
+        transports: Sequence[Transport] = (),
+        settings: Settings | None = None,
+        **overrides: Any,
+    ) -> None:
+        if not service or len(service) > 100 or not service.isprintable():
+            raise InvalidSetting(f"service: {service!r} is no name; use a short one such as 'orders'")
+        if mode not in ("full", "send-only"):
+            raise InvalidSetting(f"mode: {mode!r}; use 'full' or 'send-only'")
+        if settings is not None and (overrides or database is not None):
+            raise InvalidSetting("settings: give settings=..., or database and single settings, not both")
+        if database is not None:
+            overrides["database_url"] = database
+        self.service = service
+        self.mode = mode
+        self.settings = settings or load_settings(**overrides)
+        self._scope = Scope()
+        self._application = Application(service, transports=list(transports))
+        self._engines = {"engine": engine, "engine_sync": sync_engine}
+        self.runtime = self._make_runtime()
+
+    # ------------------------------------------------------------------ declare, before the bus starts
+
+    def handles(
+        self,
+        cls: type,
+        *,
+        retry: Retry | None = None,
+        concurrency: int | None = None,
+        group: int = 1,
+        timeout: timedelta | float | None = None,
+    ) -> Callable[[F], F]:
+        """Declare the handler of a message class.
+
+        `concurrency` messages run at once on each node (default: the setting). With `group` above 1, up to that many
+        waiting messages share one transaction: much faster for small handlers; when one fails each is run alone.
+        `timeout` (timedelta or seconds) bounds one attempt. Raises InvalidSetting for a parameter that cannot be
+        given, or a second handler of the same class.
+        """
+        message_type = name_of(cls)
+        seconds = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
+
+        def declare(function: F) -> F:
+            known = self._application.handlers.get(message_type)
+            if known is not None:
+                raise InvalidSetting(f"{message_type} is handled by {known.name} already; one handler may call others")
+            self._application.handlers[message_type] = Handler(
+                message_type=message_type,
+                cls=cls,
+                function=function,
+                retry=retry or Retry(),
+                concurrency=concurrency or self.settings.concurrency,
+                group=group,
+                timeout=seconds or self.settings.handler_timeout,
+            )
+            self._application.routes.handled_here(message_type)
+            return function
+
+        return declare
+
+    def listen(self, uri: str, *, name: str | None = None) -> None:
+        """Receive on this address. `name` is the key under which duplicates are recognised (default: the service):
+        give listeners the same name when they may be sent the same envelope."""
+        self.runtime.transports().of(uri)
+        if any(listening.uri == uri for listening in self._application.listeners):
+            raise InvalidSetting(f"{uri} has a listener already")
+        self._application.listeners.append(Listening(uri, name or self.service))
+
+    def route(self, cls: type, *, to: str) -> None:
+        """Commands of this class go to this one destination."""
+        self.runtime.transports().of(to)
+        self._application.routes.route(name_of(cls), to)
+
+    def subscribe(self, cls: type, *, to: str) -> None:
+        """Events of this class go to this destination too."""
+        self.runtime.transports().of(to)
+        self._application.routes.subscribe(name_of(cls), to)
+
+    def configure(self, **overrides: Any) -> None:
+        """Change settings after the bus was made, as the command line does; not while it runs."""
+        given = self.settings.model_dump(exclude_unset=True)
+        self.settings = load_settings(**{**given, **overrides})
+        self.runtime = self._make_runtime()
+
+    # ------------------------------------------------------------------ send
+
+    def send(self, message: object, *, to: str | None = None, **options: Unpack[SendOptions]) -> UUID:
+        """Send a command with the unit of work in scope; returns the envelope's id.
+
+        It is stored when the unit of work commits and forgotten when it rolls back. Delivered at least once and
+        handled exactly once within the dedupe window. Raises NoUnitOfWork, RoutingError, InvalidMessage.
+        """
+        return self._scope.outbox.send(message, to=to, **options)
+
+    def publish(self, message: object, **options: Unpack[SendOptions]) -> UUID:
+        """Send an event to every subscriber, with the unit of work in scope; all copies share the id returned."""
+        return self._scope.outbox.publish(message, **options)
+
+    def unit_of_work(self) -> UnitOfWork:
+        """One AsyncSession and one transaction: `async with bus.unit_of_work() as uow`."""
+        session = self.runtime.sessions.open()
+        return UnitOfWork(session, self.runtime.sessions.outbox(session), self._scope)
+
+    @contextmanager
+    def enlist(self, session: Session | AsyncSession) -> Iterator[Outbox]:
+        """Make your own session a unit of work. Every later commit of this session takes its messages with it, also
+        after the block; inside the block `bus.send()` finds it."""
+        with self._scope.entered(self.runtime.sessions.outbox(session)) as outbox:
+            yield outbox
+
+    # ------------------------------------------------------------------ run
+
+    async def __aenter__(self) -> Self:
+        if self.mode == "send-only":
+            await self.runtime.check()
+        else:
+            await self.runtime.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.runtime.stop()
+        self.runtime = self._make_runtime()
+
+    async def serve(self) -> None:
+        """Run until SIGINT or SIGTERM; the first drains, a second ends the process at once."""
+        loop = asyncio.get_running_loop()
+        asked = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._stop_or_exit, asked)
+        try:
+            async with self:
+                await asked.wait()
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def run(self) -> None:
+        """serve() as a whole process."""
+        asyncio.run(self.serve())
+
+    @property
+    def application(self) -> Application:
+        """What was declared."""
+        return self._application
+
+    def _make_runtime(self) -> Runtime:
+        return Runtime(self._application, self.settings, self._scope, **self._engines)
+
+    @staticmethod
+    def _stop_or_exit(asked: asyncio.Event) -> None:
+        if asked.is_set():
+            raise SystemExit(1)
+        asked.set()

@@ -1,0 +1,118 @@
+"""From a message to its envelopes: name, body, destinations, times and ids.
+
+A message sent while another is handled carries that one's correlation id, and its id as causation id, so that a
+conversation can be followed over any number of services.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TypedDict, Unpack
+from uuid import UUID
+
+from durable import codec, screening
+from durable.clock import Clock
+from durable.envelope import Envelope, new_id
+from durable.errors import InvalidMessage
+from durable.messages import name_of
+from durable.routing import Routes
+from durable.settings import Settings
+
+REPLY_TO = "reply-to"
+
+
+class SendOptions(TypedDict, total=False):
+    """What send() and publish() take besides the message."""
+
+    deliver_by: datetime | timedelta
+    """Expire the message when it has not been handled by then; an aware datetime, or a time from now."""
+    delay: timedelta | float
+    """Send it only after this time (a timedelta or seconds)."""
+    at: datetime
+    """Send it only at this time (aware)."""
+    headers: Mapping[str, str]
+    """The application's own headers: text without control characters, at most 100."""
+    key: str
+    """The partition key, such as "order-17"."""
+    reply_to: str
+    """Where `ctx.reply()` sends the answer."""
+
+
+class Composer:
+    """Makes the envelopes of one service."""
+
+    def __init__(self, service: str, routes: Routes, settings: Settings, clock: Clock) -> None:
+        self._service = service
+        self._routes = routes
+        self._max_message_bytes = settings.max_message_bytes
+        self._clock = clock
+
+    def command(
+        self, message: object, *, to: str | None = None, cause: Envelope | None = None, **options: Unpack[SendOptions]
+    ) -> Envelope:
+        """The envelope of a command; raises RoutingError without exactly one destination, and InvalidMessage."""
+        destination = self._routes.for_send(name_of(type(message)), to)
+        return self._compose(message, [destination], cause, options)[0]
+
+    def event(
+        self, message: object, *, cause: Envelope | None = None, **options: Unpack[SendOptions]
+    ) -> tuple[UUID, list[Envelope]]:
+        """The id of an event and an envelope for each subscriber, all with this id; raises InvalidMessage."""
+        destinations = self._routes.for_publish(name_of(type(message)))
+        if not destinations:
+            codec.encode(message)  # an event that nobody wants is still checked
+            return new_id(), []
+        envelopes = self._compose(message, destinations, cause, options)
+        return envelopes[0].id, envelopes
+
+    def cascaded(self, message: object, *, cause: Envelope | None) -> list[Envelope]:
+        """The envelopes of a message that a handler returned: an event when it has subscribers, else a command."""
+        if self._routes.is_event(name_of(type(message))):
+            return self.event(message, cause=cause)[1]
+        return [self.command(message, cause=cause)]
+
+    def _compose(
+        self, message: object, destinations: Sequence[str], cause: Envelope | None, options: SendOptions
+    ) -> list[Envelope]:
+        now = self._clock.now()
+        envelope_id = new_id()
+        headers = dict(options.get("headers", {}))
+        if "reply_to" in options:
+            headers[REPLY_TO] = options["reply_to"]
+        body = codec.encode(message)
+        envelopes = [
+            Envelope(
+                id=envelope_id,
+                message_type=name_of(type(message)),
+                destination=destination,
+                source=self._service,
+                correlation_id=cause.correlation_id if cause else envelope_id,
+                causation_id=cause.id if cause else None,
+                partition_key=options.get("key"),
+                headers=headers,
+                body=body,
+                sent_at=now,
+                deliver_by=_moment(options.get("deliver_by"), now),
+                execution_time=_execution_time(options, now),
+            )
+            for destination in destinations
+        ]
+        if reason := screening.flaw(envelopes[0], max_message_bytes=self._max_message_bytes):
+            raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {reason}")
+        return envelopes
+
+
+def _execution_time(options: SendOptions, now: datetime) -> datetime | None:
+    if "at" in options and "delay" in options:
+        raise InvalidMessage("give at= or delay=, not both")
+    return options.get("at") or _moment(options.get("delay"), now)
+
+
+def _moment(value: datetime | timedelta | float | None, now: datetime) -> datetime | None:
+    """A time, or a time from now; seconds are a time from now."""
+    if isinstance(value, timedelta):
+        return now + value
+    if isinstance(value, int | float):
+        return now + timedelta(seconds=value)
+    return value

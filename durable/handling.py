@@ -1,0 +1,318 @@
+"""The handling agent: one for each handler, between the inbox and the application.
+
+    stored / claimed --> buffer --> worker --> attempt: [ handler, its sends, its completion ] one transaction
+                                                  |
+                                failure: the policy decides (durable.retry), after the rollback
+                                lease lost: rolled back and forgotten, another node has it
+
+The completion deletes the inbox row where owner and epoch are still this node's; when it meets no row the whole
+transaction rolls back, so a node that was paused and declared dead leaves no second effect. With `group=N` up to N
+waiting messages share one transaction; when one of them fails it rolls back, and each is run alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from sqlalchemy.orm import Session
+
+from durable import codec
+from durable.batching import Buffer
+from durable.clock import Clock
+from durable.envelope import ANY_NODE, Envelope, Lease, Leased, NodeId
+from durable.errors import InvalidMessage, LeaseLost
+from durable.failpoints import failpoint
+from durable.handlers import Call, Context, Handler
+from durable.patience import patiently
+from durable.retry import DeadLetter, HandBack, RunAgain, RunLater
+from durable.sessions import Sessions
+from durable.settings import Settings
+from durable.storage import inbox
+from durable.storage.database import Database
+from durable.storage.rows import Letter
+from durable.telemetry import Counters, Event, log
+from durable.unit_of_work import Outbox
+
+
+class Task(NamedTuple):
+    """A message about to be handled: decoded, with the number of this attempt."""
+
+    lease: Leased
+    message: object
+    attempt: int
+
+
+class HandlingAgent:
+    """Runs one handler over the messages of its type that this node owns."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        database: Database,
+        sessions: Sessions,
+        node: NodeId,
+        settings: Settings,
+        clock: Clock,
+        counters: Counters,
+        has_room: Callable[[], None],
+    ) -> None:
+        self.handler = handler
+        self.buffer: Buffer[Leased] = Buffer(settings.buffer_size, settings.buffer_bytes)
+        self.wants_more = False
+        self._database = database
+        self._sessions = sessions
+        self._node = node
+        self._settings = settings
+        self._clock = clock
+        self._counters = counters
+        self._has_room = has_room
+        self._working: set[Lease] = set()
+        self._changed = asyncio.Event()
+        self._stopping = False
+        self._threads = (
+            None
+            if handler.is_async
+            else ThreadPoolExecutor(handler.concurrency, thread_name_prefix=f"durable {handler.message_type}")
+        )
+
+    # ------------------------------------------------------------------ what others tell it
+
+    def reserve(self, envelope: Envelope) -> NodeId:
+        """Keep room for an envelope that is about to be stored, or leave it to any node. From any thread."""
+        return self._node if not self._stopping and self.buffer.reserve([envelope]) else ANY_NODE
+
+    def accept(self, leases: Sequence[Leased]) -> None:
+        """Handle these: they are committed, owned by this node, and have room."""
+        self.buffer.put(leases)
+        self._changed.set()
+
+    def stop(self) -> None:
+        """Finish what is being handled, take nothing new, then end run()."""
+        self._stopping = True
+        self._changed.set()
+
+    def held(self) -> set[Lease]:
+        return {lease.key for lease in self.buffer.waiting()} | self._working
+
+    # ------------------------------------------------------------------ its workers
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as workers:
+                for number in range(self.handler.concurrency):
+                    workers.create_task(self._work(), name=f"handle {self.handler.message_type} {number}")
+        finally:
+            if self._threads is not None:
+                self._threads.shutdown(wait=False)
+
+    async def _work(self) -> None:
+        while not self._stopping:
+            leases = self.buffer.take(self.handler.group, self._settings.batch_bytes)
+            if leases:
+                await self._handle(leases)
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def _handle(self, leases: Sequence[Leased]) -> None:
+        failpoint("C14")
+        self._working.update(lease.key for lease in leases)
+        try:
+            tasks = [task for lease in leases if (task := await self._prepare(lease)) is not None]
+            if len(tasks) > 1 and await self._succeeds_together(tasks):
+                return
+            for task in tasks:
+                await self._handle_alone(task)
+        except Exception:
+            # Not the handler's failure, which _handle_alone settles, but ours. The rows stay owned, and are released
+            # as forgotten, so another attempt follows.
+            log.exception("handling of %s broke off", [str(lease.envelope.id) for lease in leases])
+        finally:
+            self._working.difference_update(lease.key for lease in leases)
+            self.buffer.done(leases)
+            if self.wants_more and self.buffer.room >= self._settings.batch_size:
+                self.wants_more = False
+                self._has_room()
+
+    async def _prepare(self, lease: Leased) -> Task | None:
+        """The message, unless it has expired, cannot be decoded, or has killed too many processes."""
+        envelope, attempt = lease.envelope, lease.attempts + 1
+        if envelope.deliver_by is not None and envelope.deliver_by < self._clock.now() and await self._expired(lease):
+            return None
+        if lease.interruptions:
+            counted = await self._begin_suspect_attempt(lease)
+            if counted is None:
+                return None
+            attempt = counted
+            if attempt > self.handler.retry.max_attempts:
+                reason = f"its node died {lease.interruptions} times while it was being handled"
+                await self._dead_letter(lease, Letter.because(reason, "killed its node"), counted=0)
+                return None
+        try:
+            return Task(lease, codec.decode(envelope.body, self.handler.cls, envelope.content_type), attempt)
+        except InvalidMessage as error:
+            await self._dead_letter(lease, Letter.from_error(error))
+            return None
+
+    async def _succeeds_together(self, tasks: Sequence[Task]) -> bool:
+        """Handle them in one transaction. False when it rolled back; a suspect never drags others with it."""
+        if any(task.lease.interruptions for task in tasks):
+            return False
+        try:
+            await self._attempt(tasks)
+        except Exception as error:
+            log.info("a group of %d rolled back, each is run alone: %s", len(tasks), error)
+            return False
+        return True
+
+    async def _handle_alone(self, task: Task) -> None:
+        lease, attempt = task.lease, task.attempt
+        while True:
+            try:
+                await self._attempt([Task(lease, task.message, attempt)])
+                return
+            except LeaseLost:
+                self._counters.add(Event.LEASE_LOST)
+                log.warning("lease of %s lost: rolled back", lease.envelope.id)
+                return
+            except Exception as error:
+                if not await self._runs_again(lease, attempt, error):
+                    return
+            attempt += 1
+
+    async def _runs_again(self, lease: Leased, attempt: int, error: Exception) -> bool:
+        """Settle a failed attempt as the policy decides. True when the message is to run again at once."""
+        decision = self.handler.retry.decide(error, attempt)
+        log.warning("%s of %s failed, attempt %d: %r", self.handler.name, lease.envelope.id, attempt, error)
+        counted_before = lease.attempts + (1 if lease.interruptions else 0)
+        match decision:
+            case RunAgain():
+                return True
+            case RunLater(delay=delay):
+                failpoint("C19")
+                async for trial in patiently(f"put off {lease.envelope.id}"):
+                    with trial:
+                        await self._database.transaction(
+                            inbox.retry_later,
+                            self._database.schema,
+                            self._node,
+                            lease,
+                            delay=delay,
+                            counted=attempt - counted_before,
+                        )
+                self._counters.add(Event.RETRIED)
+            case HandBack():
+                async for trial in patiently(f"release {lease.envelope.id}"):
+                    with trial:
+                        await self._database.transaction(inbox.release, self._database.schema, self._node, [lease])
+            case DeadLetter():
+                failpoint("C19")
+                await self._dead_letter(lease, Letter.from_error(error), counted=attempt - counted_before)
+        return False
+
+    # ------------------------------------------------------------------ one attempt, one transaction
+
+    async def _attempt(self, tasks: Sequence[Task]) -> None:
+        """Run the handler over these messages in one transaction, with their completion; raises what it raises."""
+        async with asyncio.timeout(self.handler.timeout.total_seconds()):
+            if self._threads is None:
+                await self._attempt_async(tasks)
+            else:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._threads, self._attempt_in_thread, tasks)
+        failpoint("C18")
+        self._counters.add(Event.HANDLED, len(tasks))
+
+    async def _attempt_async(self, tasks: Sequence[Task]) -> None:
+        async with self._sessions.open() as session:
+            outbox = self._sessions.outbox(session)
+            outbox.commits_itself = False
+            for task in tasks:
+                failpoint("C15")
+                outbox.cause = task.lease.envelope
+                with self._sessions.scope.entered(outbox):
+                    context = Context(task.lease, task.attempt, outbox)
+                    outbox.cascade(await self.handler.run(Call(task.message, session, context)))
+            await session.run_sync(self._complete, outbox, tasks)
+            await session.commit()
+        failpoint("C17")
+
+    def _attempt_in_thread(self, tasks: Sequence[Task]) -> None:
+        with self._sessions.open_sync() as session:
+            outbox = self._sessions.outbox(session)
+            outbox.commits_itself = False
+            for task in tasks:
+                failpoint("C15")
+                outbox.cause = task.lease.envelope
+                with self._sessions.scope.entered(outbox):
+                    context = Context(task.lease, task.attempt, outbox)
+                    outbox.cascade(self.handler.run_sync(Call(task.message, session, context)))
+            self._complete(session, outbox, tasks)
+            session.commit()
+        failpoint("C17")
+
+    def _complete(self, session: Session, outbox: Outbox, tasks: Sequence[Task]) -> None:
+        """The fence: the rows are finished in this transaction, or it does not commit."""
+        session.flush()
+        leases = [task.lease for task in tasks]
+        finished = inbox.finish_handled(session.connection(), self._database.schema, self._node, leases)
+        if finished != len(leases):
+            raise LeaseLost
+        outbox.commits_itself = True
+        failpoint("C16")
+
+    # ------------------------------------------------------------------ other ends
+
+    async def _expired(self, lease: Leased) -> bool:
+        expired = False
+        async for trial in patiently(f"expire {lease.envelope.id}"):
+            with trial:
+                expired = await self._database.transaction(inbox.expire, self._database.schema, self._node, lease)
+        self._counters.add(Event.EXPIRED, int(expired))
+        return expired
+
+    async def _begin_suspect_attempt(self, lease: Leased) -> int | None:
+        counted = None
+        async for trial in patiently(f"begin an attempt of {lease.envelope.id}"):
+            with trial:
+                counted = await self._database.transaction(
+                    inbox.begin_suspect_attempt, self._database.schema, self._node, lease
+                )
+        return counted
+
+    async def _dead_letter(self, lease: Leased, letter: Letter, *, counted: int = 1) -> None:
+        moved = False
+        async for trial in patiently(f"dead-letter {lease.envelope.id}"):
+            with trial:
+                moved = await self._database.transaction(
+                    inbox.dead_letter, self._database.schema, self._node, lease, letter, counted=counted
+                )
+        if moved:
+            self._counters.add(Event.DEAD_LETTERED)
+            log.error("dead letter %s (%s): %s", lease.envelope.id, lease.envelope.message_type, letter.reason)
+
+
+class Lanes:
+    """The handling agents of a node by message type: the `Intake` of what arrives and of what is sent locally."""
+
+    def __init__(self, agents: Mapping[str, HandlingAgent]) -> None:
+        self._agents = agents
+
+    def reserve(self, envelope: Envelope) -> NodeId:
+        agent = self._agents.get(envelope.message_type)
+        return agent.reserve(envelope) if agent is not None else ANY_NODE
+
+    def accept(self, leases: Sequence[Leased]) -> None:
+        by_type: dict[str, list[Leased]] = {}
+        for lease in leases:
+            by_type.setdefault(lease.envelope.message_type, []).append(lease)
+        for message_type, group in by_type.items():
+            self._agents[message_type].accept(group)
+
+    def abandon(self, envelopes: Sequence[Envelope]) -> None:
+        for envelope in envelopes:
+            self._agents[envelope.message_type].buffer.done([envelope])

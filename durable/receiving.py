@@ -1,0 +1,252 @@
+"""The receiving agent: what listeners bring is stored, and only then answered.
+
+    listeners --> receive() --> arrivals --> one statement --> COMMIT --> an outcome for each envelope
+
+While one batch is being stored the next ones gather, from all connections, and share a commit. A row is owned by this
+node when its handler has room, and by any node otherwise: a full node hands work to its neighbours by the table.
+What cannot be stored as an envelope is quarantined as a dead letter, with its bytes, and spoils nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+from sqlalchemy import Connection
+
+from durable import screening
+from durable.clock import Clock
+from durable.envelope import Envelope, Leased, NodeId
+from durable.errors import InvalidMessage, StorageUnavailable
+from durable.failpoints import failpoint
+from durable.outcomes import BUSY, DUPLICATE, STORED, Failed, Outcome
+from durable.settings import Settings
+from durable.storage import inbox
+from durable.storage.database import Database
+from durable.storage.inbox import Arrival, Key
+from durable.storage.rows import Letter
+from durable.telemetry import Counters, Event, log
+
+_STORE_AT_ONCE = 1_000
+
+
+class Intake(Protocol):
+    """The handlers of this node, as an arriving envelope sees them."""
+
+    def reserve(self, envelope: Envelope) -> NodeId:
+        """This node, which now keeps room for it, or ANY_NODE."""
+        ...
+
+    def accept(self, leases: Sequence[Leased]) -> None:
+        """They are committed, owned by this node."""
+        ...
+
+    def abandon(self, envelopes: Sequence[Envelope]) -> None:
+        """They were not stored after all: give the room back."""
+        ...
+
+
+class _Waiting:
+    """A batch of one connection, until each of its envelopes has an outcome."""
+
+    def __init__(self, endpoint: str, batch: Sequence[Envelope]) -> None:
+        self.endpoint = endpoint
+        self.batch = batch
+        self.answered: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+
+
+class ReceivingAgent:
+    """Stores what arrives. It is the `Receiver` of every listener of this node."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        node: NodeId,
+        settings: Settings,
+        clock: Clock,
+        intake: Intake,
+        counters: Counters,
+    ) -> None:
+        self._database = database
+        self._node = node
+        self._settings = settings
+        self._clock = clock
+        self._intake = intake
+        self._counters = counters
+        self._queue: list[_Waiting] = []
+        self._queued_count = 0
+        self._queued_bytes = 0
+        self._changed = asyncio.Event()
+        self._stopping = False
+
+    # ------------------------------------------------------------------ for listeners
+
+    async def receive(self, endpoint: str, batch: Sequence[Envelope]) -> list[Outcome]:
+        weight = sum(envelope.weight_bytes for envelope in batch)
+        if self._stopping or self._queued_bytes + weight > self._settings.buffer_bytes or len(batch) > self.credit():
+            return [BUSY] * len(batch)
+        waiting = _Waiting(endpoint, batch)
+        self._queue.append(waiting)
+        self._queued_count += len(batch)
+        self._queued_bytes += weight
+        self._changed.set()
+        try:
+            return await waiting.answered
+        finally:
+            self._queued_count -= len(batch)
+            self._queued_bytes -= weight
+
+    async def reject(self, endpoint: str, raw: bytes, reason: str) -> None:
+        await self._database.transaction(self._quarantine, endpoint, raw, reason, None)
+
+    async def ready(self) -> bool:
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout.total_seconds()):
+                await self._database.ping()
+        except (StorageUnavailable, TimeoutError):
+            return False
+        return not self._stopping
+
+    def credit(self) -> int:
+        return max(0, self._settings.buffer_size - self._queued_count)
+
+    # ------------------------------------------------------------------ its loop
+
+    def stop(self) -> None:
+        """Answer Busy to what is new; run() ends when what was taken is answered."""
+        self._stopping = True
+        self._changed.set()
+
+    async def run(self) -> None:
+        try:
+            while not (self._stopping and not self._queue):
+                self._changed.clear()
+                if self._queue:
+                    await self._store_waiting(self._next_round())
+                else:
+                    await self._changed.wait()
+        finally:
+            for waiting in self._queue:
+                waiting.answered.cancel()
+
+    def _next_round(self) -> list[_Waiting]:
+        """Whole batches, up to what one statement takes well; at least one."""
+        count = size = 0
+        for waiting in self._queue:
+            size += len(waiting.batch)
+            if count and size > _STORE_AT_ONCE:
+                break
+            count += 1
+        taken, self._queue = self._queue[:count], self._queue[count:]
+        return taken
+
+    async def _store_waiting(self, taken: Sequence[_Waiting]) -> None:
+        failpoint("C8")
+        try:
+            outcomes = await self._store([(w.endpoint, envelope) for w in taken for envelope in w.batch])
+        except Exception as error:  # the loop's top: whatever it is, the senders keep their rows and must be told
+            log.error("cannot store %d batches", len(taken), exc_info=not isinstance(error, StorageUnavailable))
+            failure = Failed(f"the receiver could not store the batch: {type(error).__name__}")
+            outcomes = [failure] * sum(len(waiting.batch) for waiting in taken)
+        failpoint("C9")
+        position = 0
+        for waiting in taken:
+            if not waiting.answered.done():  # its connection may have gone
+                waiting.answered.set_result(outcomes[position : position + len(waiting.batch)])
+            position += len(waiting.batch)
+
+    async def _store(self, envelopes: Sequence[tuple[str, Envelope]]) -> list[Outcome]:
+        """Store them all and return the outcomes in order."""
+        fit: dict[Key, tuple[str, Envelope]] = {}
+        for endpoint, envelope in envelopes:
+            if reason := self._unacceptable(envelope):
+                await self._database.transaction(self._quarantine, endpoint, _raw(envelope), reason, envelope)
+            else:
+                fit.setdefault((envelope.id, endpoint), (endpoint, envelope))
+        fresh = await self._store_fit(list(fit.values())) if fit else set()
+        outcomes: list[Outcome] = []
+        for endpoint, envelope in envelopes:
+            key = (envelope.id, endpoint)
+            known = key in fit and key not in fresh
+            outcomes.append(DUPLICATE if known else STORED)
+            fresh.discard(key)  # the same id again in this round is a duplicate
+        duplicates = sum(outcome is DUPLICATE for outcome in outcomes)
+        self._counters.add(Event.RECEIVED, len(outcomes) - duplicates)
+        self._counters.add(Event.DUPLICATE, duplicates)
+        return outcomes
+
+    async def _store_fit(self, envelopes: Sequence[tuple[str, Envelope]]) -> set[Key]:
+        """Store envelopes that seem sound; when the database refuses one of them, find it by halving."""
+        owners = [self._intake.reserve(envelope) for _, envelope in envelopes]
+        arrivals = [Arrival(*pair, owner) for pair, owner in zip(envelopes, owners, strict=True)]
+        fresh: set[Key] = set()
+        try:
+            fresh = await self._database.transaction(self._insert, arrivals)
+        except InvalidMessage as error:
+            self._give_back(arrivals, fresh)
+            if len(envelopes) == 1:
+                endpoint, envelope = envelopes[0]
+                await self._database.transaction(self._quarantine, endpoint, _raw(envelope), str(error), envelope)
+                return {(envelope.id, endpoint)}
+            middle = len(envelopes) // 2
+            return await self._store_fit(envelopes[:middle]) | await self._store_fit(envelopes[middle:])
+        except BaseException:
+            self._give_back(arrivals, fresh)
+            raise
+        self._give_back(arrivals, fresh)
+        mine = [
+            Leased(arrival.envelope, endpoint=arrival.endpoint)
+            for arrival in arrivals
+            if arrival.owner == self._node and arrival.key in fresh
+        ]
+        if mine:
+            self._intake.accept(mine)
+        return fresh
+
+    def _give_back(self, arrivals: Sequence[Arrival], fresh: set[Key]) -> None:
+        """The room of those that are not this node's work now."""
+        idle = [a.envelope for a in arrivals if a.owner == self._node and a.key not in fresh]
+        if idle:
+            self._intake.abandon(idle)
+
+    # ------------------------------------------------------------------ inside the transaction
+
+    def _insert(self, conn: Connection, arrivals: Sequence[Arrival]) -> set[Key]:
+        schema = self._database.schema
+        fresh = inbox.store(conn, schema, arrivals)
+        duplicates = [arrival for arrival in arrivals if arrival.key not in fresh]
+        if duplicates:
+            changed = inbox.find_changed_bodies(conn, schema, duplicates)
+            for arrival in duplicates:
+                if arrival.key in changed:
+                    reason = "another message was received under the same id before"
+                    self._quarantine(conn, arrival.endpoint, _raw(arrival.envelope), reason, arrival.envelope)
+        return fresh
+
+    def _quarantine(
+        self, conn: Connection, endpoint: str, raw: bytes, reason: str, envelope: Envelope | None
+    ) -> None:
+        log.error("quarantined at %s: %s: %s", endpoint, envelope.id if envelope else "no id", reason)
+        self._counters.add(Event.QUARANTINED)
+        letter = Letter.because(reason, "quarantined on arrival")
+        known = envelope if envelope is not None and _columns_are_sound(envelope) else None
+        inbox.quarantine(conn, self._database.schema, self._node, endpoint, raw, letter, known)
+
+    def _unacceptable(self, envelope: Envelope) -> str | None:
+        reason = screening.flaw(envelope, max_message_bytes=self._settings.max_message_bytes)
+        if reason is None and screening.too_old(envelope, self._clock.now(), self._settings.dedupe_window):
+            return "it is older than duplicates are remembered (dedupe_window); nobody can tell whether it was handled"
+        return reason
+
+
+def _columns_are_sound(envelope: Envelope) -> bool:
+    bare = msgspec.structs.replace(envelope, headers={}, body=b"", partition_key=None, deliver_by=None)
+    return screening.flaw(bare, max_message_bytes=0) is None
+
+
+def _raw(envelope: Envelope) -> bytes:
+    """The body when the envelope around it is sound, so that it can be replayed; otherwise the whole envelope."""
+    return envelope.body if _columns_are_sound(envelope) else msgspec.msgpack.encode(envelope)

@@ -1,0 +1,310 @@
+"""The sending agent: one for each destination, between the outbox and the peer.
+
+    committed / claimed --> buffer --> batch --> Sender --> outcomes
+                              ^                               |
+                              |   Busy, Failed, no answer     +--> Stored, Duplicate: deleted, many rows a statement
+                              +-------------------------------+--> Rejected: dead letter with the peer's reason
+
+    N batches failed in a row: latched. Its rows go back to any node, only pings travel, the first that is answered
+    unlatches, and recovery claims what has gathered meanwhile. The latch is a row of `circuits`, which every node
+    obeys; what the agent holds in memory is bounded by its buffer, whatever the backlog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import TypeVar
+
+from durable.batching import Buffer, is_due
+from durable.circuit import Circuit
+from durable.envelope import Envelope, Lease, Leased, NodeId
+from durable.errors import TransportError
+from durable.failpoints import failpoint
+from durable.outcomes import Busy, Duplicate, Failed, Outcome, Rejected, Stored
+from durable.patience import patiently
+from durable.settings import Settings
+from durable.storage import circuits, outbox
+from durable.storage.circuits import Kind
+from durable.storage.database import Database
+from durable.storage.rows import Letter
+from durable.telemetry import Counters, Event, log
+from durable.transports.base import Sender
+
+T = TypeVar("T")
+
+_DELETE_AT_ONCE = 1_000
+_FIRST_PAUSE = 0.02  # seconds before the next batch to a peer that is busy
+_SLOWEST = 1.0  # seconds between batches to one that stays busy
+
+
+class SendingAgent:
+    """Sends the envelopes of one destination that this node owns. Runs until stop(), or until it is cancelled."""
+
+    def __init__(
+        self,
+        destination: str,
+        sender: Sender,
+        *,
+        database: Database,
+        node: NodeId,
+        settings: Settings,
+        counters: Counters,
+        has_room: Callable[[], None],
+    ) -> None:
+        self.destination = destination
+        self.circuit = Circuit(settings.failures_to_latch)
+        self.buffer: Buffer[Leased] = Buffer(settings.buffer_size, settings.buffer_bytes)
+        self.wants_more = False
+        self.latch_generation = 0
+        self._sender = sender
+        self._database = database
+        self._node = node
+        self._settings = settings
+        self._counters = counters
+        self._has_room = has_room
+        self._in_flight: dict[int, Sequence[Leased]] = {}
+        self._sent: list[Leased] = []
+        self._deleting: list[Leased] = []
+        self._changed = asyncio.Event()
+        self._acknowledged = asyncio.Event()
+        self._stopping = False
+        self._all_sent = False
+        self._busy_pause = 0.0
+        self._busy_until = 0.0
+
+    # ------------------------------------------------------------------ what others tell it
+
+    def reserve(self, envelope: Envelope) -> bool:
+        """Keep room for an envelope that is about to be committed. From any thread."""
+        return not (self.circuit.latched or self._stopping) and self.buffer.reserve([envelope])
+
+    def abandon(self, envelopes: Sequence[Envelope]) -> None:
+        """Their transaction was rolled back. From any thread."""
+        self.buffer.done(envelopes)
+
+    def accept(self, leases: Sequence[Leased]) -> None:
+        """Send these: they are committed, owned by this node, and have room."""
+        self.buffer.put(leases)
+        self._changed.set()
+
+    def observe_circuit(self, latched: bool, generation: int) -> None:
+        """Follow what `circuits` said at a time when this agent was at `generation`; older news is ignored."""
+        if generation != self.latch_generation or latched == self.circuit.latched:
+            return
+        if latched:
+            self.circuit.latch()
+        else:
+            self.circuit.unlatch()
+        self._changed.set()
+
+    def stop(self) -> None:
+        """Send what is in memory, then end run()."""
+        self._stopping = True
+        self._changed.set()
+
+    def held(self) -> set[Lease]:
+        """Everything that this agent works on."""
+        batches = chain.from_iterable(self._in_flight.values())
+        return {lease.key for lease in chain(self.buffer.waiting(), batches, self._sent, self._deleting)}
+
+    # ------------------------------------------------------------------ its loops
+
+    async def run(self) -> None:
+        async with self._sender, asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._delete_acknowledged(), name=f"delete sent to {self.destination}")
+            async with asyncio.TaskGroup() as batches:
+                await self._send_batches(batches)
+            self._all_sent = True
+            self._acknowledged.set()
+
+    async def _send_batches(self, batches: asyncio.TaskGroup) -> None:
+        limits = self._settings
+        while not (self._stopping and (self.circuit.latched or not len(self.buffer))):
+            self._changed.clear()
+            if self.circuit.latched:
+                await self._stay_latched()
+            elif (pause := self._busy_until - asyncio.get_running_loop().time()) > 0:
+                await self._wait(pause)
+            elif is_due(
+                self.buffer,
+                len(self._in_flight),
+                batch_size=limits.batch_size,
+                batch_bytes=limits.batch_bytes,
+                batches_in_flight=limits.batches_in_flight,
+            ):
+                batch = self.buffer.take(limits.batch_size, limits.batch_bytes)
+                self._in_flight[id(batch)] = batch
+                batches.create_task(self._send(batch), name=f"send {len(batch)} to {self.destination}")
+            else:
+                await self._changed.wait()
+
+    async def _send(self, batch: list[Leased]) -> None:
+        failpoint("C5")
+        try:
+            outcomes = await self._sender.send([lease.envelope for lease in batch])
+        except TransportError as error:
+            await self._batch_failed(batch, str(error))
+        else:
+            await self._settle(batch, outcomes)
+        finally:
+            del self._in_flight[id(batch)]
+            self._changed.set()
+
+    async def _settle(self, batch: Sequence[Leased], outcomes: Sequence[Outcome]) -> None:
+        keep: list[Leased] = []
+        failed: list[Leased] = []
+        rejected: list[tuple[Leased, Letter]] = []
+        reason = ""
+        for lease, outcome in zip(batch, outcomes, strict=True):
+            match outcome:
+                case Stored() | Duplicate():
+                    self._sent.append(lease)
+                case Rejected(reason=why):
+                    rejected.append((lease, Letter.because(why, "rejected by the peer")))
+                case Busy():
+                    keep.append(lease)
+                case Failed(reason=reason):
+                    keep.append(lease)
+                    failed.append(lease)
+        if self._sent:
+            self._acknowledged.set()
+        if rejected:
+            await self._dead_letter(rejected)
+        if len(failed) == len(batch):
+            await self._batch_failed(batch, f"the peer could not store it: {reason}")
+            return
+        if failed:
+            await self._count_failure(failed)
+        if len(keep) > len(failed):
+            self._slow_down(len(keep) - len(failed))
+        else:
+            self._busy_pause = 0.0
+        if len(keep) < len(batch):
+            self.circuit.batch_succeeded()
+        self.buffer.put_back(keep)
+
+    def _slow_down(self, busy_count: int) -> None:
+        """The peer has no room: not a failure, but every busy answer doubles the pause before the next batch."""
+        self._counters.add(Event.BUSY, busy_count)
+        self._busy_pause = min(_SLOWEST, max(_FIRST_PAUSE, self._busy_pause * 2))
+        self._busy_until = asyncio.get_running_loop().time() + self._busy_pause
+
+    async def _batch_failed(self, batch: Sequence[Leased], reason: str) -> None:
+        log.warning("batch of %d to %s failed: %s", len(batch), self.destination, reason)
+        self._counters.add(Event.SEND_FAILED, len(batch))
+        await self._count_failure(batch)
+        self.buffer.put_back(batch)
+        if self.circuit.batch_failed():
+            await self._latch(reason)
+
+    async def _count_failure(self, batch: Sequence[Leased]) -> None:
+        async for attempt in patiently(f"count a failed attempt to {self.destination}"):
+            with attempt:
+                await self._transaction(outbox.count_failed_attempt, batch)
+
+    async def _dead_letter(self, rejected: Sequence[tuple[Leased, Letter]]) -> None:
+        async for attempt in patiently(f"dead-letter what {self.destination} rejected"):
+            with attempt:
+                await self._database.transaction(
+                    outbox.dead_letter, self._database.schema, self.destination, self._node, rejected
+                )
+        self._counters.add(Event.REJECTED, len(rejected))
+        self._done([lease for lease, _ in rejected])
+
+    async def _delete_acknowledged(self) -> None:
+        """Gather for a moment, so that one commit deletes what many batches have brought."""
+        linger = self._settings.delete_linger.total_seconds()
+        while not (self._all_sent and not self._sent):
+            await self._acknowledged.wait()
+            if len(self._sent) < _DELETE_AT_ONCE and not self._all_sent:
+                await asyncio.sleep(linger)
+            self._acknowledged.clear()
+            self._deleting, self._sent = self._sent, []
+            if self._deleting:
+                failpoint("C12")
+                await self._delete(self._deleting)
+                failpoint("C13")
+                self._done(self._deleting)
+                self._deleting = []
+
+    async def _delete(self, leases: Sequence[Leased]) -> None:
+        async for attempt in patiently(f"delete what was sent to {self.destination}"):
+            with attempt:
+                deleted = await self._transaction(outbox.delete_sent, leases)
+        self._counters.add(Event.SENT, deleted)
+        if deleted < len(leases):
+            self._counters.add(Event.LEASE_LOST, len(leases) - deleted)
+
+    # ------------------------------------------------------------------ the latch
+
+    async def _latch(self, reason: str) -> None:
+        log.error("latched %s: %s", self.destination, reason)
+        self._counters.add(Event.LATCHED)
+        self.latch_generation += 1
+        async for attempt in patiently(f"record the latch of {self.destination}"):
+            with attempt:
+                await self._database.transaction(
+                    circuits.open_circuit,
+                    self._database.schema,
+                    Kind.DESTINATION,
+                    self.destination,
+                    reason=reason,
+                    actor=f"node {self._node}",
+                )
+        self.latch_generation += 1
+
+    async def _stay_latched(self) -> None:
+        """Hold nothing, ping, and leave the latch when a ping is answered or another node has left it."""
+        await self._release_waiting()
+        interval = self._settings.ping_interval.total_seconds()
+        await self._wait(interval * random.uniform(0.8, 1.2))
+        if not self.circuit.latched or self._stopping:
+            return
+        try:
+            await self._sender.ping()
+        except TransportError as error:
+            log.debug("ping of %s failed: %s", self.destination, error)
+            return
+        self.latch_generation += 1
+        async for attempt in patiently(f"clear the latch of {self.destination}"):
+            with attempt:
+                await self._database.transaction(
+                    circuits.close_circuit, self._database.schema, Kind.DESTINATION, self.destination
+                )
+        self.latch_generation += 1
+        if self.circuit.ping_succeeded():
+            log.warning("unlatched %s", self.destination)
+            self._counters.add(Event.UNLATCHED)
+        self._has_room()
+
+    async def _release_waiting(self) -> None:
+        waiting = self.buffer.take(self._settings.buffer_size, self._settings.buffer_bytes)
+        if waiting:
+            async for attempt in patiently(f"release what waits for {self.destination}"):
+                with attempt:
+                    await self._transaction(outbox.release, waiting)
+            self._done(waiting)
+
+    # ------------------------------------------------------------------ small things
+
+    def _done(self, leases: Sequence[Leased]) -> None:
+        self.buffer.done(leases)
+        if self.wants_more and self.buffer.room >= self._settings.batch_size:
+            self.wants_more = False
+            self._has_room()
+
+    async def _wait(self, seconds: float) -> None:
+        """Until something changes, or this time has passed."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _transaction(self, work: Callable[..., T], leases: Sequence[Leased]) -> T:
+        return await self._database.transaction(
+            work, self._database.schema, self.destination, self._node, leases
+        )

@@ -1,0 +1,232 @@
+"""Messages that are committed with the business data.
+
+An Outbox belongs to one session and follows its transactions by SQLAlchemy's events:
+
+    send()                        remembered in memory; nothing is flushed, no connection is opened
+    savepoint rolled back         what was sent since the savepoint is forgotten
+    before the outermost COMMIT   flush, then one INSERT for everything that was sent
+    after it                      the agents are told; that is only a hint, the table is the truth
+    rollback, close               forgotten
+
+Every commit of the session goes this way, not only the first. Before the insert room is reserved with the agents: a
+row is owned by this node only when it will have the envelope in memory, and is left to any node otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Protocol, Self, Unpack
+from uuid import UUID
+
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session, SessionTransaction
+
+from durable.composing import Composer, SendOptions
+from durable.envelope import Envelope, NodeId
+from durable.errors import NoUnitOfWork, WiringError
+from durable.failpoints import failpoint
+from durable.routing import LOCAL
+from durable.storage import outbox as storage
+from durable.storage.outbox import Sent
+
+_KEY = "durable.outbox"
+
+
+class Dispatcher(Protocol):
+    """The agents of this process, as a unit of work sees them. Called from any thread."""
+
+    def reserve(self, envelopes: Sequence[Envelope]) -> list[NodeId]:
+        """Who owns each of these rows: this node, which now keeps room for it, or ANY_NODE."""
+        ...
+
+    def committed(self, sent: Sequence[Sent]) -> None:
+        """They are in the database."""
+        ...
+
+    def abandoned(self, sent: Sequence[Sent]) -> None:
+        """They were rolled back, or nobody knows: give the room back."""
+        ...
+
+
+class Outbox:
+    """The messages of one session. Made by `bus.enlist(session)`; not shared between sessions or threads."""
+
+    def __init__(self, session: Session, schema: str, composer: Composer, dispatcher: Dispatcher) -> None:
+        self.session = session
+        self.cause: Envelope | None = None
+        self._schema = schema
+        self._composer = composer
+        self._dispatcher = dispatcher
+        self.commits_itself = True
+        self._pending: list[Envelope] = []
+        self._savepoints: dict[SessionTransaction, int] = {}
+        self._stored: list[Sent] = []
+    def send(self, message: object, *, to: str | None = None, **options: Unpack[SendOptions]) -> UUID:
+        """Send a command when the session commits; returns the envelope's id.
+
+        Raises RoutingError when the message has not exactly one destination, InvalidMessage when it could not be
+        stored or decoded.
+        """
+        envelope = self._composer.command(message, to=to, cause=self.cause, **options)
+        self._remember([envelope])
+        return envelope.id
+
+    def publish(self, message: object, **options: Unpack[SendOptions]) -> UUID:
+        """Send an event to every subscriber when the session commits; returns the id that all copies share."""
+        envelope_id, envelopes = self._composer.event(message, cause=self.cause, **options)
+        self._remember(envelopes)
+        return envelope_id
+
+    def cascade(self, result: object) -> None:
+        """Send what a handler returned: a message, several in a list or tuple, or None."""
+        for message in result if isinstance(result, list | tuple) else [result]:
+            if message is not None:
+                self._remember(self._composer.cascaded(message, cause=self.cause))
+
+    def _remember(self, envelopes: Sequence[Envelope]) -> None:
+        if not self.session.in_transaction():
+            self.session.begin()  # SQLAlchemy's bookkeeping only: a rollback must reach us; no connection is taken
+        self._pending.extend(envelopes)
+        failpoint("C1")
+
+    def savepoint_begun(self, transaction: SessionTransaction) -> None:
+        self._savepoints[transaction] = len(self._pending)
+
+    def savepoint_rolled_back(self, transaction: SessionTransaction) -> None:
+        del self._pending[self._savepoints.get(transaction, 0) :]
+
+    def store(self) -> None:
+        """Insert what was sent, as the last statement of the transaction."""
+        if not self.commits_itself:
+            raise WiringError("a handler must not commit its session: durable commits it, with the message's completion")
+        self.session.flush()  # listeners of the flush may send too
+        if self._pending:
+            owners = self._dispatcher.reserve(self._pending)
+            self._stored = [
+                Sent(envelope, LOCAL if envelope.destination == LOCAL else None, owner)
+                for envelope, owner in zip(self._pending, owners, strict=True)
+            ]
+            self._pending.clear()
+            storage.store(self.session.connection(), self._schema, self._stored)
+            failpoint("C2")
+
+    def committed(self) -> None:
+        if self._stored:
+            failpoint("C3")
+            sent, self._stored = self._stored, []
+            self._dispatcher.committed(sent)
+
+    def transaction_ended(self, transaction: SessionTransaction) -> None:
+        self._savepoints.pop(transaction, None)
+        if transaction.parent is None:
+            self._pending.clear()
+            if self._stored:
+                sent, self._stored = self._stored, []
+                self._dispatcher.abandoned(sent)
+
+
+def _outbox_of(session: Session) -> Outbox | None:
+    return session.info.get(_KEY)
+
+
+# Listening once on the class costs every session one look-up; listening on each instance would cost each enlisted
+# session five registrations, as much as the insert itself.
+
+
+@event.listens_for(Session, "after_transaction_create")
+def _transaction_created(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.nested and (outbox := _outbox_of(session)):
+        outbox.savepoint_begun(transaction)
+
+
+@event.listens_for(Session, "after_soft_rollback")
+def _rolled_back(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.nested and (outbox := _outbox_of(session)):
+        outbox.savepoint_rolled_back(transaction)
+
+
+@event.listens_for(Session, "before_commit")
+def _before_commit(session: Session) -> None:
+    if not session.in_nested_transaction() and (outbox := _outbox_of(session)):
+        outbox.store()
+
+
+@event.listens_for(Session, "after_commit")
+def _after_commit(session: Session) -> None:
+    if outbox := _outbox_of(session):
+        outbox.committed()
+
+
+@event.listens_for(Session, "after_transaction_end")
+def _transaction_ended(session: Session, transaction: SessionTransaction) -> None:
+    if outbox := _outbox_of(session):
+        outbox.transaction_ended(transaction)
+
+
+class Scope:
+    """The unit of work in which `bus.send()` finds itself: one for each task and thread."""
+
+    def __init__(self) -> None:
+        self._current: ContextVar[Outbox | None] = ContextVar("durable.unit_of_work", default=None)
+
+    @property
+    def outbox(self) -> Outbox:
+        """The outbox in scope; raises NoUnitOfWork."""
+        outbox = self._current.get()
+        if outbox is None:
+            raise NoUnitOfWork
+        return outbox
+
+    @contextmanager
+    def entered(self, outbox: Outbox) -> Iterator[Outbox]:
+        token = self._current.set(outbox)
+        try:
+            yield outbox
+        finally:
+            self._current.reset(token)
+
+
+def enlist(session: Session | AsyncSession, schema: str, composer: Composer, dispatcher: Dispatcher) -> Outbox:
+    """The outbox of this session; the same one however often it is asked for."""
+    sync_session = session.sync_session if isinstance(session, AsyncSession) else session
+    outbox = _outbox_of(sync_session)
+    if outbox is None:
+        outbox = sync_session.info[_KEY] = Outbox(sync_session, schema, composer, dispatcher)
+    return outbox
+
+
+class UnitOfWork:
+    """One AsyncSession and one transaction: committed when the block ends, rolled back when it raises."""
+
+    def __init__(self, session: AsyncSession, outbox: Outbox, scope: Scope) -> None:
+        self.session = session
+        self.outbox = outbox
+        self._entered = scope.entered(outbox)
+
+    async def __aenter__(self) -> Self:
+        self._entered.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                await self.session.commit()
+            else:
+                await self.session.rollback()
+        finally:
+            await self.session.close()
+            self._entered.__exit__(None, None, None)
+
+    def send(self, message: object, *, to: str | None = None, **options: Unpack[SendOptions]) -> UUID:
+        """As Outbox.send."""
+        return self.outbox.send(message, to=to, **options)
+
+    def publish(self, message: object, **options: Unpack[SendOptions]) -> UUID:
+        """As Outbox.publish."""
+        return self.outbox.publish(message, **options)

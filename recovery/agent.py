@@ -1,0 +1,126 @@
+"""The recovery agent: when each story of recovery runs. It decides nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from itertools import chain
+
+from durable.envelope import Lease, NodeId
+from durable.errors import StorageUnavailable
+from durable.handling import HandlingAgent
+from durable.recovery.dormant_nodes import DormantNodes
+from durable.recovery.forgotten import Forgotten
+from durable.recovery.incoming import claim_incoming
+from durable.recovery.maintenance import maintain
+from durable.recovery.outgoing import AgentFor, claim_outgoing
+from durable.recovery.scheduled import expire, promote_due
+from durable.sending import SendingAgent
+from durable.settings import Settings
+from durable.storage import circuits, statements
+from durable.storage.circuits import Kind
+from durable.storage.database import Database
+from durable.telemetry import Counters, log
+
+Story = Callable[[], Awaitable[None]]
+
+
+class RecoveryAgent:
+    """Runs recovery for one node until it is cancelled."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        settings: Settings,
+        node: NodeId,
+        counters: Counters,
+        woken: asyncio.Event,
+        senders: Mapping[str, SendingAgent],
+        agent_for: AgentFor,
+        handlers: Mapping[str, HandlingAgent],
+    ) -> None:
+        self._database = database
+        self._settings = settings
+        self._node = node
+        self._counters = counters
+        self._woken = woken
+        self._senders = senders
+        self._agent_for = agent_for
+        self._handlers = handlers
+        self._dormant = DormantNodes(database, settings, counters)
+        self._forgotten = [
+            Forgotten(database, statements.OUTGOING, node, counters, _held_by(senders)),
+            Forgotten(database, statements.INCOMING, node, counters, _held_by(handlers)),
+        ]
+
+    async def run(self) -> None:
+        settings = self._settings
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._claim_when_woken(), name="claim work")
+            for name, story, interval in (
+                ("sweep dormant nodes", self._sweep, settings.sweep_interval),
+                ("release forgotten work", self._look_for_forgotten, settings.forgotten_after / 2),
+                ("maintain partitions", self._maintain, settings.maintenance_interval),
+            ):
+                tasks.create_task(self._repeat(name, story, interval.total_seconds()), name=name)
+
+    async def _claim_when_woken(self) -> None:
+        poll = self._settings.poll_interval.total_seconds()
+        while True:
+            self._woken.clear()
+            await self._surviving("claim work", self._claim)
+            try:
+                async with asyncio.timeout(poll * random.uniform(0.8, 1.2)):
+                    await self._woken.wait()
+            except TimeoutError:
+                pass
+
+    async def _claim(self) -> None:
+        await self._obey_circuits()
+        await promote_due(self._database, self._counters)
+        await expire(self._database, self._node, self._counters)
+        await claim_outgoing(self._database, self._settings, self._node, self._counters, self._agent_for)
+        await claim_incoming(self._database, self._settings, self._node, self._counters, self._handlers)
+
+    async def _obey_circuits(self) -> None:
+        generations = {destination: agent.latch_generation for destination, agent in self._senders.items()}
+        rows = await self._database.transaction(circuits.read, self._database.schema)
+        latched = {row.key for row in rows if row.kind == Kind.DESTINATION}
+        for destination in latched - self._senders.keys():
+            self._agent_for(destination)  # somebody must ping it, also when its last sender has died
+        for destination, agent in list(self._senders.items()):
+            generation = generations.get(destination, agent.latch_generation)
+            agent.observe_circuit(destination in latched, generation)
+
+    async def _sweep(self) -> None:
+        if await self._dormant.sweep():
+            self._woken.set()
+
+    async def _look_for_forgotten(self) -> None:
+        for forgotten in self._forgotten:
+            if await forgotten.look():
+                self._woken.set()
+
+    async def _maintain(self) -> None:
+        await maintain(self._database, self._settings)
+
+    async def _repeat(self, name: str, story: Story, seconds: float) -> None:
+        while True:
+            await self._surviving(name, story)
+            await asyncio.sleep(seconds * random.uniform(0.9, 1.1))
+
+    async def _surviving(self, name: str, story: Story) -> None:
+        """Run a story; recovery outlives whatever goes wrong in one of them."""
+        try:
+            await story()
+        except StorageUnavailable as error:
+            log.warning("%s: %s", name, error)
+        except Exception:
+            log.exception("%s failed", name)
+
+
+def _held_by(agents: Mapping[str, SendingAgent] | Mapping[str, HandlingAgent]) -> Callable[[], set[Lease]]:
+    """What these agents work on, whenever it is asked."""
+    return lambda: set(chain.from_iterable(agent.held() for agent in agents.values()))

@@ -1,0 +1,65 @@
+"""Finds nodes that are dead or paused and hands their work back."""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import Connection
+
+from durable.envelope import NodeId
+from durable.failpoints import failpoint
+from durable.recovery.policy import DormancyPolicy, NodeFacts
+from durable.settings import Settings
+from durable.storage import leases, nodes, statements
+from durable.storage.database import Database
+from durable.storage.locks import Job, try_lock
+from durable.telemetry import Counters, Event, log
+
+_RELEASE_AT_ONCE = 1_000
+
+
+class DormantNodes:
+    """The sweep. Every node runs it; the lock lets one of them at a time, and each keeps its own suspects."""
+
+    def __init__(self, database: Database, settings: Settings, counters: Counters) -> None:
+        self._database = database
+        self._counters = counters
+        self._policy = DormancyPolicy(grace=settings.dormant_grace, stale=settings.heartbeat_stale)
+
+    async def sweep(self) -> int:
+        """Release the rows of every dormant node and strike it off. Returns how many rows."""
+        released = 0
+        for node in await self._database.transaction(self._find):
+            released += await self._release(node)
+        return released
+
+    def _find(self, conn: Connection) -> list[NodeId]:
+        """The dormant nodes. Strikes them off at once, so that a paused one hears of it when it wakes."""
+        schema = self._database.schema
+        if not try_lock(conn, schema, Job.SWEEP):
+            return []
+        # Owners before live nodes: a node that registers in between owns nothing that was seen here.
+        owners = leases.owners(conn, schema, statements.OUTGOING) | leases.owners(conn, schema, statements.INCOMING)
+        registered = {node.node_id: node.heartbeat_age for node in nodes.read(conn, schema)}
+        locked = nodes.locked(conn, schema)
+        facts = [NodeFacts(node, node in locked, registered.get(node)) for node in owners | registered.keys()]
+        uptime = nodes.server_uptime(conn, schema)
+        dormant = self._policy.dormant(facts, server_uptime=uptime, now=time.monotonic())
+        for node in dormant:
+            nodes.remove(conn, schema, node)
+        return dormant
+
+    async def _release(self, node: NodeId) -> int:
+        """Bounded batches, each in a transaction of its own, so that nothing waits for a long one."""
+        schema, total = self._database.schema, 0
+        for table in (statements.OUTGOING, statements.INCOMING):
+            released = _RELEASE_AT_ONCE
+            while released == _RELEASE_AT_ONCE:
+                released = await self._database.transaction(
+                    leases.release_dormant, schema, table, node, _RELEASE_AT_ONCE
+                )
+                total += released
+                failpoint("C21")
+        log.warning("node %d is dormant: %d envelopes released", node, total)
+        self._counters.add(Event.RECOVERED, total)
+        return total

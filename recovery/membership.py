@@ -1,0 +1,175 @@
+"""A node's place among the nodes: its id, its lock, its heartbeat, and the wake-ups that others send.
+
+All four live on one connection in one thread of their own, so that a blocked event loop does not look dead. A loop
+that stays blocked for longer than any handler may take does: then the heartbeats stop, and others take over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import conninfo
+from sqlalchemy import Connection, create_engine, pool
+
+from durable.envelope import NodeId
+from durable.errors import InvalidSetting, LeaseLost, StorageUnavailable
+from durable.settings import Settings
+from durable.storage import statements
+from durable.storage.database import channel, lock_url
+from durable.storage.locks import nodes_class
+from durable.telemetry import log
+from durable.version import __version__
+
+# Measured: without these a stopped client or a half-open connection holds its lock for minutes.
+SERVER_OPTIONS = (
+    "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=8s "
+    "-c client_connection_check_interval=2s -c idle_in_transaction_session_timeout=15s -c statement_timeout=15s"
+)
+CLIENT_OPTIONS = {
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 8_000,
+    "application_name": "durable node",
+}
+_LISTEN_SECONDS = 0.2  # how soon the thread notices that it should stop
+
+
+class Membership:
+    """Joins the nodes of this schema, stays one, and leaves.
+
+    `lost` is set when the node is no member any more: its connection ended, its lock is gone, or it was struck off.
+    """
+
+    def __init__(self, service: str, settings: Settings, *, message_types: Sequence[str], wake: Callable[[], None]) -> None:
+        self.lost = asyncio.Event()
+        self.node = NodeId(0)
+        self._service = service
+        self._settings = settings
+        self._message_types = message_types
+        self._wake = wake
+        self._loop = asyncio.get_running_loop()
+        self._joined: asyncio.Future[NodeId] = self._loop.create_future()
+        self._leaving = threading.Event()
+        self._loop_ticked = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="durable node", daemon=True)
+
+    async def join(self) -> NodeId:
+        """Register under a fresh id, take its lock, and return the id. Raises StorageUnavailable, InvalidSetting."""
+        self._thread.start()
+        self.node = await self._joined
+        return self.node
+
+    async def leave(self) -> None:
+        """Strike the node off and give the lock back. What it owns must have been released before."""
+        self._leaving.set()
+        await asyncio.to_thread(self._thread.join, 5)
+
+    async def tick(self) -> None:
+        """Show that the event loop is alive, for as long as it is."""
+        while True:
+            self._loop_ticked = time.monotonic()
+            await asyncio.sleep(self._settings.heartbeat_interval.total_seconds())
+
+    # ------------------------------------------------------------------ in the thread
+
+    def _run(self) -> None:
+        try:
+            engine = create_engine("postgresql+psycopg://", creator=self._connect, poolclass=pool.NullPool)
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+                node = self._register(conn)
+                self._tell(self._report_joined, node)
+                self._stay(conn, node)
+                conn.execute(self._sql(statements.REMOVE_NODE), {"node": node})
+        except Exception as error:
+            self._tell(self._report_failure, error)
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        url = lock_url(self._settings)
+        own = conninfo.conninfo_to_dict(url)
+        options = f"{own.get('options') or ''} {SERVER_OPTIONS}".strip()
+        timeout = int(self._settings.connect_timeout.total_seconds()) or 1
+        return psycopg.connect(url, **{"connect_timeout": timeout, **CLIENT_OPTIONS, "options": options})  # type: ignore[arg-type]
+
+    def _register(self, conn: Connection) -> NodeId:
+        driver = _driver(conn)
+        told, actual = driver.info.backend_pid, conn.execute(self._sql(statements.READ_SERVER)).one().pid
+        if told != actual:
+            raise InvalidSetting(
+                "lock_database_url: this connection goes through a pooler, which cannot keep a session's lock; "
+                "set DURABLE_LOCK_DATABASE_URL to a direct connection"
+            )
+        row = conn.execute(
+            self._sql(statements.REGISTER_NODE),
+            {
+                "service": self._service,
+                "description": f"{socket.gethostname()}:{os.getpid()}",
+                "version": __version__,
+                "capabilities": json.dumps({"message_types": list(self._message_types)}),
+            },
+        ).one()
+        node = NodeId(row.node_id)
+        key = {"class_id": nodes_class(self._settings.db_schema), "node": node}
+        if not conn.execute(self._sql(statements.LOCK_NODE), key).scalar_one():
+            raise LeaseLost(f"the lock of the new node {node} is held by another session")
+        driver.execute(f'LISTEN "{channel(self._settings.db_schema)}"')
+        return node
+
+    def _stay(self, conn: Connection, node: NodeId) -> None:
+        interval = self._settings.heartbeat_interval.total_seconds()
+        due = 0.0
+        while not self._leaving.is_set():
+            if time.monotonic() >= due and self._loop_is_alive():
+                self._beat(conn, node)
+                due = time.monotonic() + interval
+            for _ in _driver(conn).notifies(timeout=_LISTEN_SECONDS, stop_after=1):
+                self._tell(self._wake)
+
+    def _beat(self, conn: Connection, node: NodeId) -> None:
+        """Write the heartbeat, and see on this very session that the lock is still held."""
+        if conn.execute(self._sql(statements.HEARTBEAT), {"node": node}).first() is None:
+            raise LeaseLost(f"node {node} was struck off: it was silent for too long")
+        key = {"class_id": nodes_class(self._settings.db_schema), "node": node}
+        if not conn.execute(self._sql(statements.HOLDS_NODE_LOCK), key).scalar_one():
+            raise LeaseLost(f"node {node} has lost its lock")
+
+    def _loop_is_alive(self) -> bool:
+        silence = time.monotonic() - self._loop_ticked
+        return silence < self._settings.handler_timeout.total_seconds()
+
+    def _sql(self, statement: statements.Statement) -> Any:
+        return statement.within(self._settings.db_schema)
+
+    # ------------------------------------------------------------------ back in the event loop
+
+    def _tell(self, function: Callable[..., None], *args: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:  # the loop was closed: nobody is left to tell
+            self._leaving.set()
+
+    def _report_joined(self, node: NodeId) -> None:
+        if not self._joined.done():
+            self._joined.set_result(node)
+
+    def _report_failure(self, error: Exception) -> None:
+        if not self._joined.done():
+            wiring = isinstance(error, InvalidSetting)
+            self._joined.set_exception(error if wiring else StorageUnavailable(f"cannot join the nodes: {error}"))
+        elif not self._leaving.is_set():
+            log.error("node %d is no member any more: %s", self.node, error)
+            self.lost.set()
+
+
+def _driver(conn: Connection) -> psycopg.Connection[Any]:
+    driver = conn.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    return driver

@@ -1,0 +1,31 @@
+"""Makes due rows claimable and finishes expired ones, by the database's clock."""
+
+from __future__ import annotations
+
+from durable.envelope import NodeId
+from durable.failpoints import failpoint
+from durable.storage import leases, statements
+from durable.storage.database import Database
+from durable.telemetry import Counters, Event
+
+_AT_ONCE = 1_000
+
+
+async def promote_due(database: Database, counters: Counters) -> None:
+    """Bounded batches, each in its own transaction; SKIP LOCKED lets several nodes share the work."""
+    for table in (statements.OUTGOING, statements.INCOMING):
+        promoted = _AT_ONCE
+        while promoted == _AT_ONCE:
+            promoted = await database.transaction(leases.promote_due, database.schema, table, _AT_ONCE)
+            counters.add(Event.PROMOTED, promoted)
+            if promoted:
+                failpoint("C20")
+
+
+async def expire(database: Database, node: NodeId, counters: Counters) -> None:
+    """Also what waits for a latched destination."""
+    for table in (statements.OUTGOING, statements.INCOMING):
+        expired = _AT_ONCE
+        while expired == _AT_ONCE:
+            expired = await database.transaction(leases.expire, database.schema, table, node, _AT_ONCE)
+            counters.add(Event.EXPIRED, expired)

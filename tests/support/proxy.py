@@ -1,0 +1,173 @@
+"""A TCP proxy that does what networks do: cut, swallow, delay, hold.
+
+    async with ChaosProxy("tcp://127.0.0.1:2301") as proxy:
+        ...                             # connect to proxy.uri
+        proxy.swallow(DOWN)             # a black hole for what the server says; the connection stays up
+        await proxy.swallowed(DOWN)     # ... has taken something
+
+`UP` is from the client to the server, `DOWN` is back. Whatever is done holds for the connections that are open and
+for those to come, until `restore()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from enum import Enum
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Direction(Enum):
+    UP = "to the server"
+    DOWN = "to the client"
+
+
+UP, DOWN = Direction.UP, Direction.DOWN
+
+
+class _Way:
+    """One direction of all connections."""
+
+    def __init__(self) -> None:
+        self.swallowing = False
+        self.delay_seconds = 0.0
+        self.swallowed_bytes = 0
+        self.held_bytes = 0
+        self.passed_bytes = 0
+        self.open = asyncio.Event()
+        self.open.set()
+        self.changed = asyncio.Condition()
+
+    async def count(self, *, swallowed: int = 0, held: int = 0, passed: int = 0) -> None:
+        async with self.changed:
+            self.swallowed_bytes += swallowed
+            self.held_bytes += held
+            self.passed_bytes += passed
+            self.changed.notify_all()
+
+
+class ChaosProxy:
+    """An async context manager; `uri` is where clients connect."""
+
+    def __init__(self, target: str) -> None:
+        self._target = urlsplit(target)
+        self._ways = {UP: _Way(), DOWN: _Way()}
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._refusing = False
+        self.connections = 0
+        self.uri = ""
+
+    async def __aenter__(self) -> Self:
+        self._tasks = await asyncio.TaskGroup().__aenter__()
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.uri = f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.close()
+        self.restore()
+        self.cut()
+        await self._tasks.__aexit__(None, None, None)
+
+    def cut(self) -> None:
+        """Reset every connection."""
+        for writer in self._writers:
+            writer.transport.abort()
+
+    def refuse(self) -> None:
+        """Reset every connection, and each new one at once."""
+        self._refusing = True
+        self.cut()
+
+    def swallow(self, direction: Direction) -> None:
+        """Read and forget what comes this way."""
+        self._ways[direction].swallowing = True
+
+    def hold(self, direction: Direction) -> None:
+        """Keep what comes this way until `release`."""
+        self._ways[direction].open.clear()
+
+    def release(self, direction: Direction) -> None:
+        self._ways[direction].open.set()
+
+    def delay(self, direction: Direction, seconds: float) -> None:
+        """Pass everything this way on, each piece so much later."""
+        self._ways[direction].delay_seconds = seconds
+
+    def restore(self) -> None:
+        """Be a plain proxy again."""
+        self._refusing = False
+        for way in self._ways.values():
+            way.swallowing = False
+            way.delay_seconds = 0.0
+            way.open.set()
+
+    async def swallowed(self, direction: Direction, size_bytes: int = 1) -> None:
+        """Return when so much has been swallowed this way."""
+        way = self._ways[direction]
+        async with way.changed:
+            await way.changed.wait_for(lambda: way.swallowed_bytes >= size_bytes)
+
+    async def held(self, direction: Direction, size_bytes: int = 1) -> None:
+        """Return when so much is held, or has been."""
+        way = self._ways[direction]
+        async with way.changed:
+            await way.changed.wait_for(lambda: way.held_bytes >= size_bytes)
+
+    async def passed(self, direction: Direction, size_bytes: int = 1) -> None:
+        """Return when so much has been passed on."""
+        way = self._ways[direction]
+        async with way.changed:
+            await way.changed.wait_for(lambda: way.passed_bytes >= size_bytes)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        if self._refusing:
+            writer.transport.abort()
+        else:
+            self._tasks.create_task(self._connect((reader, writer)), name=f"proxied connection {self.connections}")
+
+    async def _connect(self, client: Streams) -> None:
+        try:
+            server = await self._reach()
+        except OSError:
+            client[1].transport.abort()
+            return
+        writers = {client[1], server[1]}
+        self._writers |= writers
+        try:
+            async with asyncio.TaskGroup() as pumps:
+                pumps.create_task(self._pump(client[0], server[1], self._ways[UP]), name="pump up")
+                pumps.create_task(self._pump(server[0], client[1], self._ways[DOWN]), name="pump down")
+        finally:
+            self._writers -= writers
+            for writer in writers:
+                writer.transport.abort()
+
+    async def _reach(self) -> Streams:
+        if self._target.scheme == "unix":
+            return await asyncio.open_unix_connection(self._target.path)
+        return await asyncio.open_connection(self._target.hostname, self._target.port)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: _Way) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                if way.swallowing:
+                    await way.count(swallowed=len(data))
+                    continue
+                if not way.open.is_set():
+                    await way.count(held=len(data))
+                    await way.open.wait()
+                if way.delay_seconds:
+                    await asyncio.sleep(way.delay_seconds)
+                writer.write(data)
+                await writer.drain()
+                await way.count(passed=len(data))
+            if not way.swallowing:
+                writer.close()

@@ -1,0 +1,317 @@
+"""The bytes of the TCP protocol: what is said arrives, however it is cut; what is broken harms as little as it can."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+import zlib
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from durable.envelope import Envelope
+from durable.errors import InvalidMessage, ProtocolViolation
+from durable.outcomes import BUSY, DUPLICATE, STORED, Failed, Rejected
+from durable.transports.frames import (
+    MAX_ENVELOPES,
+    Batch,
+    Credit,
+    Damaged,
+    Frame,
+    Goodbye,
+    Hello,
+    Kind,
+    Outcomes,
+    PartlyReadable,
+    Ping,
+    Pong,
+    Received,
+    Refused,
+    Welcome,
+)
+from durable.transports.wire import MAGIC, Decoder, encode
+from tests.support.receivers import envelope, envelopes
+
+LIMIT = 1 << 16
+
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+times = st.datetimes(timezones=st.just(UTC))
+counts = st.integers(0, 2**63 - 1)
+any_envelope = st.builds(
+    Envelope,
+    id=st.uuids(),
+    message_type=texts,
+    destination=texts,
+    source=texts,
+    correlation_id=st.uuids(),
+    body=st.binary(max_size=200),
+    sent_at=times,
+    content_type=texts,
+    causation_id=st.none() | st.uuids(),
+    partition_key=st.none() | texts,
+    headers=st.dictionaries(texts, texts, max_size=3),
+    deliver_by=st.none() | times,
+    execution_time=st.none() | times,
+)
+any_outcome = st.sampled_from([STORED, DUPLICATE, BUSY]) | st.builds(Rejected, texts) | st.builds(Failed, texts)
+versions = st.lists(st.integers(0, 2**31), max_size=5)
+any_content = st.one_of(
+    st.builds(Hello, versions, texts, counts, counts),
+    st.builds(Welcome, st.integers(0, 9), texts, counts, counts, counts, counts),
+    st.builds(Refused, texts, versions),
+    st.lists(any_envelope, max_size=4).map(lambda some: Batch(len(some), some)),
+    st.builds(Outcomes, st.lists(any_outcome, max_size=5), counts),
+    st.builds(Credit, counts),
+    st.just(Ping()),
+    st.builds(Pong, st.booleans()),
+    st.just(Goodbye()),
+)
+any_frame = st.builds(Frame, any_content, st.integers(0, 2**32 - 1))
+
+
+def raw_frame(kind: int, payload: bytes, channel: int = 7, crc: int | None = None, length: int | None = None) -> bytes:
+    """A frame with whatever is asked for in it, and a CRC that fits unless another is given."""
+    tail = struct.pack("!BI", kind, channel)
+    crc = zlib.crc32(tail + payload) if crc is None else crc
+    return struct.pack("!I", 9 + len(payload) if length is None else length) + tail + struct.pack("!I", crc) + payload
+
+
+def batch_of(*items: Any, count: int | None = None) -> bytes:
+    """A BATCH frame that holds these, envelopes or not."""
+    held = [len(items) if count is None else count, list(items)]
+    return raw_frame(Kind.BATCH, msgspec.msgpack.Encoder(uuid_format="bytes").encode(held))
+
+
+def listen(pieces: Iterable[bytes], limit: int = LIMIT) -> tuple[list[Received], bool]:
+    """What a decoder makes of these pieces, and whether it found a violation."""
+    decoder = Decoder(limit)
+    received: list[Received] = []
+    try:
+        for piece in pieces:
+            received += decoder.feed(piece)
+        received += decoder.feed(b"")
+    except ProtocolViolation:
+        return received, True
+    return received, False
+
+
+def only(frame: bytes) -> Received:
+    received, violated = listen([MAGIC + frame])
+    assert not violated
+    (item,) = received
+    return item
+
+
+@given(any_frame)
+def test_whatever_is_said_arrives_unchanged(frame: Frame) -> None:
+    received, violated = listen([MAGIC, encode(frame)])
+    assert (received, violated) == ([frame], False)
+
+
+@given(st.lists(any_frame, max_size=4), st.binary(max_size=40), st.data())
+def test_any_cut_of_a_stream_gives_the_same_frames_up_to_the_same_violation(
+    frames: list[Frame], tail: bytes, data: st.DataObject
+) -> None:
+    stream = MAGIC + b"".join(map(encode, frames)) + tail
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(stream)), max_size=12)))
+    pieces = [stream[start:end] for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    whole = listen([stream])
+    assert whole[0][: len(frames)] == frames
+    assert listen(pieces) == whole
+
+
+@given(any_frame)
+def test_a_stream_that_arrives_byte_by_byte_gives_the_same_frames(frame: Frame) -> None:
+    stream = MAGIC + encode(frame)
+    assert listen(bytes([byte]) for byte in stream) == ([frame], False)
+
+
+@given(st.binary(max_size=300), st.booleans())
+def test_garbage_raises_nothing_but_a_protocol_violation(garbage: bytes, after_magic: bool) -> None:
+    listen([MAGIC + garbage if after_magic else garbage])
+
+
+@given(st.integers(0, 255), st.binary(max_size=200))
+@example(Kind.BATCH, b"\x92\x01" + b"\x91" * 100_000)
+@example(Kind.BATCH, b"\x93\x00\x90" + b"\x91" * 100_000 + b"\xc0")
+@example(Kind.HELLO, b"\x91" * 100_000)
+def test_garbage_in_a_frame_that_is_otherwise_right_raises_nothing_but_a_protocol_violation(
+    kind: int, payload: bytes
+) -> None:
+    listen([MAGIC + raw_frame(kind, payload)], limit=1 << 20)
+
+
+@given(any_frame, st.data())
+def test_a_flipped_byte_is_found_and_never_taken_for_a_frame(frame: Frame, data: st.DataObject) -> None:
+    stream = bytearray(encode(frame))
+    position = data.draw(st.integers(0, len(stream) - 1))
+    stream[position] ^= data.draw(st.integers(1, 255))
+    received, _ = listen([MAGIC, bytes(stream)])
+    assert not any(isinstance(item, Frame) for item in received)
+
+
+@given(
+    st.lists(
+        any_envelope | st.binary(max_size=30) | st.lists(st.integers(-(2**63), 2**64 - 1) | texts, max_size=13),
+        max_size=6,
+    )
+)
+def test_what_is_no_envelope_is_rejected_and_its_neighbours_are_read(items: list[Any]) -> None:
+    readable = [item for item in items if isinstance(item, Envelope)]
+    match only(batch_of(*items)):
+        case Frame(Batch(count, found)):
+            assert (count, found) == (len(items), readable)
+            assert len(readable) == len(items)
+        case Frame(PartlyReadable(count, found, rejected)):
+            assert (count, found) == (len(items), readable)
+            assert list(rejected) == [n for n, item in enumerate(items) if not isinstance(item, Envelope)]
+        case other:
+            pytest.fail(f"unexpected: {other}")
+
+
+@pytest.mark.parametrize(
+    "first_bytes",
+    [
+        pytest.param(b"G", id="HTTP GET"),
+        pytest.param(b"\x16", id="TLS hello"),
+        pytest.param(MAGIC[:-1] + b"\r", id="line ends rewritten"),
+        pytest.param(b"\x00\x00\x00\x00", id="a frame without magic"),
+    ],
+)
+def test_another_protocol_is_recognised_by_its_first_bytes(first_bytes: bytes) -> None:
+    with pytest.raises(ProtocolViolation, match="does not speak this protocol"):
+        Decoder(LIMIT).feed(first_bytes)
+
+
+@pytest.mark.parametrize("length", [0, 8, LIMIT + 1, 2**31, 2**32 - 1])
+def test_an_impossible_length_is_a_violation_as_soon_as_it_is_read(length: int) -> None:
+    decoder = Decoder(LIMIT)
+    decoder.feed(MAGIC)
+    with pytest.raises(ProtocolViolation, match="announces"):
+        decoder.feed(struct.pack("!I", length))
+
+
+def test_a_frame_of_exactly_the_limit_is_read_and_one_byte_more_is_not() -> None:
+    frame = encode(Frame(Batch(1, [envelope(body=b"x" * 5_000)])))
+    limit = len(frame) - 4
+    assert len(listen([MAGIC, frame], limit)[0]) == 1
+    assert listen([MAGIC, frame], limit - 1) == ([], True)
+
+
+def test_a_decoder_never_reserves_more_than_has_arrived_and_one_frame() -> None:
+    claims = [
+        raw_frame(Kind.BATCH, b"", length=LIMIT),  # announces the limit, brings nothing
+        raw_frame(Kind.BATCH, b"", length=2**32 - 1),
+        raw_frame(Kind.BATCH, b"\x92\x01\xdd\xff\xff\xff\xff"),  # a batch of 4,294,967,295 envelopes
+        raw_frame(Kind.BATCH, b"\x92\x01\x91\xdd\xff\xff\xff\xff"),  # an envelope of as many fields
+        raw_frame(Kind.BATCH, b"\x92\x01\x91\xc6\xff\xff\xff\xff"),  # of 4 GiB
+        raw_frame(Kind.HELLO, b"\x94\xdd\xff\xff\xff\xff"),
+        raw_frame(Kind.OUTCOMES, b"\x92\xdd\xff\xff\xff\xff"),
+        raw_frame(Kind.REFUSED, b"\x92\xdb\xff\xff\xff\xff"),
+    ]
+    tracemalloc.start()
+    for claim in claims:
+        listen([MAGIC, claim])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < LIMIT
+
+
+def test_a_decoder_keeps_nothing_of_the_frames_it_has_returned() -> None:
+    decoder = Decoder(LIMIT)
+    stream = MAGIC + b"".join(encode(Frame(Batch(1, [envelope(body=b"x" * 50_000)]))) for _ in range(50))
+    tracemalloc.start()
+    for start in range(0, len(stream), 1_000):
+        decoder.feed(stream[start : start + 1_000])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 6 * LIMIT
+
+
+def test_a_wrong_crc_damages_one_frame_and_the_next_is_read() -> None:
+    damaged = raw_frame(Kind.BATCH, b"\x92\x00\x90", channel=3, crc=1)
+    received, violated = listen([MAGIC + damaged + encode(Frame(Ping(), 4))])
+    assert received == [Damaged(3, "the CRC of the frame is wrong"), Frame(Ping(), 4)]
+    assert not violated
+
+
+def test_a_batch_of_more_envelopes_than_allowed_is_damaged() -> None:
+    match only(batch_of(*[0] * (MAX_ENVELOPES + 1))):
+        case Damaged(7, reason):
+            assert "length <= 1000" in reason
+        case other:
+            pytest.fail(f"unexpected: {other}")
+
+
+def test_bytes_after_the_payload_are_a_violation() -> None:
+    payload = msgspec.msgpack.encode([0, []])
+    assert listen([MAGIC + raw_frame(Kind.BATCH, payload + b"\x00")]) == ([], True)
+
+
+def test_a_kind_that_does_not_exist_is_a_violation() -> None:
+    assert listen([MAGIC + raw_frame(99, b"\x90")]) == ([], True)
+
+
+def test_frames_before_a_violation_are_returned_and_the_violation_follows() -> None:
+    decoder = Decoder(LIMIT)
+    assert decoder.feed(MAGIC + encode(Frame(Ping(), 1)) + b"\x00" * 4) == [Frame(Ping(), 1)]
+    for _ in range(2):
+        with pytest.raises(ProtocolViolation):
+            decoder.feed(b"")
+
+
+def test_fields_that_a_later_version_adds_are_skipped() -> None:
+    welcome = Welcome(1, "billing", 2, LIMIT, 1_000, 500)
+    later = [*msgspec.structs.astuple(welcome), "a new field", {"and": ["another"]}]
+    assert only(raw_frame(Kind.WELCOME, msgspec.msgpack.encode(later))) == Frame(welcome, 7)
+    ours = envelope()
+    assert only(batch_of([*msgspec.structs.astuple(ours), "a new field"])) == Frame(Batch(1, [ours]), 7)
+
+
+@pytest.mark.parametrize("field", ["sent_at", "deliver_by", "execution_time"])
+def test_an_envelope_with_a_time_without_time_zone_is_rejected_alone(field: str) -> None:
+    before, after = envelopes(2)
+    naive = msgspec.structs.replace(envelope(), **{field: datetime(2030, 1, 1)})
+    match only(batch_of(before, naive, after)):
+        case Frame(PartlyReadable(3, found, rejected)):
+            assert found == [before, after]
+            assert rejected == {1: Rejected("a time has no time zone")}
+        case other:
+            pytest.fail(f"unexpected: {other}")
+
+
+def test_an_envelope_with_invalid_utf8_is_rejected_alone() -> None:
+    before, after = envelopes(2)
+    bad = msgspec.Raw(msgspec.msgpack.encode(envelope(message_type="QQQQ")).replace(b"QQQQ", b"\xff\xfe\xfd\xfc"))
+    match only(batch_of(before, bad, after)):
+        case Frame(PartlyReadable(3, found, rejected)):
+            assert found == [before, after]
+            assert list(rejected) == [1]
+        case other:
+            pytest.fail(f"unexpected: {other}")
+
+
+def test_a_frame_above_the_limit_of_the_peer_is_not_encoded() -> None:
+    with pytest.raises(InvalidMessage, match=r"a BATCH frame of 10,\d+ bytes; the peer takes 10,000"):
+        encode(Frame(Batch(1, [envelope(body=b"x" * 10_000)])), max_frame_bytes=10_000)
+
+
+def test_a_text_that_is_no_unicode_is_not_encoded() -> None:
+    with pytest.raises(InvalidMessage, match="cannot be encoded"):
+        encode(Frame(Batch(1, [envelope(message_type="\ud800")])))
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_pending_tells_whether_a_frame_has_begun(whole: int, part: int) -> None:
+    decoder = Decoder(LIMIT)
+    frame = encode(Frame(Batch(1, [envelope()])))
+    decoder.feed(MAGIC + frame * whole)
+    assert not decoder.pending
+    decoder.feed(frame[: min(part, len(frame) - 1)])
+    assert decoder.pending

@@ -1,0 +1,373 @@
+"""The talk between the two ends of a TCP connection: facts in, what to do and to say out.
+
+*Channels.* The client numbers each batch and each ping, and the server answers on the same channel, in whatever order
+the answers are ready. An answer to a channel that is answered already is ignored.
+
+*Credit.* The server grants credit, counted in envelopes, and the client pays for each envelope that it sends. So the
+server decides how much can be under way, and a client without credit waits instead of filling buffers. A batch beyond
+the credit is answered Busy and costs nothing, as a refused one does. When no answers are to come, and less credit is
+left than a batch needs, it is spent on a part of the batch: waiting for more might last for ever.
+
+    ClientSide   GREETING --WELCOME--> OPEN --GOODBYE--> LEAVING
+                    '--REFUSED: ConnectionFailed
+
+    ServerSide   AWAITING_HELLO --HELLO--> OPEN --leave()--> LEAVING
+                    '--^ no version in common: REFUSED, and the client may try another
+
+An end that is LEAVING takes part in nothing new: what is under way is answered, then the connection is closed. What
+an end may not hear in its state raises ProtocolViolation, and the connection is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from durable.envelope import Envelope
+from durable.errors import ConnectionFailed, InvalidMessage, ProtocolViolation
+from durable.outcomes import BUSY, Busy, Duplicate, Failed, Outcome, Rejected, Stored
+from durable.transports.frames import (
+    MAX_ENVELOPES,
+    VERSIONS,
+    Batch,
+    Credit,
+    Damaged,
+    Frame,
+    Goodbye,
+    Hello,
+    Outcomes,
+    PartlyReadable,
+    Ping,
+    Pong,
+    Received,
+    Refused,
+    Welcome,
+)
+from durable.transports.wire import encode
+
+MAX_PINGS: Final = 16
+"""Pings that one client may have unanswered."""
+
+_LAST_CHANNEL: Final = 2**32 - 1
+_LONGEST_REASON: Final = 1_000
+
+
+# The client ------------------------------------------------------------------------------------------------------
+
+
+class ClientState(Enum):
+    GREETING = "greeting"
+    OPEN = "open"
+    LEAVING = "leaving"
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The batch on this channel has these outcomes."""
+
+    channel: int
+    outcomes: list[Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Ponged:
+    channel: int
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sendable:
+    """The first of the envelopes, paid for, as the bytes to write now."""
+
+    channel: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Unsendable:
+    """The first envelope, alone, can never be sent to this peer."""
+
+    reason: str
+
+
+class ClientSide:
+    """What the sending end of one connection knows."""
+
+    def __init__(self, service: str, node: int, max_frame_bytes: int) -> None:
+        self.state = ClientState.GREETING
+        self.credit = 0
+        self._hello = Hello(list(VERSIONS), service, node, max_frame_bytes)
+        self._outstanding: dict[int, int] = {}  # channel -> envelopes
+        self._last_channel = 0
+        self._max_frame_bytes = 0
+        self._max_envelopes = 0
+
+    @property
+    def outstanding(self) -> int:
+        """Envelopes sent and not yet answered."""
+        return sum(self._outstanding.values())
+
+    def greet(self) -> Frame:
+        return Frame(self._hello)
+
+    def offer(self, envelopes: Sequence[Envelope]) -> Sendable | Unsendable | None:
+        """Spend credit on as many of these as may be sent in one frame; None: wait until something is heard."""
+        count = min(len(envelopes), self._max_envelopes)
+        if self.state is not ClientState.OPEN or self.credit == 0:
+            return None
+        if self.credit < count:
+            if self._outstanding:
+                return None
+            count = self.credit
+        return self._pack(envelopes, count)
+
+    def ping(self) -> Frame:
+        return Frame(Ping(), self._next_channel())
+
+    def hear(self, item: Received) -> Answered | Ponged | None:
+        """Take in what arrived; what is returned concerns one channel, None the connection or nothing.
+
+        Raises ConnectionFailed when the server will not talk, ProtocolViolation when it talks nonsense.
+        """
+        match item:
+            case Frame(Welcome() as welcome) if self.state is ClientState.GREETING:
+                self._welcomed(welcome)
+            case Frame(Refused(reason, versions)) if self.state is ClientState.GREETING:
+                raise ConnectionFailed(f"refused: {_printable(reason)}; the peer speaks versions {versions}")
+            case Damaged(_, reason):
+                raise ProtocolViolation(reason)
+            case Frame(Outcomes(outcomes, credit), channel) if self.state is not ClientState.GREETING:
+                return self._answered(channel, outcomes, credit)
+            case Frame(Refused(reason), channel) if self.state is not ClientState.GREETING:
+                return self._refused(channel, reason)
+            case Frame(Credit(credit)) if self.state is not ClientState.GREETING:
+                self.credit += credit
+            case Frame(Pong(ready), channel) if self.state is not ClientState.GREETING:
+                return Ponged(channel, ready)
+            case Frame(Goodbye()):
+                self.state = ClientState.LEAVING
+            case Frame(content):
+                raise ProtocolViolation(
+                    f"a server must not say {type(content).__name__} to a client {self.state.value}"
+                )
+        return None
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        if welcome.version not in self._hello.versions or not welcome.max_envelopes:
+            raise ProtocolViolation(f"welcomed to version {welcome.version}, which was not offered, or to no envelopes")
+        self.state = ClientState.OPEN
+        self.credit = welcome.credit
+        self._max_frame_bytes = welcome.max_frame_bytes
+        self._max_envelopes = min(welcome.max_envelopes, MAX_ENVELOPES)
+
+    def _answered(self, channel: int, outcomes: list[Outcome], credit: int) -> Answered | None:
+        count = self._outstanding.pop(channel, None)
+        if count is None:  # a repeated answer; its credit was counted the first time
+            return None
+        if count != len(outcomes):
+            raise ProtocolViolation(f"{len(outcomes)} outcomes for {count} envelopes")
+        self.credit += credit
+        return Answered(channel, _tidy(outcomes, _LONGEST_REASON))
+
+    def _refused(self, channel: int, reason: str) -> Answered | None:
+        count = self._outstanding.pop(channel, None)
+        if count is None:
+            return None
+        self.credit += count
+        return Answered(channel, [Failed(_printable(reason))] * count)
+
+    def _pack(self, envelopes: Sequence[Envelope], count: int) -> Sendable | Unsendable:
+        """Halve what does not fit until it does: a large batch travels in parts, an impossible envelope is found."""
+        channel = self._next_channel()
+        while True:
+            try:
+                data = encode(Frame(Batch(count, list(envelopes[:count])), channel), self._max_frame_bytes)
+            except InvalidMessage as error:
+                if count == 1:
+                    return Unsendable(f"envelope {envelopes[0].id}: {error}")
+                count //= 2
+            else:
+                self.credit -= count
+                self._outstanding[channel] = count
+                return Sendable(channel, data)
+
+    def _next_channel(self) -> int:
+        self._last_channel = self._last_channel % _LAST_CHANNEL + 1
+        return self._last_channel
+
+
+# The server ------------------------------------------------------------------------------------------------------
+
+
+class ServerState(Enum):
+    AWAITING_HELLO = "awaiting hello"
+    OPEN = "open"
+    LEAVING = "leaving"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Write this frame."""
+
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Give the envelopes to the receiver, then answer this channel with `outcomes` of what it says."""
+
+    channel: int
+    envelopes: list[Envelope]
+    size_bytes: int
+    rejected: dict[int, Rejected] = field(default_factory=dict)
+
+    def outcomes(self, received: list[Outcome]) -> list[Outcome]:
+        """One outcome for each envelope of the batch: the receiver's, and Rejected for those it was not given."""
+        merged = list(received)
+        for position, verdict in self.rejected.items():  # ascending: each insertion is in its final place
+            merged.insert(position, verdict)
+        return merged
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Find out whether a batch could be stored, then answer this channel with `pong`."""
+
+    channel: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The client is done: finish what is under way and close."""
+
+
+class ServerSide:
+    """What the receiving end of one connection knows. `room` is always how many envelopes could be taken now."""
+
+    def __init__(self, service: str, node: int, max_frame_bytes: int) -> None:
+        self.state = ServerState.AWAITING_HELLO
+        self.unspent = 0
+        self.peer = "a stranger"
+        self._service = service
+        self._node = node
+        self._max_frame_bytes = max_frame_bytes
+        self._peer_max_frame_bytes = 0
+        self._under_way: dict[int, int] = {}  # channel -> envelopes
+        self._pings: set[int] = set()
+
+    @property
+    def under_way(self) -> int:
+        """Envelopes received and not yet answered."""
+        return sum(self._under_way.values())
+
+    def hear(self, item: Received, room: int) -> Reply | Deliver | Probe | Leave:
+        """What to do about what arrived. Raises ProtocolViolation when it may not be said, or not now."""
+        match item:
+            case Damaged(channel, reason):
+                return _refuse(channel, reason)
+            case Frame(Hello() as hello) if self.state is ServerState.AWAITING_HELLO:
+                return self._greeted(hello, room)
+            case Frame(Batch() | PartlyReadable()) if self.state is not ServerState.AWAITING_HELLO:
+                return self._batch(item, room)
+            case Frame(Ping(), channel) if self.state is not ServerState.AWAITING_HELLO:
+                return self._pinged(channel)
+            case Frame(Goodbye()):
+                return Leave()
+            case Frame(content):
+                raise ProtocolViolation(
+                    f"a client must not say {type(content).__name__} to a server {self.state.value}"
+                )
+
+    def answer(self, channel: int, outcomes: list[Outcome], room: int) -> Frame:
+        """The batch on this channel is dealt with."""
+        if len(outcomes) != self._under_way[channel]:
+            raise ValueError(f"{len(outcomes)} outcomes for {self._under_way[channel]} envelopes")
+        del self._under_way[channel]
+        return self._outcomes(channel, outcomes, room)
+
+    def pong(self, channel: int, ready: bool) -> Frame:
+        self._pings.discard(channel)
+        return Frame(Pong(ready), channel)
+
+    def grant(self, room: int) -> Frame | None:
+        """More credit, when room has appeared that makes a difference."""
+        credit = self._credit_for(room)
+        if credit == 0 or credit < self.unspent:
+            return None
+        self.unspent += credit
+        return Frame(Credit(credit))
+
+    def leave(self) -> Frame:
+        """Say goodbye; batches that cross it on the way are answered Busy, and are sent elsewhere or later."""
+        self.state = ServerState.LEAVING
+        return Frame(Goodbye())
+
+    def _greeted(self, hello: Hello, room: int) -> Reply:
+        common = set(hello.versions) & set(VERSIONS)
+        if not common:
+            return Reply(Frame(Refused("no version in common", list(VERSIONS))))
+        self.state = ServerState.OPEN
+        self.peer = f"{hello.service} node {hello.node}"
+        self.unspent = room
+        self._peer_max_frame_bytes = hello.max_frame_bytes
+        version = max(common)
+        return Reply(Frame(Welcome(version, self._service, self._node, self._max_frame_bytes, MAX_ENVELOPES, room)))
+
+    def _batch(self, frame: Frame, room: int) -> Reply | Deliver:
+        batch, channel = frame.content, frame.channel
+        assert isinstance(batch, Batch | PartlyReadable)
+        rejected = batch.rejected if isinstance(batch, PartlyReadable) else {}
+        held = len(batch.envelopes) + len(rejected)
+        if batch.count != held or held == 0:
+            return _refuse(channel, f"the batch says it holds {batch.count} envelopes, and holds {held}")
+        if channel in self._under_way:
+            raise ProtocolViolation(f"channel {channel} is used twice")
+        if held > self.unspent or self.state is ServerState.LEAVING:
+            return Reply(self._outcomes(channel, [BUSY] * held, room))
+        self.unspent -= held
+        self._under_way[channel] = held
+        return Deliver(channel, batch.envelopes, frame.size_bytes, rejected)
+
+    def _pinged(self, channel: int) -> Probe:
+        if len(self._pings) >= MAX_PINGS:
+            raise ProtocolViolation(f"more than {MAX_PINGS} pings at once")
+        self._pings.add(channel)
+        return Probe(channel)
+
+    def _outcomes(self, channel: int, outcomes: list[Outcome], room: int) -> Frame:
+        credit = self._credit_for(room)
+        self.unspent += credit
+        # A character takes at most 4 bytes: with this many for each reason the frame is within the client's limit.
+        fitting = self._peer_max_frame_bytes // (8 * len(outcomes))
+        return Frame(Outcomes(_tidy(outcomes, min(fitting, _LONGEST_REASON)), credit), channel)
+
+    def _credit_for(self, room: int) -> int:
+        if self.state is ServerState.LEAVING:
+            return 0
+        return max(0, room - self.unspent - self.under_way)
+
+
+def _refuse(channel: int, reason: str) -> Reply:
+    return Reply(Frame(Refused(reason), channel))
+
+
+# Reasons ---------------------------------------------------------------------------------------------------------
+
+_WITHOUT_REASON: Final = frozenset({Stored, Duplicate, Busy})
+
+
+def _tidy(outcomes: list[Outcome], characters: int) -> list[Outcome]:
+    """The outcomes, with reasons that are short enough to travel and that Postgres can store."""
+    if _WITHOUT_REASON.issuperset(map(type, outcomes)):
+        return outcomes
+    return [
+        type(outcome)(_printable(outcome.reason)[:characters]) if isinstance(outcome, Rejected | Failed) else outcome
+        for outcome in outcomes
+    ]
+
+
+def _printable(reason: str) -> str:
+    """Without what comes from the peer and is no text: Postgres takes no NUL, msgpack no lone surrogate."""
+    return reason[:_LONGEST_REASON].encode(errors="replace").decode().replace("\x00", "\N{REPLACEMENT CHARACTER}")

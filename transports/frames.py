@@ -1,0 +1,142 @@
+"""The vocabulary of the TCP protocol: what the two ends of a connection can say to each other.
+
+    kind         by       says
+    HELLO        client   the versions it speaks, who it is, the largest frame it takes
+    WELCOME      server   the version chosen, who it is, its limits, the first credit
+    REFUSED      server   no to what came on this channel; the connection goes on, and no credit was used
+    BATCH        client   a count, and as many envelopes
+    OUTCOMES     server   one for each envelope of the batch on this channel, and more credit
+    CREDIT       server   more credit
+    PING, PONG   client, server: can a batch be stored now?
+    GOODBYE      either   nothing new from me; what is under way will be finished
+
+Each is an array on the wire: later versions add fields at the end, which earlier ones skip. What is said when is told
+in durable.transports.conversation, how it becomes bytes in durable.transports.wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Annotated, Any, Final
+
+from msgspec import Meta, Struct
+
+from durable.envelope import Envelope
+from durable.outcomes import Outcome, Rejected
+
+VERSIONS: Final = (1,)
+MAX_ENVELOPES: Final = 1_000
+"""Envelopes in a batch, at most."""
+
+Name = Annotated[str, Meta(max_length=200)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Versions = Annotated[list[int], Meta(max_length=100)]
+
+
+class Hello(Struct, array_like=True, frozen=True):
+    versions: Versions
+    service: Name
+    node: Count
+    max_frame_bytes: Count
+
+
+class Welcome(Struct, array_like=True, frozen=True):
+    version: int
+    service: Name
+    node: Count
+    max_frame_bytes: Count
+    max_envelopes: Count
+    credit: Count
+
+
+class Refused(Struct, array_like=True, frozen=True):
+    """`versions` are those that the server speaks, when that is why."""
+
+    reason: str
+    versions: Versions = []
+
+
+class Batch(Struct, array_like=True, frozen=True):
+    count: Count
+    envelopes: Annotated[list[Envelope], Meta(max_length=MAX_ENVELOPES)]
+
+
+class Outcomes(Struct, array_like=True, frozen=True):
+    outcomes: Annotated[list[Outcome], Meta(max_length=MAX_ENVELOPES)]
+    credit: Count = 0
+
+
+class Credit(Struct, array_like=True, frozen=True):
+    credit: Count
+
+
+class Ping(Struct, array_like=True, frozen=True):
+    pass
+
+
+class Pong(Struct, array_like=True, frozen=True):
+    ready: bool
+
+
+class Goodbye(Struct, array_like=True, frozen=True):
+    pass
+
+
+class PartlyReadable(Struct, frozen=True):
+    """A BATCH as it arrived when some of it is no envelope: what could be read, and what to say of the rest.
+
+    `rejected` is keyed by the position in the batch, in ascending order.
+    """
+
+    count: int
+    envelopes: list[Envelope]
+    rejected: dict[int, Rejected]
+
+
+class Kind(IntEnum):
+    HELLO = 1
+    WELCOME = 2
+    REFUSED = 3
+    BATCH = 4
+    OUTCOMES = 5
+    CREDIT = 6
+    PING = 7
+    PONG = 8
+    GOODBYE = 9
+
+
+Content = Hello | Welcome | Refused | Batch | Outcomes | Credit | Ping | Pong | Goodbye
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What one end says to the other. `size_bytes` is what it took on the wire, when it came from there."""
+
+    content: Content | PartlyReadable
+    channel: int = 0
+    size_bytes: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A frame of which no more is known than where it ended and, most likely, its channel."""
+
+    channel: int
+    reason: str
+
+
+Received = Frame | Damaged
+
+TYPES: Final[dict[Kind, type[Content]]] = {
+    Kind.HELLO: Hello,
+    Kind.WELCOME: Welcome,
+    Kind.REFUSED: Refused,
+    Kind.BATCH: Batch,
+    Kind.OUTCOMES: Outcomes,
+    Kind.CREDIT: Credit,
+    Kind.PING: Ping,
+    Kind.PONG: Pong,
+    Kind.GOODBYE: Goodbye,
+}
+KINDS: Final[dict[type[Any], Kind]] = {content: kind for kind, content in TYPES.items()}
