@@ -1,12 +1,12 @@
 """The bus: what an application declares and calls.
 
-    bus = Bus("orders", database="postgresql+asyncpg://...")
-    bus.route(OrderPlaced, to="tcp://127.0.0.1:2302")
+bus = Bus("orders", database="postgresql+asyncpg://...")
+bus.route(OrderPlaced, to="tcp://127.0.0.1:2302")
 
-    async with bus:                                   # the agents run
-        async with bus.unit_of_work() as uow:         # one AsyncSession, one transaction
-            uow.session.add(Order(...))
-            bus.send(OrderPlaced(...))                # stored with it, or not at all
+async with bus:                                   # the agents run
+    async with bus.unit_of_work() as uow:         # one AsyncSession, one transaction
+        uow.session.add(Order(...))
+        bus.send(OrderPlaced(...))                # stored with it, or not at all
 """
 
 from __future__ import annotations

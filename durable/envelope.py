@@ -38,7 +38,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     content_type: str = JSON
     causation_id: UUID | None = None
     partition_key: str | None = None
-    headers: dict[str, str] = {}  # noqa: RUF012  msgspec copies empty defaults
+    headers: dict[str, str] = {}
     deliver_by: datetime | None = None
     execution_time: datetime | None = None
 

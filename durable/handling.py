@@ -30,9 +30,10 @@ from durable.patience import patiently
 from durable.retry import DeadLetter, HandBack, RunAgain, RunLater
 from durable.sessions import Sessions
 from durable.settings import Settings
-from durable.storage import inbox
+from durable.storage import inbox, leases
 from durable.storage.database import Database
 from durable.storage.rows import Letter
+from durable.storage.statements import INCOMING
 from durable.telemetry import Counters, Event, log
 from durable.unit_of_work import Outbox
 
@@ -85,9 +86,9 @@ class HandlingAgent:
         """Keep room for an envelope that is about to be stored, or leave it to any node. From any thread."""
         return self._node if not self._stopping and self.buffer.reserve([envelope]) else ANY_NODE
 
-    def accept(self, leases: Sequence[Leased]) -> None:
+    def accept(self, claimed: Sequence[Leased]) -> None:
         """Handle these: they are committed, owned by this node, and have room."""
-        self.buffer.put(leases)
+        self.buffer.put(claimed)
         self._changed.set()
 
     def stop(self) -> None:
@@ -111,18 +112,18 @@ class HandlingAgent:
 
     async def _work(self) -> None:
         while not self._stopping:
-            leases = self.buffer.take(self.handler.group, self._settings.batch_bytes)
-            if leases:
-                await self._handle(leases)
+            taken = self.buffer.take(self.handler.group, self._settings.batch_bytes)
+            if taken:
+                await self._handle(taken)
             else:
                 self._changed.clear()
                 await self._changed.wait()
 
-    async def _handle(self, leases: Sequence[Leased]) -> None:
+    async def _handle(self, taken: Sequence[Leased]) -> None:
         failpoint("C14")
-        self._working.update(lease.key for lease in leases)
+        self._working.update(lease.key for lease in taken)
         try:
-            tasks = [task for lease in leases if (task := await self._prepare(lease)) is not None]
+            tasks = [task for lease in taken if (task := await self._prepare(lease)) is not None]
             if len(tasks) > 1 and await self._succeeds_together(tasks):
                 return
             for task in tasks:
@@ -130,10 +131,10 @@ class HandlingAgent:
         except Exception:
             # Not the handler's failure, which _handle_alone settles, but ours. The rows stay owned, and are released
             # as forgotten, so another attempt follows.
-            log.exception("handling of %s broke off", [str(lease.envelope.id) for lease in leases])
+            log.exception("handling of %s broke off", [str(lease.envelope.id) for lease in taken])
         finally:
-            self._working.difference_update(lease.key for lease in leases)
-            self.buffer.done(leases)
+            self._working.difference_update(lease.key for lease in taken)
+            self.buffer.done(taken)
             if self.wants_more and self.buffer.room >= self._settings.batch_size:
                 self.wants_more = False
                 self._has_room()
@@ -208,7 +209,9 @@ class HandlingAgent:
             case HandBack():
                 async for trial in patiently(f"release {lease.envelope.id}"):
                     with trial:
-                        await self._database.transaction(inbox.release, self._database.schema, self._node, [lease])
+                        await self._database.transaction(
+                            leases.release, self._database.schema, INCOMING, self._node, [lease.key]
+                        )
             case DeadLetter():
                 failpoint("C19")
                 await self._dead_letter(lease, Letter.from_error(error), counted=attempt - counted_before)
@@ -258,9 +261,9 @@ class HandlingAgent:
     def _complete(self, session: Session, outbox: Outbox, tasks: Sequence[Task]) -> None:
         """The fence: the rows are finished in this transaction, or it does not commit."""
         session.flush()
-        leases = [task.lease for task in tasks]
-        finished = inbox.finish_handled(session.connection(), self._database.schema, self._node, leases)
-        if finished != len(leases):
+        owned = [task.lease for task in tasks]
+        finished = inbox.finish_handled(session.connection(), self._database.schema, self._node, owned)
+        if finished != len(owned):
             raise LeaseLost
         outbox.commits_itself = True
         failpoint("C16")

@@ -1,9 +1,9 @@
 """What a receiver says of one envelope. `Sender.send` returns one of these for each envelope of the batch.
 
-    Stored, Duplicate    it is in the peer's database: the sender deletes its row
-    Rejected             it never will be: the sender dead-letters it with the peer's reason
-    Busy                 not now: the sender slows down; not a failure
-    Failed               the peer could not store it: the sender keeps it and tries again
+Stored, Duplicate    it is in the peer's database: the sender deletes its row
+Rejected             it never will be: the sender dead-letters it with the peer's reason
+Busy                 not now: the sender slows down; not a failure
+Failed               the peer could not store it: the sender keeps it and tries again
 """
 
 from __future__ import annotations

@@ -226,9 +226,7 @@ class ReceivingAgent:
                     self._quarantine(conn, arrival.endpoint, _raw(arrival.envelope), reason, arrival.envelope)
         return fresh
 
-    def _quarantine(
-        self, conn: Connection, endpoint: str, raw: bytes, reason: str, envelope: Envelope | None
-    ) -> None:
+    def _quarantine(self, conn: Connection, endpoint: str, raw: bytes, reason: str, envelope: Envelope | None) -> None:
         log.error("quarantined at %s: %s: %s", endpoint, envelope.id if envelope else "no id", reason)
         self._counters.add(Event.QUARANTINED)
         letter = Letter.because(reason, "quarantined on arrival")

@@ -1,8 +1,8 @@
 """Which destinations a message goes to. A command has one, an event any number.
 
-    send()      the destination given with `to=`; else its route; else this service's own handler;
-                else its only subscriber; else an error that says what to do
-    publish()   every subscriber, and this service's own handler; nobody is an answer too
+send()      the destination given with `to=`; else its route; else this service's own handler;
+            else its only subscriber; else an error that says what to do
+publish()   every subscriber, and this service's own handler; nobody is an answer too
 """
 
 from __future__ import annotations

@@ -71,7 +71,9 @@ class Transports:
         transport = self._by_scheme.get(scheme)
         if transport is None or not separator:
             known = ", ".join(f"{name}://" for name in self._by_scheme)
-            raise InvalidSetting(f"{uri}: no transport has this scheme{suggestion(scheme, self._by_scheme)}; known: {known}")
+            raise InvalidSetting(
+                f"{uri}: no transport has this scheme{suggestion(scheme, self._by_scheme)}; known: {known}"
+            )
         transport.check(uri)
         return transport
 

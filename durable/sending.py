@@ -1,13 +1,13 @@
 """The sending agent: one for each destination, between the outbox and the peer.
 
-    committed / claimed --> buffer --> batch --> Sender --> outcomes
-                              ^                               |
-                              |   Busy, Failed, no answer     +--> Stored, Duplicate: deleted, many rows a statement
-                              +-------------------------------+--> Rejected: dead letter with the peer's reason
+committed / claimed --> buffer --> batch --> Sender --> outcomes
+                          ^                               |
+                          |   Busy, Failed, no answer     +--> Stored, Duplicate: deleted, many rows a statement
+                          +-------------------------------+--> Rejected: dead letter with the peer's reason
 
-    N batches failed in a row: latched. Its rows go back to any node, only pings travel, the first that is answered
-    unlatches, and recovery claims what has gathered meanwhile. The latch is a row of `circuits`, which every node
-    obeys; what the agent holds in memory is bounded by its buffer, whatever the backlog.
+N batches failed in a row: latched. Its rows go back to any node, only pings travel, the first that is answered
+unlatches, and recovery claims what has gathered meanwhile. The latch is a row of `circuits`, which every node
+obeys; what the agent holds in memory is bounded by its buffer, whatever the backlog.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import TypeVar
 
 from durable.batching import Buffer, is_due
 from durable.circuit import Circuit
@@ -26,14 +25,13 @@ from durable.failpoints import failpoint
 from durable.outcomes import Busy, Duplicate, Failed, Outcome, Rejected, Stored
 from durable.patience import patiently
 from durable.settings import Settings
-from durable.storage import circuits, outbox
+from durable.storage import circuits, leases, outbox
 from durable.storage.circuits import Kind
 from durable.storage.database import Database
 from durable.storage.rows import Letter
+from durable.storage.statements import OUTGOING
 from durable.telemetry import Counters, Event, log
 from durable.transports.base import Sender
-
-T = TypeVar("T")
 
 _DELETE_AT_ONCE = 1_000
 _FIRST_PAUSE = 0.02  # seconds before the next batch to a peer that is busy
@@ -85,9 +83,9 @@ class SendingAgent:
         """Their transaction was rolled back. From any thread."""
         self.buffer.done(envelopes)
 
-    def accept(self, leases: Sequence[Leased]) -> None:
+    def accept(self, claimed: Sequence[Leased]) -> None:
         """Send these: they are committed, owned by this node, and have room."""
-        self.buffer.put(leases)
+        self.buffer.put(claimed)
         self._changed.set()
 
     def observe_circuit(self, latched: bool, generation: int) -> None:
@@ -203,14 +201,12 @@ class SendingAgent:
     async def _count_failure(self, batch: Sequence[Leased]) -> None:
         async for attempt in patiently(f"count a failed attempt to {self.destination}"):
             with attempt:
-                await self._transaction(outbox.count_failed_attempt, batch)
+                await self._database.transaction(outbox.count_failed_attempt, self._database.schema, self._node, batch)
 
     async def _dead_letter(self, rejected: Sequence[tuple[Leased, Letter]]) -> None:
         async for attempt in patiently(f"dead-letter what {self.destination} rejected"):
             with attempt:
-                await self._database.transaction(
-                    outbox.dead_letter, self._database.schema, self.destination, self._node, rejected
-                )
+                await self._database.transaction(outbox.dead_letter, self._database.schema, self._node, rejected)
         self._counters.add(Event.REJECTED, len(rejected))
         self._done([lease for lease, _ in rejected])
 
@@ -230,13 +226,13 @@ class SendingAgent:
                 self._done(self._deleting)
                 self._deleting = []
 
-    async def _delete(self, leases: Sequence[Leased]) -> None:
+    async def _delete(self, sent: Sequence[Leased]) -> None:
         async for attempt in patiently(f"delete what was sent to {self.destination}"):
             with attempt:
-                deleted = await self._transaction(outbox.delete_sent, leases)
+                deleted = await self._database.transaction(outbox.delete_sent, self._database.schema, self._node, sent)
         self._counters.add(Event.SENT, deleted)
-        if deleted < len(leases):
-            self._counters.add(Event.LEASE_LOST, len(leases) - deleted)
+        if deleted < len(sent):
+            self._counters.add(Event.LEASE_LOST, len(sent) - deleted)
 
     # ------------------------------------------------------------------ the latch
 
@@ -285,13 +281,15 @@ class SendingAgent:
         if waiting:
             async for attempt in patiently(f"release what waits for {self.destination}"):
                 with attempt:
-                    await self._transaction(outbox.release, waiting)
+                    await self._database.transaction(
+                        leases.release, self._database.schema, OUTGOING, self._node, [lease.key for lease in waiting]
+                    )
             self._done(waiting)
 
     # ------------------------------------------------------------------ small things
 
-    def _done(self, leases: Sequence[Leased]) -> None:
-        self.buffer.done(leases)
+    def _done(self, finished: Sequence[Leased]) -> None:
+        self.buffer.done(finished)
         if self.wants_more and self.buffer.room >= self._settings.batch_size:
             self.wants_more = False
             self._has_room()
@@ -303,8 +301,3 @@ class SendingAgent:
                 await self._changed.wait()
         except TimeoutError:
             pass
-
-    async def _transaction(self, work: Callable[..., T], leases: Sequence[Leased]) -> T:
-        return await self._database.transaction(
-            work, self._database.schema, self.destination, self._node, leases
-        )

@@ -34,7 +34,9 @@ class Settings(BaseSettings):
     lock_database_url: SecretStr | None = Field(
         None, description="a direct connection for the node's advisory lock, when database_url goes through a pooler"
     )
-    db_schema: str = Field("durable", pattern=r"^[a-z_][a-z0-9_]{0,62}$", description="the schema that holds the tables")
+    db_schema: str = Field(
+        "durable", pattern=r"^[a-z_][a-z0-9_]{0,62}$", description="the schema that holds the tables"
+    )
     pool_size: Count = Field(10, description="connections for units of work and handlers")
     agent_pool_size: Count = Field(4, description="connections for the agents, so that a busy application starves none")
 
@@ -64,7 +66,8 @@ class Settings(BaseSettings):
 
     heartbeat_interval: Duration = Field(timedelta(seconds=2), description="between heartbeats of a node")
     heartbeat_stale: Duration = Field(
-        timedelta(seconds=20), description="age of a heartbeat at which a node that holds its lock is dormant all the same"
+        timedelta(seconds=20),
+        description="age of a heartbeat at which a node that holds its lock is dormant all the same",
     )
     dormant_grace: Duration = Field(
         timedelta(seconds=2), description="for which a lock must be absent, on two sweeps, before its node is dormant"
@@ -117,7 +120,9 @@ def load_settings(**overrides: Any) -> Settings:
 def check_database_url(url: str) -> None:
     """Raise InvalidSetting unless this is a Postgres URL with a driver that durable can use."""
     try:
-        TypeAdapter(PostgresDsn).validate_python(url.replace("@/", "@localhost/", 1).replace(":///", "://localhost/", 1))
+        TypeAdapter(PostgresDsn).validate_python(
+            url.replace("@/", "@localhost/", 1).replace(":///", "://localhost/", 1)
+        )
     except ValidationError:
         raise InvalidSetting(
             "database_url: not a Postgres URL; it should look like postgresql+asyncpg://user:secret@host:5432/name"

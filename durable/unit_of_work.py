@@ -65,6 +65,7 @@ class Outbox:
         self._pending: list[Envelope] = []
         self._savepoints: dict[SessionTransaction, int] = {}
         self._stored: list[Sent] = []
+
     def send(self, message: object, *, to: str | None = None, **options: Unpack[SendOptions]) -> UUID:
         """Send a command when the session commits; returns the envelope's id.
 
@@ -102,7 +103,9 @@ class Outbox:
     def store(self) -> None:
         """Insert what was sent, as the last statement of the transaction."""
         if not self.commits_itself:
-            raise WiringError("a handler must not commit its session: durable commits it, with the message's completion")
+            raise WiringError(
+                "a handler must not commit its session: durable commits it, with the message's completion"
+            )
         self.session.flush()  # listeners of the flush may send too
         if self._pending:
             owners = self._dispatcher.reserve(self._pending)

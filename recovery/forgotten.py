@@ -16,7 +16,9 @@ Held = Callable[[], set[Lease]]
 class Forgotten:
     """Looks at one table at intervals; what is missing in memory at two looks is released."""
 
-    def __init__(self, database: Database, table: statements.Recovery, node: NodeId, counters: Counters, held: Held) -> None:
+    def __init__(
+        self, database: Database, table: statements.Recovery, node: NodeId, counters: Counters, held: Held
+    ) -> None:
         self._database = database
         self._table = table
         self._node = node
@@ -32,9 +34,7 @@ class Forgotten:
         forgotten = self._policy.forgotten(owned, held | self._held())
         if not forgotten:
             return 0
-        released = await self._database.transaction(
-            leases.release_forgotten, schema, self._table, self._node, forgotten
-        )
+        released = await self._database.transaction(leases.release, schema, self._table, self._node, forgotten)
         log.warning("released %d envelopes that a lost reply had left behind", released)
         self._counters.add(Event.FORGOTTEN, released)
         return released

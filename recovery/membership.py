@@ -49,7 +49,9 @@ class Membership:
     `lost` is set when the node is no member any more: its connection ended, its lock is gone, or it was struck off.
     """
 
-    def __init__(self, service: str, settings: Settings, *, message_types: Sequence[str], wake: Callable[[], None]) -> None:
+    def __init__(
+        self, service: str, settings: Settings, *, message_types: Sequence[str], wake: Callable[[], None]
+    ) -> None:
         self.lost = asyncio.Event()
         self.node = NodeId(0)
         self._service = service

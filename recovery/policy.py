@@ -1,10 +1,10 @@
 """Who is dead, and what was forgotten: rules over facts that were read, with no clock and no database.
 
-    lock held, heartbeat fresh                     alive
-    lock absent                                    suspect; dormant when still absent a grace later
-    lock held, heartbeat stale                     dormant: paused, or its connection is half open
-    no row in nodes                                struck off before; suspect, then dormant, whatever its lock says
-    server younger than the grace                  no verdict: every lock went with the restart
+lock held, heartbeat fresh                     alive
+lock absent                                    suspect; dormant when still absent a grace later
+lock held, heartbeat stale                     dormant: paused, or its connection is half open
+no row in nodes                                struck off before; suspect, then dormant, whatever its lock says
+server younger than the grace                  no verdict: every lock went with the restart
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, NoReturn
@@ -26,6 +25,7 @@ from durable.errors import TransportError
 from durable.failpoints import failpoint
 from durable.outcomes import Outcome
 from durable.settings import Settings
+from durable.telemetry import log
 from durable.transports.base import Receiver
 from durable.transports.conversation import Deliver, Leave, Probe, Reply, ServerSide, ServerState
 from durable.transports.frames import Refused
@@ -35,8 +35,6 @@ from durable.transports.wire import encode
 
 CREDIT_SECONDS: Final = 0.05
 MAX_CONNECTIONS: Final = 100
-
-log = logging.getLogger(__name__)
 
 
 class TcpListener:

@@ -37,9 +37,7 @@ class Database:
             async_url(settings), pool_size=settings.agent_pool_size, max_overflow=2, pool_timeout=10
         )
 
-    async def transaction(
-        self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
+    async def transaction(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run this storage function in a transaction of its own and return what it returns, committed.
 
         Raises StorageUnavailable when the database cannot be used (whether a commit took place is then unknown) and

@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 from durable.digest import body_digest
 from durable.envelope import Envelope, Leased, NodeId
 from durable.storage import statements
+from durable.storage.leases import fence
 from durable.storage.rows import Letter, envelope_columns, leased
 
 Key = tuple[UUID, str]
@@ -70,7 +71,11 @@ def claim(conn: Connection, schema: str, *, message_type: str, batch_size: int, 
 
 def finish_handled(conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased]) -> int:
     """In the handler's transaction: its messages are done. Returns how many rows were still this node's."""
-    return int(conn.execute(statements.FINISH_HANDLED.within(schema), _mine(node, leases)).scalar_one())
+    return int(
+        conn.execute(
+            statements.FINISH_HANDLED.within(schema), fence(node, [lease.key for lease in leases])
+        ).scalar_one()
+    )
 
 
 def begin_suspect_attempt(conn: Connection, schema: str, node: NodeId, lease: Leased) -> int | None:
@@ -85,11 +90,6 @@ def retry_later(
     """Make it due after `delay`, unowned. False when the lease was lost, or the message was handled after all."""
     params = _one(node, lease) | {"delay": delay, "counted": counted}
     return conn.execute(statements.RETRY_LATER.within(schema), params).first() is not None
-
-
-def release(conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased]) -> None:
-    """Hand them back: any node may claim them."""
-    conn.execute(statements.RELEASE_INCOMING.within(schema), _mine(node, leases))
 
 
 def dead_letter(
@@ -128,12 +128,3 @@ def quarantine(
 
 def _one(node: NodeId, lease: Leased) -> dict[str, Any]:
     return {"id": lease.envelope.id, "endpoint": lease.endpoint, "epoch": lease.epoch, "node": node}
-
-
-def _mine(node: NodeId, leases: Sequence[Leased]) -> dict[str, Any]:
-    return {
-        "node": node,
-        "ids": [lease.envelope.id for lease in leases],
-        "endpoints": [lease.endpoint for lease in leases],
-        "epochs": [lease.epoch for lease in leases],
-    }

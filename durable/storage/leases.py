@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
 from durable.envelope import Lease, NodeId
 from durable.storage.statements import Recovery
+
 
 class Backlog(NamedTuple):
     """What waits under one name (a destination or a message type)."""
@@ -49,13 +50,15 @@ def owned_by(conn: Connection, schema: str, table: Recovery, node: NodeId) -> se
     return {(row.id, row.address, row.epoch) for row in rows}
 
 
-def release_forgotten(
-    conn: Connection, schema: str, table: Recovery, node: NodeId, leases: Collection[Lease]
-) -> int:
-    """Rows that this node owns and does not work on: after a commit whose reply was lost."""
+def release(conn: Connection, schema: str, table: Recovery, node: NodeId, leases: Collection[Lease]) -> int:
+    """Hand these back: any node may claim them. Returns how many were still this node's."""
+    return conn.execute(table.release.within(schema), fence(node, leases)).rowcount
+
+
+def fence(node: NodeId, leases: Collection[Lease]) -> dict[str, Any]:
+    """The parameters of every statement that may only touch this node's rows."""
     ids, addresses, epochs = zip(*leases, strict=True)
-    params = {"node": node, "ids": list(ids), "addresses": list(addresses), "epochs": list(epochs)}
-    return conn.execute(table.release_forgotten.within(schema), params).rowcount
+    return {"node": node, "ids": list(ids), "addresses": list(addresses), "epochs": list(epochs)}
 
 
 def promote_due(conn: Connection, schema: str, table: Recovery, batch_size: int) -> int:

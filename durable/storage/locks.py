@@ -1,7 +1,7 @@
 """Advisory locks, in the two-int form: a class that durable derives from its schema, and a key within it.
 
-    nodes_class(schema), node id    held by a node's own connection for as long as the node lives
-    jobs_class(schema), Job         held by one transaction, so that one node at a time does that job
+nodes_class(schema), node id    held by a node's own connection for as long as the node lives
+jobs_class(schema), Job         held by one transaction, so that one node at a time does that job
 """
 
 from __future__ import annotations

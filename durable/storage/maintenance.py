@@ -27,9 +27,7 @@ def purge_defaults(conn: Connection, schema: str, *, keep_ids: timedelta, keep_h
     """Delete a bounded number of old rows that belong to no day. Returns how many."""
     if not try_lock(conn, schema, Job.PARTITIONS):
         return 0
-    ids = conn.execute(
-        statements.PURGE_DEFAULT_IDS.within(schema), {"keep_ids": keep_ids, "batch_size": _PURGE_BATCH}
-    )
+    ids = conn.execute(statements.PURGE_DEFAULT_IDS.within(schema), {"keep_ids": keep_ids, "batch_size": _PURGE_BATCH})
     history = conn.execute(
         statements.PURGE_DEFAULT_HISTORY.within(schema), {"keep_history": keep_history, "batch_size": _PURGE_BATCH}
     )

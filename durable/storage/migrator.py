@@ -73,7 +73,10 @@ def migrate_online(context: Any, url: str, schema: str) -> None:
 def configure_offline(context: Any, schema: str) -> None:
     """Called by Alembic's environment for --sql."""
     context.configure(
-        dialect_name="postgresql", literal_binds=True, version_table_schema=schema, output_buffer=context.config.output_buffer
+        dialect_name="postgresql",
+        literal_binds=True,
+        version_table_schema=schema,
+        output_buffer=context.config.output_buffer,
     )
     context.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
 

@@ -11,6 +11,7 @@ from durable.digest import body_digest
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
 from durable.storage import statements
 from durable.storage.database import channel
+from durable.storage.leases import fence
 from durable.storage.rows import Letter, envelope_columns, leased
 
 
@@ -48,37 +49,21 @@ def claim(conn: Connection, schema: str, *, destination: str, batch_size: int, n
     return [leased(row) for row in rows]
 
 
-def delete_sent(conn: Connection, schema: str, destination: str, node: NodeId, leases: Sequence[Leased]) -> int:
+def delete_sent(conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased]) -> int:
     """The peer has them: delete the rows and write their history. Returns how many were still this node's."""
-    return int(
-        conn.execute(statements.DELETE_SENT.within(schema), _mine(destination, node, leases)).scalar_one()
-    )
+    return int(conn.execute(statements.DELETE_SENT.within(schema), _mine(node, leases)).scalar_one())
 
 
-def count_failed_attempt(
-    conn: Connection, schema: str, destination: str, node: NodeId, leases: Sequence[Leased]
-) -> None:
-    conn.execute(statements.COUNT_FAILED_SEND.within(schema), _mine(destination, node, leases))
+def count_failed_attempt(conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased]) -> None:
+    conn.execute(statements.COUNT_FAILED_SEND.within(schema), _mine(node, leases))
 
 
-def release(conn: Connection, schema: str, destination: str, node: NodeId, leases: Sequence[Leased]) -> None:
-    """Hand them back: any node may claim them."""
-    conn.execute(statements.RELEASE_OUTGOING.within(schema), _mine(destination, node, leases))
-
-
-def dead_letter(
-    conn: Connection, schema: str, destination: str, node: NodeId, rejected: Iterable[tuple[Leased, Letter]]
-) -> None:
+def dead_letter(conn: Connection, schema: str, node: NodeId, rejected: Iterable[tuple[Leased, Letter]]) -> None:
     """The peer refuses them for good: move each into dead_letters with the peer's reason."""
     for lease, letter in rejected:
-        params = _mine(destination, node, [lease]) | letter.parameters()
+        params = _mine(node, [lease]) | letter.parameters()
         conn.execute(statements.DEAD_LETTER_OUTGOING.within(schema), params)
 
 
-def _mine(destination: str, node: NodeId, leases: Sequence[Leased]) -> dict[str, Any]:
-    return {
-        "destination": destination,
-        "node": node,
-        "ids": [lease.envelope.id for lease in leases],
-        "epochs": [lease.epoch for lease in leases],
-    }
+def _mine(node: NodeId, leases: Sequence[Leased]) -> dict[str, Any]:
+    return fence(node, [lease.key for lease in leases])

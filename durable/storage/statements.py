@@ -43,8 +43,15 @@ _SELECT_ENVELOPE: Final = (
     "id, message_type, source, correlation_id, causation_id, partition_key, content_type, "
     "CAST(headers AS jsonb), body, sent_at, deliver_by"
 )
-_MINE: Final = "unnest(CAST(:ids AS uuid[]), CAST(:epochs AS integer[])) AS mine (id, epoch)"
-_FENCE: Final = "row.id = mine.id AND row.epoch = mine.epoch AND row.owner_id = :node"
+_MINE: Final = (
+    "unnest(CAST(:ids AS uuid[]), CAST(:addresses AS text[]), CAST(:epochs AS integer[])) AS mine (id, address, epoch)"
+)
+# `+ 0` hides the owner from the planner: without statistics it takes the index of owned rows, which are all of a
+# node's, for the shorter way, and compares each of them with each id.
+_FENCE: Final = "row.id = mine.id AND row.epoch = mine.epoch AND row.owner_id + 0 = :node"
+_FENCE_OUTGOING: Final = f"{_FENCE} AND row.destination = mine.address"
+_FENCE_INCOMING: Final = f"{_FENCE} AND row.endpoint = mine.address"
+_THIS: Final = "id = :id AND endpoint = :endpoint AND owner_id + 0 = :node AND epoch = :epoch"
 
 _HISTORY: Final = (
     "id, side, outcome, address, message_type, source, correlation_id, causation_id, partition_key, sent_at, "
@@ -108,7 +115,7 @@ FROM claimed ORDER BY seq
 DELETE_SENT = Statement(f"""
 WITH sent AS (
     DELETE FROM {{schema}}.outgoing_envelopes AS row USING {_MINE}
-    WHERE {_FENCE} AND row.destination = :destination
+    WHERE {_FENCE_OUTGOING}
     RETURNING row.*
 ), history AS (
     INSERT INTO {{schema}}.envelope_history ({_HISTORY})
@@ -119,18 +126,13 @@ SELECT count(*) FROM sent
 
 COUNT_FAILED_SEND = Statement(f"""
 UPDATE {{schema}}.outgoing_envelopes AS row SET attempts = row.attempts + 1
-FROM {_MINE} WHERE {_FENCE} AND row.destination = :destination
-""")
-
-RELEASE_OUTGOING = Statement(f"""
-UPDATE {{schema}}.outgoing_envelopes AS row SET owner_id = 0, epoch = row.epoch + 1
-FROM {_MINE} WHERE {_FENCE} AND row.destination = :destination
+FROM {_MINE} WHERE {_FENCE_OUTGOING}
 """)
 
 DEAD_LETTER_OUTGOING = Statement(f"""
 WITH moved AS (
     DELETE FROM {{schema}}.outgoing_envelopes AS row USING {_MINE}
-    WHERE {_FENCE} AND row.destination = :destination
+    WHERE {_FENCE_OUTGOING}
     RETURNING row.*
 ), letters AS (
     INSERT INTO {{schema}}.dead_letters ({_LETTER})
@@ -197,9 +199,8 @@ FROM claimed ORDER BY seq
 FINISH_HANDLED = Statement(f"""
 WITH handled AS (
     DELETE FROM {{schema}}.incoming_envelopes AS row
-    USING unnest(CAST(:ids AS uuid[]), CAST(:endpoints AS text[]), CAST(:epochs AS integer[]))
-        AS mine (id, endpoint, epoch)
-    WHERE {_FENCE} AND row.endpoint = mine.endpoint
+    USING {_MINE}
+    WHERE {_FENCE_INCOMING}
     RETURNING row.*
 ), history AS (
     INSERT INTO {{schema}}.envelope_history ({_HISTORY})
@@ -210,29 +211,23 @@ SELECT count(*) FROM handled
 
 # Only for a message whose node died while it owned it: counted before it runs, so that one that kills its process
 # comes to its end.
-BEGIN_SUSPECT_ATTEMPT = Statement("""
-UPDATE {schema}.incoming_envelopes SET attempts = attempts + 1
-WHERE id = :id AND endpoint = :endpoint AND owner_id = :node AND epoch = :epoch
+BEGIN_SUSPECT_ATTEMPT = Statement(f"""
+UPDATE {{schema}}.incoming_envelopes SET attempts = attempts + 1
+WHERE {_THIS}
 RETURNING attempts
 """)
 
-RETRY_LATER = Statement("""
-UPDATE {schema}.incoming_envelopes SET owner_id = 0, epoch = epoch + 1, attempts = attempts + :counted,
+RETRY_LATER = Statement(f"""
+UPDATE {{schema}}.incoming_envelopes SET owner_id = 0, epoch = epoch + 1, attempts = attempts + :counted,
     execution_time = now() + CAST(:delay AS interval)
-WHERE id = :id AND endpoint = :endpoint AND owner_id = :node AND epoch = :epoch
+WHERE {_THIS}
 RETURNING id
-""")
-
-RELEASE_INCOMING = Statement("""
-UPDATE {schema}.incoming_envelopes AS row SET owner_id = 0, epoch = row.epoch + 1
-FROM unnest(CAST(:ids AS uuid[]), CAST(:endpoints AS text[]), CAST(:epochs AS integer[])) AS mine (id, endpoint, epoch)
-WHERE row.id = mine.id AND row.endpoint = mine.endpoint AND row.epoch = mine.epoch AND row.owner_id = :node
 """)
 
 DEAD_LETTER_INCOMING = Statement(f"""
 WITH moved AS (
     DELETE FROM {{schema}}.incoming_envelopes
-    WHERE id = :id AND endpoint = :endpoint AND owner_id = :node AND epoch = :epoch
+    WHERE {_THIS}
     RETURNING *
 ), letters AS (
     INSERT INTO {{schema}}.dead_letters ({_LETTER})
@@ -249,7 +244,7 @@ SELECT count(*) FROM moved
 EXPIRE_OWNED_INCOMING = Statement(f"""
 WITH expired AS (
     DELETE FROM {{schema}}.incoming_envelopes
-    WHERE id = :id AND endpoint = :endpoint AND owner_id = :node AND epoch = :epoch AND deliver_by < clock_timestamp()
+    WHERE {_THIS} AND deliver_by < clock_timestamp()
     RETURNING *
 ), history AS (
     INSERT INTO {{schema}}.envelope_history ({_HISTORY})
@@ -307,10 +302,9 @@ UPDATE {{schema}}.{table} SET owner_id = 0, epoch = epoch + 1 WHERE owner_id = :
         self.owned_by = Statement(f"""
 SELECT id, {address_column} AS address, epoch FROM {{schema}}.{table} WHERE owner_id = :node
 """)
-        self.release_forgotten = Statement(f"""
+        self.release = Statement(f"""
 UPDATE {{schema}}.{table} AS row SET owner_id = 0, epoch = row.epoch + 1
-FROM unnest(CAST(:ids AS uuid[]), CAST(:addresses AS text[]), CAST(:epochs AS integer[])) AS mine (id, address, epoch)
-WHERE {_FENCE} AND row.{address_column} = mine.address
+FROM {_MINE} WHERE {_FENCE} AND row.{address_column} = mine.address
 """)
         self.promote_due = Statement(f"""
 WITH due AS (
@@ -350,7 +344,9 @@ REGISTER_NODE = Statement("""
 INSERT INTO {schema}.nodes (service, description, version, capabilities)
 VALUES (:service, :description, :version, CAST(:capabilities AS jsonb)) RETURNING node_id
 """)
-HEARTBEAT = Statement("UPDATE {schema}.nodes SET heartbeat_at = clock_timestamp() WHERE node_id = :node RETURNING node_id")
+HEARTBEAT = Statement(
+    "UPDATE {schema}.nodes SET heartbeat_at = clock_timestamp() WHERE node_id = :node RETURNING node_id"
+)
 REMOVE_NODE = Statement("DELETE FROM {schema}.nodes WHERE node_id = :node")
 LOCK_NODE = Statement("SELECT pg_try_advisory_lock(:class_id, :node)")
 HOLDS_NODE_LOCK = Statement("""
