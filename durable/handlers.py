@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Annotated, Any, Unpack, cast, get_args, get_origin
+from typing import Annotated, Any, Unpack, get_args, get_origin
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -87,7 +87,8 @@ class Context:
 
     def schedule(self, message: object, *, after: timedelta | float, **options: Unpack[SendOptions]) -> UUID:
         """Send a command that leaves only after this time (a timedelta or seconds)."""
-        return self._outbox.send(message, **{**options, "delay": after})
+        options["delay"] = after
+        return self._outbox.send(message, **options)
 
     def reply(self, message: object, **options: Unpack[SendOptions]) -> UUID:
         """Send a command to the address that the sender gave with reply_to=; raises RoutingError if it gave none."""
@@ -134,7 +135,7 @@ class _Injected:
         if inspect.isgeneratorfunction(self.function):
             return stack.enter_context(contextmanager(self.function)(**values))
         result = self.function(**values)
-        return await cast(Awaitable[Any], result) if inspect.isawaitable(result) else result
+        return await result if inspect.isawaitable(result) else result
 
     def call_sync(self, call: Call, stack: ExitStack) -> Any:
         values = {name: source(call) for name, source in self.direct.items()}

@@ -149,7 +149,7 @@ class Runtime:
             self.node = Node(self)
             began = time.monotonic()
             try:
-                await self.node.run(self._stopping, lambda: started.done() or started.set_result(None))
+                await self.node.run(self._stopping, started)
             except Exception as error:
                 if not started.done():
                     started.set_exception(error)
@@ -201,8 +201,8 @@ class Node:
         self._sending: list[asyncio.Task[None]] = []
         self._tasks: asyncio.TaskGroup
 
-    async def run(self, stopping: asyncio.Event, started: Callable[[], object]) -> None:
-        """Live until `stopping` is set or the membership is lost."""
+    async def run(self, stopping: asyncio.Event, started: asyncio.Future[None]) -> None:
+        """Live until `stopping` is set or the membership is lost. `started` is done once the agents run."""
         application = self._runtime.application
         membership = Membership(
             application.service, self._settings, message_types=list(application.handlers), wake=self._woken.set
@@ -226,7 +226,7 @@ class Node:
             await membership.leave()
         log.info("node %d of %s left", node_id, application.service)
 
-    async def _work(self, node_id: NodeId, stopping: asyncio.Event, started: Callable[[], object]) -> None:
+    async def _work(self, node_id: NodeId, stopping: asyncio.Event, started: asyncio.Future[None]) -> None:
         """Start the agents in order; when told to stop, drain them from the outside in."""
         receiving = self._build(node_id)
         recovery = RecoveryAgent(
@@ -250,7 +250,8 @@ class Node:
                 self.agent_for(destination)
             await self._listen(receiving)
             recovering = self._tasks.create_task(recovery.run(), name="recovery")
-            started()
+            if not started.done():
+                started.set_result(None)
             await stopping.wait()
             recovering.cancel()
             closing = [self._tasks.create_task(listener.close(), name="close") for listener in self.listeners]

@@ -39,7 +39,7 @@ class MemoryTransport:
     schemes: tuple[str, ...] = SCHEMES
 
     def __init__(self, settings: Settings) -> None:
-        self._send_seconds = settings.send_timeout.total_seconds()
+        self.send_timeout = settings.send_timeout
         self._drain_seconds = settings.drain_timeout.total_seconds()
         self._listeners: dict[str, MemoryListener] = {}
         self._faults: dict[str, _Fault] = {}
@@ -86,7 +86,7 @@ class MemoryTransport:
     @contextlib.asynccontextmanager
     async def _reaching(self, uri: str) -> AsyncIterator[MemoryListener]:
         """The listener behind this URI, for `send_timeout` at most, unless a fault is in the way."""
-        deadline = asyncio.timeout(self._send_seconds)
+        deadline = asyncio.timeout(self.send_timeout.total_seconds())
         self._under_way[deadline] = uri
         try:
             async with deadline:
@@ -106,7 +106,7 @@ class MemoryTransport:
     def _failure(self, uri: str) -> TransportError:
         if self._faults.get(uri) is _Fault.BROKEN:
             return ConnectionFailed(f"{uri}: the connection broke")
-        return PeerTimeout(f"{uri}: no answer within {self._send_seconds:g} seconds")
+        return PeerTimeout(f"{uri}: no answer within {self.send_timeout.total_seconds():g} seconds")
 
 
 class MemorySender:

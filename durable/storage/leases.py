@@ -19,7 +19,7 @@ class Backlog(NamedTuple):
     """What waits under one name (a destination or a message type)."""
 
     name: str
-    count: int
+    total: int
     unowned: int
     scheduled: int
     oldest: datetime

@@ -1,4 +1,7 @@
-"""Partitions made ahead and dropped after their retention. Needs no DDL rights: functions of the schema's owner do it."""
+"""Partitions made ahead and dropped after their retention.
+
+The runtime role needs no DDL rights: functions of the schema's owner do it.
+"""
 
 from __future__ import annotations
 

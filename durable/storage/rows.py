@@ -38,7 +38,7 @@ def leased(row: Row[Any]) -> Leased:
     (
         envelope_id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, body,
         sent_at, deliver_by, address, epoch, attempts, interruptions,
-    ) = row  # fmt: skip
+    ) = tuple(row)  # fmt: skip
     return Leased(
         Envelope(
             id=envelope_id,

@@ -167,7 +167,8 @@ SELECT id, endpoint FROM fresh
 # Two messages under one id: a fault of the sender that must not pass as a duplicate.
 FIND_CHANGED_BODIES = Statement("""
 SELECT known.id, known.endpoint
-FROM unnest(CAST(:id AS uuid[]), CAST(:endpoint AS text[]), CAST(:body_digest AS bigint[])) AS t (id, endpoint, body_digest)
+FROM unnest(CAST(:id AS uuid[]), CAST(:endpoint AS text[]), CAST(:body_digest AS bigint[]))
+    AS t (id, endpoint, body_digest)
 JOIN {schema}.received_ids AS known USING (id, endpoint)
 WHERE known.body_digest <> t.body_digest
 """)
@@ -329,7 +330,7 @@ WITH late AS (
 SELECT count(*) FROM expired
 """)
         self.backlog = Statement(f"""
-SELECT {group_column} AS name, count(*) AS count, count(*) FILTER (WHERE owner_id = 0) AS unowned,
+SELECT {group_column} AS name, count(*) AS total, count(*) FILTER (WHERE owner_id = 0) AS unowned,
     count(*) FILTER (WHERE execution_time IS NOT NULL) AS scheduled, min(sent_at) AS oldest
 FROM {{schema}}.{table} GROUP BY {group_column} ORDER BY {group_column}
 """)

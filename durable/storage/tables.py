@@ -5,6 +5,8 @@ The migrations own the database; a test holds these definitions against what the
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -129,13 +131,13 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
 _TIME = DateTime(timezone=True)
 
 
-def _defaulted(name: str, kind: TypeEngine[object]) -> Column[object]:
+def _defaulted(name: str, kind: TypeEngine[Any]) -> Column[Any]:
     """A column that the database fills when the insert does not."""
     return Column(name, kind, nullable=False, server_default=FetchedValue())
 
 
-def _envelope() -> list[Column[object]]:
-    columns: list[Column[object]] = [
+def _envelope() -> list[Column[Any]]:
+    columns: list[Column[Any]] = [
         Column("seq", BigInteger, Identity(always=True), nullable=False),
         Column("id", Uuid, nullable=False),
         Column("message_type", Text, nullable=False),

@@ -1,4 +1,4 @@
-"""A TCP proxy that does what networks do: cut, swallow, delay, hold.
+"""A proxy for TCP and Unix sockets that does what networks do: cut, swallow, delay, hold.
 
     async with ChaosProxy("tcp://127.0.0.1:2301") as proxy:
         ...                             # connect to proxy.uri
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
+from collections.abc import Callable
 from enum import Enum
 from types import TracebackType
 from typing import Self
@@ -30,41 +32,38 @@ UP, DOWN = Direction.UP, Direction.DOWN
 
 
 class _Way:
-    """One direction of all connections."""
+    """One direction of all connections. What was held counts, when it is released, as passed too."""
 
     def __init__(self) -> None:
         self.swallowing = False
         self.delay_seconds = 0.0
-        self.swallowed_bytes = 0
-        self.held_bytes = 0
-        self.passed_bytes = 0
+        self.bytes = Counter[str]()
         self.open = asyncio.Event()
         self.open.set()
-        self.changed = asyncio.Condition()
-
-    async def count(self, *, swallowed: int = 0, held: int = 0, passed: int = 0) -> None:
-        async with self.changed:
-            self.swallowed_bytes += swallowed
-            self.held_bytes += held
-            self.passed_bytes += passed
-            self.changed.notify_all()
 
 
 class ChaosProxy:
-    """An async context manager; `uri` is where clients connect."""
+    """An async context manager; `uri` is where clients connect, on a free port unless `at` names another place."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, at: str = "tcp://127.0.0.1:0") -> None:
         self._target = urlsplit(target)
+        self._at = urlsplit(at)
         self._ways = {UP: _Way(), DOWN: _Way()}
         self._writers: set[asyncio.StreamWriter] = set()
         self._refusing = False
+        self._changed = asyncio.Condition()
+        self._closed = 0
         self.connections = 0
         self.uri = ""
 
     async def __aenter__(self) -> Self:
         self._tasks = await asyncio.TaskGroup().__aenter__()
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.uri = f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        if self._at.scheme == "unix":
+            self._server = await asyncio.start_unix_server(self._accept, self._at.path)
+            self.uri = self._at.geturl()
+        else:
+            self._server = await asyncio.start_server(self._accept, self._at.hostname, self._at.port)
+            self.uri = f"tcp://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
     async def __aexit__(
@@ -109,22 +108,31 @@ class ChaosProxy:
             way.open.set()
 
     async def swallowed(self, direction: Direction, size_bytes: int = 1) -> None:
-        """Return when so much has been swallowed this way."""
-        way = self._ways[direction]
-        async with way.changed:
-            await way.changed.wait_for(lambda: way.swallowed_bytes >= size_bytes)
+        """Return when so much has been swallowed this way since the start."""
+        await self._until(lambda: self._ways[direction].bytes["swallowed"] >= size_bytes)
 
     async def held(self, direction: Direction, size_bytes: int = 1) -> None:
         """Return when so much is held, or has been."""
-        way = self._ways[direction]
-        async with way.changed:
-            await way.changed.wait_for(lambda: way.held_bytes >= size_bytes)
+        await self._until(lambda: self._ways[direction].bytes["held"] >= size_bytes)
+
+    def bytes_passed(self, direction: Direction) -> int:
+        return self._ways[direction].bytes["passed"]
 
     async def passed(self, direction: Direction, size_bytes: int = 1) -> None:
-        """Return when so much has been passed on."""
-        way = self._ways[direction]
-        async with way.changed:
-            await way.changed.wait_for(lambda: way.passed_bytes >= size_bytes)
+        """Return when so much has been passed on this way since the start."""
+        await self._until(lambda: self.bytes_passed(direction) >= size_bytes)
+
+    async def closed(self, connections: int) -> None:
+        """Return when so many connections have ended, whoever ended them."""
+        await self._until(lambda: self._closed >= connections)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        async with self._changed:
+            await self._changed.wait_for(condition)
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -149,6 +157,8 @@ class ChaosProxy:
             self._writers -= writers
             for writer in writers:
                 writer.transport.abort()
+            self._closed += 1
+            await self._tell()
 
     async def _reach(self) -> Streams:
         if self._target.scheme == "unix":
@@ -159,15 +169,17 @@ class ChaosProxy:
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
                 if way.swallowing:
-                    await way.count(swallowed=len(data))
+                    way.bytes["swallowed"] += len(data)
+                    await self._tell()
                     continue
                 if not way.open.is_set():
-                    await way.count(held=len(data))
+                    way.bytes["held"] += len(data)
+                    await self._tell()
                     await way.open.wait()
                 if way.delay_seconds:
                     await asyncio.sleep(way.delay_seconds)
                 writer.write(data)
                 await writer.drain()
-                await way.count(passed=len(data))
-            if not way.swallowing:
-                writer.close()
+                way.bytes["passed"] += len(data)
+                await self._tell()
+        writer.close()

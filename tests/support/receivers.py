@@ -16,12 +16,15 @@ REJECTED_TYPE = "to be rejected"
 class MemoryReceiver:
     """Stores by id. Rejects envelopes of REJECTED_TYPE; answers Busy when there is no room.
 
+    What is stored takes room for ever, unless it `handles_at_once`.
+
     `hold()` keeps batches from being stored until `release()`, or until `release_batch(n)`, the n-th that arrived.
     """
 
     def __init__(self, room: int = 1_000_000) -> None:
         self.room = room
         self.is_ready = True
+        self.handles_at_once = False
         self.stored: dict[UUID, Envelope] = {}
         self.batches: list[list[Envelope]] = []
         self.endpoints: set[str] = set()
@@ -54,7 +57,11 @@ class MemoryReceiver:
         return self.is_ready
 
     def credit(self) -> int:
-        return max(0, self.room - len(self.stored) - self._under_way)
+        return max(0, self.room - self._unhandled - self._under_way)
+
+    @property
+    def _unhandled(self) -> int:
+        return 0 if self.handles_at_once else len(self.stored)
 
     def hold(self) -> None:
         self._holding = True
@@ -77,7 +84,7 @@ class MemoryReceiver:
             return Rejected("a type that the test rejects")
         if envelope.id in self.stored:
             return DUPLICATE
-        if len(self.stored) >= self.room:
+        if self._unhandled >= self.room:
             return BUSY
         self.stored[envelope.id] = envelope
         return STORED
