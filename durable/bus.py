@@ -75,6 +75,7 @@ class Bus:
         self._scope = Scope()
         self._application = Application(service, transports=list(transports))
         self._engines = {"engine": engine, "engine_sync": sync_engine}
+        self._substitute: Runtime | None = None
         self.runtime = self._make_runtime()
 
     # ------------------------------------------------------------------ declare, before the bus starts
@@ -91,7 +92,9 @@ class Bus:
         """Declare the handler of a message class.
 
         `concurrency` messages run at once on each node (default: the setting). With `group` above 1, up to that many
-        waiting messages share one transaction: much faster for small handlers; when one fails each is run alone.
+        waiting messages share one transaction: much faster for small handlers; when one fails each is run alone. A
+        handler whose message is annotated list[cls] is called once for all of them, and what it sends begins new
+        conversations.
         `timeout` (timedelta or seconds) bounds one attempt. Raises InvalidSetting for a parameter that cannot be
         given, or a second handler of the same class.
         """
@@ -203,8 +206,18 @@ class Bus:
         """What was declared."""
         return self._application
 
+    @contextmanager
+    def running_on(self, runtime: Runtime) -> Iterator[None]:
+        """In this block, work on this runtime instead of one of its own: how durable.testing puts a bus into memory."""
+        own, before = self.runtime, self._substitute
+        self.runtime = self._substitute = runtime
+        try:
+            yield
+        finally:
+            self.runtime, self._substitute = own, before
+
     def _make_runtime(self) -> Runtime:
-        return Runtime(self._application, self.settings, self._scope, **self._engines)
+        return self._substitute or Runtime(self._application, self.settings, self._scope, **self._engines)
 
     @staticmethod
     def _stop_or_exit(asked: asyncio.Event) -> None:

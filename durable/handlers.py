@@ -5,8 +5,9 @@
 
 A parameter is known by its annotation: the message's class, AsyncSession (async handlers) or Session (sync ones),
 Context, or Annotated[T, Depends(f)]. f is called for each attempt, with parameters of the same kinds; it may be async,
-or a generator that cleans up after its yield. Everything is resolved when the handler is declared, so a mistake stops
-the application at its start and not at its first message.
+or a generator that cleans up after its yield. With `group=N` the message may be annotated list[OrderPlaced]: the
+handler is then called once for all messages of its transaction. Everything is resolved when the handler is declared,
+so a mistake stops the application at its start and not at its first message.
 """
 
 from __future__ import annotations
@@ -14,9 +15,18 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
+from types import GenericAlias
 from typing import Annotated, Any, Unpack, get_args, get_origin
 from uuid import UUID
 
@@ -118,7 +128,7 @@ _SESSION: _Source = lambda call: call.session  # noqa: E731
 _CONTEXT: _Source = lambda call: call.context  # noqa: E731
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Injected:
     """A function with the sources of its parameters; `dependencies` are functions of the same kind."""
 
@@ -126,14 +136,22 @@ class _Injected:
     direct: Mapping[str, _Source]
     dependencies: Mapping[str, _Injected]
 
+    @cached_property
+    def _opens(self) -> Callable[..., AbstractAsyncContextManager[Any]] | None:
+        return asynccontextmanager(self.function) if inspect.isasyncgenfunction(self.function) else None
+
+    @cached_property
+    def _opens_sync(self) -> Callable[..., AbstractContextManager[Any]] | None:
+        return contextmanager(self.function) if inspect.isgeneratorfunction(self.function) else None
+
     async def call(self, call: Call, stack: AsyncExitStack) -> Any:
         values = {name: source(call) for name, source in self.direct.items()}
         for name, dependency in self.dependencies.items():
             values[name] = await dependency.call(call, stack)
-        if inspect.isasyncgenfunction(self.function):
-            return await stack.enter_async_context(asynccontextmanager(self.function)(**values))
-        if inspect.isgeneratorfunction(self.function):
-            return stack.enter_context(contextmanager(self.function)(**values))
+        if self._opens is not None:
+            return await stack.enter_async_context(self._opens(**values))
+        if self._opens_sync is not None:
+            return stack.enter_context(self._opens_sync(**values))
         result = self.function(**values)
         return await result if inspect.isawaitable(result) else result
 
@@ -141,8 +159,8 @@ class _Injected:
         values = {name: source(call) for name, source in self.direct.items()}
         for name, dependency in self.dependencies.items():
             values[name] = dependency.call_sync(call, stack)
-        if inspect.isgeneratorfunction(self.function):
-            return stack.enter_context(contextmanager(self.function)(**values))
+        if self._opens_sync is not None:
+            return stack.enter_context(self._opens_sync(**values))
         return self.function(**values)
 
 
@@ -151,7 +169,7 @@ class Handler:
     """A declared handler of one message type."""
 
     message_type: str
-    cls: type
+    cls: type[Any]
     function: Callable[..., Any]
     retry: Retry
     concurrency: int
@@ -159,6 +177,8 @@ class Handler:
     """How many waiting messages may share one transaction; 1: each has its own."""
     timeout: timedelta
     is_async: bool = field(init=False)
+    takes_list: bool = field(init=False)
+    """Is it called once with all messages of its transaction?"""
     _injected: _Injected = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -166,6 +186,7 @@ class Handler:
             raise InvalidSetting(f"{self.name}: concurrency and group must be at least 1")
         is_async = inspect.iscoroutinefunction(self.function)
         object.__setattr__(self, "is_async", is_async)
+        object.__setattr__(self, "takes_list", _takes_list(self.function, self.cls, of=self.name))
         object.__setattr__(self, "_injected", _resolve(self.function, self.cls, is_async=is_async, of=self.name))
 
     @property
@@ -183,13 +204,10 @@ class Handler:
             return self._injected.call_sync(call, stack)
 
 
-def _resolve(function: Callable[..., Any], cls: type, *, is_async: bool, of: str) -> _Injected:
+def _resolve(function: Callable[..., Any], cls: type[Any], *, is_async: bool, of: str) -> _Injected:
     direct: dict[str, _Source] = {}
     dependencies: dict[str, _Injected] = {}
-    try:
-        hints = typing.get_type_hints(function, include_extras=True)
-    except NameError as error:
-        raise InvalidSetting(f"handler {of}: an annotation cannot be resolved: {error}") from error
+    hints = _hints(function, of)
     for name, parameter in inspect.signature(function).parameters.items():
         hint = hints.get(name)
         provider = next((extra.provider for extra in _extras(hint) if isinstance(extra, Depends)), None)
@@ -197,7 +215,7 @@ def _resolve(function: Callable[..., Any], cls: type, *, is_async: bool, of: str
             if not is_async and (inspect.iscoroutinefunction(provider) or inspect.isasyncgenfunction(provider)):
                 raise InvalidSetting(f"handler {of}: a sync handler cannot depend on the async {provider.__qualname__}")
             dependencies[name] = _resolve(provider, cls, is_async=is_async, of=of)
-        elif hint is cls:
+        elif hint is cls or hint == GenericAlias(list, (cls,)):
             direct[name] = _MESSAGE
         elif hint is Context:
             direct[name] = _CONTEXT
@@ -212,6 +230,21 @@ def _resolve(function: Callable[..., Any], cls: type, *, is_async: bool, of: str
                 "Context or Annotated[T, Depends(provider)]"
             )
     return _Injected(function, direct, dependencies)
+
+
+def _takes_list(function: Callable[..., Any], cls: type[Any], *, of: str) -> bool:
+    hints = [hint for name, hint in _hints(function, of).items() if name != "return"]
+    takes_list = GenericAlias(list, (cls,)) in hints
+    if takes_list and Context in hints:
+        raise InvalidSetting(f"handler {of}: there is no one Context for a list of messages; take them singly")
+    return takes_list
+
+
+def _hints(function: Callable[..., Any], of: str) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise InvalidSetting(f"handler {of}: an annotation cannot be resolved: {error}") from error
 
 
 def _extras(hint: Any) -> tuple[Any, ...]:

@@ -13,10 +13,11 @@ waiting messages share one transaction; when one of them fails it rolls back, an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable import codec
@@ -234,12 +235,9 @@ class HandlingAgent:
         async with self._sessions.open() as session:
             outbox = self._sessions.outbox(session)
             outbox.commits_itself = False
-            for task in tasks:
-                failpoint("C15")
-                outbox.cause = task.lease.envelope
-                with self._sessions.scope.entered(outbox):
-                    context = Context(task.lease, task.attempt, outbox)
-                    outbox.cascade(await self.handler.run(Call(task.message, session, context)))
+            with self._sessions.scope.entered(outbox):
+                for call in self._calls(tasks, session, outbox):
+                    outbox.cascade(await self.handler.run(call))
             await session.run_sync(self._complete, outbox, tasks)
             await session.commit()
         failpoint("C17")
@@ -248,15 +246,22 @@ class HandlingAgent:
         with self._sessions.open_sync() as session:
             outbox = self._sessions.outbox(session)
             outbox.commits_itself = False
-            for task in tasks:
-                failpoint("C15")
-                outbox.cause = task.lease.envelope
-                with self._sessions.scope.entered(outbox):
-                    context = Context(task.lease, task.attempt, outbox)
-                    outbox.cascade(self.handler.run_sync(Call(task.message, session, context)))
+            with self._sessions.scope.entered(outbox):
+                for call in self._calls(tasks, session, outbox):
+                    outbox.cascade(self.handler.run_sync(call))
             self._complete(session, outbox, tasks)
             session.commit()
         failpoint("C17")
+
+    def _calls(self, tasks: Sequence[Task], session: Session | AsyncSession, outbox: Outbox) -> Iterator[Call]:
+        """One call for each message, or one for all. What a call sends is caused by its message."""
+        failpoint("C15")
+        if self.handler.takes_list:
+            yield Call([task.message for task in tasks], session, Context(tasks[0].lease, tasks[0].attempt, outbox))
+            return
+        for task in tasks:
+            outbox.cause = task.lease.envelope
+            yield Call(task.message, session, Context(task.lease, task.attempt, outbox))
 
     def _complete(self, session: Session, outbox: Outbox, tasks: Sequence[Task]) -> None:
         """The fence: the rows are finished in this transaction, or it does not commit."""

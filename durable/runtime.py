@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from durable.clock import SystemClock
+from durable.clock import Clock, SystemClock
 from durable.composing import Composer
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
 from durable.errors import InvalidSetting, StorageUnavailable
@@ -85,7 +85,7 @@ class Runtime:
         self.application = application
         self.settings = settings
         self.counters = Counters()
-        self.clock = SystemClock()
+        self.clock: Clock = SystemClock()
         self.composer = Composer(application.service, application.routes, settings, self.clock)
         self.sessions = Sessions(settings, self.composer, self, scope, **engines)
         self.node: Node | None = None

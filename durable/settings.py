@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Annotated, Any, Self
 
-from pydantic import Field, PostgresDsn, SecretStr, TypeAdapter, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, PostgresDsn, SecretStr, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from durable.errors import InvalidSetting
@@ -21,8 +21,17 @@ from durable.errors import InvalidSetting
 PREFIX = "DURABLE_"
 _NOT_SETTINGS = {"DURABLE_FAILPOINT"}  # read elsewhere; DURABLE_TEST_* belongs to the tests
 
+
+def _seconds(value: Any) -> Any:
+    """A number is seconds, in text too, which pydantic would take for a malformed ISO 8601 duration."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
 Count = Annotated[int, Field(ge=1)]
-Duration = Annotated[timedelta, Field(gt=timedelta(0))]
+Duration = Annotated[timedelta, BeforeValidator(_seconds), Field(gt=timedelta(0))]
 
 
 class Settings(BaseSettings):

@@ -114,8 +114,12 @@ class Outbox:
                 for envelope, owner in zip(self._pending, owners, strict=True)
             ]
             self._pending.clear()
-            storage.store(self.session.connection(), self._schema, self._stored)
+            self.insert(self._stored)
             failpoint("C2")
+
+    def insert(self, sent: Sequence[Sent]) -> None:
+        """Into the tables, in the session's transaction; durable.testing keeps them in memory instead."""
+        storage.store(self.session.connection(), self._schema, sent)
 
     def committed(self) -> None:
         if self._stored:
@@ -193,12 +197,18 @@ class Scope:
             self._current.reset(token)
 
 
-def enlist(session: Session | AsyncSession, schema: str, composer: Composer, dispatcher: Dispatcher) -> Outbox:
+def enlist(
+    session: Session | AsyncSession,
+    schema: str,
+    composer: Composer,
+    dispatcher: Dispatcher,
+    kind: type[Outbox] = Outbox,
+) -> Outbox:
     """The outbox of this session; the same one however often it is asked for."""
     sync_session = session.sync_session if isinstance(session, AsyncSession) else session
     outbox = _outbox_of(sync_session)
     if outbox is None:
-        outbox = sync_session.info[_KEY] = Outbox(sync_session, schema, composer, dispatcher)
+        outbox = sync_session.info[_KEY] = kind(sync_session, schema, composer, dispatcher)
     return outbox
 
 

@@ -1,0 +1,16 @@
+"""`durable-agent`, the command line of durable.
+
+    app        the commands put together; how each error ends
+    target     which bus, or which database
+    output     one JSON document, tables, or aligned text
+    run · migrate · status · inspect · send · doctor · demo      a command each, or a few that belong together
+    health     whether a schema is healthy, and which node is alive
+    checks_*   what doctor looks at
+    logs       how `run` logs
+
+Exit codes: 0 done and healthy; 1 unhealthy or failed; 2 bad usage or configuration; 130 interrupted.
+"""
+
+from durable.cli.app import main
+
+__all__ = ["main"]

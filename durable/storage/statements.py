@@ -334,6 +334,9 @@ SELECT {group_column} AS name, count(*) AS total, count(*) FILTER (WHERE owner_i
     count(*) FILTER (WHERE execution_time IS NOT NULL) AS scheduled, min(sent_at) AS oldest
 FROM {{schema}}.{table} GROUP BY {group_column} ORDER BY {group_column}
 """)
+        self.owned_counts = Statement(f"""
+SELECT owner_id, count(*) AS count FROM {{schema}}.{table} WHERE owner_id <> 0 GROUP BY owner_id
+""")
 
 
 OUTGOING = Recovery("outgoing_envelopes", "outgoing", "destination", "destination", _FROM_OUTGOING)
@@ -409,5 +412,51 @@ FROM {schema}.dead_letters GROUP BY 1, 2 ORDER BY 3 DESC
 READ_SERVER = Statement("""
 SELECT current_setting('server_version') AS version, CAST(current_setting('server_version_num') AS integer) AS number,
     current_database() AS database, current_user AS role, pg_backend_pid() AS pid
+""")
+READ_CLOCK = Statement("SELECT clock_timestamp()")
+# How many days from today each daily partition is; the parents are partitioned by UTC days.
+READ_PARTITION_DAYS = Statement("""
+SELECT p.relname AS parent,
+    to_date(right(c.relname, 8), 'YYYYMMDD') - CAST(now() AT TIME ZONE 'UTC' AS date) AS days_from_today
+FROM pg_inherits i
+JOIN pg_class c ON c.oid = i.inhrelid
+JOIN pg_class p ON p.oid = i.inhparent
+JOIN pg_namespace n ON n.oid = p.relnamespace
+WHERE n.nspname = :schema AND p.relname IN ('received_ids', 'envelope_history') AND c.relname ~ '_[0-9]{8}$'
+""")
+# reserved_connections came with Postgres 16; a limit of -1 is none.
+READ_CONNECTION_LIMITS = Statement("""
+SELECT CAST(current_setting('max_connections') AS integer)
+        - CAST(current_setting('superuser_reserved_connections') AS integer)
+        - CAST(COALESCE(current_setting('reserved_connections', true), '0') AS integer) AS server,
+    NULLIF((SELECT rolconnlimit FROM pg_roles WHERE rolname = current_user), -1) AS role,
+    NULLIF((SELECT datconnlimit FROM pg_database WHERE datname = current_database()), -1) AS database
+""")
+# From the catalogs alone: it must also answer a role that may not look into the schema. Days are made and dropped by
+# the functions, and reached through their parents; only the default partitions are named in statements.
+READ_MISSING_RIGHTS = Statement("""
+SELECT 'USAGE on the schema' AS missing FROM pg_namespace n
+WHERE n.nspname = :schema AND NOT has_schema_privilege(n.oid, 'USAGE')
+UNION ALL
+SELECT privilege || ' on ' || c.relname
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege
+WHERE n.nspname = :schema AND c.relkind IN ('r', 'p') AND (NOT c.relispartition OR right(c.relname, 8) = '_default')
+    AND (c.relname <> 'alembic_version' OR privilege = 'SELECT') AND NOT has_table_privilege(c.oid, privilege)
+UNION ALL
+SELECT 'USAGE on ' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = :schema AND c.relname = 'node_ids' AND NOT has_sequence_privilege(c.oid, 'USAGE')
+UNION ALL
+SELECT 'EXECUTE on ' || p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+WHERE n.nspname = :schema AND p.proname IN ('make_partitions', 'drop_partitions')
+    AND NOT has_function_privilege(p.oid, 'EXECUTE')
+""")
+# What a node needs, and no right to create, alter or drop anything. `{role}` is quoted by the caller.
+GRANT_RUNTIME_RIGHTS = Statement("""
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role};
+GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {role};
+GRANT EXECUTE ON FUNCTION {schema}.make_partitions(integer) TO {role};
+GRANT EXECUTE ON FUNCTION {schema}.drop_partitions(interval, interval) TO {role};
 """)
 NOTIFY = Statement("SELECT pg_notify(CAST(:channel AS text), '')")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
-import zlib
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
@@ -35,6 +34,7 @@ from durable.transports.frames import (
     Welcome,
 )
 from durable.transports.wire import MAGIC, Decoder, encode
+from tests.support.frames import batch_of, raw_frame
 from tests.support.receivers import envelope, envelopes
 
 LIMIT = 1 << 16
@@ -72,19 +72,6 @@ any_content = st.one_of(
     st.just(Goodbye()),
 )
 any_frame = st.builds(Frame, any_content, st.integers(0, 2**32 - 1))
-
-
-def raw_frame(kind: int, payload: bytes, channel: int = 7, crc: int | None = None, length: int | None = None) -> bytes:
-    """A frame with whatever is asked for in it, and a CRC that fits unless another is given."""
-    tail = struct.pack("!BI", kind, channel)
-    crc = zlib.crc32(tail + payload) if crc is None else crc
-    return struct.pack("!I", 9 + len(payload) if length is None else length) + tail + struct.pack("!I", crc) + payload
-
-
-def batch_of(*items: Any, count: int | None = None) -> bytes:
-    """A BATCH frame that holds these, envelopes or not."""
-    held = [len(items) if count is None else count, list(items)]
-    return raw_frame(Kind.BATCH, msgspec.msgpack.Encoder(uuid_format="bytes").encode(held))
 
 
 def listen(pieces: Iterable[bytes], limit: int = LIMIT) -> tuple[list[Received], bool]:

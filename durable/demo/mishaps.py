@@ -1,0 +1,128 @@
+"""What befalls the nodes, and when: kills on both sides, and a pause long enough to be taken for dead.
+
+    paused --struck off by the others--> dormant --a moment--> resumed --its work is refused--> joins again
+
+Planned by progress, not by time, so that something happens at every stage however fast the machine is.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import NamedTuple
+
+from durable.demo.fleet import Fleet, Member
+from durable.demo.observer import Observer
+
+KILLS = 2
+"""On each side, and one more for every FLIGHTS_PER_KILL."""
+FLIGHTS_PER_KILL = 60_000
+LATE_SECONDS = 0.5
+"""How long a paused node stays so after it was struck off."""
+
+
+class Kind(Enum):
+    KILL = "kill"
+    PAUSE = "pause"
+
+
+class Mishap(NamedTuple):
+    """`at` is the share of all flights that the service has recorded, or handled, when it happens."""
+
+    at: float
+    service: str
+    kind: Kind
+
+
+def plan(flights: int, rng: random.Random) -> list[Mishap]:
+    """Kills spread over the first three quarters, each somewhere in its part of them; one pause among them."""
+    count = KILLS + flights // FLIGHTS_PER_KILL
+    kills = [
+        Mishap(0.1 + 0.65 * (number + rng.uniform(0.1, 0.7)) / count, service, Kind.KILL)
+        for service in ("airline", "punctuality")
+        for number in range(count)
+    ]
+    pause = Mishap(rng.uniform(0.35, 0.55), "punctuality", Kind.PAUSE)
+    return sorted([*kills, pause])
+
+
+@dataclass
+class Pause:
+    """What became of a paused node."""
+
+    member: Member
+    node_id: int
+    owned: int
+    began: float
+    dormant_at: datetime | None = None
+    dormant_seconds: float = 0.0
+    resumed: float | None = None
+
+
+class Misfortune:
+    """Carries out the plan on a fleet, puts a new process into the place of each that was killed, and keeps count."""
+
+    def __init__(
+        self, mishaps: list[Mishap], rng: random.Random, fleet: Fleet, observer: Observer, tell: Callable[[str], None]
+    ) -> None:
+        self.kills = {"airline": 0, "punctuality": 0}
+        self.pauses: list[Pause] = []
+        self._waiting = mishaps
+        self._rng = rng
+        self._fleet = fleet
+        self._observer = observer
+        self._tell = tell
+
+    @property
+    def is_over(self) -> bool:
+        """Has everything happened, and every paused node been resumed?"""
+        return not self._waiting and all(pause.resumed is not None for pause in self.pauses)
+
+    def advance(self, progress: dict[str, float]) -> None:
+        """Whatever is due by this progress, as far as there is a node that it can happen to."""
+        for pause in self.pauses:
+            if pause.resumed is None:
+                self._follow(pause)
+        for mishap in list(self._waiting):
+            if progress[mishap.service] >= mishap.at and (victims := self._victims(mishap)):
+                self._waiting.remove(mishap)
+                self._strike(mishap.kind, self._rng.choice(victims))
+
+    def _victims(self, mishap: Mishap) -> list[Member]:
+        working = self._fleet.working(mishap.service)
+        if mishap.kind is Kind.KILL:
+            return working
+        # A pause is only worth something while the node has work in hand that others must take over.
+        return [member for member in working if member.node_id is not None and self._observer.owned(member.node_id)]
+
+    def _strike(self, kind: Kind, member: Member) -> None:
+        if kind is Kind.PAUSE:
+            self._pause(member)
+            return
+        self._fleet.kill(member)
+        self.kills[member.service] += 1
+        replacement = self._fleet.start(member.service, member.slot)
+        self._tell(f"killed {member}; pid {replacement.pid} takes its place")
+
+    def _pause(self, member: Member) -> None:
+        assert member.node_id is not None
+        self._fleet.pause(member)
+        pause = Pause(member, member.node_id, self._observer.owned(member.node_id), time.monotonic())
+        self.pauses.append(pause)
+        self._tell(f"paused {member} with {pause.owned} messages in hand")
+
+    def _follow(self, pause: Pause) -> None:
+        silence = time.monotonic() - pause.began
+        if pause.dormant_at is None:
+            if pause.member.pid not in self._observer.nodes("punctuality"):
+                pause.dormant_at, pause.dormant_seconds = self._observer.now(), silence
+                self._tell(f"node {pause.node_id} is silent for {silence:.1f} s: the others take its work")
+        elif silence >= pause.dormant_seconds + LATE_SECONDS:
+            pause.resumed = silence
+            pause.member.node_id = None
+            self._fleet.resume(pause.member)
+            self._tell(f"resumed pid {pause.member.pid}: what node {pause.node_id} still has in hand comes too late")
