@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import zip_longest
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -67,8 +66,8 @@ def safe(text: str) -> str:
 
 def _rich_table(table: Table) -> RichTable:
     drawn = RichTable(title=Text(table.title, style="bold"), title_justify="left")
-    for column, cells in zip_longest(table.columns, zip(*table.rows, strict=True), fillvalue=()):
-        drawn.add_column(str(column), justify="right" if _is_numeric(cells) else "left", overflow="fold")
+    for column, is_numeric in zip(table.columns, _numeric(table), strict=True):
+        drawn.add_column(column, justify="right" if is_numeric else "left", overflow="fold")
     for row in table.rows:
         drawn.add_row(*(Text(_shown(cell)) for cell in row))
     return drawn
@@ -77,26 +76,22 @@ def _rich_table(table: Table) -> RichTable:
 def _plain(block: Block) -> str:
     if isinstance(block, str):
         return safe(block)
-    columns = list(zip(*[table_row(row) for row in (block.columns, *block.rows)], strict=True))
-    numeric = [_is_numeric(cells) for cells in zip(*block.rows, strict=True)] or [False] * len(columns)
-    widths = [max(map(len, column)) for column in columns]
-    lines = [
+    lines = [list(block.columns), *([_shown(cell) for cell in row] for row in block.rows)]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    aligned = [
         "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(line, widths, numeric, strict=True)
+            cell.rjust(width) if is_numeric else cell.ljust(width)
+            for cell, width, is_numeric in zip(line, widths, _numeric(block), strict=True)
         ).rstrip()
-        for line in zip(*columns, strict=True)
+        for line in lines
     ]
-    return "\n".join([f"\n{block.title}", *(f"  {line}" for line in lines)])
+    return "\n".join(["", block.title, *(f"  {line}" for line in aligned)])
 
 
-def table_row(row: Iterable[Cell]) -> list[str]:
-    return [_shown(cell) for cell in row]
+def _numeric(table: Table) -> list[bool]:
+    """Which of its columns hold numbers."""
+    return [all(isinstance(row[index], int) for row in table.rows) for index in range(len(table.columns))]
 
 
 def _shown(cell: Cell) -> str:
     return "" if cell is None else one_line(cell)
-
-
-def _is_numeric(cells: Iterable[Cell]) -> bool:
-    return all(isinstance(cell, int) for cell in cells)

@@ -1,0 +1,103 @@
+"""What the databases of a sender and a receiver say in the end, and which invariants that breaks.
+
+Both services keep books of their own, in tables that durable knows nothing of: `orders` gets a row in the transaction
+that sends, `effects` one in the transaction that handles. durable's promise is about these two tables.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import psycopg
+
+TABLES = """
+CREATE TABLE orders (order_id integer PRIMARY KEY, envelope_id uuid NOT NULL);
+CREATE TABLE effects (envelope_id uuid NOT NULL, order_id integer NOT NULL, process integer NOT NULL);
+CREATE TABLE gate (opened boolean NOT NULL);
+"""
+
+
+class Row(NamedTuple):
+    """A row of work that is not finished."""
+
+    side: str
+    id: UUID
+    owner_id: int
+    epoch: int
+    scheduled: bool
+
+
+@dataclass
+class Books:
+    """Everything that the invariants are about."""
+
+    sent: dict[UUID, int] = field(default_factory=dict)
+    effects: Counter[UUID] = field(default_factory=Counter)
+    dead: Counter[UUID] = field(default_factory=Counter)
+    settled: Counter[tuple[str, UUID]] = field(default_factory=Counter)
+    expired: set[UUID] = field(default_factory=set)
+    pending: list[Row] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+
+    def violations(self, *, at_rest: bool = True) -> list[str]:
+        """One sentence for each breach of an invariant. `at_rest`: everything should be finished by now."""
+        waiting = {row.id for row in self.pending}
+        accounted = self.effects.keys() | self.dead.keys() | self.expired | waiting
+        found = [f"I1 lost: {self._name(lost)} was committed and is nowhere" for lost in self.sent.keys() - accounted]
+        found += [f"I2 {self._name(key)} has {count} effects" for key, count in self.effects.items() if count > 1]
+        found += [f"I3 ghost: {key} has an effect and was never committed" for key in self.effects.keys() - self.sent]
+        found += [f"I8 {self._name(key)} has an effect, and is dead too" for key in self.dead.keys() & self.effects]
+        found += [
+            f"I8 {self._name(key)} was settled {count} times as {side}"
+            for (side, key), count in self.settled.items()
+            if count > 1
+        ]
+        if at_rest:
+            found += [f"I1 {self._name(row.id)} still waits: {row}" for row in self.pending]
+        return sorted(found)
+
+    def violations_after_shutdown(self) -> list[str]:
+        """After every service has stopped in good order."""
+        found = self.violations()
+        found += [f"I9 {self._name(row.id)} is still owned: {row}" for row in self.pending if row.owner_id]
+        found += [f"node {node} is still registered" for node in self.nodes]
+        return found
+
+    def _name(self, envelope_id: UUID) -> str:
+        return f"order {self.sent.get(envelope_id, '?')} ({envelope_id})"
+
+
+def open_books(*urls: str) -> None:
+    """Make the business tables in these databases."""
+    for url in urls:
+        with psycopg.connect(url) as conn:
+            conn.execute(TABLES)
+
+
+def read_books(*urls: str) -> Books:
+    """The books of these databases together: a sender's and a receiver's, or one that is both."""
+    books = Books()
+    for url in urls:
+        with psycopg.connect(url) as conn:
+            conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            _read(conn, books)
+    return books
+
+
+def _read(conn: psycopg.Connection[Any], books: Books) -> None:
+    books.sent |= {key: order for key, order in conn.execute("SELECT envelope_id, order_id FROM orders")}
+    books.effects.update(row[0] for row in conn.execute("SELECT envelope_id FROM effects"))
+    books.dead.update(row[0] for row in conn.execute("SELECT id FROM durable.dead_letters WHERE id IS NOT NULL"))
+    for side, key, outcome in conn.execute("SELECT side, id, outcome FROM durable.envelope_history"):
+        books.settled[side, key] += 1
+        if outcome == "expired":
+            books.expired.add(key)
+    for side in ("outgoing", "incoming"):
+        rows = conn.execute(
+            f"SELECT '{side}', id, owner_id, epoch, execution_time IS NOT NULL FROM durable.{side}_envelopes"
+        )
+        books.pending += [Row(*row) for row in rows]
+    books.nodes += [row[0] for row in conn.execute("SELECT node_id FROM durable.nodes ORDER BY 1")]
