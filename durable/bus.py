@@ -172,10 +172,14 @@ class Bus:
     # ------------------------------------------------------------------ run
 
     async def __aenter__(self) -> Self:
-        if self.mode == "send-only":
-            await self.runtime.check()
-        else:
-            await self.runtime.start()
+        try:
+            if self.mode == "send-only":
+                await self.runtime.check()
+            else:
+                await self.runtime.start()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)  # nobody else closes what was opened
+            raise
         return self
 
     async def __aexit__(

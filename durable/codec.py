@@ -11,23 +11,27 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from durable.envelope import JSON
 from durable.errors import InvalidMessage
 
 _decoders: dict[type[Any], Callable[[bytes], Any]] = {}
 _encoder = msgspec.json.Encoder(decimal_format="string")
+_parse = msgspec.json.Decoder(msgspec.Raw).decode
+
+# NaN and infinity become null, unless a pydantic model is configured to write them out.
+_MARKS_OF_NOT_FINITE = (b"null", b"NaN", b"Infinity")
 
 
 def encode(message: object) -> bytes:
     """The JSON of a message; raises InvalidMessage when it cannot be represented faithfully."""
     try:
         body = message.model_dump_json().encode() if isinstance(message, BaseModel) else _encoder.encode(message)
+        if any(mark in body for mark in _MARKS_OF_NOT_FINITE):
+            _refuse_not_finite(message, type(message).__qualname__)
     except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError, a lone surrogate, is a ValueError
         raise InvalidMessage(f"{type(message).__qualname__} cannot be encoded: {error}") from error
-    if b"null" in body:  # msgspec and pydantic write NaN and infinity as null
-        _refuse_not_finite(message, type(message).__qualname__)
     return body
 
 
@@ -37,7 +41,7 @@ def decode(body: bytes, cls: type[Any], content_type: str = JSON) -> Any:
         raise InvalidMessage(f"content type {content_type!r} is not understood; expected {JSON}")
     try:
         return _decoder(cls)(body)
-    except (msgspec.DecodeError, ValidationError, ValueError, RecursionError) as error:
+    except Exception as error:  # the class's own validators are called, and may raise anything
         raise InvalidMessage(f"the body is no {cls.__qualname__}: {error}") from error
 
 
@@ -45,8 +49,16 @@ def _decoder(cls: type[Any]) -> Callable[[bytes], Any]:
     decoder = _decoders.get(cls)
     if decoder is None:
         model = issubclass(cls, BaseModel)
-        decoder = _decoders[cls] = cls.model_validate_json if model else msgspec.json.Decoder(cls).decode
+        decoder = _decoders[cls] = _model_decoder(cls) if model else msgspec.json.Decoder(cls).decode
     return decoder
+
+
+def _model_decoder(cls: type[BaseModel]) -> Callable[[bytes], BaseModel]:
+    def decode_model(body: bytes) -> BaseModel:
+        _parse(body)  # pydantic alone would take NaN and infinities, which are no JSON
+        return cls.model_validate_json(body)
+
+    return decode_model
 
 
 def _refuse_not_finite(value: object, path: str) -> None:

@@ -200,8 +200,11 @@ class Handler:
 
     def run_sync(self, call: Call) -> Any:
         """Run a sync handler, in the thread that this is called in."""
-        with ExitStack() as stack:
-            return self._injected.call_sync(call, stack)
+        try:
+            with ExitStack() as stack:
+                return self._injected.call_sync(call, stack)
+        except StopIteration as error:  # no Future can carry it; coroutines do the same (PEP 479)
+            raise RuntimeError("the handler raised StopIteration") from error
 
 
 def _resolve(function: Callable[..., Any], cls: type[Any], *, is_async: bool, of: str) -> _Injected:

@@ -206,6 +206,7 @@ class HandlingAgent:
                             delay=delay,
                             counted=attempt - counted_before,
                         )
+                failpoint("C19")
                 self._counters.add(Event.RETRIED)
             case HandBack():
                 async for trial in patiently(f"release {lease.envelope.id}"):
@@ -216,18 +217,25 @@ class HandlingAgent:
             case DeadLetter():
                 failpoint("C19")
                 await self._dead_letter(lease, Letter.from_error(error), counted=attempt - counted_before)
+                failpoint("C19")
         return False
 
     # ------------------------------------------------------------------ one attempt, one transaction
 
     async def _attempt(self, tasks: Sequence[Task]) -> None:
         """Run the handler over these messages in one transaction, with their completion; raises what it raises."""
-        async with asyncio.timeout(self.handler.timeout.total_seconds()):
-            if self._threads is None:
-                await self._attempt_async(tasks)
-            else:
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._threads, self._attempt_in_thread, tasks)
+        try:
+            async with asyncio.timeout(self.handler.timeout.total_seconds()):
+                if self._threads is None:
+                    await self._attempt_async(tasks)
+                else:
+                    loop = asyncio.get_running_loop()
+                    await loop.run_in_executor(self._threads, self._attempt_in_thread, tasks)
+        except asyncio.CancelledError as error:
+            if (worker := asyncio.current_task()) and worker.cancelling():
+                raise
+            # What the handler awaited was cancelled, not this worker, which would end for good.
+            raise RuntimeError("something that the handler awaited was cancelled") from error
         failpoint("C18")
         self._counters.add(Event.HANDLED, len(tasks))
 

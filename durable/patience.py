@@ -23,6 +23,6 @@ def patiently(doing: str) -> AsyncRetrying:
 
     return AsyncRetrying(
         retry=retry_if_exception_type(StorageUnavailable),
-        wait=wait_exponential_jitter(initial=0.1, max=5, jitter=0.1),
+        wait=wait_exponential_jitter(multiplier=0.1, max=5, jitter=0.1),
         before_sleep=tell,
     )

@@ -30,6 +30,8 @@ from durable.storage.rows import Letter
 from durable.telemetry import Counters, Event, log
 
 _STORE_AT_ONCE = 1_000
+_OTHER_BODY = "another message was received under the same id before"
+_STOPPED = Failed("the receiver stopped before it was known to be stored")
 
 
 class Intake(Protocol):
@@ -77,6 +79,7 @@ class ReceivingAgent:
         self._intake = intake
         self._counters = counters
         self._queue: list[_Waiting] = []
+        self._storing: Sequence[_Waiting] = ()
         self._queued_count = 0
         self._queued_bytes = 0
         self._changed = asyncio.Event()
@@ -129,8 +132,11 @@ class ReceivingAgent:
                 else:
                     await self._changed.wait()
         finally:
-            for waiting in self._queue:
-                waiting.answered.cancel()
+            # After a cancellation nobody stores any more, and the listeners, which close later, wait for every batch.
+            self._stopping = True
+            for waiting in (*self._storing, *self._queue):
+                if not waiting.answered.done():
+                    waiting.answered.set_result([_STOPPED] * len(waiting.batch))
 
     def _next_round(self) -> list[_Waiting]:
         """Whole batches, up to what one statement takes well; at least one."""
@@ -144,6 +150,7 @@ class ReceivingAgent:
         return taken
 
     async def _store_waiting(self, taken: Sequence[_Waiting]) -> None:
+        self._storing = taken
         failpoint("C8")
         try:
             outcomes = await self._store([(w.endpoint, envelope) for w in taken for envelope in w.batch])
@@ -162,10 +169,11 @@ class ReceivingAgent:
         """Store them all and return the outcomes in order."""
         fit: dict[Key, tuple[str, Envelope]] = {}
         for endpoint, envelope in envelopes:
-            if reason := self._unacceptable(envelope):
+            reason = self._unacceptable(envelope)
+            if reason is None and fit.setdefault((envelope.id, endpoint), (endpoint, envelope))[1].body != envelope.body:
+                reason = _OTHER_BODY
+            if reason is not None:
                 await self._database.transaction(self._quarantine, endpoint, _raw(envelope), reason, envelope)
-            else:
-                fit.setdefault((envelope.id, endpoint), (endpoint, envelope))
         fresh = await self._store_fit(list(fit.values())) if fit else set()
         outcomes: list[Outcome] = []
         for endpoint, envelope in envelopes:
@@ -222,8 +230,7 @@ class ReceivingAgent:
             changed = inbox.find_changed_bodies(conn, schema, duplicates)
             for arrival in duplicates:
                 if arrival.key in changed:
-                    reason = "another message was received under the same id before"
-                    self._quarantine(conn, arrival.endpoint, _raw(arrival.envelope), reason, arrival.envelope)
+                    self._quarantine(conn, arrival.endpoint, _raw(arrival.envelope), _OTHER_BODY, arrival.envelope)
         return fresh
 
     def _quarantine(self, conn: Connection, endpoint: str, raw: bytes, reason: str, envelope: Envelope | None) -> None:

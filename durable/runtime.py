@@ -221,6 +221,8 @@ class Node:
             for task in (working, lost, ticking):
                 task.cancel()
             await asyncio.gather(working, lost, ticking, return_exceptions=True)
+            for listener in self.listeners:  # closed already, unless the membership was lost: the next node binds them
+                await listener.close()
             if not membership.lost.is_set():
                 await self._release_everything(node_id)
             await membership.leave()

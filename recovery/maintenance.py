@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from durable.failpoints import failpoint
 from durable.settings import Settings
 from durable.storage import maintenance
 from durable.storage.database import Database
@@ -28,6 +29,6 @@ async def maintain(database: Database, settings: Settings) -> None:
         while await database.transaction(
             maintenance.purge_defaults, schema, keep_ids=keep_ids, keep_history=keep_history
         ):
-            pass
+            failpoint("C21")
     except SQLAlchemyError as error:
         log.error("maintenance failed, the next run tries again: %s", error)

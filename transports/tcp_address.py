@@ -1,5 +1,8 @@
 """Where a TCP connection goes, or is awaited: `tcp://127.0.0.1:2301` or `unix:///run/orders.sock`.
 
+Several nodes of one service on a machine can share a port: each listens on `tcp://127.0.0.1:2301?reuse_port=1`, and
+the kernel deals out new connections among them (SO_REUSEPORT). It says how to listen; to a sender it means nothing.
+
 Only this machine can be named: the connections are neither encrypted nor authenticated yet, so whoever reaches the
 port may send. A Unix socket is for its user alone (mode 0600). When its file is there already, it is replaced if
 nobody listens on it any more, as after a crash; never when somebody does, nor when it is no socket.
@@ -27,6 +30,7 @@ OnConnection = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
 READ_BYTES: Final = 1 << 18
 _LONGEST_PATH: Final = 107  # bytes in sun_path, less its final NUL
 _PROBE_SECONDS: Final = 1.0
+_REUSE_PORT: Final = "reuse_port=1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class Bound:
 class TcpAddress:
     host: str
     port: int
+    reuse_port: bool = False
 
     def __str__(self) -> str:
         return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
@@ -63,7 +68,9 @@ class TcpAddress:
     async def bind(self, on_connection: OnConnection) -> Bound:
         """Raises InvalidSetting when it cannot be bound."""
         try:
-            server = await asyncio.start_server(on_connection, self.host, self.port, limit=READ_BYTES)
+            server = await asyncio.start_server(
+                on_connection, self.host, self.port, limit=READ_BYTES, reuse_port=self.reuse_port or None
+            )
         except OSError as error:
             raise InvalidSetting(f"{self}: cannot listen here: {error.strerror or error}") from error
         return Bound(server, str(TcpAddress(self.host, server.sockets[0].getsockname()[1])))
@@ -128,8 +135,10 @@ def parse(uri: str) -> Address:
         parts.port  # noqa: B018  it is parsed, and may fail, only when read
     except ValueError as error:
         raise InvalidSetting(f"{uri}: not a valid address: {error}") from None
-    if parts.query or parts.fragment or "@" in parts.netloc:
-        raise InvalidSetting(f"{uri}: an address has no user, query or fragment; write {_example(parts)}")
+    if parts.fragment or "@" in parts.netloc:
+        raise InvalidSetting(f"{uri}: an address has no user and no fragment; write {_example(parts)}")
+    if parts.query and (parts.scheme, parts.query) != ("tcp", _REUSE_PORT):
+        raise InvalidSetting(f"{uri}: the only option is tcp://...?{_REUSE_PORT}; write {_example(parts)}")
     match parts.scheme:
         case "tcp":
             return _tcp(uri, parts)
@@ -148,7 +157,8 @@ def _tcp(uri: str, parts: SplitResult) -> TcpAddress:
             " use 127.0.0.1, ::1 or localhost, with a tunnel or proxy of your own between machines"
         )
     # One name, one socket: `localhost` could stand for two addresses, with a port each.
-    return TcpAddress("127.0.0.1" if parts.hostname == "localhost" else parts.hostname, parts.port)
+    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
+    return TcpAddress(host, parts.port, reuse_port=bool(parts.query))
 
 
 def _unix(uri: str, parts: SplitResult) -> UnixAddress:

@@ -270,7 +270,6 @@ class _Connection:
 
     async def _store(self, batch: Deliver) -> None:
         try:
-            failpoint("C8")
             stored = await self._receive(batch.envelopes)
             failpoint("C10")
             self._intake.counts["batches"] += 1

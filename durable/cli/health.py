@@ -34,7 +34,9 @@ def owners(picture: Picture) -> Set[NodeId]:
 def node_states(picture: Picture, stale: timedelta) -> dict[NodeId, NodeState]:
     """Of every registered node, and of every owner that is not registered any more."""
     ages = {node.node_id: node.heartbeat_age for node in picture.nodes}
-    return {node: _state(node in picture.locked, ages.get(node), stale) for node in sorted(ages.keys() | owners(picture))}
+    return {
+        node: _state(node in picture.locked, ages.get(node), stale) for node in sorted(ages.keys() | owners(picture))
+    }
 
 
 def _state(holds_lock: bool, heartbeat_age: timedelta | None, stale: timedelta) -> NodeState:

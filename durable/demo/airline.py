@@ -32,6 +32,8 @@ recorded_flights = Table(
     Column("recorded_at", DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp()),
 )
 
+ADD = insert(recorded_flights).on_conflict_do_nothing().returning(recorded_flights.c.flight_id)
+
 bus = Bus("airline")
 bus.route(FlightRecorded, to=os.environ.get("PUNCTUALITY_ADDRESS", "tcp://127.0.0.1:2302"))
 
@@ -39,8 +41,7 @@ bus.route(FlightRecorded, to=os.environ.get("PUNCTUALITY_ADDRESS", "tcp://127.0.
 async def record(flight: FlightRecorded) -> None:
     """Record a flight, unless it is recorded already."""
     async with bus.unit_of_work() as uow:
-        row = insert(recorded_flights).values(flight_id=flight.flight_id, carrier=flight.carrier)
-        added = await uow.session.execute(row.on_conflict_do_nothing().returning(recorded_flights.c.flight_id))
+        added = await uow.session.execute(ADD, {"flight_id": flight.flight_id, "carrier": flight.carrier})
         if added.first() is not None:
             bus.send(flight)
 

@@ -70,7 +70,7 @@ class Member:
 class Fleet:
     """The children. One for each service and slot at any time."""
 
-    def __init__(self, folder: Path, environments: Mapping[str, Mapping[str, str]]) -> None:
+    def __init__(self, folder: Path, environments: Mapping[str, dict[str, str]]) -> None:
         self.members: list[Member] = []
         self._folder = folder
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("DURABLE_")}
@@ -137,7 +137,7 @@ class Fleet:
 
 
 @contextmanager
-def running(folder: Path, environments: Mapping[str, Mapping[str, str]]) -> Iterator[Fleet]:
+def running(folder: Path, environments: Mapping[str, dict[str, str]]) -> Iterator[Fleet]:
     """A fleet with every slot taken; at the end all of it is gone, whatever happened."""
     fleet = Fleet(folder, environments)
     try:

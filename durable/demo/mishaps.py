@@ -59,8 +59,15 @@ class Pause:
     owned: int
     began: float
     dormant_at: datetime | None = None
+    """When it was seen that the others had struck it off, by the database's clock."""
     dormant_seconds: float = 0.0
-    resumed: float | None = None
+    seconds: float = 0.0
+    is_resumed: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """It was resumed and has joined again, under another id."""
+        return self.is_resumed and self.member.node_id is not None
 
 
 class Misfortune:
@@ -79,13 +86,13 @@ class Misfortune:
 
     @property
     def is_over(self) -> bool:
-        """Has everything happened, and every paused node been resumed?"""
-        return not self._waiting and all(pause.resumed is not None for pause in self.pauses)
+        """Is every paused node back? What was planned and found no victim in time does not happen any more."""
+        return all(pause.is_over for pause in self.pauses)
 
     def advance(self, progress: dict[str, float]) -> None:
         """Whatever is due by this progress, as far as there is a node that it can happen to."""
         for pause in self.pauses:
-            if pause.resumed is None:
+            if not pause.is_resumed:
                 self._follow(pause)
         for mishap in list(self._waiting):
             if progress[mishap.service] >= mishap.at and (victims := self._victims(mishap)):
@@ -93,25 +100,28 @@ class Misfortune:
                 self._strike(mishap.kind, self._rng.choice(victims))
 
     def _victims(self, mishap: Mishap) -> list[Member]:
+        """Those with work in hand, which others must take over; for a kill, others too when there is none of them."""
         working = self._fleet.working(mishap.service)
-        if mishap.kind is Kind.KILL:
-            return working
-        # A pause is only worth something while the node has work in hand that others must take over.
-        return [member for member in working if member.node_id is not None and self._observer.owned(member.node_id)]
+        busy = [member for member in working if self._in_hand(member)]
+        return busy if busy or mishap.kind is Kind.PAUSE else working
+
+    def _in_hand(self, member: Member) -> int:
+        return self._observer.owned(member.service, member.node_id) if member.node_id is not None else 0
 
     def _strike(self, kind: Kind, member: Member) -> None:
         if kind is Kind.PAUSE:
             self._pause(member)
             return
+        in_hand = self._in_hand(member)
         self._fleet.kill(member)
         self.kills[member.service] += 1
         replacement = self._fleet.start(member.service, member.slot)
-        self._tell(f"killed {member}; pid {replacement.pid} takes its place")
+        self._tell(f"killed {member} with {in_hand} messages in hand; pid {replacement.pid} takes its place")
 
     def _pause(self, member: Member) -> None:
         assert member.node_id is not None
         self._fleet.pause(member)
-        pause = Pause(member, member.node_id, self._observer.owned(member.node_id), time.monotonic())
+        pause = Pause(member, member.node_id, self._in_hand(member), time.monotonic())
         self.pauses.append(pause)
         self._tell(f"paused {member} with {pause.owned} messages in hand")
 
@@ -122,7 +132,7 @@ class Misfortune:
                 pause.dormant_at, pause.dormant_seconds = self._observer.now(), silence
                 self._tell(f"node {pause.node_id} is silent for {silence:.1f} s: the others take its work")
         elif silence >= pause.dormant_seconds + LATE_SECONDS:
-            pause.resumed = silence
+            pause.seconds, pause.is_resumed = silence, True
             pause.member.node_id = None
             self._fleet.resume(pause.member)
             self._tell(f"resumed pid {pause.member.pid}: what node {pause.node_id} still has in hand comes too late")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, LiteralString
 
@@ -14,8 +13,13 @@ from psycopg.rows import TupleRow
 RECORDED = "SELECT count(*) FROM recorded_flights"
 HANDLED = "SELECT coalesce(sum(flights), 0) FROM delays"
 NODES = "SELECT CAST(split_part(description, ':', 2) AS integer), node_id FROM durable.nodes"
-OWNED_INCOMING = "SELECT count(*) FROM durable.incoming_envelopes WHERE owner_id = %s"
-UNSETTLED = "SELECT (SELECT count(*) FROM durable.outgoing_envelopes) + (SELECT count(*) FROM durable.incoming_envelopes)"
+OWNED: Mapping[str, LiteralString] = {
+    "airline": "SELECT count(*) FROM durable.outgoing_envelopes WHERE owner_id = %s",
+    "punctuality": "SELECT count(*) FROM durable.incoming_envelopes WHERE owner_id = %s",
+}
+UNSETTLED = (
+    "SELECT (SELECT count(*) FROM durable.outgoing_envelopes) + (SELECT count(*) FROM durable.incoming_envelopes)"
+)
 NOW = "SELECT clock_timestamp()"
 WAITING = """
 SELECT 'outgoing' AS side, owner_id, count(*) FROM durable.outgoing_envelopes GROUP BY owner_id
@@ -52,9 +56,9 @@ class Observer:
         """The ids of the nodes that are members, by process id."""
         return dict(self.rows(service, NODES))
 
-    def owned(self, node_id: int) -> int:
-        """Messages that this node of the punctuality service has in hand."""
-        return int(self.value("punctuality", OWNED_INCOMING, node_id))
+    def owned(self, service: str, node_id: int) -> int:
+        """Messages that this node has in hand, to send or to handle."""
+        return int(self.value(service, OWNED[service], node_id))
 
     def finished_after(self, node_id: int, moment: datetime) -> int:
         """Messages that this node finished after the moment, by the database's clock."""

@@ -34,31 +34,39 @@ added_flights = Table("added_flights", metadata, Column("flight_id", Integer, nu
 ADDED_BY = f"process {os.getpid()}"
 
 ADD = text("""
-WITH added AS (INSERT INTO added_flights (flight_id) VALUES (:flight_id))
-INSERT INTO delays AS sum (carrier, added_by, flights, cancelled, departure_minutes, arrival_minutes)
-VALUES (:carrier, :added_by, 1, :cancelled, :departure_minutes, :arrival_minutes)
+WITH these AS (
+    SELECT * FROM unnest(CAST(:flight_ids AS integer[]), CAST(:carriers AS text[]),
+        CAST(:departure_delays AS integer[]), CAST(:arrival_delays AS integer[]))
+    AS flight (flight_id, carrier, departure_delay, arrival_delay)
+), added AS (
+    INSERT INTO added_flights (flight_id) SELECT flight_id FROM these
+)
+INSERT INTO delays AS total (carrier, added_by, flights, cancelled, departure_minutes, arrival_minutes)
+SELECT carrier, :added_by, count(*), count(*) FILTER (WHERE departure_delay IS NULL),
+    coalesce(sum(departure_delay), 0), coalesce(sum(arrival_delay), 0)
+FROM these GROUP BY carrier
 ON CONFLICT (carrier, added_by) DO UPDATE SET
-    flights = sum.flights + 1,
-    cancelled = sum.cancelled + excluded.cancelled,
-    departure_minutes = sum.departure_minutes + excluded.departure_minutes,
-    arrival_minutes = sum.arrival_minutes + excluded.arrival_minutes
+    flights = total.flights + excluded.flights,
+    cancelled = total.cancelled + excluded.cancelled,
+    departure_minutes = total.departure_minutes + excluded.departure_minutes,
+    arrival_minutes = total.arrival_minutes + excluded.arrival_minutes
 """)
 
 bus = Bus("punctuality")
 bus.listen(os.environ.get("PUNCTUALITY_LISTENS_ON", "tcp://127.0.0.1:2302"))
 
 
-@bus.handles(FlightRecorded, group=100, concurrency=1)  # up to 100 flights that wait share one transaction
-async def add_delays(flight: FlightRecorded, session: AsyncSession) -> None:
-    """Add one flight to its carrier's sums; one that never departed counts as cancelled."""
+# Whatever waits, up to 100 flights, is added by one statement in one transaction.
+@bus.handles(FlightRecorded, group=100, concurrency=1)
+async def add_delays(flights: list[FlightRecorded], session: AsyncSession) -> None:
+    """Add these flights to the sums of their carriers; one that never departed counts as cancelled."""
     await session.execute(
         ADD,
         {
-            "flight_id": flight.flight_id,
-            "carrier": flight.carrier,
             "added_by": ADDED_BY,
-            "cancelled": int(flight.departure_delay_minutes is None),
-            "departure_minutes": flight.departure_delay_minutes or 0,
-            "arrival_minutes": flight.arrival_delay_minutes or 0,
+            "flight_ids": [flight.flight_id for flight in flights],
+            "carriers": [flight.carrier for flight in flights],
+            "departure_delays": [flight.departure_delay_minutes for flight in flights],
+            "arrival_delays": [flight.arrival_delay_minutes for flight in flights],
         },
     )

@@ -23,6 +23,8 @@ SELECT count(*) FILTER (WHERE outcome IN ('sent', 'handled')), coalesce(sum(inte
     coalesce(sum(attempts), 0)
 FROM durable.envelope_history WHERE side = %s
 """
+FIRST = "SELECT min(recorded_at) FROM recorded_flights"
+LAST = "SELECT max(finished_at) FROM durable.envelope_history WHERE side = 'incoming'"
 LATENCY = """
 SELECT coalesce(percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds), 0),
     coalesce(percentile_cont(0.99) WITHIN GROUP (ORDER BY seconds), 0)
@@ -83,6 +85,18 @@ def differences(ours: Sums, expected: Sums) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseFacts:
+    """A node that was paused: `owned` messages were in its hands, `finished_late` of them it finished all the same
+    after it was struck off, which must not be."""
+
+    node_id: int
+    owned: int
+    dormant_after_seconds: float
+    seconds: float
+    finished_late: int
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """Everything that the demo can say for itself at the end."""
 
@@ -104,7 +118,7 @@ class Evidence:
     leases_lost: int
     latches: int
     kills: Mapping[str, int]
-    pauses: Sequence[Mapping[str, object]]
+    pauses: Sequence[PauseFacts]
     seconds: float
     p50_seconds: float
     p99_seconds: float
@@ -117,8 +131,8 @@ class Evidence:
         if self.twice:
             found.append(f"{len(self.twice)} flights were added twice: {_some(self.twice)}")
         for pause in self.pauses:
-            if pause["finished_late"]:
-                found.append(f"node {pause['node']} finished {pause['finished_late']} messages after it was struck off")
+            if pause.finished_late:
+                found.append(f"node {pause.node_id} finished {pause.finished_late} messages after it was struck off")
         return found
 
 
@@ -127,15 +141,15 @@ def gather(
     *,
     flights: int,
     seed: int,
-    seconds: float,
     counts: Mapping[str, int],
     kills: Mapping[str, int],
-    pauses: Sequence[Mapping[str, object]],
+    pauses: Sequence[PauseFacts],
 ) -> Evidence:
     """Read the databases once nothing is under way any more."""
-    times_added = dict(observer.rows("punctuality", ADDED))
+    times_added: dict[int, int] = dict(observer.rows("punctuality", ADDED))
     sent, recovered_outgoing, failed_sends = map(int, observer.rows("airline", OUTCOMES, "outgoing")[0])
     handled, recovered_incoming, _ = map(int, observer.rows("punctuality", OUTCOMES, "incoming")[0])
+    first, last = observer.value("airline", FIRST), observer.value("punctuality", LAST)
     p50, p99 = observer.rows("punctuality", LATENCY)[0]
     return Evidence(
         flights=flights,
@@ -154,7 +168,7 @@ def gather(
         latches=counts.get("latched", 0),
         kills=kills,
         pauses=pauses,
-        seconds=seconds,
+        seconds=(last - first).total_seconds(),
         p50_seconds=float(p50),
         p99_seconds=float(p99),
     )
@@ -225,10 +239,10 @@ def _summary(evidence: Evidence) -> Table:
     return table
 
 
-def _pause_line(pause: Mapping[str, object]) -> str:
+def _pause_line(pause: PauseFacts) -> str:
     return (
-        f"node {pause['node']} for {pause['seconds']} s with {pause['owned']} messages in hand, "
-        f"{pause['finished_late']} of them finished too late"
+        f"node {pause.node_id} for {pause.seconds} s, struck off after {pause.dormant_after_seconds} s; of its "
+        f"{pause.owned} messages it finished {pause.finished_late} too late"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -25,7 +26,8 @@ class Server(NamedTuple):
     pid: int
 
 
-class DeadLetterCount(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DeadLetterCount:
     exception_type: str
     message_type: str
     count: int

@@ -37,22 +37,23 @@ class Books:
     sent: dict[UUID, int] = field(default_factory=dict)
     effects: Counter[UUID] = field(default_factory=Counter)
     dead: Counter[UUID] = field(default_factory=Counter)
-    settled: Counter[tuple[str, UUID]] = field(default_factory=Counter)
-    expired: set[UUID] = field(default_factory=set)
+    settled: Counter[tuple[str, str, UUID]] = field(default_factory=Counter)
     pending: list[Row] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
+    """The process of each registered node."""
 
     def violations(self, *, at_rest: bool = True) -> list[str]:
         """One sentence for each breach of an invariant. `at_rest`: everything should be finished by now."""
         waiting = {row.id for row in self.pending}
-        accounted = self.effects.keys() | self.dead.keys() | self.expired | waiting
+        expired = self.finished("outgoing", "expired") | self.finished("incoming", "expired")
+        accounted = self.effects.keys() | self.dead.keys() | expired | waiting
         found = [f"I1 lost: {self._name(lost)} was committed and is nowhere" for lost in self.sent.keys() - accounted]
         found += [f"I2 {self._name(key)} has {count} effects" for key, count in self.effects.items() if count > 1]
         found += [f"I3 ghost: {key} has an effect and was never committed" for key in self.effects.keys() - self.sent]
         found += [f"I8 {self._name(key)} has an effect, and is dead too" for key in self.dead.keys() & self.effects]
         found += [
             f"I8 {self._name(key)} was settled {count} times as {side}"
-            for (side, key), count in self.settled.items()
+            for (side, key), count in self._endings().items()
             if count > 1
         ]
         if at_rest:
@@ -63,8 +64,21 @@ class Books:
         """After every service has stopped in good order."""
         found = self.violations()
         found += [f"I9 {self._name(row.id)} is still owned: {row}" for row in self.pending if row.owner_id]
-        found += [f"node {node} is still registered" for node in self.nodes]
+        found += [f"the node of process {process} is still registered" for process in self.nodes]
         return found
+
+    def waiting(self, side: str, *, owned: bool | None = None) -> list[Row]:
+        """Unfinished rows of this side; only those that have an owner, or have none."""
+        return [row for row in self.pending if row.side == side and owned in (None, bool(row.owner_id))]
+
+    def finished(self, side: str, outcome: str) -> set[UUID]:
+        return {key for (each_side, each_outcome, key) in self.settled if (each_side, each_outcome) == (side, outcome)}
+
+    def _endings(self) -> Counter[tuple[str, UUID]]:
+        endings = Counter[tuple[str, UUID]]()
+        for (side, _, key), count in self.settled.items():
+            endings[side, key] += count
+        return endings
 
     def _name(self, envelope_id: UUID) -> str:
         return f"order {self.sent.get(envelope_id, '?')} ({envelope_id})"
@@ -91,13 +105,20 @@ def _read(conn: psycopg.Connection[Any], books: Books) -> None:
     books.sent |= {key: order for key, order in conn.execute("SELECT envelope_id, order_id FROM orders")}
     books.effects.update(row[0] for row in conn.execute("SELECT envelope_id FROM effects"))
     books.dead.update(row[0] for row in conn.execute("SELECT id FROM durable.dead_letters WHERE id IS NOT NULL"))
-    for side, key, outcome in conn.execute("SELECT side, id, outcome FROM durable.envelope_history"):
-        books.settled[side, key] += 1
-        if outcome == "expired":
-            books.expired.add(key)
+    books.settled.update(conn.execute("SELECT side, outcome, id FROM durable.envelope_history").fetchall())
     for side in ("outgoing", "incoming"):
         rows = conn.execute(
             f"SELECT '{side}', id, owner_id, epoch, execution_time IS NOT NULL FROM durable.{side}_envelopes"
         )
         books.pending += [Row(*row) for row in rows]
-    books.nodes += [row[0] for row in conn.execute("SELECT node_id FROM durable.nodes ORDER BY 1")]
+    # A node describes itself as host:process.
+    nodes = conn.execute("SELECT CAST(split_part(description, ':', 2) AS integer) FROM durable.nodes ORDER BY 1")
+    books.nodes += [process for (process,) in nodes]
+
+
+def count_old_ids(url: str) -> int:
+    """How many ids that carry no day are remembered."""
+    with psycopg.connect(url) as conn:
+        row = conn.execute("SELECT count(*) FROM durable.received_ids_default").fetchone()
+    assert row is not None
+    return int(row[0])

@@ -44,7 +44,7 @@ class Running:
         assert status is not None, f"{self._name()} still runs after {within:g} seconds\n{self.output()}"
         return status
 
-    def crashes_at_its_failpoint(self, within: float = 5.0) -> None:
+    def crashes_at_its_failpoint(self, within: float = 20.0) -> None:
         status = self.exit_status(within=within)
         assert status == EXIT_STATUS, (
             f"{self._name()} ended with {status}, not at {self.service.failpoint}\n{self.output()}"
@@ -54,7 +54,7 @@ class Running:
         self._process.kill()
         self._process.join()
 
-    def stop(self, within: float = 6.0) -> None:
+    def stop(self, within: float = 20.0) -> None:
         """As an operator stops it; it must drain and end well."""
         self.signal(signal.SIGTERM)
         status = self.exit_status(within=within)
@@ -89,7 +89,7 @@ class Pair:
     def books(self) -> Books:
         return read_books(self.orders.database, self.billing.database)
 
-    async def settle(self, work: Sequence[Work], *, may_be_missing: Work | None = None, within: float = 8.0) -> None:
+    async def settle(self, work: Sequence[Work], *, may_be_missing: Work | None = None, within: float = 30.0) -> None:
         """Wait until this work is committed and nothing waits any more, and dead nodes are struck off."""
         expected = set().union(*(each.committed() for each in work))
         optional = may_be_missing.committed() if may_be_missing else set()
@@ -97,10 +97,10 @@ class Pair:
         def settled() -> bool:
             books = self.books()
             missing = expected - set(books.sent.values())
-            alive = [process for process in self.processes if process.is_running()]
+            alive = sorted(process.pid for process in self.processes if process.is_running())
             assert not missing, f"orders {sorted(missing)} were never committed{self.output()}"
             assert not books.violations(), "\n".join([*books.violations(), self.output()])
-            assert len(books.nodes) == len(alive), f"nodes {books.nodes}, but {len(alive)} processes{self.output()}"
+            assert sorted(books.nodes) == alive, f"nodes of {books.nodes}, but {alive} are running{self.output()}"
             return True
 
         await eventually(settled, within=within)

@@ -1,62 +1,165 @@
-"""A process dies at a crash point; started again, everything that was committed is handled, and once."""
+"""A process dies at a crash point; started again, everything that was committed is handled, and once.
+
+Each case says what must be in the database of the dead process before it is started again, so that a failpoint that
+has moved to another place is noticed.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 
+from durable.envelope import ANY_NODE
+from tests.failure import leftovers
 from tests.failure.app import Work
+from tests.failure.books import Books, count_old_ids
 from tests.failure.services import Pair
+from tests.failure.waiting import eventually
 
 BEFORE = Work()
 AFTER = Work(transactions=1, first_order=101, rolled_back=())
+LEFT_BEHIND = Work(transactions=1, first_order=201, rolled_back=())
+ONE_FAILS_ONCE = Work(transactions=1, rolled_back=(), behaviours={1: "fails once"})
+ONE_FAILS = Work(transactions=1, rolled_back=(), behaviours={1: "fails"})
+DELAYED = Work(transactions=1, rolled_back=(), delay=0.2)
+NOTHING = Work(transactions=0, rolled_back=())
 
 
-class Crash(NamedTuple):
-    """Which service dies where, with which work under way."""
+@dataclass
+class Crash:
+    """Which service dies where, with which work under way, and what it leaves in its database."""
 
     failpoint: str
-    service: str
+    service: Literal["orders", "billing"]
     what: str
+    leaves: Callable[[Books], bool]
     work: Work = BEFORE
+    prepare: Callable[[Pair], Work] = lambda pair: NOTHING
+
+
+def committed(count: int) -> Callable[[Books], bool]:
+    return lambda books: len(books.sent) == count
+
+
+def owned_outgoing(books: Books) -> bool:
+    return bool(books.waiting("outgoing", owned=True)) and not books.finished("outgoing", "sent")
+
+
+def some_sent(books: Books) -> bool:
+    return bool(books.finished("outgoing", "sent"))
+
+
+def nothing_received(books: Books) -> bool:
+    return not books.waiting("incoming") and not books.effects
+
+
+def received_unhandled(books: Books) -> bool:
+    return bool(books.waiting("incoming", owned=True)) and not books.effects
+
+
+def some_handled(books: Books) -> bool:
+    return bool(books.effects)
+
+
+def owned_still(books: Books) -> bool:
+    return any(not row.scheduled for row in books.waiting("incoming", owned=True)) and not books.dead
+
+
+def put_off(books: Books) -> bool:
+    return [row.owner_id for row in books.waiting("incoming") if row.scheduled] == [ANY_NODE]
+
+
+def dead_lettered(books: Books) -> bool:
+    return len(books.dead) == 1 and not books.waiting("incoming")
+
+
+def promoted(side: str) -> Callable[[Books], bool]:
+    return lambda books: [row.scheduled for row in books.waiting(side)].count(False) > 0
+
+
+def struck_off(side: str, *, released: bool) -> Callable[[Books], bool]:
+    """The dead node is no node any more, and its rows are released, or still its own."""
+    return lambda books: {row.owner_id == ANY_NODE for row in books.waiting(side) if row.epoch == released} == {released}
+
+
+def anything(books: Books) -> bool:
+    return True
+
+
+def dead_sender(pair: Pair) -> Work:
+    node = leftovers.dead_node(pair.orders.database)
+    leftovers.unsent_orders(pair.orders.database, LEFT_BEHIND.orders(0), f"tcp://127.0.0.1:{pair.orders.port}", node)
+    return LEFT_BEHIND
+
+
+def dead_handler(pair: Pair) -> Work:
+    envelopes = [leftovers.envelope(order_id) for order_id in LEFT_BEHIND.orders(0)]
+    node = leftovers.dead_node(pair.billing.database)
+    leftovers.received_orders(pair.orders.database, pair.billing.database, envelopes, node)
+    return LEFT_BEHIND
 
 
 CRASHES = [
-    Crash("C1:7", "orders", "after send, before the flush"),
-    Crash("C2:2", "orders", "flushed, before COMMIT"),
-    Crash("C3:2", "orders", "COMMIT sent, reply lost"),
-    Crash("C4:2", "orders", "committed, not yet in memory"),
-    Crash("C5:2", "orders", "claimed, unsent"),
-    Crash("C6", "orders", "half a frame sent"),
-    Crash("C7:2", "orders", "sent, not received"),
-    Crash("C8:2", "billing", "received, before the inbox commit"),
-    Crash("C9:2", "billing", "inbox COMMIT ambiguous"),
-    Crash("C10", "billing", "committed, before the ack"),
-    Crash("C11:2", "orders", "ack in flight, the sender dies"),
-    Crash("C12", "orders", "acked, before the delete"),
-    Crash("C13", "orders", "delete COMMIT ambiguous"),
-    Crash("C14:3", "billing", "inbox row, before a worker"),
-    Crash("C15:3", "billing", "mid-handler"),
-    Crash("C16:3", "billing", "handler done, before COMMIT"),
-    Crash("C17:3", "billing", "that COMMIT ambiguous"),
-    Crash("C18:3", "billing", "handled, before anybody hears of it"),
+    Crash("C1:7", "orders", "after send, before the flush", committed(5)),
+    Crash("C2:2", "orders", "flushed, before COMMIT", committed(5)),
+    Crash("C3:2", "orders", "COMMIT sent, reply lost", committed(10)),
+    Crash("C4:2", "orders", "committed, not yet in memory", committed(10)),
+    Crash("C5", "orders", "claimed, unsent", owned_outgoing),
+    Crash("C6", "orders", "half a frame sent", owned_outgoing),
+    Crash("C7", "orders", "sent, not received", owned_outgoing),
+    Crash("C8", "billing", "received, before the inbox commit", nothing_received),
+    Crash("C9", "billing", "inbox COMMIT ambiguous", anything),
+    Crash("C10", "billing", "committed, before the ack", anything),
+    Crash("C11", "orders", "ack in flight, the sender dies", owned_outgoing),
+    Crash("C12", "orders", "acked, before the delete", owned_outgoing),
+    Crash("C13", "orders", "delete COMMIT ambiguous", some_sent),
+    Crash("C14", "billing", "inbox row, before a worker", received_unhandled),
+    Crash("C15", "billing", "mid-handler", received_unhandled),
+    Crash("C16", "billing", "handler done, before COMMIT", received_unhandled),
+    Crash("C17", "billing", "that COMMIT ambiguous", some_handled),
+    Crash("C18:3", "billing", "handled, before anybody hears of it", some_handled),
+    Crash("C19", "billing", "before a message is put off", owned_still, ONE_FAILS_ONCE),
+    Crash("C19:2", "billing", "after it was put off", put_off, ONE_FAILS_ONCE),
+    Crash("C19:5", "billing", "before the dead-letter move", owned_still, ONE_FAILS),
+    Crash("C19:6", "billing", "after the dead-letter move", dead_lettered, ONE_FAILS),
+    Crash("C20", "orders", "mid-promotion, outgoing", promoted("outgoing"), DELAYED),
+    Crash("C20", "billing", "mid-promotion, incoming", promoted("incoming"), ONE_FAILS_ONCE),
+    Crash("C21", "orders", "mid-sweep, outgoing", struck_off("outgoing", released=True), NOTHING, dead_sender),
+    Crash("C21", "billing", "mid-sweep, incoming unreleased", struck_off("incoming", released=False), NOTHING, dead_handler),
+    Crash("C21:2", "billing", "mid-sweep, incoming", struck_off("incoming", released=True), NOTHING, dead_handler),
 ]
 
 
-@pytest.mark.parametrize("crash", CRASHES, ids=lambda crash: f"{crash.failpoint} {crash.what}")
+@pytest.mark.parametrize("crash", CRASHES, ids=lambda crash: f"{crash.failpoint} {crash.service} {crash.what}")
 async def test_nothing_is_lost_or_done_twice_when_a_process_dies(pair: Pair, crash: Crash) -> None:
-    services = {"orders": pair.orders, "billing": pair.billing}
-    points = {name: crash.failpoint if name == crash.service else "" for name in services}
-    billing = pair.start(pair.billing, failpoint=points["billing"])
-    orders = pair.start(pair.orders, failpoint=points["orders"], work=crash.work)
+    left_behind = crash.prepare(pair)
+    dies, lives = (pair.orders, pair.billing) if crash.service == "orders" else (pair.billing, pair.orders)
+    pair.start(lives, work=crash.work if lives is pair.orders else None)
+    victim = pair.start(dies, failpoint=crash.failpoint, work=crash.work if dies is pair.orders else None)
 
-    victim = orders if crash.service == "orders" else billing
     victim.crashes_at_its_failpoint()
-    pair.start(services[crash.service], work=AFTER if crash.service == "orders" else None)
+    books = pair.books()
+    assert crash.leaves(books), f"the process did not die {crash.what}: {books}"
+    pair.start(dies, work=AFTER if dies is pair.orders else None)
 
-    if crash.service == "orders":
-        await pair.settle([AFTER], may_be_missing=crash.work)
+    if dies is pair.orders:
+        await pair.settle([left_behind, AFTER], may_be_missing=crash.work)
     else:
-        await pair.settle([crash.work])
+        await pair.settle([left_behind, crash.work])
+    pair.stop()
+
+
+async def test_a_purge_that_was_interrupted_goes_on(pair: Pair) -> None:
+    leftovers.old_ids(pair.billing.database, 12_000)
+
+    pair.start(pair.billing, failpoint="C21").crashes_at_its_failpoint()
+    assert count_old_ids(pair.billing.database) == 2_000
+    pair.start(pair.billing)
+    pair.start(pair.orders, work=AFTER)
+
+    await eventually(lambda: count_old_ids(pair.billing.database) == 0)
+    await pair.settle([AFTER])
     pair.stop()

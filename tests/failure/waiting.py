@@ -12,7 +12,7 @@ T = TypeVar("T")
 _PAUSE = 0.02
 
 
-async def eventually(check: Callable[[], T | Awaitable[T]], *, within: float = 5.0) -> T:
+async def eventually(check: Callable[[], T | Awaitable[T]], *, within: float = 15.0) -> T:
     """Call `check` until it returns something true, and return that.
 
     A check may raise AssertionError to say what is still missing; after `within` seconds that is raised.

@@ -1,0 +1,125 @@
+"""The commands put together, and how each error ends: in one line that says what to do, and an exit code.
+
+0 done and healthy · 1 unhealthy or failed · 2 bad usage or configuration · 130 interrupted
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple, NoReturn
+
+import typer
+from sqlalchemy.exc import DBAPIError
+
+from durable.cli import demo, doctor, inspect, migrate, run, send
+from durable.cli.output import one_line
+from durable.errors import DurableError, StorageUnavailable, WiringError
+from durable.version import __version__
+
+_NAME = "durable-agent"
+_FAILED, _BAD_USAGE = 1, 2
+_NO_PERMISSION = "42501"
+
+app = typer.Typer(name=_NAME, add_completion=False, pretty_exceptions_enable=False)
+app.command()(run.typer_command())
+for command in (migrate.migrate, inspect.status, inspect.nodes, inspect.circuits, send.send, doctor.doctor, demo.demo):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version")]
+
+
+@app.callback(invoke_without_command=True)
+def durable_agent(context: typer.Context, version: Version = False) -> None:
+    """Store-and-forward messaging for Python applications on their own Postgres.
+
+    Ends with 0 when all is well, 1 when something is unhealthy or failed, 2 for bad usage or configuration.
+    """
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(_BAD_USAGE)
+
+
+class Ending(NamedTuple):
+    code: int
+    message: str
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """`durable-agent`: runs one command and ends the process with its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(_run(given))
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        code = typer.main.get_command(app).main(args=arguments, prog_name=_NAME, standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or 0)
+    except BrokenPipeError:
+        _forget_output()
+        return _FAILED
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if "--debug" in arguments:
+            traceback.print_exc()
+        ending = _ending(error)
+        print(f"error: {one_line(ending.message)}", file=sys.stderr)
+        return ending.code
+
+
+def _ending(error: BaseException) -> Ending:
+    """What to say and how to end."""
+    match error:
+        case BaseExceptionGroup():
+            return _ending(error.exceptions[0])
+        case typer.TyperException():
+            return Ending(error.exit_code, _usage(error))
+        case typer.Abort():
+            return Ending(_FAILED, "aborted")
+        case WiringError():
+            return Ending(_BAD_USAGE, str(error))
+        case StorageUnavailable():
+            return Ending(_FAILED, f"{error}; check that Postgres runs, and the setting database_url")
+        case DBAPIError():
+            return Ending(_FAILED, _refusal(error))
+        case DurableError():
+            return Ending(_FAILED, str(error))
+        case _:
+            return Ending(_FAILED, f"{type(error).__name__}: {error}; see the traceback with --debug")
+
+
+def _usage(error: typer.TyperException) -> str:
+    """Typer's own message, with what is nearest to an unknown option or command, or else where to read."""
+    text = error.format_message().partition(" (Possible options")[0].rstrip(".").replace(". Did you", "; did you")
+    near = getattr(error, "possibilities", None)
+    context = getattr(error, "ctx", None)
+    if near:
+        text += f"; did you mean {near[0]!r}?"
+    elif context is not None and "; did you" not in text:
+        text += f"; see {context.command_path} --help"
+    return text[:1].lower() + text[1:]
+
+
+def _refusal(error: DBAPIError) -> str:
+    if getattr(error.orig, "sqlstate", None) == _NO_PERMISSION:
+        return (
+            f"the database refuses: {error.orig}; use the role that owns the schema, "
+            f"or let it run: {_NAME} migrate --grant-to ROLE"
+        )
+    return f"the database refuses: {error.orig}"
+
+
+def _forget_output() -> None:
+    """Nobody reads it any more: what is left in the buffer must not fail again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,50 @@
+"""What a check of `doctor` says, and how one that cannot be made is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from psycopg import Error as DriverError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from durable.errors import DurableError
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`advice` says what to do; it is empty when all is well."""
+
+    name: str
+    verdict: Verdict
+    detail: str
+    advice: str = ""
+
+
+def ok(name: str, detail: str) -> Check:
+    return Check(name, Verdict.OK, detail)
+
+
+def warn(name: str, detail: str, advice: str) -> Check:
+    return Check(name, Verdict.WARN, detail, advice)
+
+
+def fail(name: str, detail: str, advice: str) -> Check:
+    return Check(name, Verdict.FAIL, detail, advice)
+
+
+def attempted(name: str, check: Callable[[], Check], advice: str) -> Check:
+    """The check, or its failure when what it needs does not work."""
+    try:
+        return check()
+    except DBAPIError as error:
+        return fail(name, str(error.orig), advice)
+    except (DurableError, SQLAlchemyError, DriverError) as error:
+        return fail(name, str(error), advice)

@@ -1,0 +1,35 @@
+"""demo: the shortest proof that nothing is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from durable.cli.target import Debug
+from durable.errors import WiringError
+
+Flights = Annotated[int | None, typer.Option("--flights", min=1, metavar="N", help="how many flights to send")]
+All = Annotated[bool, typer.Option("--all", help="send every flight of the year")]
+Seed = Annotated[int | None, typer.Option("--seed", help="make the same choices as another run with this seed")]
+Keep = Annotated[
+    Path | None, typer.Option("--keep", metavar="FOLDER", file_okay=False, help="keep the databases and logs here")
+]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON document")]
+
+
+def demo(
+    flights: Flights = None,
+    all_flights: All = False,
+    json: Json = False,
+    seed: Seed = None,
+    keep: Keep = None,
+    debug: Debug = False,
+) -> None:
+    """Two services on an embedded Postgres; a node is killed, and nothing is lost."""
+    if flights is not None and all_flights:
+        raise WiringError("--flights: give a number or --all, not both")
+    from durable.demo import run_demo  # its libraries are an extra, and nobody else needs them
+
+    raise typer.Exit(run_demo(flights=flights, all_flights=all_flights, json_output=json, seed=seed, keep=keep))

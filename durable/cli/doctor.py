@@ -1,0 +1,47 @@
+"""doctor: everything that can be found out before the first message is lost sleep over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import typer
+
+from durable.cli.checks import Check, Verdict, ok
+from durable.cli.checks_application import application_checks
+from durable.cli.checks_database import database_checks
+from durable.cli.output import Block, print_blocks, print_json
+from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, load_target
+
+
+def doctor(
+    app: OptionalBusName = None,
+    database: DatabaseUrl = None,
+    schema: SchemaName = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Check settings, database and application; without APP:BUS only the database. Ends with 1 when a check fails."""
+    bus, settings = load_target(app, database, schema)
+    declared = bus.application.handlers.values() if bus is not None else ()
+    checks = [
+        ok("settings", f"{len(settings.model_fields_set)} set, all valid"),
+        *database_checks(settings, has_sync_handlers=any(not handler.is_async for handler in declared)),
+        *(application_checks(bus) if bus is not None else []),
+    ]
+    healthy = all(check.verdict is not Verdict.FAIL for check in checks)
+    if json:
+        print_json({"healthy": healthy, "checks": [asdict(check) for check in checks]})
+    else:
+        print_blocks(_lines(checks))
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def _lines(checks: Sequence[Check]) -> list[Block]:
+    lines: list[Block] = []
+    for check in checks:
+        lines.append(f"{check.verdict:<4}  {check.name}: {check.detail}")
+        if check.advice:
+            lines.append(f"      -> {check.advice}")
+    return lines

@@ -1,0 +1,51 @@
+"""How `run` logs: lines on standard output, for people or, with --json, for programs.
+
+Standard output is its log, because nothing else is printed there; standard error is left to the one line that says
+why it could not start. An application that set up logging itself keeps what it set up, unless it asks for --json.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import UTC, datetime
+
+import msgspec
+
+_PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line; `event` is the constant part of the message, to search and count by."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": str(record.msg),
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
+class _StandardOutput(logging.StreamHandler):  # type: ignore[type-arg]  # it is generic for type checkers only
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Whoever read the log is gone: messages are delivered all the same."""
+        if not isinstance(sys.exc_info()[1], BrokenPipeError):
+            super().handleError(record)
+
+
+def set_up(level: str, *, json: bool) -> None:
+    """Log from this level on."""
+    root = logging.getLogger()
+    number = logging.getLevelNamesMapping()[level.upper()]
+    logging.getLogger("durable").setLevel(number)
+    if root.handlers and not json:
+        return
+    handler = _StandardOutput(sys.stdout)
+    handler.setFormatter(JsonFormatter() if json else logging.Formatter(_PLAIN))
+    root.handlers = [handler]
+    root.setLevel(number)

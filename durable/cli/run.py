@@ -1,0 +1,94 @@
+"""run: a process of its own for a bus. Every setting is a flag, made from Settings, so that none is forgotten."""
+
+from __future__ import annotations
+
+import inspect
+from datetime import timedelta
+from enum import StrEnum
+from typing import Annotated, Any, get_args
+
+import typer
+from pydantic.fields import FieldInfo
+
+from durable.cli import logs
+from durable.cli.target import BusName, Debug, load_bus
+from durable.errors import WiringError
+from durable.settings import Settings
+
+_PANEL = "Settings (durations are seconds, such as 30, or ISO 8601, such as PT30S or P7D)"
+
+
+class Level(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+LogLevel = Annotated[Level, typer.Option("--log-level", help="what to log, from this level on")]
+JsonLines = Annotated[bool, typer.Option("--json", help="log one JSON object a line")]
+
+
+def run(
+    app: BusName,
+    log_level: LogLevel = Level.INFO,
+    json: JsonLines = False,
+    debug: Debug = False,
+    **settings: str | None,
+) -> None:
+    """Run a bus: its listeners, handlers, sending and recovery agents.
+
+    SIGTERM or Ctrl-C lets it finish what is under way, for drain_timeout, and leave; a second one ends it at once.
+    """
+    bus = load_bus(app)
+    if bus.mode == "send-only":
+        raise WiringError(f"APP:BUS: {app} is made with mode='send-only' and runs no agents; name a bus that does")
+    overrides = {name: value for name, value in settings.items() if value is not None}
+    if overrides:
+        bus.configure(**overrides)
+    logs.set_up(log_level.value, json=json)
+    bus.run()
+
+
+def _setting_flag(name: str, field: FieldInfo) -> inspect.Parameter:
+    """The flag of one setting. Its value is text, read as the same text in the environment would be."""
+    default = "" if field.default is None else f"; default {_typed(field.default)}"
+    option = typer.Option(
+        f"--{name.replace('_', '-')}",
+        help=f"{field.description}{default}",
+        metavar=_metavar(field),
+        show_default=False,
+        rich_help_panel=_PANEL,
+    )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
+    )
+
+
+def _typed(default: object) -> str:
+    """A default as one would type it."""
+    if not isinstance(default, timedelta):
+        return str(default)
+    return f"{default.total_seconds():g}" if default < timedelta(days=1) else f"P{default.days}D"
+
+
+def _metavar(field: FieldInfo) -> str:
+    kinds = {field.annotation, *get_args(field.annotation)}
+    if timedelta in kinds:
+        return "DURATION"
+    return "NUMBER" if int in kinds else "TEXT"
+
+
+def _with_settings_as_flags() -> inspect.Signature:
+    own = [
+        parameter
+        for parameter in inspect.signature(run, eval_str=True).parameters.values()
+        if parameter.kind != parameter.VAR_KEYWORD
+    ]
+    return inspect.Signature([*own, *(_setting_flag(name, field) for name, field in Settings.model_fields.items())])
+
+
+def typer_command() -> Any:
+    """`run`, as Typer is to see it."""
+    run.__signature__ = _with_settings_as_flags()  # type: ignore[attr-defined]
+    return run

@@ -1,0 +1,144 @@
+"""The same facts twice: as plain values for JSON, and as tables made from those values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import Any
+
+from durable.cli.health import NodeState, node_states
+from durable.cli.output import Block, Table, age
+from durable.storage.leases import Backlog
+from durable.storage.status import Picture
+
+Row = dict[str, Any]
+
+
+def status_rows(picture: Picture, stale: timedelta) -> Row:
+    states = list(node_states(picture, stale).values())
+    return {
+        "outgoing": [_backlog_row("destination", group, picture.now) for group in picture.outgoing],
+        "incoming": [_backlog_row("message_type", group, picture.now) for group in picture.incoming],
+        "dead_letters": [asdict(group) for group in picture.dead_letters],
+        "circuits": circuit_rows(picture),
+        "nodes": {state.value: states.count(state) for state in NodeState},
+        "partitions_ahead": picture.partitioned_days - 1,
+    }
+
+
+def node_rows(picture: Picture, stale: timedelta) -> list[Row]:
+    """The registered nodes, and the owners that are registered no more: of those only the id is known."""
+    registered = {node.node_id: node for node in picture.nodes}
+    return [
+        {
+            "node_id": node_id,
+            "service": node and node.service,
+            "description": node and node.description,
+            "version": node and node.version,
+            "started_at": node and node.started_at,
+            "heartbeat_age_seconds": node and node.heartbeat_age.total_seconds(),
+            "holds_lock": node_id in picture.locked,
+            "owned_outgoing": picture.owned_outgoing.get(node_id, 0),
+            "owned_incoming": picture.owned_incoming.get(node_id, 0),
+            "state": state.value,
+        }
+        for node_id, state in node_states(picture, stale).items()
+        for node in [registered.get(node_id)]
+    ]
+
+
+def circuit_rows(picture: Picture) -> list[Row]:
+    return [
+        circuit._asdict() | {"open_seconds": (picture.now - circuit.since).total_seconds()}
+        for circuit in picture.circuits
+    ]
+
+
+def status(report: Row) -> list[Block]:
+    """What `status` shows; only the versions when the schema is at another one."""
+    versions = report["versions"]
+    blocks: list[Block] = [
+        f"durable {versions['durable']} on Postgres {versions['postgres']}, database {versions['database']}, "
+        f"schema {versions['schema']} at version {versions['schema_version'] or '(none)'}"
+    ]
+    if "nodes" in report:
+        blocks += [
+            "nodes: " + ", ".join(f"{count} {state}" for state, count in report["nodes"].items()),
+            f"partitions: {report['partitions_ahead']} days ahead",
+            _backlog_table("outgoing, by destination", "destination", report["outgoing"]),
+            _backlog_table("incoming, by message type", "message_type", report["incoming"]),
+            *_dead_letters(report["dead_letters"]),
+            *circuits(report["circuits"]),
+            "",
+        ]
+    return [*blocks, *(f"unhealthy: {problem}" for problem in report["problems"])] + ["healthy"] * report["healthy"]
+
+
+def nodes(rows: Sequence[Row]) -> list[Block]:
+    columns = ("node", "service", "process", "version", "started", "heartbeat", "lock", "outgoing", "incoming", "state")
+    cells = [
+        (
+            row["node_id"],
+            row["service"],
+            row["description"],
+            row["version"],
+            _time(row["started_at"]),
+            _seconds_ago(row["heartbeat_age_seconds"]),
+            "held" if row["holds_lock"] else "absent",
+            row["owned_outgoing"],
+            row["owned_incoming"],
+            row["state"],
+        )
+        for row in rows
+    ]
+    return [Table("nodes", columns, cells)] if cells else ["no node is registered"]
+
+
+def circuits(rows: Sequence[Row]) -> list[Block]:
+    cells = [
+        (row["kind"], row["key"], age(timedelta(seconds=row["open_seconds"])), _time(row["until"]), row["reason"],
+         row["actor"])
+        for row in rows
+    ]  # fmt: skip
+    return (
+        [Table("open circuits", ("kind", "key", "for", "until", "reason", "by"), cells)]
+        if cells
+        else ["no open circuit"]
+    )
+
+
+def _backlog_row(name: str, group: Backlog, now: datetime) -> Row:
+    return {
+        name: group.name,
+        "waiting": group.total,
+        "unowned": group.unowned,
+        "scheduled": group.scheduled,
+        "oldest_age_seconds": (now - group.oldest).total_seconds(),
+    }
+
+
+def _backlog_table(title: str, name: str, rows: Sequence[Row]) -> Block:
+    columns = (name.replace("_", " "), "waiting", "unowned", "scheduled", "oldest")
+    cells = [
+        (row[name], row["waiting"], row["unowned"], row["scheduled"], age(timedelta(seconds=row["oldest_age_seconds"])))
+        for row in rows
+    ]
+    return Table(title, columns, cells) if cells else f"{title}: nothing waits"
+
+
+def _dead_letters(rows: Sequence[Row]) -> list[Block]:
+    columns = ("message type", "exception", "count", "first", "last")
+    cells = [
+        (row["message_type"], row["exception_type"], row["count"], _time(row["first"]), _time(row["last"]))
+        for row in rows
+    ]
+    return [Table("dead letters", columns, cells)] if cells else ["no dead letters"]
+
+
+def _time(moment: datetime | None) -> str | None:
+    return None if moment is None else f"{moment:%Y-%m-%d %H:%M:%S%z}"
+
+
+def _seconds_ago(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds:.1f} s ago"

@@ -1,0 +1,17 @@
+"""`durable-agent demo`: two services, real flights, and nodes that are killed while they work. Nothing is lost.
+
+airline, punctuality    the two services, as an application would write them; start reading here
+messages                what they say to each other
+flights                 the data set
+node                    one node as a process
+fleet                   the processes, and how they are killed, paused and resumed
+mishaps                 what befalls them, and when
+observer                what the databases say meanwhile
+supervisor              one run
+report, screen          what is printed
+stage, run              what is needed before, and the command itself
+"""
+
+from durable.demo.run import run_demo
+
+__all__ = ["run_demo"]

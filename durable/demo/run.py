@@ -1,0 +1,89 @@
+"""`durable-agent demo`: arguments in, exit code out."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from durable.demo import report, stage, supervisor
+from durable.demo.flights import FLIGHT_COUNT, data_folder
+from durable.demo.screen import screen_for
+from durable.errors import DurableError, InvalidSetting
+
+DEFAULT_FLIGHTS = 20_000
+
+
+def run_demo(*, flights: int | None, all_flights: bool, json_output: bool, seed: int | None, keep: Path | None) -> int:
+    """Run the demo and return its exit code: 0 when every total is right, 1 when one is not or it got stuck.
+
+    `flights` (default 20,000) or `all_flights` of the data set are sent. With `json_output` one document is printed
+    and nothing else. `seed` repeats the choices of an earlier run (not its timing). `keep` names a folder, not there
+    yet or empty, for the databases and the logs; otherwise they are removed, unless the demo fails. Raises
+    InvalidSetting for values that cannot be, and when the embedded Postgres or the flights are not installed.
+    """
+    count = _how_many(flights, all_flights)
+    data_folder()  # it raises when the flights are not installed, before anything is started
+    folder = stage.make_folder(keep)
+    seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
+    succeeded = False
+    try:
+        succeeded = _run(folder, count, seed, json_output=json_output)
+    except KeyboardInterrupt:
+        print("the demo was interrupted", file=sys.stderr)
+    except InvalidSetting:
+        raise
+    except DurableError as error:
+        print(f"the demo failed: {error}", file=sys.stderr)
+    finally:
+        if keep is not None or not succeeded:
+            print(f"databases, logs and counts are in {folder}", file=sys.stderr)
+        else:
+            stage.remove_folder(folder)
+    return 0 if succeeded else 1
+
+
+def _run(folder: Path, flights: int, seed: int, *, json_output: bool) -> bool:
+    """Run, print, and return whether every total is right."""
+    console = Console()
+    with (
+        _interrupted_by_sigterm(),
+        stage.prepared(folder, flights) as ready,
+        screen_for(console, flights, silent=json_output) as screen,
+    ):
+        screen.tell(f"Postgres is running; {flights:,} flights; seed {seed}")
+        evidence = supervisor.run(ready, seed, screen)
+    if json_output:
+        print(report.as_json(evidence))
+    else:
+        report.show(evidence, console)
+    return not evidence.differences
+
+
+def _how_many(flights: int | None, all_flights: bool) -> int:
+    if all_flights and flights is not None:
+        raise InvalidSetting("--flights and --all: give one of them")
+    count = FLIGHT_COUNT if all_flights else DEFAULT_FLIGHTS if flights is None else flights
+    if not 1 <= count <= FLIGHT_COUNT:
+        raise InvalidSetting(f"--flights: {count} is not between 1 and {FLIGHT_COUNT:,}")
+    return count
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the demo as Ctrl-C does: with its nodes and its server."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,115 @@
+"""What a run needs before its first node: a folder, the flights, a server, two databases, a port.
+
+FOLDER/data             the server's data
+FOLDER/flights.jsonl    the flights as the airline reads them
+FOLDER/logs, counts     what each node writes
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import MetaData, create_engine
+
+from durable.demo import airline, punctuality
+from durable.demo.fleet import SERVICES, SLOTS
+from durable.demo.flights import write_flights
+from durable.embedded import Embedded, postgres
+from durable.errors import InvalidSetting
+from durable.storage.migrator import upgrade
+
+SHORTEST_SECONDS = 6.0
+"""A few flights are recorded slowly, so that there is time for all that is to happen."""
+TABLES: Mapping[str, MetaData] = {"airline": airline.metadata, "punctuality": punctuality.metadata}
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """`urls` of the databases by service; `environments` of their nodes."""
+
+    folder: Path
+    flights: int
+    urls: Mapping[str, str]
+    environments: Mapping[str, dict[str, str]]
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def counts(self) -> Path:
+        return self.folder / "counts"
+
+
+def make_folder(keep: Path | None) -> Path:
+    """The folder to keep, or a temporary one. Raises InvalidSetting when there is something in it."""
+    if keep is None:
+        return Path(tempfile.mkdtemp(prefix="durable-demo-"))
+    if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        raise InvalidSetting(f"--keep: {keep} is there already; name a new or an empty folder")
+    keep.mkdir(parents=True, exist_ok=True)
+    return keep.resolve()
+
+
+def remove_folder(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def prepared(folder: Path, flights: int) -> Iterator[Stage]:
+    """Everything in place, the server running; it is stopped at the end, and the folder stays."""
+    for name in ("logs", "counts"):
+        (folder / name).mkdir()
+    file = folder / "flights.jsonl"
+    write_flights(flights, file)
+    with postgres(folder) as server:
+        urls = {service: _make_database(server, service) for service in SERVICES}
+        yield Stage(folder, flights, urls, _environments(folder, urls, file, flights))
+
+
+def _make_database(server: Embedded, service: str) -> str:
+    """A database with durable's tables and the service's own; returns its URL."""
+    url = server.url(service)
+    sync_url = url.replace("postgresql://", "postgresql+psycopg://", 1)
+    upgrade(sync_url, "durable")
+    engine = create_engine(sync_url)
+    TABLES[service].create_all(engine)
+    engine.dispose()
+    return url
+
+
+def _environments(folder: Path, urls: Mapping[str, str], file: Path, flights: int) -> dict[str, dict[str, str]]:
+    address = f"tcp://127.0.0.1:{_free_port()}"
+    own = {
+        "airline": {
+            "PUNCTUALITY_ADDRESS": address,
+            "AIRLINE_FLIGHTS": str(file),
+            "AIRLINE_PAUSE_SECONDS": str(_pause_seconds(flights)),
+        },
+        "punctuality": {"PUNCTUALITY_LISTENS_ON": f"{address}?reuse_port=1"},  # all its nodes on one port
+    }
+    counts = str(folder / "counts")
+    return {
+        service: {"DURABLE_DATABASE_URL": urls[service], "COUNTS_FOLDER": counts, **own[service]}
+        for service in SERVICES
+    }
+
+
+def _pause_seconds(flights: int) -> float:
+    """After each flight of each unit of work at once, so that a run takes SHORTEST_SECONDS; 0 when it does anyway."""
+    pause = SHORTEST_SECONDS * SLOTS * airline.AT_ONCE / flights
+    return pause if pause > 0.01 else 0.0
+
+
+def _free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

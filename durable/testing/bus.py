@@ -1,0 +1,258 @@
+"""The bus in memory, as a test uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack, cast
+from uuid import UUID
+
+import msgspec
+
+from durable import screening
+from durable.bus import Bus
+from durable.composing import Composer, SendOptions
+from durable.envelope import ANY_NODE, Envelope, Leased
+from durable.errors import WiringError
+from durable.messages import name_of
+from durable.outcomes import DUPLICATE
+from durable.routing import LOCAL
+from durable.storage.rows import Letter
+from durable.telemetry import Event
+from durable.testing.clock import ManualClock
+from durable.testing.faults import Fault, Faults
+from durable.testing.handling import MemoryHandling
+from durable.testing.mailbox import DeadLetter, Expired, Handled, Mailbox, Scheduled, decoded
+from durable.testing.runtime import MemoryRuntime
+from durable.testing.sessions import SessionFactory
+
+T = TypeVar("T")
+
+
+class InMemoryBus:
+    """Puts a bus into memory for a block: `async with InMemoryBus(bus) as memory`.
+
+    Meanwhile `bus.unit_of_work()`, `bus.enlist()`, `bus.send()` and `bus.publish()` work without any database, and
+    what was committed waits for `drain()`. `session_factory` makes the AsyncSession of each unit of work and async
+    handler, `sync_session_factory` the Session of each sync handler: a sessionmaker, or a Mock. Without one they get
+    sessions that commit and roll back, and raise WiringError at the first statement.
+
+    Messages are handled one after another, in the order in which they were sent. Each is encoded and decoded as on
+    the wire. `clock` stands still until it is advanced; two buses that are connected should share one.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        session_factory: SessionFactory | None = None,
+        *,
+        sync_session_factory: SessionFactory | None = None,
+        clock: ManualClock | None = None,
+    ) -> None:
+        self.bus = bus
+        self.clock = clock or ManualClock()
+        self._factories = {"session_factory": session_factory, "sync_session_factory": sync_session_factory}
+        self._mailbox = Mailbox(self.clock)
+        self._faults = Faults()
+        self._sent: list[Envelope] = []
+        self._peers: dict[str, InMemoryBus] = {}
+        self._agents: dict[str, MemoryHandling] = {}
+        self._runtime: MemoryRuntime
+        self._entered = ExitStack()
+        self._draining = False
+
+    async def __aenter__(self) -> Self:
+        if self.bus.runtime.node is not None:
+            raise WiringError("this bus runs on a database already: put it into memory before it starts")
+        self._runtime = MemoryRuntime(self.bus, self.clock, when_committed=self._committed, **self._factories)
+        self._entered.enter_context(self.bus.running_on(self._runtime))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for agent in self._agents.values():
+            agent.close()
+        self._entered.close()
+
+    # ------------------------------------------------------------------ what happened
+
+    def sent(self, cls: type[T]) -> list[T]:
+        """The messages of this class that were committed, in order; an event once, however many subscribers it has."""
+        return [decoded(envelope) for envelope in self.envelopes(cls)]
+
+    def sent_to(self, destination: str) -> list[Any]:
+        """The messages that were committed for this destination."""
+        return [decoded(envelope) for envelope in self._sent if envelope.destination == destination]
+
+    def envelopes(self, cls: type | None = None) -> list[Envelope]:
+        """The envelopes of what was committed: ids, headers, times. One for each message, as in sent()."""
+        wanted = None if cls is None else name_of(cls)
+        first = {e.id: e for e in reversed(self._sent) if wanted is None or e.message_type == wanted}
+        return list(reversed(first.values()))
+
+    @property
+    def handled(self) -> list[Handled]:
+        """What was handled, in the order of its commits."""
+        return list(self._mailbox.handled)
+
+    @property
+    def dead_letters(self) -> list[DeadLetter]:
+        return list(self._mailbox.dead_letters)
+
+    @property
+    def expired(self) -> list[Expired]:
+        return list(self._mailbox.expired)
+
+    @property
+    def scheduled(self) -> list[Scheduled]:
+        """What waits for its time, the next first: messages with a delay, and attempts that were put off."""
+        return self._mailbox.scheduled()
+
+    @property
+    def duplicates(self) -> int:
+        """How many messages arrived that had arrived before."""
+        return self._runtime.counters[Event.DUPLICATE]
+
+    def assert_no_dead_letters(self) -> None:
+        """Raise AssertionError, with every reason and traceback, when a message was given up."""
+        letters = self._mailbox.dead_letters
+        if letters:
+            told = (f"{letter.envelope.message_type}: {letter.traceback or letter.reason}" for letter in letters)
+            raise AssertionError(f"{len(letters)} dead letters:\n" + "\n".join(told))
+
+    # ------------------------------------------------------------------ what is to happen
+
+    async def drain(self, *, at_most: int = 10_000) -> None:
+        """Handle what is due, and what comes of it, until nothing is: here and on every connected bus.
+
+        Raises AssertionError when that is still not so after `at_most` rounds: messages that cause each other.
+        """
+        buses = self._connected()
+        if any(bus._draining for bus in buses):
+            raise WiringError("drain() is under way: a handler must not wait for what is handled after it")
+        for bus in buses:
+            bus._draining = True
+        try:
+            while any([await bus._step() for bus in buses]):
+                at_most -= 1
+                if at_most < 0:
+                    raise AssertionError("drain() comes to no end: do the messages cause each other for ever?")
+        finally:
+            for bus in buses:
+                bus._draining = False
+
+    def deliver(self, message: object, *, source: str = "elsewhere", **options: Unpack[SendOptions]) -> UUID:
+        """Let a message arrive as if another service had sent it, or an Envelope as it is; drain() handles it."""
+        if isinstance(message, Envelope):
+            envelope = message
+        else:
+            composer = Composer(source, self.bus.application.routes, self.bus.settings, self.clock)
+            envelope = composer.command(message, to=self.bus.service, **options)
+        self._receive(envelope)
+        return envelope.id
+
+    def fail(
+        self,
+        target: type | Callable[..., Any],
+        error: Exception | type[Exception],
+        *,
+        times: int = 1,
+        after_handling: bool = False,
+    ) -> None:
+        """Let the next attempts to handle a message class, given as itself or as its handler, fail with this error.
+
+        With `after_handling` the handler runs first and its commit fails: what it did elsewhere has happened.
+        """
+        self._faults.fail(self._type_of(target), Fault(error, times, after_handling))
+
+    def deliver_twice(self, cls: type, *, times: int = 1) -> None:
+        """Let the next messages of this class arrive twice, as they do when an acknowledgement is lost."""
+        self._faults.duplicate(name_of(cls), times)
+
+    def connect(self, uri: str, other: InMemoryBus) -> None:
+        """Deliver what is sent to this destination to another bus in memory, also what waits for it already."""
+        self._peers[uri] = other
+
+    def disconnect(self, uri: str) -> None:
+        """Let what is sent to this destination wait, as when it is down."""
+        self._peers.pop(uri, None)
+
+    # ------------------------------------------------------------------ how
+
+    def _committed(self, envelopes: Sequence[Envelope]) -> None:
+        for envelope in envelopes:
+            self._sent.append(envelope)
+            self._mailbox.send(envelope)
+            if envelope.destination == LOCAL:
+                for _ in range(1, self._faults.arrivals(envelope.message_type)):
+                    self._store(LOCAL, envelope)
+
+    async def _step(self) -> bool:
+        """Send what is due and handle the first message. False when there was nothing to do."""
+        self._runtime.counters.add(Event.EXPIRED, self._mailbox.expire_late())
+        departing = self._mailbox.departing(self._reachable().keys())
+        for row in departing:
+            self._reachable()[row.endpoint]._receive(row.envelope)
+        handlers = self.bus.application.handlers
+        taken = self._mailbox.take({message_type: handler.group for message_type, handler in handlers.items()})
+        if taken:
+            await self._handle(taken)
+        return bool(departing or taken)
+
+    async def _handle(self, taken: Sequence[Leased]) -> None:
+        message_type = taken[0].envelope.message_type
+        agent = self._agent(message_type)
+        if agent is not None:
+            await agent.handle(taken)
+            return
+        letter = Letter.because(f"no node has a handler for {message_type}", "unknown message type")
+        for lease in taken:
+            self._mailbox.dead_letter(ANY_NODE, lease, letter, counted=0)
+
+    def _agent(self, message_type: str) -> MemoryHandling | None:
+        handler = self.bus.application.handlers.get(message_type)
+        if handler is not None and message_type not in self._agents:
+            self._agents[message_type] = MemoryHandling(
+                handler,
+                mailbox=self._mailbox,
+                faults=self._faults,
+                sessions=self._runtime.sessions,
+                settings=self.bus.settings,
+                clock=self.clock,
+                counters=self._runtime.counters,
+            )
+        return self._agents.get(message_type)
+
+    def _receive(self, envelope: Envelope) -> None:
+        """As the receiving agent does, after the way over the wire."""
+        arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(envelope), type=Envelope)
+        reason = screening.flaw(arrived, max_message_bytes=self.bus.settings.max_message_bytes)
+        if reason is not None:
+            self._mailbox.quarantine(arrived, reason)
+            return
+        endpoints = dict(self.bus.application.listeners)
+        for _ in range(self._faults.arrivals(arrived.message_type)):
+            self._store(endpoints.get(arrived.destination, self.bus.service), arrived)
+
+    def _store(self, endpoint: str, envelope: Envelope) -> None:
+        outcome = self._mailbox.receive(endpoint, envelope)
+        self._runtime.counters.add(Event.DUPLICATE if outcome is DUPLICATE else Event.RECEIVED)
+
+    def _reachable(self) -> dict[str, InMemoryBus]:
+        """The buses by destination: this one at the addresses that it listens on, and those that are connected."""
+        return {listening.uri: self for listening in self.bus.application.listeners} | self._peers
+
+    def _connected(self) -> list[InMemoryBus]:
+        """This bus, those it is connected to, those they are connected to, and so on."""
+        found = [self]
+        for bus in found:
+            found.extend(peer for peer in bus._peers.values() if peer not in found)
+        return found
+
+    def _type_of(self, target: type | Callable[..., Any]) -> str:
+        for handler in self.bus.application.handlers.values():
+            if handler.function is target:
+                return handler.message_type
+        return name_of(cast(type, target))

@@ -1,0 +1,30 @@
+"""A clock that stands still until a test advances it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+
+class ManualClock:
+    """A `durable.clock.Clock`. It starts at `start`, an aware datetime (default: now)."""
+
+    def __init__(self, start: datetime | None = None) -> None:
+        if start is not None and start.tzinfo is None:
+            raise ValueError("start: give an aware datetime, such as datetime(2024, 2, 29, tzinfo=UTC)")
+        self._now = (start or datetime.now(UTC)).astimezone(UTC)
+        self._monotonic = 0.0
+
+    def now(self) -> datetime:
+        return self._now
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def advance(self, by: timedelta | float) -> datetime:
+        """Let this much time pass (a timedelta or seconds, not negative); returns the time it is then."""
+        passed = by if isinstance(by, timedelta) else timedelta(seconds=by)
+        if passed < timedelta(0):
+            raise ValueError("advance: time does not go back")
+        self._now += passed
+        self._monotonic += passed.total_seconds()
+        return self._now

@@ -1,0 +1,247 @@
+"""What storage is to a bus in memory: the messages that wait, and what became of the others.
+
+    stored --> waiting --take()--> a handling agent --> finish()       handled
+                  ^                       |--retry_later(), release()  waiting again
+                  +-----------------------+--dead_letter()             dead letters
+    waiting, deliver_by passed ---------------------------------->     expired
+
+`retry_later`, `release`, `dead_letter` and `expire` do what the functions of these names do in durable.storage, and
+are called for them by MemoryDatabase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+import msgspec
+from sqlalchemy import Connection
+
+from durable import codec, messages
+from durable.clock import Clock
+from durable.digest import body_digest
+from durable.envelope import Envelope, Lease, Leased, NodeId
+from durable.errors import InvalidMessage, UnknownMessageType
+from durable.outcomes import DUPLICATE, STORED, Outcome
+from durable.routing import LOCAL
+from durable.settings import Settings
+from durable.storage.database import Database
+from durable.storage.inbox import Key
+from durable.storage.rows import Letter
+from durable.storage.statements import Recovery
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Handled:
+    """A message whose handler's transaction was committed, by which attempt."""
+
+    message: Any
+    envelope: Envelope
+    attempt: int
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A message that was given up. `message` is None when it cannot be decoded."""
+
+    message: Any
+    envelope: Envelope
+    attempts: int
+    exception_type: str
+    reason: str
+    traceback: str | None
+
+
+@dataclass(frozen=True)
+class Expired:
+    """A message whose deliver_by had passed before it was handled."""
+
+    message: Any
+    envelope: Envelope
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A message that waits for its time: sent with delay= or at=, or put off after a failed attempt."""
+
+    message: Any
+    envelope: Envelope
+    due: datetime
+    attempts: int
+
+
+@dataclass
+class Row:
+    """A message that waits: for its handler, or for its way to another service."""
+
+    envelope: Envelope
+    endpoint: str
+    due: datetime | None = None
+    attempts: int = 0
+    epoch: int = 0
+
+    @property
+    def key(self) -> Key:
+        return self.envelope.id, self.endpoint
+
+    def lease(self) -> Leased:
+        return Leased(self.envelope, self.epoch, self.endpoint, self.attempts)
+
+    def is_due(self, now: datetime) -> bool:
+        return self.due is None or self.due <= now
+
+    def is_late(self, now: datetime) -> bool:
+        return self.envelope.deliver_by is not None and self.envelope.deliver_by < now
+
+
+@dataclass
+class Mailbox:
+    """The rows of one bus in memory, in order of arrival."""
+
+    clock: Clock
+    incoming: dict[Key, Row] = field(default_factory=dict)
+    outgoing: dict[Key, Row] = field(default_factory=dict)
+    handled: list[Handled] = field(default_factory=list)
+    dead_letters: list[DeadLetter] = field(default_factory=list)
+    expired: list[Expired] = field(default_factory=list)
+    _received: dict[Key, int] = field(default_factory=dict)
+
+    # ------------------------------------------------------------------ arriving and waiting
+
+    def send(self, envelope: Envelope) -> None:
+        """A commit has stored it: a local message waits here for its handler, another for its way."""
+        travelling = msgspec.structs.replace(envelope, execution_time=None)
+        row = Row(travelling, envelope.destination, envelope.execution_time)
+        if envelope.destination == LOCAL:
+            self._received[row.key] = body_digest(envelope.body)
+            self.incoming[row.key] = row
+        else:
+            self.outgoing[row.key] = row
+
+    def receive(self, endpoint: str, envelope: Envelope) -> Outcome:
+        """Store it unless it was received before."""
+        row, digest = Row(envelope, endpoint), body_digest(envelope.body)
+        known = self._received.get(row.key)
+        if known is None:
+            self._received[row.key] = digest
+            self.incoming[row.key] = row
+            return STORED
+        if known != digest:
+            self.quarantine(envelope, "another message was received under the same id before")
+        return DUPLICATE
+
+    def quarantine(self, envelope: Envelope, reason: str) -> None:
+        self._bury(envelope, Letter.because(reason, "quarantined on arrival"), attempts=0)
+
+    def take(self, group_of: Mapping[str, int]) -> list[Leased]:
+        """The first message that is due, and with it others of its type, as many as its handler groups."""
+        now = self.clock.now()
+        due = (row for row in self.incoming.values() if row.is_due(now))
+        first = next(due, None)
+        if first is None:
+            return []
+        message_type = first.envelope.message_type
+        others = (row for row in due if row.envelope.message_type == message_type)
+        return [row.lease() for row in (first, *islice(others, group_of.get(message_type, 1) - 1))]
+
+    def departing(self, destinations: Collection[str]) -> list[Row]:
+        """Take out what is due for these destinations."""
+        now = self.clock.now()
+        rows = [row for row in self.outgoing.values() if row.endpoint in destinations and row.is_due(now)]
+        for row in rows:
+            del self.outgoing[row.key]
+        return rows
+
+    def expire_late(self) -> int:
+        """End whatever waits and was to be handled before now. Returns how many."""
+        now = self.clock.now()
+        late = [(rows, row) for rows in (self.incoming, self.outgoing) for row in rows.values() if row.is_late(now)]
+        for rows, row in late:
+            del rows[row.key]
+            self.expired.append(Expired(decoded(row.envelope), row.envelope))
+        return len(late)
+
+    def scheduled(self) -> list[Scheduled]:
+        """What is due only later, the next first."""
+        now = self.clock.now()
+        waiting = [
+            Scheduled(decoded(row.envelope), row.envelope, row.due, row.attempts)
+            for row in (*self.incoming.values(), *self.outgoing.values())
+            if row.due is not None and row.due > now
+        ]
+        return sorted(waiting, key=lambda scheduled: scheduled.due)
+
+    # ------------------------------------------------------------------ what a handling agent asks of storage
+
+    def finish(self, finished: Sequence[Handled], leases: Sequence[Leased]) -> None:
+        """Their transaction was committed."""
+        for handled, lease in zip(finished, leases, strict=True):
+            del self.incoming[_key(lease)]
+            self.handled.append(handled)
+
+    def owns(self, lease: Leased) -> bool:
+        row = self.incoming.get(_key(lease))
+        return row is not None and row.epoch == lease.epoch
+
+    def retry_later(self, _node: NodeId, lease: Leased, *, delay: timedelta, counted: int = 1) -> bool:
+        if not self.owns(lease):
+            return False
+        row = self.incoming[_key(lease)]
+        row.epoch += 1
+        row.attempts += counted
+        row.due = self.clock.now() + delay
+        return True
+
+    def release(self, _table: Recovery, _node: NodeId, leases: Collection[Lease]) -> int:
+        rows = [self.incoming[envelope_id, endpoint] for envelope_id, endpoint, _ in leases]
+        for row in rows:
+            row.epoch += 1
+        return len(rows)
+
+    def dead_letter(self, _node: NodeId, lease: Leased, letter: Letter, *, counted: int = 1) -> bool:
+        if not self.owns(lease):
+            return False
+        row = self.incoming.pop(_key(lease))
+        self._bury(row.envelope, letter, attempts=row.attempts + counted)
+        return True
+
+    def expire(self, _node: NodeId, lease: Leased) -> bool:
+        row = self.incoming.pop(_key(lease), None)
+        if row is not None:
+            self.expired.append(Expired(decoded(row.envelope), row.envelope))
+        return row is not None
+
+    def _bury(self, envelope: Envelope, letter: Letter, *, attempts: int) -> None:
+        self.dead_letters.append(
+            DeadLetter(decoded(envelope), envelope, attempts, letter.exception_type, letter.reason, letter.traceback)
+        )
+
+
+class MemoryDatabase(Database):
+    """Runs storage functions on a mailbox, by their names."""
+
+    def __init__(self, settings: Settings, mailbox: Mailbox) -> None:
+        self.schema = settings.db_schema
+        self._mailbox = mailbox
+
+    async def transaction(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        _schema, *others = args
+        return cast(T, getattr(self._mailbox, work.__name__)(*others, **kwargs))
+
+
+def decoded(envelope: Envelope) -> Any:
+    """The message inside, or None when this process cannot read it."""
+    try:
+        return codec.decode(envelope.body, messages.class_of(envelope.message_type), envelope.content_type)
+    except (InvalidMessage, UnknownMessageType):
+        return None
+
+
+def _key(lease: Leased) -> Key:
+    return lease.envelope.id, lease.endpoint

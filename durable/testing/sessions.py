@@ -1,0 +1,170 @@
+"""The sessions of a bus in memory: the test's own, or ones that have no database.
+
+A session without a database is SQLAlchemy's all the same: it begins, commits, rolls back and has savepoints, so the
+outbox follows it as it follows any other. Only what needs a connection raises. What a session factory makes that is
+no session, such as a Mock, stands in for the data of one: statements go to it, and commits reach both.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session, SessionTransaction
+
+from durable.composing import Composer
+from durable.errors import WiringError
+from durable.sessions import Sessions
+from durable.settings import Settings
+from durable.storage.outbox import Sent
+from durable.unit_of_work import Dispatcher, Outbox, Scope, enlist
+
+SessionFactory = Callable[[], Any]
+
+_OF_THE_STAND_IN: Final = {
+    "add",
+    "add_all",
+    "connection",
+    "delete",
+    "execute",
+    "get",
+    "get_one",
+    "merge",
+    "query",
+    "refresh",
+    "scalar",
+    "scalars",
+    "stream",
+    "stream_scalars",
+}
+
+
+class MemoryOutbox(Outbox):
+    """An outbox that writes no rows. `when_committed` is called once, by the commit that follows."""
+
+    when_committed: Callable[[], None] | None = None
+
+    def insert(self, sent: Sequence[Sent]) -> None:
+        pass  # they are given to the dispatcher when the session has committed
+
+    def committed(self) -> None:
+        super().committed()
+        if self.when_committed is not None:
+            finish, self.when_committed = self.when_committed, None
+            finish()
+
+    def transaction_ended(self, transaction: SessionTransaction) -> None:
+        super().transaction_ended(transaction)
+        if transaction.parent is None:
+            self.when_committed = None
+
+
+class _NoDatabase(Session):
+    def get_bind(self, *_: Any, **__: Any) -> Any:
+        raise WiringError(
+            "this session has no database: give InMemoryBus a session_factory=, such as an async_sessionmaker "
+            "(sync_session_factory= for sync handlers)"
+        )
+
+
+class _StandsIn:
+    """Gives what a session does with data to a stand-in, and whatever else the stand-in has."""
+
+    _stand_in: Any
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OF_THE_STAND_IN:
+            return getattr(object.__getattribute__(self, "_stand_in"), name)
+        return super().__getattribute__(name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._stand_in, name)
+
+
+class _AsyncStandIn(_StandsIn, AsyncSession):
+    def __init__(self, stand_in: Any) -> None:
+        self._stand_in = stand_in
+        super().__init__(sync_session_class=_NoDatabase)
+
+    async def commit(self) -> None:
+        await _finished(self._stand_in.commit())
+        await super().commit()
+
+    async def rollback(self) -> None:
+        await _finished(self._stand_in.rollback())
+        await super().rollback()
+
+    async def close(self) -> None:
+        await _finished(self._stand_in.close())
+        await super().close()
+
+
+class _SyncStandIn(_StandsIn, _NoDatabase):
+    def __init__(self, stand_in: Any) -> None:
+        self._stand_in = stand_in
+        super().__init__()
+
+    def commit(self) -> None:
+        self._stand_in.commit()
+        super().commit()
+
+    def rollback(self) -> None:
+        self._stand_in.rollback()
+        super().rollback()
+
+    def close(self) -> None:
+        self._stand_in.close()
+        super().close()
+
+
+class MemorySessions(Sessions):
+    """Makes the sessions of units of work and handlers; their outboxes keep everything in memory."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        composer: Composer,
+        dispatcher: Dispatcher,
+        scope: Scope,
+        factory: SessionFactory | None,
+        sync_factory: SessionFactory | None,
+    ) -> None:
+        super().__init__(settings, composer, dispatcher, scope)
+        self._factory = factory
+        self._sync_factory = sync_factory
+
+    def open(self) -> AsyncSession:
+        if self._factory is None:
+            return AsyncSession(sync_session_class=_NoDatabase)
+        made = self._factory()
+        if _is_a(Session, made):
+            raise WiringError("session_factory makes sync sessions: give it to InMemoryBus as sync_session_factory=")
+        return made if _is_a(AsyncSession, made) else _AsyncStandIn(made)
+
+    def open_sync(self) -> Session:
+        if self._sync_factory is None:
+            return _NoDatabase()
+        made = self._sync_factory()
+        if _is_a(AsyncSession, made):
+            raise WiringError("sync_session_factory makes async sessions: give it to InMemoryBus as session_factory=")
+        return made if _is_a(Session, made) else _SyncStandIn(made)
+
+    def outbox(self, session: Session | AsyncSession) -> Outbox:
+        outbox = enlist(session, self._settings.db_schema, self._composer, self._dispatcher, MemoryOutbox)
+        outbox.commits_itself = True  # the factory may give the same session again, after a handler that failed
+        return outbox
+
+
+def _is_a(cls: type, made: object) -> bool:
+    """By its true type: a Mock(spec=Session) says of itself that it is a Session."""
+    return issubclass(type(made), cls)
+
+
+async def _finished(result: Any) -> None:
+    """A stand-in's methods may be coroutine functions, or not."""
+    if inspect.isawaitable(result):
+        await result

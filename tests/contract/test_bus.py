@@ -1,0 +1,988 @@
+"""What applications rely on, on Postgres and in memory alike: durable.testing shows what will happen in production."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, NamedTuple, Self
+from uuid import UUID
+
+import attrs
+import msgspec
+import pytest
+from pydantic import BaseModel
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from durable import (
+    Bus,
+    Context,
+    Depends,
+    InvalidMessage,
+    NoUnitOfWork,
+    Reject,
+    Release,
+    Retry,
+    RetryLater,
+    RoutingError,
+    UnknownMessageType,
+    WiringError,
+    message,
+)
+from durable.embedded import Embedded
+from durable.envelope import Envelope, new_id
+from durable.testing import InMemoryBus, eventually
+from durable.transports.memory import MemoryTransport
+from tests.support.receivers import MemoryReceiver
+from tests.support.tables import Tables, shared_tables
+
+BILLING = "memory://billing"
+MAIL = "memory://mail"
+ORDERS = "memory://orders"  # the address of the bus under test
+NEVER = Retry(immediate=0, delays=[])
+SECOND = timedelta(seconds=1)
+
+
+@message("contract.order-placed")
+class OrderPlaced(msgspec.Struct):
+    number: int
+    note: str = ""
+
+
+@message("contract.order-shipped")
+class OrderShipped(msgspec.Struct):
+    number: int
+
+
+@message("contract.order-billed")
+class OrderBilled(msgspec.Struct):
+    number: int
+
+
+@message("contract.nobody-wants-this")
+class NobodyWantsThis(msgspec.Struct):
+    number: int = 0
+
+
+@message("contract.dataclass")
+@dataclass
+class AsDataclass:
+    id: UUID
+    total: float
+
+
+@message("contract.pydantic")
+class AsModel(BaseModel):
+    id: UUID
+    total: float
+
+
+@message("contract.attrs")
+@attrs.define
+class AsAttrs:
+    id: UUID
+    total: float
+
+
+@message("contract.struct")
+class AsStruct(msgspec.Struct):
+    id: UUID
+    total: float
+
+
+class NoMessage(msgspec.Struct):
+    """A class that no @message has registered."""
+
+
+class Letter(NamedTuple):
+    message_type: str | None
+    exception_type: str
+    reason: str
+    traceback: str
+    attempts: int
+
+
+class World(ABC):
+    """A bus, where it runs, and what can be seen of it from outside."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        bus.listen(ORDERS)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    async def __aexit__(self, *_: object) -> None: ...
+
+    @abstractmethod
+    async def settle(self) -> None:
+        """Return when nothing is to be done now."""
+
+    @abstractmethod
+    async def advance(self, by: timedelta) -> None:
+        """Let time pass, for what waits, and settle."""
+
+    @abstractmethod
+    async def arrive(self, envelope: Envelope) -> None:
+        """Let an envelope of another service arrive, and settle."""
+
+    @abstractmethod
+    def sent_to(self, destination: str) -> list[tuple[str, bytes]]:
+        """Type and body of everything that has reached this destination."""
+
+    @abstractmethod
+    def dead_letters(self) -> list[Letter]: ...
+
+    @abstractmethod
+    def expired(self) -> list[str]:
+        """The types of the messages that expired."""
+
+    @abstractmethod
+    def scheduled(self) -> int:
+        """How many messages wait for their time."""
+
+
+class OnPostgres(World):
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        settings = {
+            "poll_interval": timedelta(milliseconds=30),
+            "delete_linger": timedelta(milliseconds=2),
+            "concurrency": 2,
+            "pool_size": 3,
+        }
+        bus = Bus("orders", tables.url, **settings)
+        self._transport = MemoryTransport(bus.settings)
+        bus.application.transports.append(self._transport)
+        self._receivers = {uri: MemoryReceiver() for uri in (BILLING, MAIL)}
+        super().__init__(bus)
+
+    async def __aenter__(self) -> Self:
+        for uri, receiver in self._receivers.items():
+            await self._transport.listener(uri, uri).serve(receiver)
+        await self.bus.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.bus.__aexit__(None, None, None)
+
+    async def settle(self) -> None:
+        await eventually(self._is_quiet, within=10, what="quiet")
+
+    def _is_quiet(self) -> bool:
+        due = "execution_time IS NULL OR execution_time <= now() OR deliver_by < now()"
+        return all(
+            self._tables.one(f"SELECT NOT EXISTS (SELECT FROM durable.{table} WHERE {due})")
+            for table in ("outgoing_envelopes", "incoming_envelopes")
+        )
+
+    async def advance(self, by: timedelta) -> None:
+        self._tables.pass_time(by)
+        await self.settle()
+
+    async def arrive(self, envelope: Envelope) -> None:
+        await self._transport.sender(ORDERS).send([envelope])
+        await self.settle()
+
+    def sent_to(self, destination: str) -> list[tuple[str, bytes]]:
+        return [(e.message_type, e.body) for e in self._receivers[destination].stored.values()]
+
+    def dead_letters(self) -> list[Letter]:
+        rows = self._tables.rows(
+            "SELECT message_type, exception_type, reason, COALESCE(traceback, ''), attempts "
+            "FROM durable.dead_letters ORDER BY letter_id"
+        )
+        return [Letter(*row) for row in rows]
+
+    def expired(self) -> list[str]:
+        return self._tables.rows("SELECT message_type FROM durable.envelope_history WHERE outcome = 'expired'")
+
+    def scheduled(self) -> int:
+        waiting = "SELECT count(*) FROM durable.{} WHERE execution_time > now()"
+        return sum(self._tables.one(waiting.format(table)) for table in ("outgoing_envelopes", "incoming_envelopes"))
+
+
+class InMemory(World):
+    def __init__(self, **factories: Any) -> None:
+        bus = Bus("orders")
+        bus.application.transports.append(MemoryTransport(bus.settings))
+        self._memory = InMemoryBus(bus, **factories)
+        self._others = {uri: InMemoryBus(Bus(uri.removeprefix("memory://"))) for uri in (BILLING, MAIL)}
+        self._stack = AsyncExitStack()
+        super().__init__(bus)
+
+    async def __aenter__(self) -> Self:
+        memory = await self._stack.enter_async_context(self._memory)
+        for uri, other in self._others.items():
+            memory.connect(uri, await self._stack.enter_async_context(other))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def settle(self) -> None:
+        await self._memory.drain()
+
+    async def advance(self, by: timedelta) -> None:
+        self._memory.clock.advance(by)
+        await self._memory.drain()
+
+    async def arrive(self, envelope: Envelope) -> None:
+        self._memory.deliver(envelope)
+        await self._memory.drain()
+
+    def sent_to(self, destination: str) -> list[tuple[str, bytes]]:
+        # The others handle nothing, so what arrived there are dead letters.
+        letters = self._others[destination].dead_letters
+        return [(letter.envelope.message_type, letter.envelope.body) for letter in letters]
+
+    def dead_letters(self) -> list[Letter]:
+        return [
+            Letter(d.envelope.message_type, d.exception_type, d.reason, d.traceback or "", d.attempts)
+            for d in self._memory.dead_letters
+        ]
+
+    def expired(self) -> list[str]:
+        return [expired.envelope.message_type for expired in self._memory.expired]
+
+    def scheduled(self) -> int:
+        return len(self._memory.scheduled)
+
+
+@pytest.fixture(scope="module")
+def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
+    with shared_tables(servers(18)) as tables:
+        tables.execute("CREATE TABLE effects (number integer)")
+        yield tables
+
+
+@pytest.fixture(params=["postgres", "memory"])
+def world(request: pytest.FixtureRequest) -> World:
+    if request.param == "memory":
+        return InMemory()
+    database = request.getfixturevalue("database")
+    database.clear()
+    return OnPostgres(database)
+
+
+@pytest.fixture(params=["postgres", "memory"])
+async def world_with_tables(request: pytest.FixtureRequest, database: Tables) -> AsyncIterator[World]:
+    """A world whose sessions are those of a database, the one in memory too."""
+    database.clear()
+    database.execute("DELETE FROM effects")
+    if request.param == "postgres":
+        yield OnPostgres(database)
+        return
+    engine = create_async_engine(database.url.replace("postgresql://", "postgresql+asyncpg://"))
+    sync_engine = create_engine(database.url.replace("postgresql://", "postgresql+psycopg://"))
+    yield InMemory(session_factory=async_sessionmaker(engine), sync_session_factory=sessionmaker(sync_engine))
+    sync_engine.dispose()
+    await engine.dispose()
+
+
+def collect(bus: Bus, cls: type = OrderPlaced, **options: Any) -> list[Any]:
+    """Declare a handler that does nothing but collect what it is given."""
+    seen: list[Any] = []
+
+    async def handle(given: Any) -> None:
+        seen.append(given)
+
+    handle.__annotations__["given"] = cls
+    bus.handles(cls, **options)(handle)
+    return seen
+
+
+def arriving(message_type: str = "contract.order-placed", body: bytes = b'{"number":1}') -> Envelope:
+    return Envelope(
+        id=new_id(),
+        message_type=message_type,
+        destination=ORDERS,
+        source="shop",
+        correlation_id=new_id(),
+        body=body,
+        sent_at=datetime.now(UTC),
+    )
+
+
+class TestUnitOfWork:
+    async def test_a_message_is_handled_once_after_the_commit_and_not_before(self, world: World) -> None:
+        seen = collect(world.bus)
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+                await world.settle()
+                assert seen == []
+            await world.settle()
+            assert seen == [OrderPlaced(1)]
+
+    async def test_a_rollback_forgets_what_was_sent(self, world: World) -> None:
+        seen = collect(world.bus)
+        async with world:
+            async with world.bus.unit_of_work() as uow:
+                world.bus.send(OrderPlaced(1))
+                await uow.session.rollback()
+            await world.settle()
+            assert seen == []
+
+    async def test_an_exception_in_the_block_forgets_what_was_sent_and_is_raised(self, world: World) -> None:
+        seen = collect(world.bus)
+        async with world:
+            with pytest.raises(ZeroDivisionError):
+                async with world.bus.unit_of_work() as uow:
+                    uow.send(OrderPlaced(1))
+                    raise ZeroDivisionError
+            await world.settle()
+            assert seen == []
+
+    async def test_every_commit_of_a_session_takes_its_messages_with_it(self, world: World) -> None:
+        seen = collect(world.bus, concurrency=1)
+        async with world:
+            async with world.bus.unit_of_work() as uow:
+                uow.send(OrderPlaced(1))
+                await uow.session.commit()
+                uow.send(OrderPlaced(2))
+                await uow.session.rollback()
+                uow.send(OrderPlaced(3))
+                await uow.session.commit()
+                uow.send(OrderPlaced(4))
+            await world.settle()
+            assert [order.number for order in seen] == [1, 3, 4]
+
+    async def test_a_savepoint_rolled_back_forgets_what_was_sent_in_it(self, world: World) -> None:
+        seen = collect(world.bus, concurrency=1)
+        async with world:
+            async with world.bus.unit_of_work() as uow:
+                uow.send(OrderPlaced(1))
+                async with uow.session.begin_nested() as savepoint:
+                    uow.send(OrderPlaced(2))
+                    await savepoint.rollback()
+                async with uow.session.begin_nested():
+                    uow.send(OrderPlaced(3))
+                    async with uow.session.begin_nested() as inner:
+                        uow.send(OrderPlaced(4))
+                        await inner.rollback()
+                uow.send(OrderPlaced(5))
+            await world.settle()
+            assert [order.number for order in seen] == [1, 3, 5]
+
+    async def test_sending_outside_any_unit_of_work_says_what_to_do(self, world: World) -> None:
+        collect(world.bus)
+        async with world:
+            with pytest.raises(NoUnitOfWork, match=r"bus\.unit_of_work\(\)"):
+                world.bus.send(OrderPlaced(1))
+            async with world.bus.unit_of_work():
+                pass
+            with pytest.raises(NoUnitOfWork):
+                world.bus.publish(OrderPlaced(1))
+
+    async def test_two_tasks_each_have_their_own_unit_of_work(self, world: World) -> None:
+        seen = collect(world.bus)
+        both_open = asyncio.Barrier(2)
+
+        async def place(number: int, *, commits: bool) -> None:
+            async with world.bus.unit_of_work() as uow:
+                world.bus.send(OrderPlaced(number))
+                await both_open.wait()
+                if not commits:
+                    await uow.session.rollback()
+
+        async with world:
+            await asyncio.gather(place(1, commits=True), place(2, commits=False))
+            await world.settle()
+            assert seen == [OrderPlaced(1)]
+
+    async def test_a_session_of_the_application_is_a_unit_of_work_when_enlisted(self, world_with_tables: World) -> None:
+        world = world_with_tables
+        seen = collect(world.bus, concurrency=1)
+        async with world, world.bus.runtime.sessions.open() as session:
+            with world.bus.enlist(session) as outbox:
+                await session.execute(text("INSERT INTO effects VALUES (1)"))
+                outbox.send(OrderPlaced(1))
+                world.bus.send(OrderPlaced(2))
+                await session.commit()
+            outbox.send(OrderPlaced(3))
+            await session.commit()
+            await world.settle()
+            assert [order.number for order in seen] == [1, 2, 3]
+
+    async def test_a_sync_session_is_a_unit_of_work_when_enlisted(self, world_with_tables: World) -> None:
+        world = world_with_tables
+        seen = collect(world.bus)
+        async with world:
+            with world.bus.runtime.sessions.open_sync() as session, world.bus.enlist(session):
+                world.bus.send(OrderPlaced(1))
+                session.rollback()
+                session.execute(text("INSERT INTO effects VALUES (1)"))
+                world.bus.send(OrderPlaced(2))
+                session.commit()
+            await world.settle()
+            assert seen == [OrderPlaced(2)]
+
+
+class TestSending:
+    async def test_an_event_goes_to_every_subscriber_and_to_the_handler_here(self, world: World) -> None:
+        seen = collect(world.bus)
+        world.bus.subscribe(OrderPlaced, to=BILLING)
+        world.bus.subscribe(OrderPlaced, to=MAIL)
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.publish(OrderPlaced(1))
+            await world.settle()
+            assert seen == [OrderPlaced(1)]
+            copy = ("contract.order-placed", b'{"number":1,"note":""}')
+            assert (world.sent_to(BILLING), world.sent_to(MAIL)) == ([copy], [copy])
+
+    async def test_an_event_that_nobody_wants_is_fine(self, world: World) -> None:
+        async with world:
+            async with world.bus.unit_of_work():
+                assert isinstance(world.bus.publish(NobodyWantsThis()), UUID)
+            await world.settle()
+            assert world.dead_letters() == []
+
+    async def test_a_command_without_a_destination_says_how_to_give_it_one(self, world: World) -> None:
+        async with world, world.bus.unit_of_work():
+            with pytest.raises(RoutingError, match=r"bus\.route\('contract.order-placed', to=\.\.\.\)"):
+                world.bus.send(OrderPlaced(1))
+
+    async def test_a_command_goes_to_its_route(self, world: World) -> None:
+        world.bus.route(OrderPlaced, to=BILLING)
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+                world.bus.send(OrderPlaced(2), to=MAIL)
+            await world.settle()
+            assert [body for _, body in world.sent_to(BILLING)] == [b'{"number":1,"note":""}']
+            assert [body for _, body in world.sent_to(MAIL)] == [b'{"number":2,"note":""}']
+
+    async def test_what_is_no_message_is_refused_at_send(self, world: World) -> None:
+        async with world, world.bus.unit_of_work():
+            with pytest.raises(UnknownMessageType, match="NoMessage is not a message"):
+                world.bus.send(NoMessage())
+
+    @pytest.mark.parametrize(
+        ("given", "options"),
+        [
+            pytest.param(AsStruct(new_id(), math.nan), {}, id="NaN in the body"),
+            pytest.param(AsModel(id=new_id(), total=math.inf), {}, id="infinity in the body"),
+            pytest.param(OrderPlaced(1, "\ud800"), {}, id="a lone surrogate in the body"),
+            pytest.param(OrderPlaced(1, "x" * (1 << 20)), {}, id="a body over the limit"),
+            pytest.param(OrderPlaced(1), {"headers": {"a": "\0"}}, id="NUL in a header"),
+            pytest.param(OrderPlaced(1), {"headers": {"a": "b\r\nc"}}, id="CRLF in a header"),
+            pytest.param(OrderPlaced(1), {"headers": {"a": math.nan}}, id="a header that is no text"),
+            pytest.param(OrderPlaced(1), {"deliver_by": datetime(2030, 1, 1)}, id="a naive deliver_by"),  # noqa: DTZ001
+            pytest.param(OrderPlaced(1), {"at": datetime(2030, 1, 1)}, id="a naive time"),  # noqa: DTZ001
+            pytest.param(OrderPlaced(1), {"at": datetime.now(UTC), "delay": 1}, id="at and delay"),
+            pytest.param(OrderPlaced(1), {"key": "x" * 1001}, id="a key over the limit"),
+        ],
+    )
+    async def test_what_could_not_be_stored_or_read_is_refused_at_send(
+        self, world: World, given: object, options: Any
+    ) -> None:
+        seen = collect(world.bus)
+        async with world:
+            async with world.bus.unit_of_work():
+                with pytest.raises(InvalidMessage):
+                    world.bus.send(given, to=ORDERS, **options)
+                world.bus.send(OrderPlaced(2))
+            await world.settle()
+            assert seen == [OrderPlaced(2)]
+
+    async def test_a_delayed_message_waits_for_its_time(self, world: World) -> None:
+        seen = collect(world.bus)
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1), delay=60)
+                world.bus.send(OrderPlaced(2), at=datetime.now(UTC) + timedelta(hours=1))
+                world.bus.send(OrderPlaced(3), delay=timedelta(minutes=1), to=BILLING)
+            await world.settle()
+            assert (seen, world.sent_to(BILLING), world.scheduled()) == ([], [], 3)
+            await world.advance(timedelta(seconds=62))
+            assert seen == [OrderPlaced(1)]
+            assert [body for _, body in world.sent_to(BILLING)] == [b'{"number":3,"note":""}']
+            await world.advance(timedelta(hours=1))
+            assert seen == [OrderPlaced(1), OrderPlaced(2)]
+
+    async def test_a_message_whose_time_has_passed_expires_and_is_not_handled(self, world: World) -> None:
+        seen = collect(world.bus)
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1), deliver_by=datetime.now(UTC) - timedelta(hours=1))
+                world.bus.send(OrderPlaced(2), deliver_by=timedelta(seconds=30), delay=60)
+                world.bus.send(OrderPlaced(3), deliver_by=timedelta(hours=2), delay=60)
+            await world.settle()
+            assert world.expired() == ["contract.order-placed"]
+            await world.advance(timedelta(seconds=61))
+            assert world.expired() == ["contract.order-placed"] * 2
+            assert seen == [OrderPlaced(3)]
+            assert world.dead_letters() == []
+
+    @pytest.mark.parametrize("cls", [AsStruct, AsDataclass, AsModel, AsAttrs])
+    async def test_a_message_may_be_of_any_of_the_four_kinds(self, world: World, cls: type) -> None:
+        seen = collect(world.bus, cls)
+        given = cls(id=new_id(), total=17.5)
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(given)
+            await world.settle()
+            assert seen == [given]
+            assert type(seen[0]) is cls
+
+
+class TestHandling:
+    async def test_the_context_tells_what_is_known_of_the_message(self, world: World) -> None:
+        contexts: list[Context] = []
+
+        @world.bus.handles(OrderPlaced)
+        async def handle(order: OrderPlaced, ctx: Context) -> None:
+            contexts.append(ctx)
+
+        async with world:
+            async with world.bus.unit_of_work():
+                sent = world.bus.send(OrderPlaced(1), headers={"tenant": "blue"}, key="order-1")
+            await world.settle()
+            (ctx,) = contexts
+            assert (ctx.id, ctx.correlation_id, ctx.causation_id) == (sent, sent, None)
+            assert (ctx.source, ctx.message_type, ctx.attempt) == ("orders", "contract.order-placed", 1)
+            assert ctx.headers == {"tenant": "blue"}
+
+    @pytest.mark.parametrize(
+        ("returned", "expected"),
+        [
+            (OrderShipped(1), [1]),
+            ([OrderShipped(1), OrderShipped(2)], [1, 2]),
+            ((OrderShipped(1), None), [1]),
+            (None, []),
+        ],
+    )
+    async def test_what_a_handler_returns_is_sent(self, world: World, returned: object, expected: list[int]) -> None:
+        shipped = collect(world.bus, OrderShipped, concurrency=1)
+
+        @world.bus.handles(OrderPlaced)
+        async def handle(order: OrderPlaced) -> object:
+            return returned
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            assert [order.number for order in shipped] == expected
+
+    async def test_an_event_that_a_handler_returns_goes_to_every_subscriber(self, world: World) -> None:
+        world.bus.subscribe(OrderShipped, to=BILLING)
+        world.bus.subscribe(OrderShipped, to=MAIL)
+
+        @world.bus.handles(OrderPlaced)
+        async def handle(order: OrderPlaced) -> OrderShipped:
+            return OrderShipped(order.number)
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            assert world.sent_to(BILLING) == world.sent_to(MAIL) == [("contract.order-shipped", b'{"number":1}')]
+
+    async def test_a_conversation_keeps_its_correlation_id_and_each_message_its_cause(self, world: World) -> None:
+        contexts: dict[str, Context] = {}
+
+        @world.bus.handles(OrderPlaced)
+        async def place(order: OrderPlaced, ctx: Context) -> OrderShipped:
+            contexts["placed"] = ctx
+            return OrderShipped(order.number)
+
+        @world.bus.handles(OrderShipped)
+        async def ship(order: OrderShipped, ctx: Context) -> None:
+            contexts["shipped"] = ctx
+            world.bus.send(OrderBilled(order.number))
+
+        @world.bus.handles(OrderBilled)
+        async def bill(order: OrderBilled, ctx: Context) -> None:
+            contexts["billed"] = ctx
+
+        async with world:
+            async with world.bus.unit_of_work():
+                sent = world.bus.send(OrderPlaced(1))
+            await world.settle()
+        assert {ctx.correlation_id for ctx in contexts.values()} == {sent}
+        assert contexts["shipped"].causation_id == contexts["placed"].id == sent
+        assert contexts["billed"].causation_id == contexts["shipped"].id
+
+    async def test_a_reply_goes_where_the_sender_asked_for_it(self, world: World) -> None:
+        billed = collect(world.bus, OrderBilled)
+
+        @world.bus.handles(OrderPlaced, retry=NEVER)
+        async def handle(order: OrderPlaced, ctx: Context) -> None:
+            ctx.reply(OrderBilled(order.number))
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1), reply_to=ORDERS)
+                world.bus.send(OrderPlaced(2))
+            await world.settle()
+            assert billed == [OrderBilled(1)]
+            (letter,) = world.dead_letters()
+            assert letter.exception_type == "durable.errors.RoutingError"
+            assert "asks for no reply" in letter.reason
+
+    async def test_a_handler_sends_publishes_and_schedules_by_its_context(self, world: World) -> None:
+        shipped = collect(world.bus, OrderShipped)
+        world.bus.subscribe(OrderBilled, to=MAIL)
+
+        @world.bus.handles(OrderPlaced)
+        async def handle(order: OrderPlaced, ctx: Context) -> None:
+            ctx.send(OrderShipped(1))
+            ctx.publish(OrderBilled(2))
+            ctx.schedule(OrderShipped(3), after=60)
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            assert shipped == [OrderShipped(1)]
+            assert world.sent_to(MAIL) == [("contract.order-billed", b'{"number":2}')]
+            await world.advance(timedelta(seconds=61))
+            assert shipped == [OrderShipped(1), OrderShipped(3)]
+
+    async def test_dependencies_are_made_for_each_attempt_and_cleaned_up_after_it(self, world: World) -> None:
+        steps: list[str] = []
+
+        def name(order: OrderPlaced) -> str:
+            return f"order {order.number}"
+
+        async def greeting(name: Annotated[str, Depends(name)]) -> str:
+            return f"hello, {name}"
+
+        async def connection() -> AsyncIterator[str]:
+            steps.append("opened")
+            yield "connection"
+            steps.append("closed")
+
+        def resource() -> Iterator[str]:
+            steps.append("taken")
+            yield "resource"
+            steps.append("given back")
+
+        @world.bus.handles(OrderPlaced)
+        async def handle(
+            order: OrderPlaced,
+            greeting: Annotated[str, Depends(greeting)],
+            connection: Annotated[str, Depends(connection)],
+            resource: Annotated[str, Depends(resource)],
+        ) -> None:
+            steps.append(f"{greeting} by {connection} with {resource}")
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+        assert steps == ["opened", "taken", "hello, order 1 by connection with resource", "given back", "closed"]
+
+    async def test_a_sync_handler_runs_in_a_thread_with_a_sync_session(self, world_with_tables: World) -> None:
+        world = world_with_tables
+        shipped = collect(world.bus, OrderShipped)
+        threads: list[str] = []
+
+        def doubled(order: OrderPlaced) -> int:
+            return order.number * 2
+
+        @world.bus.handles(OrderPlaced)
+        def handle(
+            order: OrderPlaced, session: Session, ctx: Context, doubled: Annotated[int, Depends(doubled)]
+        ) -> OrderShipped:
+            threads.append(threading.current_thread().name)
+            session.execute(text("INSERT INTO effects VALUES (:number)"), {"number": doubled})
+            world.bus.send(OrderShipped(doubled))
+            return OrderShipped(ctx.attempt)
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(4))
+            await world.settle()
+            assert {order.number for order in shipped} == {8, 1}
+            assert threads[0].startswith("durable contract.order-placed")
+            async with world.bus.unit_of_work() as uow:
+                assert list(await uow.session.scalars(text("SELECT number FROM effects"))) == [8]
+
+    async def test_a_handler_that_takes_a_list_is_given_the_whole_group(self, world: World) -> None:
+        groups: list[list[int]] = []
+
+        @world.bus.handles(OrderPlaced, group=100, concurrency=1)
+        async def handle(orders: list[OrderPlaced]) -> None:
+            groups.append([order.number for order in orders])
+
+        async with world:
+            async with world.bus.unit_of_work():
+                for number in range(20):
+                    world.bus.send(OrderPlaced(number))
+            await world.settle()
+            assert groups == [list(range(20))]
+
+
+class TestFailing:
+    async def test_the_sends_and_effects_of_a_failed_attempt_are_forgotten(self, world_with_tables: World) -> None:
+        world = world_with_tables
+        shipped = collect(world.bus, OrderShipped)
+
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=1, delays=[]))
+        async def handle(order: OrderPlaced, session: AsyncSession, ctx: Context) -> None:
+            await session.execute(text("INSERT INTO effects VALUES (:number)"), {"number": ctx.attempt})
+            ctx.send(OrderShipped(ctx.attempt))
+            if ctx.attempt == 1:
+                raise ZeroDivisionError
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            assert shipped == [OrderShipped(2)]
+            async with world.bus.unit_of_work() as uow:
+                assert list(await uow.session.scalars(text("SELECT number FROM effects"))) == [2]
+
+    async def test_retries_at_once_then_after_each_delay_then_gives_up_with_the_traceback(self, world: World) -> None:
+        attempts: list[int] = []
+
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=1, delays=[10, 60], jitter=0))
+        async def handle(order: OrderPlaced, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            raise ZeroDivisionError("no orders today")
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            assert (attempts, world.scheduled()) == ([1, 2], 1)
+            await world.advance(timedelta(seconds=11))
+            assert attempts == [1, 2, 3]
+            await world.advance(timedelta(seconds=11))
+            assert (attempts, world.scheduled()) == ([1, 2, 3], 1)
+            await world.advance(timedelta(seconds=50))
+            assert attempts == [1, 2, 3, 4]
+            (letter,) = world.dead_letters()
+            assert letter[:3] == ("contract.order-placed", "ZeroDivisionError", "no orders today")
+            assert letter.attempts == 4
+            assert 'raise ZeroDivisionError("no orders today")' in letter.traceback
+
+    async def test_a_message_that_succeeds_in_the_end_is_no_dead_letter(self, world: World) -> None:
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[10]))
+        async def handle(order: OrderPlaced, ctx: Context) -> None:
+            if ctx.attempt == 1:
+                raise ZeroDivisionError
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            await world.advance(timedelta(seconds=12))
+            assert (world.scheduled(), world.dead_letters()) == (0, [])
+
+    async def test_a_rejected_message_is_a_dead_letter_at_once(self, world: World) -> None:
+        attempts: list[int] = []
+
+        @world.bus.handles(OrderPlaced)
+        async def handle(order: OrderPlaced, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            raise Reject("we do not ship there")
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            assert attempts == [1]
+            (letter,) = world.dead_letters()
+            assert (letter.exception_type, letter.reason) == ("durable.errors.Reject", "we do not ship there")
+
+    async def test_a_handler_may_choose_when_it_sees_the_message_again(self, world: World) -> None:
+        attempts: list[int] = []
+
+        @world.bus.handles(OrderPlaced, retry=NEVER)
+        async def handle(order: OrderPlaced, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            if ctx.attempt < 3:
+                raise RetryLater(timedelta(hours=1))
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            await world.advance(timedelta(minutes=50))
+            assert attempts == [1]
+            await world.advance(timedelta(minutes=11))
+            await world.advance(timedelta(minutes=61))
+            assert (attempts, world.dead_letters()) == ([1, 2, 3], [])
+
+    async def test_a_released_message_comes_again_and_the_attempt_is_not_counted(self, world: World) -> None:
+        attempts: list[int] = []
+
+        @world.bus.handles(OrderPlaced, retry=NEVER)
+        async def handle(order: OrderPlaced, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            if len(attempts) < 3:
+                raise Release
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            assert (attempts, world.dead_letters()) == ([1, 1, 1], [])
+
+    async def test_when_one_of_a_group_fails_the_others_are_handled_and_it_alone_is_run_again(
+        self, world: World
+    ) -> None:
+        shipped = collect(world.bus, OrderShipped)
+        attempts: dict[int, list[int]] = {}
+
+        @world.bus.handles(OrderPlaced, group=10, concurrency=1, retry=Retry(immediate=1, delays=[]))
+        async def handle(order: OrderPlaced, ctx: Context) -> OrderShipped:
+            attempts.setdefault(order.number, []).append(ctx.attempt)
+            if order.number == 3:
+                raise ZeroDivisionError
+            return OrderShipped(order.number)
+
+        async with world:
+            async with world.bus.unit_of_work():
+                for number in range(6):
+                    world.bus.send(OrderPlaced(number))
+            await world.settle()
+            assert sorted(order.number for order in shipped) == [0, 1, 2, 4, 5]
+            assert [letter.attempts for letter in world.dead_letters()] == [2]
+            assert attempts[3] == [1, 1, 2]  # in the group, then alone
+            assert attempts[5] == [1]
+
+    @pytest.mark.parametrize("is_async", [True, False])
+    async def test_a_handler_that_takes_too_long_fails(self, world: World, is_async: bool) -> None:
+        shipped = collect(world.bus, OrderShipped)
+        let_go = threading.Event()
+
+        async def handle(order: OrderPlaced) -> OrderShipped:
+            await asyncio.Event().wait()
+            return OrderShipped(1)
+
+        def handle_in_thread(order: OrderPlaced) -> OrderShipped:
+            let_go.wait(5)
+            return OrderShipped(1)
+
+        declare = world.bus.handles(OrderPlaced, timeout=0.05, retry=NEVER)
+        declare(handle) if is_async else declare(handle_in_thread)  # type: ignore[type-var]
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            (letter,) = world.dead_letters()
+            assert letter.exception_type == "TimeoutError"
+            let_go.set()  # the thread cannot be stopped; what it does now must not be committed
+        assert shipped == []
+
+    async def test_a_handler_must_not_commit_its_session(self, world: World) -> None:
+        shipped = collect(world.bus, OrderShipped)
+
+        @world.bus.handles(OrderPlaced, retry=NEVER)
+        async def handle(order: OrderPlaced, session: AsyncSession) -> None:
+            world.bus.send(OrderShipped(1))
+            await session.commit()
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            (letter,) = world.dead_letters()
+            assert letter.exception_type == f"durable.errors.{WiringError.__name__}"
+            assert "durable commits it" in letter.reason
+            assert shipped == []
+
+    async def test_a_handler_that_swallows_the_refusal_of_its_commit_commits_nothing_twice(self, world: World) -> None:
+        shipped = collect(world.bus, OrderShipped)
+
+        @world.bus.handles(OrderPlaced, retry=NEVER)
+        async def handle(order: OrderPlaced, session: AsyncSession) -> OrderShipped:
+            with pytest.raises(WiringError):
+                await session.commit()
+            await session.rollback()
+            return OrderShipped(order.number)
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            assert shipped == [OrderShipped(1)]
+
+    async def test_a_handler_whose_work_is_cancelled_has_failed_and_the_next_message_is_handled(
+        self, world: World
+    ) -> None:
+        seen: list[int] = []
+
+        @world.bus.handles(OrderPlaced, concurrency=1, retry=NEVER)
+        async def handle(order: OrderPlaced) -> None:
+            if order.number == 1:
+                raise asyncio.CancelledError
+            seen.append(order.number)
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+                world.bus.send(OrderPlaced(2))
+            await world.settle()
+            assert seen == [2]
+            assert [letter.exception_type for letter in world.dead_letters()] == ["RuntimeError"]
+
+    async def test_a_sync_handler_may_fail_with_any_exception(self, world: World) -> None:
+        @world.bus.handles(OrderPlaced, retry=NEVER)
+        def handle(order: OrderPlaced) -> None:
+            next(iter([]))
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            (letter,) = world.dead_letters()
+            assert "StopIteration" in letter.reason
+
+
+class TestArriving:
+    async def test_an_envelope_that_arrives_twice_is_handled_once(self, world: World) -> None:
+        seen = collect(world.bus)
+        async with world:
+            envelope = arriving()
+            await world.arrive(envelope)
+            await world.arrive(envelope)
+            assert seen == [OrderPlaced(1)]
+            assert world.dead_letters() == []
+
+    async def test_another_message_under_the_same_id_is_a_dead_letter(self, world: World) -> None:
+        seen = collect(world.bus)
+        async with world:
+            envelope = arriving()
+            await world.arrive(envelope)
+            await world.arrive(msgspec.structs.replace(envelope, body=b'{"number":2}'))
+            assert seen == [OrderPlaced(1)]
+            (letter,) = world.dead_letters()
+            assert "under the same id" in letter.reason
+
+    async def test_a_body_that_cannot_be_decoded_is_a_dead_letter_without_an_attempt(self, world: World) -> None:
+        seen = collect(world.bus)
+        async with world:
+            await world.arrive(arriving(body=b'{"number":"one"}'))
+            assert seen == []
+            (letter,) = world.dead_letters()
+            assert letter.exception_type == "durable.errors.InvalidMessage"
+            assert "the body is no OrderPlaced" in letter.reason
+
+    async def test_a_type_that_nobody_handles_is_a_dead_letter(self, world: World) -> None:
+        async with world:
+            await world.arrive(arriving("os.system"))
+            (letter,) = world.dead_letters()
+            assert (letter.message_type, letter.attempts) == ("os.system", 0)
+            assert letter.reason == "no node has a handler for os.system"
+
+    async def test_an_envelope_that_cannot_be_stored_is_quarantined(self, world: World) -> None:
+        seen = collect(world.bus)
+        async with world:
+            await world.arrive(msgspec.structs.replace(arriving(), headers={"a": "\0"}))
+            assert seen == []
+            assert [letter.exception_type for letter in world.dead_letters()] == ["quarantined on arrival"]

@@ -1,0 +1,393 @@
+"""`durable-agent` on a real database: what each command does, prints and ends with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from durable import Bus, message
+from durable.settings import Settings
+from durable.storage import maintenance, migrator
+from durable.storage.database import Database
+from tests.support.command import Agent
+
+HANDLER = """
+@bus.handles(OrderPlaced)
+async def place(order: OrderPlaced) -> OrderShipped:
+    return OrderShipped(order.order_id)
+
+bus.route(OrderShipped, to="tcp://127.0.0.1:1")
+"""
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Agent:
+    return Agent(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture
+def database(database_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A fresh database, named by the environment. A node that is absent is dormant almost at once."""
+    monkeypatch.setenv("DURABLE_DATABASE_URL", database_url)
+    monkeypatch.setenv("DURABLE_DORMANT_GRACE", "0.05")
+    return database_url
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(database, autocommit=True) as connection:
+        yield connection
+
+
+def document(agent: Agent, *arguments: str, code: int = 0) -> Any:
+    """What the command prints with --json."""
+    ended = agent(*arguments, "--json")
+    assert (ended.code, ended.err) == (code, "")
+    return json.loads(ended.out)
+
+
+# ---------------------------------------------------------------- migrate
+
+
+def test_migrate_brings_an_empty_database_up_and_then_changes_nothing(
+    agent: Agent, database: str, conn: psycopg.Connection[Any]
+) -> None:
+    conn.execute("DROP SCHEMA durable CASCADE")
+
+    assert document(agent, "migrate", "--status", code=1) == {
+        "schema": "durable", "database": None, "code": migrator.SCHEMA_VERSION, "match": False
+    }  # fmt: skip
+    assert f"from nothing to version {migrator.SCHEMA_VERSION}" in agent("migrate").out
+    assert "up to date" in agent("migrate").out
+    assert "they match" in agent("migrate", "--status").out
+    assert document(agent, "migrate", "--schema", "second")["from"] is None
+    assert document(agent, "status", "--schema", "second")["healthy"]
+
+
+def test_the_sql_that_migrate_prints_makes_the_same_schema_without_durable(
+    agent: Agent, database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DURABLE_DATABASE_URL")
+    printed = agent("migrate", "--sql", "--grant-to", "postgres").out
+    assert document(agent, "migrate", "--sql", "--schema", "other")["sql"].count('"other"') > 50
+
+    conn.execute("DROP SCHEMA durable CASCADE")
+    conn.execute(printed.encode())
+
+    assert agent("migrate", "--status", "--database", database).code == 0
+    assert agent("status", "--database", database).code == 0
+
+
+@message("cli.granted")
+class Granted(msgspec.Struct):
+    number: int
+
+
+def test_a_role_with_the_granted_rights_runs_a_bus_and_its_maintenance_and_makes_no_table(
+    agent: Agent, database: str, conn: psycopg.Connection[Any]
+) -> None:
+    conn.execute('DROP ROLE IF EXISTS "run""ner%"')
+    conn.execute('CREATE ROLE "run""ner%" LOGIN')
+    url = database.replace("postgres:@", "run%22ner%25@")
+    assert "fail  rights" in agent("doctor", "--database", url).out
+
+    assert 'granted to run"ner%' in agent("migrate", "--grant-to", 'run"ner%').out
+
+    assert "ok    rights" in agent("doctor", "--database", url).out
+    assert agent("status", "--database", url).code == 0
+    asyncio.run(_run_a_node_and_its_maintenance(url))
+    refused = agent("migrate", "--database", url, "--schema", "mine")
+    assert (refused.code, "permission denied" in refused.err) == (1, True)
+    conn.execute('DROP OWNED BY "run""ner%"')
+    conn.execute('DROP ROLE "run""ner%"')
+
+
+async def _run_a_node_and_its_maintenance(url: str) -> None:
+    handled = asyncio.Event()
+    bus = Bus("runner", database=url)
+
+    @bus.handles(Granted)
+    async def handle(granted: Granted) -> None:
+        handled.set()
+
+    async with bus, asyncio.timeout(10):
+        async with bus.unit_of_work():
+            bus.send(Granted(1))
+        await handled.wait()
+    database = Database(bus.settings)
+    assert await database.transaction(maintenance.make_partitions, "durable", 9)
+    age = timedelta(hours=1)
+    assert not await database.transaction(maintenance.drop_partitions, "durable", keep_ids=age, keep_history=age)
+    await database.transaction(maintenance.purge_defaults, "durable", keep_ids=age, keep_history=age)
+    with pytest.raises(DBAPIError, match="permission denied"):
+        await database.transaction(lambda conn: conn.exec_driver_sql("CREATE TABLE durable.mine (x integer)"))
+    await database.close()
+
+
+# ---------------------------------------------------------------- send
+
+
+def test_send_stores_the_message_as_the_application_would(
+    agent: Agent, database: str, conn: psycopg.Connection[Any]
+) -> None:
+    module = agent.application(HANDLER)
+    arguments = (f"{module}:bus", f"{module}.order-shipped", "-", "--key", "order-7", "--header", "a=b=c")
+
+    sent = agent("send", *arguments, "--header", "d=", stdin=b'{"order_id": 7}')
+
+    assert (sent.code, sent.err) == (0, "")
+    row = conn.execute(
+        "SELECT id::text, destination, body, partition_key, headers, source, owner_id, execution_time"
+        " FROM durable.outgoing_envelopes"
+    ).fetchall()
+    headers = {"a": "b=c", "d": ""}
+    assert row == [
+        (sent.out.strip(), "tcp://127.0.0.1:1", b'{"order_id":7}', "order-7", headers, module, 0, None)
+    ]  # fmt: skip
+
+
+def test_send_takes_another_destination_and_a_delay(agent: Agent, database: str, conn: psycopg.Connection[Any]) -> None:
+    module = agent.application(HANDLER)
+    arguments = (f"{module}:bus", f"{module}.order-placed", '{"order_id": 7}')
+
+    elsewhere = document(agent, "send", *arguments, "--to", "tcp://127.0.0.1:2", "--delay", "3600")
+    here = document(agent, "send", *arguments)
+
+    rows = conn.execute(
+        "SELECT id::text, destination, execution_time - now() > '59 min' FROM durable.outgoing_envelopes"
+        " UNION ALL SELECT id::text, endpoint, execution_time IS NOT NULL FROM durable.incoming_envelopes"
+    ).fetchall()
+    assert rows == [(elsewhere["id"], "tcp://127.0.0.1:2", True), (here["id"], "local", False)]
+    assert here["message_type"] == f"{module}.order-placed"
+
+
+def test_send_publishes_an_event_to_every_subscriber(
+    agent: Agent, database: str, conn: psycopg.Connection[Any]
+) -> None:
+    module = agent.application("""
+bus.subscribe(OrderPlaced, to="tcp://127.0.0.1:1")
+bus.subscribe(OrderPlaced, to="tcp://127.0.0.1:2")
+""")
+
+    agent("send", f"{module}:bus", f"{module}.order-placed", '{"order_id": 7}')
+
+    rows = conn.execute("SELECT destination FROM durable.outgoing_envelopes ORDER BY 1").fetchall()
+    assert rows == [("tcp://127.0.0.1:1",), ("tcp://127.0.0.1:2",)]
+
+
+# ---------------------------------------------------------------- status, nodes, circuits
+
+
+def store_owned_by(conn: psycopg.Connection[Any], owner: int) -> None:
+    conn.execute(
+        "INSERT INTO durable.outgoing_envelopes (destination, id, message_type, source, correlation_id, content_type,"
+        " body, sent_at, owner_id) VALUES ('tcp://127.0.0.1:1', gen_random_uuid(), 'a.b', 'orders',"
+        " gen_random_uuid(), 'application/json', '{}', now() - interval '1 hour', %s)",
+        [owner],
+    )
+
+
+def test_status_counts_what_waits_and_what_failed(agent: Agent, database: str, conn: psycopg.Connection[Any]) -> None:
+    store_owned_by(conn, 0)
+    store_owned_by(conn, 0)
+    conn.execute(
+        "INSERT INTO durable.dead_letters (side, address, body, exception_type, reason, fingerprint, node_id)"
+        " VALUES ('incoming', 'orders', '', 'ValueError', 'no', 'f', 1)"
+    )
+
+    report = document(agent, "status")
+
+    assert report["healthy"]
+    assert report["versions"]["schema_version"] == report["versions"]["needed_schema_version"]
+    (group,) = report["outgoing"]
+    assert 3_599 < group.pop("oldest_age_seconds") < 3_700
+    assert group == {"destination": "tcp://127.0.0.1:1", "waiting": 2, "unowned": 2, "scheduled": 0}
+    assert [(row["exception_type"], row["count"]) for row in report["dead_letters"]] == [("ValueError", 1)]
+    assert report["partitions_ahead"] == 7
+    text = agent("status").out.splitlines()
+    assert "  destination        waiting  unowned  scheduled  oldest" in text
+    assert "  tcp://127.0.0.1:1        2        2          0  60 min" in text
+    assert text[-1] == "healthy"
+
+
+def test_a_dormant_node_that_owns_something_is_unhealthy(
+    agent: Agent, database: str, conn: psycopg.Connection[Any]
+) -> None:
+    conn.execute("INSERT INTO durable.nodes (service, description, version) VALUES ('orders', 'gone', '0')")
+    assert document(agent, "status")["nodes"] == {"alive": 0, "stale": 0, "dead": 1}
+    store_owned_by(conn, 1)
+    store_owned_by(conn, 99)
+
+    report = document(agent, "status", code=1)
+
+    assert [problem.split(" owns ")[0] for problem in report["problems"]] == [
+        "node 1 is dormant,", "node 99 is dormant,"
+    ]  # fmt: skip
+    assert "unhealthy: node 99 is dormant, owns 1 envelopes" in agent("status").out
+    rows = document(agent, "nodes")
+    assert [(row["node_id"], row["service"], row["owned_outgoing"], row["state"]) for row in rows] == [
+        (1, "orders", 1, "dead"), (99, None, 1, "dead")
+    ]  # fmt: skip
+
+
+def test_missing_partitions_are_unhealthy(agent: Agent, database: str, conn: psycopg.Connection[Any]) -> None:
+    (table,) = conn.execute(
+        "SELECT 'durable.envelope_history_' || to_char(now() AT TIME ZONE 'UTC' + interval '1 day', 'YYYYMMDD')"
+    ).fetchone() or ("",)
+    conn.execute(f"DROP TABLE {table}".encode())
+
+    assert document(agent, "status", code=1)["partitions_ahead"] == 0
+    assert "fail  partitions: 0 days ahead" in agent("doctor").out
+
+
+def test_circuits_shows_what_is_open_and_obeys_nothing_that_a_peer_said(
+    agent: Agent, database: str, conn: psycopg.Connection[Any]
+) -> None:
+    assert agent("circuits").out == "no open circuit\n"
+    conn.execute(
+        "INSERT INTO durable.circuits (kind, key, reason, since, actor)"
+        " VALUES ('destination', 'tcp://127.0.0.1:1', E'refused\\n\\x1b[31m', now() - interval '5 min', 'node 1')"
+    )
+
+    (row,) = document(agent, "circuits")
+    text = agent("circuits").out
+
+    assert (row["kind"], row["key"], row["actor"], row["until"]) == ("destination", "tcp://127.0.0.1:1", "node 1", None)
+    assert 299 < row["open_seconds"] < 400
+    assert "refused \N{REPLACEMENT CHARACTER}[31m" in text
+    assert "5 min" in text
+
+
+# ---------------------------------------------------------------- doctor
+
+
+def test_doctor_finds_nothing_wrong_and_warns_of_a_silent_peer(agent: Agent, database: str) -> None:
+    module = agent.application(HANDLER)
+
+    report = document(agent, "doctor", f"{module}:bus")
+
+    assert report["healthy"]
+    assert {check["name"]: check["verdict"] for check in report["checks"]} == {
+        "settings": "ok", "database": "ok", "clock": "ok", "lock connection": "ok", "schema": "ok", "rights": "ok",
+        "partitions": "ok", "connections": "ok", "retention": "ok", "handlers": "ok", "destination": "warn",
+    }  # fmt: skip
+    assert "-> start the peer" in agent("doctor", f"{module}:bus").out
+
+
+def test_doctor_fails_what_would_lose_or_repeat_messages(
+    agent: Agent, database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = agent.application("""
+@bus.handles(OrderPlaced, retry=Retry(delays=[7200]))
+async def place(order: OrderPlaced) -> None: ...
+""")
+    monkeypatch.setenv("DURABLE_DEDUPE_WINDOW", "3600")
+    monkeypatch.setenv("DURABLE_LOCK_DATABASE_URL", "postgresql://postgres@127.0.0.1:1/app")
+    monkeypatch.setenv("DURABLE_POOL_SIZE", "1000")
+    conn.execute("UPDATE durable.alembic_version SET version_num = '0000'")
+
+    report = document(agent, "doctor", f"{module}:bus", code=1)
+
+    failed = {check["name"]: check["advice"] for check in report["checks"] if check["verdict"] == "fail"}
+    assert failed.keys() == {"retention", "lock connection", "schema"}
+    assert f"{module}.order-placed" in failed["retention"]
+    assert all(failed.values())
+    conn.execute("UPDATE durable.alembic_version SET version_num = %s", [migrator.SCHEMA_VERSION])
+    assert "warn  connections" in agent("doctor", f"{module}:bus").out
+
+
+# ---------------------------------------------------------------- run
+
+
+def test_help_lists_every_setting_with_its_default(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+    printed = agent("run", "--help").out
+
+    assert [name for name in Settings.model_fields if f"--{name.replace('_', '-')} " not in printed] == []
+    assert "for which a duplicate is recognised; default P7D" in printed
+
+
+def test_a_node_runs_with_its_flags_until_it_is_told_to_stop(
+    agent: Agent, database: str, conn: psycopg.Connection[Any]
+) -> None:
+    module = agent.application(HANDLER)
+    run = ("run", f"{module}:bus", "--json", "--failures-to-latch", "1", "--poll-interval", "0.1")
+    with agent.process(*run) as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, b"")
+        joined = next(record for record in map(json.loads, lines) if record["event"] == "node %d of %s joined")
+        assert (joined["level"], joined["logger"]) == ("info", "durable")
+        (node,) = document(agent, "nodes")
+        assert (node["service"], node["state"], node["holds_lock"]) == (module, "alive", True)
+
+        agent("send", f"{module}:bus", f"{module}.order-placed", '{"order_id": 7}')
+
+        latched = next(record for record in map(json.loads, lines) if "latched" in record["event"])
+        assert "tcp://127.0.0.1:1" in latched["message"]
+        assert document(agent, "circuits")[0]["key"] == "tcp://127.0.0.1:1"
+        process.send_signal(signal.SIGTERM)
+        rest, err = process.communicate(timeout=10)
+    assert (process.returncode, err) == (0, b"")
+    assert json.loads(rest.splitlines()[-1])["event"] == "node %d of %s left"
+    assert document(agent, "nodes") == []
+
+
+# ---------------------------------------------------------------- a terminal
+
+
+@contextmanager
+def terminal() -> Iterator[tuple[int, Callable[[], str]]]:
+    """Its other end, and what was written to it so far, each time a little more."""
+    ours, theirs = pty.openpty()
+    try:
+        yield theirs, lambda: os.read(ours, 1 << 16).decode(errors="replace")
+    finally:
+        os.close(ours)
+
+
+def test_watch_draws_tables_on_a_terminal_until_it_is_interrupted(
+    agent: Agent, database: str, conn: psycopg.Connection[Any]
+) -> None:
+    store_owned_by(conn, 0)
+    with terminal() as (theirs, read), agent.process("status", "--watch", stdout=theirs) as process:
+        os.close(theirs)
+        seen = ""
+        while "healthy" not in seen:
+            seen += read()
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=5) == 130
+    assert "┃ destination" in seen
+
+
+# ---------------------------------------------------------------- demo
+
+
+def test_demo_hands_its_options_on_and_ends_as_the_demo_does(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    def run_demo(**options: Any) -> int:
+        given.update(options)
+        return 1
+
+    monkeypatch.setattr("durable.demo.run_demo", run_demo)
+
+    ended = agent("demo", "--flights", "20", "--seed", "3", "--keep", "kept", "--json")
+
+    assert (ended.code, ended.err) == (1, "")
+    assert given == {"flights": 20, "all_flights": False, "json_output": True, "seed": 3, "keep": Path("kept")}

@@ -1,0 +1,82 @@
+"""`durable-agent`, as tests run it: in this process where that is enough, as a process of its own where it is not."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from durable.cli import main
+
+ROOT = Path(__file__).parents[2]
+
+APPLICATION = """
+import msgspec
+from durable import Bus, Retry, message
+
+@message("NAME.order-placed")
+class OrderPlaced(msgspec.Struct):
+    order_id: int
+
+@message("NAME.order-shipped")
+class OrderShipped(msgspec.Struct):
+    order_id: int
+
+bus = Bus("NAME")
+"""
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Agent:
+    """Runs the command in a folder of its own, which also holds the applications."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder = folder
+        self._monkeypatch = monkeypatch
+        self._capsys = capsys
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def application(self, source: str = "") -> str:
+        """Write a module with a bus and two messages, and this source after them; returns the module's name.
+
+        Messages are registered for the whole process, so each module has names of its own.
+        """
+        name = f"app{uuid.uuid4().hex}"
+        (self.folder / f"{name}.py").write_text((APPLICATION + source).replace("NAME", name))
+        return name
+
+    def __call__(self, *arguments: str, stdin: bytes = b"") -> Ended:
+        """In this process."""
+        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        self._capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        printed = self._capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Ended(ended.value.code, printed.out, printed.err)
+
+    @contextmanager
+    def process(self, *arguments: str, **streams: int) -> Iterator[subprocess.Popen[bytes]]:
+        """As a process of its own, which is killed at the end if it still runs."""
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        command = [sys.executable, "-m", "durable.cli", *arguments]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
+        with subprocess.Popen(command, cwd=self.folder, env=environment, **pipes) as process:  # type: ignore[call-overload]
+            try:
+                yield process
+            finally:
+                process.kill()

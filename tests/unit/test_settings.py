@@ -1,0 +1,145 @@
+"""Settings: what is read from where, in which units, and what is refused with which words."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from durable.errors import InvalidSetting
+from durable.settings import Settings, check_database_url, load_settings
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(f"DURABLE_{name.upper()}", raising=False)
+
+
+def test_every_setting_has_a_description_and_a_default_that_is_valid() -> None:
+    assert all(field.description for field in Settings.model_fields.values())
+    assert load_settings() == Settings()
+
+
+def test_the_environment_is_read_and_what_is_given_in_code_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DURABLE_BATCH_SIZE", "50")
+    monkeypatch.setenv("DURABLE_POOL_SIZE", "3")
+
+    settings = load_settings(batch_size=7)
+
+    assert (settings.batch_size, settings.pool_size) == (7, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("30", timedelta(seconds=30)),
+        ("0.5", timedelta(milliseconds=500)),
+        ("PT30S", timedelta(seconds=30)),
+        ("P7D", timedelta(days=7)),
+        ("00:01:00", timedelta(minutes=1)),
+    ],
+)
+def test_a_duration_is_seconds_or_iso_8601(text: str, expected: timedelta, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DURABLE_SEND_TIMEOUT", text)
+
+    assert load_settings().send_timeout == expected
+    assert load_settings(send_timeout=text).send_timeout == expected
+
+
+@given(st.integers(min_value=1, max_value=10**6))
+def test_seconds_mean_the_same_as_a_number_and_as_text(seconds: int) -> None:
+    assert load_settings(send_timeout=seconds) == load_settings(send_timeout=str(seconds))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_size", 0),
+        ("batch_size", 1_001),
+        ("batch_size", "many"),
+        ("pool_size", -1),
+        ("send_timeout", 0),
+        ("send_timeout", "-1"),
+        ("send_timeout", "nan"),
+        ("send_timeout", "inf"),
+        ("send_timeout", "soon"),
+        ("db_schema", 'a";drop'),
+        ("db_schema", "Durable"),
+        ("db_schema", ""),
+        ("db_schema", "a" * 64),
+    ],
+)
+def test_a_value_that_must_not_be_is_refused_by_the_name_of_its_setting(name: str, value: Any) -> None:
+    with pytest.raises(InvalidSetting, match=f"^{name}: "):
+        load_settings(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"max_message_bytes": 100, "max_frame_bytes": 99}, "max_message_bytes"),
+        ({"heartbeat_interval": 2, "heartbeat_stale": 5}, "heartbeat_stale"),
+        ({"dedupe_window": 3_599}, "dedupe_window"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidSetting, match=named):
+        load_settings(**settings)
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidSetting, match=r"^batchsize: unknown setting; did you mean 'batch_size'\?"):
+        load_settings(batchsize=5)
+    monkeypatch.setenv("DURABLE_PING_INTERVALL", "5")
+    with pytest.raises(
+        InvalidSetting, match=r"^DURABLE_PING_INTERVALL: unknown setting; did you mean 'ping_interval'\?"
+    ):
+        load_settings()
+
+
+def test_variables_that_are_no_settings_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DURABLE_FAILPOINT", "C1")
+    monkeypatch.setenv("DURABLE_TEST_SOMETHING", "x")
+
+    load_settings()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:secret@host:5432/name",
+        "postgresql+asyncpg://user@host/name",
+        "postgresql+psycopg://user@host/name?sslmode=require",
+        "postgresql://postgres:@/name?host=/tmp/sockets",
+        "postgresql:///name",
+    ],
+)
+def test_a_postgres_url_is_taken(url: str) -> None:
+    check_database_url(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "postgres", "mysql://user@host/name", "sqlite:///file", "postgresql+psycopg2://user@host/name", "http://x"],
+)
+def test_another_url_is_refused(url: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"^database_url: "):
+        load_settings(database_url=url)
+
+
+def test_a_secret_shows_in_no_repr_and_in_no_refusal() -> None:
+    settings = load_settings(database_url="postgresql://user:s3cret@host/name")
+    assert "s3cret" not in repr(settings)
+
+    with pytest.raises(InvalidSetting) as refusal:
+        load_settings(database_url="mysql://user:s3cret@host/name")
+    assert "s3cret" not in str(refusal.value)
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load_settings().batch_size = 5
