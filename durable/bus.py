@@ -110,9 +110,9 @@ class Bus:
                 cls=cls,
                 function=function,
                 retry=retry or Retry(),
-                concurrency=concurrency or self.settings.concurrency,
+                concurrency=concurrency,
                 group=group,
-                timeout=seconds or self.settings.handler_timeout,
+                timeout=seconds,
             )
             self._application.routes.handled_here(message_type)
             return function

@@ -6,7 +6,7 @@ conversation can be followed over any number of services.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TypedDict, Unpack
 from uuid import UUID
@@ -42,16 +42,28 @@ class SendOptions(TypedDict, total=False):
 class Composer:
     """Makes the envelopes of one service."""
 
-    def __init__(self, service: str, routes: Routes, settings: Settings, clock: Clock) -> None:
+    def __init__(
+        self,
+        service: str,
+        routes: Routes,
+        settings: Settings,
+        clock: Clock,
+        *,
+        check_destination: Callable[[str], object] | None = None,
+    ) -> None:
         self._service = service
         self._routes = routes
         self._max_message_bytes = settings.max_message_bytes
         self._clock = clock
+        self._check_destination = check_destination
 
     def command(
         self, message: object, *, to: str | None = None, cause: Envelope | None = None, **options: Unpack[SendOptions]
     ) -> Envelope:
-        """The envelope of a command; raises RoutingError without exactly one destination, and InvalidMessage."""
+        """The envelope of a command; raises RoutingError without exactly one destination, InvalidMessage, and
+        InvalidSetting when no transport could ever send to `to`."""
+        if to is not None and self._check_destination is not None:
+            self._check_destination(to)  # declared routes were checked when they were declared
         destination = self._routes.for_send(name_of(type(message)), to)
         return self._compose(message, [destination], cause, options)[0]
 

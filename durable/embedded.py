@@ -37,7 +37,7 @@ class Embedded:
     def url(self, database: str) -> str:
         """A SQLAlchemy URL of this database, which is created when it is missing."""
         with psycopg.connect(self.server.get_uri(), autocommit=True) as conn:
-            if not conn.execute("SELECT FROM pg_database WHERE datname = %s", (database,)).fetchone():
+            if not conn.execute("SELECT 1 FROM pg_database WHERE datname = %s", (database,)).fetchone():
                 conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))
         return self.server.get_uri(database)
 

@@ -172,17 +172,19 @@ class Handler:
     cls: type[Any]
     function: Callable[..., Any]
     retry: Retry
-    concurrency: int
+    concurrency: int | None
+    """How many messages run at once on each node; None: as the settings say."""
     group: int
     """How many waiting messages may share one transaction; 1: each has its own."""
-    timeout: timedelta
+    timeout: timedelta | None
+    """For one attempt; None: as the settings say."""
     is_async: bool = field(init=False)
     takes_list: bool = field(init=False)
     """Is it called once with all messages of its transaction?"""
     _injected: _Injected = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1 or self.group < 1:
+        if self.group < 1 or (self.concurrency is not None and self.concurrency < 1):
             raise InvalidSetting(f"{self.name}: concurrency and group must be at least 1")
         is_async = inspect.iscoroutinefunction(self.function)
         object.__setattr__(self, "is_async", is_async)

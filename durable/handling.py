@@ -8,6 +8,9 @@
 The completion deletes the inbox row where owner and epoch are still this node's; when it meets no row the whole
 transaction rolls back, so a node that was paused and declared dead leaves no second effect. With `group=N` up to N
 waiting messages share one transaction; when one of them fails it rolls back, and each is run alone.
+
+A message whose nodes died again and again is a suspect. Its attempts are counted before they run, and a node runs one
+suspect at a time: so the one that kills its process is found and comes to its end, and its neighbours are handled.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ from durable.storage.statements import INCOMING
 from durable.telemetry import Counters, Event, log
 from durable.unit_of_work import Outbox
 
+_SUSPICIOUS = 2  # deaths; one is an accident, and what the dead node had in memory is handled at full speed
+
 
 class Task(NamedTuple):
     """A message about to be handled: decoded, with the number of this attempt."""
@@ -61,6 +66,7 @@ class HandlingAgent:
         clock: Clock,
         counters: Counters,
         has_room: Callable[[], None],
+        suspects: asyncio.Lock | None = None,
     ) -> None:
         self.handler = handler
         self.buffer: Buffer[Leased] = Buffer(settings.buffer_size, settings.buffer_bytes)
@@ -72,13 +78,16 @@ class HandlingAgent:
         self._clock = clock
         self._counters = counters
         self._has_room = has_room
+        self._suspects = suspects or asyncio.Lock()
         self._working: set[Lease] = set()
         self._changed = asyncio.Event()
         self._stopping = False
+        self._concurrency = handler.concurrency or settings.concurrency
+        self._timeout = (handler.timeout or settings.handler_timeout).total_seconds()
         self._threads = (
             None
             if handler.is_async
-            else ThreadPoolExecutor(handler.concurrency, thread_name_prefix=f"durable {handler.message_type}")
+            else ThreadPoolExecutor(self._concurrency, thread_name_prefix=f"durable {handler.message_type}")
         )
 
     # ------------------------------------------------------------------ what others tell it
@@ -105,7 +114,7 @@ class HandlingAgent:
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as workers:
-                for number in range(self.handler.concurrency):
+                for number in range(self._concurrency):
                     workers.create_task(self._work(), name=f"handle {self.handler.message_type} {number}")
         finally:
             if self._threads is not None:
@@ -124,11 +133,14 @@ class HandlingAgent:
         failpoint("C14")
         self._working.update(lease.key for lease in taken)
         try:
-            tasks = [task for lease in taken if (task := await self._prepare(lease)) is not None]
-            if len(tasks) > 1 and await self._succeeds_together(tasks):
-                return
-            for task in tasks:
-                await self._handle_alone(task)
+            sound = [lease for lease in taken if not _is_suspect(lease)]
+            tasks = [task for lease in sound if (task := await self._prepare(lease)) is not None]
+            if len(tasks) < 2 or not await self._succeeds_together(tasks):
+                for task in tasks:
+                    await self._handle_alone(task)
+            for lease in taken:
+                if _is_suspect(lease):
+                    await self._handle_suspect(lease)
         except Exception:
             # Not the handler's failure, which _handle_alone settles, but ours. The rows stay owned, and are released
             # as forgotten, so another attempt follows.
@@ -145,7 +157,7 @@ class HandlingAgent:
         envelope, attempt = lease.envelope, lease.attempts + 1
         if envelope.deliver_by is not None and envelope.deliver_by < self._clock.now() and await self._expired(lease):
             return None
-        if lease.interruptions:
+        if _is_suspect(lease):
             counted = await self._begin_suspect_attempt(lease)
             if counted is None:
                 return None
@@ -161,15 +173,22 @@ class HandlingAgent:
             return None
 
     async def _succeeds_together(self, tasks: Sequence[Task]) -> bool:
-        """Handle them in one transaction. False when it rolled back; a suspect never drags others with it."""
-        if any(task.lease.interruptions for task in tasks):
-            return False
+        """Handle them in one transaction. False when it rolled back."""
         try:
             await self._attempt(tasks)
         except Exception as error:
             log.info("a group of %d rolled back, each is run alone: %s", len(tasks), error)
             return False
         return True
+
+    async def _handle_suspect(self, lease: Leased) -> None:
+        """With no other suspect counted meanwhile: if the node dies now, it was this one, or accident."""
+        async with self._suspects:
+            if self._stopping:  # it is released with all that this node owns
+                return
+            task = await self._prepare(lease)
+            if task is not None:
+                await self._handle_alone(task)
 
     async def _handle_alone(self, task: Task) -> None:
         lease, attempt = task.lease, task.attempt
@@ -190,7 +209,7 @@ class HandlingAgent:
         """Settle a failed attempt as the policy decides. True when the message is to run again at once."""
         decision = self.handler.retry.decide(error, attempt)
         log.warning("%s of %s failed, attempt %d: %r", self.handler.name, lease.envelope.id, attempt, error)
-        counted_before = lease.attempts + (1 if lease.interruptions else 0)
+        counted_before = lease.attempts + (1 if _is_suspect(lease) else 0)
         match decision:
             case RunAgain():
                 return True
@@ -225,7 +244,7 @@ class HandlingAgent:
     async def _attempt(self, tasks: Sequence[Task]) -> None:
         """Run the handler over these messages in one transaction, with their completion; raises what it raises."""
         try:
-            async with asyncio.timeout(self.handler.timeout.total_seconds()):
+            async with asyncio.timeout(self._timeout):
                 if self._threads is None:
                     await self._attempt_async(tasks)
                 else:
@@ -310,6 +329,10 @@ class HandlingAgent:
         if moved:
             self._counters.add(Event.DEAD_LETTERED)
             log.error("dead letter %s (%s): %s", lease.envelope.id, lease.envelope.message_type, letter.reason)
+
+
+def _is_suspect(lease: Leased) -> bool:
+    return lease.interruptions >= _SUSPICIOUS
 
 
 class Lanes:

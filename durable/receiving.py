@@ -170,8 +170,9 @@ class ReceivingAgent:
         fit: dict[Key, tuple[str, Envelope]] = {}
         for endpoint, envelope in envelopes:
             reason = self._unacceptable(envelope)
-            if reason is None and fit.setdefault((envelope.id, endpoint), (endpoint, envelope))[1].body != envelope.body:
-                reason = _OTHER_BODY
+            if reason is None:
+                _, first = fit.setdefault((envelope.id, endpoint), (endpoint, envelope))
+                reason = None if first.body == envelope.body else _OTHER_BODY
             if reason is not None:
                 await self._database.transaction(self._quarantine, endpoint, _raw(envelope), reason, envelope)
         fresh = await self._store_fit(list(fit.values())) if fit else set()

@@ -86,7 +86,14 @@ class Runtime:
         self.settings = settings
         self.counters = Counters()
         self.clock: Clock = SystemClock()
-        self.composer = Composer(application.service, application.routes, settings, self.clock)
+        self._transports: Transports | None = None
+        self.composer = Composer(
+            application.service,
+            application.routes,
+            settings,
+            self.clock,
+            check_destination=lambda uri: self.transports().of(uri),
+        )
         self.sessions = Sessions(settings, self.composer, self, scope, **engines)
         self.node: Node | None = None
         self._stopping = asyncio.Event()
@@ -100,8 +107,10 @@ class Runtime:
         return self._database
 
     def transports(self) -> Transports:
-        tcp = TcpTransport(self.settings, service=self.application.service, node=lambda: self.node_id)
-        return Transports([tcp, *self.application.transports])
+        if self._transports is None:
+            tcp = TcpTransport(self.settings, service=self.application.service, node=lambda: self.node_id)
+            self._transports = Transports([tcp, *self.application.transports])
+        return self._transports
 
     @property
     def node_id(self) -> NodeId:
@@ -241,6 +250,7 @@ class Node:
             agent_for=self.agent_for,
             handlers=self.handlers,
         )
+        await self._listen(receiving)  # first: an address that is taken is an error of its own, not one of a group's
         async with asyncio.TaskGroup() as self._tasks:
             storing = self._tasks.create_task(receiving.run(), name="receiving")
             handling = [
@@ -250,7 +260,6 @@ class Node:
             self.node_id = node_id
             for destination in self._runtime.destinations():
                 self.agent_for(destination)
-            await self._listen(receiving)
             recovering = self._tasks.create_task(recovery.run(), name="recovery")
             if not started.done():
                 started.set_result(None)
@@ -292,6 +301,7 @@ class Node:
             log.warning("node %d leaves its rows to the others: %s", node_id, error)
 
     def _build(self, node_id: NodeId) -> ReceivingAgent:
+        suspects = asyncio.Lock()
         for message_type, handler in self._runtime.application.handlers.items():
             self.handlers[message_type] = HandlingAgent(
                 handler,
@@ -302,6 +312,7 @@ class Node:
                 clock=self._runtime.clock,
                 counters=self._counters,
                 has_room=self._woken.set,
+                suspects=suspects,
             )
         return ReceivingAgent(
             database=self._database,

@@ -31,7 +31,7 @@ def _seconds(value: Any) -> Any:
 
 
 Count = Annotated[int, Field(ge=1)]
-Duration = Annotated[timedelta, BeforeValidator(_seconds), Field(gt=timedelta(0))]
+Duration = Annotated[timedelta, BeforeValidator(_seconds), Field(gt=timedelta(0), le=timedelta(days=36_500))]
 
 
 class Settings(BaseSettings):
@@ -117,13 +117,21 @@ def load_settings(**overrides: Any) -> Settings:
     try:
         settings = Settings(**overrides)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"])) or "settings"
-        raise InvalidSetting(f"{name}: {first['msg']}") from None
+        raise InvalidSetting(_described(error)) from None
     for url in (settings.database_url, settings.lock_database_url):
         if url is not None:
             check_database_url(url.get_secret_value())
     return settings
+
+
+def _described(error: ValidationError) -> str:
+    """The first thing that is wrong, with the value unless it may be a secret."""
+    first = error.errors()[0]
+    reason = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return reason
+    name = str(first["loc"][0])
+    return f"{name}: {reason}" if name.endswith("_url") else f"{name}: {reason}, not {first['input']!r}"
 
 
 def check_database_url(url: str) -> None:

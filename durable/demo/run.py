@@ -18,6 +18,8 @@ from durable.demo.screen import screen_for
 from durable.errors import DurableError, InvalidSetting
 
 DEFAULT_FLIGHTS = 20_000
+WIDTH = 120
+"""Of the report where there is no terminal."""
 
 
 def run_demo(*, flights: int | None, all_flights: bool, json_output: bool, seed: int | None, keep: Path | None) -> int:
@@ -30,19 +32,19 @@ def run_demo(*, flights: int | None, all_flights: bool, json_output: bool, seed:
     """
     count = _how_many(flights, all_flights)
     data_folder()  # it raises when the flights are not installed, before anything is started
-    folder = stage.make_folder(keep)
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
-    succeeded = False
+    folder = stage.make_folder(keep)
+    succeeded, is_kept = False, True
     try:
         succeeded = _run(folder, count, seed, json_output=json_output)
-    except KeyboardInterrupt:
-        print("the demo was interrupted", file=sys.stderr)
-    except InvalidSetting:
+        is_kept = keep is not None or not succeeded
+    except (InvalidSetting, KeyboardInterrupt):
+        is_kept = keep is not None
         raise
     except DurableError as error:
         print(f"the demo failed: {error}", file=sys.stderr)
     finally:
-        if keep is not None or not succeeded:
+        if is_kept:
             print(f"databases, logs and counts are in {folder}", file=sys.stderr)
         else:
             stage.remove_folder(folder)
@@ -52,6 +54,8 @@ def run_demo(*, flights: int | None, all_flights: bool, json_output: bool, seed:
 def _run(folder: Path, flights: int, seed: int, *, json_output: bool) -> bool:
     """Run, print, and return whether every total is right."""
     console = Console()
+    if not console.is_terminal:
+        console.width = WIDTH
     with (
         _interrupted_by_sigterm(),
         stage.prepared(folder, flights) as ready,

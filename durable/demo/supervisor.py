@@ -11,7 +11,7 @@ import random
 import time
 from collections import Counter
 
-from durable.demo import fleet, observer, report
+from durable.demo import fleet, observer, verdict
 from durable.demo.fleet import SERVICES, Fleet
 from durable.demo.mishaps import Misfortune, plan
 from durable.demo.observer import Observer
@@ -27,7 +27,7 @@ class Stalled(DurableError):
     """Nothing moves any more, and not every flight is handled."""
 
 
-def run(stage: Stage, seed: int, screen: Screen) -> report.Evidence:
+def run(stage: Stage, seed: int, screen: Screen) -> verdict.Evidence:
     """Run to the end and return what it came to. Raises Stalled, or NodeEnded when a node ends by itself."""
     rng = random.Random(seed)
     with observer.observing(stage.urls) as watch:
@@ -35,14 +35,14 @@ def run(stage: Stage, seed: int, screen: Screen) -> report.Evidence:
             misfortune = Misfortune(plan(stage.flights, rng), rng, nodes, watch, screen.tell)
             Supervisor(stage.flights, nodes, watch, misfortune, screen).watch_to_the_end()
             screen.tell("every flight is handled; the nodes are told to stop")
-        return report.gather(
+        return verdict.gather(
             watch,
             flights=stage.flights,
             seed=seed,
             counts=_counts(stage),
             kills=misfortune.kills,
             pauses=[
-                report.PauseFacts(
+                verdict.PauseFacts(
                     node_id=pause.node_id,
                     owned=pause.owned,
                     dormant_after_seconds=round(pause.dormant_seconds, 1),

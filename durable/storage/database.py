@@ -24,8 +24,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _BAD_DATA = "22"  # SQLSTATE class: data exception
-_TRANSIENT = ("08", "25", "40", "53", "55", "57", "58")
-# connection · transaction state · serialization and deadlock · resources · lock not available · operator · system
+_TRANSIENT = ("08", "25", "28", "3D", "40", "53", "55", "57", "58")
+# connection · transaction state · authorization · no such database · serialization and deadlock · resources · lock not
+# available · operator · system: all of them may be gone at the next try
 
 
 class Database:

@@ -210,7 +210,7 @@ WITH handled AS (
 SELECT count(*) FROM handled
 """)
 
-# Only for a message whose node died while it owned it: counted before it runs, so that one that kills its process
+# Only for a message whose nodes died while they owned it: counted before it runs, so that one that kills its process
 # comes to its end.
 BEGIN_SUSPECT_ATTEMPT = Statement(f"""
 UPDATE {{schema}}.incoming_envelopes SET attempts = attempts + 1

@@ -19,9 +19,13 @@ from durable.envelope import Envelope, new_id
 from durable.errors import ConnectionFailed, InvalidSetting, PeerTimeout, TransportError
 from durable.outcomes import BUSY, DUPLICATE, STORED, Rejected
 from durable.settings import Settings, load_settings
+from durable.transports import tcp_listener
 from durable.transports.base import Listener, Sender, Transport
+from durable.transports.conversation import Answered, ClientSide, Ponged
+from durable.transports.frames import Received
 from durable.transports.memory import MemoryTransport
 from durable.transports.tcp import TcpTransport
+from durable.transports.tcp_stream import LINGER_SECONDS
 from tests.support.proxy import DOWN, UP, ChaosProxy
 from tests.support.receivers import REJECTED_TYPE, MemoryReceiver, envelope, envelopes
 
@@ -411,6 +415,7 @@ class TestConnections:
             connected.proxy.restore()
             assert await sender.send(envelopes(1)) == [STORED]
         assert len(connected.receiver.stored) == 1
+        assert connected.proxy.connections == 2  # the one that lost something is not used again
 
     async def test_an_answer_that_is_lost_makes_duplicates_of_what_is_sent_again(self, connected: Connected) -> None:
         batch = envelopes(2)
@@ -468,8 +473,44 @@ class TestConnections:
             assert not old.done()
             connected.receiver.release()
             assert await old == [STORED]
-            await closing
+            async with asyncio.timeout(LINGER_SECONDS / 2):  # the sender closes, the listener need not linger
+                await closing
         await successor.close()
+
+    async def test_a_listener_that_closes_waits_longer_for_batches_than_for_farewells(
+        self, connected: Connected, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tcp_listener, "LINGER_SECONDS", 0.01)
+        connected.receiver.hold()
+        async with connected.sender() as sender, asyncio.TaskGroup() as tasks:
+            send = tasks.create_task(sender.send(envelopes(1)))
+            await connected.receiver.arrived(1)
+            closing = tasks.create_task(connected.listener.close())
+            await asyncio.wait([closing], timeout=0.1)
+            assert not closing.done()
+            connected.receiver.release()
+            assert await send == [STORED]
+
+    async def test_a_send_that_is_cancelled_just_when_its_answer_arrives_harms_no_other(
+        self, connected: Connected, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def hear_and_cancel(side: ClientSide, item: Received) -> Answered | Ponged | None:
+            cancelled.cancel()
+            return hear(side, item)
+
+        hear = ClientSide.hear
+        async with connected.sender() as sender, asyncio.TaskGroup() as tasks:
+            await sender.ping()
+            connected.receiver.hold()
+            cancelled = tasks.create_task(sender.send(envelopes(1)))
+            await connected.receiver.arrived(1)
+            other = tasks.create_task(sender.send(envelopes(2)))
+            await connected.receiver.arrived(2)
+            monkeypatch.setattr(ClientSide, "hear", hear_and_cancel)
+            connected.receiver.release()
+            assert await other == [STORED] * 2
+            assert cancelled.cancelled()
+        assert connected.proxy.connections == 1
 
     async def test_a_fault_of_the_receiver_costs_its_connection_and_not_the_listener(
         self, connected: Connected, monkeypatch: pytest.MonkeyPatch

@@ -10,13 +10,13 @@ the time, and is as separate from the others as any.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import os
 import signal
 import sys
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
@@ -118,10 +118,8 @@ class Service:
 
 async def place_orders(bus: Bus, work: Work) -> None:
     for transaction in range(work.transactions):
-        try:
+        with contextlib.suppress(OutOfStock):
             await _place(bus, work, transaction)
-        except OutOfStock:
-            pass
 
 
 async def _place(bus: Bus, work: Work, transaction: int) -> None:
@@ -148,8 +146,12 @@ async def bill(order: OrderPlaced, session: AsyncSession, ctx: Context) -> None:
         case "kills":
             os.kill(os.getpid(), signal.SIGKILL)
         case "waits":
-            while not (await session.execute(GATE_IS_OPEN)).scalar_one():
-                await asyncio.sleep(timedelta(milliseconds=20).total_seconds())
+            await until_the_gate_is_open(session)
+
+
+async def until_the_gate_is_open(session: AsyncSession) -> None:
+    while not (await session.execute(GATE_IS_OPEN)).scalar_one():
+        await asyncio.sleep(0.02)  # noqa: ASYNC110  the gate is a row, which nobody announces
 
 
 async def add_effect(session: AsyncSession, envelope_id: UUID, order_id: int) -> None:

@@ -102,7 +102,7 @@ def read_books(*urls: str) -> Books:
 
 
 def _read(conn: psycopg.Connection[Any], books: Books) -> None:
-    books.sent |= {key: order for key, order in conn.execute("SELECT envelope_id, order_id FROM orders")}
+    books.sent |= dict(conn.execute("SELECT envelope_id, order_id FROM orders").fetchall())
     books.effects.update(row[0] for row in conn.execute("SELECT envelope_id FROM effects"))
     books.dead.update(row[0] for row in conn.execute("SELECT id FROM durable.dead_letters WHERE id IS NOT NULL"))
     books.settled.update(conn.execute("SELECT side, outcome, id FROM durable.envelope_history").fetchall())

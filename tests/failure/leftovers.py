@@ -35,7 +35,8 @@ def dead_node(database: str) -> NodeId:
     """A node that is registered and holds no lock."""
     with psycopg.connect(database) as conn:
         row = conn.execute(
-            "INSERT INTO durable.nodes (service, description, version) VALUES ('orders', 'nowhere:0', '0') RETURNING node_id"
+            "INSERT INTO durable.nodes (service, description, version) VALUES ('orders', 'nowhere:0', '0') "
+            "RETURNING node_id"
         ).fetchone()
     assert row is not None
     return NodeId(row[0])

@@ -82,7 +82,9 @@ def promoted(side: str) -> Callable[[Books], bool]:
 
 def struck_off(side: str, *, released: bool) -> Callable[[Books], bool]:
     """The dead node is no node any more, and its rows are released, or still its own."""
-    return lambda books: {row.owner_id == ANY_NODE for row in books.waiting(side) if row.epoch == released} == {released}
+    return lambda books: (
+        {row.owner_id == ANY_NODE for row in books.waiting(side) if row.epoch == released} == {released}
+    )
 
 
 def anything(books: Books) -> bool:
@@ -128,7 +130,14 @@ CRASHES = [
     Crash("C20", "orders", "mid-promotion, outgoing", promoted("outgoing"), DELAYED),
     Crash("C20", "billing", "mid-promotion, incoming", promoted("incoming"), ONE_FAILS_ONCE),
     Crash("C21", "orders", "mid-sweep, outgoing", struck_off("outgoing", released=True), NOTHING, dead_sender),
-    Crash("C21", "billing", "mid-sweep, incoming unreleased", struck_off("incoming", released=False), NOTHING, dead_handler),
+    Crash(
+        "C21",
+        "billing",
+        "mid-sweep, incoming unreleased",
+        struck_off("incoming", released=False),
+        NOTHING,
+        dead_handler,
+    ),
     Crash("C21:2", "billing", "mid-sweep, incoming", struck_off("incoming", released=True), NOTHING, dead_handler),
 ]
 

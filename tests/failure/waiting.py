@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TypeVar, overload
 
 T = TypeVar("T")
 
 _PAUSE = 0.02
 
 
-async def eventually(check: Callable[[], T | Awaitable[T]], *, within: float = 15.0) -> T:
+@overload
+async def eventually(check: Callable[[], Awaitable[T]], *, within: float = 15.0) -> T: ...
+
+
+@overload
+async def eventually(check: Callable[[], T], *, within: float = 15.0) -> T: ...
+
+
+async def eventually(check: Callable[[], object], *, within: float = 15.0) -> object:
     """Call `check` until it returns something true, and return that.
 
     A check may raise AssertionError to say what is still missing; after `within` seconds that is raised.

@@ -34,7 +34,7 @@ from durable.unit_of_work import Scope
 from tests.failure.app import ADD_EFFECT, OrderPlaced
 from tests.failure.leftovers import MESSAGE_TYPE, SCHEMA
 
-QUICK = {
+QUICK: dict[str, Any] = {
     "heartbeat_interval": timedelta(seconds=0.3),
     "heartbeat_stale": timedelta(seconds=1.5),
     "dormant_grace": timedelta(seconds=0.1),
@@ -56,7 +56,8 @@ class Nobody:
     def accept(self, leases: Sequence[Leased]) -> None:
         raise AssertionError("nobody has reserved room")
 
-    abandon = accept
+    def abandon(self, envelopes: Sequence[Envelope]) -> None:
+        raise AssertionError("nobody has reserved room")
 
 
 class _NoAgents:
@@ -224,9 +225,7 @@ class Clerk:
         self._go.set()
 
     async def handle(self, order: OrderPlaced, session: AsyncSession, ctx: Context) -> None:
-        await session.execute(
-            ADD_EFFECT, {"envelope_id": ctx.id, "order_id": order.order_id, "process": self.node}
-        )
+        await session.execute(ADD_EFFECT, {"envelope_id": ctx.id, "order_id": order.order_id, "process": self.node})
         self.begun.set()
         await self._go.wait()
         if self._error is not None:

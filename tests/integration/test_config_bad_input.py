@@ -200,7 +200,7 @@ def test_another_schema_version_is_refused_with_the_command_to_run(
     agent: Agent, own_database: str, change: str, named: str
 ) -> None:
     with psycopg.connect(own_database, autocommit=True) as conn:
-        conn.execute(change)  # type: ignore[arg-type]  # one of those above
+        conn.execute(change.encode())
     module = agent.application(HANDLER)
 
     refuses(agent("run", f"{module}:bus"), "'durable'", named)

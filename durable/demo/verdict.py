@@ -1,0 +1,178 @@
+"""The verdict: what the punctuality service has added up, against the data set itself, and how it came to that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from durable.demo.flights import data_folder
+from durable.demo.observer import Observer
+
+SUMS = """
+SELECT carrier, sum(flights), sum(cancelled), sum(departure_minutes), sum(arrival_minutes)
+FROM delays GROUP BY carrier
+"""
+ADDED = "SELECT flight_id, count(*) FROM added_flights GROUP BY flight_id"
+OUTCOMES = """
+SELECT count(*) FILTER (WHERE outcome IN ('sent', 'handled')), coalesce(sum(interruptions), 0),
+    coalesce(sum(attempts), 0)
+FROM durable.envelope_history WHERE side = %s
+"""
+FIRST = "SELECT min(recorded_at) FROM recorded_flights"
+LAST = "SELECT max(finished_at) FROM durable.envelope_history WHERE side = 'incoming'"
+LATENCY = """
+SELECT coalesce(percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds), 0),
+    coalesce(percentile_cont(0.99) WITHIN GROUP (ORDER BY seconds), 0)
+FROM (SELECT CAST(extract(epoch FROM finished_at - sent_at) AS double precision) AS seconds
+    FROM durable.envelope_history WHERE side = 'incoming' AND outcome = 'handled') AS handled
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of one carrier. Minutes are summed over the flights that have such a delay; early flights count below zero."""
+
+    flights: int
+    cancelled: int
+    departure_minutes: int
+    arrival_minutes: int
+
+
+Sums = Mapping[str, Totals]
+"""Totals by carrier."""
+
+
+def expected_totals(flights: int) -> dict[str, Totals]:
+    """From the data set, by pandas: nothing of what the services use is used here."""
+    import pandas
+
+    columns = ["carrier", "dep_delay", "arr_delay"]
+    table = pandas.read_csv(data_folder() / "flights.csv.zip", usecols=columns, nrows=flights)
+    by_carrier: Any = table.groupby("carrier")
+    return {
+        carrier: Totals(
+            flights=len(group),
+            cancelled=int(group.dep_delay.isna().sum()),
+            departure_minutes=int(group.dep_delay.sum()),
+            arrival_minutes=int(group.arr_delay.sum()),
+        )
+        for carrier, group in by_carrier
+    }
+
+
+def added_totals(observer: Observer) -> dict[str, Totals]:
+    """From the tables of the punctuality service."""
+    return {carrier: Totals(*map(int, sums)) for carrier, *sums in observer.rows("punctuality", SUMS)}
+
+
+def differences(ours: Sums, expected: Sums) -> list[str]:
+    """A line for each number that is not what it should be."""
+    nothing = Totals(0, 0, 0, 0)
+    found = []
+    for carrier in sorted({*ours, *expected}):
+        have, want = asdict(ours.get(carrier, nothing)), asdict(expected.get(carrier, nothing))
+        found += [
+            f"{carrier}: {name.replace('_', ' ')} {have[name]}, should be {want[name]}"
+            for name in want
+            if have[name] != want[name]
+        ]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class PauseFacts:
+    """A node that was paused: `owned` messages were in its hands, `finished_late` of them it finished all the same
+    after it was struck off, which must not be."""
+
+    node_id: int
+    owned: int
+    dormant_after_seconds: float
+    seconds: float
+    finished_late: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything that the demo can say for itself at the end."""
+
+    flights: int
+    seed: int
+    ours: Sums
+    expected: Sums
+    lost: Sequence[int]
+    """Ids of flights that were not added up."""
+    twice: Sequence[int]
+    """Ids of flights that were added up more than once."""
+    sent: int
+    handled: int
+    duplicates_refused_at_least: int
+    """By the counts that the receiving nodes write down: what a killed one counted in its last 0.2 s is missing."""
+    recovered_outgoing: int
+    recovered_incoming: int
+    """How often an envelope was taken from a node that was dead or silent, by the history of each side."""
+    failed_sends: int
+    leases_lost_at_least: int
+    latches: int
+    kills: Mapping[str, int]
+    pauses: Sequence[PauseFacts]
+    seconds: float
+    p50_seconds: float
+    p99_seconds: float
+
+    @property
+    def differences(self) -> list[str]:
+        found = differences(self.ours, self.expected)
+        if self.lost:
+            found.append(f"{len(self.lost)} flights were lost: {_some(self.lost)}")
+        if self.twice:
+            found.append(f"{len(self.twice)} flights were added twice: {_some(self.twice)}")
+        for done, count in (("sent", self.sent), ("handled", self.handled)):
+            if count != self.flights:
+                found.append(f"{count} messages are {done} by the history, should be {self.flights}")
+        for pause in self.pauses:
+            if pause.finished_late:
+                found.append(f"node {pause.node_id} finished {pause.finished_late} messages after it was struck off")
+        return found
+
+
+def gather(
+    observer: Observer,
+    *,
+    flights: int,
+    seed: int,
+    counts: Mapping[str, int],
+    kills: Mapping[str, int],
+    pauses: Sequence[PauseFacts],
+) -> Evidence:
+    """Read the databases once nothing is under way any more."""
+    times_added: dict[int, int] = dict(observer.rows("punctuality", ADDED))
+    sent, recovered_outgoing, failed_sends = map(int, observer.rows("airline", OUTCOMES, "outgoing")[0])
+    handled, recovered_incoming, _ = map(int, observer.rows("punctuality", OUTCOMES, "incoming")[0])
+    first, last = observer.value("airline", FIRST), observer.value("punctuality", LAST)
+    p50, p99 = observer.rows("punctuality", LATENCY)[0]
+    return Evidence(
+        flights=flights,
+        seed=seed,
+        ours=added_totals(observer),
+        expected=expected_totals(flights),
+        lost=[flight for flight in range(flights) if flight not in times_added],
+        twice=sorted(flight for flight, times in times_added.items() if times > 1),
+        sent=sent,
+        handled=handled,
+        duplicates_refused_at_least=counts.get("duplicate", 0),
+        recovered_outgoing=recovered_outgoing,
+        recovered_incoming=recovered_incoming,
+        failed_sends=failed_sends,
+        leases_lost_at_least=counts.get("lease_lost", 0),
+        latches=counts.get("latched", 0),
+        kills=kills,
+        pauses=pauses,
+        seconds=(last - first).total_seconds(),
+        p50_seconds=float(p50),
+        p99_seconds=float(p99),
+    )
+
+
+def _some(ids: Sequence[int]) -> str:
+    return ", ".join(map(str, ids[:10])) + (", ..." if len(ids) > 10 else "")
