@@ -148,7 +148,7 @@ class HandlingAgent:
         finally:
             self._working.difference_update(lease.key for lease in taken)
             self.buffer.done(taken)
-            if self.wants_more and self.buffer.room >= self._settings.batch_size:
+            if self.wants_more and self.buffer.room >= min(self._settings.batch_size, self._settings.buffer_size):
                 self.wants_more = False
                 self._has_room()
 

@@ -290,7 +290,7 @@ class SendingAgent:
 
     def _done(self, finished: Sequence[Leased]) -> None:
         self.buffer.done(finished)
-        if self.wants_more and self.buffer.room >= self._settings.batch_size:
+        if self.wants_more and self.buffer.room >= min(self._settings.batch_size, self._settings.buffer_size):
             self.wants_more = False
             self._has_room()
 

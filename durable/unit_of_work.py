@@ -65,6 +65,7 @@ class Outbox:
         self._pending: list[Envelope] = []
         self._savepoints = dict.fromkeys(_open_savepoints(session), 0)
         self._stored: list[Sent] = []
+        self._is_committing = False
 
     def send(self, message: object, *, to: str | None = None, **options: Unpack[SendOptions]) -> UUID:
         """Send a command when the session commits; returns the envelope's id.
@@ -93,6 +94,8 @@ class Outbox:
             self.session.begin()  # SQLAlchemy's bookkeeping only: a rollback must reach us; no connection is taken
         self._pending.extend(envelopes)
         failpoint("C1")
+        if self._is_committing:  # sent by a listener that runs after ours: stored now, or refused by the session
+            self.store()
 
     def savepoint_begun(self, transaction: SessionTransaction) -> None:
         self._savepoints[transaction] = len(self._pending)
@@ -109,13 +112,15 @@ class Outbox:
         self.session.flush()  # listeners of the flush may send too
         if self._pending:
             owners = self._dispatcher.reserve(self._pending)
-            self._stored = [
+            sent = [
                 Sent(envelope, LOCAL if envelope.destination == LOCAL else None, owner)
                 for envelope, owner in zip(self._pending, owners, strict=True)
             ]
             self._pending.clear()
-            self.insert(self._stored)
+            self._stored += sent
+            self.insert(sent)
             failpoint("C2")
+        self._is_committing = True
 
     def insert(self, sent: Sequence[Sent]) -> None:
         """Into the tables, in the session's transaction; durable.testing keeps them in memory instead."""
@@ -132,6 +137,7 @@ class Outbox:
         if sent_before is not None:  # it was not released, so it was rolled back
             del self._pending[sent_before:]
         if transaction.parent is None:
+            self._is_committing = False
             self._pending.clear()
             if self._stored:
                 sent, self._stored = self._stored, []

@@ -57,9 +57,7 @@ class FrameStream:
         begun = self._decoder.pending
         deadline = self._loop.time() + (self._frame_seconds if begun else self._idle_seconds)
         while not received:
-            with translated("reading"):
-                async with asyncio.timeout_at(deadline):
-                    data = await self._reader.read(READ_BYTES)
+            data = await self._read_until(deadline)
             if not data and begun:
                 raise ConnectionFailed("the peer closed the connection in the middle of a frame")
             if not data:
@@ -68,6 +66,16 @@ class FrameStream:
             if not begun:  # a frame has its deadline from its first byte; more bytes do not move it
                 begun, deadline = True, self._loop.time() + self._frame_seconds
         return received
+
+    async def _read_until(self, deadline: float) -> bytes:
+        with translated("reading"):
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await self._reader.read(READ_BYTES)
+            except TimeoutError:
+                # Perhaps this loop was late, not the peer: what has arrived meanwhile is returned without waiting.
+                async with asyncio.timeout(0):
+                    return await self._reader.read(READ_BYTES)
 
     async def write(self, data: bytes) -> None:
         """Write a whole frame. A peer that does not read loses the connection: PeerTimeout.

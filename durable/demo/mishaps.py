@@ -21,6 +21,8 @@ from durable.demo.observer import Observer
 KILLS = 2
 """On each side, and one more for every FLIGHTS_PER_KILL."""
 FLIGHTS_PER_KILL = 60_000
+COMMIT_SECONDS = 0.05
+"""For commits of a paused node that the database had begun."""
 LATE_SECONDS = 0.5
 """How long a paused node stays so after it was struck off."""
 
@@ -98,8 +100,12 @@ class Misfortune:
             return  # nothing is left that could go wrong
         for mishap in list(self._waiting):
             if progress[mishap.service] >= mishap.at and (victims := self._victims(mishap)):
-                self._waiting.remove(mishap)
-                self._strike(mishap.kind, self._rng.choice(victims))
+                victim = self._rng.choice(victims)
+                if mishap.kind is Kind.KILL:
+                    self._waiting.remove(mishap)
+                    self._kill(victim)
+                elif self._pause(victim):
+                    self._waiting.remove(mishap)
 
     def _victims(self, mishap: Mishap) -> list[Member]:
         """Those with work in hand, which others must take over; for a kill, others too when there is none of them."""
@@ -110,22 +116,25 @@ class Misfortune:
     def _in_hand(self, member: Member) -> int:
         return self._observer.owned(member.service, member.node_id) if member.node_id is not None else 0
 
-    def _strike(self, kind: Kind, member: Member) -> None:
-        if kind is Kind.PAUSE:
-            self._pause(member)
-            return
+    def _kill(self, member: Member) -> None:
         in_hand = self._in_hand(member)
         self._fleet.kill(member)
         self.kills[member.service] += 1
         replacement = self._fleet.start(member.service, member.slot)
         self._tell(f"killed {member} with {in_hand} messages in hand; pid {replacement.pid} takes its place")
 
-    def _pause(self, member: Member) -> None:
+    def _pause(self, member: Member) -> bool:
+        """Pause it, unless it turns out to have finished everything a moment before."""
         assert member.node_id is not None
         self._fleet.pause(member)
-        pause = Pause(member, member.node_id, self._in_hand(member), time.monotonic())
-        self.pauses.append(pause)
-        self._tell(f"paused {member} with {pause.owned} messages in hand")
+        time.sleep(COMMIT_SECONDS)
+        owned = self._in_hand(member)
+        if not owned:
+            self._fleet.resume(member)
+            return False
+        self.pauses.append(Pause(member, member.node_id, owned, time.monotonic()))
+        self._tell(f"paused {member} with {owned} messages in hand")
+        return True
 
     def _follow(self, pause: Pause) -> None:
         silence = time.monotonic() - pause.began

@@ -39,7 +39,7 @@ def _carriers(evidence: Evidence) -> Table:
     table = Table(title="Delays by carrier, in minutes: by the messages / by the data set", box=SIMPLE_HEAD)
     table.add_column("carrier", no_wrap=True, min_width=10)
     for name in ("flights", "cancelled", "departure", "arrival"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("equal", justify="center")
     names = carrier_names()
     for carrier in sorted({*evidence.ours, *evidence.expected}):

@@ -7,16 +7,22 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 
 _PAUSE = 0.005  # seconds
 
 
+@overload
 async def eventually(
-    condition: Callable[[], T | Awaitable[T]], *, within: timedelta | float = 5.0, what: str = "the condition"
-) -> T:
+    condition: Callable[[], Awaitable[T]], *, within: timedelta | float = ..., what: str = ...
+) -> T: ...
+@overload
+async def eventually(condition: Callable[[], T], *, within: timedelta | float = ..., what: str = ...) -> T: ...
+async def eventually(
+    condition: Callable[[], Any], *, within: timedelta | float = 5.0, what: str = "the condition"
+) -> Any:
     """Ask until the answer is true, and return it; raises AssertionError when it is not within this time.
 
     `condition` may be a coroutine function; `within` is a timedelta or seconds.

@@ -150,8 +150,8 @@ async def bill(order: OrderPlaced, session: AsyncSession, ctx: Context) -> None:
 
 
 async def until_the_gate_is_open(session: AsyncSession) -> None:
-    while not (await session.execute(GATE_IS_OPEN)).scalar_one():
-        await asyncio.sleep(0.02)  # noqa: ASYNC110  the gate is a row, which nobody announces
+    while not (await session.execute(GATE_IS_OPEN)).scalar_one():  # noqa: ASYNC110  a row, which nobody announces
+        await asyncio.sleep(0.02)
 
 
 async def add_effect(session: AsyncSession, envelope_id: UUID, order_id: int) -> None:

@@ -86,6 +86,10 @@ class Pair:
         self.processes.append(process)
         return process
 
+    def billing_without_listener(self) -> Service:
+        """A second node of `billing`, which handles what the first has received."""
+        return replace(self.billing, port=0)
+
     def books(self) -> Books:
         return read_books(self.orders.database, self.billing.database)
 

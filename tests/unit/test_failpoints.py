@@ -1,0 +1,53 @@
+"""Failpoints: nothing without being asked for, and then the end, at the right time."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from durable import failpoints
+from durable.failpoints import EXIT_STATUS, failpoint, is_armed
+
+
+class Died(BaseException):
+    """Instead of the end of the process."""
+
+
+@pytest.fixture(autouse=True)
+def _mortal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(status: int) -> None:
+        raise Died(status)
+
+    monkeypatch.setattr(os, "_exit", die)
+
+
+def arm(monkeypatch: pytest.MonkeyPatch, name: str, count: int = 1) -> None:
+    monkeypatch.setattr(failpoints, "_name", name)
+    monkeypatch.setattr(failpoints, "_remaining", count)
+
+
+def test_a_failpoint_that_was_not_asked_for_does_nothing() -> None:
+    for number in range(22):
+        failpoint(f"C{number}")
+
+
+def test_the_process_ends_where_it_was_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    arm(monkeypatch, "C5")
+    failpoint("C4")
+    failpoint("C55")
+    with pytest.raises(Died, match=str(EXIT_STATUS)):
+        failpoint("C5")
+
+
+def test_the_process_ends_at_the_third_time_when_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    arm(monkeypatch, "C5", 3)
+    failpoint("C5")
+    failpoint("C5")
+    with pytest.raises(Died):
+        failpoint("C5")
+
+
+def test_a_failpoint_tells_whether_it_is_armed(monkeypatch: pytest.MonkeyPatch) -> None:
+    arm(monkeypatch, "C6")
+    assert (is_armed("C6"), is_armed("C5")) == (True, False)

@@ -1,0 +1,91 @@
+"""What becomes of a failed message: verdicts first, then the policy, attempt by attempt."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from durable.errors import InvalidMessage, InvalidSetting, Reject, Release, RetryLater
+from durable.retry import DeadLetter, Decision, HandBack, Retry, RunAgain, RunLater
+
+policies = st.builds(
+    Retry,
+    immediate=st.integers(0, 5),
+    delays=st.lists(st.floats(0, 1e6) | st.timedeltas(timedelta(0), timedelta(days=30)), max_size=5),
+    jitter=st.floats(0, 0.99),
+)
+
+
+def decisions(policy: Retry) -> list[Decision]:
+    return [policy.decide(ValueError(), attempt) for attempt in range(1, policy.max_attempts + 1)]
+
+
+def test_runs_again_at_once_then_after_each_delay_then_gives_up() -> None:
+    policy = Retry(immediate=2, delays=[1, timedelta(minutes=1)], jitter=0)
+    assert decisions(policy) == [
+        RunAgain(),
+        RunAgain(),
+        RunLater(timedelta(seconds=1)),
+        RunLater(timedelta(minutes=1)),
+        DeadLetter(),
+    ]
+
+
+def test_without_retries_the_first_failure_is_the_end() -> None:
+    assert decisions(Retry(immediate=0, delays=[])) == [DeadLetter()]
+
+
+def test_attempts_beyond_the_last_are_the_end_too() -> None:
+    assert Retry().decide(ValueError(), 1_000) == DeadLetter()
+
+
+@pytest.mark.parametrize("attempt", [1, 100])
+def test_a_verdict_of_the_handler_comes_before_the_policy(attempt: int) -> None:
+    policy = Retry(immediate=5)
+    assert policy.decide(Reject("no"), attempt) == DeadLetter()
+    assert policy.decide(Release(), attempt) == HandBack()
+    assert policy.decide(RetryLater(90), attempt) == RunLater(timedelta(seconds=90))
+    assert policy.decide(RetryLater(timedelta(hours=1)), attempt) == RunLater(timedelta(hours=1))
+
+
+def test_what_cannot_be_decoded_is_not_tried_again() -> None:
+    assert Retry(immediate=5).decide(InvalidMessage("no JSON"), 1) == DeadLetter()
+
+
+@given(policies)
+def test_every_policy_tries_as_often_as_it_says_and_no_more(policy: Retry) -> None:
+    made = decisions(policy)
+    assert made[: policy.immediate] == [RunAgain()] * policy.immediate
+    assert all(isinstance(decision, RunLater) for decision in made[policy.immediate : -1])
+    assert made[-1] == DeadLetter()
+    assert len(made) == 1 + policy.immediate + len(policy.delays)
+
+
+@given(policies, st.integers())
+def test_a_delay_is_varied_within_the_jitter_and_the_horizon_is_never_passed(policy: Retry, seed: int) -> None:
+    rng, total = Random(seed), timedelta(0)
+    for number, delay in enumerate(policy.delays):
+        decision = policy.decide(ValueError(), policy.immediate + number + 1, rng)
+        assert isinstance(decision, RunLater)
+        seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        slack = 1e-5 + seconds * 1e-9
+        assert seconds * (1 - policy.jitter) - slack <= decision.delay.total_seconds()
+        assert decision.delay.total_seconds() <= seconds * (1 + policy.jitter) + slack
+        total += decision.delay
+    assert total <= policy.horizon + timedelta(milliseconds=1)
+
+
+def test_failures_at_one_time_do_not_come_back_at_one_time() -> None:
+    assert len({Retry(immediate=0).decide(ValueError(), 1, Random(seed)) for seed in range(20)}) == 20
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"immediate": -1}, {"delays": [1, -1]}, {"delays": [timedelta(-1)]}, {"jitter": 1}, {"jitter": -0.1}]
+)
+def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidSetting):
+        Retry(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,523 @@
+"""The bus in memory, in what it has beyond the real one; that it behaves like it is tested in contract/test_bus.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from unittest.mock import AsyncMock, Mock
+
+import msgspec
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import StaticPool
+
+from durable import Bus, Context, InvalidMessage, Retry, RoutingError, WiringError, message
+from durable.envelope import Envelope, new_id
+from durable.runtime import Runtime
+from durable.testing import InMemoryBus, ManualClock, eventually
+
+BILLING = "tcp://127.0.0.1:2302"
+SHOP = "tcp://127.0.0.1:2301"
+ONCE = Retry(immediate=0, delays=[])
+
+
+@message("testing.placed")
+class Placed(msgspec.Struct):
+    number: int
+
+
+@message("testing.billed")
+class Billed(msgspec.Struct):
+    number: int
+
+
+@pytest.fixture
+def bus() -> Bus:
+    return Bus("shop")
+
+
+@pytest.fixture
+async def memory(bus: Bus) -> AsyncIterator[InMemoryBus]:
+    async with InMemoryBus(bus) as memory:
+        yield memory
+
+
+async def send(bus: Bus, *messages: object, **options: Any) -> None:
+    async with bus.unit_of_work():
+        for given in messages:
+            bus.send(given, **options)
+
+
+def handling(bus: Bus, **options: Any) -> list[int]:
+    """Declare a handler of Placed; the numbers that it has seen, one for each attempt."""
+    seen: list[int] = []
+
+    @bus.handles(Placed, **options)
+    async def handle(order: Placed) -> None:
+        seen.append(order.number)
+
+    return seen
+
+
+class TestWhatHappened:
+    async def test_shows_what_was_committed_as_the_receiver_will_decode_it(self, bus: Bus, memory: InMemoryBus) -> None:
+        given = Placed(1)
+        await send(bus, given, to=BILLING, headers={"tenant": "blue"})
+        await send(bus, Billed(2), to=SHOP)
+        given.number = 3
+        assert memory.sent(Placed) == [Placed(1)]
+        assert memory.sent_to(SHOP) == [Billed(2)]
+        assert [envelope.headers for envelope in memory.envelopes(Placed)] == [{"tenant": "blue"}]
+        assert len(memory.envelopes()) == 2
+
+    async def test_shows_an_event_once_and_its_copies_by_destination(self, bus: Bus, memory: InMemoryBus) -> None:
+        bus.subscribe(Placed, to=BILLING)
+        bus.subscribe(Placed, to=SHOP)
+        async with bus.unit_of_work():
+            bus.publish(Placed(1))
+        assert memory.sent(Placed) == [Placed(1)]
+        assert memory.sent_to(BILLING) == memory.sent_to(SHOP) == [Placed(1)]
+
+    async def test_nothing_is_handled_before_drain(self, bus: Bus, memory: InMemoryBus) -> None:
+        seen = handling(bus)
+        await send(bus, Placed(1), Placed(2))
+        assert (seen, memory.handled) == ([], [])
+        await memory.drain()
+        assert seen == [1, 2]
+        assert [(handled.message, handled.attempt) for handled in memory.handled] == [(Placed(1), 1), (Placed(2), 1)]
+
+    async def test_messages_of_a_conversation_are_handled_in_the_order_in_which_they_were_sent(
+        self, bus: Bus, memory: InMemoryBus
+    ) -> None:
+        @bus.handles(Placed)
+        async def place(order: Placed) -> list[object]:
+            return [Billed(order.number), Placed(order.number - 1)] if order.number else []
+
+        @bus.handles(Billed)
+        async def bill(order: Billed) -> None: ...
+
+        await send(bus, Placed(2))
+        await memory.drain()
+        assert [handled.message for handled in memory.handled] == [
+            Placed(2), Billed(2), Placed(1), Billed(1), Placed(0),
+        ]  # fmt: skip
+
+    async def test_dead_letters_can_be_told_apart_and_asserted_away(self, bus: Bus, memory: InMemoryBus) -> None:
+        memory.assert_no_dead_letters()
+
+        @bus.handles(Placed, retry=ONCE)
+        async def handle(order: Placed) -> None:
+            raise LookupError("no such order")
+
+        await send(bus, Placed(1))
+        await memory.drain()
+        (letter,) = memory.dead_letters
+        assert (letter.message, letter.attempts, letter.exception_type) == (Placed(1), 1, "LookupError")
+        with pytest.raises(AssertionError, match=r"(?s)1 dead letters:.*testing\.placed.*LookupError: no such order"):
+            memory.assert_no_dead_letters()
+
+    async def test_a_message_that_this_process_cannot_read_is_shown_by_its_envelope(
+        self, bus: Bus, memory: InMemoryBus
+    ) -> None:
+        handling(bus)
+        envelope = Envelope(
+            id=new_id(),
+            message_type="testing.placed",
+            destination=SHOP,
+            source="elsewhere",
+            correlation_id=new_id(),
+            body=b"no JSON",
+            sent_at=datetime.now(UTC),
+        )
+        memory.deliver(envelope)
+        await memory.drain()
+        (letter,) = memory.dead_letters
+        assert (letter.message, letter.envelope) == (None, envelope)
+
+
+class TestTime:
+    async def test_retries_are_due_exactly_after_their_delays(self, bus: Bus, memory: InMemoryBus) -> None:
+        @bus.handles(Placed, retry=Retry(immediate=0, delays=[10, timedelta(minutes=1)], jitter=0.5))
+        async def handle(order: Placed, ctx: Context) -> None:
+            if ctx.attempt < 3:
+                raise LookupError
+
+        await send(bus, Placed(1))
+        await memory.drain()
+        (waiting,) = memory.scheduled
+        assert (waiting.message, waiting.attempts) == (Placed(1), 1)
+        assert waiting.due == memory.clock.now() + timedelta(seconds=10)
+        memory.clock.advance(9.999)
+        await memory.drain()
+        assert memory.handled == []
+        memory.clock.advance(0.001)
+        await memory.drain()
+        memory.clock.advance(timedelta(minutes=1))
+        await memory.drain()
+        assert [handled.attempt for handled in memory.handled] == [3]
+
+    async def test_what_waits_is_shown_with_the_next_first(self, bus: Bus, memory: InMemoryBus) -> None:
+        seen = handling(bus)
+        await send(bus, Placed(1), delay=60)
+        await send(bus, Placed(2), delay=timedelta(seconds=30))
+        await send(bus, Placed(3), delay=90, to=BILLING)
+        assert [waiting.message for waiting in memory.scheduled] == [Placed(2), Placed(1), Placed(3)]
+        memory.clock.advance(timedelta(seconds=60))
+        await memory.drain()
+        assert seen == [1, 2]
+        assert [waiting.message for waiting in memory.scheduled] == [Placed(3)]
+
+    async def test_what_is_late_expires_wherever_it_waits(self, bus: Bus, memory: InMemoryBus) -> None:
+        seen = handling(bus)
+        await send(bus, Placed(1), deliver_by=10)
+        await send(bus, Placed(2), deliver_by=10, to=BILLING)
+        await send(bus, Placed(3), deliver_by=11, delay=5)
+        memory.clock.advance(11)
+        await memory.drain()
+        assert seen == [3]
+        assert [expired.message for expired in memory.expired] == [Placed(1), Placed(2)]
+
+    def test_a_clock_stands_still_until_it_is_advanced(self) -> None:
+        start = datetime(2024, 2, 29, tzinfo=UTC)
+        clock = ManualClock(start)
+        assert (clock.now(), clock.monotonic()) == (start, 0.0)
+        assert clock.advance(1.5) == clock.now() == start + timedelta(seconds=1.5)
+        clock.advance(timedelta(days=1))
+        assert clock.monotonic() == 86_401.5
+
+    def test_a_clock_does_not_go_back_and_knows_its_zone(self) -> None:
+        with pytest.raises(ValueError, match="does not go back"):
+            ManualClock().advance(-1)
+        with pytest.raises(ValueError, match="aware"):
+            ManualClock(datetime(2024, 2, 29))
+
+
+class TestFailing:
+    async def test_the_next_attempts_fail_as_the_test_asks(self, bus: Bus, memory: InMemoryBus) -> None:
+        seen = handling(bus, retry=Retry(immediate=2, delays=[]))
+        memory.fail(Placed, LookupError("not now"), times=2)
+        await send(bus, Placed(1), Placed(2))
+        await memory.drain()
+        assert seen == [1, 2]
+        assert [handled.attempt for handled in memory.handled] == [3, 1]
+
+    async def test_a_fault_may_be_given_for_a_handler_and_as_a_class(self, bus: Bus, memory: InMemoryBus) -> None:
+        @bus.handles(Placed, retry=ONCE)
+        def handle(order: Placed) -> None: ...
+
+        memory.fail(handle, LookupError)
+        memory.fail(handle, ValueError("second"))
+        await send(bus, Placed(1), Placed(2), Placed(3))
+        await memory.drain()
+        assert [letter.exception_type for letter in memory.dead_letters] == ["LookupError", "ValueError"]
+        assert [handled.message for handled in memory.handled] == [Placed(3)]
+
+    async def test_a_commit_that_fails_leaves_what_the_handler_did_elsewhere(
+        self, bus: Bus, memory: InMemoryBus
+    ) -> None:
+        mails: list[int] = []
+
+        @bus.handles(Placed)
+        async def handle(order: Placed) -> Billed:
+            mails.append(order.number)
+            return Billed(order.number)
+
+        @bus.handles(Billed)
+        async def bill(order: Billed) -> None: ...
+
+        memory.fail(Placed, ConnectionError, after_handling=True)
+        await send(bus, Placed(1))
+        await memory.drain()
+        assert mails == [1, 1]
+        assert memory.sent(Billed) == [Billed(1)]
+
+    async def test_in_a_group_the_fault_is_that_of_one_message(self, bus: Bus, memory: InMemoryBus) -> None:
+        seen = handling(bus, group=10, retry=ONCE)
+        memory.fail(Placed, LookupError)
+        await send(bus, *map(Placed, range(4)))
+        await memory.drain()
+        assert [letter.message for letter in memory.dead_letters] == [Placed(0)]
+        assert seen == [1, 2, 3]
+
+    async def test_a_message_that_arrives_twice_is_handled_once(self, bus: Bus, memory: InMemoryBus) -> None:
+        seen = handling(bus)
+        memory.deliver_twice(Placed, times=2)
+        memory.deliver(Placed(1))
+        await send(bus, Placed(2), Placed(3))
+        await memory.drain()
+        assert (seen, memory.duplicates) == ([1, 2, 3], 2)
+
+    async def test_messages_that_cause_each_other_for_ever_are_found(self, bus: Bus, memory: InMemoryBus) -> None:
+        @bus.handles(Placed)
+        async def handle(order: Placed) -> Placed:
+            return order
+
+        await send(bus, Placed(1))
+        with pytest.raises(AssertionError, match="cause each other"):
+            await memory.drain(at_most=20)
+        assert len(memory.handled) == 21
+
+    async def test_a_handler_cannot_wait_for_what_is_handled_after_it(self, bus: Bus, memory: InMemoryBus) -> None:
+        @bus.handles(Placed, retry=ONCE)
+        async def handle(order: Placed) -> None:
+            await memory.drain()
+
+        await send(bus, Placed(1))
+        await memory.drain()
+        assert "drain() is under way" in memory.dead_letters[0].reason
+
+
+class TestOtherServices:
+    async def test_two_buses_have_a_conversation(self, bus: Bus, memory: InMemoryBus) -> None:
+        bus.listen(SHOP)
+        billed: list[tuple[int, str]] = []
+
+        @bus.handles(Billed)
+        async def thank(order: Billed, ctx: Context) -> None:
+            billed.append((order.number, ctx.source))
+
+        billing = Bus("billing")
+
+        @billing.handles(Placed)
+        async def bill(order: Placed, ctx: Context) -> None:
+            ctx.reply(Billed(order.number), delay=60)
+
+        async with InMemoryBus(billing, clock=memory.clock) as other:
+            memory.connect(BILLING, other)
+            other.connect(SHOP, memory)
+            await send(bus, Placed(1), to=BILLING, reply_to=SHOP)
+            await memory.drain()
+            assert ([h.message for h in other.handled], billed) == ([Placed(1)], [])
+            memory.clock.advance(60)
+            await memory.drain()
+        assert billed == [(1, "billing")]
+        first, reply = memory.envelopes(Placed)[0], other.envelopes(Billed)[0]
+        assert (reply.correlation_id, reply.causation_id) == (first.id, first.id)
+
+    async def test_what_is_sent_to_a_service_that_is_down_waits_for_it(self, bus: Bus, memory: InMemoryBus) -> None:
+        billing = Bus("billing")
+        seen = handling(billing)
+        async with InMemoryBus(billing) as other:
+            memory.connect(BILLING, other)
+            memory.disconnect(BILLING)
+            await send(bus, Placed(1), to=BILLING)
+            await memory.drain()
+            assert seen == []
+            memory.connect(BILLING, other)
+            await memory.drain()
+            assert seen == [1]
+
+    async def test_a_service_may_send_to_its_own_address(self, bus: Bus, memory: InMemoryBus) -> None:
+        bus.listen(SHOP)
+        seen = handling(bus)
+        await send(bus, Placed(1), to=SHOP)
+        await memory.drain()
+        assert seen == [1]
+
+    async def test_what_the_other_service_would_not_store_is_its_dead_letter(
+        self, bus: Bus, memory: InMemoryBus
+    ) -> None:
+        small = Bus("billing", max_message_bytes=5)
+        async with InMemoryBus(small) as other:
+            memory.connect(BILLING, other)
+            await send(bus, Placed(1), to=BILLING)
+            await memory.drain()
+            assert "more than max_message_bytes (5)" in other.dead_letters[0].reason
+
+    async def test_a_message_arrives_from_elsewhere(self, bus: Bus, memory: InMemoryBus) -> None:
+        contexts: list[Context] = []
+
+        @bus.handles(Placed)
+        async def handle(order: Placed, ctx: Context) -> None:
+            contexts.append(ctx)
+
+        delivered = memory.deliver(Placed(1), source="warehouse", headers={"tenant": "blue"})
+        await memory.drain()
+        assert [(ctx.id, ctx.source, ctx.headers) for ctx in contexts] == [(delivered, "warehouse", {"tenant": "blue"})]
+        assert memory.sent(Placed) == []
+
+
+class TestSessions:
+    async def test_a_session_without_a_database_commits_and_says_what_to_do_when_it_is_asked_for_data(
+        self, bus: Bus, memory: InMemoryBus
+    ) -> None:
+        async with bus.unit_of_work() as uow:
+            await uow.session.commit()
+            async with uow.session.begin_nested():
+                pass
+            with pytest.raises(WiringError, match="give InMemoryBus a session_factory="):
+                await uow.session.execute(text("SELECT 1"))
+
+    async def test_a_sync_handler_without_a_database_is_told_the_same(self, bus: Bus, memory: InMemoryBus) -> None:
+        @bus.handles(Placed, retry=ONCE)
+        def handle(order: Placed, session: Session) -> None:
+            session.execute(text("SELECT 1"))
+
+        await send(bus, Placed(1))
+        await memory.drain()
+        assert "sync_session_factory= for sync handlers" in memory.dead_letters[0].reason
+
+    async def test_a_mock_stands_in_for_the_session(self, bus: Bus) -> None:
+        session = AsyncMock(spec=AsyncSession)
+        session.scalar.return_value = 17
+        found: list[object] = []
+        bus.route(Billed, to=BILLING)
+
+        @bus.handles(Placed)
+        async def handle(order: Placed, session: AsyncSession) -> Billed:
+            found.append(await session.scalar(text("SELECT total")))
+            session.add(order)
+            return Billed(order.number)
+
+        async with InMemoryBus(bus, session_factory=lambda: session) as memory:
+            async with bus.unit_of_work() as uow:
+                uow.session.add("row")
+                bus.send(Placed(1))
+            session.add.assert_called_once_with("row")
+            session.commit.assert_awaited_once_with()
+            await memory.drain()
+        assert found == [17]
+        session.add.assert_called_with(Placed(1))
+        assert (session.commit.await_count, session.rollback.await_count) == (2, 0)
+        assert memory.sent(Billed) == [Billed(1)]
+
+    async def test_a_mock_that_fails_to_commit_commits_no_message(self, bus: Bus) -> None:
+        session = AsyncMock(spec=AsyncSession)
+        session.commit.side_effect = ConnectionError
+        async with InMemoryBus(bus, session_factory=lambda: session) as memory:
+            with pytest.raises(ConnectionError):
+                await send(bus, Placed(1), to=BILLING)
+            assert memory.sent(Placed) == []
+
+    async def test_a_mock_is_rolled_back_with_its_unit_of_work(self, bus: Bus) -> None:
+        session = AsyncMock(spec=AsyncSession)
+        async with InMemoryBus(bus, session_factory=lambda: session):
+            with pytest.raises(RoutingError):
+                await send(bus, Placed(1))
+        session.rollback.assert_awaited_once_with()
+        session.commit.assert_not_awaited()
+
+    async def test_a_mock_of_any_kind_stands_in_for_the_session_of_a_sync_handler(self, bus: Bus) -> None:
+        session = Mock()
+
+        @bus.handles(Placed)
+        def handle(order: Placed, session: Session) -> None:
+            session.add(order)
+            session.something_of_their_own(order.number)  # type: ignore[attr-defined]
+
+        async with InMemoryBus(bus, sync_session_factory=lambda: session) as memory:
+            await send(bus, Placed(1))
+            await memory.drain()
+            memory.assert_no_dead_letters()
+        session.add.assert_called_once_with(Placed(1))
+        session.something_of_their_own.assert_called_once_with(1)
+        session.commit.assert_called_once_with()
+        session.close.assert_called_once_with()
+
+    async def test_a_real_session_takes_part_with_its_own_transactions(self, bus: Bus) -> None:
+        engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
+        with engine.begin() as conn:
+            conn.execute(text("CREATE TABLE bills (number INTEGER)"))
+        bus.route(Billed, to=BILLING)
+
+        @bus.handles(Placed, retry=Retry(immediate=1, delays=[]))
+        def handle(order: Placed, session: Session, ctx: Context) -> Billed:
+            session.execute(text("INSERT INTO bills VALUES (:attempt)"), {"attempt": ctx.attempt})
+            if ctx.attempt == 1:
+                raise LookupError
+            return Billed(order.number)
+
+        async with InMemoryBus(bus, sync_session_factory=sessionmaker(engine)) as memory:
+            with Session(engine) as session, bus.enlist(session):
+                bus.send(Placed(1))
+                session.rollback()
+                bus.send(Placed(2))
+                session.commit()
+            await memory.drain()
+            assert [handled.message for handled in memory.handled] == [Placed(2)]
+        with engine.connect() as conn:
+            assert conn.execute(text("SELECT number FROM bills")).scalars().all() == [2]
+        engine.dispose()
+
+    async def test_a_factory_may_give_the_same_session_each_time(self, bus: Bus) -> None:
+        shared = Session()
+
+        @bus.handles(Placed, retry=Retry(immediate=1, delays=[]))
+        def handle(order: Placed, session: Session, ctx: Context) -> None:
+            assert session is shared
+            if ctx.attempt == 1:
+                raise LookupError
+
+        async with InMemoryBus(bus, sync_session_factory=lambda: shared) as memory:
+            await send(bus, Placed(1))
+            await memory.drain()
+            assert [handled.attempt for handled in memory.handled] == [2]
+
+    async def test_a_factory_of_the_other_kind_of_sessions_is_refused(self, bus: Bus) -> None:
+        async with InMemoryBus(bus, session_factory=Session, sync_session_factory=AsyncSession):
+            with pytest.raises(WiringError, match="as sync_session_factory="):
+                bus.unit_of_work()
+            with pytest.raises(WiringError, match="as session_factory="):
+                bus.runtime.sessions.open_sync()
+
+
+class TestTheBlock:
+    async def test_the_bus_works_as_before_when_the_block_ends(self, bus: Bus) -> None:
+        own = bus.runtime
+        async with InMemoryBus(bus) as memory:
+            assert bus.runtime is not own
+            await send(bus, Placed(1), to=BILLING)
+        assert bus.runtime is own
+        assert memory.sent(Placed) == [Placed(1)]
+
+    async def test_an_application_may_start_its_bus_in_the_block(self, bus: Bus, memory: InMemoryBus) -> None:
+        seen = handling(bus)
+        for _ in range(2):
+            async with bus:
+                await send(bus, Placed(1))
+        await memory.drain()
+        assert seen == [1, 1]
+
+    async def test_a_bus_that_runs_already_is_refused(self, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bus.runtime, "node", object())
+        with pytest.raises(WiringError, match="before it starts"):
+            async with InMemoryBus(bus):
+                pass
+
+    async def test_what_is_declared_in_the_block_counts(self, bus: Bus, memory: InMemoryBus) -> None:
+        bus.route(Placed, to=BILLING)
+        await send(bus, Placed(1))
+        assert memory.sent_to(BILLING) == [Placed(1)]
+
+    async def test_what_is_refused_at_send_is_refused(self, bus: Bus, memory: InMemoryBus) -> None:
+        with pytest.raises(InvalidMessage):
+            await send(bus, Placed(1), to=BILLING, headers={"a": "\0"})
+        assert memory.sent(Placed) == []
+
+    async def test_there_is_no_database_to_ask(self, bus: Bus, memory: InMemoryBus) -> None:
+        with pytest.raises(WiringError, match="in memory"):
+            _ = bus.runtime.database
+        assert isinstance(bus.runtime, Runtime)
+
+
+class TestEventually:
+    async def test_returns_the_first_true_answer(self) -> None:
+        answers = iter([0, None, "", 17])
+        assert await eventually(lambda: next(answers)) == 17
+
+    async def test_asks_coroutine_functions_too(self) -> None:
+        done = asyncio.Event()
+        asyncio.get_running_loop().call_soon(done.set)
+
+        async def is_done() -> bool:
+            return done.is_set()
+
+        assert await eventually(is_done, within=timedelta(seconds=5))
+
+    async def test_gives_up_at_the_deadline_with_the_last_answer(self) -> None:
+        with pytest.raises(AssertionError, match=r"the answer did not come true in time; at last it was \[\]"):
+            await eventually(list, within=0, what="the answer")
