@@ -7,7 +7,7 @@ be queried. An envelope is immutable; what changes (owner, epoch, attempts) belo
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Final, NewType
+from typing import Annotated, Final, NewType
 from uuid import UUID
 
 import msgspec
@@ -19,6 +19,10 @@ ANY_NODE: Final = NodeId(0)
 """Owner of a row that any node may claim."""
 
 JSON: Final = "application/json"
+
+
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
+"""A time with its zone; decoding refuses one without."""
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -34,13 +38,13 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     source: str
     correlation_id: UUID
     body: bytes
-    sent_at: datetime
+    sent_at: Moment
     content_type: str = JSON
     causation_id: UUID | None = None
     partition_key: str | None = None
     headers: dict[str, str] = {}
-    deliver_by: datetime | None = None
-    execution_time: datetime | None = None
+    deliver_by: Moment | None = None
+    execution_time: Moment | None = None
 
     @property
     def weight_bytes(self) -> int:

@@ -186,12 +186,9 @@ def _decode(frame: bytes) -> Received:
 
 def _decode_batch(payload: memoryview, channel: int, size_bytes: int) -> Received:
     try:
-        batch = _batch_decoder.decode(payload)
+        return Frame(_batch_decoder.decode(payload), channel, size_bytes)
     except _UNREADABLE:
         return _salvage_batch(payload, channel, size_bytes)
-    if any(_lacks_time_zone(envelope) for envelope in batch.envelopes):
-        return _salvage_batch(payload, channel, size_bytes)
-    return Frame(batch, channel, size_bytes)
 
 
 def _salvage_batch(payload: memoryview, channel: int, size_bytes: int) -> Received:
@@ -215,15 +212,6 @@ def _salvage_batch(payload: memoryview, channel: int, size_bytes: int) -> Receiv
 
 def _decode_envelope(raw: msgspec.Raw) -> Envelope | Rejected:
     try:
-        envelope = _envelope_decoder.decode(raw)
+        return _envelope_decoder.decode(raw)
     except _UNREADABLE as error:
         return Rejected(f"this is no envelope: {error}")
-    return Rejected("a time has no time zone") if _lacks_time_zone(envelope) else envelope
-
-
-def _lacks_time_zone(envelope: Envelope) -> bool:
-    return (
-        envelope.sent_at.tzinfo is None
-        or (envelope.deliver_by is not None and envelope.deliver_by.tzinfo is None)
-        or (envelope.execution_time is not None and envelope.execution_time.tzinfo is None)
-    )

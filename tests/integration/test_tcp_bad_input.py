@@ -362,7 +362,7 @@ async def test_what_is_no_envelope_is_rejected_and_its_neighbours_in_the_batch_a
         match await mallory.hear():
             case Frame(Outcomes([Rejected(), first, Rejected(reason), Rejected(theirs), second, Rejected()]), 7):
                 assert (first, second) == (STORED, STORED)
-                assert reason == "a time has no time zone"
+                assert "timezone" in reason
                 assert theirs == "a type that the test rejects"
             case other:
                 pytest.fail(f"unexpected: {other}")

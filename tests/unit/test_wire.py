@@ -267,7 +267,8 @@ def test_an_envelope_with_a_time_without_time_zone_is_rejected_alone(field: str)
     match only(batch_of(before, naive, after)):
         case Frame(PartlyReadable(3, found, rejected)):
             assert found == [before, after]
-            assert rejected == {1: Rejected("a time has no time zone")}
+            assert list(rejected) == [1]
+            assert "timezone" in rejected[1].reason
         case other:
             pytest.fail(f"unexpected: {other}")
 
