@@ -74,7 +74,7 @@ class Bus:
         self.settings = settings or load_settings(**overrides)
         self._scope = Scope()
         self._application = Application(service, transports=list(transports))
-        self._engines = {"engine": engine, "engine_sync": sync_engine}
+        self._engines: dict[str, Any] = {"engine": engine, "engine_sync": sync_engine}
         self._substitute: Runtime | None = None
         self.runtime = self._make_runtime()
 

@@ -152,6 +152,7 @@ class ReceivingAgent:
     async def _store_waiting(self, taken: Sequence[_Waiting]) -> None:
         self._storing = taken
         failpoint("C8")
+        outcomes: list[Outcome]
         try:
             outcomes = await self._store([(w.endpoint, envelope) for w in taken for envelope in w.batch])
         except Exception as error:  # the loop's top: whatever it is, the senders keep their rows and must be told
@@ -255,4 +256,9 @@ def _columns_are_sound(envelope: Envelope) -> bool:
 
 def _raw(envelope: Envelope) -> bytes:
     """The body when the envelope around it is sound, so that it can be replayed; otherwise the whole envelope."""
-    return envelope.body if _columns_are_sound(envelope) else msgspec.msgpack.encode(envelope)
+    if _columns_are_sound(envelope):
+        return envelope.body
+    try:
+        return msgspec.msgpack.encode(envelope)
+    except (TypeError, ValueError, OverflowError):  # such as a lone surrogate
+        return repr(envelope).encode(errors="backslashreplace")

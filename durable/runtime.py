@@ -81,11 +81,13 @@ class Transports:
 class Runtime:
     """A process of a service: one node after another, and what units of work need of it."""
 
-    def __init__(self, application: Application, settings: Settings, scope: Scope, **engines: Any) -> None:
+    def __init__(
+        self, application: Application, settings: Settings, scope: Scope, *, clock: Clock | None = None, **engines: Any
+    ) -> None:
         self.application = application
         self.settings = settings
         self.counters = Counters()
-        self.clock: Clock = SystemClock()
+        self.clock = clock or SystemClock()
         self._transports: Transports | None = None
         self.composer = Composer(
             application.service,

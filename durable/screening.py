@@ -6,13 +6,16 @@ The same rule serves send(), where a flaw is the caller's error, and the receive
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from durable.envelope import Envelope, unix_ms
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 8_192
 MAX_TEXT = 1_000
+# A day off the ends of the calendar: whoever reads a time may turn it into any zone.
+EARLIEST = datetime.min.replace(tzinfo=UTC) + timedelta(days=1)
+LATEST = datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
 
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -42,6 +45,8 @@ def flaw(envelope: Envelope, *, max_message_bytes: int) -> str | None:
     ):
         if moment is not None and moment.tzinfo is None:
             return f"{name} has no time zone"
+        if moment is not None and not EARLIEST <= moment <= LATEST:
+            return f"{name} lies outside the calendar"
     return None
 
 

@@ -24,7 +24,7 @@ from durable.embedded import Embedded, postgres
 from durable.errors import InvalidSetting
 from durable.storage.migrator import upgrade
 
-SHORTEST_SECONDS = 6.0
+SHORTEST_SECONDS = 5.0
 """A few flights are recorded slowly, so that there is time for all that is to happen."""
 TABLES: Mapping[str, MetaData] = {"airline": airline.metadata, "punctuality": punctuality.metadata}
 

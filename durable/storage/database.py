@@ -76,6 +76,8 @@ def translated() -> Iterator[None]:
         raise StorageUnavailable(f"the database cannot be used: {error}") from error
     except StatementError as error:  # a value that the driver cannot encode
         raise InvalidMessage(f"the driver refuses the data: {error.orig}") from error
+    except UnicodeEncodeError as error:  # psycopg's and the headers' encoders raise it bare
+        raise InvalidMessage(f"the text cannot be encoded: {error}") from error
 
 
 def is_transient(error: BaseException) -> bool:

@@ -246,7 +246,7 @@ class InMemoryBus:
 
     def _connected(self) -> list[InMemoryBus]:
         """This bus, those it is connected to, those they are connected to, and so on."""
-        found = [self]
+        found: list[InMemoryBus] = [self]
         for bus in found:
             found.extend(peer for peer in bus._peers.values() if peer not in found)
         return found

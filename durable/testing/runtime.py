@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from durable.bus import Bus
 from durable.clock import Clock
-from durable.composing import Composer
 from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.errors import WiringError
 from durable.runtime import Runtime
@@ -31,9 +30,7 @@ class MemoryRuntime(Runtime):
         when_committed: Callable[[Sequence[Envelope]], None],
     ) -> None:
         scope = bus.runtime.sessions.scope
-        super().__init__(bus.application, bus.settings, scope)
-        self.clock = clock
-        self.composer = Composer(bus.service, bus.application.routes, bus.settings, clock)
+        super().__init__(bus.application, bus.settings, scope, clock=clock)
         self.sessions = MemorySessions(bus.settings, self.composer, self, scope, session_factory, sync_session_factory)
         self._when_committed = when_committed
 

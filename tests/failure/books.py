@@ -122,3 +122,10 @@ def count_old_ids(url: str) -> int:
         row = conn.execute("SELECT count(*) FROM durable.received_ids_default").fetchone()
     assert row is not None
     return int(row[0])
+
+
+def waits_for_a_lock(url: str) -> bool:
+    """Does anybody in this database wait for what another transaction holds?"""
+    with psycopg.connect(url) as conn:
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        return conn.execute(waiting).fetchone() is not None

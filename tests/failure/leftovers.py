@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from uuid import UUID
 
 import msgspec
 import psycopg
@@ -18,6 +19,8 @@ from tests.failure.app import OrderPlaced
 
 SCHEMA = "durable"
 MESSAGE_TYPE = "failure.order-placed"
+DEAD = 0
+"""The process of a dead node: none."""
 
 
 @contextmanager
@@ -42,8 +45,10 @@ def dead_node(database: str) -> NodeId:
     return NodeId(row[0])
 
 
-def envelope(order_id: int, *, destination: str = "billing", behaviour: str = "") -> Envelope:
-    envelope_id = new_id()
+def envelope(
+    order_id: int, *, destination: str = "billing", behaviour: str = "", envelope_id: UUID | None = None
+) -> Envelope:
+    envelope_id = envelope_id or new_id()
     return Envelope(
         id=envelope_id,
         message_type=MESSAGE_TYPE,

@@ -6,8 +6,10 @@ has moved to another place is noticed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -16,8 +18,11 @@ from durable.envelope import ANY_NODE
 from tests.failure import leftovers
 from tests.failure.app import Work
 from tests.failure.books import Books, count_old_ids
+from tests.failure.leftovers import DEAD
 from tests.failure.services import Pair
 from tests.failure.waiting import eventually
+
+ROOT = Path(__file__).parents[2]
 
 BEFORE = Work()
 AFTER = Work(transactions=1, first_order=101, rolled_back=())
@@ -82,9 +87,12 @@ def promoted(side: str) -> Callable[[Books], bool]:
 
 def struck_off(side: str, *, released: bool) -> Callable[[Books], bool]:
     """The dead node is no node any more, and its rows are released, or still its own."""
-    return lambda books: (
-        {row.owner_id == ANY_NODE for row in books.waiting(side) if row.epoch == released} == {released}
-    )
+
+    def check(books: Books) -> bool:
+        rows = books.waiting(side)
+        return bool(rows) and DEAD not in books.nodes and all((row.owner_id == ANY_NODE) == released for row in rows)
+
+    return check
 
 
 def anything(books: Books) -> bool:
@@ -159,6 +167,17 @@ async def test_nothing_is_lost_or_done_twice_when_a_process_dies(pair: Pair, cra
     else:
         await pair.settle([left_behind, crash.work])
     pair.stop()
+
+
+def test_every_crash_point_has_its_place_in_the_code_a_case_here_and_a_line_in_the_guarantees() -> None:
+    points = {f"C{number}" for number in range(1, 22)}
+    sources = [path for folder in ("durable", "recovery", "transports") for path in (ROOT / folder).rglob("*.py")]
+    in_code = {name for path in sources for name in re.findall(r'failpoint\("(\w+)"\)', path.read_text())}
+    documented = set(re.findall(r"^\| (C\d+) \|", (ROOT / "docs" / "guarantees.md").read_text(), re.MULTILINE))
+
+    assert in_code == points
+    assert {crash.failpoint.partition(":")[0] for crash in CRASHES} == points
+    assert documented == points
 
 
 async def test_a_purge_that_was_interrupted_goes_on(pair: Pair) -> None:

@@ -31,7 +31,7 @@ from durable.storage.rows import Letter
 from durable.transports.memory import MemoryTransport
 from tests.failure import leftovers
 from tests.failure.app import ADD_ORDER, OrderPlaced
-from tests.failure.books import count_old_ids, open_books, read_books
+from tests.failure.books import count_old_ids, open_books, read_books, waits_for_a_lock
 from tests.failure.leftovers import SCHEMA
 from tests.failure.waiting import eventually
 from tests.failure.workbench import QUICK, Clerk, Workbench
@@ -435,15 +435,9 @@ async def test_recovery_goes_on_while_a_purge_is_stuck(shop: str) -> None:
     with psycopg.connect(shop) as conn:
         conn.execute("SELECT FROM durable.received_ids_default FOR UPDATE")
         async with bus:
-            await eventually(lambda: is_waiting_for_a_lock(shop))
+            await eventually(lambda: waits_for_a_lock(shop))
             await eventually(lambda: not read_books(shop).violations())
             conn.rollback()
-
-
-def is_waiting_for_a_lock(database: str) -> bool:
-    with psycopg.connect(database) as conn:
-        waiting = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        return conn.execute(waiting).fetchone() is not None
 
 
 # ---------------------------------------------------------------- poison

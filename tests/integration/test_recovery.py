@@ -23,7 +23,7 @@ from durable.telemetry import Event
 from durable.transports.memory import MemoryTransport
 from tests.failure import leftovers
 from tests.failure.app import ADD_ORDER, OrderPlaced
-from tests.failure.books import open_books, read_books
+from tests.failure.books import open_books, read_books, waits_for_a_lock
 from tests.failure.leftovers import SCHEMA
 from tests.failure.services import free_port
 from tests.failure.waiting import eventually
@@ -175,16 +175,10 @@ async def test_a_node_joins_again_at_once_though_a_batch_is_under_way(make_datab
         with psycopg.connect(theirs) as conn:
             conn.execute("LOCK TABLE durable.received_ids")
             await place(orders, 1)
-            await eventually(lambda: is_waiting_for_a_lock(theirs))
+            await eventually(lambda: waits_for_a_lock(theirs))
             cut_membership(theirs)
             await eventually(lambda: billing.runtime.node_id not in (before, ANY_NODE))
         await eventually(lambda: not read_books(ours, theirs).violations())
-
-
-def is_waiting_for_a_lock(database: str) -> bool:
-    with psycopg.connect(database) as conn:
-        waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        return conn.execute(waiting).fetchone() is not None
 
 
 # ---------------------------------------------------------------- dormant nodes

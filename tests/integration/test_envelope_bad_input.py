@@ -1,0 +1,320 @@
+"""Envelopes and messages that are broken: refused at send; on receive kept as dead letters, with their bytes.
+
+A bad envelope travels between two good ones. Both are handled, and so is one that comes afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import msgspec
+import pytest
+from pydantic import BaseModel
+
+from durable import Bus, InvalidMessage, UnknownMessageType, message
+from durable.embedded import Embedded
+from durable.envelope import Envelope, new_id
+from durable.outcomes import DUPLICATE, STORED
+from durable.recovery import membership
+from durable.telemetry import Event
+from durable.testing import eventually
+from durable.transports.memory import MemoryTransport
+from tests.support.tables import Tables, shared_tables
+
+HERE = "memory://shop"
+THERE = "tcp://127.0.0.1:2302"
+
+
+@message("bad.placed")
+class Placed(msgspec.Struct):
+    number: int
+    note: Any = None
+
+
+@message("bad.modelled")
+class Modelled(BaseModel):
+    number: float
+    note: Any = None
+
+
+class Unregistered(msgspec.Struct):
+    pass
+
+
+class Shop:
+    """A bus that runs, and everything that its handlers have seen."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self.seen: list[Any] = []
+        self.bus = Bus("shop", tables.url, poll_interval=timedelta(milliseconds=30))
+        self._transport = MemoryTransport(self.bus.settings)
+        self.bus.application.transports.append(self._transport)
+        self.bus.listen(HERE)
+
+        @self.bus.handles(Placed)
+        async def place(order: Placed) -> None:
+            self.seen.append(order)
+
+        @self.bus.handles(Modelled)
+        async def model(order: Modelled) -> None:
+            self.seen.append(order)
+
+    async def receive(self, *batch: Envelope) -> list[Any]:
+        """Let these arrive in one batch, and wait until they are done with."""
+        outcomes = await self._transport.sender(HERE).send(batch)
+        await eventually(lambda: self.tables.count("incoming_envelopes") == 0, within=10)
+        return list(outcomes)
+
+    async def receive_between_good_ones(self, bad: Envelope) -> None:
+        """It costs nobody else anything."""
+        assert await self.receive(good(1), bad, good(2)) == [STORED] * 3
+        assert await self.receive(good(3)) == [STORED]
+        assert sorted(order.number for order in self.seen) == [1, 2, 3]
+
+    def letter(self) -> Any:
+        """id, exception_type, reason and body of the only dead letter."""
+        return self.tables.one("SELECT id, exception_type, reason, body FROM durable.dead_letters")
+
+
+def good(number: int, **changes: Any) -> Envelope:
+    made = Envelope(
+        id=new_id(),
+        message_type="bad.placed",
+        destination=HERE,
+        source="elsewhere",
+        correlation_id=new_id(),
+        body=msgspec.json.encode({"number": number}),
+        sent_at=datetime.now(UTC),
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def aged(envelope: Envelope, age: timedelta) -> Envelope:
+    """The same with an id that was made so long ago."""
+    made_ms = int((datetime.now(UTC) - age).timestamp() * 1000)
+    return msgspec.structs.replace(envelope, id=uuid.UUID(int=(made_ms << 80) | envelope.id.int & (1 << 80) - 1))
+
+
+@pytest.fixture(scope="module")
+def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
+    with shared_tables(servers(18)) as tables:
+        yield tables
+
+
+@pytest.fixture
+async def shop(database: Tables, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shop]:
+    monkeypatch.setattr(membership, "_LISTEN_SECONDS", 0.02)  # how soon a node leaves
+    database.clear()
+    shop = Shop(database)
+    async with shop.bus:
+        yield shop
+
+
+class TestAtSend:
+    @pytest.mark.parametrize(
+        ("given", "options"),
+        [
+            pytest.param(Placed(1), {"headers": {"a": "b\0"}}, id="NUL in a header"),
+            pytest.param(Placed(1), {"headers": {"a\0": "b"}}, id="NUL in the name of a header"),
+            pytest.param(Placed(1), {"headers": {"a": "\ud800"}}, id="lone surrogate in a header"),
+            pytest.param(Placed(1, "\udfff"), {}, id="lone surrogate in the body"),
+            pytest.param(Placed(1), {"headers": {"a": math.nan}}, id="NaN in a header"),
+            pytest.param(Placed(1, math.nan), {}, id="NaN in the body"),
+            pytest.param(Modelled(number=math.inf), {}, id="infinity in a model"),
+            pytest.param(Placed(10**5_000), {}, id="5,000 digits"),
+            pytest.param(Placed(1), {"headers": {str(n): "" for n in range(1_000)}}, id="1,000 headers"),
+            pytest.param(Placed(1), {"headers": {"a": "b\r\nc: d"}}, id="CRLF in a header"),
+            pytest.param(Placed(1), {"key": "\0"}, id="NUL in the key"),
+            pytest.param(Placed(1), {"deliver_by": datetime(2050, 1, 1)}, id="deliver_by without a zone"),
+            pytest.param(Placed(1), {"at": datetime(2050, 1, 1)}, id="at without a zone"),
+            pytest.param(Placed(1, "x" * (1 << 20)), {}, id="a body over the limit"),
+        ],
+    )
+    async def test_what_is_broken_raises_and_the_unit_of_work_goes_on(
+        self, database: Tables, given: object, options: Any
+    ) -> None:
+        database.clear()
+        bus = Bus("shop", database.url)
+        async with bus.unit_of_work():
+            bus.send(Placed(1), to=THERE)
+            with pytest.raises(InvalidMessage):
+                bus.send(given, to=THERE, **options)
+            bus.send(Placed(2), to=THERE)
+        await bus.runtime.stop()
+        assert database.count("outgoing_envelopes") == 2
+
+    async def test_a_body_that_is_nested_too_deeply_raises(self, database: Tables) -> None:
+        nested: Any = []
+        for _ in range(100_000):
+            nested = [nested]
+        bus = Bus("shop", database.url)
+        async with bus.unit_of_work():
+            with pytest.raises(InvalidMessage):
+                bus.send(Placed(1, nested), to=THERE)
+        await bus.runtime.stop()
+
+    async def test_a_class_without_a_name_raises(self, database: Tables) -> None:
+        bus = Bus("shop", database.url)
+        async with bus.unit_of_work():
+            with pytest.raises(UnknownMessageType):
+                bus.send(Unregistered(), to=THERE)
+        await bus.runtime.stop()
+
+    async def test_what_is_late_already_is_sent_and_expires_in_the_history(self, shop: Shop) -> None:
+        async with shop.bus.unit_of_work():
+            sent = shop.bus.send(Placed(1), deliver_by=datetime.now(UTC) - timedelta(days=1))
+        await eventually(lambda: shop.tables.count("incoming_envelopes") == 0)
+        assert shop.seen == []
+        assert shop.tables.rows("SELECT id, outcome FROM durable.envelope_history") == [(sent, "expired")]
+
+
+class TestEnvelopesOnReceive:
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            pytest.param({"headers": {"a": "\0"}}, "control character", id="NUL in a header"),
+            pytest.param({"headers": {"a": "\ud800"}}, "lone surrogate", id="lone surrogate in a header"),
+            pytest.param({"headers": {"\ud800": "a"}}, "lone surrogate", id="lone surrogate in a header's name"),
+            pytest.param({"headers": {str(n): "" for n in range(1_000)}}, "1000 headers", id="1,000 headers"),
+            pytest.param({"headers": {"a": "b\r\nc"}}, "control character", id="CRLF in a header"),
+            pytest.param({"headers": {"a": "x" * 200_000}}, "8192 characters", id="a header of 200 kB"),
+            pytest.param({"partition_key": "\0"}, "partition_key", id="NUL in the key"),
+            pytest.param({"deliver_by": datetime(2050, 1, 1)}, "no time zone", id="deliver_by without a zone"),
+            pytest.param({"body": b"x" * ((1 << 20) + 1)}, "max_message_bytes", id="a body over the limit"),
+        ],
+    )
+    async def test_a_flaw_beside_the_body_leaves_the_body_and_the_id_to_look_at(
+        self, shop: Shop, changes: dict[str, Any], reason: str
+    ) -> None:
+        bad = good(17, **changes)
+        await shop.receive_between_good_ones(bad)
+        letter = shop.letter()
+        assert (letter[0], letter[1], letter[3]) == (bad.id, "quarantined on arrival", bad.body)
+        assert reason in letter[2]
+
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            pytest.param({"message_type": "bad.\0placed"}, "message_type", id="NUL in the type"),
+            pytest.param({"message_type": "\ud800"}, "message_type", id="lone surrogate in the type"),
+            pytest.param({"message_type": ""}, "message_type is empty", id="no type"),
+            pytest.param({"message_type": "x" * 100_000}, "longer than", id="an endless type"),
+            pytest.param({"source": "\0"}, "source", id="NUL in the source"),
+            pytest.param({"content_type": "a\r\nb"}, "content_type", id="CRLF in the content type"),
+            pytest.param({"sent_at": datetime(2024, 1, 1)}, "sent_at has no time zone", id="sent_at without a zone"),
+        ],
+    )
+    async def test_a_flaw_in_what_names_the_message_leaves_all_of_it_to_look_at(
+        self, shop: Shop, changes: dict[str, Any], reason: str
+    ) -> None:
+        bad = good(17, **changes)
+        await shop.receive_between_good_ones(bad)
+        letter = shop.letter()
+        assert letter[:2] == (None, "quarantined on arrival")
+        assert reason in letter[2]
+        assert b'{"number":17}' in letter[3]
+
+    @pytest.mark.parametrize(
+        "moment",
+        [
+            datetime.min.replace(tzinfo=UTC),
+            datetime.max.replace(tzinfo=UTC),
+            datetime.min.replace(tzinfo=timezone(timedelta(hours=14))),  # a year before the first
+            datetime.max.replace(tzinfo=timezone(timedelta(hours=-14))),
+        ],
+        ids=["year 1", "year 9999", "before year 1", "after year 9999"],
+    )
+    @pytest.mark.parametrize("name", ["sent_at", "deliver_by"])
+    async def test_a_time_outside_the_calendar_harms_nobody(self, shop: Shop, name: str, moment: datetime) -> None:
+        await shop.receive_between_good_ones(good(17, **{name: moment}))
+        letter = shop.letter()
+        assert letter[1:3] == ("quarantined on arrival", f"{name} lies outside the calendar")
+        assert b'{"number":17}' in letter[3] or b"number" in letter[3]
+
+    async def test_an_envelope_older_than_duplicates_are_remembered_is_never_guessed_at(self, shop: Shop) -> None:
+        old = aged(good(17), timedelta(days=7, minutes=1))
+        await shop.receive_between_good_ones(old)
+        letter = shop.letter()
+        assert (letter[0], letter[3]) == (old.id, old.body)
+        assert "older than duplicates are remembered" in letter[2]
+
+    async def test_an_envelope_that_is_nearly_too_old_is_handled(self, shop: Shop) -> None:
+        await shop.receive(aged(good(17), timedelta(days=6, hours=23)))
+        assert [order.number for order in shop.seen] == [17]
+
+    async def test_another_message_under_the_same_id_is_kept_and_counted(self, shop: Shop) -> None:
+        first = good(1)
+        other = msgspec.structs.replace(first, body=b'{"number":17}')
+        assert await shop.receive(first) == [STORED]
+        assert await shop.receive(good(2), other, good(3)) == [STORED, DUPLICATE, STORED]
+        assert sorted(order.number for order in shop.seen) == [1, 2, 3]
+        letter = shop.letter()
+        assert (letter[0], letter[3]) == (first.id, other.body)
+        assert shop.bus.runtime.counters[Event.QUARANTINED] == 1
+
+    async def test_a_message_that_is_late_expires_and_is_counted(self, shop: Shop) -> None:
+        late = good(17, deliver_by=datetime.now(UTC) - timedelta(seconds=1))
+        await shop.receive_between_good_ones(late)
+        expired = shop.tables.rows("SELECT id FROM durable.envelope_history WHERE outcome = 'expired'")
+        assert expired == [late.id]
+        assert shop.tables.count("dead_letters") == 0
+
+    def test_a_header_that_is_no_text_does_not_get_through_the_wire(self) -> None:
+        sent = msgspec.msgpack.encode(good(17, headers={"a": math.nan}))
+        with pytest.raises(msgspec.ValidationError, match="Expected `str`, got `float`"):
+            msgspec.msgpack.decode(sent, type=Envelope)
+
+    def test_a_sender_cannot_say_how_often_an_envelope_was_tried(self) -> None:
+        assert not {"attempts", "interruptions", "epoch", "owner_id"} & set(Envelope.__struct_fields__)
+
+
+class TestMessagesOnReceive:
+    @pytest.mark.parametrize("message_type", ["bad.placed", "bad.modelled"])
+    @pytest.mark.parametrize(
+        "body",
+        [
+            pytest.param(b'{"number":NaN}', id="NaN"),
+            pytest.param(b'{"number":17,"note":Infinity}', id="infinity"),
+            pytest.param(b'{"number":17,"note":' + b"[" * 100_000 + b"]" * 100_000 + b"}", id="100k nesting"),
+            pytest.param(b'{"number":' + b"9" * 5_000 + b"}", id="5,000 digits"),
+            pytest.param(b'{"number":17,"note":"\xff\xfe"}', id="invalid UTF-8"),
+            pytest.param(b'{"number":17,"note":"\\ud800"}', id="lone surrogate"),
+            pytest.param(b"\0\xff", id="no JSON"),
+            pytest.param(b"", id="nothing"),
+            pytest.param(b"\x80\x04\x95", id="a pickle"),
+        ],
+    )
+    async def test_a_body_that_cannot_be_read_is_a_dead_letter_with_its_bytes(
+        self, shop: Shop, message_type: str, body: bytes
+    ) -> None:
+        bad = good(17, body=body, message_type=message_type)
+        await shop.receive_between_good_ones(bad)
+        letter = shop.letter()
+        assert (letter[0], letter[1], letter[3]) == (bad.id, "durable.errors.InvalidMessage", body)
+
+    async def test_text_with_a_nul_in_the_body_is_data_like_any_other(self, shop: Shop) -> None:
+        await shop.receive(good(17, body=b'{"number":17,"note":"a\\u0000b"}'))
+        assert shop.seen == [Placed(17, "a\0b")]
+
+    async def test_another_content_type_is_a_dead_letter(self, shop: Shop) -> None:
+        await shop.receive_between_good_ones(good(17, content_type="application/x-python-pickle"))
+        assert "is not understood" in shop.letter()[2]
+
+    @pytest.mark.parametrize(
+        "name", ["nobody.knows-this", "os.system", "antigravity", "builtins.eval", "bad.placed.v2"]
+    )
+    async def test_a_type_that_nobody_knows_is_a_dead_letter_and_nothing_is_imported(
+        self, shop: Shop, name: str
+    ) -> None:
+        bad = good(17, message_type=name)
+        before = set(sys.modules)
+        await shop.receive_between_good_ones(bad)
+        assert set(sys.modules) - before == set()
+        letter = shop.letter()
+        assert (letter[0], letter[1], letter[3]) == (bad.id, "unknown message type", bad.body)

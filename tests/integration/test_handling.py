@@ -1,0 +1,574 @@
+"""The handling agent on Postgres: effects, sends and completion in one transaction, fenced by owner and epoch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from durable import Context, Reject, Release, Retry, message
+from durable.clock import Clock, SystemClock
+from durable.composing import Composer
+from durable.embedded import Embedded
+from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
+from durable.handlers import Handler
+from durable.handling import HandlingAgent
+from durable.routing import Routes
+from durable.sessions import Sessions
+from durable.settings import load_settings
+from durable.storage import inbox
+from durable.storage.database import Database
+from durable.storage.inbox import Arrival
+from durable.storage.outbox import Sent
+from durable.telemetry import Counters, Event
+from durable.testing import ManualClock, eventually
+from durable.unit_of_work import Scope
+from tests.support.tables import Tables, shared_tables
+
+NODE = NodeId(7)
+BILLING = "tcp://billing:1"
+ONCE = Retry(immediate=0, delays=[])
+
+
+@message("handling.placed")
+class Placed(msgspec.Struct):
+    number: int
+
+
+@message("handling.billed")
+class Billed(msgspec.Struct):
+    number: int
+
+
+class Nobody:
+    """A dispatcher without agents."""
+
+    def reserve(self, envelopes: Sequence[Envelope]) -> list[NodeId]:
+        return [ANY_NODE] * len(envelopes)
+
+    def committed(self, sent: Sequence[Sent]) -> None:
+        pass
+
+    def abandoned(self, sent: Sequence[Sent]) -> None:
+        pass
+
+
+class Shop:
+    """A node with one handler."""
+
+    def __init__(self, tables: Tables, clock: Clock) -> None:
+        self.tables = tables
+        self.settings = load_settings(database_url=tables.url, pool_size=4)
+        self.counters = Counters()
+        self.database = Database(self.settings)
+        routes = Routes()
+        routes.route("handling.billed", BILLING)
+        composer = Composer("shop", routes, self.settings, SystemClock())
+        self.sessions = Sessions(self.settings, composer, Nobody(), Scope())
+        self.asked_for_work = 0
+        self.agent: HandlingAgent
+        self._clock = clock
+
+    def handles(self, function: Callable[..., Any], **changes: Any) -> None:
+        options: dict[str, Any] = {"retry": ONCE, "concurrency": 1, "group": 1, "timeout": timedelta(seconds=10)}
+        self.agent = HandlingAgent(
+            Handler(message_type="handling.placed", cls=Placed, function=function, **options | changes),
+            database=self.database,
+            sessions=self.sessions,
+            node=NODE,
+            settings=self.settings,
+            clock=self._clock,
+            counters=self.counters,
+            has_room=self._ask,
+        )
+
+    def _ask(self) -> None:
+        self.asked_for_work += 1
+
+    async def receive(self, *numbers: int, attempts: int = 0, interruptions: int = 0, **changes: Any) -> list[Leased]:
+        """Store orders as the receiving agent does, and hand them to the handler."""
+        envelopes = [envelope(number, **changes) for number in numbers]
+        arrivals = [Arrival("shop", e, self.agent.reserve(e)) for e in envelopes]
+        await self.database.transaction(inbox.store, "durable", arrivals)
+        self.tables.execute(
+            "UPDATE durable.incoming_envelopes SET attempts = %s, interruptions = %s", attempts, interruptions
+        )
+        leases = [Leased(e, 0, "shop", attempts, interruptions) for e in envelopes]
+        self.agent.accept(leases)
+        return leases
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Handle in the block; then stop as a node does."""
+        running = asyncio.create_task(self.agent.run())
+        try:
+            yield
+            self.agent.stop()
+            async with asyncio.timeout(10):
+                await running
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def settled(self) -> None:
+        """Until the handler works on nothing."""
+        await eventually(lambda: self.agent.buffer.used_count == 0, what="an idle handler")
+
+    def effects(self) -> list[int]:
+        return self.tables.rows("SELECT number FROM effects ORDER BY effect")
+
+    def sent(self) -> list[int]:
+        bodies = "SELECT (convert_from(body, 'UTF8')::json->>'number')::integer FROM durable.outgoing_envelopes"
+        return sorted(self.tables.rows(bodies))
+
+    def inbox(self) -> list[Any]:
+        """owner_id, epoch, attempts, is it put off?"""
+        return self.tables.rows(
+            "SELECT owner_id, epoch, attempts, execution_time > now() FROM durable.incoming_envelopes ORDER BY seq"
+        )
+
+    async def write(self, session: AsyncSession, number: int) -> None:
+        await session.execute(text("INSERT INTO effects (number) VALUES (:number)"), {"number": number})
+
+    def take_away(self, lease: Leased) -> None:
+        """What a sweep does when it holds this node for dead."""
+        self.tables.execute(
+            "UPDATE durable.incoming_envelopes SET owner_id = 0, epoch = epoch + 1 WHERE id = %s", lease.envelope.id
+        )
+
+
+def envelope(number: int, **changes: Any) -> Envelope:
+    made = Envelope(
+        id=new_id(),
+        message_type="handling.placed",
+        destination="shop",
+        source="elsewhere",
+        correlation_id=new_id(),
+        body=msgspec.json.encode(Placed(number)),
+        sent_at=datetime.now(UTC),
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+@pytest.fixture(scope="module")
+def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
+    with shared_tables(servers(18)) as tables:
+        tables.execute("CREATE TABLE effects (effect serial, number integer)")
+        tables.execute(
+            "CREATE TABLE once (number integer UNIQUE DEFERRABLE INITIALLY DEFERRED)"  # refused by the COMMIT
+        )
+        yield tables
+
+
+@pytest.fixture
+def tables(database: Tables) -> Tables:
+    database.clear()
+    database.execute("TRUNCATE effects, once")
+    return database
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def shop(tables: Tables, clock: ManualClock) -> AsyncIterator[Shop]:
+    shop = Shop(tables, clock)
+    yield shop
+    await shop.sessions.close()
+    await shop.database.close()
+
+
+class TestOneTransaction:
+    async def test_effects_sends_and_completion_are_committed_together(self, shop: Shop) -> None:
+        async def handle(order: Placed, session: AsyncSession, ctx: Context) -> Billed:
+            await shop.write(session, order.number)
+            ctx.send(Billed(order.number + 1))
+            assert (shop.effects(), shop.sent(), len(shop.inbox())) == ([], [], 1)
+            return Billed(order.number + 2)
+
+        shop.handles(handle)
+        async with shop.open():
+            await shop.receive(1)
+            await shop.settled()
+        assert (shop.effects(), shop.sent(), shop.inbox()) == ([1], [2, 3], [])
+        history = shop.tables.one(
+            "SELECT side, outcome, address, attempts, node_id, count(*) OVER (PARTITION BY xid) "
+            "FROM durable.envelope_history"
+        )
+        assert history == ("incoming", "handled", "shop", 0, NODE, 1)
+        xids = "SELECT xid FROM durable.envelope_history UNION SELECT xmin::text::bigint FROM effects"
+        assert len(shop.tables.rows(xids)) == 1
+
+    async def test_a_failure_leaves_no_effect_and_no_message(self, shop: Shop) -> None:
+        async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
+            await shop.write(session, order.number)
+            ctx.send(Billed(1))
+            raise LookupError("no such customer")
+
+        shop.handles(handle)
+        async with shop.open():
+            (lease,) = await shop.receive(1)
+            await shop.settled()
+        assert (shop.effects(), shop.sent(), shop.inbox()) == ([], [], [])
+        letter = shop.tables.one(
+            "SELECT id, side, address, exception_type, reason, attempts, traceback, body FROM durable.dead_letters"
+        )
+        assert letter[:6] == (lease.envelope.id, "incoming", "shop", "LookupError", "no such customer", 1)
+        assert 'raise LookupError("no such customer")' in letter[6]
+        assert letter[7] == lease.envelope.body
+        assert shop.tables.rows("SELECT outcome, error FROM durable.envelope_history") == [
+            ("dead-lettered", "no such customer")
+        ]
+
+    async def test_a_commit_that_the_database_refuses_is_a_failed_attempt(self, shop: Shop) -> None:
+        shop.tables.execute("INSERT INTO once VALUES (1)")
+        attempts: list[int] = []
+
+        async def handle(order: Placed, session: AsyncSession, ctx: Context) -> Billed:
+            attempts.append(ctx.attempt)
+            await shop.write(session, order.number)
+            await session.execute(text("INSERT INTO once VALUES (1)"))
+            if ctx.attempt == 2:
+                shop.tables.execute("DELETE FROM once")
+            return Billed(ctx.attempt)
+
+        shop.handles(handle, retry=Retry(immediate=1, delays=[]))
+        async with shop.open():
+            await shop.receive(1)
+            await shop.settled()
+        assert (attempts, shop.effects(), shop.sent(), shop.inbox()) == ([1, 2], [1], [2], [])
+
+    async def test_a_sync_handler_has_one_transaction_too(self, shop: Shop) -> None:
+        def handle(order: Placed, session: Session, ctx: Context) -> Billed:
+            session.execute(text("INSERT INTO effects (number) VALUES (:number)"), {"number": order.number})
+            if order.number == 1:
+                raise LookupError
+            return Billed(order.number)
+
+        shop.handles(handle, concurrency=2)
+        async with shop.open():
+            await shop.receive(1, 2)
+            await shop.settled()
+        assert (shop.effects(), shop.sent(), shop.inbox()) == ([2], [2], [])
+
+    async def test_a_group_has_one_transaction_and_one_message_of_it_that_fails_is_run_alone(self, shop: Shop) -> None:
+        async def handle(order: Placed, session: AsyncSession) -> Billed:
+            await shop.write(session, order.number)
+            if order.number == 2:
+                raise LookupError
+            return Billed(order.number)
+
+        shop.handles(handle, group=10)
+        async with shop.open():
+            await shop.receive(*range(5))
+            await shop.settled()
+            await shop.receive(10, 11, 12)
+            await shop.settled()
+        assert (shop.effects(), shop.sent(), shop.inbox()) == ([0, 1, 3, 4, 10, 11, 12], [0, 1, 3, 4, 10, 11, 12], [])
+        transactions = "SELECT count(*) FROM effects GROUP BY xmin::text ORDER BY 1"
+        assert shop.tables.rows(transactions) == [1, 1, 1, 1, 3]
+        assert shop.counters[Event.HANDLED] == 7
+
+
+class TestConcurrency:
+    async def test_no_more_messages_run_at_once_than_the_handler_allows(self, shop: Shop) -> None:
+        running: list[int] = []
+        most: list[int] = []
+        all_slots_used = asyncio.Event()
+
+        async def handle(order: Placed) -> None:
+            running.append(order.number)
+            most.append(len(running))
+            if len(running) == 3:
+                all_slots_used.set()
+            await all_slots_used.wait()
+            await asyncio.sleep(0)
+            running.remove(order.number)
+
+        shop.handles(handle, concurrency=3)
+        async with shop.open():
+            await shop.receive(*range(20))
+            await shop.settled()
+        assert max(most) == 3
+        assert shop.counters[Event.HANDLED] == 20
+
+    async def test_a_message_that_takes_long_does_not_hold_up_the_others(self, shop: Shop) -> None:
+        slow = asyncio.Event()
+
+        async def handle(order: Placed) -> None:
+            if order.number == 0:
+                await slow.wait()
+
+        shop.handles(handle, concurrency=2)
+        async with shop.open():
+            await shop.receive(*range(10))
+            await eventually(lambda: shop.counters[Event.HANDLED] == 9)
+            assert len(shop.agent.held()) == 1
+            slow.set()
+            await shop.settled()
+
+    async def test_a_handler_with_room_again_asks_for_more(self, shop: Shop) -> None:
+        async def handle(order: Placed) -> None: ...
+
+        shop.handles(handle)
+        async with shop.open():
+            shop.agent.wants_more = True
+            await shop.receive(1)
+            await shop.settled()
+        assert (shop.asked_for_work, shop.agent.wants_more) == (1, False)
+
+
+class TestTheFence:
+    async def test_a_message_that_was_taken_away_meanwhile_leaves_no_effect(self, shop: Shop) -> None:
+        leases: list[Leased] = []
+
+        async def handle(order: Placed, session: AsyncSession) -> Billed:
+            await shop.write(session, order.number)
+            if order.number == 1:
+                shop.take_away(leases[0])
+            return Billed(order.number)
+
+        shop.handles(handle)
+        leases += await shop.receive(1)
+        async with shop.open():
+            await shop.settled()
+            await shop.receive(2)
+            await shop.settled()
+        assert (shop.effects(), shop.sent()) == ([2], [2])
+        assert shop.inbox() == [(0, 1, 0, None)]  # for the node that has it now
+        assert (shop.counters[Event.LEASE_LOST], shop.tables.count("dead_letters")) == (1, 0)
+
+    async def test_one_lost_lease_rolls_back_the_group_and_the_others_are_handled(self, shop: Shop) -> None:
+        leases: list[Leased] = []
+
+        async def handle(order: Placed, session: AsyncSession) -> None:
+            await shop.write(session, order.number)
+            if order.number == 1 and leases:
+                shop.take_away(leases.pop())
+
+        shop.handles(handle, group=10)
+        leases.append((await shop.receive(0, 1, 2))[1])
+        async with shop.open():
+            await shop.settled()
+        assert sorted(shop.effects()) == [0, 2]
+        assert shop.inbox() == [(0, 1, 0, None)]
+
+    @pytest.mark.parametrize(
+        "verdict",
+        [LookupError(), Reject("no"), Release()],
+        ids=["put off", "dead letter", "release"],
+    )
+    async def test_a_failure_of_a_message_that_was_taken_away_settles_nothing(
+        self, shop: Shop, verdict: Exception
+    ) -> None:
+        leases: list[Leased] = []
+
+        async def handle(order: Placed) -> None:
+            shop.take_away(leases[0])
+            raise verdict
+
+        shop.handles(handle, retry=Retry(immediate=0, delays=[60]))
+        leases += await shop.receive(1)
+        async with shop.open():
+            await shop.settled()
+        assert shop.inbox() == [(0, 1, 0, None)]
+        assert (shop.tables.count("dead_letters"), shop.tables.count("envelope_history")) == (0, 0)
+
+
+class TestRetrying:
+    async def test_an_attempt_that_is_put_off_waits_in_the_database_without_an_owner(self, shop: Shop) -> None:
+        async def handle(order: Placed) -> None:
+            raise LookupError
+
+        shop.handles(handle, retry=Retry(immediate=2, delays=[60], jitter=0))
+        async with shop.open():
+            await shop.receive(1)
+            await shop.settled()
+        assert shop.inbox() == [(0, 1, 3, True)]
+        (wait,) = shop.tables.rows("SELECT execution_time - now() FROM durable.incoming_envelopes")
+        assert timedelta(seconds=50) < wait <= timedelta(seconds=60)
+        assert shop.counters[Event.RETRIED] == 1
+
+    async def test_a_released_message_is_for_any_node_and_not_counted(self, shop: Shop) -> None:
+        async def handle(order: Placed) -> None:
+            raise Release
+
+        shop.handles(handle)
+        async with shop.open():
+            await shop.receive(1, attempts=2)
+            await shop.settled()
+        assert shop.inbox() == [(0, 1, 2, None)]
+
+    async def test_attempts_go_on_where_another_node_has_left_off(self, shop: Shop) -> None:
+        attempts: list[int] = []
+
+        async def handle(order: Placed, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            raise LookupError
+
+        shop.handles(handle, retry=Retry(immediate=1, delays=[60]))
+        async with shop.open():
+            await shop.receive(1, attempts=2)
+            await shop.settled()
+        assert attempts == [3]
+        assert shop.tables.rows("SELECT attempts FROM durable.dead_letters") == [3]
+
+
+class TestSuspects:
+    async def test_the_attempt_of_a_message_that_killed_nodes_is_counted_before_it_runs(self, shop: Shop) -> None:
+        seen: list[tuple[int, Any]] = []
+
+        async def handle(order: Placed, ctx: Context) -> None:
+            seen.append((ctx.attempt, shop.inbox()))
+
+        shop.handles(handle, retry=Retry(immediate=2, delays=[]))
+        async with shop.open():
+            await shop.receive(1, attempts=1, interruptions=2)
+            await shop.settled()
+        assert seen == [(2, [(NODE, 0, 2, None)])]
+        assert shop.inbox() == []
+
+    async def test_what_has_killed_too_many_nodes_is_a_dead_letter_and_does_not_run(self, shop: Shop) -> None:
+        async def handle(order: Placed) -> None:
+            pytest.fail("it runs")
+
+        shop.handles(handle, retry=Retry(immediate=2, delays=[]))
+        async with shop.open():
+            await shop.receive(1, attempts=3, interruptions=4)
+            await shop.settled()
+        (letter,) = shop.tables.dead_letters()
+        assert letter[1:3] == ("killed its node", "its node died 4 times while it was being handled")
+
+    async def test_an_attempt_that_was_counted_before_is_not_counted_again_when_it_fails(self, shop: Shop) -> None:
+        attempts: list[int] = []
+
+        async def handle(order: Placed, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            raise LookupError
+
+        shop.handles(handle, retry=Retry(immediate=1, delays=[60]))
+        async with shop.open():
+            await shop.receive(1, interruptions=2)
+            await shop.settled()
+        assert attempts == [1, 2]
+        assert shop.inbox() == [(0, 1, 2, True)]
+
+    async def test_one_suspect_runs_at_a_time_and_apart_from_any_group(self, shop: Shop) -> None:
+        running: list[int] = []
+
+        async def handle(order: Placed, session: AsyncSession) -> None:
+            assert running == []
+            running.append(order.number)
+            await shop.write(session, order.number)
+            running.remove(order.number)
+
+        shop.handles(handle, concurrency=4, group=4)
+        async with shop.open():
+            await shop.receive(*range(8), interruptions=2)
+            await shop.settled()
+        assert shop.tables.rows("SELECT count(*) FROM effects GROUP BY xmin::text") == [1] * 8
+        assert shop.tables.count("dead_letters") == 0
+
+    async def test_a_message_whose_node_died_once_is_handled_like_any_other(self, shop: Shop) -> None:
+        async def handle(order: Placed, session: AsyncSession) -> None:
+            await shop.write(session, order.number)
+
+        shop.handles(handle, group=10)
+        leases = await shop.receive(0, 1, 2, interruptions=1)
+        async with shop.open():
+            await shop.settled()
+        assert len(leases) == 3
+        assert shop.tables.rows("SELECT count(*) FROM effects GROUP BY xmin::text") == [3]
+
+
+class TestExpiry:
+    async def test_what_is_late_is_not_handled_and_is_in_the_history(self, shop: Shop) -> None:
+        async def handle(order: Placed) -> None:
+            pytest.fail("it runs")
+
+        shop.handles(handle)
+        async with shop.open():
+            await shop.receive(1, deliver_by=datetime.now(UTC) - timedelta(seconds=1))
+            await shop.settled()
+        assert shop.inbox() == []
+        assert shop.tables.rows("SELECT outcome FROM durable.envelope_history") == ["expired"]
+        assert shop.counters[Event.EXPIRED] == 1
+
+    async def test_a_node_whose_clock_is_fast_expires_nothing_that_is_not_late(
+        self, shop: Shop, clock: ManualClock
+    ) -> None:
+        seen: list[int] = []
+
+        async def handle(order: Placed) -> None:
+            seen.append(order.number)
+
+        shop.handles(handle)
+        clock.advance(timedelta(days=1))
+        async with shop.open():
+            await shop.receive(1, deliver_by=datetime.now(UTC) + timedelta(minutes=1))
+            await shop.settled()
+        assert (seen, shop.counters[Event.EXPIRED]) == ([1], 0)
+
+
+class TestStopping:
+    async def test_it_finishes_what_runs_and_leaves_the_rest_in_the_database(self, shop: Shop) -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def handle(order: Placed, session: AsyncSession) -> None:
+            begun.set()
+            await go_on.wait()
+            await shop.write(session, order.number)
+
+        shop.handles(handle)
+        async with shop.open():
+            await shop.receive(1, 2, 3)
+            await begun.wait()
+            shop.agent.stop()
+            assert shop.agent.reserve(envelope(4)) == ANY_NODE
+            go_on.set()
+        assert shop.effects() == [1]
+        assert len(shop.inbox()) == 2
+
+    async def test_a_handler_that_is_cancelled_with_its_node_leaves_nothing(self, shop: Shop) -> None:
+        begun = asyncio.Event()
+
+        async def handle(order: Placed, session: AsyncSession) -> None:
+            await shop.write(session, order.number)
+            begun.set()
+            await asyncio.Event().wait()
+
+        shop.handles(handle)
+        running = asyncio.create_task(shop.agent.run())
+        await shop.receive(1)
+        await begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert (shop.effects(), shop.inbox()) == ([], [(NODE, 0, 0, None)])
+        assert shop.tables.count("dead_letters") == 0
+
+    async def test_a_worker_outlives_a_handler_whose_work_was_cancelled(self, shop: Shop) -> None:
+        async def handle(order: Placed, session: AsyncSession) -> None:
+            await shop.write(session, order.number)
+            if order.number == 1:
+                task = asyncio.create_task(asyncio.sleep(10))
+                task.cancel()
+                await task
+
+        shop.handles(handle)
+        async with shop.open():
+            await shop.receive(1, 2)
+            await shop.settled()
+        assert shop.effects() == [2]
+        (letter,) = shop.tables.dead_letters()
+        assert letter[1:3] == ("RuntimeError", "something that the handler awaited was cancelled")

@@ -1,0 +1,73 @@
+"""A node's life: what it leaves behind when it ends, and that another begins."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
+
+import msgspec
+import pytest
+
+from durable import Bus, message
+from durable.embedded import Embedded
+from durable.envelope import ANY_NODE
+from durable.outcomes import STORED
+from durable.testing import eventually
+from durable.transports.memory import MemoryTransport
+from tests.support.receivers import envelope
+from tests.support.tables import Tables, shared_tables
+
+HERE = "memory://shop"
+
+
+@message("runtime.placed")
+class Placed(msgspec.Struct):
+    number: int
+
+
+@pytest.fixture(scope="module")
+def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
+    with shared_tables(servers(18)) as tables:
+        yield tables
+
+
+@pytest.fixture
+def tables(database: Tables) -> Tables:
+    database.clear()
+    return database
+
+
+@pytest.fixture
+async def bus(tables: Tables) -> AsyncIterator[Bus]:
+    bus = Bus(
+        "shop",
+        tables.url,
+        heartbeat_interval=timedelta(milliseconds=50),
+        poll_interval=timedelta(milliseconds=30),
+        drain_timeout=timedelta(seconds=2),
+    )
+    bus.application.transports.append(MemoryTransport(bus.settings))
+    bus.listen(HERE)
+    async with bus:
+        yield bus
+
+
+async def test_a_node_that_was_struck_off_comes_back_under_another_id_and_listens_where_it_did(
+    bus: Bus, tables: Tables
+) -> None:
+    transport = bus.runtime.transports().of(HERE)
+    first = bus.runtime.node_id
+    tables.execute("DELETE FROM durable.nodes")
+    await eventually(lambda: bus.runtime.node_id not in (first, ANY_NODE), within=15, what="another node")
+    assert await transport.sender(HERE).send([envelope("runtime.placed")]) == [STORED]
+    assert tables.count("nodes") == 1
+
+
+async def test_a_node_that_stops_owns_nothing_and_is_no_node_any_more(tables: Tables) -> None:
+    bus = Bus("shop", tables.url, drain_timeout=timedelta(milliseconds=200))
+    bus.route(Placed, to="tcp://127.0.0.1:1")  # nobody is there
+    async with bus, bus.unit_of_work():
+        for number in range(50):
+            bus.send(Placed(number))
+    assert tables.rows("SELECT owner_id, count(*) FROM durable.outgoing_envelopes GROUP BY 1") == [(0, 50)]
+    assert tables.count("nodes") == 0
