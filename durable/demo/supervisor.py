@@ -104,6 +104,7 @@ class Supervisor:
             f"nothing moved for {STALL_SECONDS:g} s",
             f"{self._flights - self._recorded:,} of {self._flights:,} flights are not recorded",
             f"{self._recorded - self._handled:,} recorded ones are not handled",
+            *(f"{member} is paused" for member in self._fleet.members if member.paused),
             *self._watch.what_waits(),
         ]
 

@@ -74,6 +74,7 @@ class InMemoryBus:
     ) -> None:
         for agent in self._agents.values():
             agent.close()
+        self._agents.clear()
         self._entered.close()
 
     # ------------------------------------------------------------------ what happened

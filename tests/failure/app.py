@@ -31,11 +31,11 @@ RETRY = Retry(immediate=0, delays=(0.1, 0.1))
 SETTINGS = {
     "HEARTBEAT_INTERVAL": "0.3",
     "HEARTBEAT_STALE": "1.5",
-    "DORMANT_GRACE": "0.5",
-    "SWEEP_INTERVAL": "0.3",
-    "POLL_INTERVAL": "0.2",
+    "DORMANT_GRACE": "0.3",
+    "SWEEP_INTERVAL": "0.2",
+    "POLL_INTERVAL": "0.1",
     "FORGOTTEN_AFTER": "1",
-    "PING_INTERVAL": "0.2",
+    "PING_INTERVAL": "0.1",
     "DELETE_LINGER": "0.01",
     "DRAIN_TIMEOUT": "3",
 }
@@ -147,6 +147,8 @@ async def bill(order: OrderPlaced, session: AsyncSession, ctx: Context) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "waits":
             await until_the_gate_is_open(session)
+        case _:
+            pass
 
 
 async def until_the_gate_is_open(session: AsyncSession) -> None:

@@ -38,6 +38,7 @@ from tests.failure.workbench import QUICK, Clerk, Workbench
 
 A, B = NodeId(1_001), NodeId(1_002)
 PEER = "memory://billing"
+NOWHERE = "tcp://127.0.0.1:9"
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ async def test_every_commit_of_a_session_sends_not_only_the_first(shop: str) -> 
     async with Bus("orders", shop, mode="send-only") as bus, AsyncSession(engine) as session:
         with bus.enlist(session) as outbox:
             for count in (1, 2, 3):
-                outbox.send(OrderPlaced(count), to=PEER)
+                outbox.send(OrderPlaced(count), to=NOWHERE)
                 await session.commit()
                 assert unsent(shop) == count
     await engine.dispose()
@@ -104,10 +105,10 @@ def test_every_commit_of_a_plain_session_sends_too(shop: str) -> None:
     engine = sync_engine(shop)
     bus = Bus("orders", shop)
     with Session(engine) as session, bus.enlist(session) as outbox:
-        outbox.send(OrderPlaced(1), to=PEER)
+        outbox.send(OrderPlaced(1), to=NOWHERE)
         session.rollback()
         for count in (1, 2):
-            outbox.send(OrderPlaced(count), to=PEER)
+            outbox.send(OrderPlaced(count), to=NOWHERE)
             session.commit()
             assert unsent(shop) == count
     engine.dispose()
@@ -117,9 +118,9 @@ async def test_a_commit_after_a_rollback_sends_only_its_own(shop: str) -> None:
     engine = async_engine(shop)
     async with Bus("orders", shop, mode="send-only") as bus, AsyncSession(engine) as session:
         with bus.enlist(session) as outbox:
-            outbox.send(OrderPlaced(1), to=PEER)
+            outbox.send(OrderPlaced(1), to=NOWHERE)
             await session.rollback()
-            kept = outbox.send(OrderPlaced(2), to=PEER)
+            kept = outbox.send(OrderPlaced(2), to=NOWHERE)
             await session.commit()
     await engine.dispose()
 
@@ -131,11 +132,11 @@ async def test_what_was_sent_in_a_savepoint_shares_its_end(shop: str, end: str) 
     engine = async_engine(shop)
     async with Bus("orders", shop, mode="send-only") as bus, AsyncSession(engine) as session:
         with bus.enlist(session) as outbox:
-            before = outbox.send(OrderPlaced(1), to=PEER)
+            before = outbox.send(OrderPlaced(1), to=NOWHERE)
             savepoint = await session.begin_nested()
-            inside = outbox.send(OrderPlaced(2), to=PEER)
+            inside = outbox.send(OrderPlaced(2), to=NOWHERE)
             await (savepoint.commit() if end == "release" else savepoint.rollback())
-            after = outbox.send(OrderPlaced(3), to=PEER)
+            after = outbox.send(OrderPlaced(3), to=NOWHERE)
             await session.commit()
     await engine.dispose()
 
@@ -147,10 +148,10 @@ async def test_a_savepoint_that_was_released_is_forgotten_with_the_one_around_it
     engine = async_engine(shop)
     async with Bus("orders", shop, mode="send-only") as bus, AsyncSession(engine) as session:
         with bus.enlist(session) as outbox:
-            before = outbox.send(OrderPlaced(1), to=PEER)
+            before = outbox.send(OrderPlaced(1), to=NOWHERE)
             outer = await session.begin_nested()
             inner = await session.begin_nested()
-            outbox.send(OrderPlaced(2), to=PEER)
+            outbox.send(OrderPlaced(2), to=NOWHERE)
             await inner.commit()
             await outer.rollback()
             await session.commit()
@@ -168,8 +169,8 @@ async def test_send_never_flushes_or_commits_or_opens_a_connection(shop: str) ->
         event.listen(session.sync_session, "before_flush", lambda *args: events.append("flush"))
         event.listen(session.sync_session, "before_commit", lambda *args: events.append("commit"))
         with bus.enlist(session) as outbox, statements_of(engine.sync_engine) as seen:
-            outbox.send(OrderPlaced(1), to=PEER)
-            bus.send(OrderPlaced(2), to=PEER)
+            outbox.send(OrderPlaced(1), to=NOWHERE)
+            bus.send(OrderPlaced(2), to=NOWHERE)
             bus.publish(OrderPlaced(3))
 
             assert (connections, events, seen) == ([], [], [])
@@ -183,7 +184,7 @@ async def test_a_failure_in_the_callers_transaction_is_the_callers_and_is_not_re
     engine = async_engine(shop)
     async with Bus("orders", shop, mode="send-only") as bus, AsyncSession(engine) as session:
         with bus.enlist(session) as outbox, statements_of(engine.sync_engine) as seen:
-            outbox.send(OrderPlaced(1), to=PEER)
+            outbox.send(OrderPlaced(1), to=NOWHERE)
             with pytest.raises(DBAPIError):
                 await session.commit()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from durable import Bus
 from durable.clock import SystemClock
@@ -267,11 +268,8 @@ async def test_the_databases_clock_decides_what_is_due(
 
 def set_time(database: str, column: str, after: str) -> datetime:
     with psycopg.connect(database) as conn:
-        row = conn.execute(
-            f"UPDATE durable.incoming_envelopes SET {column} = clock_timestamp() + CAST(%s AS interval) "
-            f"RETURNING {column}",
-            (after,),
-        ).fetchone()
+        change = "UPDATE durable.incoming_envelopes SET {0} = clock_timestamp() + CAST(%s AS interval) RETURNING {0}"
+        row = conn.execute(sql.SQL(change).format(sql.Identifier(column)), (after,)).fetchone()
     assert row is not None
     moment: datetime = row[0]
     return moment

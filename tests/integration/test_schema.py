@@ -13,6 +13,7 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from psycopg import sql
 from sqlalchemy import Connection, MetaData, create_engine, inspect, make_url
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
@@ -45,7 +46,7 @@ def empty(every_server: Embedded) -> Iterator[str]:
     name = f"empty_{uuid4().hex}"
     yield every_server.url(name)
     with psycopg.connect(every_server.server.get_uri(), autocommit=True) as conn:
-        conn.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        conn.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
+from psycopg import sql
 from sqlalchemy import Connection, make_url, text
 from sqlalchemy.exc import IntegrityError
 
@@ -86,14 +87,14 @@ class Store:
         claimed: list[Leased] = await self.run(inbox.claim, message_type=of, batch_size=batch_size, node=node)
         return claimed
 
-    async def rows(self, sql: str, **params: Any) -> list[Any]:
+    async def rows(self, statement: str, **params: Any) -> list[Any]:
         def read(conn: Connection) -> list[Any]:
-            return [tuple(row) for row in conn.execute(text(sql), params)]
+            return [tuple(row) for row in conn.execute(text(statement), params)]
 
         return await self.database.transaction(read)
 
-    async def one(self, sql: str, **params: Any) -> Any:
-        (row,) = await self.rows(sql, **params)
+    async def one(self, statement: str, **params: Any) -> Any:
+        (row,) = await self.rows(statement, **params)
         return row[0] if len(row) == 1 else row
 
     async def set(self, table: str, assignments: str) -> None:
@@ -184,7 +185,7 @@ async def test_a_thousand_rows_go_in_and_out_with_one_statement_each(store: Stor
 @pytest.mark.parametrize("owner", [ANY_NODE, A], ids=["unowned", "owned"])
 async def test_only_a_commit_of_rows_without_an_owner_announces_them(store: Store, url: str, owner: NodeId) -> None:
     with psycopg.connect(url, autocommit=True) as conn:
-        conn.execute(f'LISTEN "{channel(SCHEMA)}"')
+        conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel(SCHEMA))))
         await store.send(outgoing(), owner=owner)
         conn.execute("SELECT 1")  # what was announced before comes with its answer
         heard = list(conn.notifies(timeout=0))
@@ -194,7 +195,7 @@ async def test_only_a_commit_of_rows_without_an_owner_announces_them(store: Stor
 
 async def test_a_commit_of_scheduled_rows_announces_nothing(store: Store, url: str) -> None:
     with psycopg.connect(url, autocommit=True) as conn:
-        conn.execute(f'LISTEN "{channel(SCHEMA)}"')
+        conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel(SCHEMA))))
         await store.send(outgoing(execution_time=datetime.now(UTC) + timedelta(days=1)))
         conn.execute("SELECT 1")
         assert not list(conn.notifies(timeout=0))

@@ -38,6 +38,7 @@ def test_room_is_reserved_for_all_or_for_none() -> None:
     assert not buffer.reserve(items(1, 1))
     assert (buffer.room, buffer.used_count) == (1, 2)
     assert buffer.reserve(items(1))
+    assert buffer.room == 0
 
 
 def test_room_is_bounded_in_bytes_as_well() -> None:
@@ -58,7 +59,7 @@ def test_room_stays_taken_until_the_item_is_done_not_until_it_is_taken() -> None
 def test_what_was_claimed_may_go_over_the_bytes_and_then_nothing_more_has_room() -> None:
     buffer: Buffer[Item] = Buffer(max_count=10, max_bytes=10)
     buffer.force(items(8, 8))
-    assert (buffer.used_bytes, buffer.room) == (16, 0)
+    assert (buffer.used_count, buffer.used_bytes, buffer.room) == (2, 16, 0)
 
 
 def test_a_batch_is_cut_at_its_size_and_at_its_bytes() -> None:
@@ -113,6 +114,15 @@ def test_a_batch_is_full_by_its_bytes_too() -> None:
     buffer = filled(60, 60)
     assert is_due(buffer, 1, batch_size=10, batch_bytes=120, batches_in_flight=4)
     assert not is_due(buffer, 1, batch_size=10, batch_bytes=121, batches_in_flight=4)
+
+
+def test_what_was_taken_no_longer_fills_a_batch_and_what_was_put_back_does() -> None:
+    buffer = filled(60, 60)
+    taken = buffer.take(1, 1000)
+    assert not buffer.full_batch_waits(10, 61)
+    assert buffer.full_batch_waits(10, 60)
+    buffer.put_back(taken)
+    assert buffer.full_batch_waits(10, 120)
 
 
 @given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 8), st.integers(1, 60))

@@ -39,6 +39,15 @@ def test_without_retries_the_first_failure_is_the_end() -> None:
     assert decisions(Retry(immediate=0, delays=[])) == [DeadLetter()]
 
 
+def test_by_default_it_takes_six_attempts_and_not_much_more_than_a_minute() -> None:
+    assert Retry(jitter=0).horizon == timedelta(seconds=71)
+    assert [type(decision) for decision in decisions(Retry())] == [RunAgain] * 2 + [RunLater] * 3 + [DeadLetter]
+
+
+def test_the_horizon_is_the_sum_of_the_longest_delays() -> None:
+    assert Retry(delays=[10, timedelta(seconds=20)], jitter=0.5).horizon == timedelta(seconds=45)
+
+
 def test_attempts_beyond_the_last_are_the_end_too() -> None:
     assert Retry().decide(ValueError(), 1_000) == DeadLetter()
 
