@@ -214,12 +214,12 @@ async def test_a_node_that_was_paused_and_given_up_leaves_no_second_effect(pair:
     work = Work(transactions=1, rolled_back=(), behaviours=dict.fromkeys(range(1, 6), "waits"))
     paused = pair.start(pair.billing)
     pair.start(pair.orders, work=work)
-    await eventually(lambda: in_the_gate(pair.billing.database) == 5)
+    await eventually(lambda: wait_in_the_gate(pair, 5))
 
     paused.signal(signal.SIGSTOP)
     try:
         pair.start(pair.billing_without_listener())
-        await eventually(lambda: in_the_gate(pair.billing.database) == 10, within=30)
+        await eventually(lambda: wait_in_the_gate(pair, 10), within=30)
         open_gate(pair.billing.database)
         await eventually(lambda: pair.books().effects.total() == 5)
     finally:
@@ -229,15 +229,15 @@ async def test_a_node_that_was_paused_and_given_up_leaves_no_second_effect(pair:
     pair.stop()
 
 
-def in_the_gate(database: str) -> int:
-    """How many handlers wait in the middle of their transaction."""
-    with psycopg.connect(database) as conn:
+def wait_in_the_gate(pair: Pair, count: int) -> bool:
+    """Do so many handlers wait in the middle of their transaction?"""
+    with psycopg.connect(pair.billing.database) as conn:
         row = conn.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND xact_start IS NOT NULL "
             "AND query LIKE '%gate%' AND pid <> pg_backend_pid()"
         ).fetchone()
-    assert row is not None
-    return int(row[0])
+    assert row == (count,), f"{row} wait in the gate{pair.output()}"
+    return True
 
 
 def open_gate(database: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from uuid import uuid4
 
 import msgspec
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from durable.envelope import Envelope, new_id, unix_ms
-from durable.screening import MAX_HEADER_BYTES, MAX_HEADERS, MAX_TEXT, flaw, too_old
+from durable.screening import EARLIEST, LATEST, MAX_HEADER_BYTES, MAX_HEADERS, MAX_TEXT, flaw, too_old
 
 SOUND = Envelope(
     id=new_id(),
@@ -86,6 +86,29 @@ def test_a_header_that_is_no_text_is_a_flaw(value: object) -> None:
 @pytest.mark.parametrize("name", ["sent_at", "deliver_by", "execution_time"])
 def test_a_time_without_a_zone_is_a_flaw(name: str) -> None:
     assert flaw_with(**{name: datetime(2024, 2, 29)}) == f"{name} has no time zone"
+
+
+@pytest.mark.parametrize("name", ["sent_at", "deliver_by", "execution_time"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        datetime.min.replace(tzinfo=timezone(timedelta(hours=14))),
+        datetime.min.replace(tzinfo=UTC),
+        datetime(1, 1, 1, 23, 59, 59, tzinfo=UTC),
+        datetime(9999, 12, 31, tzinfo=UTC),
+        datetime.max.replace(tzinfo=UTC),
+        datetime.max.replace(tzinfo=timezone(timedelta(hours=-14))),
+    ],
+)
+def test_a_time_that_not_every_zone_can_show_is_a_flaw(name: str, moment: datetime) -> None:
+    assert flaw_with(**{name: moment}) == f"{name} lies outside the calendar"
+
+
+@pytest.mark.parametrize("moment", [EARLIEST, datetime(1970, 1, 1, tzinfo=UTC), LATEST])
+def test_every_other_time_is_sound_and_every_zone_can_show_it(moment: datetime) -> None:
+    assert flaw_with(sent_at=moment, deliver_by=moment, execution_time=moment) is None
+    for hours in (-23, 23):
+        moment.astimezone(timezone(timedelta(hours=hours)))
 
 
 @given(any_text)
