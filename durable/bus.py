@@ -24,12 +24,13 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
+from durable.application import Application, Listening
 from durable.composing import SendOptions
 from durable.errors import InvalidSetting
 from durable.handlers import Handler
 from durable.messages import name_of
 from durable.retry import Retry
-from durable.runtime import Application, Listening, Runtime
+from durable.runtime import Runtime
 from durable.settings import Settings, load_settings
 from durable.transports.base import Transport
 from durable.unit_of_work import Outbox, Scope, UnitOfWork

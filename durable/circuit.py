@@ -6,6 +6,9 @@
            |                                                        |
            +------------- ping_succeeded() or unlatch() ------------+
 
+Several batches in flight on one connection fail together when it breaks: that is one failure, not several. So a batch
+takes a `ticket` when it is sent, and its failure counts only if none was counted since.
+
 While latched nothing is sent but pings. Only a ping unlatches: a late success of a batch may be from before the
 outage. Failures are counted in a row, not in total: a success starts the count again.
 """
@@ -32,6 +35,7 @@ class Circuit:
         self._failures_to_latch = failures_to_latch
         self.state = State.CLOSED
         self.failures_in_a_row = 0
+        self._failures = 0
 
     @property
     def latched(self) -> bool:
@@ -40,8 +44,16 @@ class Circuit:
     def batch_succeeded(self) -> None:
         self.failures_in_a_row = 0
 
-    def batch_failed(self) -> bool:
-        """Count a failure. True when it is the one that latches."""
+    @property
+    def ticket(self) -> int:
+        """To be taken when a batch is sent, and shown when it fails."""
+        return self._failures
+
+    def batch_failed(self, ticket: int | None = None) -> bool:
+        """Count a failure, unless one was counted since this ticket was taken. True when it is the one that latches."""
+        if ticket is not None and ticket != self._failures:
+            return False
+        self._failures += 1
         self.failures_in_a_row += 1
         if self.latched or self.failures_in_a_row < self._failures_to_latch:
             return False

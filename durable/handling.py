@@ -30,7 +30,6 @@ from durable.envelope import ANY_NODE, Envelope, Lease, Leased, NodeId
 from durable.errors import InvalidMessage, LeaseLost
 from durable.failpoints import failpoint
 from durable.handlers import Call, Context, Handler
-from durable.patience import patiently
 from durable.retry import DeadLetter, HandBack, RunAgain, RunLater
 from durable.sessions import Sessions
 from durable.settings import Settings
@@ -158,7 +157,7 @@ class HandlingAgent:
         if envelope.deliver_by is not None and envelope.deliver_by < self._clock.now() and await self._expired(lease):
             return None
         if _is_suspect(lease):
-            counted = await self._begin_suspect_attempt(lease)
+            counted = await self._database.insist(inbox.begin_suspect_attempt, self._node, lease)
             if counted is None:
                 return None
             attempt = counted
@@ -215,24 +214,17 @@ class HandlingAgent:
                 return True
             case RunLater(delay=delay):
                 failpoint("C19")
-                async for trial in patiently(f"put off {lease.envelope.id}"):
-                    with trial:
-                        await self._database.transaction(
-                            inbox.retry_later,
-                            self._database.schema,
-                            self._node,
-                            lease,
-                            delay=delay,
-                            counted=attempt - counted_before,
-                        )
+                await self._database.insist(
+                    inbox.retry_later,
+                    self._node,
+                    lease,
+                    delay=delay,
+                    counted=attempt - counted_before,
+                )
                 failpoint("C19")
                 self._counters.add(Event.RETRIED)
             case HandBack():
-                async for trial in patiently(f"release {lease.envelope.id}"):
-                    with trial:
-                        await self._database.transaction(
-                            leases.release, self._database.schema, INCOMING, self._node, [lease.key]
-                        )
+                await self._database.insist(leases.release, INCOMING, self._node, [lease.key])
             case DeadLetter():
                 failpoint("C19")
                 await self._dead_letter(lease, Letter.from_error(error), counted=attempt - counted_before)
@@ -303,29 +295,12 @@ class HandlingAgent:
     # ------------------------------------------------------------------ other ends
 
     async def _expired(self, lease: Leased) -> bool:
-        expired = False
-        async for trial in patiently(f"expire {lease.envelope.id}"):
-            with trial:
-                expired = await self._database.transaction(inbox.expire, self._database.schema, self._node, lease)
+        expired = await self._database.insist(inbox.expire, self._node, lease)
         self._counters.add(Event.EXPIRED, int(expired))
         return expired
 
-    async def _begin_suspect_attempt(self, lease: Leased) -> int | None:
-        counted = None
-        async for trial in patiently(f"begin an attempt of {lease.envelope.id}"):
-            with trial:
-                counted = await self._database.transaction(
-                    inbox.begin_suspect_attempt, self._database.schema, self._node, lease
-                )
-        return counted
-
     async def _dead_letter(self, lease: Leased, letter: Letter, *, counted: int = 1) -> None:
-        moved = False
-        async for trial in patiently(f"dead-letter {lease.envelope.id}"):
-            with trial:
-                moved = await self._database.transaction(
-                    inbox.dead_letter, self._database.schema, self._node, lease, letter, counted=counted
-                )
+        moved = await self._database.insist(inbox.dead_letter, self._node, lease, letter, counted=counted)
         if moved:
             self._counters.add(Event.DEAD_LETTERED)
             log.error("dead letter %s (%s): %s", lease.envelope.id, lease.envelope.message_type, letter.reason)

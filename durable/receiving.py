@@ -224,23 +224,26 @@ class ReceivingAgent:
 
     # ------------------------------------------------------------------ inside the transaction
 
-    def _insert(self, conn: Connection, arrivals: Sequence[Arrival]) -> set[Key]:
-        schema = self._database.schema
+    def _insert(self, conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> set[Key]:
         fresh = inbox.store(conn, schema, arrivals)
         duplicates = [arrival for arrival in arrivals if arrival.key not in fresh]
         if duplicates:
             changed = inbox.find_changed_bodies(conn, schema, duplicates)
             for arrival in duplicates:
                 if arrival.key in changed:
-                    self._quarantine(conn, arrival.endpoint, _raw(arrival.envelope), _OTHER_BODY, arrival.envelope)
+                    self._quarantine(
+                        conn, schema, arrival.endpoint, _raw(arrival.envelope), _OTHER_BODY, arrival.envelope
+                    )
         return fresh
 
-    def _quarantine(self, conn: Connection, endpoint: str, raw: bytes, reason: str, envelope: Envelope | None) -> None:
+    def _quarantine(
+        self, conn: Connection, schema: str, endpoint: str, raw: bytes, reason: str, envelope: Envelope | None
+    ) -> None:
         log.error("quarantined at %s: %s: %s", endpoint, envelope.id if envelope else "no id", reason)
         self._counters.add(Event.QUARANTINED)
         letter = Letter.because(reason, "quarantined on arrival")
         known = envelope if envelope is not None and _columns_are_sound(envelope) else None
-        inbox.quarantine(conn, self._database.schema, self._node, endpoint, raw, letter, known)
+        inbox.quarantine(conn, schema, self._node, endpoint, raw, letter, known)
 
     def _unacceptable(self, envelope: Envelope) -> str | None:
         reason = screening.flaw(envelope, max_message_bytes=self._settings.max_message_bytes)

@@ -23,7 +23,6 @@ from durable.envelope import Envelope, Lease, Leased, NodeId
 from durable.errors import TransportError
 from durable.failpoints import failpoint
 from durable.outcomes import Busy, Duplicate, Failed, Outcome, Rejected, Stored
-from durable.patience import patiently
 from durable.settings import Settings
 from durable.storage import circuits, leases, outbox
 from durable.storage.circuits import Kind
@@ -141,17 +140,18 @@ class SendingAgent:
 
     async def _send(self, batch: list[Leased]) -> None:
         failpoint("C5")
+        ticket = self.circuit.ticket
         try:
             outcomes = await self._sender.send([lease.envelope for lease in batch])
         except TransportError as error:
-            await self._batch_failed(batch, str(error))
+            await self._batch_failed(batch, str(error), ticket)
         else:
-            await self._settle(batch, outcomes)
+            await self._settle(batch, outcomes, ticket)
         finally:
             del self._in_flight[id(batch)]
             self._changed.set()
 
-    async def _settle(self, batch: Sequence[Leased], outcomes: Sequence[Outcome]) -> None:
+    async def _settle(self, batch: Sequence[Leased], outcomes: Sequence[Outcome], ticket: int) -> None:
         keep: list[Leased] = []
         failed: list[Leased] = []
         rejected: list[tuple[Leased, Letter]] = []
@@ -172,7 +172,7 @@ class SendingAgent:
         if rejected:
             await self._dead_letter(rejected)
         if len(failed) == len(batch):
-            await self._batch_failed(batch, f"the peer could not store it: {reason}")
+            await self._batch_failed(batch, f"the peer could not store it: {reason}", ticket)
             return
         if failed:
             await self._count_failure(failed)
@@ -190,23 +190,19 @@ class SendingAgent:
         self._busy_pause = min(_SLOWEST, max(_FIRST_PAUSE, self._busy_pause * 2))
         self._busy_until = asyncio.get_running_loop().time() + self._busy_pause
 
-    async def _batch_failed(self, batch: Sequence[Leased], reason: str) -> None:
+    async def _batch_failed(self, batch: Sequence[Leased], reason: str, ticket: int) -> None:
         log.warning("batch of %d to %s failed: %s", len(batch), self.destination, reason)
         self._counters.add(Event.SEND_FAILED, len(batch))
         await self._count_failure(batch)
         self.buffer.put_back(batch)
-        if self.circuit.batch_failed():
+        if self.circuit.batch_failed(ticket):
             await self._latch(reason)
 
     async def _count_failure(self, batch: Sequence[Leased]) -> None:
-        async for attempt in patiently(f"count a failed attempt to {self.destination}"):
-            with attempt:
-                await self._database.transaction(outbox.count_failed_attempt, self._database.schema, self._node, batch)
+        await self._database.insist(outbox.count_failed_attempt, self._node, batch)
 
     async def _dead_letter(self, rejected: Sequence[tuple[Leased, Letter]]) -> None:
-        async for attempt in patiently(f"dead-letter what {self.destination} rejected"):
-            with attempt:
-                await self._database.transaction(outbox.dead_letter, self._database.schema, self._node, rejected)
+        await self._database.insist(outbox.dead_letter, self._node, rejected)
         self._counters.add(Event.REJECTED, len(rejected))
         self._done([lease for lease, _ in rejected])
 
@@ -227,9 +223,7 @@ class SendingAgent:
                 self._deleting = []
 
     async def _delete(self, sent: Sequence[Leased]) -> None:
-        async for attempt in patiently(f"delete what was sent to {self.destination}"):
-            with attempt:
-                deleted = await self._database.transaction(outbox.delete_sent, self._database.schema, self._node, sent)
+        deleted = await self._database.insist(outbox.delete_sent, self._node, sent)
         self._counters.add(Event.SENT, deleted)
         if deleted < len(sent):
             self._counters.add(Event.LEASE_LOST, len(sent) - deleted)
@@ -240,16 +234,13 @@ class SendingAgent:
         log.error("latched %s: %s", self.destination, reason)
         self._counters.add(Event.LATCHED)
         self.latch_generation += 1
-        async for attempt in patiently(f"record the latch of {self.destination}"):
-            with attempt:
-                await self._database.transaction(
-                    circuits.open_circuit,
-                    self._database.schema,
-                    Kind.DESTINATION,
-                    self.destination,
-                    reason=reason,
-                    actor=f"node {self._node}",
-                )
+        await self._database.insist(
+            circuits.open_circuit,
+            Kind.DESTINATION,
+            self.destination,
+            reason=reason,
+            actor=f"node {self._node}",
+        )
         self.latch_generation += 1
 
     async def _stay_latched(self) -> None:
@@ -265,11 +256,7 @@ class SendingAgent:
             log.debug("ping of %s failed: %s", self.destination, error)
             return
         self.latch_generation += 1
-        async for attempt in patiently(f"clear the latch of {self.destination}"):
-            with attempt:
-                await self._database.transaction(
-                    circuits.close_circuit, self._database.schema, Kind.DESTINATION, self.destination
-                )
+        await self._database.insist(circuits.close_circuit, Kind.DESTINATION, self.destination)
         self.latch_generation += 1
         if self.circuit.ping_succeeded():
             log.warning("unlatched %s", self.destination)
@@ -279,11 +266,7 @@ class SendingAgent:
     async def _release_waiting(self) -> None:
         waiting = self.buffer.take(self._settings.buffer_size, self._settings.buffer_bytes)
         if waiting:
-            async for attempt in patiently(f"release what waits for {self.destination}"):
-                with attempt:
-                    await self._database.transaction(
-                        leases.release, self._database.schema, OUTGOING, self._node, [lease.key for lease in waiting]
-                    )
+            await self._database.insist(leases.release, OUTGOING, self._node, [lease.key for lease in waiting])
             self._done(waiting)
 
     # ------------------------------------------------------------------ small things

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import cached_property
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from durable.composing import Composer
 from durable.settings import Settings
-from durable.storage.database import async_url, sync_engine
+from durable.storage.database import AGENTS_LONGEST_IDLE, async_url, end_idle_transactions, sync_url
 from durable.unit_of_work import Dispatcher, Outbox, Scope, enlist
 
 
@@ -33,16 +34,26 @@ class Sessions:
         self._dispatcher = dispatcher
         self._given = engine, engine_sync
 
+    @property
+    def _longest_idle(self) -> timedelta:
+        """A handler may do other things within its transaction for as long as it may run."""
+        return self._settings.handler_timeout + AGENTS_LONGEST_IDLE
+
     @cached_property
     def engine(self) -> AsyncEngine:
-        given = self._given[0]
-        return given or create_async_engine(
-            async_url(self._settings), pool_size=self._settings.pool_size, max_overflow=0, pool_pre_ping=False
-        )
+        if self._given[0] is not None:
+            return self._given[0]
+        engine = create_async_engine(async_url(self._settings), pool_size=self._settings.pool_size, max_overflow=0)
+        end_idle_transactions(engine.sync_engine, self._longest_idle)
+        return engine
 
     @cached_property
     def engine_sync(self) -> Engine:
-        return self._given[1] or sync_engine(self._settings, pool_size=self._settings.pool_size, max_overflow=0)
+        if self._given[1] is not None:
+            return self._given[1]
+        engine = create_engine(sync_url(self._settings), pool_size=self._settings.pool_size, max_overflow=0)
+        end_idle_transactions(engine, self._longest_idle)
+        return engine
 
     def open(self) -> AsyncSession:
         return AsyncSession(self.engine, expire_on_commit=False)

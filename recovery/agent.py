@@ -86,7 +86,7 @@ class RecoveryAgent:
 
     async def _obey_circuits(self) -> None:
         generations = {destination: agent.latch_generation for destination, agent in self._senders.items()}
-        rows = await self._database.transaction(circuits.read, self._database.schema)
+        rows = await self._database.transaction(circuits.read)
         latched = {row.key for row in rows if row.kind == Kind.DESTINATION}
         for destination in latched - self._senders.keys():
             self._agent_for(destination)  # somebody must ping it, also when its last sender has died

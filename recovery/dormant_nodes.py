@@ -33,9 +33,8 @@ class DormantNodes:
             released += await self._release(node)
         return released
 
-    def _find(self, conn: Connection) -> list[NodeId]:
+    def _find(self, conn: Connection, schema: str) -> list[NodeId]:
         """The dormant nodes. Strikes them off at once, so that a paused one hears of it when it wakes."""
-        schema = self._database.schema
         if not try_lock(conn, schema, Job.SWEEP):
             return []
         # Owners before live nodes: a node that registers in between owns nothing that was seen here.
@@ -51,13 +50,11 @@ class DormantNodes:
 
     async def _release(self, node: NodeId) -> int:
         """Bounded batches, each in a transaction of its own, so that nothing waits for a long one."""
-        schema, total = self._database.schema, 0
+        total = 0
         for table in (statements.OUTGOING, statements.INCOMING):
             released = _RELEASE_AT_ONCE
             while released == _RELEASE_AT_ONCE:
-                released = await self._database.transaction(
-                    leases.release_dormant, schema, table, node, _RELEASE_AT_ONCE
-                )
+                released = await self._database.transaction(leases.release_dormant, table, node, _RELEASE_AT_ONCE)
                 total += released
                 failpoint("C21")
         log.warning("node %d is dormant: %d envelopes released", node, total)

@@ -27,14 +27,13 @@ class Forgotten:
         self._policy = ForgottenPolicy()
 
     async def look(self) -> int:
-        schema = self._database.schema
         # Held before and after the read: what is finished meanwhile was held, what came meanwhile is held now.
         held = self._held()
-        owned = await self._database.transaction(leases.owned_by, schema, self._table, self._node)
+        owned = await self._database.transaction(leases.owned_by, self._table, self._node)
         forgotten = self._policy.forgotten(owned, held | self._held())
         if not forgotten:
             return 0
-        released = await self._database.transaction(leases.release, schema, self._table, self._node, forgotten)
+        released = await self._database.transaction(leases.release, self._table, self._node, forgotten)
         log.warning("released %d envelopes that a lost reply had left behind", released)
         self._counters.add(Event.FORGOTTEN, released)
         return released

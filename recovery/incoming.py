@@ -20,12 +20,12 @@ async def claim_incoming(
     database: Database, settings: Settings, node: NodeId, counters: Counters, agents: Mapping[str, HandlingAgent]
 ) -> None:
     """Claim for every message type that has a handler here; what no node can handle becomes a dead letter."""
-    for message_type in await database.transaction(leases.unowned_groups, database.schema, statements.INCOMING):
+    for message_type in await database.transaction(leases.unowned_groups, statements.INCOMING):
         agent = agents.get(message_type)
         if agent is not None:
             await _claim_for(agent, message_type, database, settings, node, counters)
-        elif await database.transaction(_nobody_handles, database.schema, message_type):
-            dead = await database.transaction(_dead_letter_unknown, database.schema, message_type, node)
+        elif await database.transaction(_nobody_handles, message_type):
+            dead = await database.transaction(_dead_letter_unknown, message_type, node)
             counters.add(Event.DEAD_LETTERED, dead)
             log.error("no node has a handler for %s: %d messages became dead letters", message_type, dead)
 
@@ -39,9 +39,7 @@ async def _claim_for(
     counters: Counters,
 ) -> None:
     while batch_size := min(settings.batch_size, agent.buffer.room):
-        claimed = await database.transaction(
-            inbox.claim, database.schema, message_type=message_type, batch_size=batch_size, node=node
-        )
+        claimed = await database.transaction(inbox.claim, message_type=message_type, batch_size=batch_size, node=node)
         counters.add(Event.CLAIMED, len(claimed))
         agent.buffer.force(claimed)
         agent.accept(claimed)

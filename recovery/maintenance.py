@@ -18,17 +18,12 @@ _SLACK = timedelta(days=1)  # an id is remembered a day longer than the window, 
 async def maintain(database: Database, settings: Settings) -> None:
     """One run. Each step has a transaction of its own; a step that cannot get its lock is left to the next run."""
     keep_ids, keep_history = settings.dedupe_window + _SLACK, settings.history_retention
-    schema = database.schema
     try:
-        await database.transaction(maintenance.make_partitions, schema, settings.partitions_ahead)
-        dropped = await database.transaction(
-            maintenance.drop_partitions, schema, keep_ids=keep_ids, keep_history=keep_history
-        )
+        await database.transaction(maintenance.make_partitions, settings.partitions_ahead)
+        dropped = await database.transaction(maintenance.drop_partitions, keep_ids=keep_ids, keep_history=keep_history)
         if dropped:
             log.info("dropped partitions past their retention: %s", ", ".join(dropped))
-        while await database.transaction(
-            maintenance.purge_defaults, schema, keep_ids=keep_ids, keep_history=keep_history
-        ):
+        while await database.transaction(maintenance.purge_defaults, keep_ids=keep_ids, keep_history=keep_history):
             failpoint("C21")
     except SQLAlchemyError as error:
         log.error("maintenance failed, the next run tries again: %s", error)

@@ -19,7 +19,7 @@ async def claim_outgoing(
     database: Database, settings: Settings, node: NodeId, counters: Counters, agent_for: AgentFor
 ) -> None:
     """Claim for every destination that is not latched. An agent whose room ran out asks again when it has some."""
-    for destination in await database.transaction(leases.unowned_groups, database.schema, statements.OUTGOING):
+    for destination in await database.transaction(leases.unowned_groups, statements.OUTGOING):
         agent = agent_for(destination)
         if agent is not None:
             await _claim_for(agent, database, settings, node, counters)
@@ -34,7 +34,7 @@ async def _claim_for(
             agent.wants_more = True
             return
         claimed = await database.transaction(
-            outbox.claim, database.schema, destination=agent.destination, batch_size=batch_size, node=node
+            outbox.claim, destination=agent.destination, batch_size=batch_size, node=node
         )
         counters.add(Event.CLAIMED, len(claimed))
         agent.buffer.force(claimed)

@@ -16,7 +16,7 @@ async def promote_due(database: Database, counters: Counters) -> None:
     for table in (statements.OUTGOING, statements.INCOMING):
         promoted = _AT_ONCE
         while promoted == _AT_ONCE:
-            promoted = await database.transaction(leases.promote_due, database.schema, table, _AT_ONCE)
+            promoted = await database.transaction(leases.promote_due, table, _AT_ONCE)
             counters.add(Event.PROMOTED, promoted)
             if promoted:
                 failpoint("C20")
@@ -27,5 +27,5 @@ async def expire(database: Database, node: NodeId, counters: Counters) -> None:
     for table in (statements.OUTGOING, statements.INCOMING):
         expired = _AT_ONCE
         while expired == _AT_ONCE:
-            expired = await database.transaction(leases.expire, database.schema, table, node, _AT_ONCE)
+            expired = await database.transaction(leases.expire, table, node, _AT_ONCE)
             counters.add(Event.EXPIRED, expired)

@@ -39,7 +39,7 @@ def _register_older_servers() -> None:
 
 
 def _do_not_sync(server: Embedded) -> None:
-    """Processes crash in these tests, the machine does not: databases are made and dropped in a fraction of the time."""
+    """Processes crash in these tests, the machine does not: databases are made and dropped much faster."""
     with psycopg.connect(server.server.get_uri(), autocommit=True) as conn:
         conn.execute("ALTER SYSTEM SET fsync = off")
         conn.execute("SELECT pg_reload_conf()")

@@ -47,7 +47,7 @@ def _address(bus: Bus, kind: str, uri: str) -> Check:
 
 
 async def _destinations(bus: Bus) -> list[Check]:
-    return list(await asyncio.gather(*(_ping(bus, uri) for uri in bus.runtime.destinations())))
+    return list(await asyncio.gather(*(_ping(bus, uri) for uri in bus.application.destinations())))
 
 
 async def _ping(bus: Bus, uri: str) -> Check:

@@ -9,19 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from datetime import timedelta
+from typing import Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DataError, DBAPIError, SQLAlchemyError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
 from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
 from durable.settings import Settings
+from durable.telemetry import log
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+AGENTS_LONGEST_IDLE = timedelta(seconds=5)
+"""Their transactions wait for nothing but the database."""
 
 _BAD_DATA = "22"  # SQLSTATE class: data exception
 _TRANSIENT = ("08", "25", "28", "3D", "40", "53", "55", "57", "58")
@@ -37,16 +44,36 @@ class Database:
         self.engine: AsyncEngine = create_async_engine(
             async_url(settings), pool_size=settings.agent_pool_size, max_overflow=2, pool_timeout=10
         )
+        end_idle_transactions(self.engine.sync_engine, AGENTS_LONGEST_IDLE)
 
-    async def transaction(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run this storage function in a transaction of its own and return what it returns, committed.
+    async def transaction(
+        self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Run `work(connection, schema, ...)` in a transaction of its own and return what it returns, committed.
 
         Raises StorageUnavailable when the database cannot be used (whether a commit took place is then unknown) and
         InvalidMessage when it refuses the data.
         """
         with translated():
             async with self.engine.begin() as conn:
-                return await conn.run_sync(work, *args, **kwargs)
+                return await conn.run_sync(work, self.schema, *args, **kwargs)
+
+    async def insist(self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """transaction(), again and again for as long as the database cannot be used, 0.1 s to 5 s apart.
+
+        For what an agent must write and never gives up. The work may run twice: its fence makes that harmless.
+        """
+
+        def tell(attempt: RetryCallState) -> None:
+            error = attempt.outcome.exception() if attempt.outcome else None
+            log.warning("%s waits for the database, attempt %d: %s", work.__name__, attempt.attempt_number, error)
+
+        patiently = AsyncRetrying(
+            retry=retry_if_exception_type(StorageUnavailable),
+            wait=wait_exponential_jitter(multiplier=0.1, max=5, jitter=0.1),
+            before_sleep=tell,
+        )
+        return await patiently(self.transaction, work, *args, **kwargs)
 
     async def ping(self) -> None:
         """Raise StorageUnavailable unless the database answers."""
@@ -56,8 +83,23 @@ class Database:
         await self.engine.dispose()
 
 
-def _answer(conn: Connection) -> None:
+def _answer(conn: Connection, schema: str) -> None:
     conn.exec_driver_sql("SELECT 1")
+
+
+def end_idle_transactions(engine: Engine, longest_idle: timedelta) -> None:
+    """Let the server end a transaction that idles for so long: its node is paused, and others wait for its locks.
+
+    By SET on each new connection rather than in its URL: a pooler refuses start-up parameters that it does not know.
+    """
+    statement = f"SET idle_in_transaction_session_timeout = {int(longest_idle.total_seconds() * 1_000)}"
+
+    @event.listens_for(engine, "connect")
+    def _connected(connection: DBAPIConnection, _: object) -> None:
+        cursor = connection.cursor()
+        cursor.execute(statement)
+        cursor.close()
+        connection.commit()
 
 
 @contextmanager
@@ -115,10 +157,6 @@ def lock_url(settings: Settings) -> str:
     else:
         url = configured_url(settings)
     return url.set(drivername="postgresql").render_as_string(hide_password=False)
-
-
-def sync_engine(settings: Settings, **options: Any) -> Engine:
-    return create_engine(sync_url(settings), **options)
 
 
 def channel(schema: str) -> str:

@@ -14,8 +14,6 @@ from sqlalchemy import Connection
 
 from durable.storage.statements import TRY_JOB_LOCK
 
-LONGEST_IDLE = "5s"
-
 
 class Job(enum.IntEnum):
     SWEEP = 1
@@ -32,11 +30,8 @@ def jobs_class(schema: str) -> int:
 
 
 def try_lock(conn: Connection, schema: str, job: Job) -> bool:
-    """Take the lock of this job until the transaction ends, or return False at once.
-
-    The server ends a transaction that does nothing for LONGEST_IDLE from here on: its node is paused or gone.
-    """
-    params = {"class_id": jobs_class(schema), "key": int(job), "longest_idle": LONGEST_IDLE}
+    """Take the lock of this job until the transaction ends, or return False at once."""
+    params = {"class_id": jobs_class(schema), "key": int(job)}
     return bool(conn.execute(TRY_JOB_LOCK.within(schema), params).scalar_one())
 
 

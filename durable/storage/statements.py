@@ -372,12 +372,7 @@ WHERE locktype = 'advisory' AND granted AND objsubid = 2
 """)
 READ_SERVER_UPTIME = Statement("SELECT clock_timestamp() - pg_postmaster_start_time()")
 
-# A node that is paused in this transaction would keep everyone else from the job for as long as it is paused: the
-# server ends its session before.
-TRY_JOB_LOCK = Statement("""
-SELECT pg_try_advisory_xact_lock(:class_id, :key),
-    set_config('idle_in_transaction_session_timeout', CAST(:longest_idle AS text), true)
-""")
+TRY_JOB_LOCK = Statement("SELECT pg_try_advisory_xact_lock(:class_id, :key)")
 LOCK_JOB = Statement("SELECT pg_advisory_xact_lock(:class_id, :key)")
 
 OPEN_CIRCUIT = Statement("""

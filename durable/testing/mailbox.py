@@ -230,9 +230,10 @@ class MemoryDatabase(Database):
         self.schema = settings.db_schema
         self._mailbox = mailbox
 
-    async def transaction(self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        _schema, *others = args
-        return cast(T, getattr(self._mailbox, work.__name__)(*others, **kwargs))
+    async def transaction(
+        self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return cast(T, getattr(self._mailbox, work.__name__)(*args, **kwargs))
 
 
 def decoded(envelope: Envelope) -> Any:

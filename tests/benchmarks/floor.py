@@ -149,7 +149,7 @@ def _numbered(statement: Statement) -> tuple[str, list[str]]:
     if statement not in _compiled:
         from sqlalchemy.dialects.postgresql.asyncpg import dialect
 
-        compiled = statement.within("durable").compile(dialect=dialect())
+        compiled = statement.within("durable").compile(dialect=dialect())  # type: ignore[no-untyped-call]
         _compiled[statement] = str(compiled), list(compiled.positiontup or [])
     return _compiled[statement]
 

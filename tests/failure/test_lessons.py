@@ -383,12 +383,12 @@ async def test_a_move_into_the_dead_letters_is_one_statement(shop: str) -> None:
     letter = Letter.because("a test", "test")
     async with Workbench(shop) as bench:
         (received,) = await bench.database.transaction(
-            inbox.claim, SCHEMA, message_type=leftovers.MESSAGE_TYPE, batch_size=1, node=A
+            inbox.claim, message_type=leftovers.MESSAGE_TYPE, batch_size=1, node=A
         )
-        (sent,) = await bench.database.transaction(outbox.claim, SCHEMA, destination=PEER, batch_size=1, node=A)
+        (sent,) = await bench.database.transaction(outbox.claim, destination=PEER, batch_size=1, node=A)
         with statements_of(bench.database.engine.sync_engine) as seen:
-            await bench.database.transaction(inbox.dead_letter, SCHEMA, A, received, letter)
-            await bench.database.transaction(outbox.dead_letter, SCHEMA, A, [(sent, letter)])
+            await bench.database.transaction(inbox.dead_letter, A, received, letter)
+            await bench.database.transaction(outbox.dead_letter, A, [(sent, letter)])
 
     moves = [statement for statement in seen if statement not in ("BEGIN", "COMMIT")]
     assert len(moves) == 2
@@ -421,7 +421,7 @@ async def test_old_ids_are_purged_in_bounded_batches(shop: str) -> None:
     leftovers.old_ids(shop, 12_000)
     keep = {"keep_ids": timedelta(days=8), "keep_history": timedelta(days=30)}
     async with Workbench(shop) as bench:
-        purged = [await bench.database.transaction(maintenance.purge_defaults, SCHEMA, **keep) for _ in range(3)]
+        purged = [await bench.database.transaction(maintenance.purge_defaults, **keep) for _ in range(3)]
 
     assert purged == [10_000, 2_000, 0]
     assert count_old_ids(shop) == 0

@@ -32,7 +32,7 @@ from durable.telemetry import Counters
 from durable.transports.base import Sender
 from durable.unit_of_work import Scope
 from tests.failure.app import ADD_EFFECT, OrderPlaced
-from tests.failure.leftovers import MESSAGE_TYPE, SCHEMA
+from tests.failure.leftovers import MESSAGE_TYPE
 
 QUICK: dict[str, Any] = {
     "heartbeat_interval": timedelta(seconds=0.3),
@@ -162,16 +162,14 @@ class Workbench:
 
     async def claim_incoming(self, agent: HandlingAgent, node: NodeId) -> int:
         """Give this agent of this node what is unowned; returns how much it was."""
-        claimed = await self.database.transaction(
-            inbox.claim, SCHEMA, message_type=MESSAGE_TYPE, batch_size=100, node=node
-        )
+        claimed = await self.database.transaction(inbox.claim, message_type=MESSAGE_TYPE, batch_size=100, node=node)
         agent.buffer.force(claimed)
         agent.accept(claimed)
         return len(claimed)
 
     async def claim_outgoing(self, agent: SendingAgent, node: NodeId) -> int:
         claimed = await self.database.transaction(
-            outbox.claim, SCHEMA, destination=agent.destination, batch_size=100, node=node
+            outbox.claim, destination=agent.destination, batch_size=100, node=node
         )
         agent.buffer.force(claimed)
         agent.accept(claimed)
@@ -180,11 +178,11 @@ class Workbench:
     async def declare_dead(self, node: NodeId) -> None:
         """What the sweep does with a dormant node, all at once."""
         for table in (statements.OUTGOING, statements.INCOMING):
-            await self.database.transaction(leases.release_dormant, SCHEMA, table, node, 1_000)
+            await self.database.transaction(leases.release_dormant, table, node, 1_000)
 
     async def promote(self) -> None:
         for table in (statements.OUTGOING, statements.INCOMING):
-            await self.database.transaction(leases.promote_due, SCHEMA, table, 1_000)
+            await self.database.transaction(leases.promote_due, table, 1_000)
 
 
 class DirectSender:

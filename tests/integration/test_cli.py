@@ -129,11 +129,11 @@ async def _run_a_node_and_its_maintenance(url: str) -> None:
         await handled.wait()
     age = timedelta(hours=1)
     async with closing(Database(bus.settings)) as database:
-        assert await database.transaction(maintenance.make_partitions, "durable", 9)
-        await database.transaction(maintenance.drop_partitions, "durable", keep_ids=age, keep_history=age)
-        await database.transaction(maintenance.purge_defaults, "durable", keep_ids=age, keep_history=age)
+        assert await database.transaction(maintenance.make_partitions, 9)
+        await database.transaction(maintenance.drop_partitions, keep_ids=age, keep_history=age)
+        await database.transaction(maintenance.purge_defaults, keep_ids=age, keep_history=age)
         with pytest.raises(DBAPIError, match="permission denied"):
-            await database.transaction(lambda conn: conn.exec_driver_sql("CREATE TABLE durable.mine (x integer)"))
+            await database.transaction(lambda conn, _: conn.exec_driver_sql("CREATE TABLE durable.mine (x integer)"))
 
 
 @asynccontextmanager

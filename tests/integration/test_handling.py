@@ -97,7 +97,7 @@ class Shop:
         """Store orders as the receiving agent does, and hand them to the handler."""
         envelopes = [envelope(number, **changes) for number in numbers]
         arrivals = [Arrival("shop", e, self.agent.reserve(e)) for e in envelopes]
-        await self.database.transaction(inbox.store, "durable", arrivals)
+        await self.database.transaction(inbox.store, arrivals)
         self.tables.execute(
             "UPDATE durable.incoming_envelopes SET attempts = %s, interruptions = %s", attempts, interruptions
         )

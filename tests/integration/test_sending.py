@@ -130,7 +130,7 @@ class Office:
         agent = self.agents[destination]
         envelopes = [envelope(destination) for _ in range(count)]
         sent = [Sent(e, None, NODE if agent.reserve(e) else ANY_NODE) for e in envelopes]
-        await self.database.transaction(outbox.store, "durable", sent)
+        await self.database.transaction(outbox.store, sent)
         agent.accept([Leased(e, endpoint=destination) for e, _, owner in sent if owner == NODE])
         return envelopes
 

@@ -70,7 +70,7 @@ class Store:
         self.database = database
 
     async def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return await self.database.transaction(function, SCHEMA, *args, **kwargs)
+        return await self.database.transaction(function, *args, **kwargs)
 
     async def send(self, *envelopes: Envelope, owner: NodeId = ANY_NODE) -> None:
         await self.run(outbox.store, [Sent(each, None, owner) for each in envelopes])
@@ -88,7 +88,7 @@ class Store:
         return claimed
 
     async def rows(self, statement: str, **params: Any) -> list[Any]:
-        def read(conn: Connection) -> list[Any]:
+        def read(conn: Connection, schema: str) -> list[Any]:
             return [tuple(row) for row in conn.execute(text(statement), params)]
 
         return await self.database.transaction(read)
@@ -409,7 +409,7 @@ async def test_another_endpoint_receives_the_same_envelope_for_itself(store: Sto
 async def test_of_two_nodes_that_receive_an_envelope_at_once_one_waits_and_finds_it(store: Store, url: str) -> None:
     received = envelope(1)
 
-    def receive(conn: Connection) -> set[inbox.Key]:
+    def receive(conn: Connection, schema: str) -> set[inbox.Key]:
         return inbox.store(conn, SCHEMA, [Arrival("billing", received, A)])
 
     async with store.database.engine.begin() as first:
@@ -652,7 +652,7 @@ async def test_the_backlog_is_counted_by_destination(store: Store) -> None:
 async def test_nodes_are_read_with_the_age_of_their_heartbeat(store: Store) -> None:
     params = {"service": "billing", "description": "host:1", "version": "1", "capabilities": '{"message_types": ["a"]}'}
 
-    def register(conn: Connection) -> None:
+    def register(conn: Connection, schema: str) -> None:
         for _ in range(2):
             conn.execute(statements.REGISTER_NODE.within(SCHEMA), params)
 

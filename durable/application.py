@@ -1,0 +1,55 @@
+"""What an application has declared, and the transports that its addresses need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from durable.errors import InvalidSetting
+from durable.handlers import Handler
+from durable.routing import LOCAL, Routes
+from durable.settings import suggestion
+from durable.transports.base import Transport
+
+
+class Listening(NamedTuple):
+    """A declared listener: its URI and the stable key of what it stores."""
+
+    uri: str
+    endpoint: str
+
+
+@dataclass
+class Application:
+    """What an application has declared."""
+
+    service: str
+    routes: Routes = field(default_factory=Routes)
+    handlers: dict[str, Handler] = field(default_factory=dict)
+    listeners: list[Listening] = field(default_factory=list)
+    transports: list[Transport] = field(default_factory=list)
+
+    def destinations(self) -> list[str]:
+        """Every remote destination that is declared, once each."""
+        declared = self.routes.destinations().values()
+        return sorted({uri for uris in declared for uri in uris if uri != LOCAL})
+
+
+class Transports:
+    """The transports of this process by URI scheme."""
+
+    def __init__(self, transports: Sequence[Transport]) -> None:
+        self._by_scheme = {scheme: transport for transport in transports for scheme in transport.schemes}
+
+    def of(self, uri: str) -> Transport:
+        """The transport of this URI; raises InvalidSetting for a scheme that none understands."""
+        scheme, separator, _ = uri.partition("://")
+        transport = self._by_scheme.get(scheme)
+        if transport is None or not separator:
+            known = ", ".join(f"{name}://" for name in self._by_scheme)
+            raise InvalidSetting(
+                f"{uri}: no transport has this scheme{suggestion(scheme, self._by_scheme)}; known: {known}"
+            )
+        transport.check(uri)
+        return transport
