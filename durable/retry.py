@@ -75,10 +75,14 @@ class Retry:
                 return HandBack()
             case Reject() | InvalidMessage():
                 return DeadLetter()
+            case _:
+                return self._next(attempt, rng or random.Random())
+
+    def _next(self, attempt: int, rng: random.Random) -> Decision:
         if attempt <= self.immediate:
             return RunAgain()
         if attempt < self.max_attempts:
-            return RunLater(self._varied(self.delays[attempt - self.immediate - 1], rng or random.Random()))
+            return RunLater(self._varied(self.delays[attempt - self.immediate - 1], rng))
         return DeadLetter()
 
     def _varied(self, delay: float | timedelta, rng: random.Random) -> timedelta:

@@ -413,7 +413,7 @@ async def test_of_two_nodes_that_receive_an_envelope_at_once_one_waits_and_finds
         return inbox.store(conn, SCHEMA, [Arrival("billing", received, A)])
 
     async with store.database.engine.begin() as first:
-        assert await first.run_sync(receive) == {(received.id, "billing")}
+        assert await first.run_sync(receive, SCHEMA) == {(received.id, "billing")}
         second = asyncio.create_task(store.database.transaction(receive))
         await eventually(lambda: waits_for_a_lock(url))
     assert await second == set()
