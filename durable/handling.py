@@ -115,6 +115,8 @@ class HandlingAgent:
             async with asyncio.TaskGroup() as workers:
                 for number in range(self._concurrency):
                     workers.create_task(self._work(), name=f"handle {self.handler.message_type} {number}")
+            if self._threads is not None:
+                await asyncio.to_thread(self._threads.shutdown)  # attempts that timed out go on in their threads
         finally:
             if self._threads is not None:
                 self._threads.shutdown(wait=False)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
-from functools import cached_property
 
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
@@ -33,27 +33,35 @@ class Sessions:
         self._composer = composer
         self._dispatcher = dispatcher
         self._given = engine, engine_sync
+        self._made: AsyncEngine | None = None
+        self._made_sync: Engine | None = None
+        self._making = threading.Lock()  # sync handlers ask for the engine from several threads at once
 
     @property
     def _longest_idle(self) -> timedelta:
         """A handler may do other things within its transaction for as long as it may run."""
         return self._settings.handler_timeout + AGENTS_LONGEST_IDLE
 
-    @cached_property
+    @property
     def engine(self) -> AsyncEngine:
         if self._given[0] is not None:
             return self._given[0]
-        engine = create_async_engine(async_url(self._settings), pool_size=self._settings.pool_size, max_overflow=0)
-        end_idle_transactions(engine.sync_engine, self._longest_idle)
-        return engine
+        if self._made is None:
+            url, size = async_url(self._settings), self._settings.pool_size
+            self._made = create_async_engine(url, pool_size=size, max_overflow=0)
+            end_idle_transactions(self._made.sync_engine, self._longest_idle)
+        return self._made
 
-    @cached_property
+    @property
     def engine_sync(self) -> Engine:
         if self._given[1] is not None:
             return self._given[1]
-        engine = create_engine(sync_url(self._settings), pool_size=self._settings.pool_size, max_overflow=0)
-        end_idle_transactions(engine, self._longest_idle)
-        return engine
+        with self._making:
+            if self._made_sync is None:
+                url, size = sync_url(self._settings), self._settings.pool_size
+                self._made_sync = create_engine(url, pool_size=size, max_overflow=0)
+                end_idle_transactions(self._made_sync, self._longest_idle)
+            return self._made_sync
 
     def open(self) -> AsyncSession:
         return AsyncSession(self.engine, expire_on_commit=False)
@@ -67,7 +75,7 @@ class Sessions:
 
     async def close(self) -> None:
         """Close the engines that were made here; those that were given belong to the application."""
-        if "engine" in self.__dict__ and self._given[0] is None:
-            await self.engine.dispose()
-        if "engine_sync" in self.__dict__ and self._given[1] is None:
-            self.engine_sync.dispose()
+        if self._made is not None:
+            await self._made.dispose()
+        if self._made_sync is not None:
+            self._made_sync.dispose()

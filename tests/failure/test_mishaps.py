@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 import pytest
@@ -42,20 +42,34 @@ async def place(bus: Bus, order_id: int) -> None:
 
 # ---------------------------------------------------------------- COMMITs whose reply is lost
 
+
+class Commit(NamedTuple):
+    """The statement by which it is known, what has happened when it has, and how its loss is seen in the end."""
+
+    marker: str
+    has_happened: Callable[[Books], bool]
+    seen_as: Event
+
+
 COMMITS = {
-    "of the unit of work": "WITH sent AS MATERIALIZED",
-    "of the inbox": "WITH received AS MATERIALIZED",
-    "of the handler": "WITH handled AS",
-    "of the delete": "WITH sent AS (\n    DELETE",
+    "of the unit of work": Commit("WITH sent AS MATERIALIZED", lambda books: bool(books.sent), Event.FORGOTTEN),
+    "of the inbox": Commit(
+        "WITH received AS MATERIALIZED", lambda books: bool(books.waiting("incoming")), Event.FORGOTTEN
+    ),
+    "of the handler": Commit("WITH handled AS", lambda books: bool(books.effects), Event.LEASE_LOST),
+    "of the delete": Commit(
+        "WITH sent AS (\n    DELETE", lambda books: not books.waiting("outgoing"), Event.LEASE_LOST
+    ),
 }
 
 
 class LostReply:
-    """Swallows the reply to the first COMMIT after a certain statement, then cuts the connection."""
+    """Swallows the reply to the first COMMIT after a certain statement; when it has happened, cuts the connection."""
 
-    def __init__(self, proxy: ChaosProxy, marker: str) -> None:
+    def __init__(self, proxy: ChaosProxy, marker: str, has_happened: Callable[[], bool]) -> None:
         self._proxy = proxy
         self._marker = marker
+        self._has_happened = has_happened
         self._cutting: asyncio.Task[None] | None = None
         self._marked: object = None
 
@@ -77,7 +91,7 @@ class LostReply:
             self._cutting = asyncio.get_running_loop().create_task(self._cut(), name="cut after the lost reply")
 
     async def _cut(self) -> None:
-        await self._proxy.swallowed(DOWN)
+        await eventually(self._has_happened)
         self._proxy.cut()
         self._proxy.restore()
 
@@ -106,7 +120,12 @@ async def test_a_commit_whose_reply_is_lost_leads_to_one_effect(
         receiver.listen(PEER)
         receiver.handles(OrderPlaced, retry=Retry(immediate=1))(Clerk(NodeId(0)).handle)
         here = sender if commit in ("of the unit of work", "of the delete") else receiver
-        lost = LostReply(orders_proxy if here is sender else billing_proxy, COMMITS[commit])
+        marker, has_happened, seen_as = COMMITS[commit]
+        lost = LostReply(
+            orders_proxy if here is sender else billing_proxy,
+            marker,
+            lambda: has_happened(read_books(orders, billing)),
+        )
         lost.watch(here.runtime.database.engine)
         lost.watch(here.runtime.sessions.engine)
 
@@ -119,8 +138,7 @@ async def test_a_commit_whose_reply_is_lost_leads_to_one_effect(
             await eventually(lambda: lost.happened)
             await eventually(lambda: handled_once(orders, billing))
 
-            seen = Event.FORGOTTEN if commit in ("of the unit of work", "of the inbox") else Event.LEASE_LOST
-            await eventually(lambda: here.runtime.counters[seen] == 1)
+            await eventually(lambda: here.runtime.counters[seen_as] == 1)
     assert not read_books(orders, billing).violations_after_shutdown()
 
 

@@ -216,7 +216,9 @@ class TestCommits:
     ) -> None:
         def work(session: Session, outbox: Outbox) -> None:
             for number in range(4):
+                stored = len(flavour.inserts)
                 outbox.send(Placed(number))
+                assert len(flavour.inserts) == stored
                 if number == 2:
                     session.rollback()
                 else:

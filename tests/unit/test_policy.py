@@ -46,7 +46,7 @@ class TestDormancy:
         assert rule.dormant([without_lock(1)], server_uptime=UP, now=4) == [1]
 
     def test_a_node_that_holds_its_lock_and_is_silent_is_dormant(self) -> None:
-        paused = NodeFacts(NodeId(1), True, STALE)
+        paused = NodeFacts(NodeId(1), True, timedelta(seconds=20))
         assert policy().dormant([paused], server_uptime=UP, now=0) == [1]
         nearly = NodeFacts(NodeId(1), True, timedelta(seconds=19.9))
         assert policy().dormant([nearly], server_uptime=UP, now=0) == []
@@ -59,12 +59,16 @@ class TestDormancy:
             assert rule.dormant([unknown], server_uptime=UP, now=2) == [1]
 
     def test_nobody_is_judged_just_after_the_server_has_started(self) -> None:
-        rule = policy()
-        young = timedelta(seconds=1.9)
         paused = NodeFacts(NodeId(2), True, STALE)
-        assert rule.dormant([without_lock(1), paused], server_uptime=young, now=0) == []
-        assert rule.dormant([without_lock(1)], server_uptime=UP, now=100) == []  # the suspicion began anew
-        assert rule.dormant([without_lock(1)], server_uptime=UP, now=102) == [1]
+        assert policy().dormant([paused], server_uptime=timedelta(seconds=1.9), now=0) == []
+        assert policy().dormant([paused], server_uptime=timedelta(seconds=2), now=0) == [2]
+
+    def test_a_restart_of_the_server_takes_every_lock_and_every_suspicion_with_it(self) -> None:
+        rule = policy()
+        rule.dormant([without_lock(1)], server_uptime=UP, now=0)
+        assert rule.dormant([without_lock(1)], server_uptime=timedelta(seconds=1), now=2) == []
+        assert rule.dormant([without_lock(1)], server_uptime=UP, now=3) == []  # the grace begins anew
+        assert rule.dormant([without_lock(1)], server_uptime=UP, now=5) == [1]
 
     def test_a_node_that_is_gone_is_forgotten(self) -> None:
         rule = policy()
