@@ -122,14 +122,6 @@ def translated() -> Iterator[None]:
         raise InvalidMessage(f"the text cannot be encoded: {error}") from error
 
 
-def is_transient(error: BaseException) -> bool:
-    """Would the same transaction be worth another try at once (a deadlock, a lost connection)?"""
-    if isinstance(error, DBAPIError):
-        state = getattr(error.orig, "sqlstate", None) or ""
-        return error.connection_invalidated or state.startswith(("08", "40", "57"))
-    return isinstance(error, StorageUnavailable)
-
-
 def configured_url(settings: Settings) -> URL:
     if settings.database_url is None:
         raise InvalidSetting("database_url: not set; give Bus(..., database=...) or the variable DURABLE_DATABASE_URL")
