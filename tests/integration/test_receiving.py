@@ -85,6 +85,9 @@ class House:
         async with asyncio.timeout(20):
             await self._running
 
+    def cancel(self) -> None:
+        self._running.cancel()
+
     async def close(self) -> None:
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
@@ -319,6 +322,10 @@ class TestRoom:
             assert answers == [[STORED] * 8, [BUSY] * 3]
             assert house.agent.credit() == 10
             assert await house.receive(*envelopes(11)) == [BUSY] * 11
+            filling = asyncio.create_task(house.receive(*envelopes(10)))
+            await asyncio.sleep(0)
+            assert house.agent.credit() == 0
+            assert await filling == [STORED] * 10
         finally:
             await house.close()
 
@@ -327,8 +334,20 @@ class TestRoom:
         try:
             answers = await house.receive_at_once([envelope(b"x" * 6_000)], [envelope(b"x" * 6_000)])
             assert answers == [[STORED], [BUSY]]
+            assert await house.receive(envelope(b"x" * 9_000)) == [STORED]  # the room is there again
         finally:
             await house.close()
+
+    async def test_when_it_is_cancelled_no_sender_waits_for_an_answer_in_vain(self, house: House) -> None:
+        waiting = [asyncio.create_task(house.receive(*envelopes(3))) for _ in range(2)]
+        await asyncio.sleep(0)
+        house.cancel()
+        late = asyncio.create_task(house.receive(envelope()))
+        answers = await asyncio.gather(*waiting)
+        stopped = Failed("the receiver stopped before it was known to be stored")
+        assert answers == [[stopped] * 3, [stopped] * 3]
+        assert (await late)[0] in (stopped, BUSY)
+        assert await house.receive(envelope()) == [BUSY]
 
     async def test_when_it_stops_it_answers_what_it_took_and_takes_nothing_more(
         self, house: House, tables: Tables
