@@ -16,7 +16,7 @@ from durable.clock import Clock
 from durable.envelope import Envelope, new_id
 from durable.errors import InvalidMessage
 from durable.messages import name_of
-from durable.routing import Routes
+from durable.routing import LOCAL, Routes
 from durable.settings import Settings
 
 REPLY_TO = "reply-to"
@@ -54,6 +54,7 @@ class Composer:
         self._service = service
         self._routes = routes
         self._max_message_bytes = settings.max_message_bytes
+        self._dedupe_window = settings.dedupe_window
         self._clock = clock
         self._check_destination = check_destination
 
@@ -110,9 +111,22 @@ class Composer:
             )
             for destination in destinations
         ]
+        for envelope in envelopes:
+            self._refuse_distant(envelope)
         if reason := screening.flaw(envelopes[0], max_message_bytes=self._max_message_bytes):
             raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {reason}")
         return envelopes
+
+    def _refuse_distant(self, envelope: Envelope) -> None:
+        """Its id dates from now: a peer that gets it after the dedupe window could not tell it from a duplicate."""
+        due = envelope.execution_time
+        if due is None or due.tzinfo is None or envelope.destination == LOCAL:
+            return
+        if due - envelope.sent_at >= self._dedupe_window:
+            raise InvalidMessage(
+                f"a message for {envelope.destination} may be put off by less than dedupe_window "
+                f"({self._dedupe_window}); schedule a message to this service's own handler, which sends it then"
+            )
 
 
 def _execution_time(options: SendOptions, now: datetime) -> datetime | None:

@@ -63,6 +63,8 @@ def postgres(folder: Path, *, version: int | None = None) -> Iterator[Embedded]:
     newest = utils.TARGET_POSTGRES_VERSION
     server = postgres_server.get_server(folder / "data", start=False, postgres_version=version or newest)
     server.pgdata.mkdir(parents=True, exist_ok=True)
+    # The library's own lock is one file for the whole machine, which belongs to the user who came first.
+    server._lock = type(server._lock)(folder / "lock")
     with server._lock:
         server.ensure_pgdata_inited()
         configuration = "".join(f"{name} = '{value}'\n" for name, value in SETTINGS.items())

@@ -28,7 +28,6 @@ class RunLater:
     """After `delay`, by whichever node is free then."""
 
     delay: timedelta
-    counted: bool = True
 
 
 @dataclass(frozen=True, slots=True)

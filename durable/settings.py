@@ -39,58 +39,75 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
 
-    database_url: SecretStr | None = Field(None, description="the application's own Postgres, as a SQLAlchemy URL")
+    database_url: SecretStr | None = Field(
+        default=None, description="the application's own Postgres, as a SQLAlchemy URL"
+    )
     lock_database_url: SecretStr | None = Field(
-        None, description="a direct connection for the node's advisory lock, when database_url goes through a pooler"
+        default=None,
+        description="a direct connection for the node's advisory lock, when database_url goes through a pooler",
     )
     db_schema: str = Field(
-        "durable", pattern=r"^[a-z_][a-z0-9_]{0,62}$", description="the schema that holds the tables"
+        default="durable", pattern=r"^[a-z_][a-z0-9_]{0,62}$", description="the schema that holds the tables"
     )
-    pool_size: Count = Field(10, description="connections for units of work and handlers")
-    agent_pool_size: Count = Field(4, description="connections for the agents, so that a busy application starves none")
+    pool_size: Count = Field(default=10, description="connections for units of work and handlers")
+    agent_pool_size: Count = Field(
+        default=4, description="connections for the agents, so that a busy application starves none"
+    )
 
     batch_size: Annotated[int, Field(ge=1, le=1000)] = Field(
-        100, description="envelopes in a batch; 100 rows in one statement is where the measured gain flattens"
+        default=100, description="envelopes in a batch; 100 rows in one statement is where the measured gain flattens"
     )
-    batch_bytes: Count = Field(1 << 20, description="bytes in a batch")
-    batches_in_flight: Count = Field(4, description="full batches under way to one destination")
-    buffer_size: Count = Field(2_000, description="envelopes in memory for each destination and each handler")
-    buffer_bytes: Count = Field(32 << 20, description="bytes in memory for each destination and each handler")
-    max_message_bytes: Count = Field(1 << 20, description="largest body of one message")
-    max_frame_bytes: Count = Field(4 << 20, description="largest TCP frame")
+    batch_bytes: Count = Field(default=1 << 20, description="bytes in a batch")
+    batches_in_flight: Count = Field(default=4, description="full batches under way to one destination")
+    buffer_size: Count = Field(default=2_000, description="envelopes in memory for each destination and each handler")
+    buffer_bytes: Count = Field(default=32 << 20, description="bytes in memory for each destination and each handler")
+    max_message_bytes: Count = Field(default=1 << 20, description="largest body of one message")
+    max_frame_bytes: Count = Field(default=4 << 20, description="largest TCP frame")
 
-    failures_to_latch: Count = Field(3, description="batches that fail in a row before a destination is latched")
-    ping_interval: Duration = Field(timedelta(seconds=1), description="between pings of a latched destination")
-    send_timeout: Duration = Field(timedelta(seconds=10), description="for one batch to be answered")
-    connect_timeout: Duration = Field(timedelta(seconds=5), description="for a connection and its handshake")
-    idle_timeout: Duration = Field(timedelta(seconds=30), description="silence after which a connection is dropped")
-    frame_timeout: Duration = Field(timedelta(seconds=10), description="for a frame that has begun to arrive whole")
+    failures_to_latch: Count = Field(
+        default=3, description="batches that fail in a row before a destination is latched"
+    )
+    ping_interval: Duration = Field(default=timedelta(seconds=1), description="between pings of a latched destination")
+    send_timeout: Duration = Field(default=timedelta(seconds=10), description="for one batch to be answered")
+    connect_timeout: Duration = Field(default=timedelta(seconds=5), description="for a connection and its handshake")
+    idle_timeout: Duration = Field(
+        default=timedelta(seconds=30), description="silence after which a connection is dropped"
+    )
+    frame_timeout: Duration = Field(
+        default=timedelta(seconds=10), description="for a frame that has begun to arrive whole"
+    )
     delete_linger: Duration = Field(
-        timedelta(milliseconds=50), description="for which acknowledged rows gather before one statement deletes them"
+        default=timedelta(milliseconds=50),
+        description="for which acknowledged rows gather before one statement deletes them",
     )
 
-    concurrency: Count = Field(8, description="messages that one handler runs at once, unless it says otherwise")
-    handler_timeout: Duration = Field(timedelta(seconds=60), description="for one attempt of a handler")
-    drain_timeout: Duration = Field(timedelta(seconds=10), description="for work under way when the node stops")
+    concurrency: Count = Field(
+        default=8, description="messages that one handler runs at once, unless it says otherwise"
+    )
+    handler_timeout: Duration = Field(default=timedelta(seconds=60), description="for one attempt of a handler")
+    drain_timeout: Duration = Field(default=timedelta(seconds=10), description="for work under way when the node stops")
 
-    heartbeat_interval: Duration = Field(timedelta(seconds=2), description="between heartbeats of a node")
+    heartbeat_interval: Duration = Field(default=timedelta(seconds=2), description="between heartbeats of a node")
     heartbeat_stale: Duration = Field(
-        timedelta(seconds=20),
+        default=timedelta(seconds=20),
         description="age of a heartbeat at which a node that holds its lock is dormant all the same",
     )
     dormant_grace: Duration = Field(
-        timedelta(seconds=2), description="for which a lock must be absent, on two sweeps, before its node is dormant"
+        default=timedelta(seconds=2),
+        description="for which a lock must be absent, on two sweeps, before its node is dormant",
     )
-    sweep_interval: Duration = Field(timedelta(seconds=1), description="between looks for dormant nodes")
-    poll_interval: Duration = Field(timedelta(seconds=1), description="between looks for unowned and due work")
+    sweep_interval: Duration = Field(default=timedelta(seconds=1), description="between looks for dormant nodes")
+    poll_interval: Duration = Field(default=timedelta(seconds=1), description="between looks for unowned and due work")
     forgotten_after: Duration = Field(
-        timedelta(seconds=15), description="after which a node releases rows that it owns and does not work on"
+        default=timedelta(seconds=15), description="after which a node releases rows that it owns and does not work on"
     )
 
-    dedupe_window: Duration = Field(timedelta(days=7), description="for which a duplicate is recognised")
-    history_retention: Duration = Field(timedelta(days=30), description="for which the history is kept")
-    partitions_ahead: Count = Field(7, description="days for which partitions are made ahead")
-    maintenance_interval: Duration = Field(timedelta(minutes=10), description="between runs of the maintenance task")
+    dedupe_window: Duration = Field(default=timedelta(days=7), description="for which a duplicate is recognised")
+    history_retention: Duration = Field(default=timedelta(days=30), description="for which the history is kept")
+    partitions_ahead: Count = Field(default=7, description="days for which partitions are made ahead")
+    maintenance_interval: Duration = Field(
+        default=timedelta(minutes=10), description="between runs of the maintenance task"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

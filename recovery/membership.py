@@ -22,9 +22,10 @@ from sqlalchemy import Connection, create_engine, pool
 from durable.envelope import NodeId
 from durable.errors import InvalidSetting, LeaseLost, StorageUnavailable
 from durable.settings import Settings
-from durable.storage import statements
+from durable.storage import housekeeping
 from durable.storage.database import channel, lock_url
 from durable.storage.locks import nodes_class
+from durable.storage.statements import Statement
 from durable.telemetry import log
 from durable.version import __version__
 
@@ -90,7 +91,7 @@ class Membership:
                 node = self._register(conn)
                 self._tell(self._report_joined, node)
                 self._stay(conn, node)
-                conn.execute(self._sql(statements.REMOVE_NODE), {"node": node})
+                conn.execute(self._sql(housekeeping.REMOVE_NODE), {"node": node})
         except Exception as error:
             self._tell(self._report_failure, error)
 
@@ -103,14 +104,14 @@ class Membership:
 
     def _register(self, conn: Connection) -> NodeId:
         driver = _driver(conn)
-        told, actual = driver.info.backend_pid, conn.execute(self._sql(statements.READ_SERVER)).one().pid
+        told, actual = driver.info.backend_pid, conn.execute(self._sql(housekeeping.READ_SERVER)).one().pid
         if told != actual:
             raise InvalidSetting(
                 "lock_database_url: this connection goes through a pooler, which cannot keep a session's lock; "
                 "set DURABLE_LOCK_DATABASE_URL to a direct connection"
             )
         row = conn.execute(
-            self._sql(statements.REGISTER_NODE),
+            self._sql(housekeeping.REGISTER_NODE),
             {
                 "service": self._service,
                 "description": f"{socket.gethostname()}:{os.getpid()}",
@@ -120,7 +121,7 @@ class Membership:
         ).one()
         node = NodeId(row.node_id)
         key = {"class_id": nodes_class(self._settings.db_schema), "node": node}
-        if not conn.execute(self._sql(statements.LOCK_NODE), key).scalar_one():
+        if not conn.execute(self._sql(housekeeping.LOCK_NODE), key).scalar_one():
             raise LeaseLost(f"the lock of the new node {node} is held by another session")
         driver.execute(f'LISTEN "{channel(self._settings.db_schema)}"')
         return node
@@ -137,17 +138,17 @@ class Membership:
 
     def _beat(self, conn: Connection, node: NodeId) -> None:
         """Write the heartbeat, and see on this very session that the lock is still held."""
-        if conn.execute(self._sql(statements.HEARTBEAT), {"node": node}).first() is None:
+        if conn.execute(self._sql(housekeeping.HEARTBEAT), {"node": node}).first() is None:
             raise LeaseLost(f"node {node} was struck off: it was silent for too long")
         key = {"class_id": nodes_class(self._settings.db_schema), "node": node}
-        if not conn.execute(self._sql(statements.HOLDS_NODE_LOCK), key).scalar_one():
+        if not conn.execute(self._sql(housekeeping.HOLDS_NODE_LOCK), key).scalar_one():
             raise LeaseLost(f"node {node} has lost its lock")
 
     def _loop_is_alive(self) -> bool:
         silence = time.monotonic() - self._loop_ticked
         return silence < self._settings.handler_timeout.total_seconds()
 
-    def _sql(self, statement: statements.Statement) -> Any:
+    def _sql(self, statement: Statement) -> Any:
         return statement.within(self._settings.db_schema)
 
     # ------------------------------------------------------------------ back in the event loop

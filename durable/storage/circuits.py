@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from durable.storage import statements
+from durable.storage import housekeeping
 
 
 class Kind(StrEnum):
@@ -31,14 +31,14 @@ def open_circuit(
 ) -> None:
     """Record that it is open; one that is open already keeps its reason and its start."""
     conn.execute(
-        statements.OPEN_CIRCUIT.within(schema),
+        housekeeping.OPEN_CIRCUIT.within(schema),
         {"kind": kind.value, "key": key, "reason": reason, "duration": duration, "actor": actor},
     )
 
 
 def close_circuit(conn: Connection, schema: str, kind: Kind, key: str) -> None:
-    conn.execute(statements.CLOSE_CIRCUIT.within(schema), {"kind": kind.value, "key": key})
+    conn.execute(housekeeping.CLOSE_CIRCUIT.within(schema), {"kind": kind.value, "key": key})
 
 
 def read(conn: Connection, schema: str) -> list[OpenCircuit]:
-    return [OpenCircuit(*row) for row in conn.execute(statements.READ_CIRCUITS.within(schema))]
+    return [OpenCircuit(*row) for row in conn.execute(housekeeping.READ_CIRCUITS.within(schema))]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from durable.storage import statements
+from durable.storage import housekeeping
 
 
 def runtime_sql(schema: str, role: str) -> str:
     """The statements that let this role run a node: it may read and write rows and call the maintenance functions,
     and can create, alter or drop nothing."""
     quoted = '"' + role.replace('"', '""') + '"'
-    return statements.GRANT_RUNTIME_RIGHTS.within(schema).text.strip().replace("{role}", quoted)
+    return housekeeping.GRANT_RUNTIME_RIGHTS.within(schema).text.strip().replace("{role}", quoted)
 
 
 def grant_runtime(conn: Connection, schema: str, role: str) -> None:

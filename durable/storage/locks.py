@@ -12,7 +12,7 @@ import zlib
 
 from sqlalchemy import Connection
 
-from durable.storage.statements import TRY_JOB_LOCK
+from durable.storage.housekeeping import TRY_JOB_LOCK
 
 
 class Job(enum.IntEnum):

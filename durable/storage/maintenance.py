@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from sqlalchemy import Connection
 
-from durable.storage import statements
+from durable.storage import housekeeping
 from durable.storage.locks import Job, try_lock
 
 _PURGE_BATCH = 10_000
@@ -17,21 +17,23 @@ _PURGE_BATCH = 10_000
 
 def make_partitions(conn: Connection, schema: str, days_ahead: int) -> list[str]:
     """Make the days that are missing, from yesterday on; returns the names of the new partitions."""
-    return list(conn.execute(statements.MAKE_PARTITIONS.within(schema), {"days_ahead": days_ahead}).scalars())
+    return list(conn.execute(housekeeping.MAKE_PARTITIONS.within(schema), {"days_ahead": days_ahead}).scalars())
 
 
 def drop_partitions(conn: Connection, schema: str, *, keep_ids: timedelta, keep_history: timedelta) -> list[str]:
     """Drop whole days that are past their retention; returns their names."""
     params = {"keep_ids": keep_ids, "keep_history": keep_history}
-    return list(conn.execute(statements.DROP_PARTITIONS.within(schema), params).scalars())
+    return list(conn.execute(housekeeping.DROP_PARTITIONS.within(schema), params).scalars())
 
 
 def purge_defaults(conn: Connection, schema: str, *, keep_ids: timedelta, keep_history: timedelta) -> int:
     """Delete a bounded number of old rows that belong to no day. Returns how many."""
     if not try_lock(conn, schema, Job.PARTITIONS):
         return 0
-    ids = conn.execute(statements.PURGE_DEFAULT_IDS.within(schema), {"keep_ids": keep_ids, "batch_size": _PURGE_BATCH})
+    ids = conn.execute(
+        housekeeping.PURGE_DEFAULT_IDS.within(schema), {"keep_ids": keep_ids, "batch_size": _PURGE_BATCH}
+    )
     history = conn.execute(
-        statements.PURGE_DEFAULT_HISTORY.within(schema), {"keep_history": keep_history, "batch_size": _PURGE_BATCH}
+        housekeeping.PURGE_DEFAULT_HISTORY.within(schema), {"keep_history": keep_history, "batch_size": _PURGE_BATCH}
     )
     return ids.rowcount + history.rowcount

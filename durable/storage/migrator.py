@@ -13,8 +13,8 @@ from alembic.config import Config
 from sqlalchemy import Connection, create_engine, pool, text
 
 from durable.errors import SchemaMismatch
+from durable.storage.housekeeping import LOCK_JOB, READ_VERSION, VERSION_TABLE_EXISTS
 from durable.storage.locks import Job, jobs_class
-from durable.storage.statements import LOCK_JOB, READ_VERSION, VERSION_TABLE_EXISTS
 
 SCHEMA_VERSION = "0001"
 """The Alembic revision that this code reads and writes."""

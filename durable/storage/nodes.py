@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from durable.envelope import NodeId
-from durable.storage import statements
+from durable.storage import housekeeping
 from durable.storage.locks import nodes_class
 
 
@@ -26,20 +26,20 @@ class Node(NamedTuple):
 
 
 def read(conn: Connection, schema: str) -> list[Node]:
-    return [Node(*row) for row in conn.execute(statements.READ_NODES.within(schema))]
+    return [Node(*row) for row in conn.execute(housekeeping.READ_NODES.within(schema))]
 
 
 def locked(conn: Connection, schema: str) -> set[NodeId]:
     """The nodes whose lock is held now."""
-    rows = conn.execute(statements.READ_LOCKED_NODES.within(schema), {"class_id": nodes_class(schema)})
+    rows = conn.execute(housekeeping.READ_LOCKED_NODES.within(schema), {"class_id": nodes_class(schema)})
     return {NodeId(row.node_id) for row in rows}
 
 
 def remove(conn: Connection, schema: str, node: NodeId) -> None:
     """Strike the node off: if it still runs, its next heartbeat tells it so."""
-    conn.execute(statements.REMOVE_NODE.within(schema), {"node": node})
+    conn.execute(housekeeping.REMOVE_NODE.within(schema), {"node": node})
 
 
 def server_uptime(conn: Connection, schema: str) -> timedelta:
-    uptime: timedelta = conn.execute(statements.READ_SERVER_UPTIME.within(schema)).scalar_one()
+    uptime: timedelta = conn.execute(housekeeping.READ_SERVER_UPTIME.within(schema)).scalar_one()
     return uptime

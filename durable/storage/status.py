@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from durable.envelope import NodeId
-from durable.storage import circuits, leases, nodes, statements
+from durable.storage import circuits, housekeeping, leases, nodes, statements
 from durable.storage.circuits import OpenCircuit
 from durable.storage.leases import Backlog
 from durable.storage.nodes import Node
@@ -72,24 +72,24 @@ def read(conn: Connection, schema: str) -> Picture:
         nodes=nodes.read(conn, schema),
         locked=nodes.locked(conn, schema),
         circuits=circuits.read(conn, schema),
-        dead_letters=[DeadLetterCount(*row) for row in conn.execute(statements.COUNT_DEAD_LETTERS.within(schema))],
+        dead_letters=[DeadLetterCount(*row) for row in conn.execute(housekeeping.COUNT_DEAD_LETTERS.within(schema))],
         partitioned_days=partitioned_days(conn, schema),
     )
 
 
 def server(conn: Connection, schema: str) -> Server:
-    return Server(*conn.execute(statements.READ_SERVER.within(schema)).one())
+    return Server(*conn.execute(housekeeping.READ_SERVER.within(schema)).one())
 
 
 def clock(conn: Connection, schema: str) -> datetime:
     """The database's time now."""
-    now: datetime = conn.execute(statements.READ_CLOCK.within(schema)).scalar_one()
+    now: datetime = conn.execute(housekeeping.READ_CLOCK.within(schema)).scalar_one()
     return now
 
 
 def partitioned_days(conn: Connection, schema: str) -> int:
     """For how many days in a row, from today on, every partition is there."""
-    rows = conn.execute(statements.READ_PARTITION_DAYS.within(schema), {"schema": schema})
+    rows = conn.execute(housekeeping.READ_PARTITION_DAYS.within(schema), {"schema": schema})
     found = {(row.parent, row.days_from_today) for row in rows}
     days = 0
     while all((parent, days) in found for parent in ("received_ids", "envelope_history")):
@@ -98,12 +98,12 @@ def partitioned_days(conn: Connection, schema: str) -> int:
 
 
 def connection_limits(conn: Connection, schema: str) -> ConnectionLimits:
-    return ConnectionLimits(*conn.execute(statements.READ_CONNECTION_LIMITS.within(schema)).one())
+    return ConnectionLimits(*conn.execute(housekeeping.READ_CONNECTION_LIMITS.within(schema)).one())
 
 
 def missing_rights(conn: Connection, schema: str) -> list[str]:
     """What the connection's role would need to run a node, and does not have."""
-    return list(conn.execute(statements.READ_MISSING_RIGHTS.within(schema), {"schema": schema}).scalars())
+    return list(conn.execute(housekeeping.READ_MISSING_RIGHTS.within(schema), {"schema": schema}).scalars())
 
 
 def _owned_counts(conn: Connection, schema: str, table: statements.Recovery) -> dict[NodeId, int]:

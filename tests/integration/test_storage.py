@@ -19,7 +19,7 @@ from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.settings import load_settings
-from durable.storage import circuits, inbox, leases, locks, nodes, outbox, statements
+from durable.storage import circuits, housekeeping, inbox, leases, locks, nodes, outbox, statements
 from durable.storage.circuits import Kind
 from durable.storage.database import Database, channel
 from durable.storage.inbox import Arrival
@@ -654,7 +654,7 @@ async def test_nodes_are_read_with_the_age_of_their_heartbeat(store: Store) -> N
 
     def register(conn: Connection, schema: str) -> None:
         for _ in range(2):
-            conn.execute(statements.REGISTER_NODE.within(SCHEMA), params)
+            conn.execute(housekeeping.REGISTER_NODE.within(SCHEMA), params)
 
     await store.database.transaction(register)
     first, second = await store.run(nodes.read)

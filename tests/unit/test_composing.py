@@ -137,7 +137,7 @@ class TestOptions:
             (timedelta(minutes=1), NOW + timedelta(minutes=1)),
             (90, NOW + timedelta(seconds=90)),
             (0.5, NOW + timedelta(milliseconds=500)),
-            (datetime(2025, 1, 1, tzinfo=UTC), datetime(2025, 1, 1, tzinfo=UTC)),
+            (NOW.replace(hour=23), NOW.replace(hour=23)),
         ],
     )
     def test_a_time_may_be_given_or_counted_from_now(self, composer: Composer, given: Any, expected: datetime) -> None:
@@ -148,7 +148,7 @@ class TestOptions:
             assert composer.command(Placed(), at=given).execution_time == expected
 
     def test_an_aware_time_of_any_zone_is_kept(self, composer: Composer) -> None:
-        tokyo = datetime(2025, 1, 1, tzinfo=timezone(timedelta(hours=9)))
+        tokyo = (NOW + timedelta(days=1)).astimezone(timezone(timedelta(hours=9)))
         assert composer.command(Placed(), at=tokyo).execution_time == tokyo
 
     @pytest.mark.parametrize("name", ["deliver_by", "at"])
@@ -156,6 +156,14 @@ class TestOptions:
         options: Any = {name: datetime(2025, 1, 1)}
         with pytest.raises(InvalidMessage, match="has no time zone"):
             composer.command(Placed(), **options)
+
+    def test_a_remote_message_is_not_put_off_for_longer_than_its_duplicates_are_recognised(
+        self, composer: Composer
+    ) -> None:
+        with pytest.raises(InvalidMessage, match="dedupe_window"):
+            composer.command(Placed(), delay=timedelta(days=7), to="tcp://127.0.0.1:1")
+        composer.command(Placed(), delay=timedelta(days=6, hours=23), to="tcp://127.0.0.1:1")
+        composer.command(Placed(), delay=timedelta(days=70), to=LOCAL)
 
     def test_a_message_cannot_wait_twice(self, composer: Composer) -> None:
         with pytest.raises(InvalidMessage, match="not both"):
