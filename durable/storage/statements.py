@@ -175,10 +175,17 @@ JOIN {schema}.received_ids AS known USING (id, endpoint)
 WHERE known.body_digest <> t.body_digest
 """)
 
+# A sender that had no answer sends it again: the same bytes under the same id are one letter.
 QUARANTINE = Statement(f"""
 INSERT INTO {{schema}}.dead_letters ({_LETTER})
-VALUES ('incoming', :address, :id, :message_type, :source, :correlation_id, NULL, NULL, :content_type, '{{}}', :body,
-    :sent_at, NULL, 0, 0, :exception_type, :reason, NULL, :fingerprint, :node)
+SELECT 'incoming', CAST(:address AS text), CAST(:id AS uuid), CAST(:message_type AS text), CAST(:source AS text),
+    CAST(:correlation_id AS uuid), NULL, NULL, CAST(:content_type AS text), '{{}}', CAST(:body AS bytea),
+    CAST(:sent_at AS timestamptz), NULL, 0, 0, CAST(:exception_type AS text), CAST(:reason AS text),
+    CAST(:traceback AS text), CAST(:fingerprint AS text), CAST(:node AS integer)
+WHERE NOT EXISTS (
+    SELECT FROM {{schema}}.dead_letters AS letter
+    WHERE letter.id = CAST(:id AS uuid) AND letter.address = :address AND letter.body = :body
+)
 """)
 
 CLAIM_INCOMING = Statement(f"""
