@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -32,6 +33,11 @@ class OrderShipped(msgspec.Struct):
 
 bus = Bus("NAME")
 """
+
+
+def _heed_interrupts() -> None:
+    """A shell ignores SIGINT for what it runs in the background, and whatever that starts inherits it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Ended(NamedTuple):
@@ -74,8 +80,9 @@ class Agent:
         """As a process of its own, which is killed at the end if it still runs."""
         environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         command = [sys.executable, "-m", "durable.cli", *arguments]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
-        with subprocess.Popen(command, cwd=self.folder, env=environment, **pipes) as process:  # type: ignore[call-overload]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
+        options: dict[str, Any] = {"cwd": self.folder, "env": environment, "preexec_fn": _heed_interrupts}
+        with subprocess.Popen(command, **options, **pipes) as process:
             try:
                 yield process
             finally:
