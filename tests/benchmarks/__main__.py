@@ -27,13 +27,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 
 from durable import Bus, message
 from durable.embedded import Embedded, postgres
-from durable.envelope import ANY_NODE, new_id
+from durable.envelope import ANY_NODE, Envelope, new_id
 from durable.storage import migrator, outbox
 from durable.storage.database import sync_url
 from durable.telemetry import Event
 from tests.benchmarks import floor
 
 ROUNDS = 3
+FloorWork = Callable[[floor.Pool, list[Envelope]], Awaitable[None]]
 
 
 @message("bench.note")
@@ -105,12 +106,14 @@ class Benchmarks:
         ship = Row("outbox to peer's inbox over TCP", "asyncpg: claim, insert at the peer, delete")
         singly = Row("handle, a transaction each", "asyncpg: effect and completion in a transaction")
         grouped = Row("handle, group=100", "asyncpg: 100 effects and a completion in a transaction")
+        listed = Row("handle, group=100 as a list", "asyncpg: 100 effects by one statement, and a completion")
         for _ in range(ROUNDS):
             await self._store(store, plain)
             await self._ship(ship)
-            await self._handle(singly, group=1)
-            await self._handle(grouped, group=100)
-        return [store, plain, ship, singly, grouped]
+            await self._handle(singly, _take, floor.handle_singly, group=1)
+            await self._handle(grouped, _take, floor.handle_in_groups, group=100)
+            await self._handle(listed, _take_list, floor.handle_lists, group=100)
+        return [store, plain, ship, singly, grouped, listed]
 
     async def _store(self, row: Row, plain: Row) -> None:
         url = self._fresh_database()
@@ -125,8 +128,8 @@ class Benchmarks:
         await bus.runtime.stop()
         row.ours = plain.ours = max(row.ours, ours)
         # Without the business INSERT and the business transaction: what enlisting a send adds.
-        row.statements_per_message = counts.statements / self._count - 1
-        row.commits_per_message = counts.commits / self._count - 1
+        row.statements_per_message = plain.statements_per_message = counts.statements / self._count - 1
+        row.commits_per_message = plain.commits_per_message = counts.commits / self._count - 1
 
     async def _store_with_durable(self, bus: Bus) -> None:
         numbers = iter(range(self._count))
@@ -169,7 +172,7 @@ class Benchmarks:
         await to_pool.close()
 
         sender_url, receiver_url = self._fresh_database(), self._fresh_database()
-        receiver = Bus("receiver", receiver_url, buffer_size=self._count + 1)
+        receiver = Bus("receiver", receiver_url, buffer_size=self._count + 1, drain_timeout=0.1)
 
         @receiver.handles(Note, concurrency=1)
         async def wait(note: Note) -> None:
@@ -189,12 +192,11 @@ class Benchmarks:
         row.statements_per_message = counts.statements / self._count
         row.commits_per_message = counts.commits / self._count
 
-    async def _handle(self, row: Row, *, group: int) -> None:
+    async def _handle(self, row: Row, handler: Callable[..., Awaitable[None]], work: FloorWork, *, group: int) -> None:
         items = floor.envelopes(self._count)
         url = self._fresh_database()
         pool = await floor.pool(url)
         await floor.fill_inbox(pool, items)
-        work = floor.handle_in_groups if group > 1 else floor.handle_singly
         row.floor = max(row.floor, await rate(self._count, lambda: work(pool, items)))
         await pool.close()
 
@@ -204,18 +206,15 @@ class Benchmarks:
         await pool.execute("UPDATE durable.incoming_envelopes SET owner_id = 0")
         await pool.close()
         bus = Bus("bench", url, pool_size=floor.CONNECTIONS)
-
-        @bus.handles(Note, group=group, concurrency=floor.CONNECTIONS)
-        async def take(note: Note, session: AsyncSession) -> None:
-            await session.execute(_BUSINESS, {"number": 1})
-
+        bus.handles(Note, group=group, concurrency=floor.CONNECTIONS)(handler)
         with counting(bus.runtime.sessions.engine) as counts:
             began = time.perf_counter()
             async with bus:
                 await _until(lambda: bus.runtime.counters[Event.HANDLED] >= self._count)
                 elapsed = time.perf_counter() - began
         row.ours = max(row.ours, self._count / elapsed)
-        row.statements_per_message = counts.statements / self._count - 1  # without the effect itself
+        effects = self._count if handler is _take else counts.commits
+        row.statements_per_message = (counts.statements - effects) / self._count
         row.commits_per_message = counts.commits / self._count
 
     async def _fill_outbox(self, url: str, destination: str) -> None:
@@ -237,6 +236,15 @@ class Benchmarks:
         return url
 
 
+async def _take(note: Note, session: AsyncSession) -> None:
+    await session.execute(_BUSINESS, {"number": 1})
+
+
+async def _take_list(notes: list[Note], session: AsyncSession) -> None:
+    await session.execute(_BUSINESS_LIST, {"numbers": [1] * len(notes)})
+
+
+_BUSINESS_LIST = text("INSERT INTO business (number) SELECT unnest(CAST(:numbers AS integer[]))")
 _BUSINESS = text("INSERT INTO business (number) VALUES (:number)")
 
 

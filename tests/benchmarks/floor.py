@@ -30,6 +30,7 @@ INSERT INTO durable.outgoing_envelopes (id, destination, message_type, source, c
     body, sent_at, owner_id) VALUES ($1, $2, 'bench.note', 'floor', $1, 'application/json', '{}', $3, now(), 1)
 """
 BUSINESS = "INSERT INTO business (number) VALUES ($1)"
+BUSINESS_LIST = "INSERT INTO business (number) SELECT unnest(CAST($1 AS integer[]))"
 
 
 def envelopes(count: int) -> list[Envelope]:
@@ -109,6 +110,20 @@ async def handle_in_groups(pool: Pool, items: Sequence[Envelope]) -> None:
                 async with conn.transaction():
                     for _ in batch:
                         await conn.execute(BUSINESS, 1)
+                    await _fetch(conn, statements.FINISH_HANDLED, **_finished(batch))
+
+    await asyncio.gather(*(work() for _ in range(CONNECTIONS)))
+
+
+async def handle_lists(pool: Pool, items: Sequence[Envelope]) -> None:
+    """One statement for the effects of a hundred and one completion in a transaction, `CONNECTIONS` at a time."""
+    remaining = batches(items)
+
+    async def work() -> None:
+        async with pool.acquire() as conn:
+            for batch in remaining:
+                async with conn.transaction():
+                    await conn.execute(BUSINESS_LIST, [1] * len(batch))
                     await _fetch(conn, statements.FINISH_HANDLED, **_finished(batch))
 
     await asyncio.gather(*(work() for _ in range(CONNECTIONS)))

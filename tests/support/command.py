@@ -82,7 +82,7 @@ class Agent:
         command = [sys.executable, "-m", "durable.cli", *arguments]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
         options: dict[str, Any] = {"cwd": self.folder, "env": environment, "preexec_fn": _heed_interrupts}
-        with subprocess.Popen(command, **options, **pipes) as process:
+        with subprocess.Popen[bytes](command, **options, **pipes) as process:
             try:
                 yield process
             finally:
