@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -37,19 +37,31 @@ class Application:
 
 
 class Transports:
-    """The transports of this process by URI scheme."""
+    """The transports of this process by URI scheme.
 
-    def __init__(self, transports: Sequence[Transport]) -> None:
+    Those in `optional` are made when the first URI of their scheme is met: what they are built on may not be installed.
+    """
+
+    def __init__(
+        self, transports: Sequence[Transport], optional: Mapping[str, Callable[[], Transport]] | None = None
+    ) -> None:
         self._by_scheme = {scheme: transport for transport in transports for scheme in transport.schemes}
+        self._optional = dict(optional or {})
 
     def of(self, uri: str) -> Transport:
         """The transport of this URI; raises InvalidSetting for a scheme that none understands."""
         scheme, separator, _ = uri.partition("://")
+        if scheme not in self._by_scheme and scheme in self._optional:
+            made = self._optional[scheme]()
+            self._by_scheme = dict.fromkeys(made.schemes, made) | self._by_scheme
         transport = self._by_scheme.get(scheme)
         if transport is None or not separator:
-            known = ", ".join(f"{name}://" for name in self._by_scheme)
-            raise InvalidSetting(
-                f"{uri}: no transport has this scheme{suggestion(scheme, self._by_scheme)}; known: {known}"
-            )
+            names = {**self._by_scheme, **self._optional}
+            known = ", ".join(f"{name}://" for name in names)
+            raise InvalidSetting(f"{uri}: no transport has this scheme{suggestion(scheme, names)}; known: {known}")
         transport.check(uri)
         return transport
+
+    def resolve(self, uri: str, message_type: str) -> str:
+        """The destination of messages of this type that are sent to `uri`; raises InvalidSetting."""
+        return self.of(uri).resolve(uri, message_type)

@@ -130,13 +130,13 @@ class Bus:
 
     def route(self, cls: type, *, to: str) -> None:
         """Commands of this class go to this one destination."""
-        self.runtime.transports().of(to)
-        self._application.routes.route(name_of(cls), to)
+        message_type = name_of(cls)
+        self._application.routes.route(message_type, self.runtime.transports().resolve(to, message_type))
 
     def subscribe(self, cls: type, *, to: str) -> None:
         """Events of this class go to this destination too."""
-        self.runtime.transports().of(to)
-        self._application.routes.subscribe(name_of(cls), to)
+        message_type = name_of(cls)
+        self._application.routes.subscribe(message_type, self.runtime.transports().resolve(to, message_type))
 
     def configure(self, **overrides: Any) -> None:
         """Change settings after the bus was made, as the command line does; not while it runs."""
@@ -167,7 +167,8 @@ class Bus:
     def enlist(self, session: Session | AsyncSession) -> Iterator[Outbox]:
         """Make your own session a unit of work. Every later commit of this session takes its messages with it, also
         after the block; inside the block `bus.send()` finds it."""
-        with self._scope.entered(self.runtime.sessions.outbox(session)) as outbox:
+        outbox = self.runtime.sessions.outbox(session)
+        with self._scope.entered(lambda: outbox):
             yield outbox
 
     # ------------------------------------------------------------------ run
@@ -175,7 +176,7 @@ class Bus:
     async def __aenter__(self) -> Self:
         try:
             if self.mode == "send-only":
-                await self.runtime.check()
+                await self.runtime.start_storing()
             else:
                 await self.runtime.start()
         except BaseException as error:

@@ -49,23 +49,24 @@ class Composer:
         settings: Settings,
         clock: Clock,
         *,
-        check_destination: Callable[[str], object] | None = None,
+        resolve: Callable[[str, str], str] = lambda uri, _message_type: uri,
     ) -> None:
         self._service = service
         self._routes = routes
         self._max_message_bytes = settings.max_message_bytes
         self._dedupe_window = settings.dedupe_window
         self._clock = clock
-        self._check_destination = check_destination
+        self._resolve = resolve
 
     def command(
         self, message: object, *, to: str | None = None, cause: Envelope | None = None, **options: Unpack[SendOptions]
     ) -> Envelope:
         """The envelope of a command; raises RoutingError without exactly one destination, InvalidMessage, and
         InvalidSetting when no transport could ever send to `to`."""
-        if to is not None and self._check_destination is not None:
-            self._check_destination(to)  # declared routes were checked when they were declared
-        destination = self._routes.for_send(name_of(type(message)), to)
+        message_type = name_of(type(message))
+        if to is not None:
+            to = self._resolve(to, message_type)  # declared routes were resolved when they were declared
+        destination = self._routes.for_send(message_type, to)
         return self._compose(message, [destination], cause, options)[0]
 
     def event(

@@ -256,7 +256,7 @@ class HandlingAgent:
         async with self._sessions.open() as session:
             outbox = self._sessions.outbox(session)
             outbox.commits_itself = False
-            with self._sessions.scope.entered(outbox):
+            with self._sessions.scope.entered(lambda: outbox):
                 for call in self._calls(tasks, session, outbox):
                     outbox.cascade(await self.handler.run(call))
             await session.run_sync(self._complete, outbox, tasks)
@@ -267,7 +267,7 @@ class HandlingAgent:
         with self._sessions.open_sync() as session:
             outbox = self._sessions.outbox(session)
             outbox.commits_itself = False
-            with self._sessions.scope.entered(outbox):
+            with self._sessions.scope.entered(lambda: outbox):
                 for call in self._calls(tasks, session, outbox):
                     outbox.cascade(self.handler.run_sync(call))
             self._complete(session, outbox, tasks)

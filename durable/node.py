@@ -58,6 +58,7 @@ class Node:
         self.senders: dict[str, SendingAgent] = {}
         self.handlers: dict[str, HandlingAgent] = {}
         self.listeners: list[Listener] = []
+        self.receiver: ReceivingAgent | None = None
         self._lanes = Lanes(self.handlers)
         self._sending: list[asyncio.Task[None]] = []
         self._tasks: asyncio.TaskGroup
@@ -91,7 +92,7 @@ class Node:
 
     async def _work(self, node_id: NodeId, stopping: asyncio.Event, started: asyncio.Future[None]) -> None:
         """Start the agents in order; when told to stop, drain them from the outside in."""
-        receiving = self._build(node_id)
+        receiving = self.receiver = self._build(node_id)
         recovery = RecoveryAgent(
             database=self._database,
             settings=self._settings,

@@ -16,7 +16,10 @@ class Stored(msgspec.Struct, frozen=True, tag=1, array_like=True):
 
 
 class Duplicate(msgspec.Struct, frozen=True, tag=2, array_like=True):
-    """The receiver had it already."""
+    """The receiver had it already; or, with `other_body`, another message under the same id, and kept this as a dead
+    letter. Both are the end of it for the sender."""
+
+    other_body: bool = False
 
 
 class Rejected(msgspec.Struct, frozen=True, tag=3, array_like=True):
@@ -39,4 +42,5 @@ Outcome = Stored | Duplicate | Rejected | Busy | Failed
 
 STORED = Stored()
 DUPLICATE = Duplicate()
+OTHER_BODY = Duplicate(other_body=True)
 BUSY = Busy()

@@ -10,18 +10,18 @@ What cannot be stored as an envelope is quarantined as a dead letter, with its b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import msgspec
 from sqlalchemy import Connection
 
 from durable import screening
 from durable.clock import Clock
-from durable.envelope import Envelope, Leased, NodeId
+from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.failpoints import failpoint
-from durable.outcomes import BUSY, DUPLICATE, STORED, Failed, Outcome
+from durable.outcomes import BUSY, DUPLICATE, OTHER_BODY, STORED, Duplicate, Failed, Outcome
 from durable.settings import Settings
 from durable.storage import inbox
 from durable.storage.database import Database
@@ -50,6 +50,19 @@ class Intake(Protocol):
         ...
 
 
+class LeftToOthers:
+    """The Intake of a process that handles nothing: every row is left to any node."""
+
+    def reserve(self, envelope: Envelope) -> NodeId:
+        return ANY_NODE
+
+    def accept(self, leases: Sequence[Leased]) -> None:
+        raise AssertionError("nothing is reserved, so nothing is owned")
+
+    def abandon(self, envelopes: Sequence[Envelope]) -> None:
+        pass
+
+
 class _Waiting:
     """A batch of one connection, until each of its envelopes has an outcome."""
 
@@ -57,6 +70,13 @@ class _Waiting:
         self.endpoint = endpoint
         self.batch = batch
         self.answered: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+
+
+class _Found(NamedTuple):
+    """What storing found out: which were new, and which had another body than the one known under their id."""
+
+    fresh: set[Key]
+    changed: set[Key]
 
 
 class ReceivingAgent:
@@ -102,8 +122,8 @@ class ReceivingAgent:
             self._queued_count -= len(batch)
             self._queued_bytes -= weight
 
-    async def reject(self, endpoint: str, raw: bytes, reason: str) -> None:
-        await self._database.transaction(self._quarantine, endpoint, raw, reason, None)
+    async def reject(self, endpoint: str, raw: bytes, reason: str, headers: Mapping[str, str] | None = None) -> None:
+        await self._database.transaction(self._quarantine, endpoint, raw, reason, None, headers or {})
 
     async def ready(self) -> bool:
         try:
@@ -175,46 +195,51 @@ class ReceivingAgent:
                 _, first = fit.setdefault((envelope.id, endpoint), (endpoint, envelope))
                 reason = None if first.body == envelope.body else _OTHER_BODY
             if reason is not None:
-                await self._database.transaction(self._quarantine, endpoint, _raw(envelope), reason, envelope)
-        fresh = await self._store_fit(list(fit.values())) if fit else set()
+                await self._quarantine_alone(endpoint, envelope, reason)
+        fresh, changed = await self._store_fit(list(fit.values())) if fit else _Found(set(), set())
         outcomes: list[Outcome] = []
         for endpoint, envelope in envelopes:
             key = (envelope.id, endpoint)
-            known = key in fit and key not in fresh
-            outcomes.append(DUPLICATE if known else STORED)
+            if key not in fit or key in fresh:
+                outcomes.append(STORED)
+            elif key in changed or fit[key][1].body != envelope.body:
+                outcomes.append(OTHER_BODY)
+            else:
+                outcomes.append(DUPLICATE)
             fresh.discard(key)  # the same id again in this round is a duplicate
-        duplicates = sum(outcome is DUPLICATE for outcome in outcomes)
+        duplicates = sum(isinstance(outcome, Duplicate) for outcome in outcomes)
         self._counters.add(Event.RECEIVED, len(outcomes) - duplicates)
         self._counters.add(Event.DUPLICATE, duplicates)
         return outcomes
 
-    async def _store_fit(self, envelopes: Sequence[tuple[str, Envelope]]) -> set[Key]:
+    async def _store_fit(self, envelopes: Sequence[tuple[str, Envelope]]) -> _Found:
         """Store envelopes that seem sound; when the database refuses one of them, find it by halving."""
         owners = [self._intake.reserve(envelope) for _, envelope in envelopes]
         arrivals = [Arrival(*pair, owner) for pair, owner in zip(envelopes, owners, strict=True)]
-        fresh: set[Key] = set()
+        found = _Found(set(), set())
         try:
-            fresh = await self._database.transaction(self._insert, arrivals)
+            found = await self._database.transaction(self._insert, arrivals)
         except InvalidMessage as error:
-            self._give_back(arrivals, fresh)
+            self._give_back(arrivals, found.fresh)
             if len(envelopes) == 1:
                 endpoint, envelope = envelopes[0]
-                await self._database.transaction(self._quarantine, endpoint, _raw(envelope), str(error), envelope)
-                return {(envelope.id, endpoint)}
+                await self._quarantine_alone(endpoint, envelope, str(error))
+                return _Found({(envelope.id, endpoint)}, set())
             middle = len(envelopes) // 2
-            return await self._store_fit(envelopes[:middle]) | await self._store_fit(envelopes[middle:])
+            first, second = await self._store_fit(envelopes[:middle]), await self._store_fit(envelopes[middle:])
+            return _Found(first.fresh | second.fresh, first.changed | second.changed)
         except BaseException:
-            self._give_back(arrivals, fresh)
+            self._give_back(arrivals, found.fresh)
             raise
-        self._give_back(arrivals, fresh)
+        self._give_back(arrivals, found.fresh)
         mine = [
             Leased(arrival.envelope, endpoint=arrival.endpoint)
             for arrival in arrivals
-            if arrival.owner == self._node and arrival.key in fresh
+            if arrival.owner == self._node and arrival.key in found.fresh
         ]
         if mine:
             self._intake.accept(mine)
-        return fresh
+        return found
 
     def _give_back(self, arrivals: Sequence[Arrival], fresh: set[Key]) -> None:
         """The room of those that are not this node's work now."""
@@ -224,26 +249,33 @@ class ReceivingAgent:
 
     # ------------------------------------------------------------------ inside the transaction
 
-    def _insert(self, conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> set[Key]:
+    def _insert(self, conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> _Found:
         fresh = inbox.store(conn, schema, arrivals)
         duplicates = [arrival for arrival in arrivals if arrival.key not in fresh]
-        if duplicates:
-            changed = inbox.find_changed_bodies(conn, schema, duplicates)
-            for arrival in duplicates:
-                if arrival.key in changed:
-                    self._quarantine(
-                        conn, schema, arrival.endpoint, _raw(arrival.envelope), _OTHER_BODY, arrival.envelope
-                    )
-        return fresh
+        changed = inbox.find_changed_bodies(conn, schema, duplicates) if duplicates else set()
+        for endpoint, envelope, _ in duplicates:
+            if (envelope.id, endpoint) in changed:
+                self._quarantine(conn, schema, endpoint, _raw(envelope), _OTHER_BODY, envelope, {})
+        return _Found(fresh, changed)
+
+    async def _quarantine_alone(self, endpoint: str, envelope: Envelope, reason: str) -> None:
+        await self._database.transaction(self._quarantine, endpoint, _raw(envelope), reason, envelope, {})
 
     def _quarantine(
-        self, conn: Connection, schema: str, endpoint: str, raw: bytes, reason: str, envelope: Envelope | None
+        self,
+        conn: Connection,
+        schema: str,
+        endpoint: str,
+        raw: bytes,
+        reason: str,
+        envelope: Envelope | None,
+        headers: Mapping[str, str],
     ) -> None:
         log.error("quarantined at %s: %s: %s", endpoint, envelope.id if envelope else "no id", reason)
         self._counters.add(Event.QUARANTINED)
         letter = Letter.because(reason, "quarantined on arrival")
         known = envelope if envelope is not None and _columns_are_sound(envelope) else None
-        inbox.quarantine(conn, schema, self._node, endpoint, raw, letter, known)
+        inbox.quarantine(conn, schema, self._node, endpoint, raw, letter, known, headers)
 
     def _unacceptable(self, envelope: Envelope) -> str | None:
         reason = screening.flaw(envelope, max_message_bytes=self._settings.max_message_bytes)

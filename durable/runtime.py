@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from durable.application import Application, Transports
@@ -16,12 +16,14 @@ from durable.composing import Composer
 from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.node import Node
+from durable.receiving import LeftToOthers, ReceivingAgent
 from durable.sessions import Sessions
 from durable.settings import Settings
 from durable.storage import migrator
 from durable.storage.database import Database
 from durable.storage.outbox import Sent
 from durable.telemetry import Counters, log
+from durable.transports.base import Receiver, Transport
 from durable.transports.tcp import TcpTransport
 from durable.unit_of_work import Scope
 
@@ -44,12 +46,13 @@ class Runtime:
             application.routes,
             settings,
             self.clock,
-            check_destination=lambda uri: self.transports().of(uri),
+            resolve=lambda uri, message_type: self.transports().resolve(uri, message_type),
         )
         self.sessions = Sessions(settings, self.composer, self, scope, **engines)
         self.node: Node | None = None
         self._stopping = asyncio.Event()
         self._living: asyncio.Task[None] | None = None
+        self._storing: ReceivingAgent | None = None
         self._database: Database | None = None
 
     @property
@@ -61,8 +64,32 @@ class Runtime:
     def transports(self) -> Transports:
         if self._transports is None:
             tcp = TcpTransport(self.settings, service=self.application.service, node=lambda: self.node_id)
-            self._transports = Transports([tcp, *self.application.transports])
+            optional = {"http": self._http, "https": self._http, "rabbitmq": self._rabbitmq}
+            self._transports = Transports([tcp, *self.application.transports], optional)
         return self._transports
+
+    def _http(self) -> Transport:
+        try:
+            from durable.transports.http import HttpTransport
+        except ImportError as error:
+            raise _not_installed("http://", "http", error) from error
+        return HttpTransport(self.settings, service=self.application.service, messages=self._handled)
+
+    def _rabbitmq(self) -> Transport:
+        try:
+            from durable.transports.rabbitmq import RabbitTransport
+        except ImportError as error:
+            raise _not_installed("rabbitmq://", "rabbitmq", error) from error
+        return RabbitTransport(self.settings, service=self.application.service, messages=self._handled)
+
+    def _handled(self) -> Mapping[str, type]:
+        """The classes of the messages that are handled here, by name; more may be declared later."""
+        return {name: handler.cls for name, handler in self.application.handlers.items()}
+
+    @property
+    def receiver(self) -> Receiver | None:
+        """Where what arrives can be stored now; None while this process is not ready for it."""
+        return self.node.receiver if self.node is not None else self._storing
 
     @property
     def node_id(self) -> NodeId:
@@ -90,9 +117,24 @@ class Runtime:
         self._living = asyncio.create_task(self._live(started), name=f"durable {self.application.service}")
         await started
 
+    async def start_storing(self) -> None:
+        """Check the wiring, and only store what arrives: it is left to the nodes of the service's other processes."""
+        await self.check()
+        self._storing = ReceivingAgent(
+            database=self.database,
+            node=ANY_NODE,
+            settings=self.settings,
+            clock=self.clock,
+            intake=LeftToOthers(),
+            counters=self.counters,
+        )
+        self._living = asyncio.create_task(self._storing.run(), name=f"durable {self.application.service}")
+
     async def stop(self) -> None:
         """Drain, release, leave, and close the connections."""
         self._stopping.set()
+        if self._storing is not None:
+            self._storing.stop()
         if self._living is not None:
             await self._living
         if self._database is not None:
@@ -142,6 +184,10 @@ class Runtime:
     def abandoned(self, sent: Sequence[Sent]) -> None:
         if node := self.node:
             node.give_back(sent)
+
+
+def _not_installed(scheme: str, extra: str, error: ImportError) -> InvalidSetting:
+    return InvalidSetting(f"{scheme} needs {error.name}; run: pip install 'durable-bus[{extra}]'")
 
 
 async def _until(event: asyncio.Event, seconds: float) -> None:

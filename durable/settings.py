@@ -8,13 +8,15 @@ the environment they are seconds (`30`) or ISO 8601 (`PT30S`).
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Annotated, Any, Self
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, PostgresDsn, SecretStr, TypeAdapter, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from durable.errors import InvalidSetting
 
@@ -30,7 +32,16 @@ def _seconds(value: Any) -> Any:
         return value
 
 
+def _by_name(value: Any) -> Any:
+    """A mapping is a JSON object where it is text."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError('must be a JSON object, such as {"name": "value"}') from None
+
+
 Count = Annotated[int, Field(ge=1)]
+Secrets = Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_by_name)]
 Duration = Annotated[timedelta, BeforeValidator(_seconds), Field(gt=timedelta(0), le=timedelta(days=36_500))]
 
 
@@ -87,6 +98,36 @@ class Settings(BaseSettings):
     handler_timeout: Duration = Field(default=timedelta(seconds=60), description="for one attempt of a handler")
     drain_timeout: Duration = Field(default=timedelta(seconds=10), description="for work under way when the node stops")
 
+    amqp_url: SecretStr | None = Field(
+        default=None, description="the RabbitMQ broker 'default', such as amqp://user:secret@host:5672/vhost"
+    )
+    amqp_brokers: Secrets = Field(default={}, description="more brokers: a JSON object of URLs by name")
+    amqp_exchange: str = Field(default="durable", min_length=1, max_length=100, description="the topic exchange")
+    amqp_queue_type: Literal["quorum", "classic"] = Field(
+        default="quorum", description="of the queues that are declared, unless their URI says otherwise"
+    )
+    amqp_prefetch: Annotated[int, Field(ge=1, le=65_535)] = Field(
+        default=1_000, description="unacknowledged deliveries of one queue; ten batches keep the inbox busy"
+    )
+
+    http_secret: SecretStr | None = Field(
+        default=None, min_length=16, description="what HTTP peers must know, and what is shown to them"
+    )
+    http_previous_secret: SecretStr | None = Field(
+        default=None, min_length=16, description="is accepted too, while http_secret is being changed everywhere"
+    )
+    http_peer_secrets: Secrets = Field(
+        default={}, description="what is shown to single peers instead: a JSON object of secrets by scheme://host:port"
+    )
+    http_auth: Literal["hmac", "bearer"] = Field(
+        default="hmac", description="how the secret is shown to peers: as a signature, or itself; both are accepted"
+    )
+    tls_certificate: Path | None = Field(default=None, description="certificate chain of https:// listeners, PEM")
+    tls_key: Path | None = Field(default=None, description="its private key, PEM")
+    tls_ca: Path | None = Field(
+        default=None, description="who signs the certificates of peers, PEM, instead of the public authorities"
+    )
+
     heartbeat_interval: Duration = Field(default=timedelta(seconds=2), description="between heartbeats of a node")
     heartbeat_stale: Duration = Field(
         default=timedelta(seconds=20),
@@ -115,6 +156,8 @@ class Settings(BaseSettings):
             raise ValueError("max_message_bytes must not be above max_frame_bytes")
         if self.heartbeat_stale < 3 * self.heartbeat_interval:
             raise ValueError("heartbeat_stale must be at least three times heartbeat_interval")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key: give both or neither")
         if self.dedupe_window < timedelta(hours=1):
             raise ValueError("dedupe_window must be at least an hour: retries and recovered work arrive late")
         return self
@@ -148,7 +191,11 @@ def _described(error: ValidationError) -> str:
     if not first["loc"]:
         return reason
     name = str(first["loc"][0])
-    return f"{name}: {reason}" if name.endswith("_url") else f"{name}: {reason}, not {first['input']!r}"
+    return f"{name}: {reason}" if _may_hold_a_secret(name) else f"{name}: {reason}, not {first['input']!r}"
+
+
+def _may_hold_a_secret(name: str) -> bool:
+    return "SecretStr" in str(Settings.model_fields[name].annotation) if name in Settings.model_fields else False
 
 
 def check_database_url(url: str) -> None:

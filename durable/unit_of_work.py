@@ -14,7 +14,7 @@ row is owned by this node only when it will have the envelope in memory, and is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
@@ -189,24 +189,27 @@ def _transaction_ended(session: Session, transaction: SessionTransaction) -> Non
 
 
 class Scope:
-    """The unit of work in which `bus.send()` finds itself: one for each task and thread."""
+    """The unit of work in which `bus.send()` finds itself: one for each task and thread.
+
+    What is in scope is a function: the unit of work of a web request begins with the first message that is sent.
+    """
 
     def __init__(self) -> None:
-        self._current: ContextVar[Outbox | None] = ContextVar("durable.unit_of_work", default=None)
+        self._current: ContextVar[Callable[[], Outbox] | None] = ContextVar("durable.unit_of_work", default=None)
 
     @property
     def outbox(self) -> Outbox:
         """The outbox in scope; raises NoUnitOfWork."""
-        outbox = self._current.get()
-        if outbox is None:
+        current = self._current.get()
+        if current is None:
             raise NoUnitOfWork
-        return outbox
+        return current()
 
     @contextmanager
-    def entered(self, outbox: Outbox) -> Iterator[Outbox]:
+    def entered(self, outbox: Callable[[], Outbox]) -> Iterator[None]:
         token = self._current.set(outbox)
         try:
-            yield outbox
+            yield
         finally:
             self._current.reset(token)
 
@@ -232,7 +235,7 @@ class UnitOfWork:
     def __init__(self, session: AsyncSession, outbox: Outbox, scope: Scope) -> None:
         self.session = session
         self.outbox = outbox
-        self._entered = scope.entered(outbox)
+        self._entered = scope.entered(lambda: outbox)
 
     async def __aenter__(self) -> Self:
         self._entered.__enter__()

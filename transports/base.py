@@ -47,8 +47,11 @@ class Receiver(Protocol):
         """Store the batch; an outcome of Stored or Duplicate means that it is committed. Never raises."""
         ...
 
-    async def reject(self, endpoint: str, raw: bytes, reason: str) -> None:
-        """Keep bytes that are no envelope as a dead letter. Returns when they are committed."""
+    async def reject(self, endpoint: str, raw: bytes, reason: str, headers: Mapping[str, str] | None = None) -> None:
+        """Keep bytes that are no envelope as a dead letter, with what is known of them as `headers`.
+
+        Returns when they are committed; raises StorageUnavailable when they cannot be.
+        """
         ...
 
     async def ready(self) -> bool:
@@ -93,6 +96,14 @@ class Transport(Protocol):
 
     def check(self, uri: str) -> None:
         """Raise InvalidSetting when this URI could never be sent to or listened on."""
+        ...
+
+    def resolve(self, uri: str, message_type: str) -> str:
+        """Where messages of this type go that are sent to `uri`: the destination that is stored with each.
+
+        For most transports this is `uri` itself; one that fans out by type names a destination for each, so that
+        each has its own agent and latch. Resolving what is resolved changes nothing.
+        """
         ...
 
     def sender(self, destination: str) -> Sender: ...

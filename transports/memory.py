@@ -51,6 +51,9 @@ class MemoryTransport:
         if parts.scheme not in SCHEMES or not parts.netloc or parts.path or parts.query or parts.fragment:
             raise InvalidSetting(f"{uri}: write a name and nothing else, as in memory://orders")
 
+    def resolve(self, uri: str, message_type: str) -> str:
+        return uri
+
     def sender(self, destination: str) -> MemorySender:
         self.check(destination)
         return MemorySender(self, destination)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import msgspec
 from sqlalchemy import Connection
 
 from durable.digest import body_digest
 from durable.envelope import Envelope, Leased, NodeId
 from durable.storage import statements
 from durable.storage.leases import fence
-from durable.storage.rows import Letter, envelope_columns, leased
+from durable.storage.rows import Letter, envelope_columns, leased, storable
 
 Key = tuple[UUID, str]
 """Id and endpoint: what makes an envelope the same envelope to a receiver."""
@@ -106,9 +107,16 @@ def expire(conn: Connection, schema: str, node: NodeId, lease: Leased) -> bool:
 
 
 def quarantine(
-    conn: Connection, schema: str, node: NodeId, endpoint: str, raw: bytes, letter: Letter, envelope: Envelope | None
+    conn: Connection,
+    schema: str,
+    node: NodeId,
+    endpoint: str,
+    raw: bytes,
+    letter: Letter,
+    envelope: Envelope | None,
+    headers: Mapping[str, str],
 ) -> None:
-    """Keep what can never be handled, as the bytes that came."""
+    """Keep what can never be handled, as the bytes that came, with what is known of them as `headers`."""
     conn.execute(
         statements.QUARANTINE.within(schema),
         {
@@ -119,6 +127,7 @@ def quarantine(
             "correlation_id": envelope and envelope.correlation_id,
             "content_type": envelope and envelope.content_type,
             "sent_at": envelope and envelope.sent_at,
+            "headers": msgspec.json.encode({storable(k): storable(v) for k, v in headers.items()}).decode(),
             "body": raw,
             "node": node,
         }

@@ -99,11 +99,17 @@ WITH sent AS MATERIALIZED (
 SELECT pg_notify(CAST(:channel AS text), '') WHERE CAST(:wake AS boolean)
 """)
 
+# The latch is looked at here too: a node that latches releases its rows, and no other must take them in the moment
+# before it has read `circuits` again.
 CLAIM_OUTGOING = Statement(f"""
 WITH unowned AS (
     SELECT id, destination FROM {{schema}}.outgoing_envelopes
     WHERE destination = :destination AND owner_id = 0 AND execution_time IS NULL
         AND (deliver_by IS NULL OR deliver_by > now())
+        AND NOT EXISTS (
+            SELECT FROM {{schema}}.circuits
+            WHERE kind = 'destination' AND key = :destination AND (until IS NULL OR until > now())
+        )
     ORDER BY seq LIMIT :batch_size FOR UPDATE SKIP LOCKED
 ), claimed AS (
     UPDATE {{schema}}.outgoing_envelopes AS row SET owner_id = :node, epoch = row.epoch + 1
@@ -179,9 +185,9 @@ WHERE known.body_digest <> t.body_digest
 QUARANTINE = Statement(f"""
 INSERT INTO {{schema}}.dead_letters ({_LETTER})
 SELECT 'incoming', CAST(:address AS text), CAST(:id AS uuid), CAST(:message_type AS text), CAST(:source AS text),
-    CAST(:correlation_id AS uuid), NULL, NULL, CAST(:content_type AS text), '{{}}', CAST(:body AS bytea),
-    CAST(:sent_at AS timestamptz), NULL, 0, 0, CAST(:exception_type AS text), CAST(:reason AS text),
-    CAST(:traceback AS text), CAST(:fingerprint AS text), CAST(:node AS integer)
+    CAST(:correlation_id AS uuid), NULL, NULL, CAST(:content_type AS text), CAST(:headers AS jsonb),
+    CAST(:body AS bytea), CAST(:sent_at AS timestamptz), NULL, 0, 0, CAST(:exception_type AS text),
+    CAST(:reason AS text), CAST(:traceback AS text), CAST(:fingerprint AS text), CAST(:node AS integer)
 WHERE NOT EXISTS (
     SELECT FROM {{schema}}.dead_letters AS letter
     WHERE letter.id = CAST(:id AS uuid) AND letter.address = :address AND letter.body = :body

@@ -16,7 +16,7 @@ from durable.composing import Composer, SendOptions
 from durable.envelope import ANY_NODE, Envelope, Leased
 from durable.errors import WiringError
 from durable.messages import name_of
-from durable.outcomes import DUPLICATE
+from durable.outcomes import Duplicate
 from durable.routing import LOCAL
 from durable.storage.rows import Letter
 from durable.telemetry import Event
@@ -239,7 +239,7 @@ class InMemoryBus:
 
     def _store(self, endpoint: str, envelope: Envelope) -> None:
         outcome = self._mailbox.receive(endpoint, envelope)
-        self._runtime.counters.add(Event.DUPLICATE if outcome is DUPLICATE else Event.RECEIVED)
+        self._runtime.counters.add(Event.DUPLICATE if isinstance(outcome, Duplicate) else Event.RECEIVED)
 
     def _reachable(self) -> dict[str, InMemoryBus]:
         """The buses by destination: this one at the addresses that it listens on, and those that are connected."""

@@ -25,7 +25,7 @@ from durable.clock import Clock
 from durable.digest import body_digest
 from durable.envelope import Envelope, Lease, Leased, NodeId
 from durable.errors import InvalidMessage, UnknownMessageType
-from durable.outcomes import DUPLICATE, STORED, Outcome
+from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
 from durable.routing import LOCAL
 from durable.settings import Settings
 from durable.storage.database import Database
@@ -134,6 +134,7 @@ class Mailbox:
             return STORED
         if known != digest:
             self.quarantine(envelope, "another message was received under the same id before")
+            return OTHER_BODY
         return DUPLICATE
 
     def quarantine(self, envelope: Envelope, reason: str) -> None:

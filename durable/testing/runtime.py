@@ -44,6 +44,9 @@ class MemoryRuntime(Runtime):
     async def start(self) -> None:
         pass
 
+    async def start_storing(self) -> None:
+        pass
+
     async def stop(self) -> None:
         pass
 

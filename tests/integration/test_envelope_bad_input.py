@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from durable import Bus, InvalidMessage, UnknownMessageType, message
 from durable.embedded import Embedded
 from durable.envelope import Envelope, new_id
-from durable.outcomes import DUPLICATE, STORED
+from durable.outcomes import OTHER_BODY, STORED
 from durable.recovery import membership
 from durable.telemetry import Event
 from durable.testing import eventually
@@ -252,7 +252,7 @@ class TestEnvelopesOnReceive:
         first = good(1)
         other = msgspec.structs.replace(first, body=b'{"number":17}')
         assert await shop.receive(first) == [STORED]
-        assert await shop.receive(good(2), other, good(3)) == [STORED, DUPLICATE, STORED]
+        assert await shop.receive(good(2), other, good(3)) == [STORED, OTHER_BODY, STORED]
         assert sorted(order.number for order in shop.seen) == [1, 2, 3]
         letter = shop.letter()
         assert (letter[0], letter[3]) == (first.id, other.body)

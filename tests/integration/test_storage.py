@@ -484,10 +484,11 @@ async def test_what_the_peer_rejects_is_a_dead_letter_of_the_outgoing_side(store
 @pytest.mark.parametrize("known", [True, False], ids=["envelope", "bytes alone"])
 async def test_what_cannot_be_stored_is_quarantined_with_its_bytes(store: Store, known: bool) -> None:
     strange = envelope(1) if known else None
-    await store.run(inbox.quarantine, A, "billing", b"\xff\0", LETTER, strange)
+    await store.run(inbox.quarantine, A, "billing", b"\xff\0", LETTER, strange, {"routing-key": "a\0b\ud800"})
 
-    row = await store.one("SELECT id, message_type, body, reason FROM durable.dead_letters")
-    assert row == (strange.id if strange else None, MESSAGE_TYPE if strange else None, b"\xff\0", "a test")
+    row = await store.one("SELECT id, message_type, body, reason, headers FROM durable.dead_letters")
+    known_columns = (strange.id if strange else None, MESSAGE_TYPE if strange else None)
+    assert row == (*known_columns, b"\xff\0", "a test", {"routing-key": "a\N{REPLACEMENT CHARACTER}b?"})
 
 
 async def test_a_message_that_is_put_off_is_due_after_its_delay_by_the_databases_clock(store: Store) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from uuid import UUID
 
@@ -28,6 +28,7 @@ class MemoryReceiver:
         self.stored: dict[UUID, Envelope] = {}
         self.batches: list[list[Envelope]] = []
         self.endpoints: set[str] = set()
+        self.letters: list[tuple[bytes, str, dict[str, str]]] = []
         self.most_under_way = 0
         self._under_way = 0
         self._holding = False
@@ -50,8 +51,10 @@ class MemoryReceiver:
         finally:
             self._under_way -= len(batch)
 
-    async def reject(self, endpoint: str, raw: bytes, reason: str) -> None:
-        raise AssertionError("no transport under test brings bytes that are no envelope")
+    async def reject(self, endpoint: str, raw: bytes, reason: str, headers: Mapping[str, str] | None = None) -> None:
+        self.endpoints.add(endpoint)
+        self.letters.append((raw, reason, dict(headers or {})))
+        await self._notify()
 
     async def ready(self) -> bool:
         return self.is_ready

@@ -87,13 +87,14 @@ class TestCommands:
     def test_the_caller_may_name_the_destination(self, composer: Composer) -> None:
         assert composer.command(Placed(), to=MAIL).destination == MAIL
 
-    def test_a_destination_that_the_caller_names_is_checked_and_a_route_was_before(self, routes: Routes) -> None:
-        checked: list[str] = []
-        composer = Composer("orders", routes, load_settings(), ManualClock(NOW), check_destination=checked.append)
-        composer.command(Placed())
-        assert checked == []
-        composer.command(Placed(), to=MAIL)
-        assert checked == [MAIL]
+    def test_a_destination_that_the_caller_names_is_resolved_and_a_route_was_before(self, routes: Routes) -> None:
+        def by_type(uri: str, message_type: str) -> str:
+            return f"{uri}/{message_type}"
+
+        composer = Composer("orders", routes, load_settings(), ManualClock(NOW), resolve=by_type)
+        routed = composer.command(Placed())
+        assert routed.destination == BILLING
+        assert composer.command(Placed(), to=MAIL).destination == f"{MAIL}/{routed.message_type}"
 
     def test_a_class_that_is_no_message_is_refused(self, composer: Composer) -> None:
         with pytest.raises(UnknownMessageType):
