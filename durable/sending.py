@@ -185,7 +185,7 @@ class SendingAgent:
         self.buffer.put_back(keep)
 
     def _slow_down(self, busy_count: int) -> None:
-        """The peer did not take all of it: not a failure of the batch, but each time doubles the pause before the next."""
+        """The peer did not take all of it: no failure of the batch, but each time doubles the pause before the next."""
         self._counters.add(Event.BUSY, busy_count)
         self._busy_pause = min(_SLOWEST, max(_FIRST_PAUSE, self._busy_pause * 2))
         self._busy_until = asyncio.get_running_loop().time() + self._busy_pause
