@@ -4,7 +4,7 @@ READY := .venv/.ready
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test check bench load clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,10 +15,12 @@ $(READY): requirements/dev.txt pyproject.toml scripts/setup.sh
 	@scripts/setup.sh
 	@touch $@
 
-demo: setup ## Two services on an embedded Postgres; a node is killed and nothing is lost
-	@.venv/bin/durable-agent demo
+demo: setup ## Two services on an embedded Postgres; a node is killed and nothing is lost (TRANSPORT=tcp|http|rabbitmq)
+	@$(if $(filter rabbitmq,$(TRANSPORT)),scripts/rabbitmq.sh)
+	@.venv/bin/durable-agent demo $(if $(TRANSPORT),--transport $(TRANSPORT))
 
 test: setup ## Run every test, after the quick checks
+	@scripts/rabbitmq.sh tests
 	.venv/bin/ruff check
 	.venv/bin/lint-imports
 	.venv/bin/pytest
@@ -32,6 +34,9 @@ check: setup ## Check style, types and the floors
 
 bench: setup ## Run the benchmarks
 	.venv/bin/python -m tests.benchmarks
+
+load: setup ## Load a web service with wrk while a worker is killed, and compare
+	.venv/bin/python -m tests.load
 
 clean: ## Remove what was built and cached; .venv stays
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from durable.errors import InvalidSetting
 from durable.handlers import Handler
+from durable.retry import Policy, Retry
 from durable.routing import LOCAL, Routes
 from durable.settings import suggestion
 from durable.transports.base import Transport
@@ -27,8 +28,13 @@ class Application:
     service: str
     routes: Routes = field(default_factory=Routes)
     handlers: dict[str, Handler] = field(default_factory=dict)
+    by_error: dict[type[Exception], Retry] = field(default_factory=dict)
     listeners: list[Listening] = field(default_factory=list)
     transports: list[Transport] = field(default_factory=list)
+
+    def policy(self, handler: Handler) -> Policy:
+        """What the failures of this handler lead to: its own rules come before those of the service."""
+        return Policy(handler.retry, {**self.by_error, **handler.by_error})
 
     def destinations(self) -> list[str]:
         """Every remote destination that is declared, once each."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 from uuid import UUID
 
 from sqlalchemy import Engine
@@ -26,14 +26,17 @@ from sqlalchemy.orm import Session
 
 from durable.application import Application, Listening
 from durable.composing import SendOptions
-from durable.errors import InvalidSetting
+from durable.errors import InvalidSetting, Verdict, WiringError
 from durable.handlers import Handler
 from durable.messages import name_of
-from durable.retry import Retry
+from durable.retry import ByError, Retry
 from durable.runtime import Runtime
 from durable.settings import Settings, load_settings
 from durable.transports.base import Transport
 from durable.unit_of_work import Outbox, Scope, UnitOfWork
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 F = TypeVar("F", bound=Callable[..., Any])
 Mode = Literal["full", "send-only"]
@@ -86,12 +89,15 @@ class Bus:
         cls: type,
         *,
         retry: Retry | None = None,
+        on_error: ByError | None = None,
         concurrency: int | None = None,
         group: int = 1,
         timeout: timedelta | float | None = None,
     ) -> Callable[[F], F]:
         """Declare the handler of a message class.
 
+        A failed message runs again as `retry` says; an error of a class in `on_error` (`{TimeoutError: Retry(...)}`)
+        has a policy of its own, the nearest class counting.
         `concurrency` messages run at once on each node (default: the setting). With `group` above 1, up to that many
         waiting messages share one transaction: much faster for small handlers; when one fails each is run alone. A
         handler whose message is annotated list[cls] is called once for all of them, and what it sends begins new
@@ -111,6 +117,7 @@ class Bus:
                 cls=cls,
                 function=function,
                 retry=retry or Retry(),
+                by_error=_checked(on_error or {}),
                 concurrency=concurrency,
                 group=group,
                 timeout=seconds,
@@ -120,6 +127,11 @@ class Bus:
 
         return declare
 
+    def on_error(self, *errors: type[Exception], retry: Retry) -> None:
+        """The policy of these errors in every handler that has none of its own for them:
+        `bus.on_error(TimeoutError, retry=Retry(immediate=0, delays=[5, 60]))`."""
+        self._application.by_error.update(_checked(dict.fromkeys(errors, retry)))
+
     def listen(self, uri: str, *, name: str | None = None) -> None:
         """Receive on this address. `name` is the key under which duplicates are recognised (default: the service):
         give listeners the same name when they may be sent the same envelope."""
@@ -127,6 +139,13 @@ class Bus:
         if any(listening.uri == uri for listening in self._application.listeners):
             raise InvalidSetting(f"{uri} has a listener already")
         self._application.listeners.append(Listening(uri, name or self.service))
+
+    def asgi(self, name: str | None = None) -> ASGIApp:
+        """An ASGI app that receives over HTTP, to be mounted: `app.mount("/durable", bus.asgi())`.
+
+        It answers for whichever runtime the bus has, and 503 while it has none. `name` as in listen().
+        """
+        return self.runtime.http.app(name or self.service, lambda: self.runtime.receiver)
 
     def route(self, cls: type, *, to: str) -> None:
         """Commands of this class go to this one destination."""
@@ -174,6 +193,11 @@ class Bus:
     # ------------------------------------------------------------------ run
 
     async def __aenter__(self) -> Self:
+        if self.runtime.is_running:
+            raise WiringError(
+                "this bus runs already: start it once, by `async with bus`, bus.run() or DurableMiddleware "
+                "(which takes lifespan=False when the application starts it)"
+            )
         try:
             if self.mode == "send-only":
                 await self.runtime.start_storing()
@@ -230,3 +254,13 @@ class Bus:
         if asked.is_set():
             raise SystemExit(1)
         asked.set()
+
+
+def _checked(by_error: ByError) -> ByError:
+    """Raise InvalidSetting for what is no class of exceptions, or is a verdict, which is obeyed anyway."""
+    for error in by_error:
+        if not (isinstance(error, type) and issubclass(error, Exception)):
+            raise InvalidSetting(f"on_error: {error!r} is no class of exceptions; use one such as TimeoutError")
+        if issubclass(error, Verdict):
+            raise InvalidSetting(f"on_error: {error.__name__} is a verdict of the handler, and is obeyed as it is")
+    return by_error

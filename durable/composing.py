@@ -1,7 +1,8 @@
 """From a message to its envelopes: name, body, destinations, times and ids.
 
 A message sent while another is handled carries that one's correlation id, and its id as causation id, so that a
-conversation can be followed over any number of services.
+conversation can be followed over any number of services. Its own id follows from that one's: when the handler runs
+again, for whatever reason, it sends the same ids again, and what was received before is recognised.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TypedDict, Unpack
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from durable import codec, screening
 from durable.clock import Clock
@@ -20,6 +21,9 @@ from durable.routing import LOCAL, Routes
 from durable.settings import Settings
 
 REPLY_TO = "reply-to"
+
+_BUSINESS_KEYS = UUID("6f0d1b4e-5c0a-5d57-9a3c-2d8f6b1e7a94")
+"""The namespace of ids that are made of business keys; any fixed one would do."""
 
 
 class SendOptions(TypedDict, total=False):
@@ -37,6 +41,21 @@ class SendOptions(TypedDict, total=False):
     """The partition key, such as "order-17"."""
     reply_to: str
     """Where `ctx.reply()` sends the answer."""
+    id_from: str
+    """A business key, such as "invoice-17": messages of this service and type under one key are one message."""
+
+
+class Cause:
+    """The message that is being handled: what is sent meanwhile follows from it, in the order in which it is sent."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        self.envelope = envelope
+        self._sent = 0
+
+    def next_id(self, service: str, message_type: str) -> UUID:
+        """The id of the next message of this attempt. A service has one handler of a message, so its name will do."""
+        self._sent += 1
+        return uuid5(self.envelope.id, f"{service}/{self._sent}/{message_type}")
 
 
 class Composer:
@@ -59,7 +78,7 @@ class Composer:
         self._resolve = resolve
 
     def command(
-        self, message: object, *, to: str | None = None, cause: Envelope | None = None, **options: Unpack[SendOptions]
+        self, message: object, *, to: str | None = None, cause: Cause | None = None, **options: Unpack[SendOptions]
     ) -> Envelope:
         """The envelope of a command; raises RoutingError without exactly one destination, InvalidMessage, and
         InvalidSetting when no transport could ever send to `to`."""
@@ -70,7 +89,7 @@ class Composer:
         return self._compose(message, [destination], cause, options)[0]
 
     def event(
-        self, message: object, *, cause: Envelope | None = None, **options: Unpack[SendOptions]
+        self, message: object, *, cause: Cause | None = None, **options: Unpack[SendOptions]
     ) -> tuple[UUID, list[Envelope]]:
         """The id of an event and an envelope for each subscriber, all with this id; raises InvalidMessage."""
         destinations = self._routes.for_publish(name_of(type(message)))
@@ -80,17 +99,18 @@ class Composer:
         envelopes = self._compose(message, destinations, cause, options)
         return envelopes[0].id, envelopes
 
-    def cascaded(self, message: object, *, cause: Envelope | None) -> list[Envelope]:
+    def cascaded(self, message: object, *, cause: Cause | None) -> list[Envelope]:
         """The envelopes of a message that a handler returned: an event when it has subscribers, else a command."""
         if self._routes.is_event(name_of(type(message))):
             return self.event(message, cause=cause)[1]
         return [self.command(message, cause=cause)]
 
     def _compose(
-        self, message: object, destinations: Sequence[str], cause: Envelope | None, options: SendOptions
+        self, message: object, destinations: Sequence[str], cause: Cause | None, options: SendOptions
     ) -> list[Envelope]:
         now = self._clock.now()
-        envelope_id = new_id()
+        message_type = name_of(type(message))
+        envelope_id = self._id(message_type, cause, options)
         headers = dict(options.get("headers", {}))
         if "reply_to" in options:
             headers[REPLY_TO] = options["reply_to"]
@@ -98,11 +118,11 @@ class Composer:
         envelopes = [
             Envelope(
                 id=envelope_id,
-                message_type=name_of(type(message)),
+                message_type=message_type,
                 destination=destination,
                 source=self._service,
-                correlation_id=cause.correlation_id if cause else envelope_id,
-                causation_id=cause.id if cause else None,
+                correlation_id=cause.envelope.correlation_id if cause else envelope_id,
+                causation_id=cause.envelope.id if cause else None,
                 partition_key=options.get("key"),
                 headers=headers,
                 body=body,
@@ -117,6 +137,14 @@ class Composer:
         if reason := screening.flaw(envelopes[0], max_message_bytes=self._max_message_bytes):
             raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {reason}")
         return envelopes
+
+    def _id(self, message_type: str, cause: Cause | None, options: SendOptions) -> UUID:
+        key = options.get("id_from")
+        if key is not None:
+            if not key or not key.isprintable():
+                raise InvalidMessage(f"id_from={key!r}: a business key is printable text, such as 'invoice-17'")
+            return uuid5(_BUSINESS_KEYS, f"{self._service}/{message_type}/{key}")
+        return cause.next_id(self._service, message_type) if cause else new_id()
 
     def _refuse_distant(self, envelope: Envelope) -> None:
         """Its id dates from now: a peer that gets it after the dedupe window could not tell it from a duplicate."""

@@ -36,7 +36,7 @@ from sqlalchemy.orm import Session
 from durable.composing import REPLY_TO, SendOptions
 from durable.envelope import Leased
 from durable.errors import InvalidSetting, RoutingError
-from durable.retry import Retry
+from durable.retry import ByError, Retry
 from durable.unit_of_work import Outbox
 
 
@@ -178,6 +178,8 @@ class Handler:
     """How many waiting messages may share one transaction; 1: each has its own."""
     timeout: timedelta | None
     """For one attempt; None: as the settings say."""
+    by_error: ByError = field(default_factory=dict)
+    """What errors of these classes lead to instead of `retry`."""
     is_async: bool = field(init=False)
     takes_list: bool = field(init=False)
     """Is it called once with all messages of its transaction?"""

@@ -26,11 +26,12 @@ from sqlalchemy.orm import Session
 from durable import codec
 from durable.batching import Buffer
 from durable.clock import Clock
+from durable.composing import Cause
 from durable.envelope import ANY_NODE, Envelope, Lease, Leased, NodeId
 from durable.errors import InvalidMessage, LeaseLost
 from durable.failpoints import failpoint
 from durable.handlers import Call, Context, Handler
-from durable.retry import DeadLetter, HandBack, RunAgain, RunLater
+from durable.retry import DeadLetter, HandBack, Policy, RunAgain, RunLater
 from durable.sessions import Sessions
 from durable.settings import Settings
 from durable.storage import inbox, leases
@@ -58,6 +59,7 @@ class HandlingAgent:
         self,
         handler: Handler,
         *,
+        policy: Policy,
         database: Database,
         sessions: Sessions,
         node: NodeId,
@@ -68,6 +70,7 @@ class HandlingAgent:
         suspects: asyncio.Lock | None = None,
     ) -> None:
         self.handler = handler
+        self._policy = policy
         self.buffer: Buffer[Leased] = Buffer(settings.buffer_size, settings.buffer_bytes)
         self.wants_more = False
         self._database = database
@@ -163,7 +166,7 @@ class HandlingAgent:
             if counted is None:
                 return None
             attempt = counted
-            if attempt > self.handler.retry.max_attempts:
+            if attempt > self._policy.max_attempts:
                 reason = f"its node died {lease.interruptions} times while it was being handled"
                 await self._dead_letter(lease, Letter.because(reason, "killed its node"), counted=0)
                 return None
@@ -208,7 +211,7 @@ class HandlingAgent:
 
     async def _runs_again(self, lease: Leased, attempt: int, error: Exception) -> bool:
         """Settle a failed attempt as the policy decides. True when the message is to run again at once."""
-        decision = self.handler.retry.decide(error, attempt)
+        decision = self._policy.decide(error, attempt, self._clock.now() - lease.envelope.sent_at)
         log.warning("%s of %s failed, attempt %d: %r", self.handler.name, lease.envelope.id, attempt, error)
         counted_before = lease.attempts + (1 if _is_suspect(lease) else 0)
         match decision:
@@ -281,7 +284,7 @@ class HandlingAgent:
             yield Call([task.message for task in tasks], session, Context(tasks[0].lease, tasks[0].attempt, outbox))
             return
         for task in tasks:
-            outbox.cause = task.lease.envelope
+            outbox.cause = Cause(task.lease.envelope)
             yield Call(task.message, session, Context(task.lease, task.attempt, outbox))
 
     def _complete(self, session: Session, outbox: Outbox, tasks: Sequence[Task]) -> None:

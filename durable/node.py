@@ -157,6 +157,7 @@ class Node:
         for message_type, handler in self._application.handlers.items():
             self.handlers[message_type] = HandlingAgent(
                 handler,
+                policy=self._application.policy(handler),
                 database=self._database,
                 sessions=self._sessions,
                 node=node_id,

@@ -8,7 +8,13 @@ Failed               the peer could not store it: the sender keeps it and tries 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Final
+
 import msgspec
+
+LONGEST_REASON: Final = 1_000
+"""Characters of a reason that are passed on."""
 
 
 class Stored(msgspec.Struct, frozen=True, tag=1, array_like=True):
@@ -44,3 +50,29 @@ STORED = Stored()
 DUPLICATE = Duplicate()
 OTHER_BODY = Duplicate(other_body=True)
 BUSY = Busy()
+
+
+def merged(received: Sequence[Outcome], rejected: Mapping[int, Rejected]) -> list[Outcome]:
+    """One outcome for each envelope of a batch: the receiver's, and those that it was not given, by their positions."""
+    outcomes = list(received)
+    for position, verdict in sorted(rejected.items()):  # ascending: each insertion is in its final place
+        outcomes.insert(position, verdict)
+    return outcomes
+
+
+_WITHOUT_REASON: Final = frozenset({Stored, Duplicate, Busy})
+
+
+def tidy(outcomes: list[Outcome], characters: int = LONGEST_REASON) -> list[Outcome]:
+    """The outcomes, with reasons that are short enough to travel and that Postgres can store."""
+    if _WITHOUT_REASON.issuperset(map(type, outcomes)):
+        return outcomes
+    return [
+        type(outcome)(printable(outcome.reason)[:characters]) if isinstance(outcome, Rejected | Failed) else outcome
+        for outcome in outcomes
+    ]
+
+
+def printable(reason: str) -> str:
+    """Without what comes from the peer and is no text: Postgres takes no NUL, msgpack no lone surrogate."""
+    return reason[:LONGEST_REASON].encode(errors="replace").decode().replace("\x00", "\N{REPLACEMENT CHARACTER}")

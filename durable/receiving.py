@@ -214,7 +214,8 @@ class ReceivingAgent:
 
     async def _store_fit(self, envelopes: Sequence[tuple[str, Envelope]]) -> _Found:
         """Store envelopes that seem sound; when the database refuses one of them, find it by halving."""
-        owners = [self._intake.reserve(envelope) for _, envelope in envelopes]
+        # What is to wait is nobody's work until it is due.
+        owners = [ANY_NODE if e.execution_time is not None else self._intake.reserve(e) for _, e in envelopes]
         arrivals = [Arrival(*pair, owner) for pair, owner in zip(envelopes, owners, strict=True)]
         found = _Found(set(), set())
         try:
@@ -235,7 +236,7 @@ class ReceivingAgent:
         mine = [
             Leased(arrival.envelope, endpoint=arrival.endpoint)
             for arrival in arrivals
-            if arrival.owner == self._node and arrival.key in found.fresh
+            if arrival.owner == self._node != ANY_NODE and arrival.key in found.fresh
         ]
         if mine:
             self._intake.accept(mine)
@@ -243,7 +244,7 @@ class ReceivingAgent:
 
     def _give_back(self, arrivals: Sequence[Arrival], fresh: set[Key]) -> None:
         """The room of those that are not this node's work now."""
-        idle = [a.envelope for a in arrivals if a.owner == self._node and a.key not in fresh]
+        idle = [a.envelope for a in arrivals if a.owner == self._node != ANY_NODE and a.key not in fresh]
         if idle:
             self._intake.abandon(idle)
 

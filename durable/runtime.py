@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from durable.application import Application, Transports
 from durable.clock import Clock, SystemClock
@@ -17,6 +18,7 @@ from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.node import Node
 from durable.receiving import LeftToOthers, ReceivingAgent
+from durable.retry import Policy
 from durable.sessions import Sessions
 from durable.settings import Settings
 from durable.storage import migrator
@@ -26,6 +28,9 @@ from durable.telemetry import Counters, log
 from durable.transports.base import Receiver, Transport
 from durable.transports.tcp import TcpTransport
 from durable.unit_of_work import Scope
+
+if TYPE_CHECKING:
+    from durable.transports.http import HttpTransport
 
 _LONGEST_PAUSE = 30.0  # seconds before a node that failed starts again
 
@@ -64,11 +69,14 @@ class Runtime:
     def transports(self) -> Transports:
         if self._transports is None:
             tcp = TcpTransport(self.settings, service=self.application.service, node=lambda: self.node_id)
-            optional = {"http": self._http, "https": self._http, "rabbitmq": self._rabbitmq}
+            optional: dict[str, Callable[[], Transport]]
+            optional = {"http": lambda: self.http, "https": lambda: self.http, "rabbitmq": self._rabbitmq}
             self._transports = Transports([tcp, *self.application.transports], optional)
         return self._transports
 
-    def _http(self) -> Transport:
+    @cached_property
+    def http(self) -> HttpTransport:
+        """Raises InvalidSetting when what it is built on is not installed."""
         try:
             from durable.transports.http import HttpTransport
         except ImportError as error:
@@ -92,6 +100,11 @@ class Runtime:
         return self.node.receiver if self.node is not None else self._storing
 
     @property
+    def is_running(self) -> bool:
+        """Was it started, and not stopped yet?"""
+        return self._living is not None
+
+    @property
     def node_id(self) -> NodeId:
         return self.node.node_id if self.node is not None else ANY_NODE
 
@@ -102,13 +115,16 @@ class Runtime:
         transports = self.transports()
         for uri in [*self.application.destinations(), *(listening.uri for listening in self.application.listeners)]:
             transports.of(uri)
-        horizon = max((handler.retry.horizon for handler in self.application.handlers.values()), default=None)
+        horizon = max((policy.horizon for policy in self._policies()), default=None)
         if horizon is not None and horizon >= self.settings.dedupe_window:
             raise InvalidSetting(
                 f"dedupe_window: {self.settings.dedupe_window} is not longer than the retries go on ({horizon}); "
                 "a message could come again after its id was forgotten"
             )
         await self.database.transaction(migrator.check_version)
+
+    def _policies(self) -> Iterator[Policy]:
+        return map(self.application.policy, self.application.handlers.values())
 
     async def start(self) -> None:
         """Check the wiring, join the nodes and start the agents; raises when the first node cannot start."""

@@ -53,7 +53,8 @@ def flaw(envelope: Envelope, *, max_message_bytes: int) -> str | None:
 def too_old(envelope: Envelope, now: datetime, dedupe_window: timedelta) -> bool:
     """Is it older than duplicates are remembered? Then nobody can tell whether it was handled."""
     made_ms = unix_ms(envelope.id)
-    return made_ms is not None and made_ms / 1000 < (now - dedupe_window).timestamp()
+    oldest = now - dedupe_window
+    return envelope.sent_at < oldest if made_ms is None else made_ms / 1000 < oldest.timestamp()
 
 
 def _headers_flaw(headers: dict[str, str]) -> str | None:

@@ -16,7 +16,10 @@ from durable.unit_of_work import Dispatcher, Outbox, Scope, enlist
 
 
 class Sessions:
-    """Makes sessions over the application's database. Engines are made when first used."""
+    """Makes sessions over the application's database. Engines are made when first used.
+
+    A session that was closed cannot be used again: nobody would close, or commit, what it does then.
+    """
 
     def __init__(
         self,
@@ -35,7 +38,7 @@ class Sessions:
         self._given = engine, engine_sync
         self._made: AsyncEngine | None = None
         self._made_sync: Engine | None = None
-        self._making = threading.Lock()  # sync handlers ask for the engine from several threads at once
+        self._making = threading.Lock()  # sync handlers and endpoints ask for it from several threads at once
 
     @property
     def _longest_idle(self) -> timedelta:
@@ -46,11 +49,12 @@ class Sessions:
     def engine(self) -> AsyncEngine:
         if self._given[0] is not None:
             return self._given[0]
-        if self._made is None:
-            url, size = async_url(self._settings), self._settings.pool_size
-            self._made = create_async_engine(url, pool_size=size, max_overflow=0)
-            end_idle_transactions(self._made.sync_engine, self._longest_idle)
-        return self._made
+        with self._making:
+            if self._made is None:
+                url, size = async_url(self._settings), self._settings.pool_size
+                self._made = create_async_engine(url, pool_size=size, max_overflow=0)
+                end_idle_transactions(self._made.sync_engine, self._longest_idle)
+            return self._made
 
     @property
     def engine_sync(self) -> Engine:
@@ -64,10 +68,10 @@ class Sessions:
             return self._made_sync
 
     def open(self) -> AsyncSession:
-        return AsyncSession(self.engine, expire_on_commit=False)
+        return AsyncSession(self.engine, expire_on_commit=False, close_resets_only=False)
 
     def open_sync(self) -> Session:
-        return Session(self.engine_sync, expire_on_commit=False)
+        return Session(self.engine_sync, expire_on_commit=False, close_resets_only=False)
 
     def outbox(self, session: Session | AsyncSession) -> Outbox:
         """The outbox of this session, made when it is first asked for."""

@@ -22,10 +22,11 @@ from typing import Protocol, Self, Unpack
 from uuid import UUID
 
 from sqlalchemy import event
+from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, SessionTransaction
 
-from durable.composing import Composer, SendOptions
+from durable.composing import Cause, Composer, SendOptions
 from durable.envelope import Envelope, NodeId
 from durable.errors import NoUnitOfWork, WiringError
 from durable.failpoints import failpoint
@@ -57,7 +58,7 @@ class Outbox:
 
     def __init__(self, session: Session, schema: str, composer: Composer, dispatcher: Dispatcher) -> None:
         self.session = session
-        self.cause: Envelope | None = None
+        self.cause: Cause | None = None
         self._schema = schema
         self._composer = composer
         self._dispatcher = dispatcher
@@ -91,11 +92,21 @@ class Outbox:
 
     def _remember(self, envelopes: Sequence[Envelope]) -> None:
         if not self.session.in_transaction():
-            self.session.begin()  # SQLAlchemy's bookkeeping only: a rollback must reach us; no connection is taken
+            self._begin()
         self._pending.extend(envelopes)
         failpoint("C1")
         if self._is_committing:  # sent by a listener that runs after ours: stored now, or refused by the session
             self.store()
+
+    def _begin(self) -> None:
+        """SQLAlchemy's bookkeeping only: a rollback must reach us; no connection is taken."""
+        try:
+            self.session.begin()
+        except InvalidRequestError as error:
+            raise NoUnitOfWork(
+                "this session is closed: what is sent with it would never be stored; open another by "
+                "`async with bus.unit_of_work()`"
+            ) from error
 
     def savepoint_begun(self, transaction: SessionTransaction) -> None:
         self._savepoints[transaction] = len(self._pending)
@@ -111,20 +122,29 @@ class Outbox:
             )
         self.session.flush()  # listeners of the flush may send too
         if self._pending:
-            owners = self._dispatcher.reserve(self._pending)
-            sent = [
-                Sent(envelope, LOCAL if envelope.destination == LOCAL else None, owner)
-                for envelope, owner in zip(self._pending, owners, strict=True)
-            ]
-            self._pending.clear()
-            self._stored += sent
-            self.insert(sent)
+            self._store(_each_once(self._pending))
             failpoint("C2")
         self._is_committing = True
 
-    def insert(self, sent: Sequence[Sent]) -> None:
-        """Into the tables, in the session's transaction; durable.testing keeps them in memory instead."""
-        storage.store(self.session.connection(), self._schema, sent)
+    def _store(self, envelopes: Sequence[Envelope]) -> None:
+        owners = self._dispatcher.reserve(envelopes)
+        sent = [
+            Sent(envelope, LOCAL if envelope.destination == LOCAL else None, owner)
+            for envelope, owner in zip(envelopes, owners, strict=True)
+        ]
+        self._pending.clear()
+        self._stored += sent  # before the insert: when it fails, the room is given back with all the rest
+        known = self.insert(sent)
+        if known:
+            self._stored[-len(sent) :] = [each for each in sent if each.key not in known]
+            self._dispatcher.abandoned([each for each in sent if each.key in known])
+
+    def insert(self, sent: Sequence[Sent]) -> set[storage.Key]:
+        """Into the tables, in the session's transaction; durable.testing keeps them in memory instead.
+
+        Returns the keys of those that had been sent before.
+        """
+        return storage.store(self.session.connection(), self._schema, sent)
 
     def committed(self) -> None:
         if self._stored:
@@ -142,6 +162,14 @@ class Outbox:
             if self._stored:
                 sent, self._stored = self._stored, []
                 self._dispatcher.abandoned(sent)
+
+
+def _each_once(envelopes: Sequence[Envelope]) -> list[Envelope]:
+    """Without those that have the id and the destination of an earlier one: one business key, sent twice."""
+    first: dict[tuple[UUID, str], Envelope] = {}
+    for envelope in envelopes:
+        first.setdefault((envelope.id, envelope.destination), envelope)
+    return list(first.values())
 
 
 def _open_savepoints(session: Session) -> Iterator[SessionTransaction]:
@@ -245,13 +273,20 @@ class UnitOfWork:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if error is None:
-                await self.session.commit()
-            else:
-                await self.session.rollback()
+            await self.end(commit=error is None)
         finally:
-            await self.session.close()
             self._entered.__exit__(None, None, None)
+
+    async def end(self, *, commit: bool) -> None:
+        """Commit or roll back, and close the session for good. A session that has no transaction has nothing to commit:
+        its owner has ended it already."""
+        try:
+            if not commit:
+                await self.session.rollback()
+            elif self.session.in_transaction():
+                await self.session.commit()
+        finally:
+            await self.session.__aexit__(None, None, None)  # unlike close(), it goes on when this task is cancelled
 
     def send(self, message: object, *, to: str | None = None, **options: Unpack[SendOptions]) -> UUID:
         """As Outbox.send."""

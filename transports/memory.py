@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import Enum
@@ -44,6 +45,13 @@ class MemoryTransport:
         self._listeners: dict[str, MemoryListener] = {}
         self._faults: dict[str, _Fault] = {}
         self._under_way: dict[asyncio.Timeout, str] = {}
+
+    def with_settings(self, settings: Settings) -> Self:
+        """The same listeners and faults, seen with other settings."""
+        other = copy.copy(self)
+        other.send_timeout = settings.send_timeout
+        other._drain_seconds = settings.drain_timeout.total_seconds()
+        return other
 
     def check(self, uri: str) -> None:
         """Raise InvalidSetting unless this is memory:// and a name."""

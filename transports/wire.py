@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterable
 from enum import Enum
 from typing import Annotated, Any, Final
 
@@ -72,8 +73,8 @@ _raw_batch_decoder: Final = msgspec.msgpack.Decoder(_RawBatch)
 _envelope_decoder: Final = msgspec.msgpack.Decoder(Envelope)
 
 # What msgspec raises for bytes that it cannot take; DecodeError and UnicodeDecodeError are ValueErrors.
-_UNREADABLE: Final = (ValueError, OverflowError, RecursionError)
-_UNWRITABLE: Final = (ValueError, TypeError, OverflowError, RecursionError)
+UNREADABLE: Final = (ValueError, OverflowError, RecursionError)
+UNWRITABLE: Final = (ValueError, TypeError, OverflowError, RecursionError)
 
 
 def encode(frame: Frame, max_frame_bytes: int = _LONGEST) -> bytes:
@@ -85,7 +86,7 @@ def encode(frame: Frame, max_frame_bytes: int = _LONGEST) -> bytes:
     kind = KINDS[type(frame.content)]
     try:
         payload = _encoder.encode(frame.content)
-    except _UNWRITABLE as error:
+    except UNWRITABLE as error:
         raise InvalidMessage(f"a {kind.name} frame cannot be encoded: {error}") from error
     length = _SHORTEST + len(payload)
     if length > max_frame_bytes:
@@ -180,14 +181,14 @@ def _decode(frame: bytes) -> Received:
         raise ProtocolViolation(f"frames of kind {kind} are unknown")
     try:
         return Frame(_decoders[kind].decode(payload), channel, len(frame))
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise ProtocolViolation(f"a {Kind(kind).name} frame cannot be read: {error}") from error
 
 
 def _decode_batch(payload: memoryview, channel: int, size_bytes: int) -> Received:
     try:
         return Frame(_batch_decoder.decode(payload), channel, size_bytes)
-    except _UNREADABLE:
+    except UNREADABLE:
         return _salvage_batch(payload, channel, size_bytes)
 
 
@@ -197,21 +198,26 @@ def _salvage_batch(payload: memoryview, channel: int, size_bytes: int) -> Receiv
         batch = _raw_batch_decoder.decode(payload)
     except msgspec.ValidationError as error:
         return Damaged(channel, f"this is no batch: {error}")
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise ProtocolViolation(f"a BATCH frame cannot be read: {error}") from error
+    return Frame(PartlyReadable(batch.count, *read_envelopes(batch.envelopes)), channel, size_bytes)
+
+
+def read_envelopes(raws: Iterable[msgspec.Raw]) -> tuple[list[Envelope], dict[int, Rejected]]:
+    """The envelopes that can be read, and by their positions what to say of the others."""
     envelopes: list[Envelope] = []
     rejected: dict[int, Rejected] = {}
-    for position, raw in enumerate(batch.envelopes):
+    for position, raw in enumerate(raws):
         match _decode_envelope(raw):
             case Envelope() as envelope:
                 envelopes.append(envelope)
             case Rejected() as verdict:
                 rejected[position] = verdict
-    return Frame(PartlyReadable(batch.count, envelopes, rejected), channel, size_bytes)
+    return envelopes, rejected
 
 
 def _decode_envelope(raw: msgspec.Raw) -> Envelope | Rejected:
     try:
         return _envelope_decoder.decode(raw)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         return Rejected(f"this is no envelope: {error}")

@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple, NoReturn
 import typer
 from sqlalchemy.exc import DBAPIError
 
-from durable.cli import demo, doctor, inspect, migrate, run, send
+from durable.cli import demo, doctor, inspect, migrate, run, send, topology
 from durable.cli.output import one_line
 from durable.errors import DurableError, StorageUnavailable, WiringError
 from durable.version import __version__
@@ -25,7 +25,16 @@ _NO_PERMISSION = "42501"
 
 app = typer.Typer(name=_NAME, add_completion=False, pretty_exceptions_enable=False)
 app.command()(run.typer_command())
-for command in (migrate.migrate, inspect.status, inspect.nodes, inspect.circuits, send.send, doctor.doctor, demo.demo):
+for command in (
+    migrate.migrate,
+    inspect.status,
+    inspect.nodes,
+    inspect.circuits,
+    topology.topology,
+    send.send,
+    doctor.doctor,
+    demo.demo,
+):
     app.command()(command)
 
 

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from durable.bus import Bus
 from durable.cli.checks import Check, fail, ok, warn
+from durable.cli.checks_topology import topology_checks
 from durable.cli.output import age
 from durable.errors import InvalidSetting, TransportError
 
@@ -15,13 +16,14 @@ _PING_SECONDS = 3.0
 
 def application_checks(bus: Bus) -> list[Check]:
     addresses = [_address(bus, "listener", listening.uri) for listening in bus.application.listeners]
-    return [retention(bus), handlers(bus), *addresses, *asyncio.run(_destinations(bus))]
+    # Brokers before destinations: a sender that is pinged declares its exchange, if it is missing.
+    return [retention(bus), handlers(bus), *addresses, *topology_checks(bus), *asyncio.run(_destinations(bus))]
 
 
 def retention(bus: Bus) -> Check:
     """Duplicates must be known for longer than a message may go on being retried."""
     window = bus.settings.dedupe_window
-    horizons = {name: handler.retry.horizon for name, handler in bus.application.handlers.items()}
+    horizons = {name: bus.application.policy(handler).horizon for name, handler in bus.application.handlers.items()}
     longest = max(horizons.values(), default=timedelta(0))
     detail = f"dedupe_window is {age(window)}, the longest retries go on for {age(longest)}"
     if longest >= window:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from durable.cli.target import Debug
 from durable.errors import WiringError
 
+Transport = Annotated[
+    Literal["tcp", "http", "rabbitmq"], typer.Option("--transport", help="what the messages travel over")
+]
 Flights = Annotated[int | None, typer.Option("--flights", min=1, metavar="N", help="how many flights to send")]
 All = Annotated[bool, typer.Option("--all", help="send every flight of the year")]
 Seed = Annotated[int | None, typer.Option("--seed", help="make the same choices as another run with this seed")]
@@ -20,6 +23,7 @@ Json = Annotated[bool, typer.Option("--json", help="print one JSON document")]
 
 
 def demo(
+    transport: Transport = "tcp",
     flights: Flights = None,
     all_flights: All = False,
     json: Json = False,
@@ -32,4 +36,6 @@ def demo(
         raise WiringError("--flights: give a number or --all, not both")
     from durable.demo import run_demo  # its libraries are an extra, and nobody else needs them
 
-    raise typer.Exit(run_demo(flights=flights, all_flights=all_flights, json_output=json, seed=seed, keep=keep))
+    raise typer.Exit(
+        run_demo(transport=transport, flights=flights, all_flights=all_flights, json_output=json, seed=seed, keep=keep)
+    )

@@ -5,8 +5,9 @@ messages                what they say to each other
 flights                 the data set
 node                    one node as a process
 fleet                   the processes, and how they are killed, paused and resumed
-mishaps                 what befalls them, and when
-observer                what the databases say meanwhile
+roads                   what they send each other over: TCP, HTTP, or a RabbitMQ broker
+mishaps, outages        what befalls them and the broker, and when
+observer, latches       what the databases say meanwhile
 supervisor              one run
 report, screen          what is printed
 stage, run              what is needed before, and the command itself

@@ -1,4 +1,4 @@
-"""What befalls the nodes, and when: kills on both sides, and a pause long enough to be taken for dead.
+"""What befalls the nodes and the broker, and when: kills, and a pause long enough to be taken for dead.
 
     paused --struck off by the others--> dormant --a moment--> resumed --its work is refused--> joins again
 
@@ -14,14 +14,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import NamedTuple
+from uuid import UUID
 
 from durable.demo.fleet import Fleet, Member
 from durable.demo.observer import Observer
+from durable.demo.outages import Outages
 
 KILLS = 2
 """On each side, and one more for every FLIGHTS_PER_KILL."""
+OUTAGES = 1
+"""Of the broker, and one more for every FLIGHTS_PER_KILL."""
 FLIGHTS_PER_KILL = 60_000
-COMMIT_SECONDS = 0.05
+COMMIT_SECONDS = 0.2
 """For commits of a paused node that the database had begun."""
 LATE_SECONDS = 0.5
 """How long a paused node stays so after it was struck off."""
@@ -30,6 +34,8 @@ LATE_SECONDS = 0.5
 class Kind(Enum):
     KILL = "kill"
     PAUSE = "pause"
+    OUTAGE = "outage"
+    """The broker between the services is killed, and started again."""
 
 
 class Mishap(NamedTuple):
@@ -40,16 +46,19 @@ class Mishap(NamedTuple):
     kind: Kind
 
 
-def plan(flights: int, rng: random.Random) -> list[Mishap]:
-    """Kills spread over the first three quarters, each somewhere in its part of them; one pause among them."""
-    count = KILLS + flights // FLIGHTS_PER_KILL
+def plan(flights: int, rng: random.Random, *, has_broker: bool) -> list[Mishap]:
+    """Kills and outages spread over the first three quarters, each somewhere in its part of them; one pause."""
+    more = flights // FLIGHTS_PER_KILL
     kills = [
-        Mishap(0.1 + 0.65 * (number + rng.uniform(0.1, 0.7)) / count, service, Kind.KILL)
-        for service in ("airline", "punctuality")
-        for number in range(count)
+        Mishap(at, service, Kind.KILL) for service in ("airline", "punctuality") for at in _moments(KILLS + more, rng)
     ]
     pause = Mishap(rng.uniform(0.35, 0.55), "punctuality", Kind.PAUSE)
-    return sorted([*kills, pause], key=lambda mishap: mishap.at)
+    outages = [Mishap(at, "punctuality", Kind.OUTAGE) for at in _moments(OUTAGES + more, rng)] if has_broker else []
+    return sorted([*kills, pause, *outages], key=lambda mishap: mishap.at)
+
+
+def _moments(count: int, rng: random.Random) -> list[float]:
+    return [0.1 + 0.65 * (number + rng.uniform(0.1, 0.7)) / count for number in range(count)]
 
 
 @dataclass
@@ -58,7 +67,7 @@ class Pause:
 
     member: Member
     node_id: int
-    owned: int
+    owned: list[UUID]
     began: float
     dormant_at: datetime | None = None
     """When it was seen that the others had struck it off, by the database's clock."""
@@ -76,36 +85,49 @@ class Misfortune:
     """Carries out the plan on a fleet, puts a new process into the place of each that was killed, and keeps count."""
 
     def __init__(
-        self, mishaps: list[Mishap], rng: random.Random, fleet: Fleet, observer: Observer, tell: Callable[[str], None]
+        self,
+        mishaps: list[Mishap],
+        rng: random.Random,
+        fleet: Fleet,
+        outages: Outages,
+        observer: Observer,
+        tell: Callable[[str], None],
     ) -> None:
         self.kills = {"airline": 0, "punctuality": 0}
         self.pauses: list[Pause] = []
         self._waiting = mishaps
         self._rng = rng
         self._fleet = fleet
+        self._outages = outages
         self._observer = observer
         self._tell = tell
 
     @property
     def is_over(self) -> bool:
-        """Is every paused node back? What was planned and found no victim in time does not happen any more."""
-        return all(pause.is_over for pause in self.pauses)
+        """Are the broker and every paused node back? What found no victim in time does not happen any more."""
+        return all(pause.is_over for pause in self.pauses) and self._outages.is_over
 
     def advance(self, progress: dict[str, float]) -> None:
-        """Whatever is due by this progress, as far as there is a node that it can happen to."""
+        """Whatever is due by this progress, as far as there is something that it can happen to."""
+        self._outages.advance(is_flowing=progress["punctuality"] > 0)
         for pause in self.pauses:
             if not pause.is_resumed:
                 self._follow(pause)
         if min(progress.values()) >= 1:
             return  # nothing is left that could go wrong
         for mishap in list(self._waiting):
-            if progress[mishap.service] >= mishap.at and (victims := self._victims(mishap)):
-                victim = self._rng.choice(victims)
-                if mishap.kind is Kind.KILL:
-                    self._waiting.remove(mishap)
-                    self._kill(victim)
-                elif self._pause(victim):
-                    self._waiting.remove(mishap)
+            if progress[mishap.service] >= mishap.at and self._happens(mishap):
+                self._waiting.remove(mishap)
+
+    def _happens(self, mishap: Mishap) -> bool:
+        """Let it happen, unless nobody is there now that it can happen to."""
+        if mishap.kind is Kind.OUTAGE:
+            return self._outages.begin()
+        victims = self._victims(mishap)
+        if not victims:
+            return False
+        victim = self._rng.choice(victims)
+        return self._kill(victim) if mishap.kind is Kind.KILL else self._pause(victim)
 
     def _victims(self, mishap: Mishap) -> list[Member]:
         """Those with work in hand, which others must take over; for a kill, others too when there is none of them."""
@@ -113,15 +135,16 @@ class Misfortune:
         busy = [member for member in working if self._in_hand(member)]
         return busy if busy or mishap.kind is Kind.PAUSE else working
 
-    def _in_hand(self, member: Member) -> int:
-        return self._observer.owned(member.service, member.node_id) if member.node_id is not None else 0
+    def _in_hand(self, member: Member) -> list[UUID]:
+        return self._observer.owned(member.service, member.node_id) if member.node_id is not None else []
 
-    def _kill(self, member: Member) -> None:
+    def _kill(self, member: Member) -> bool:
         in_hand = self._in_hand(member)
         self._fleet.kill(member)
         self.kills[member.service] += 1
         replacement = self._fleet.start(member.service, member.slot)
-        self._tell(f"killed {member} with {in_hand} messages in hand; pid {replacement.pid} takes its place")
+        self._tell(f"killed {member} with {len(in_hand)} messages in hand; pid {replacement.pid} takes its place")
+        return True
 
     def _pause(self, member: Member) -> bool:
         """Pause it, unless it turns out to have finished everything a moment before."""
@@ -133,7 +156,7 @@ class Misfortune:
             self._fleet.resume(member)
             return False
         self.pauses.append(Pause(member, member.node_id, owned, time.monotonic()))
-        self._tell(f"paused {member} with {owned} messages in hand")
+        self._tell(f"paused {member} with {len(owned)} messages in hand")
         return True
 
     def _follow(self, pause: Pause) -> None:

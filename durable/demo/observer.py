@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, LiteralString
+from uuid import UUID
 
 import psycopg
 from psycopg.rows import TupleRow
@@ -14,8 +15,8 @@ RECORDED = "SELECT count(*) FROM recorded_flights"
 HANDLED = "SELECT coalesce(sum(flights), 0) FROM delays"
 NODES = "SELECT CAST(split_part(description, ':', 2) AS integer), node_id FROM durable.nodes"
 OWNED: Mapping[str, LiteralString] = {
-    "airline": "SELECT count(*) FROM durable.outgoing_envelopes WHERE owner_id = %s",
-    "punctuality": "SELECT count(*) FROM durable.incoming_envelopes WHERE owner_id = %s",
+    "airline": "SELECT id FROM durable.outgoing_envelopes WHERE owner_id = %s",
+    "punctuality": "SELECT id FROM durable.incoming_envelopes WHERE owner_id = %s",
 }
 UNSETTLED = (
     "SELECT (SELECT count(*) FROM durable.outgoing_envelopes) + (SELECT count(*) FROM durable.incoming_envelopes)"
@@ -28,7 +29,8 @@ UNION ALL SELECT 'incoming', owner_id, count(*) FROM durable.incoming_envelopes 
 DEAD_LETTERS = "SELECT reason, count(*) FROM durable.dead_letters GROUP BY reason ORDER BY 2 DESC LIMIT 5"
 CIRCUITS = "SELECT key, reason FROM durable.circuits"
 FINISHED_AFTER = """
-SELECT count(*) FROM durable.envelope_history WHERE side = 'incoming' AND node_id = %s AND finished_at > %s
+SELECT count(*) FROM durable.envelope_history
+WHERE side = 'incoming' AND node_id = %s AND finished_at > %s AND id = ANY(%s)
 """
 
 
@@ -56,13 +58,13 @@ class Observer:
         """The ids of the nodes that are members, by process id."""
         return dict(self.rows(service, NODES))
 
-    def owned(self, service: str, node_id: int) -> int:
+    def owned(self, service: str, node_id: int) -> list[UUID]:
         """Messages that this node has in hand, to send or to handle."""
-        return int(self.value(service, OWNED[service], node_id))
+        return [id_ for (id_,) in self.rows(service, OWNED[service], node_id)]
 
-    def finished_after(self, node_id: int, moment: datetime) -> int:
-        """Messages that this node finished after the moment, by the database's clock."""
-        return int(self.value("punctuality", FINISHED_AFTER, node_id, moment))
+    def finished_after(self, node_id: int, moment: datetime, messages: Sequence[UUID]) -> int:
+        """How many of these messages this node finished after the moment, by the database's clock."""
+        return int(self.value("punctuality", FINISHED_AFTER, node_id, moment, list(messages)))
 
     def now(self) -> datetime:
         """The clock of the punctuality service's database."""

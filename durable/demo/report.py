@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from durable.demo.flights import carrier_names
+from durable.demo.latches import Latch
 from durable.demo.verdict import Evidence, PauseFacts, Totals
 
 
@@ -59,23 +60,33 @@ def _summary(evidence: Evidence) -> Table:
     table = Table(title="What happened", box=SIMPLE_HEAD, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column()
+    for name, value in _summary_rows(evidence).items():
+        table.add_row(name, value)
+    return table
+
+
+def _summary_rows(evidence: Evidence) -> dict[str, str]:
     rows = {
-        "sent and handled": f"{evidence.sent:,} and {evidence.handled:,} messages",
+        "sent and handled": f"{evidence.sent:,} and {evidence.handled:,} messages over {evidence.transport}",
         "nodes killed": " and ".join(f"{count} of {service}" for service, count in evidence.kills.items()),
         "nodes paused": "; ".join(map(_pause_line, evidence.pauses)) or "none",
+        "broker killed": "; ".join(f"away for {seconds} s" for seconds in evidence.broker_away_seconds),
         "work taken over": f"{evidence.recovered_outgoing:,} messages of dead senders, "
         f"{evidence.recovered_incoming:,} of dead or paused receivers",
-        "sends repeated": f"{evidence.failed_sends:,}, because a connection or a node was gone",
+        "sends repeated": f"{evidence.failed_sends:,}, because a connection or what it led to was gone",
         "duplicates refused": f"at least {evidence.duplicates_refused_at_least:,} "
         "(what a killed node counted in its last moments is missing)",
         "latched": f"{evidence.latches} times a sender found nobody and waited for an answered ping",
+        "seen latched": "\n".join(map(_latch_line, evidence.latched)),
         "throughput": f"{evidence.handled / evidence.seconds:,.0f} messages/s over {evidence.seconds:.1f} s",
         "send to handled": f"{evidence.p50_seconds:.2f} s (median), {evidence.p99_seconds:.2f} s (99th percentile)",
         "seed": str(evidence.seed),
     }
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
+    return {name: value for name, value in rows.items() if value}
+
+
+def _latch_line(latch: Latch) -> str:
+    return f"{latch.key} in {latch.service} for {latch.seconds} s: {latch.reason}"
 
 
 def _pause_line(pause: PauseFacts) -> str:

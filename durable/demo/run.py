@@ -12,7 +12,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from durable.demo import report, stage, supervisor
+from durable.demo import report, roads, stage, supervisor
 from durable.demo.flights import FLIGHT_COUNT, data_folder
 from durable.demo.screen import screen_for
 from durable.errors import DurableError, InvalidSetting
@@ -22,21 +22,31 @@ WIDTH = 120
 """Of the report where there is no terminal."""
 
 
-def run_demo(*, flights: int | None, all_flights: bool, json_output: bool, seed: int | None, keep: Path | None) -> int:
+def run_demo(
+    *,
+    flights: int | None,
+    all_flights: bool,
+    json_output: bool,
+    seed: int | None,
+    keep: Path | None,
+    transport: str = "tcp",
+) -> int:
     """Run the demo and return its exit code: 0 when every total is right, 1 when one is not or it got stuck.
 
-    `flights` (default 20,000) or `all_flights` of the data set are sent. With `json_output` one document is printed
-    and nothing else. `seed` repeats the choices of an earlier run (not its timing). `keep` names a folder, not there
-    yet or empty, for the databases and the logs; otherwise they are removed, unless the demo fails. Raises
-    InvalidSetting for values that cannot be, and when the embedded Postgres or the flights are not installed.
+    `flights` (default 20,000) or `all_flights` of the data set are sent, over the `transport` tcp, http or rabbitmq.
+    With `json_output` one document is printed and nothing else. `seed` repeats the choices of an earlier run (not its
+    timing). `keep` names a folder, not there yet or empty, for the databases and the logs; otherwise they are removed,
+    unless the demo fails. Raises InvalidSetting for values that cannot be, and when something that the demo needs is
+    not installed.
     """
     count = _how_many(flights, all_flights)
-    data_folder()  # it raises when the flights are not installed, before anything is started
+    roads.check(transport)  # both raise when something is not installed, before anything is started
+    data_folder()
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     folder = stage.make_folder(keep)
     succeeded, is_kept = False, True
     try:
-        succeeded = _run(folder, count, seed, json_output=json_output)
+        succeeded = _run(folder, count, seed, transport, json_output=json_output)
         is_kept = keep is not None or not succeeded
     except (InvalidSetting, KeyboardInterrupt):
         is_kept = keep is not None
@@ -51,17 +61,17 @@ def run_demo(*, flights: int | None, all_flights: bool, json_output: bool, seed:
     return 0 if succeeded else 1
 
 
-def _run(folder: Path, flights: int, seed: int, *, json_output: bool) -> bool:
+def _run(folder: Path, flights: int, seed: int, transport: str, *, json_output: bool) -> bool:
     """Run, print, and return whether every total is right."""
     console = Console()
     if not console.is_terminal:
         console.width = WIDTH
     with (
         _interrupted_by_sigterm(),
-        stage.prepared(folder, flights) as ready,
+        stage.prepared(folder, flights, transport) as ready,
         screen_for(console, flights, silent=json_output) as screen,
     ):
-        screen.tell(f"Postgres is running; {flights:,} flights; seed {seed}")
+        screen.tell(f"Postgres is running; {flights:,} flights over {transport}; seed {seed}")
         evidence = supervisor.run(ready, seed, screen)
     if json_output:
         print(report.as_json(evidence))
@@ -81,7 +91,7 @@ def _how_many(flights: int | None, all_flights: bool) -> int:
 
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the demo as Ctrl-C does: with its nodes and its server."""
+    """SIGTERM ends the demo as Ctrl-C does: with its nodes and its servers."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,6 +1,7 @@
-"""What a run needs before its first node: a folder, the flights, a server, two databases, a port.
+"""What a run needs before its first node: a folder, the flights, a server, two databases, a road between them.
 
 FOLDER/data             the server's data
+FOLDER/rabbitmq         the broker's data and its log, if there is a broker
 FOLDER/flights.jsonl    the flights as the airline reads them
 FOLDER/logs, counts     what each node writes
 """
@@ -8,7 +9,6 @@ FOLDER/logs, counts     what each node writes
 from __future__ import annotations
 
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,9 +17,10 @@ from pathlib import Path
 
 from sqlalchemy import MetaData, create_engine
 
-from durable.demo import airline, punctuality
+from durable.demo import airline, punctuality, roads
 from durable.demo.fleet import SERVICES, SLOTS
 from durable.demo.flights import write_flights
+from durable.demo.roads import Road
 from durable.embedded import Embedded, postgres
 from durable.errors import InvalidSetting
 from durable.storage.migrator import upgrade
@@ -35,6 +36,7 @@ class Stage:
 
     folder: Path
     flights: int
+    road: Road
     urls: Mapping[str, str]
     environments: Mapping[str, dict[str, str]]
 
@@ -62,15 +64,15 @@ def remove_folder(folder: Path) -> None:
 
 
 @contextmanager
-def prepared(folder: Path, flights: int) -> Iterator[Stage]:
-    """Everything in place, the server running; it is stopped at the end, and the folder stays."""
+def prepared(folder: Path, flights: int, transport: str) -> Iterator[Stage]:
+    """Everything in place, the servers running; they are stopped at the end, and the folder stays."""
     for name in ("logs", "counts"):
         (folder / name).mkdir()
     file = folder / "flights.jsonl"
     write_flights(flights, file)
-    with postgres(folder) as server:
+    with roads.opened(transport, folder) as road, postgres(folder) as server:
         urls = {service: _make_database(server, service) for service in SERVICES}
-        yield Stage(folder, flights, urls, _environments(folder, urls, file, flights))
+        yield Stage(folder, flights, road, urls, _environments(folder, road, urls, file, flights))
 
 
 def _make_database(server: Embedded, service: str) -> str:
@@ -84,32 +86,22 @@ def _make_database(server: Embedded, service: str) -> str:
     return url
 
 
-def _environments(folder: Path, urls: Mapping[str, str], file: Path, flights: int) -> dict[str, dict[str, str]]:
-    address = f"tcp://127.0.0.1:{_free_port()}"
+def _environments(
+    folder: Path, road: Road, urls: Mapping[str, str], file: Path, flights: int
+) -> dict[str, dict[str, str]]:
     own = {
         "airline": {
-            "PUNCTUALITY_ADDRESS": address,
+            "PUNCTUALITY_ADDRESS": road.sends_to,
             "AIRLINE_FLIGHTS": str(file),
             "AIRLINE_PAUSE_SECONDS": str(_pause_seconds(flights)),
         },
-        "punctuality": {"PUNCTUALITY_LISTENS_ON": f"{address}?reuse_port=1"},  # all its nodes on one port
+        "punctuality": {"PUNCTUALITY_LISTENS_ON": road.listens_on},
     }
-    counts = str(folder / "counts")
-    return {
-        service: {"DURABLE_DATABASE_URL": urls[service], "COUNTS_FOLDER": counts, **own[service]}
-        for service in SERVICES
-    }
+    shared = {"COUNTS_FOLDER": str(folder / "counts"), **road.settings}
+    return {service: {"DURABLE_DATABASE_URL": urls[service], **shared, **own[service]} for service in SERVICES}
 
 
 def _pause_seconds(flights: int) -> float:
     """After each flight of each unit of work at once, so that a run takes SHORTEST_SECONDS; 0 when it does anyway."""
     pause = SHORTEST_SECONDS * SLOTS * airline.AT_ONCE / flights
     return pause if pause > 0.01 else 0.0
-
-
-def _free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -13,8 +13,10 @@ from collections import Counter
 
 from durable.demo import fleet, observer, verdict
 from durable.demo.fleet import SERVICES, Fleet
-from durable.demo.mishaps import Misfortune, plan
+from durable.demo.latches import Latches
+from durable.demo.mishaps import Misfortune, Pause, plan
 from durable.demo.observer import Observer
+from durable.demo.outages import outages_of
 from durable.demo.screen import Screen
 from durable.demo.stage import Stage
 from durable.errors import DurableError
@@ -30,37 +32,48 @@ class Stalled(DurableError):
 def run(stage: Stage, seed: int, screen: Screen) -> verdict.Evidence:
     """Run to the end and return what it came to. Raises Stalled, or NodeEnded when a node ends by itself."""
     rng = random.Random(seed)
+    broker, tell = stage.road.broker, screen.tell
     with observer.observing(stage.urls) as watch:
-        with fleet.running(stage.logs, stage.environments) as nodes:
-            misfortune = Misfortune(plan(stage.flights, rng), rng, nodes, watch, screen.tell)
-            Supervisor(stage.flights, nodes, watch, misfortune, screen).watch_to_the_end()
-            screen.tell("every flight is handled; the nodes are told to stop")
+        latches = Latches(watch, SERVICES)
+        with outages_of(broker, tell) as outages, fleet.running(stage.logs, stage.environments) as nodes:
+            planned = plan(stage.flights, rng, has_broker=broker is not None)
+            misfortune = Misfortune(planned, rng, nodes, outages, watch, tell)
+            Supervisor(stage.flights, nodes, watch, latches, misfortune, screen).watch_to_the_end()
+            tell("every flight is handled; the nodes are told to stop")
         return verdict.gather(
             watch,
+            transport=stage.road.transport,
             flights=stage.flights,
             seed=seed,
             counts=_counts(stage),
             kills=misfortune.kills,
-            pauses=[
-                verdict.PauseFacts(
-                    node_id=pause.node_id,
-                    owned=pause.owned,
-                    dormant_after_seconds=round(pause.dormant_seconds, 1),
-                    seconds=round(pause.seconds, 1),
-                    finished_late=watch.finished_after(pause.node_id, pause.dormant_at) if pause.dormant_at else 0,
-                )
-                for pause in misfortune.pauses
-            ],
+            pauses=[_facts(pause, watch) for pause in misfortune.pauses],
+            broker_away_seconds=outages.seconds,
+            latched=latches.seen,
         )
+
+
+def _facts(pause: Pause, watch: Observer) -> verdict.PauseFacts:
+    late = watch.finished_after(pause.node_id, pause.dormant_at, pause.owned) if pause.dormant_at else 0
+    return verdict.PauseFacts(
+        node_id=pause.node_id,
+        owned=len(pause.owned),
+        dormant_after_seconds=round(pause.dormant_seconds, 1),
+        seconds=round(pause.seconds, 1),
+        finished_late=late,
+    )
 
 
 class Supervisor:
     """Looks at everything every LOOK_SECONDS."""
 
-    def __init__(self, flights: int, nodes: Fleet, watch: Observer, misfortune: Misfortune, screen: Screen) -> None:
+    def __init__(
+        self, flights: int, nodes: Fleet, watch: Observer, latches: Latches, misfortune: Misfortune, screen: Screen
+    ) -> None:
         self._flights = flights
         self._fleet = nodes
         self._watch = watch
+        self._latches = latches
         self._misfortune = misfortune
         self._screen = screen
         self._recorded = self._handled = 0
@@ -68,15 +81,17 @@ class Supervisor:
 
     def watch_to_the_end(self) -> None:
         while not self._is_over():
-            began = time.monotonic()
             self._fleet.check()
+            began = time.monotonic()
             self._welcome()
             self._look()
+            self._latches.look()
+            looking = time.monotonic() - began
             self._misfortune.advance(
                 {"airline": self._recorded / self._flights, "punctuality": self._handled / self._flights}
             )
             # Counting takes longer the more there is: it must not take the time of those who work.
-            time.sleep(max(LOOK_SECONDS, 10 * (time.monotonic() - began)))
+            time.sleep(max(LOOK_SECONDS, 10 * looking))
 
     def _is_over(self) -> bool:
         return self._handled >= self._flights and self._misfortune.is_over and self._watch.is_settled()

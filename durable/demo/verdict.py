@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from durable.demo.flights import data_folder
+from durable.demo.latches import Latch
 from durable.demo.observer import Observer
 
 SUMS = """
@@ -96,6 +97,7 @@ class PauseFacts:
 class Evidence:
     """Everything that the demo can say for itself at the end."""
 
+    transport: str
     flights: int
     seed: int
     ours: Sums
@@ -114,8 +116,13 @@ class Evidence:
     failed_sends: int
     leases_lost_at_least: int
     latches: int
+    """By the same counts."""
+    latched: Sequence[Latch]
+    """What was seen in the databases of it: latches of moments only may be missing."""
     kills: Mapping[str, int]
     pauses: Sequence[PauseFacts]
+    broker_away_seconds: Sequence[float]
+    """How long the broker was away, each time that it was killed; empty where there is none."""
     seconds: float
     p50_seconds: float
     p99_seconds: float
@@ -132,18 +139,21 @@ class Evidence:
                 found.append(f"{count} messages are {done} by the history, should be {self.flights}")
         for pause in self.pauses:
             if pause.finished_late:
-                found.append(f"node {pause.node_id} finished {pause.finished_late} messages after it was struck off")
+                found.append(f"node {pause.node_id} finished {pause.finished_late} messages that it had lost")
         return found
 
 
 def gather(
     observer: Observer,
     *,
+    transport: str,
     flights: int,
     seed: int,
     counts: Mapping[str, int],
     kills: Mapping[str, int],
     pauses: Sequence[PauseFacts],
+    broker_away_seconds: Sequence[float],
+    latched: Sequence[Latch],
 ) -> Evidence:
     """Read the databases once nothing is under way any more."""
     times_added: dict[int, int] = dict(observer.rows("punctuality", ADDED))
@@ -152,6 +162,7 @@ def gather(
     first, last = observer.value("airline", FIRST), observer.value("punctuality", LAST)
     p50, p99 = observer.rows("punctuality", LATENCY)[0]
     return Evidence(
+        transport=transport,
         flights=flights,
         seed=seed,
         ours=added_totals(observer),
@@ -166,8 +177,10 @@ def gather(
         failed_sends=failed_sends,
         leases_lost_at_least=counts.get("lease_lost", 0),
         latches=counts.get("latched", 0),
+        latched=latched,
         kills=kills,
         pauses=pauses,
+        broker_away_seconds=broker_away_seconds,
         seconds=(last - first).total_seconds(),
         p50_seconds=float(p50),
         p99_seconds=float(p99),

@@ -4,5 +4,6 @@ Each belongs to the process that started it, touches no other server of the mach
 """
 
 from durable.embedded.postgres import Embedded, postgres
+from durable.embedded.rabbitmq import Broker, rabbitmq
 
-__all__ = ["Embedded", "postgres"]
+__all__ = ["Broker", "Embedded", "postgres", "rabbitmq"]

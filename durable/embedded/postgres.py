@@ -6,6 +6,7 @@ an unprivileged system user, because Postgres refuses to run as root.
 
 from __future__ import annotations
 
+import subprocess
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,12 +35,16 @@ class Embedded:
     def __init__(self, server: PostgresServer) -> None:
         self.server = server
 
+    def uri(self, database: str | None = None) -> str:
+        """The URI of this database, or of the one that administrators connect to."""
+        return self.server.get_uri(database)
+
     def url(self, database: str) -> str:
         """A SQLAlchemy URL of this database, which is created when it is missing."""
-        with psycopg.connect(self.server.get_uri(), autocommit=True) as conn:
+        with psycopg.connect(self.uri(), autocommit=True) as conn:
             if not conn.execute("SELECT 1 FROM pg_database WHERE datname = %s", (database,)).fetchone():
                 conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))
-        return self.server.get_uri(database)
+        return self.uri(database)
 
     def restart(self) -> None:
         """Stop the server as an operator would, cutting every connection, and start it again."""
@@ -70,7 +75,22 @@ def postgres(folder: Path, *, version: int | None = None) -> Iterator[Embedded]:
         configuration = "".join(f"{name} = '{value}'\n" for name, value in SETTINGS.items())
         (server.pgdata / "postgresql.auto.conf").write_text(configuration)
     server.start()
-    try:
-        yield Embedded(server)
-    finally:
-        server.cleanup()
+    with _ending_with_this_process(server.pgdata):
+        try:
+            yield Embedded(server)
+        finally:
+            server.cleanup()
+
+
+@contextmanager
+def _ending_with_this_process(data: Path) -> Iterator[None]:
+    """Even if it is killed: then a shell sees the end of a pipe that only this process holds, and ends the server."""
+    script = 'cat; kill -QUIT "$(head -n 1 "$0/postmaster.pid")"'
+    with subprocess.Popen(
+        ["/bin/sh", "-c", script, str(data)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C at the terminal is meant for this process
+    ):
+        yield

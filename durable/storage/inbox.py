@@ -41,6 +41,7 @@ def store(conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> set[Key
         statements.STORE_RECEIVED.within(schema),
         envelope_columns([arrival.envelope for arrival in arrivals])
         | {
+            "execution_time": [arrival.envelope.execution_time for arrival in arrivals],
             "endpoint": [arrival.endpoint for arrival in arrivals],
             "body_digest": [body_digest(arrival.envelope.body) for arrival in arrivals],
             "owner_id": [arrival.owner for arrival in arrivals],

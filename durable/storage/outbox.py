@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from sqlalchemy import Connection
 
@@ -22,11 +23,22 @@ class Sent(NamedTuple):
     endpoint: str | None
     owner: NodeId
 
+    @property
+    def key(self) -> Key:
+        return self.envelope.id, self.endpoint or self.envelope.destination
 
-def store(conn: Connection, schema: str, batch: Sequence[Sent]) -> None:
-    """Insert everything that this transaction sends, in one statement. Rows of ANY_NODE wake the nodes at commit."""
+
+Key = tuple[UUID, str]
+"""Id and address: the endpoint of a local message, the destination of any other."""
+
+
+def store(conn: Connection, schema: str, batch: Sequence[Sent]) -> set[Key]:
+    """Insert everything that this transaction sends, in one statement. Rows of ANY_NODE wake the nodes at commit.
+
+    Returns the keys of what was not inserted, because it had been sent before. No two may have the same key.
+    """
     due = [sent for sent in batch if sent.envelope.execution_time is None]
-    conn.execute(
+    rows = conn.execute(
         statements.STORE_SENT.within(schema),
         envelope_columns([sent.envelope for sent in batch])
         | {
@@ -39,6 +51,7 @@ def store(conn: Connection, schema: str, batch: Sequence[Sent]) -> None:
             "wake": any(sent.owner == ANY_NODE for sent in due),
         },
     )
+    return {(row.id, row.address) for row in rows if row.id is not None}
 
 
 def claim(conn: Connection, schema: str, *, destination: str, batch_size: int, node: NodeId) -> list[Leased]:

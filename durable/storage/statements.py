@@ -78,7 +78,8 @@ _LETTER_FROM_ROW: Final = (
 
 # ---------------------------------------------------------------- sending: rows in the application's transaction
 
-# Everything that one commit sends, in one statement: local messages go straight into the inbox.
+# Everything that one commit sends, in one statement: local messages go straight into the inbox. Returns what was there
+# already, under an id that is a business key, or that of an earlier attempt of the same handler.
 STORE_SENT = Statement(f"""
 WITH sent AS MATERIALIZED (
     SELECT * FROM unnest({_UNNEST_ENVELOPE}, CAST(:execution_time AS timestamptz[]), CAST(:destination AS text[]),
@@ -94,9 +95,15 @@ WITH sent AS MATERIALIZED (
 ), remote AS (
     INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, execution_time, owner_id)
     SELECT destination, {_SELECT_ENVELOPE}, execution_time, owner_id FROM sent WHERE endpoint IS NULL
-    ON CONFLICT DO NOTHING
+    ON CONFLICT DO NOTHING RETURNING id, destination
 )
-SELECT pg_notify(CAST(:channel AS text), '') WHERE CAST(:wake AS boolean)
+SELECT id, endpoint AS address FROM sent
+WHERE endpoint IS NOT NULL AND (id, endpoint) NOT IN (SELECT id, endpoint FROM fresh)
+UNION ALL
+SELECT id, destination FROM sent
+WHERE endpoint IS NULL AND (id, destination) NOT IN (SELECT id, destination FROM remote)
+UNION ALL
+SELECT NULL, CAST(pg_notify(CAST(:channel AS text), '') AS text) WHERE CAST(:wake AS boolean)
 """)
 
 # The latch is looked at here too: a node that latches releases its rows, and no other must take them in the moment
@@ -158,16 +165,16 @@ SELECT count(*) FROM moved
 # A row comes back for each envelope that was not there before; the others are duplicates.
 STORE_RECEIVED = Statement(f"""
 WITH received AS MATERIALIZED (
-    SELECT * FROM unnest({_UNNEST_ENVELOPE}, CAST(:endpoint AS text[]), CAST(:body_digest AS bigint[]),
-        CAST(:owner_id AS integer[]))
-    AS t ({_ENVELOPE}, endpoint, body_digest, owner_id)
+    SELECT * FROM unnest({_UNNEST_ENVELOPE}, CAST(:execution_time AS timestamptz[]), CAST(:endpoint AS text[]),
+        CAST(:body_digest AS bigint[]), CAST(:owner_id AS integer[]))
+    AS t ({_ENVELOPE}, execution_time, endpoint, body_digest, owner_id)
 ), fresh AS (
     INSERT INTO {{schema}}.received_ids (id, endpoint, body_digest)
     SELECT id, endpoint, body_digest FROM received
     ON CONFLICT DO NOTHING RETURNING id, endpoint
 ), stored AS (
-    INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, owner_id)
-    SELECT endpoint, {_SELECT_ENVELOPE}, owner_id FROM received JOIN fresh USING (id, endpoint)
+    INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, execution_time, owner_id)
+    SELECT endpoint, {_SELECT_ENVELOPE}, execution_time, owner_id FROM received JOIN fresh USING (id, endpoint)
 )
 SELECT id, endpoint FROM fresh
 """)

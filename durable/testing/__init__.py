@@ -8,6 +8,8 @@
 
 The bus keeps its declarations; handlers, units of work, retries and dead letters work as they do on Postgres, which
 one suite of contract tests holds both to. Nothing waits: time is a clock that the test advances.
+
+Tests of transports are in `durable.testing.transports`, which needs pytest.
 """
 
 from durable.testing.bus import InMemoryBus

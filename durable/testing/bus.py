@@ -16,7 +16,7 @@ from durable.composing import Composer, SendOptions
 from durable.envelope import ANY_NODE, Envelope, Leased
 from durable.errors import WiringError
 from durable.messages import name_of
-from durable.outcomes import Duplicate
+from durable.outcomes import STORED, Duplicate, Outcome
 from durable.routing import LOCAL
 from durable.storage.rows import Letter
 from durable.telemetry import Event
@@ -34,9 +34,9 @@ class InMemoryBus:
     """Puts a bus into memory for a block: `async with InMemoryBus(bus) as memory`.
 
     Meanwhile `bus.unit_of_work()`, `bus.enlist()`, `bus.send()` and `bus.publish()` work without any database, and
-    what was committed waits for `drain()`. `session_factory` makes the AsyncSession of each unit of work and async
-    handler, `sync_session_factory` the Session of each sync handler: a sessionmaker, or a Mock. Without one they get
-    sessions that commit and roll back, and raise WiringError at the first statement.
+    what was committed, or posted to `bus.asgi()`, waits for `drain()`. `session_factory` makes the AsyncSession of
+    each unit of work and async handler, `sync_session_factory` the Session of each sync handler: a sessionmaker, or a
+    Mock. Without one they get sessions that commit and roll back, and raise WiringError at the first statement.
 
     Messages are handled one after another, in the order in which they were sent. Each is encoded and decoded as on
     the wire. `clock` stands still until it is advanced; two buses that are connected should share one.
@@ -65,7 +65,14 @@ class InMemoryBus:
     async def __aenter__(self) -> Self:
         if self.bus.runtime.node is not None:
             raise WiringError("this bus runs on a database already: put it into memory before it starts")
-        self._runtime = MemoryRuntime(self.bus, self.clock, when_committed=self._committed, **self._factories)
+        self._runtime = MemoryRuntime(
+            self.bus,
+            self.clock,
+            self._mailbox,
+            when_committed=self._committed,
+            receive=self._receive_at,
+            **self._factories,
+        )
         self._entered.enter_context(self.bus.running_on(self._runtime))
         return self
 
@@ -217,6 +224,7 @@ class InMemoryBus:
         if handler is not None and message_type not in self._agents:
             self._agents[message_type] = MemoryHandling(
                 handler,
+                policy=self.bus.application.policy(handler),
                 mailbox=self._mailbox,
                 faults=self._faults,
                 sessions=self._runtime.sessions,
@@ -227,19 +235,24 @@ class InMemoryBus:
         return self._agents.get(message_type)
 
     def _receive(self, envelope: Envelope) -> None:
+        endpoints = dict(self.bus.application.listeners)
+        self._receive_at(endpoints.get(envelope.destination, self.bus.service), envelope)
+
+    def _receive_at(self, endpoint: str, envelope: Envelope) -> Outcome:
         """As the receiving agent does, after the way over the wire."""
         arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(envelope), type=Envelope)
         reason = screening.flaw(arrived, max_message_bytes=self.bus.settings.max_message_bytes)
         if reason is not None:
             self._mailbox.quarantine(arrived, reason)
-            return
-        endpoints = dict(self.bus.application.listeners)
-        for _ in range(self._faults.arrivals(arrived.message_type)):
-            self._store(endpoints.get(arrived.destination, self.bus.service), arrived)
+            return STORED
+        arrivals = self._faults.arrivals(arrived.message_type)
+        outcomes = [self._store(endpoint, arrived) for _ in range(arrivals)]
+        return outcomes[0]
 
-    def _store(self, endpoint: str, envelope: Envelope) -> None:
+    def _store(self, endpoint: str, envelope: Envelope) -> Outcome:
         outcome = self._mailbox.receive(endpoint, envelope)
         self._runtime.counters.add(Event.DUPLICATE if isinstance(outcome, Duplicate) else Event.RECEIVED)
+        return outcome
 
     def _reachable(self) -> dict[str, InMemoryBus]:
         """The buses by destination: this one at the addresses that it listens on, and those that are connected."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
@@ -12,6 +11,7 @@ from durable.envelope import ANY_NODE, Leased
 from durable.errors import LeaseLost
 from durable.handlers import Handler
 from durable.handling import HandlingAgent, Task
+from durable.retry import Policy
 from durable.sessions import Sessions
 from durable.settings import Settings
 from durable.telemetry import Counters
@@ -28,6 +28,7 @@ class MemoryHandling(HandlingAgent):
         self,
         handler: Handler,
         *,
+        policy: Policy,
         mailbox: Mailbox,
         faults: Faults,
         sessions: Sessions,
@@ -36,7 +37,8 @@ class MemoryHandling(HandlingAgent):
         counters: Counters,
     ) -> None:
         super().__init__(
-            dataclasses.replace(handler, retry=dataclasses.replace(handler.retry, jitter=0)),
+            handler,
+            policy=policy.steady(),
             database=MemoryDatabase(settings, mailbox),
             sessions=sessions,
             node=ANY_NODE,

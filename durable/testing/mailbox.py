@@ -23,7 +23,7 @@ from sqlalchemy import Connection
 from durable import codec, messages
 from durable.clock import Clock
 from durable.digest import body_digest
-from durable.envelope import Envelope, Lease, Leased, NodeId
+from durable.envelope import Envelope, Lease, Leased, NodeId, new_id
 from durable.errors import InvalidMessage, UnknownMessageType
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
 from durable.routing import LOCAL
@@ -139,6 +139,20 @@ class Mailbox:
 
     def quarantine(self, envelope: Envelope, reason: str) -> None:
         self._bury(envelope, Letter.because(reason, "quarantined on arrival"), attempts=0)
+
+    def reject(self, endpoint: str, raw: bytes, reason: str, headers: Mapping[str, str]) -> None:
+        """Bytes that are no envelope: a dead letter has one all the same here, without type or source."""
+        envelope = Envelope(
+            id=new_id(),
+            message_type="",
+            destination=endpoint,
+            source="",
+            correlation_id=new_id(),
+            body=raw,
+            sent_at=self.clock.now(),
+            headers=dict(headers),
+        )
+        self.quarantine(envelope, reason)
 
     def take(self, group_of: Mapping[str, int]) -> list[Leased]:
         """The first message that is due, and with it others of its type, as many as its handler groups."""

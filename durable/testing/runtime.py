@@ -2,37 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from durable.bus import Bus
 from durable.clock import Clock
 from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.errors import WiringError
+from durable.outcomes import Outcome
 from durable.runtime import Runtime
 from durable.storage.database import Database
 from durable.storage.outbox import Sent
+from durable.testing.mailbox import Mailbox
 from durable.testing.sessions import MemorySessions, SessionFactory
+from durable.transports.base import Receiver
+
+
+class MemoryReceiver:
+    """The `Receiver` of `bus.asgi()`: what comes in waits in the mailbox, as if a peer in memory had sent it."""
+
+    def __init__(self, room: int, mailbox: Mailbox, receive: Callable[[str, Envelope], Outcome]) -> None:
+        self._room = room
+        self._mailbox = mailbox
+        self._receive = receive
+
+    async def receive(self, endpoint: str, batch: Sequence[Envelope]) -> list[Outcome]:
+        return [self._receive(endpoint, envelope) for envelope in batch]
+
+    async def reject(self, endpoint: str, raw: bytes, reason: str, headers: Mapping[str, str] | None = None) -> None:
+        self._mailbox.reject(endpoint, raw, reason, headers or {})
+
+    async def ready(self) -> bool:
+        return True
+
+    def credit(self) -> int:
+        return self._room
 
 
 class MemoryRuntime(Runtime):
     """Has sessions and a clock, and no node: `async with bus`, in the application's lifespan perhaps, starts nothing.
 
-    `when_committed` is given what each commit has sent.
+    `when_committed` is given what each commit has sent; `receive` stores what arrives at an endpoint.
     """
 
     def __init__(
         self,
         bus: Bus,
         clock: Clock,
+        mailbox: Mailbox,
         *,
         session_factory: SessionFactory | None,
         sync_session_factory: SessionFactory | None,
         when_committed: Callable[[Sequence[Envelope]], None],
+        receive: Callable[[str, Envelope], Outcome],
     ) -> None:
         scope = bus.runtime.sessions.scope
         super().__init__(bus.application, bus.settings, scope, clock=clock)
         self.sessions = MemorySessions(bus.settings, self.composer, self, scope, session_factory, sync_session_factory)
         self._when_committed = when_committed
+        self._receiver = MemoryReceiver(bus.settings.buffer_size, mailbox, receive)
+
+    @property
+    def receiver(self) -> Receiver:
+        return self._receiver
 
     @property
     def database(self) -> Database:

@@ -18,7 +18,7 @@ from durable.composing import Composer
 from durable.errors import WiringError
 from durable.sessions import Sessions
 from durable.settings import Settings
-from durable.storage.outbox import Sent
+from durable.storage.outbox import Key, Sent
 from durable.unit_of_work import Dispatcher, Outbox, Scope, enlist
 
 SessionFactory = Callable[[], Any]
@@ -46,8 +46,8 @@ class MemoryOutbox(Outbox):
 
     when_committed: Callable[[], None] | None = None
 
-    def insert(self, sent: Sequence[Sent]) -> None:
-        pass  # they are given to the dispatcher when the session has committed
+    def insert(self, sent: Sequence[Sent]) -> set[Key]:
+        return set()  # they are given to the dispatcher when the session has committed
 
     def committed(self) -> None:
         super().committed()
@@ -89,6 +89,9 @@ class _AsyncStandIn(_StandsIn, AsyncSession):
     def __init__(self, stand_in: Any) -> None:
         self._stand_in = stand_in
         super().__init__(sync_session_class=_NoDatabase)
+
+    def in_transaction(self) -> bool:
+        return True  # who knows what the stand-in was told
 
     async def commit(self) -> None:
         await _finished(self._stand_in.commit())
@@ -139,7 +142,7 @@ class MemorySessions(Sessions):
 
     def open(self) -> AsyncSession:
         if self._factory is None:
-            return AsyncSession(sync_session_class=_NoDatabase)
+            return AsyncSession(sync_session_class=_NoDatabase, close_resets_only=False)
         made = self._factory()
         if _is_a(Session, made):
             raise WiringError("session_factory makes sync sessions: give it to InMemoryBus as sync_session_factory=")
@@ -147,7 +150,7 @@ class MemorySessions(Sessions):
 
     def open_sync(self) -> Session:
         if self._sync_factory is None:
-            return _NoDatabase()
+            return _NoDatabase(close_resets_only=False)
         made = self._sync_factory()
         if _is_a(AsyncSession, made):
             raise WiringError("sync_session_factory makes async sessions: give it to InMemoryBus as session_factory=")

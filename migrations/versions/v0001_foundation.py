@@ -115,10 +115,38 @@ CREATE TABLE "{schema}".dead_letters (
     fingerprint text NOT NULL,
     failed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     replay_count integer NOT NULL DEFAULT 0,
-    node_id integer NOT NULL
+    node_id integer NOT NULL,
+    epoch integer NOT NULL DEFAULT 0,
+    body_digest bigint,
+    replayable boolean NOT NULL DEFAULT false,
+    resolution text CHECK (resolution IN ('replayed', 'handled', 'discarded')),
+    resolved_at timestamptz,
+    resolved_by text,
+    resolution_reason text,
+    edited_body bytea,
+    CHECK ((resolution IS NULL) = (resolved_at IS NULL))
 );
-CREATE INDEX dead_letters_by_fingerprint ON "{schema}".dead_letters (fingerprint, failed_at);
+CREATE INDEX dead_letters_unresolved ON "{schema}".dead_letters (fingerprint, letter_id) WHERE resolved_at IS NULL;
+CREATE INDEX dead_letters_resolved ON "{schema}".dead_letters (resolved_at) WHERE resolved_at IS NOT NULL;
 CREATE INDEX dead_letters_by_id ON "{schema}".dead_letters (id) WHERE id IS NOT NULL;
+CREATE INDEX dead_letters_by_conversation ON "{schema}".dead_letters (correlation_id)
+    WHERE correlation_id IS NOT NULL;
+
+CREATE TABLE "{schema}".failed_attempts (
+    attempt_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id uuid NOT NULL,
+    endpoint text NOT NULL,
+    number integer NOT NULL,
+    failed_at timestamptz NOT NULL,
+    node_id integer NOT NULL,
+    exception_type text NOT NULL,
+    reason text NOT NULL,
+    traceback text NOT NULL,
+    letter_id bigint REFERENCES "{schema}".dead_letters ON DELETE CASCADE
+);
+CREATE INDEX failed_attempts_by_message ON "{schema}".failed_attempts (id, endpoint) WHERE letter_id IS NULL;
+CREATE INDEX failed_attempts_by_time ON "{schema}".failed_attempts (failed_at) WHERE letter_id IS NULL;
+CREATE INDEX failed_attempts_by_letter ON "{schema}".failed_attempts (letter_id) WHERE letter_id IS NOT NULL;
 
 CREATE SEQUENCE "{schema}".node_ids AS integer;
 CREATE TABLE "{schema}".nodes (
@@ -224,8 +252,8 @@ DOWNGRADE = """
 DROP FUNCTION "{schema}".drop_partitions(interval, interval);
 DROP FUNCTION "{schema}".make_partitions(integer);
 DROP FUNCTION "{schema}".make_partition(text, text, text, text, text, text);
-DROP TABLE "{schema}".circuits, "{schema}".nodes, "{schema}".dead_letters, "{schema}".envelope_history,
-    "{schema}".received_ids, "{schema}".incoming_envelopes, "{schema}".outgoing_envelopes CASCADE;
+DROP TABLE "{schema}".circuits, "{schema}".nodes, "{schema}".failed_attempts, "{schema}".dead_letters,
+    "{schema}".envelope_history, "{schema}".received_ids, "{schema}".incoming_envelopes, "{schema}".outgoing_envelopes CASCADE;
 """
 
 

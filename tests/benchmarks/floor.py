@@ -6,23 +6,29 @@ The statements are durable's own, so that the difference is what sessions, agent
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import asyncpg
+import msgspec
 
+from durable import message
 from durable.digest import body_digest
 from durable.envelope import Envelope, new_id
+from durable.settings import Settings
 from durable.storage import statements
 from durable.storage.rows import envelope_columns
 from durable.storage.statements import Statement
 
 Pool = Any  # asyncpg ships no types
+Send = Callable[[Sequence[Envelope]], Awaitable[None]]
 
 CONNECTIONS = 8
 BATCH = 100
+IN_FLIGHT = Settings().batches_in_flight
 DESTINATION = "tcp://127.0.0.1:1"
+MESSAGE_TYPE = "bench.note"
 BODY = b'{"number":1,"text":"' + b"x" * 256 + b'"}'
 
 PLAIN_INSERT = """
@@ -33,12 +39,25 @@ BUSINESS = "INSERT INTO business (number) VALUES ($1)"
 BUSINESS_LIST = "INSERT INTO business (number) SELECT unnest(CAST($1 AS integer[]))"
 
 
-def envelopes(count: int) -> list[Envelope]:
+@message(MESSAGE_TYPE)
+class Note(msgspec.Struct):
+    """What BODY says."""
+
+    number: int
+    text: str
+
+
+class Claimed(NamedTuple):
+    envelope: Envelope
+    epoch: int
+
+
+def envelopes(count: int, destination: str = DESTINATION) -> list[Envelope]:
     now = datetime.now(UTC)
     ids = [new_id() for _ in range(count)]
     return [
         Envelope(
-            id=id_, message_type="bench.note", destination=DESTINATION, source="floor", correlation_id=id_, body=BODY,
+            id=id_, message_type=MESSAGE_TYPE, destination=destination, source="floor", correlation_id=id_, body=BODY,
             sent_at=now,
         )
         for id_ in ids
@@ -67,23 +86,73 @@ async def ship(sender: Pool, receiver: Pool, count: int) -> None:
     """Claim a batch, store it at the receiver, delete it: until nothing is left."""
     moved = 0
     while moved < count:
-        rows = await _fetch(sender, statements.CLAIM_OUTGOING, destination=DESTINATION, batch_size=BATCH, node=1)
-        taken = [Envelope(**_fields(row)) for row in rows]
-        await _receive(receiver, taken)
+        taken = await claim(sender, DESTINATION)
+        await receive(receiver, [envelope for envelope, _ in taken])
+        await delete(sender, taken)
+        moved += len(taken)
+
+
+async def ship_by(send: Send, pool: Pool, destination: str) -> None:
+    """Claim, send, delete, as many batches at once as durable has in flight: until nothing is left."""
+
+    async def work() -> None:
+        while taken := await claim(pool, destination):
+            await send([envelope for envelope, _ in taken])
+            await delete(pool, taken)
+
+    await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
+
+
+async def claim(conn: Pool, destination: str) -> list[Claimed]:
+    """Up to a batch of envelopes from the outbox."""
+    rows = await _fetch(conn, statements.CLAIM_OUTGOING, destination=destination, batch_size=BATCH, node=1)
+    return [Claimed(Envelope(**_fields(row)), row["epoch"]) for row in rows]
+
+
+async def receive(conn: Pool, batch: Sequence[Envelope]) -> None:
+    """Into the inbox."""
+    await _fetch(
+        conn,
+        statements.STORE_RECEIVED,
+        **envelope_columns(batch),
+        execution_time=[None] * len(batch),
+        endpoint=["bench"] * len(batch),
+        body_digest=[body_digest(envelope.body) for envelope in batch],
+        owner_id=[1] * len(batch),
+    )
+
+
+async def delete(conn: Pool, claimed: Sequence[Claimed]) -> None:
+    """From the outbox, with their history."""
+    await _fetch(
+        conn,
+        statements.DELETE_SENT,
+        ids=[envelope.id for envelope, _ in claimed],
+        addresses=[envelope.destination for envelope, _ in claimed],
+        epochs=[epoch for _, epoch in claimed],
+        node=1,
+    )
+
+
+async def fill_outbox(pool: Pool, items: Sequence[Envelope]) -> None:
+    for batch in batches(items):
         await _fetch(
-            sender,
-            statements.DELETE_SENT,
-            ids=[row["id"] for row in rows],
-            addresses=[DESTINATION] * len(rows),
-            epochs=[row["epoch"] for row in rows],
-            node=1,
+            pool,
+            statements.STORE_SENT,
+            **envelope_columns(batch),
+            execution_time=[None] * len(batch),
+            destination=[envelope.destination for envelope in batch],
+            endpoint=[None] * len(batch),
+            body_digest=[body_digest(envelope.body) for envelope in batch],
+            owner_id=[0] * len(batch),
+            channel="",
+            wake=False,
         )
-        moved += len(rows)
 
 
 async def fill_inbox(pool: Pool, items: Sequence[Envelope]) -> None:
     for batch in batches(items):
-        await _receive(pool, batch)
+        await receive(pool, batch)
 
 
 async def handle_singly(pool: Pool, items: Sequence[Envelope]) -> None:
@@ -129,17 +198,6 @@ async def handle_lists(pool: Pool, items: Sequence[Envelope]) -> None:
     await asyncio.gather(*(work() for _ in range(CONNECTIONS)))
 
 
-async def _receive(pool: Pool, batch: Sequence[Envelope]) -> None:
-    await _fetch(
-        pool,
-        statements.STORE_RECEIVED,
-        **envelope_columns(batch),
-        endpoint=["bench"] * len(batch),
-        body_digest=[body_digest(envelope.body) for envelope in batch],
-        owner_id=[1] * len(batch),
-    )
-
-
 def _finished(batch: Sequence[Envelope]) -> dict[str, Any]:
     ids = [envelope.id for envelope in batch]
     return {"ids": ids, "addresses": ["bench"] * len(ids), "epochs": [0] * len(ids), "node": 1}
@@ -169,5 +227,6 @@ def _numbered(statement: Statement) -> tuple[str, list[str]]:
     return _compiled[statement]
 
 
-async def pool(url: str) -> Pool:
-    return await asyncpg.create_pool(url, min_size=CONNECTIONS, max_size=CONNECTIONS)
+def open_pool(url: str) -> Pool:
+    """To be used as an async context manager."""
+    return asyncpg.create_pool(url, min_size=CONNECTIONS, max_size=CONNECTIONS)

@@ -26,6 +26,7 @@ from durable import (
     Context,
     Depends,
     InvalidMessage,
+    InvalidSetting,
     NoUnitOfWork,
     Reject,
     Release,
@@ -679,6 +680,38 @@ class TestHandling:
         assert contexts["shipped"].causation_id == contexts["placed"].id == sent
         assert contexts["billed"].causation_id == contexts["shipped"].id
 
+    async def test_an_attempt_that_is_repeated_sends_the_same_ids(self, world: World) -> None:
+        attempts: list[list[UUID]] = []
+
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=2, delays=[]))
+        async def place(order: OrderPlaced, ctx: Context) -> None:
+            attempts.append([ctx.send(OrderShipped(1)), ctx.send(OrderShipped(2)), ctx.send(OrderBilled(1))])
+            if ctx.attempt < 3:
+                raise RuntimeError("not yet")
+
+        shipped = collect(world.bus, OrderShipped)
+        collect(world.bus, OrderBilled)
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+        assert len(attempts) == 3
+        assert attempts[0] == attempts[1] == attempts[2]
+        assert len(set(attempts[0])) == 3
+        assert sorted(order.number for order in shipped) == [1, 2]
+
+    async def test_messages_under_one_business_key_are_one_message(self, world: World) -> None:
+        billed = collect(world.bus, OrderBilled)
+        async with world:
+            for _ in range(2):
+                async with world.bus.unit_of_work():
+                    world.bus.send(OrderBilled(1), id_from="invoice-1")
+            async with world.bus.unit_of_work():
+                for _ in range(2):
+                    world.bus.send(OrderBilled(2), id_from="invoice-2")
+            await world.settle()
+        assert sorted(bill.number for bill in billed) == [1, 2]
+
     async def test_a_reply_goes_where_the_sender_asked_for_it(self, world: World) -> None:
         billed = collect(world.bus, OrderBilled)
 
@@ -814,6 +847,31 @@ class TestFailing:
             assert letter[:3] == ("contract.order-placed", "ZeroDivisionError", "no orders today")
             assert letter.attempts == 4
             assert 'raise ZeroDivisionError("no orders today")' in letter.traceback
+
+    async def test_errors_of_a_class_have_a_policy_of_their_own_and_the_handlers_comes_before_the_services(
+        self, world: World
+    ) -> None:
+        attempts: dict[str, int] = {}
+        errors = {"os": FileNotFoundError("os"), "key": KeyError("key"), "value": ValueError("value")}
+        world.bus.on_error(OSError, KeyError, retry=Retry(immediate=1, delays=[]))
+
+        @world.bus.handles(OrderPlaced, retry=Retry.never(), on_error={KeyError: Retry(immediate=3, delays=[])})
+        async def handle(order: OrderPlaced, ctx: Context) -> None:
+            attempts[ctx.headers["fails"]] = ctx.attempt
+            raise errors[ctx.headers["fails"]]
+
+        async with world:
+            async with world.bus.unit_of_work():
+                for name in errors:
+                    world.bus.send(OrderPlaced(1), headers={"fails": name})
+            await world.settle()
+            assert attempts == {"os": 2, "key": 4, "value": 1}
+            assert len(world.dead_letters()) == 3
+
+    @pytest.mark.parametrize("error", [int, Reject, "TimeoutError"])
+    def test_a_policy_for_what_is_no_error_of_the_handler_is_refused(self, world: World, error: Any) -> None:
+        with pytest.raises(InvalidSetting, match="on_error"):
+            world.bus.on_error(error, retry=Retry())
 
     async def test_a_message_that_succeeds_in_the_end_is_no_dead_letter(self, world: World) -> None:
         @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[10]))

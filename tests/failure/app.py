@@ -31,8 +31,8 @@ RETRY = Retry(immediate=0, delays=(0.1, 0.1))
 SETTINGS = {
     "HEARTBEAT_INTERVAL": "0.3",
     "HEARTBEAT_STALE": "1.5",
-    "DORMANT_GRACE": "0.3",
-    "SWEEP_INTERVAL": "0.2",
+    "DORMANT_GRACE": "0.1",
+    "SWEEP_INTERVAL": "0.1",
     "POLL_INTERVAL": "0.1",
     "FORGOTTEN_AFTER": "1",
     "PING_INTERVAL": "0.1",
@@ -79,12 +79,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Service:
-    """A process to start."""
+    """A process to start. `orders` sends to `uri`, and `billing` listens on it, unless it is empty."""
 
     name: str
     database: str
     log: Path
-    port: int = 0
+    uri: str = ""
     work: Work | None = None
     failpoint: str = ""
     settings: dict[str, str] = field(default_factory=dict)
@@ -103,11 +103,11 @@ class Service:
     async def _serve(self) -> None:
         bus = Bus(self.name, self.database)
         if self.name == "orders":
-            bus.route(OrderPlaced, to=f"tcp://127.0.0.1:{self.port}")
+            bus.route(OrderPlaced, to=self.uri)
         else:
             bus.handles(OrderPlaced, retry=RETRY)(bill)
-            if self.port:
-                bus.listen(f"tcp://127.0.0.1:{self.port}")
+            if self.uri:
+                bus.listen(self.uri)
         stopped = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
         async with bus:

@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -16,9 +16,34 @@ from durable.failpoints import EXIT_STATUS
 from tests.failure.app import Service, Work
 from tests.failure.books import Books, open_books, read_books
 from tests.failure.waiting import eventually
+from tests.support.broker import foreign
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["pytest", "tests.failure.app"])
+_PROCESSES.set_forkserver_preload(
+    ["pytest", "tests.failure.app", "durable.transports.http", "durable.transports.rabbitmq"]
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How envelopes travel between the two: to which address, with which settings, and through which queue if any."""
+
+    uri: str
+    settings: dict[str, str] = field(default_factory=dict)
+    broker: str = ""
+    queue: str = ""
+
+    async def queued(self) -> int:
+        """Envelopes that the broker has, and that nobody holds; none without a broker."""
+        if not self.broker:
+            return 0
+        async with foreign(self.broker) as client:
+            return await client.count(self.queue)
+
+    async def has_consumer(self) -> bool:
+        """Does a listener consume the queue?"""
+        async with foreign(self.broker) as client:
+            return await client.exists(self.queue) and await client.consumers(self.queue) > 0
 
 
 class Running:
@@ -74,11 +99,11 @@ class Running:
 class Pair:
     """An `orders` and a `billing` service with a database each, and whatever of their processes runs."""
 
-    def __init__(self, orders_database: str, billing_database: str, folder: Path) -> None:
+    def __init__(self, orders_database: str, billing_database: str, folder: Path, way: Way) -> None:
         open_books(orders_database, billing_database)
-        port = free_port()
-        self.orders = Service("orders", orders_database, folder / "orders.log", port)
-        self.billing = Service("billing", billing_database, folder / "billing.log", port)
+        self.way = way
+        self.orders = Service("orders", orders_database, folder / "orders.log", way.uri, settings=way.settings)
+        self.billing = Service("billing", billing_database, folder / "billing.log", way.uri, settings=way.settings)
         self.processes: list[Running] = []
 
     def start(self, service: Service, *, failpoint: str = "", work: Work | None = None) -> Running:
@@ -88,7 +113,7 @@ class Pair:
 
     def billing_without_listener(self) -> Service:
         """A second node of `billing`, which handles what the first has received."""
-        return replace(self.billing, port=0)
+        return replace(self.billing, uri="")
 
     def books(self) -> Books:
         return read_books(self.orders.database, self.billing.database)
@@ -129,8 +154,8 @@ class Pair:
 
 
 @contextmanager
-def pair_of_services(orders_database: str, billing_database: str, folder: Path) -> Iterator[Pair]:
-    pair = Pair(orders_database, billing_database, folder)
+def pair_of_services(orders_database: str, billing_database: str, folder: Path, way: Way) -> Iterator[Pair]:
+    pair = Pair(orders_database, billing_database, folder, way)
     try:
         yield pair
     finally:

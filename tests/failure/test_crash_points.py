@@ -1,26 +1,35 @@
 """A process dies at a crash point; started again, everything that was committed is handled, and once.
 
 Each case says what must be in the database of the dead process before it is started again, so that a failpoint that
-has moved to another place is noticed.
+has moved to another place is noticed; and what the other side, which lives, has heard of it by then. Of half a batch a
+direct receiver gets nothing, and the receiver behind a broker what was published. Of what was not answered a direct
+sender has deleted nothing; a broker took everything from the sender long before, and has all of it still.
+
+All of it over each transport between processes. Memory is none of them: its two ends are one process, which has no
+other side that lives on, and what is left of it when it dies is what C5 and C8 leave.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
 from durable.envelope import ANY_NODE
+from tests.contract.links import through_proxy
 from tests.failure import leftovers
 from tests.failure.app import Work
 from tests.failure.books import Books, count_old_ids
 from tests.failure.leftovers import DEAD
-from tests.failure.services import Pair
+from tests.failure.services import Pair, Way, pair_of_services
 from tests.failure.waiting import eventually
+from tests.support.proxy import UP, ChaosProxy
+from tests.support.servers import AnyBroker, Names
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,6 +52,11 @@ class Crash:
     leaves: Callable[[Books], bool]
     work: Work = BEFORE
     prepare: Callable[[Pair], Work] = lambda pair: NOTHING
+    reaches: Sequence[str] | None = None
+    """Over which transports the receiver gets something of what the dead sender had in hand; None: this is no sender,
+    or it does not matter."""
+    answered: bool = True
+    """May what was received have been answered, or acknowledged to the broker, before the receiver died?"""
 
 
 def committed(count: int) -> Callable[[Books], bool]:
@@ -63,6 +77,10 @@ def nothing_received(books: Books) -> bool:
 
 def received_unhandled(books: Books) -> bool:
     return bool(books.waiting("incoming", owned=True)) and not books.effects
+
+
+def received(books: Books) -> bool:
+    return bool(books.waiting("incoming") or books.effects)
 
 
 def some_handled(books: Books) -> bool:
@@ -95,13 +113,9 @@ def struck_off(side: str, *, released: bool) -> Callable[[Books], bool]:
     return check
 
 
-def anything(books: Books) -> bool:
-    return True
-
-
 def dead_sender(pair: Pair) -> Work:
     node = leftovers.dead_node(pair.orders.database)
-    leftovers.unsent_orders(pair.orders.database, LEFT_BEHIND.orders(0), f"tcp://127.0.0.1:{pair.orders.port}", node)
+    leftovers.unsent_orders(pair.orders.database, LEFT_BEHIND.orders(0), pair.way.uri, node)
     return LEFT_BEHIND
 
 
@@ -112,19 +126,21 @@ def dead_handler(pair: Pair) -> Work:
     return LEFT_BEHIND
 
 
+TRANSPORTS = ("tcp", "http", "rabbitmq")
+
 CRASHES = [
     Crash("C1:7", "orders", "after send, before the flush", committed(5)),
     Crash("C2:2", "orders", "flushed, before COMMIT", committed(5)),
     Crash("C3:2", "orders", "COMMIT sent, reply lost", committed(10)),
     Crash("C4:2", "orders", "committed, not yet in memory", committed(10)),
-    Crash("C5", "orders", "claimed, unsent", owned_outgoing),
-    Crash("C6", "orders", "half a frame sent", owned_outgoing),
-    Crash("C7", "orders", "sent, not received", owned_outgoing),
-    Crash("C8", "billing", "received, before the inbox commit", nothing_received),
-    Crash("C9", "billing", "inbox COMMIT ambiguous", anything),
-    Crash("C10", "billing", "committed, before the ack", anything),
-    Crash("C11", "orders", "ack in flight, the sender dies", owned_outgoing),
-    Crash("C12", "orders", "acked, before the delete", owned_outgoing),
+    Crash("C5", "orders", "claimed, unsent", owned_outgoing, reaches=()),
+    Crash("C6", "orders", "half of it sent", owned_outgoing, reaches=("rabbitmq",)),
+    Crash("C7", "orders", "sent, nothing heard", owned_outgoing, reaches=TRANSPORTS),
+    Crash("C8", "billing", "received, before the inbox commit", nothing_received, answered=False),
+    Crash("C9", "billing", "inbox COMMIT ambiguous", received_unhandled, answered=False),
+    Crash("C10", "billing", "committed, before the ack", received, answered=False),
+    Crash("C11", "orders", "ack in flight, the sender dies", owned_outgoing, reaches=TRANSPORTS),
+    Crash("C12", "orders", "acked, before the delete", owned_outgoing, reaches=TRANSPORTS),
     Crash("C13", "orders", "delete COMMIT ambiguous", some_sent),
     Crash("C14", "billing", "inbox row, before a worker", received_unhandled),
     Crash("C15", "billing", "mid-handler", received_unhandled),
@@ -150,8 +166,9 @@ CRASHES = [
 ]
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("crash", CRASHES, ids=lambda crash: f"{crash.failpoint} {crash.service} {crash.what}")
-async def test_nothing_is_lost_or_done_twice_when_a_process_dies(pair: Pair, crash: Crash) -> None:
+async def test_nothing_is_lost_or_done_twice_when_a_process_dies(pair: Pair, crash: Crash, transport: str) -> None:
     left_behind = crash.prepare(pair)
     dies, lives = (pair.orders, pair.billing) if crash.service == "orders" else (pair.billing, pair.orders)
     pair.start(lives, work=crash.work if lives is pair.orders else None)
@@ -160,6 +177,10 @@ async def test_nothing_is_lost_or_done_twice_when_a_process_dies(pair: Pair, cra
     victim.crashes_at_its_failpoint()
     books = pair.books()
     assert crash.leaves(books), f"the process did not die {crash.what}: {books}"
+    if crash.reaches is not None:
+        await something_is_received(pair, expected=transport in crash.reaches)
+    if not crash.answered:
+        await nothing_was_answered(pair, crash.work)
     pair.start(dies, work=AFTER if dies is pair.orders else None)
 
     if dies is pair.orders:
@@ -167,17 +188,86 @@ async def test_nothing_is_lost_or_done_twice_when_a_process_dies(pair: Pair, cra
     else:
         await pair.settle([left_behind, crash.work])
     pair.stop()
+    assert await pair.way.queued() == 0, "the broker has something that was never acknowledged"
 
 
-def test_every_crash_point_has_its_place_in_the_code_a_case_here_and_a_line_in_the_guarantees() -> None:
+async def something_is_received(pair: Pair, *, expected: bool) -> None:
+    if expected:
+        await eventually(lambda: received(pair.books()))
+    else:
+        assert nothing_received(pair.books())
+
+
+async def nothing_was_answered(pair: Pair, work: Work) -> None:
+    """The sender has deleted nothing; or the broker, which takes everything from the sender, has all of it still."""
+    if pair.way.queue:
+        await eventually(lambda: all_are_queued(pair, work))
+    else:
+        assert not pair.books().finished("outgoing", "sent")
+
+
+async def all_are_queued(pair: Pair, work: Work) -> bool:
+    return await pair.way.queued() == len(work.committed())
+
+
+async def test_what_was_handled_before_the_broker_heard_of_it_is_a_duplicate_when_it_comes_again(
+    make_database: Callable[[str], str], tmp_path: Path, broker: AnyBroker, queue_name: Names
+) -> None:
+    """C18 as far as it goes: all acknowledgements are on their way when the process dies, and never arrive."""
+    queue = queue_name("billing")
+    way = Way(f"rabbitmq://default/queue/{queue}", {"AMQP_URL": broker.url}, broker.url, queue)
+    async with ChaosProxy(broker.url) as proxy:
+        behind_the_proxy = {"AMQP_URL": through_proxy(proxy, broker.url)}
+        with pair_of_services(make_database("orders"), make_database("billing"), tmp_path, way) as pair:
+            victim = pair.start(replace(pair.billing, settings=behind_the_proxy), failpoint="C18:3")
+            await eventually(way.has_consumer)
+            proxy.hold(UP)
+            pair.start(pair.orders, work=BEFORE)
+            await asyncio.to_thread(victim.crashes_at_its_failpoint)
+            proxy.cut()
+
+            assert some_handled(pair.books())
+            await eventually(lambda: all_are_queued(pair, BEFORE))
+            pair.start(pair.billing)
+
+            await pair.settle([BEFORE])
+            pair.stop()
+            assert await way.queued() == 0
+
+
+def test_every_crash_point_has_its_places_in_the_code_a_case_here_and_a_line_in_the_guarantees() -> None:
     points = {f"C{number}" for number in range(1, 22)}
-    sources = [path for folder in ("durable", "recovery", "transports") for path in (ROOT / folder).rglob("*.py")]
-    in_code = {name for path in sources for name in re.findall(r'failpoint\("(\w+)"\)', path.read_text())}
-    documented = set(re.findall(r"^\| (C\d+) \|", (ROOT / "docs" / "guarantees.md").read_text(), re.MULTILINE))
 
-    assert in_code == points
+    assert places_in_code().keys() == points
     assert {crash.failpoint.partition(":")[0] for crash in CRASHES} == points
-    assert documented == points
+    assert documented_places() == places_in_code()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_every_transport_has_the_crash_points_of_a_sender_and_a_listener(transport: str) -> None:
+    on_the_way = {
+        point
+        for point, places in places_in_code().items()
+        if any(place.startswith(f"transports/{transport}_") for place in places)
+    }
+    assert on_the_way == {"C6", "C7", "C10", "C11"}
+
+
+def places_in_code() -> dict[str, set[str]]:
+    """The modules of each failpoint."""
+    places: dict[str, set[str]] = {}
+    for folder, prefix in (("durable", ""), ("recovery", "recovery/"), ("transports", "transports/")):
+        for path in (ROOT / folder).glob("*.py"):
+            for point in re.findall(r'failpoint\("(\w+)"\)', path.read_text()):
+                places.setdefault(point, set()).add(prefix + path.stem)
+    return places
+
+
+def documented_places() -> dict[str, set[str]]:
+    """The same as docs/guarantees.md has it: `| C1 | what | where | and then |`."""
+    page = (ROOT / "docs" / "guarantees.md").read_text()
+    lines = re.findall(r"^\| (C\d+) \|[^|]*\|([^|]*)\|", page, re.MULTILINE)
+    return {point: set(re.findall(r"`([^`]+)`", where)) for point, where in lines}
 
 
 async def test_a_purge_that_was_interrupted_goes_on(pair: Pair) -> None:

@@ -23,6 +23,7 @@ from durable.outcomes import DUPLICATE, STORED, Outcome
 from durable.receiving import ReceivingAgent
 from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten import Forgotten
+from durable.retry import Policy
 from durable.storage import inbox, leases, statements
 from durable.storage.statements import Statement
 from durable.unit_of_work import Outbox
@@ -146,7 +147,7 @@ async def test_a_node_that_was_declared_dead_cannot_settle_the_failure_of_what_a
         await current.begun.wait()
 
         verdict = Retry(immediate=0, delays=(60,)) if name == "RETRY_LATER" else Retry(immediate=0, delays=())
-        object.__setattr__(paused.handler, "retry", verdict)
+        paused._policy = Policy(verdict)
         late.go_on(RuntimeError("too late"))
         await idle(paused)
         current.go_on()

@@ -20,13 +20,13 @@ from durable.settings import load_settings
 from durable.storage import migrator
 from durable.telemetry import Event
 from durable.transports.memory import MemoryTransport
-from tests.conftest import EMBEDDED, running
 from tests.failure.app import ADD_ORDER, OrderPlaced, Work
 from tests.failure.books import Books, open_books, read_books
 from tests.failure.services import Pair
 from tests.failure.waiting import eventually
 from tests.failure.workbench import QUICK, Clerk
 from tests.support.proxy import DOWN, ChaosProxy
+from tests.support.servers import EMBEDDED, address_of, own_postgres
 
 PEER = "memory://billing"
 ONE = Work(transactions=1, rolled_back=())
@@ -100,7 +100,7 @@ class LostReply:
 async def proxied(database: str) -> AsyncIterator[tuple[ChaosProxy, str]]:
     """A proxy in front of the database's server, and the URL of the database behind it."""
     url = make_url(database)
-    async with ChaosProxy(f"unix://{url.query['host']}/.s.PGSQL.5432") as proxy:
+    async with ChaosProxy(address_of(database)) as proxy:
         port = int(proxy.uri.rpartition(":")[2])
         behind = url.set(drivername="postgresql+asyncpg", host="127.0.0.1", port=port, query={})
         yield proxy, behind.render_as_string(hide_password=False)
@@ -154,7 +154,7 @@ def handled_once(orders: str, billing: str) -> Books:
 
 @pytest.fixture
 def own_server() -> Iterator[Embedded]:
-    with running(EMBEDDED) as server:
+    with own_postgres(EMBEDDED) as server:
         yield server
 
 

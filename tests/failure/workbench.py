@@ -21,6 +21,7 @@ from durable.handlers import Handler
 from durable.handling import HandlingAgent
 from durable.outcomes import Outcome
 from durable.receiving import ReceivingAgent
+from durable.retry import Policy
 from durable.routing import Routes
 from durable.sending import SendingAgent
 from durable.sessions import Sessions
@@ -122,6 +123,7 @@ class Workbench:
         )
         agent = HandlingAgent(
             handler,
+            policy=Policy(handler.retry),
             database=self.database,
             sessions=self.sessions,
             node=node,

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
+from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
 from durable import Bus, message
@@ -100,8 +101,8 @@ def test_a_role_with_the_granted_rights_runs_a_bus_and_its_maintenance_and_makes
     agent: Agent, database: str, conn: psycopg.Connection[Any]
 ) -> None:
     conn.execute('DROP ROLE IF EXISTS "run""ner%"')
-    conn.execute('CREATE ROLE "run""ner%" LOGIN')
-    url = database.replace("postgres:@", "run%22ner%25@")
+    conn.execute("""CREATE ROLE "run""ner%" LOGIN PASSWORD 'secret'""")
+    url = make_url(database).set(username='run"ner%', password="secret").render_as_string(hide_password=False)
     assert "fail  rights" in agent("doctor", "--database", url).out
 
     assert 'granted to run"ner%' in agent("migrate", "--grant-to", 'run"ner%').out
@@ -394,7 +395,14 @@ def test_demo_hands_its_options_on_and_ends_as_the_demo_does(agent: Agent, monke
 
     monkeypatch.setattr("durable.demo.run_demo", run_demo)
 
-    ended = agent("demo", "--flights", "20", "--seed", "3", "--keep", "kept", "--json")
+    ended = agent("demo", "--transport", "http", "--flights", "20", "--seed", "3", "--keep", "kept", "--json")
 
     assert (ended.code, ended.err) == (1, "")
-    assert given == {"flights": 20, "all_flights": False, "json_output": True, "seed": 3, "keep": Path("kept")}
+    assert given == {
+        "transport": "http",
+        "flights": 20,
+        "all_flights": False,
+        "json_output": True,
+        "seed": 3,
+        "keep": Path("kept"),
+    }

@@ -6,15 +6,17 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from sqlalchemy import make_url
 
 from durable.embedded import Embedded
-from tests.conftest import EMBEDDED, fresh_databases
+from tests.conftest import fresh_databases
 from tests.support.command import Agent, Ended
 from tests.support.pooler import pooler
+from tests.support.servers import EMBEDDED, address_of
 
 HANDLER = """
 @bus.handles(OrderPlaced)
@@ -170,9 +172,9 @@ def test_a_port_that_another_process_has_is_refused(agent: Agent, database: str)
 
 
 def test_a_lock_connection_through_a_pooler_is_refused(agent: Agent, database: str) -> None:
-    parts = urlsplit(database)
-    with pooler(f"{parse_qs(parts.query)['host'][0]}/.s.PGSQL.5432") as port:
-        url = f"postgresql://postgres@127.0.0.1:{port}{parts.path}"
+    with pooler(address_of(database)) as port:
+        behind = make_url(database).set(host="127.0.0.1", port=port, query={})
+        url = behind.render_as_string(hide_password=False)
         module = agent.application(HANDLER)
         refuses(agent("run", f"{module}:bus", "--lock-database-url", url), "lock_database_url", "pooler")
         os.environ["DURABLE_LOCK_DATABASE_URL"] = url
@@ -302,8 +304,9 @@ def test_a_role_without_rights_is_told_what_to_run(
 ) -> None:
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute("DROP ROLE IF EXISTS stranger")
-        conn.execute("CREATE ROLE stranger LOGIN")
-    monkeypatch.setenv("DURABLE_DATABASE_URL", database.replace("postgres:@", "stranger@"))
+        conn.execute("CREATE ROLE stranger LOGIN PASSWORD 'secret'")
+    url = make_url(database).set(username="stranger", password="secret")
+    monkeypatch.setenv("DURABLE_DATABASE_URL", url.render_as_string(hide_password=False))
 
     refuses(agent("nodes"), "permission denied", "--grant-to", code=1)
     refuses(agent("migrate", "--schema", "other"), "permission denied", code=1)

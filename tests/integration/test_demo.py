@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shutil
@@ -13,21 +14,25 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from durable.demo.mishaps import Kind, plan
+from durable.demo.mishaps import Kind, Mishap, plan
+from durable.demo.outages import AWAY_SECONDS
 from durable.demo.verdict import Totals, differences
 
 ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.timeout(300)  # two services, two servers, and everything that befalls them
 
 RUN = """
 import sys
 from pathlib import Path
 from durable.demo import run_demo, stage, supervisor, verdict
 
-flights, output, keep = sys.argv[1:]
+transport, flights, output, keep = sys.argv[1:]
 if output == "tampered":
     gather = verdict.gather
 
@@ -36,7 +41,7 @@ if output == "tampered":
         return gather(observer, **facts)
 
     verdict.gather = tampered
-    supervisor.plan = lambda flights, rng: []  # nothing else happens in this one, and it is short
+    supervisor.plan = lambda flights, rng, has_broker: []  # nothing else happens in this one, and it is short
     stage.SHORTEST_SECONDS = 0
 
 TAMPER = '''
@@ -44,12 +49,13 @@ UPDATE delays SET arrival_minutes = arrival_minutes + 1 WHERE (carrier, added_by
     SELECT carrier, added_by FROM delays WHERE carrier = 'UA' LIMIT 1) RETURNING carrier
 '''
 folder = Path(keep) if keep else None
-sys.exit(run_demo(flights=int(flights), all_flights=False, json_output=output == "json", seed=7, keep=folder))
+options = {"flights": int(flights), "all_flights": False, "json_output": output == "json", "seed": 7}
+sys.exit(run_demo(transport=transport, keep=folder, **options))
 """
 
 
-def command(flights: int, output: str, keep: Path | str = "") -> list[str]:
-    return [sys.executable, "-c", RUN, str(flights), output, str(keep)]
+def command(flights: int, output: str, *, transport: str = "tcp", keep: Path | str = "") -> list[str]:
+    return [sys.executable, "-c", RUN, transport, str(flights), output, str(keep)]
 
 
 @pytest.fixture
@@ -60,11 +66,36 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def test_every_total_is_right_though_nodes_are_killed_and_paused() -> None:
-    done = subprocess.run(command(1_500, "json"), cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("transport", ["tcp", "http"])
+def test_every_total_is_right_though_nodes_are_killed_and_paused(transport: str) -> None:
+    document = played(transport)
 
-    assert (done.returncode, done.stderr) == (0, "")
+    all_is_right(document)
+    assert document["broker_away_seconds"] == []
+
+
+def test_every_total_is_right_though_the_broker_is_killed_too() -> None:
+    document = played("rabbitmq")
+
+    all_is_right(document)
+    assert document["broker_away_seconds"]
+    assert min(document["broker_away_seconds"]) > AWAY_SECONDS
+    latched = [latch for latch in document["latched"] if latch["service"] == "airline"]
+    assert latched
+    assert all(latch["key"].startswith("rabbitmq://default/") and latch["reason"] for latch in latched)
+
+
+def played(transport: str) -> Any:
+    """The JSON document of a run that ended well."""
+    arguments = command(1_500, "json", transport=transport)
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     document = json.loads(done.stdout)  # and nothing besides
+    assert document["transport"] == transport
+    return document
+
+
+def all_is_right(document: Any) -> None:
     assert document["equal"]
     assert document["ours"] == document["expected"]
     assert (document["sent"], document["handled"]) == (1_500, 1_500)
@@ -79,7 +110,7 @@ def test_every_total_is_right_though_nodes_are_killed_and_paused() -> None:
 
 
 def test_a_total_that_is_off_by_a_minute_is_shown_and_the_folder_is_kept(folder: Path) -> None:
-    done = subprocess.run(command(300, "tampered", folder), cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command(300, "tampered", keep=folder), cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert done.returncode == 1
     off = re.search(r"^UA: arrival minutes (-?\d+), should be (-?\d+)$", done.stdout, re.MULTILINE)
@@ -91,30 +122,71 @@ def test_a_total_that_is_off_by_a_minute_is_shown_and_the_folder_is_kept(folder:
     assert "joined" in (folder / "logs" / "airline-0.log").read_text()
 
 
-def test_an_interrupted_demo_leaves_no_process_behind() -> None:
-    with subprocess.Popen(command(5_000, "text"), cwd=ROOT, stdout=subprocess.PIPE, text=True) as demo:
+@pytest.mark.parametrize(
+    ("transport", "number", "returncode"),
+    [
+        ("tcp", signal.SIGINT, -signal.SIGINT),  # as Python ends with a KeyboardInterrupt
+        ("rabbitmq", signal.SIGINT, -signal.SIGINT),
+        ("rabbitmq", signal.SIGTERM, -signal.SIGINT),
+        ("rabbitmq", signal.SIGKILL, -signal.SIGKILL),
+    ],
+)
+def test_a_demo_that_is_ended_leaves_no_process_behind(
+    transport: str, number: int, returncode: int, folder: Path
+) -> None:
+    arguments = command(5_000, "text", transport=transport, keep=folder)
+    with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as demo:
         assert demo.stdout is not None
         next(line for line in demo.stdout if "joined" in line)
-        children = psutil.Process(demo.pid).children()
+        children = psutil.Process(demo.pid).children(recursive=True)
         nodes = [child for child in children if "durable.demo.node" in child.cmdline()]
-        demo.send_signal(signal.SIGINT)
+        brokers = [child for child in children if child.name() == "beam.smp"]
+        databases = [psutil.Process(int((folder / "data" / "postmaster.pid").read_text().split()[0]))]
+        demo.send_signal(number)
         demo.wait(60)
 
-    assert demo.returncode == -signal.SIGINT  # as Python ends with a KeyboardInterrupt
-    assert len(nodes) == 4
-    assert [node for node in nodes if node.is_running()] == []
+    assert demo.returncode == returncode
+    assert (len(nodes), len(brokers)) == (4, 1 if transport == "rabbitmq" else 0)
+    _, left = psutil.wait_procs(nodes + brokers + databases, timeout=20)
+    assert left == []
+
+
+def test_a_missing_broker_is_told_before_anything_is_started(folder: Path) -> None:
+    kept = folder / "kept"
+    arguments = [sys.executable, "-m", "durable.cli", "demo", "--transport", "rabbitmq", "--keep", str(kept)]
+    done = subprocess.run(
+        arguments, cwd=ROOT, env=os.environ | {"PATH": str(folder)}, capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "rabbitmq-server" in done.stderr
+    assert not kept.exists()
 
 
 def test_a_seed_repeats_its_plan_with_kills_on_both_sides_and_a_pause() -> None:
-    planned = plan(20_000, random.Random(7))
+    planned = plan(20_000, random.Random(7), has_broker=False)
 
-    assert planned == plan(20_000, random.Random(7)) != plan(20_000, random.Random(8))
-    assert Counter((mishap.service, mishap.kind) for mishap in planned) == {
+    assert planned == plan(20_000, random.Random(7), has_broker=False)
+    assert planned != plan(20_000, random.Random(8), has_broker=False)
+    assert kinds(planned) == {
         ("airline", Kind.KILL): 2,
         ("punctuality", Kind.KILL): 2,
         ("punctuality", Kind.PAUSE): 1,
     }
     assert all(0 < mishap.at < 0.8 for mishap in planned)
+
+
+def test_a_broker_is_killed_too_and_nothing_else_is_planned_otherwise() -> None:
+    without = plan(130_000, random.Random(7), has_broker=False)
+    planned = plan(130_000, random.Random(7), has_broker=True)
+
+    assert kinds(planned) - kinds(without) == {("punctuality", Kind.OUTAGE): 3}
+    assert [mishap for mishap in planned if mishap.kind is not Kind.OUTAGE] == without
+    assert all(0 < mishap.at < 0.8 for mishap in planned)
+
+
+def kinds(planned: list[Mishap]) -> Counter[tuple[str, Kind]]:
+    return Counter((mishap.service, mishap.kind) for mishap in planned)
 
 
 def test_every_wrong_number_is_a_difference() -> None:

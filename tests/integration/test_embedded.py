@@ -1,15 +1,26 @@
-"""The embedded Postgres: private to its folder, whoever else runs one on the machine."""
+"""The embedded servers: private to their folders, whoever else runs one on the machine."""
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import tempfile
 import warnings
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 
-from durable.embedded import postgres
+from durable.embedded import Broker, postgres, rabbitmq
+from durable.embedded.rabbitmq import accepts_amqp, find_scripts
+from durable.errors import InvalidSetting, WiringError
+from tests.failure.waiting import eventually
+from tests.support.broker import foreign
+from tests.support.containers import docker_answers
+from tests.support.servers import Names
+
+# ---------------------------------------------------------------- Postgres
 
 
 def test_a_server_starts_though_another_user_owns_the_librarys_lock_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,6 +46,142 @@ def test_a_server_starts_though_another_user_owns_the_librarys_lock_file(monkeyp
             pass
 
 
-def test_a_database_is_made_when_it_is_first_asked_for(server: object, database_url: str) -> None:
+def test_a_database_is_made_when_it_is_first_asked_for(database_url: str) -> None:
     with psycopg.connect(database_url) as conn:
         assert conn.execute("SELECT count(*) FROM durable.nodes").fetchone() == (0,)
+
+
+# ---------------------------------------------------------------- RabbitMQ
+
+
+async def test_what_a_killed_broker_had_confirmed_is_there_when_it_is_started_again(
+    own_broker: Broker, queue_name: Names
+) -> None:
+    queues = {type: queue_name(type) for type in ("quorum", "classic")}
+    async with foreign(own_broker.url) as client:
+        for type, queue in queues.items():
+            await client.declare(queue, type=type)
+    own_broker.settle()
+    async with foreign(own_broker.url) as client:
+        for queue in queues.values():
+            await client.publish(queue, b"confirmed")
+    killed = own_broker.pid
+    own_broker.kill()
+    assert own_broker.pid is None
+    own_broker.start()
+    assert own_broker.pid not in (None, killed)
+    async with foreign(own_broker.url) as client:
+        for queue in queues.values():
+            assert [message.body for message in await client.drain(queue)] == [b"confirmed"]
+
+
+async def test_a_paused_broker_is_silent_and_keeps_its_connections(own_broker: Broker, queue_name: Names) -> None:
+    async with foreign(own_broker.url) as client:
+        await client.declare(queue := queue_name())
+        own_broker.pause()
+        assert not accepts_amqp("127.0.0.1", own_broker.port)
+        own_broker.resume()
+        assert accepts_amqp("127.0.0.1", own_broker.port)
+        await client.publish(queue, b"on the same connection")
+
+
+async def test_a_memory_alarm_holds_publishers_up_until_it_ends(own_broker: Broker, queue_name: Names) -> None:
+    async with foreign(own_broker.url) as client, asyncio.TaskGroup() as tasks:
+        await client.declare(queue := queue_name())
+
+        async def publish() -> None:
+            for _ in range(3):
+                await client.publish(queue, b"sooner or later")
+
+        own_broker.memory_alarm(True)
+        publishing = tasks.create_task(publish(), name="publish")
+        await asyncio.wait([publishing], timeout=0.5)
+        assert not publishing.done()
+        own_broker.memory_alarm(False)
+        await publishing
+        assert await client.count(queue) == 3
+
+
+def test_a_broker_is_in_order_again_after_whatever_was_done_to_it(own_broker: Broker) -> None:
+    own_broker.memory_alarm(True)
+    own_broker.pause()
+    own_broker.recover()
+    assert accepts_amqp("127.0.0.1", own_broker.port)
+    assert "memory" not in own_broker.control("eval", "rabbit_alarm:get_alarms().")
+
+
+def test_what_rabbitmqctl_refuses_is_said(own_broker: Broker) -> None:
+    with pytest.raises(WiringError, match=r"delete_queue failed: (.|\n)*not found"):
+        own_broker.control("delete_queue", "no-such-queue")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of a private broker; where Docker stands in for it, there may be none to test."""
+    try:
+        find_scripts()
+    except InvalidSetting as error:
+        if docker_answers():
+            pytest.skip(str(error))
+        raise
+    return tmp_path
+
+
+async def test_a_private_broker_has_neighbours_and_leaves_nothing_behind(
+    folder: Path, own_broker: Broker, queue_name: Names
+) -> None:
+    with rabbitmq(folder) as broker:
+        async with foreign(broker.url) as client, foreign(own_broker.url) as neighbour:
+            await client.declare(queue := queue_name())
+            assert not await neighbour.exists(queue)
+        assert queue in broker.control("list_queues", "name")
+        assert queue not in own_broker.control("list_queues", "name")
+        processes = family(broker.pid)
+        assert len(processes) > 1
+        listening = [connection.laddr for connection in processes[0].net_connections("tcp") if not connection.raddr]
+        assert sorted(listening) == [("127.0.0.1", broker.port), ("127.0.0.1", broker.port + 1)]
+    await eventually(lambda: not any(map(lives, processes)))
+    assert not accepts_amqp("127.0.0.1", broker.port)
+
+
+async def test_a_private_broker_ends_with_the_process_that_started_it(folder: Path) -> None:
+    program = """if True:
+        import pathlib, sys, time
+        from durable.embedded import rabbitmq
+        with rabbitmq(pathlib.Path(sys.argv[1])) as broker:
+            print(broker.pid, flush=True)
+            time.sleep(60)
+    """
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, folder, stdout=asyncio.subprocess.PIPE)
+    assert parent.stdout is not None
+    processes = family(int(await parent.stdout.readline()))
+    assert all(map(lives, processes))
+    parent.kill()
+    await parent.wait()
+    await eventually(lambda: not any(map(lives, processes)))
+
+
+def test_a_broker_that_does_not_start_shows_the_end_of_its_log(folder: Path) -> None:
+    (folder / "advanced.config").write_text("this is no Erlang")
+    with pytest.raises(InvalidSetting, match=r"its log ends with:(.|\n)*failed_to_read_advanced"), rabbitmq(folder):
+        pass
+
+
+def test_without_rabbitmq_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InvalidSetting, match="apt-get install rabbitmq-server"), rabbitmq(tmp_path / "broker"):
+        pass
+    assert not (tmp_path / "broker").exists()
+
+
+def family(pid: int | None) -> list[psutil.Process]:
+    """A broker's Erlang VM, then what that has started."""
+    vm = psutil.Process(pid)
+    return [vm, *vm.children(recursive=True)]
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

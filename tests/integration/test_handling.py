@@ -21,6 +21,7 @@ from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
 from durable.handlers import Handler
 from durable.handling import HandlingAgent
+from durable.retry import Policy
 from durable.routing import Routes
 from durable.sessions import Sessions
 from durable.settings import load_settings
@@ -79,8 +80,10 @@ class Shop:
 
     def handles(self, function: Callable[..., Any], **changes: Any) -> None:
         options: dict[str, Any] = {"retry": ONCE, "concurrency": 1, "group": 1, "timeout": timedelta(seconds=10)}
+        handler = Handler(message_type="handling.placed", cls=Placed, function=function, **options | changes)
         self.agent = HandlingAgent(
-            Handler(message_type="handling.placed", cls=Placed, function=function, **options | changes),
+            handler,
+            policy=Policy(handler.retry, handler.by_error),
             database=self.database,
             sessions=self.sessions,
             node=NODE,

@@ -45,7 +45,7 @@ def empty(every_server: Embedded) -> Iterator[str]:
     """A database without any tables."""
     name = f"empty_{uuid4().hex}"
     yield every_server.url(name)
-    with psycopg.connect(every_server.server.get_uri(), autocommit=True) as conn:
+    with psycopg.connect(every_server.uri(), autocommit=True) as conn:
         conn.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 

@@ -28,10 +28,11 @@ from durable.storage.locks import Job
 from durable.storage.outbox import Sent
 from durable.storage.rows import Letter
 from durable.storage.statements import INCOMING, OUTGOING, Recovery
-from tests.conftest import EMBEDDED, fresh_databases, older_servers
+from tests.conftest import fresh_databases
 from tests.failure.books import waits_for_a_lock
 from tests.failure.leftovers import MESSAGE_TYPE, SCHEMA, envelope
 from tests.failure.waiting import eventually
+from tests.support.servers import EMBEDDED, older_servers
 
 A, B = NodeId(1), NodeId(2)
 PEER = "tcp://127.0.0.1:2301"

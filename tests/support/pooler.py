@@ -1,6 +1,6 @@
 """A stand-in for a connection pooler in front of Postgres: it tells each client a process id of its own making.
 
-with pooler("/tmp/socket/.s.PGSQL.5432") as port:
+with pooler("unix:///tmp/socket/.s.PGSQL.5432") as port:
     ...                                             # connect to 127.0.0.1:port
 """
 
@@ -12,28 +12,37 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from urllib.parse import urlsplit
 
 INVENTED_PID = 4_000_000
 
 
 @contextlib.contextmanager
-def pooler(server_socket: str) -> Iterator[int]:
-    """Listens on a port of this machine and passes everything on to the server's Unix socket."""
+def pooler(address: str) -> Iterator[int]:
+    """Listens on a port of this machine and passes everything on to the server at `unix:///path` or `tcp://host:port`."""
     with ExitStack() as sockets:
         listening = sockets.enter_context(socket.create_server(("127.0.0.1", 0)))
-        threading.Thread(target=_accept, args=(listening, server_socket, sockets), daemon=True).start()
+        threading.Thread(target=_accept, args=(listening, address, sockets), daemon=True).start()
         yield listening.getsockname()[1]
         listening.shutdown(socket.SHUT_RDWR)
 
 
-def _accept(listening: socket.socket, server_socket: str, sockets: ExitStack) -> None:
+def _accept(listening: socket.socket, address: str, sockets: ExitStack) -> None:
     with contextlib.suppress(OSError):
         while True:
             client = sockets.enter_context(listening.accept()[0])
-            server = sockets.enter_context(socket.socket(socket.AF_UNIX))
-            server.connect(server_socket)
+            server = sockets.enter_context(_connection(address))
             threading.Thread(target=_pump, args=(client, server), daemon=True).start()
             threading.Thread(target=_answer, args=(server, client), daemon=True).start()
+
+
+def _connection(address: str) -> socket.socket:
+    parts = urlsplit(address)
+    if parts.scheme == "tcp":
+        return socket.create_connection((parts.hostname or "", parts.port or 0))
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(parts.path)
+    return connection
 
 
 def _answer(server: socket.socket, client: socket.socket) -> None:

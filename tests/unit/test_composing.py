@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from durable import codec, screening
-from durable.composing import REPLY_TO, Composer
+from durable.composing import REPLY_TO, Cause, Composer
 from durable.envelope import Envelope, new_id
 from durable.errors import InvalidMessage, RoutingError, UnknownMessageType
 from durable.messages import message
@@ -80,9 +80,45 @@ class TestCommands:
 
     def test_a_message_sent_by_a_handler_names_its_cause(self, composer: Composer) -> None:
         handled = cause()
-        envelope = composer.command(Placed(), cause=handled)
+        envelope = composer.command(Placed(), cause=Cause(handled))
         assert (envelope.correlation_id, envelope.causation_id) == (handled.correlation_id, handled.id)
         assert envelope.id not in (handled.id, handled.correlation_id)
+
+    def test_a_handler_that_runs_again_sends_the_same_ids(self, composer: Composer) -> None:
+        handled = cause()
+        first, second = (
+            [composer.command(Placed(), cause=attempt).id for _ in range(3)]
+            for attempt in (Cause(handled), Cause(handled))
+        )
+        assert first == second
+        assert len(set(first)) == 3
+
+    def test_what_follows_from_other_messages_or_in_other_services_has_other_ids(
+        self, composer: Composer, routes: Routes
+    ) -> None:
+        handled, other = cause(), cause()
+        elsewhere = Composer("shipping", routes, load_settings(), ManualClock(NOW))
+        ids = {
+            composer.command(Placed(), cause=Cause(handled)).id,
+            composer.command(Placed(), cause=Cause(other)).id,
+            elsewhere.command(Placed(), cause=Cause(handled)).id,
+            composer.event(Shipped(), cause=Cause(handled))[0],
+        }
+        assert len(ids) == 4
+
+    def test_a_business_key_is_the_id_whoever_sends_it(self, composer: Composer) -> None:
+        assert composer.command(Placed(), id_from="17").id == composer.command(Placed(1), id_from="17").id
+        assert (
+            composer.command(Placed(), id_from="17").id
+            == composer.command(Placed(), cause=Cause(cause()), id_from="17").id
+        )
+        assert composer.command(Placed(), id_from="18").id != composer.command(Placed(), id_from="17").id
+        assert composer.event(Shipped(), id_from="17")[0] != composer.command(Placed(), id_from="17").id
+
+    @pytest.mark.parametrize("key", ["", "a\nb", "\ud800"])
+    def test_a_business_key_that_is_no_text_is_refused(self, composer: Composer, key: str) -> None:
+        with pytest.raises(InvalidMessage, match="id_from"):
+            composer.command(Placed(), id_from=key)
 
     def test_the_caller_may_name_the_destination(self, composer: Composer) -> None:
         assert composer.command(Placed(), to=MAIL).destination == MAIL
@@ -126,8 +162,8 @@ class TestEvents:
 class TestCascading:
     def test_what_has_subscribers_is_published_and_the_rest_is_sent(self, composer: Composer) -> None:
         handled = cause()
-        assert [e.destination for e in composer.cascaded(Shipped(), cause=handled)] == [BILLING, MAIL, LOCAL]
-        (command,) = composer.cascaded(Placed(), cause=handled)
+        assert [e.destination for e in composer.cascaded(Shipped(), cause=Cause(handled))] == [BILLING, MAIL, LOCAL]
+        (command,) = composer.cascaded(Placed(), cause=Cause(handled))
         assert (command.destination, command.causation_id) == (BILLING, handled.id)
 
 

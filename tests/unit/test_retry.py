@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from durable.errors import InvalidMessage, InvalidSetting, Reject, Release, RetryLater
-from durable.retry import DeadLetter, Decision, HandBack, Retry, RunAgain, RunLater
+from durable.retry import DeadLetter, Decision, HandBack, Policy, Retry, RunAgain, RunLater
 
 policies = st.builds(
     Retry,
@@ -21,7 +21,7 @@ policies = st.builds(
 
 
 def decisions(policy: Retry) -> list[Decision]:
-    return [policy.decide(ValueError(), attempt) for attempt in range(1, policy.max_attempts + 1)]
+    return [Policy(policy).decide(ValueError(), attempt) for attempt in range(1, policy.max_attempts + 1)]
 
 
 def test_runs_again_at_once_then_after_each_delay_then_gives_up() -> None:
@@ -49,20 +49,20 @@ def test_the_horizon_is_the_sum_of_the_longest_delays() -> None:
 
 
 def test_attempts_beyond_the_last_are_the_end_too() -> None:
-    assert Retry().decide(ValueError(), 1_000) == DeadLetter()
+    assert Policy(Retry()).decide(ValueError(), 1_000) == DeadLetter()
 
 
 @pytest.mark.parametrize("attempt", [1, 100])
 def test_a_verdict_of_the_handler_comes_before_the_policy(attempt: int) -> None:
     policy = Retry(immediate=5)
-    assert policy.decide(Reject("no"), attempt) == DeadLetter()
-    assert policy.decide(Release(), attempt) == HandBack()
-    assert policy.decide(RetryLater(90), attempt) == RunLater(timedelta(seconds=90))
-    assert policy.decide(RetryLater(timedelta(hours=1)), attempt) == RunLater(timedelta(hours=1))
+    assert Policy(policy).decide(Reject("no"), attempt) == DeadLetter()
+    assert Policy(policy).decide(Release(), attempt) == HandBack()
+    assert Policy(policy).decide(RetryLater(90), attempt) == RunLater(timedelta(seconds=90))
+    assert Policy(policy).decide(RetryLater(timedelta(hours=1)), attempt) == RunLater(timedelta(hours=1))
 
 
 def test_what_cannot_be_decoded_is_not_tried_again() -> None:
-    assert Retry(immediate=5).decide(InvalidMessage("no JSON"), 1) == DeadLetter()
+    assert Policy(Retry(immediate=5)).decide(InvalidMessage("no JSON"), 1) == DeadLetter()
 
 
 @given(policies)
@@ -78,7 +78,7 @@ def test_every_policy_tries_as_often_as_it_says_and_no_more(policy: Retry) -> No
 def test_a_delay_is_varied_within_the_jitter_and_the_horizon_is_never_passed(policy: Retry, seed: int) -> None:
     rng, total = Random(seed), timedelta(0)
     for number, delay in enumerate(policy.delays):
-        decision = policy.decide(ValueError(), policy.immediate + number + 1, rng)
+        decision = Policy(policy).decide(ValueError(), policy.immediate + number + 1, rng=rng)
         assert isinstance(decision, RunLater)
         seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
         slack = 1e-5 + seconds * 1e-9
@@ -89,7 +89,7 @@ def test_a_delay_is_varied_within_the_jitter_and_the_horizon_is_never_passed(pol
 
 
 def test_failures_at_one_time_do_not_come_back_at_one_time() -> None:
-    assert len({Retry(immediate=0).decide(ValueError(), 1, Random(seed)) for seed in range(20)}) == 20
+    assert len({Policy(Retry(immediate=0)).decide(ValueError(), 1, rng=Random(seed)) for seed in range(20)}) == 20
 
 
 @pytest.mark.parametrize(
@@ -98,3 +98,42 @@ def test_failures_at_one_time_do_not_come_back_at_one_time() -> None:
 def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidSetting):
         Retry(**wrong)  # type: ignore[arg-type]
+
+
+class Unavailable(ConnectionError):
+    pass
+
+
+def test_the_nearest_class_of_the_error_counts() -> None:
+    by_error: dict[type[Exception], Retry] = {
+        OSError: Retry(immediate=1, delays=[]),
+        ConnectionError: Retry.never(),
+    }
+    policy = Policy(Retry(immediate=0, delays=[5], jitter=0), by_error)
+    assert policy.decide(OSError(), 1) == RunAgain()
+    assert policy.decide(Unavailable(), 1) == DeadLetter()
+    assert policy.decide(ValueError(), 1) == RunLater(timedelta(seconds=5))
+    assert (policy.max_attempts, policy.horizon) == (2, timedelta(seconds=5))
+
+
+def test_a_verdict_comes_before_the_rule_for_its_class() -> None:
+    assert Policy(by_error={Exception: Retry(immediate=5)}).decide(Reject(), 1) == DeadLetter()
+
+
+def test_nothing_runs_that_would_run_too_late() -> None:
+    policy = Policy(Retry(immediate=1, delays=[30, 60], jitter=0, max_age=timedelta(minutes=1)))
+    assert policy.decide(ValueError(), 1, age=timedelta(seconds=60)) == RunAgain()
+    assert policy.decide(ValueError(), 1, age=timedelta(seconds=61)) == DeadLetter()
+    assert policy.decide(ValueError(), 2, age=timedelta(seconds=30)) == RunLater(timedelta(seconds=30))
+    assert policy.decide(ValueError(), 2, age=timedelta(seconds=31)) == DeadLetter()
+
+
+@pytest.mark.parametrize("max_age", [0, -1, timedelta(0)])
+def test_an_age_that_nothing_has_is_refused(max_age: float | timedelta) -> None:
+    with pytest.raises(InvalidSetting, match="max_age"):
+        Retry(max_age=max_age)
+
+
+def test_a_steady_policy_has_no_jitter() -> None:
+    steady = Policy(Retry(jitter=0.5), {OSError: Retry(jitter=0.5)}).steady()
+    assert [steady.retry.jitter, steady.by_error[OSError].jitter] == [0, 0]

@@ -143,6 +143,7 @@ def test_an_envelope_is_too_old_when_its_id_may_have_been_forgotten(age: timedel
     assert too_old(SOUND, MADE + age, WINDOW) is expected
 
 
-def test_an_envelope_whose_id_tells_no_time_is_never_too_old() -> None:
-    envelope = msgspec.structs.replace(SOUND, id=uuid4())
-    assert not too_old(envelope, MADE + timedelta(days=10_000), WINDOW)
+def test_an_envelope_whose_id_tells_no_time_is_as_old_as_it_says() -> None:
+    envelope = msgspec.structs.replace(SOUND, id=uuid4(), sent_at=MADE)
+    assert not too_old(envelope, MADE + WINDOW, WINDOW)
+    assert too_old(envelope, MADE + WINDOW + timedelta(seconds=1), WINDOW)

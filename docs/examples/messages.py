@@ -1,0 +1,20 @@
+"""What the two services say to each other. Each could also have classes of its own: only the names must agree."""
+
+from dataclasses import dataclass
+from uuid import UUID
+
+from durable import message
+
+
+@message("orders.order-placed")
+@dataclass
+class OrderPlaced:
+    order_id: UUID
+    amount: int
+
+
+@message("billing.invoice-made")
+@dataclass
+class InvoiceMade:
+    order_id: UUID
+    number: int

@@ -1,0 +1,256 @@
+"""A private RabbitMQ from the machine's `rabbitmq-server`, for tests, the demo and a first try.
+
+It listens on 127.0.0.1 only, on ports that were free; everything that it writes is in its folder; it ends with the
+block, or with the process that started it:
+
+    this process ── standard input ──> Erlang VM, node durable@localhost
+                                         ├── AMQP                 127.0.0.1:port      <── clients
+                                         └── Erlang distribution  127.0.0.1:port + 1  <── rabbitmqctl
+
+The VM reads an Erlang shell's commands from its standard input. None ever come, but the end of input halts the VM,
+and that is how it notices that this process is gone. Nodes find each other by port: epmd, which would give a name to
+one node of the machine only and outlive it, is not needed.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from durable.errors import InvalidSetting, WiringError
+
+NODE = "durable@localhost"
+START_SECONDS = 60.0
+STOP_SECONDS = 15.0
+CONTROL_SECONDS = 30.0
+PORTS = range(10_000, 32_000, 2)  # below those that systems give to clients: still free after a restart
+MEMORY = "1GB"
+PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
+METHOD_FRAME = b"\x01"
+CONFIGURATION = f"""\
+log.console = false
+vm_memory_high_watermark.absolute = {MEMORY}
+disk_free_limit.absolute = 10MB
+"""
+
+
+class Broker:
+    """A private broker, with the faults that can befall one. Every call blocks until what it names has happened."""
+
+    def __init__(self, folder: Path, scripts: Path, port: int) -> None:
+        self.folder = folder
+        self.port = port
+        self.url = f"amqp://guest:guest@127.0.0.1:{port}/"
+        self._scripts = scripts
+        self._environment = _environment(folder, port)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._alarmed = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the Erlang VM; None when it does not run."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    def start(self) -> None:
+        """Start it on its folder and ports, unless it runs; it accepts AMQP connections then (about 4 seconds).
+
+        Raises InvalidSetting, with the end of the log, when it does not within a minute.
+        """
+        if self.pid is not None:
+            return
+        self.kill()
+        self._alarmed = False
+        with (self.folder / "console.log").open("wb") as console:
+            self._process = subprocess.Popen(
+                [self._scripts / "rabbitmq-server"],
+                cwd=self.folder,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C at the terminal is meant for this process, which ends the broker
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not accepts_amqp("127.0.0.1", self.port):
+            if self.pid is None or time.monotonic() > deadline:
+                self.kill()
+                raise InvalidSetting(f"the private RabbitMQ did not start; its log ends with:\n{self._log_end()}")
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End it as an operator would: it closes the connections and writes what it has in memory (about a second)."""
+        self._end(signal.SIGTERM)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Freeze it: connections stay open, and nothing answers."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def memory_alarm(self, on: bool) -> None:
+        """While the alarm is on, it blocks the connections that publish; those that only consume go on."""
+        self.control("set_vm_memory_high_watermark", *(["0"] if on else ["absolute", MEMORY]))
+        self._alarmed = on
+
+    def recover(self) -> None:
+        """Undo whatever was done to it: it runs, is not paused, and has no alarm."""
+        self.resume()
+        self.start()
+        if self._alarmed:
+            self.memory_alarm(False)
+
+    def settle(self) -> None:
+        """Write what RabbitMQ keeps in memory for up to two seconds: which queues, exchanges and bindings there are.
+
+        Confirmed messages are on disk, but a queue that is younger is forgotten by kill(); a quorum queue can also
+        come back empty and without a leader.
+        """
+        self.control("eval", "mnesia:sync_log(), [dets:sync(Table) || Table <- dets:all()].")
+
+    def control(self, *arguments: str) -> str:
+        """What `rabbitmqctl` prints for these arguments (about half a second)."""
+        command = [str(self._scripts / "rabbitmqctl"), "--quiet", *arguments]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=self.folder,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=CONTROL_SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise WiringError(f"rabbitmqctl {arguments[0]} did not end in {CONTROL_SECONDS:g} seconds") from error
+        if done.returncode:
+            raise WiringError(f"rabbitmqctl {arguments[0]} failed: {done.stderr or done.stdout}")
+        return done.stdout
+
+    def _signal(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def _end(self, number: int) -> None:
+        if self._process is None:
+            return
+        self._signal(number)
+        self._signal(signal.SIGCONT)  # a frozen process would see nothing but SIGKILL
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process = None
+
+    def _log_end(self) -> str:
+        logs = [self.folder / "console.log", self.folder / "rabbit.log"]
+        return "\n".join(
+            line for log in logs if log.exists() for line in log.read_text(errors="replace").splitlines()[-30:]
+        )
+
+
+@contextmanager
+def rabbitmq(folder: Path) -> Iterator[Broker]:
+    """Start a private broker that keeps its data in `folder`; stop it at the end.
+
+    Raises InvalidSetting when RabbitMQ is not installed, or does not start.
+    """
+    broker = Broker(folder.absolute(), find_scripts(), free_port())
+    _write_configuration(broker.folder)
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.stop()
+
+
+def find_scripts() -> Path:
+    """The folder of RabbitMQ's scripts; those that its package puts on PATH would switch to a system user first.
+
+    Raises InvalidSetting, which says how to install it, when there is none.
+    """
+    server = shutil.which("rabbitmq-server", path=f"/usr/lib/rabbitmq/bin:{os.environ.get('PATH', os.defpath)}")
+    if server is None or shutil.which("erl") is None:
+        raise InvalidSetting(
+            "RabbitMQ is not installed; on Debian and Ubuntu: sudo RUNLEVEL=1 apt-get install rabbitmq-server"
+            " (RUNLEVEL=1 keeps the package from starting a broker of its own)"
+        )
+    return Path(server).parent
+
+
+def accepts_amqp(host: str, port: int) -> bool:
+    """Whether a broker there answers to the protocol header."""
+    with suppress(OSError), socket.create_connection((host, port), timeout=1) as connection:
+        connection.sendall(PROTOCOL_HEADER)
+        return connection.recv(1) == METHOD_FRAME
+    return False
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that is free, as is the next one."""
+    for _ in range(100):
+        port = secrets.choice(PORTS)
+        with suppress(OSError), socket.socket() as amqp, socket.socket() as distribution:
+            amqp.bind(("127.0.0.1", port))
+            distribution.bind(("127.0.0.1", port + 1))
+            return port
+    raise InvalidSetting(f"no free ports between {PORTS.start} and {PORTS.stop}")
+
+
+def _write_configuration(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rabbitmq.conf").write_text(CONFIGURATION)
+    (folder / "environment.conf").write_text("")
+    cookie = folder / ".erlang.cookie"
+    if not cookie.exists():
+        cookie.touch(mode=0o600)
+        cookie.write_text(secrets.token_hex(16))
+
+
+def _environment(folder: Path, port: int) -> dict[str, str]:
+    """The whole environment: nothing that is set for another broker of this machine gets in."""
+    by_port = f"-start_epmd false -erl_epmd_port {port + 1}"
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "LANG": "C.UTF-8",
+        "HOME": str(folder),  # of the Erlang cookie
+        "RABBITMQ_NODENAME": NODE,
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODE_PORT": str(port),
+        "RABBITMQ_DIST_PORT": str(port + 1),
+        "RABBITMQ_CONF_ENV_FILE": str(folder / "environment.conf"),
+        "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
+        "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "enabled_plugins"),
+        "RABBITMQ_FEATURE_FLAGS_FILE": str(folder / "feature_flags"),
+        "RABBITMQ_PID_FILE": str(folder / "pid"),
+        "RABBITMQ_MNESIA_BASE": str(folder / "data"),
+        "RABBITMQ_LOG_BASE": str(folder),
+        "RABBITMQ_LOGS": str(folder / "rabbit.log"),
+        "ERL_CRASH_DUMP_SECONDS": "0",
+        # The shell on standard input; and the script turns into the VM, so that its pid is the broker's.
+        "RABBITMQ_ALLOW_INPUT": "true",
+        # A node that has its name from the beginning does not look for epmd.
+        "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"-sname {NODE} {by_port} +S 2:2"
+        " -kernel inet_dist_use_interface {127,0,0,1}",
+        "RABBITMQ_CTL_ERL_ARGS": f"{by_port} -dist_listen false +S 1:1",
+    }

@@ -1,0 +1,190 @@
+"""The contract of transports whose outcome comes from the receiver itself: TCP, Unix sockets, HTTP, memory.
+
+Stored and Duplicate are what the receiver said of an envelope after its commit; no answer, no outcome. So whatever
+befalls the receiver is seen by the sender: no room as Busy, a fault of its database as Failed, silence as a timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from durable.errors import ConnectionFailed, InvalidSetting, PeerTimeout, TransportError
+from durable.outcomes import BUSY, DUPLICATE, STORED, Failed, Rejected
+from durable.testing.transports.contract import TransportContract
+from durable.testing.transports.link import HASTY, PATIENT, Link, error_of, needed
+from durable.testing.transports.receivers import REJECTED_TYPE, MemoryReceiver, envelope, envelopes
+
+
+class DirectContract(TransportContract):
+    """Derive a class from it and give it a fixture `link`."""
+
+    # ------------------------------------------------------------------ outcomes
+
+    async def test_returns_one_outcome_for_each_envelope_in_order(self, link: Link) -> None:
+        stored, rejected, also_stored = envelope(), envelope(REJECTED_TYPE), envelope()
+        async with link.sender() as sender:
+            assert await sender.send([stored]) == [STORED]
+            assert await sender.send([stored, rejected, also_stored]) == [
+                DUPLICATE,
+                Rejected("a type that the test rejects"),
+                STORED,
+            ]
+
+    async def test_nothing_is_answered_before_it_is_stored(self, link: Link) -> None:
+        link.receiver.hold()
+        async with link.sender() as sender, asyncio.TaskGroup() as tasks:
+            send = tasks.create_task(sender.send(envelopes(2)))
+            await link.receiver.arrived(1)
+            for _ in range(5):  # an answer that was too early would come before these
+                await sender.ping()
+            assert not send.done()
+            assert link.receiver.stored == {}
+            link.receiver.release()
+            assert await send == [STORED] * 2
+
+    async def test_what_the_receiver_could_not_store_is_failed_and_can_be_sent_again(self, link: Link) -> None:
+        batch = envelopes(2)
+        link.receiver.broken = "the disk is full"
+        async with link.sender() as sender:
+            assert await sender.send(batch) == [Failed("the disk is full")] * 2
+            link.receiver.broken = ""
+            assert await sender.send(batch) == [STORED] * 2
+
+    async def test_batches_under_way_are_answered_as_they_are_stored(self, link: Link) -> None:
+        link.receiver.hold()
+        async with link.sender() as sender, asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(sender.send(envelopes(1)))
+            await link.receiver.arrived(1)
+            second = tasks.create_task(sender.send(envelopes(2)))
+            await link.receiver.arrived(2)
+            link.receiver.release_batch(1)
+            assert await second == [STORED] * 2
+            assert not first.done()
+            link.receiver.release_batch(0)
+            assert await first == [STORED]
+
+    async def test_each_batch_is_counted_once(self, link: Link) -> None:
+        async with link.sender() as sender:
+            await sender.send(envelopes(2))
+            await sender.send(envelopes(3))
+        assert link.listener.statistics()["batches"] == 2
+
+    # ------------------------------------------------------------------ busy peers
+
+    async def test_a_receiver_without_room_makes_the_sender_see_busy(self, link: Link) -> None:
+        link.receiver.room = 0
+        async with link.sender(HASTY) as sender:
+            assert await sender.send(envelopes(3)) == [BUSY] * 3
+        assert link.receiver.stored == {}
+
+    async def test_what_exceeds_the_room_is_busy_and_the_rest_is_stored(self, link: Link) -> None:
+        link.receiver.room = 2
+        batch = envelopes(5)
+        async with link.sender(HASTY) as sender:
+            assert await sender.send(batch) == [STORED] * 2 + [BUSY] * 3
+            link.receiver.room = 100
+            assert await sender.send(batch) == [DUPLICATE] * 2 + [STORED] * 3
+
+    async def test_the_receiver_is_never_given_more_than_it_has_room_for(self, link: Link) -> None:
+        link.receiver.room = 50
+        link.receiver.hold()
+        async with link.sender(HASTY) as sender, asyncio.TaskGroup() as tasks:
+            sends = [tasks.create_task(error_of(sender.send(envelopes(10)))) for _ in range(12)]
+            await asyncio.wait(sends)
+        assert link.receiver.most_under_way == 50
+        link.receiver.release()
+
+    # ------------------------------------------------------------------ pings
+
+    async def test_a_ping_succeeds_only_while_a_batch_could_be_stored(self, link: Link) -> None:
+        async with link.sender() as sender:
+            await sender.ping()
+            link.receiver.is_ready = False
+            with pytest.raises(TransportError):
+                await sender.ping()
+            link.receiver.is_ready = True
+            await sender.ping()
+
+    async def test_without_a_listener_nothing_is_delivered(self, link: Link) -> None:
+        await link.listener.close()
+        async with link.sender() as sender:
+            with pytest.raises(ConnectionFailed):
+                await sender.send(envelopes(1))
+            with pytest.raises(ConnectionFailed):
+                await sender.ping()
+
+    # ------------------------------------------------------------------ outages
+
+    async def test_a_peer_that_dies_in_mid_batch_leaves_its_fate_unknown_and_it_can_be_sent_again(
+        self, link: Link
+    ) -> None:
+        way = needed(link.way)
+        batch = envelopes(3)
+        link.receiver.hold()
+        async with link.sender() as sender, asyncio.TaskGroup() as tasks:
+            send = tasks.create_task(error_of(sender.send(batch)))
+            await link.receiver.arrived(1)
+            way.cut()
+            assert isinstance(await send, ConnectionFailed)
+            link.receiver.release()
+            way.restore()
+            assert set(await sender.send(batch)) <= {STORED, DUPLICATE}
+        assert link.receiver.envelopes == batch
+
+    async def test_a_receiver_that_hangs_costs_one_timeout(self, link: Link) -> None:
+        link.receiver.hold()
+        async with link.sender(HASTY) as sender:
+            with pytest.raises(PeerTimeout):
+                await sender.send(envelopes(1))
+            link.receiver.release()
+            assert await sender.send(envelopes(1)) == [STORED]
+
+    async def test_a_send_that_is_cancelled_while_it_waits_harms_no_other(self, link: Link) -> None:
+        link.receiver.hold()
+        async with link.sender() as sender, asyncio.TaskGroup() as tasks:
+            cancelled = tasks.create_task(sender.send(envelopes(1)))
+            await link.receiver.arrived(1)
+            other = tasks.create_task(sender.send(envelopes(2)))
+            await link.receiver.arrived(2)
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            link.receiver.release()
+            assert await other == [STORED] * 2
+            assert await sender.send(envelopes(3)) == [STORED] * 3
+
+    # ------------------------------------------------------------------ stopping
+
+    async def test_a_listener_that_closes_answers_the_batches_under_way(self, link: Link) -> None:
+        link.receiver.hold()
+        async with link.sender() as sender, asyncio.TaskGroup() as tasks:
+            sends = [tasks.create_task(sender.send(envelopes(2))) for _ in range(3)]
+            await link.receiver.arrived(3)
+            closing = tasks.create_task(link.listener.close())
+            await asyncio.wait([closing], timeout=0.05)
+            assert not closing.done()
+            link.receiver.release()
+            assert [await send for send in sends] == [[STORED] * 2] * 3
+            await closing
+            with pytest.raises(ConnectionFailed):
+                await sender.send(envelopes(1))
+
+    async def test_a_listener_that_hangs_is_closed_at_the_deadline(self, link: Link) -> None:
+        """What is under way then breaks off, or is answered later; the sender is never told what is not so."""
+        await link.replace_listener(settings=PATIENT.model_copy(update={"drain_timeout": timedelta(seconds=0.1)}))
+        link.receiver.hold()
+        batch = envelopes(1)
+        async with link.sender() as sender, asyncio.TaskGroup() as tasks:
+            send = tasks.create_task(error_of(sender.send(batch)))
+            await link.receiver.arrived(1)
+            async with asyncio.timeout(3):
+                await link.listener.close()
+            link.receiver.release()
+            assert isinstance(await send, ConnectionFailed) or link.receiver.envelopes == batch
+
+    async def test_an_address_that_is_taken_is_an_invalid_setting(self, link: Link) -> None:
+        with pytest.raises(InvalidSetting, match=link.listener.address):
+            await link.listen(MemoryReceiver())

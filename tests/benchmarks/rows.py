@@ -1,0 +1,76 @@
+"""What is reported: a row for each comparison, and what was counted for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+from sqlalchemy import Engine, event
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+
+@dataclass
+class Counts:
+    statements: int = 0
+    commits: int = 0
+
+
+@dataclass
+class Row:
+    """One comparison: messages per second of durable and of the floor, and what each message cost durable."""
+
+    name: str
+    floor_name: str
+    floor: float = 0.0
+    ours: float = 0.0
+    statements_per_message: float = 0.0
+    commits_per_message: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.floor
+
+    def cost(self, counts: Counts, messages: int) -> None:
+        self.statements_per_message = counts.statements / messages
+        self.commits_per_message = counts.commits / messages
+
+
+@contextmanager
+def counting(engine: AsyncEngine) -> Iterator[Counts]:
+    """Count what this engine executes and commits."""
+    counts = Counts()
+    sync: Engine = engine.sync_engine
+
+    def executed(*_: object) -> None:
+        counts.statements += 1
+
+    def committed(*_: object) -> None:
+        counts.commits += 1
+
+    event.listen(sync, "after_cursor_execute", executed)
+    event.listen(sync, "commit", committed)
+    try:
+        yield counts
+    finally:
+        event.remove(sync, "after_cursor_execute", executed)
+        event.remove(sync, "commit", committed)
+
+
+def show(rows: Sequence[Row], title: str) -> None:
+    table = Table(title=title)
+    for column in ("durable", "floor", "floor/s", "durable/s", "ratio", "statements/msg", "commits/msg"):
+        table.add_column(column, justify="left" if column in ("durable", "floor") else "right")
+    for row in rows:
+        table.add_row(
+            row.name,
+            row.floor_name,
+            f"{row.floor:,.0f}",
+            f"{row.ours:,.0f}",
+            f"{row.ratio:.2f}",
+            f"{row.statements_per_message:.3f}",
+            f"{row.commits_per_message:.3f}",
+        )
+    Console(width=150).print(table)

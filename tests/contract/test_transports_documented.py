@@ -1,0 +1,71 @@
+"""The transport of docs/transports.md, and its tests: written into a folder as a reader would, and run there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from durable.testing.transports import DirectContract
+
+ROOT = Path(__file__).parents[2]
+NAMED_BLOCK = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The files of the page, and a configuration of pytest that knows nothing of this repository's."""
+    for name, code in NAMED_BLOCK.findall((ROOT / "docs" / "transports.md").read_text()):
+        (tmp_path / name).write_text(code)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
+    return tmp_path
+
+
+def run(folder: Path, *command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, timeout=90, check=False
+    )
+    return f"{done.stdout}\n{done.stderr}\nexit status {done.returncode}"
+
+
+def test_the_documented_transport_passes_the_whole_suite(folder: Path) -> None:
+    output = run(folder, "pytest", "-q", "-W", "error")
+
+    tests = sum(name.startswith("test_") for name in dir(DirectContract))
+    assert f"\n{tests} passed in" in output, output
+
+
+def test_the_suite_finds_an_answer_before_the_commit_and_shows_what_it_compared(folder: Path) -> None:
+    code = (folder / "lines.py").read_text()
+    careless = code.replace(
+        "await receiver.receive(self.endpoint, fitting) if fitting",
+        "await self._too_early(receiver, fitting) if fitting",
+    )
+    assert careless != code
+    (folder / "lines.py").write_text(careless.replace("    async def _store(", TOO_EARLY + "\n    async def _store("))
+
+    output = run(folder, "pytest", "-q", "-k", "could_not_store or before_it_is_stored")
+
+    assert "2 failed" in output, output
+    assert "assert [Stored(), Stored()] == [Failed(" in output, output
+
+
+def test_applications_can_be_tested_without_what_the_suite_needs(folder: Path) -> None:
+    (folder / "without.py").write_text(
+        "import sys\nsys.modules['pytest'] = None\nimport durable.testing\nprint(durable.testing.InMemoryBus.__name__)"
+    )
+    assert run(folder, "without").startswith("InMemoryBus\n")
+
+
+TOO_EARLY = """
+    async def _too_early(self, receiver: Receiver, batch: list[Envelope]) -> list[Outcome]:
+        from durable.outcomes import STORED
+
+        task = asyncio.create_task(receiver.receive(self.endpoint, batch))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return [STORED] * len(batch)
+"""

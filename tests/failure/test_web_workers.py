@@ -1,0 +1,98 @@
+"""A web service with two workers, of which one is killed while many clients post."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import httpx
+
+from tests.failure.books import Books, open_books, read_books
+from tests.failure.services import free_port
+from tests.failure.waiting import eventually
+from tests.support.web import ROOT, WebService, serving
+
+REQUESTS, CLIENTS = 400, 16
+
+
+class Answers:
+    """What the clients were told of their orders."""
+
+    def __init__(self) -> None:
+        self.taken: set[int] = set()
+        self.refused: set[int] = set()
+        self.unknown: set[int] = set()
+
+    @property
+    def count(self) -> int:
+        return len(self.taken) + len(self.refused) + len(self.unknown)
+
+
+async def post_orders(url: str, orders: Iterable[int], answers: Answers) -> None:
+    """Each order once, whatever comes of it, from many clients."""
+    waiting = iter(orders)
+
+    async def client_posts(client: httpx.AsyncClient) -> None:
+        for order_id in waiting:
+            try:
+                status = (await client.post(f"/orders/{order_id}")).status_code
+            except httpx.TransportError:
+                answers.unknown.add(order_id)
+                continue
+            {201: answers.taken, 409: answers.refused}.get(status, answers.unknown).add(order_id)
+
+    limits = httpx.Limits(max_connections=CLIENTS)
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=30) as client, asyncio.TaskGroup() as tasks:
+        for number in range(CLIENTS):
+            tasks.create_task(client_posts(client), name=f"client {number}")
+
+
+async def settled(database: str, shop: WebService, answers: Answers) -> Books:
+    """Wait until everything that was taken is handled, and only the workers that live are nodes."""
+
+    def is_settled() -> bool:
+        books = read_books(database)
+        missing = answers.taken - handled(books).keys()
+        assert not missing, f"{len(missing)} orders were taken and not handled{shop.output()[-3000:]}"
+        assert not books.violations(), "\n".join(books.violations())
+        workers = sorted(worker.pid for worker in shop.workers())
+        assert sorted(books.nodes) == workers, f"nodes of {books.nodes}, but the workers are {workers}"
+        return True
+
+    await eventually(is_settled, within=60)
+    return read_books(database)
+
+
+def handled(books: Books) -> dict[int, int]:
+    """How many effects each order has."""
+    return {order_id: books.effects[key] for key, order_id in books.sent.items() if key in books.effects}
+
+
+async def test_every_2xx_is_handled_once_though_a_worker_is_killed(
+    make_database: Callable[[str], str], tmp_path: Path
+) -> None:
+    database, port = make_database("shop"), free_port()
+    open_books(database)
+    answers = Answers()
+    environment = {"DURABLE_DATABASE_URL": database, "SHOP_URL": f"http://127.0.0.1:{port}"}
+    with contextlib.ExitStack() as stack:
+        log = tmp_path / "shop.log"
+        shop = stack.enter_context(serving("tests.failure.web:app", ROOT, port, log, environment))
+        await shop.ready()
+        traffic = asyncio.create_task(post_orders(shop.url, range(1, REQUESTS + 1), answers))
+        await eventually(lambda: answers.count > REQUESTS // 4, within=30)
+        killed = shop.kill_a_worker()
+        await traffic
+        assert len(answers.taken) > REQUESTS // 2
+
+        books = await settled(database, shop, answers)
+        effects = handled(books)
+        assert {order_id: effects.get(order_id) for order_id in answers.taken} == dict.fromkeys(answers.taken, 1)
+        assert not answers.refused & set(books.sent.values())
+        assert effects.keys() <= answers.taken | answers.unknown
+        assert killed not in books.nodes
+
+        shop.stop()
+    assert read_books(database).violations_after_shutdown() == []

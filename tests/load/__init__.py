@@ -1,0 +1,1 @@
+"""A web service under wrk, with a worker killed in the middle; `make load` runs it."""

@@ -1,0 +1,218 @@
+"""The bus in an application's lifespan, between a server and applications that keep to the protocol more or less."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from durable import Bus, WiringError, message
+from durable.asgi import DurableMiddleware
+from durable.testing import InMemoryBus
+
+
+@message("lifespan.opened")
+class Opened(msgspec.Struct):
+    number: int
+
+
+class RecordingBus(Bus):
+    """Instead of running it tells when it would; `fails_to` start or stop."""
+
+    def __init__(self, steps: list[str], *, fails_to: str = "") -> None:
+        super().__init__("shop")
+        self._steps = steps
+        self._fails_to = fails_to
+        self._runs = False
+
+    async def __aenter__(self) -> RecordingBus:
+        self._steps.append("bus starts")
+        if self._fails_to == "start":
+            raise WiringError("it is not configured")
+        self._runs = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._runs:
+            self._runs = False
+            self._steps.append("bus stops")
+            if self._fails_to == "stop":
+                raise ZeroDivisionError
+
+
+class LifespanServer:
+    """The server's side of the protocol, as uvicorn keeps to it."""
+
+    def __init__(self, steps: list[str]) -> None:
+        self._steps = steps
+        self._messages: asyncio.Queue[Message] = asyncio.Queue()
+        self._answered = asyncio.Event()
+        self.answers: list[Message] = []
+        self.task: asyncio.Task[None]
+
+    async def start(self, app: Any) -> None:
+        self.task = asyncio.create_task(app({"type": "lifespan", "state": {}}, self._messages.get, self._send))
+        await self._say("lifespan.startup")
+
+    async def shut_down(self) -> None:
+        await self._say("lifespan.shutdown")
+        await self.task
+
+    async def _say(self, type_: str) -> None:
+        self._steps.append(type_)
+        self._answered.clear()
+        self._messages.put_nowait({"type": type_})
+        answered = asyncio.create_task(self._answered.wait())
+        await asyncio.wait([self.task, answered], return_when=asyncio.FIRST_COMPLETED)
+        answered.cancel()
+
+    async def _send(self, answer: Message) -> None:
+        self._steps.append(answer["type"])
+        self.answers.append(answer)
+        self._answered.set()
+
+
+def living(steps: list[str], *, fails_to: str = "") -> ASGIApp:
+    """An application that tells of its lifespan."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        steps.append("app starts")
+        if fails_to == "start":
+            await send({"type": "lifespan.startup.failed", "message": "the app cannot"})
+            raise LookupError
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        steps.append("app stops")
+        if fails_to == "stop":
+            await send({"type": "lifespan.shutdown.failed", "message": "the app cannot"})
+            raise LookupError
+        await send({"type": "lifespan.shutdown.complete"})
+
+    return app
+
+
+async def raises_at_once(scope: Scope, receive: Receive, send: Send) -> None:
+    raise TypeError("only http is supported")
+
+
+async def raises_after_reading(scope: Scope, receive: Receive, send: Send) -> None:
+    raise TypeError(await receive())
+
+
+async def returns_at_once(scope: Scope, receive: Receive, send: Send) -> None:
+    return
+
+
+async def returns_when_started(scope: Scope, receive: Receive, send: Send) -> None:
+    await receive()
+    await send({"type": "lifespan.startup.complete"})
+
+
+class TestLifespan:
+    @pytest.fixture
+    def steps(self) -> list[str]:
+        return []
+
+    async def test_the_bus_runs_while_the_application_does(self, steps: list[str]) -> None:
+        server = LifespanServer(steps)
+        await server.start(DurableMiddleware(living(steps), bus=RecordingBus(steps)))
+        await server.shut_down()
+        assert steps == [
+            "lifespan.startup", "app starts", "bus starts", "lifespan.startup.complete",
+            "lifespan.shutdown", "bus stops", "app stops", "lifespan.shutdown.complete",
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize(
+        "app",
+        [raises_at_once, raises_after_reading, returns_at_once, returns_when_started],
+        ids=lambda app: app.__name__,
+    )
+    async def test_an_application_without_a_lifespan_gets_one(self, steps: list[str], app: ASGIApp) -> None:
+        server = LifespanServer(steps)
+        await server.start(DurableMiddleware(app, bus=RecordingBus(steps)))
+        await server.shut_down()
+        assert steps == [
+            "lifespan.startup", "bus starts", "lifespan.startup.complete",
+            "lifespan.shutdown", "bus stops", "lifespan.shutdown.complete",
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize("has_lifespan", [True, False])
+    async def test_when_the_bus_cannot_start_the_application_stops_and_the_server_is_told(
+        self, steps: list[str], has_lifespan: bool
+    ) -> None:
+        app = living(steps) if has_lifespan else raises_at_once
+        server = LifespanServer(steps)
+        await server.start(DurableMiddleware(app, bus=RecordingBus(steps, fails_to="start")))
+        await server.task
+        assert server.answers == [
+            {"type": "lifespan.startup.failed", "message": "the bus cannot start: it is not configured"}
+        ]
+        own = ["app starts", "app stops"] if has_lifespan else []
+        assert steps == ["lifespan.startup", *own[:1], "bus starts", *own[1:], "lifespan.startup.failed"]
+
+    async def test_a_bus_that_does_not_stop_well_does_not_keep_the_application_from_it(self, steps: list[str]) -> None:
+        server = LifespanServer(steps)
+        await server.start(DurableMiddleware(living(steps), bus=RecordingBus(steps, fails_to="stop")))
+        await server.shut_down()
+        assert steps[-3:] == ["bus stops", "app stops", "lifespan.shutdown.failed"]
+        assert server.answers[-1]["message"] == "the bus cannot stop: ZeroDivisionError()"
+
+    @pytest.mark.parametrize(
+        ("fails_to", "ends"),
+        [
+            ("start", ["lifespan.startup", "app starts", "lifespan.startup.failed"]),
+            ("stop", ["lifespan.shutdown", "bus stops", "app stops", "lifespan.shutdown.failed"]),
+        ],
+    )
+    async def test_an_application_that_fails_says_so_itself(
+        self, steps: list[str], fails_to: str, ends: list[str]
+    ) -> None:
+        server = LifespanServer(steps)
+        await server.start(DurableMiddleware(living(steps, fails_to=fails_to), bus=RecordingBus(steps)))
+        with pytest.raises(LookupError):
+            await server.shut_down() if fails_to == "stop" else await server.task
+        assert steps[-len(ends) :] == ends
+        assert server.answers[-1]["message"] == "the app cannot"
+
+    @pytest.mark.parametrize("ends_by", ["itself", "the server"])
+    async def test_the_bus_stops_also_when_the_lifespan_breaks_off(self, steps: list[str], ends_by: str) -> None:
+        break_off = asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await returns_when_started(scope, receive, send)
+            await break_off.wait()
+            raise LookupError
+
+        server = LifespanServer(steps)
+        await server.start(DurableMiddleware(app, bus=RecordingBus(steps)))
+        if ends_by == "itself":
+            break_off.set()
+        else:
+            server.task.cancel()
+        with pytest.raises((LookupError, asyncio.CancelledError)):
+            await server.task
+        assert steps[-1] == "bus stops"
+
+    async def test_it_can_be_left_to_the_application(self, steps: list[str]) -> None:
+        server = LifespanServer(steps)
+        await server.start(DurableMiddleware(living(steps), bus=RecordingBus(steps), lifespan=False))
+        await server.shut_down()
+        assert "bus starts" not in steps
+        assert server.answers[-1]["type"] == "lifespan.shutdown.complete"
+
+    async def test_a_bus_in_memory_needs_no_start_and_works_all_the_time(self, steps: list[str]) -> None:
+        bus = Bus("shop")
+        middleware = DurableMiddleware(living(steps), bus=bus)
+        async with InMemoryBus(bus) as memory:
+            for number in range(2):
+                server = LifespanServer(steps)
+                await server.start(middleware)
+                async with bus.unit_of_work():
+                    bus.send(Opened(number), to="tcp://127.0.0.1:2302")
+                await server.shut_down()
+                assert server.answers[-1]["type"] == "lifespan.shutdown.complete"
+            assert memory.sent(Opened) == [Opened(0), Opened(1)]

@@ -1,0 +1,106 @@
+"""Where an HTTP request goes, or is awaited: `http://127.0.0.1:8001`, `https://billing.example/durable`.
+
+The endpoints lie below the path: a batch goes to `/batches` there. Senders may leave out the port (80, or 443 for
+https); listeners may not, and take port 0 for any that is free. Several nodes of one service on a machine can share a
+port: each listens on `http://127.0.0.1:8001?reuse_port=1`, and the kernel deals out new connections among them. To a
+sender this option means nothing.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, replace
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+from durable.errors import InvalidSetting
+
+SCHEMES: Final = ("http", "https")
+
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_REUSE_PORT: Final = "reuse_port=1"
+_EXAMPLE: Final = "write it as in http://127.0.0.1:8001 or https://billing.example/durable"
+_LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
+_PATH: Final = re.compile(r"(/([A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})+)*")  # RFC 3986, without empty segments
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAddress:
+    """`port` is None where the URI names none."""
+
+    scheme: str
+    host: str
+    port: int | None
+    path: str = ""
+    reuse_port: bool = False
+
+    def __str__(self) -> str:
+        port = "" if self.port is None else f":{self.port}"
+        return f"{self.scheme}://{self._written_host}{port}{self.path}"
+
+    @property
+    def origin(self) -> str:
+        """The key in `http_peer_secrets`: scheme, host and port, the port always written."""
+        port = _DEFAULT_PORTS[self.scheme] if self.port is None else self.port
+        return f"{self.scheme}://{self._written_host}:{port}"
+
+    @property
+    def is_local(self) -> bool:
+        """Does it name this machine and no other?"""
+        return is_loopback(self.host)
+
+    @property
+    def is_encrypted(self) -> bool:
+        return self.scheme == "https"
+
+    def on_port(self, port: int) -> HttpAddress:
+        return replace(self, port=port)
+
+    @property
+    def _written_host(self) -> str:
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+
+def parse(uri: str) -> HttpAddress:
+    """Raises InvalidSetting with a sentence that says what is wrong and what to write instead."""
+    try:
+        parts = urlsplit(uri)
+        port = parts.port
+    except ValueError as error:
+        raise InvalidSetting(f"{uri}: not a valid address: {error}; {_EXAMPLE}") from None
+    if parts.scheme not in SCHEMES:
+        raise InvalidSetting(f"{uri}: unknown scheme; {_EXAMPLE}")
+    if "@" in parts.netloc or parts.fragment:
+        raise InvalidSetting(
+            f"{uri}: an address has no user and no fragment; secrets belong in http_secret; {_EXAMPLE}"
+        )
+    if parts.query not in ("", _REUSE_PORT):
+        raise InvalidSetting(f"{uri}: the only option is ?{_REUSE_PORT}; {_EXAMPLE}")
+    path = parts.path.removesuffix("/")
+    if not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/")):
+        raise InvalidSetting(f"{uri}: the path is not one of plain, percent-encoded segments; {_EXAMPLE}")
+    return HttpAddress(parts.scheme, _host(uri, parts), port, path, reuse_port=bool(parts.query))
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _host(uri: str, parts: SplitResult) -> str:
+    """In lower case; of a name each label has at most 63 characters, as in DNS."""
+    host = parts.hostname or ""
+    labels = host.removesuffix(".").split(".")
+    if _is_address(host) or all(_LABEL.fullmatch(label) for label in labels):
+        return host
+    raise InvalidSetting(f"{uri}: no host, or one that is neither a name nor an address; {_EXAMPLE}")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        return "%" not in str(ipaddress.ip_address(host))
+    except ValueError:
+        return False

@@ -1,0 +1,124 @@
+"""What the headers of a request say of the message in its body.
+
+    Idempotency-Key           what recognises a repeat: a string of RFC 9651, or bare
+    Durable-Correlation-Id    the fields of Options; times as in RFC 3339, with their zone
+    Durable-Partition-Key
+    Durable-Deliver-By
+    Durable-Execute-At
+    Durable-Source
+    Durable-Header-NAME       a header of the application's own; its name arrives in lower case
+    traceparent, tracestate   W3C trace context, for whoever handles the message
+
+Values are UTF-8. A header that is not known here is refused, for a misspelt one would be ignored without a word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Annotated, Final
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+import msgspec
+
+from durable.envelope import Moment
+from durable.errors import InvalidMessage
+from durable.settings import suggestion
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+KEY: Final = "idempotency-key"
+PREFIX: Final = "durable-"
+OWN_PREFIX: Final = "durable-header-"
+LONGEST_KEY: Final = 200
+
+TRACING: Final = ("traceparent", "tracestate")
+_KEY: Final = re.compile(rf"[\x20-\x7e]{{1,{LONGEST_KEY}}}")
+_QUOTED: Final = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
+_ESCAPED: Final = re.compile(r"\\(.)")
+_UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+def _header(field: str) -> str:
+    return PREFIX + field.replace("_", "-")
+
+
+class Options(msgspec.Struct, frozen=True, rename=_header):
+    """The headers with a meaning of their own."""
+
+    correlation_id: UUID | None = None
+    partition_key: _Text | None = None
+    deliver_by: Moment | None = None
+    execute_at: Moment | None = None
+    source: _Text = "http"
+
+
+OPTIONS: Final = Options.__struct_encode_fields__
+"""Their names."""
+
+
+def read_options(headers: Headers) -> Options:
+    """Raises InvalidMessage."""
+    given = {name: value for name, value in _ours(headers).items() if not name.startswith(OWN_PREFIX)}
+    for name in given:
+        if name not in OPTIONS:
+            raise InvalidMessage(f"there is no header {name!r}{suggestion(name, OPTIONS)}")
+    try:
+        return msgspec.convert(given, Options)
+    except msgspec.ValidationError as error:
+        raise InvalidMessage(f"a header is not as it should be: {error}") from None
+
+
+def own_headers(headers: Headers) -> dict[str, str]:
+    """The application's own, by the names that it gave them; raises InvalidMessage."""
+    given = _ours(headers).items()
+    return {name.removeprefix(OWN_PREFIX): value for name, value in given if name.startswith(OWN_PREFIX)}
+
+
+def trace_context(headers: Headers) -> dict[str, str]:
+    """What is malformed is ignored, as the standard demands."""
+    found = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
+    return {
+        name: value
+        for name, value in found.items()
+        if name in TRACING and value and value.isascii() and value.isprintable()
+    }
+
+
+def read_key(headers: Headers) -> str | None:
+    """The Idempotency-Key; raises InvalidMessage."""
+    keys = [value.decode("latin-1").strip() for name, value in headers if name.lower() == KEY.encode()]
+    if not keys:
+        return None
+    quoted = _QUOTED.fullmatch(keys[0])
+    key = _ESCAPED.sub(r"\1", quoted[1]) if quoted else keys[0]
+    if len(keys) > 1 or not _KEY.fullmatch(key) or (key.startswith('"') and not quoted):
+        raise InvalidMessage(
+            f"Idempotency-Key must be one text of 1 to {LONGEST_KEY} printable ASCII characters, quoted or bare"
+        )
+    return key
+
+
+def id_of(key: str, endpoint: str, message_type: str) -> UUID:
+    """The id of the envelope: a key that is a UUID itself; of any other one that nobody else makes."""
+    if _UUID.fullmatch(key):
+        return UUID(key)
+    return uuid5(uuid5(uuid5(NAMESPACE_URL, f"durable:{endpoint}"), message_type), key)
+
+
+def _ours(headers: Headers) -> dict[str, str]:
+    """Those of durable, by their names in lower case."""
+    found: dict[str, str] = {}
+    for raw_name, raw_value in headers:
+        name = raw_name.decode("latin-1").lower()
+        if not name.startswith(PREFIX):
+            continue
+        if name in found:
+            raise InvalidMessage(f"the header {name!r} comes twice")
+        try:
+            found[name] = raw_value.decode()
+        except UnicodeDecodeError:
+            raise InvalidMessage(f"the header {name!r} is not in UTF-8") from None
+    return found

@@ -1,0 +1,96 @@
+"""A batch and its outcomes as the bodies of HTTP requests and responses.
+
+    batch      [version, count, [envelope, ...]]     application/vnd.durable.batch+msgpack
+    outcomes   [outcome, ...]                        application/vnd.durable.outcomes+msgpack
+
+Both are msgpack; envelopes and outcomes are encoded as on TCP connections. Later versions of durable add fields at the
+end, which earlier ones skip; a batch that an earlier one must not read has a higher version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from durable.envelope import Envelope
+from durable.errors import InvalidMessage, ProtocolViolation
+from durable.outcomes import Outcome, printable, tidy
+from durable.transports.frames import MAX_ENVELOPES, Count, PartlyReadable
+from durable.transports.wire import UNREADABLE, UNWRITABLE, read_envelopes
+
+VERSION: Final = 1
+BATCH: Final = "application/vnd.durable.batch+msgpack"
+OUTCOMES: Final = "application/vnd.durable.outcomes+msgpack"
+
+
+class _Batch(Struct, array_like=True):
+    version: Count
+    count: Count
+    envelopes: Annotated[list[Envelope], Meta(min_length=1, max_length=MAX_ENVELOPES)]
+
+
+class _RawBatch(Struct, array_like=True):
+    version: Count
+    count: Count
+    envelopes: Annotated[list[msgspec.Raw], Meta(min_length=1, max_length=MAX_ENVELOPES)]
+
+
+class _Versioned(Struct, array_like=True):
+    version: Count
+
+
+_encoder: Final = msgspec.msgpack.Encoder(uuid_format="bytes")
+_batch_decoder: Final = msgspec.msgpack.Decoder(_Batch)
+_raw_batch_decoder: Final = msgspec.msgpack.Decoder(_RawBatch)
+_version_decoder: Final = msgspec.msgpack.Decoder(_Versioned)
+_outcomes_decoder: Final = msgspec.msgpack.Decoder(Annotated[list[Outcome], Meta(max_length=MAX_ENVELOPES)])
+
+
+def encode_batch(envelopes: Sequence[Envelope]) -> bytes:
+    """Raises InvalidMessage when an envelope holds what msgpack cannot."""
+    try:
+        return _encoder.encode(_Batch(VERSION, len(envelopes), list(envelopes)))
+    except UNWRITABLE as error:
+        raise InvalidMessage(f"the batch cannot be encoded: {error}") from error
+
+
+def decode_batch(body: bytes) -> PartlyReadable:
+    """What is in the batch, at least one envelope or what is none; raises ProtocolViolation with the reason."""
+    try:
+        version = _version_decoder.decode(body).version
+        if version != VERSION:
+            raise ProtocolViolation(f"the batch is of version {version}; this service speaks version {VERSION}")
+        content = _read(body)
+    except UNREADABLE as error:
+        raise ProtocolViolation(f"this is no batch: {printable(str(error))}") from error
+    held = len(content.envelopes) + len(content.rejected)
+    if content.count != held:
+        raise ProtocolViolation(f"the batch says it holds {content.count} envelopes, and holds {held}")
+    return content
+
+
+def _read(body: bytes) -> PartlyReadable:
+    try:
+        batch = _batch_decoder.decode(body)
+    except UNREADABLE:  # one by one, because one bad envelope must not harm its neighbours
+        raw_batch = _raw_batch_decoder.decode(body)
+        return PartlyReadable(raw_batch.count, *read_envelopes(raw_batch.envelopes))
+    return PartlyReadable(batch.count, batch.envelopes, {})
+
+
+def encode_outcomes(outcomes: list[Outcome]) -> bytes:
+    return _encoder.encode(tidy(outcomes))
+
+
+def decode_outcomes(body: bytes, count: int) -> list[Outcome]:
+    """As many outcomes as envelopes were sent; raises ProtocolViolation."""
+    try:
+        outcomes = _outcomes_decoder.decode(body)
+    except UNREADABLE as error:
+        raise ProtocolViolation(f"the outcomes cannot be read: {printable(str(error))}") from error
+    if len(outcomes) != count:
+        raise ProtocolViolation(f"{len(outcomes)} outcomes for {count} envelopes")
+    return tidy(outcomes)
