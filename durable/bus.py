@@ -143,7 +143,8 @@ class Bus:
     def asgi(self, name: str | None = None) -> ASGIApp:
         """An ASGI app that receives over HTTP, to be mounted: `app.mount("/durable", bus.asgi())`.
 
-        It answers for whichever runtime the bus has, and 503 while it has none. `name` as in listen().
+        It answers 503 until the bus runs, and follows it from run to run, with the settings of now. `name` as in
+        listen(). Raises InvalidSetting when `durable-bus[http]` is not installed.
         """
         return self.runtime.http.app(name or self.service, lambda: self.runtime.receiver)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 
 
-def body_digest(body: bytes) -> int:
+def message_digest(message_type: str, body: bytes) -> int:
     """64 bits of BLAKE2b as Postgres's signed bigint: tells two messages under one id from a duplicate."""
-    return int.from_bytes(hashlib.blake2b(body, digest_size=8).digest(), "big", signed=True)
+    digest = hashlib.blake2b(message_type.encode(errors="replace") + b"\0" + body, digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
 
 
 def fingerprint(*parts: str) -> str:

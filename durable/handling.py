@@ -36,7 +36,7 @@ from durable.sessions import Sessions
 from durable.settings import Settings
 from durable.storage import inbox, leases
 from durable.storage.database import Database
-from durable.storage.rows import Letter
+from durable.storage.rows import KEPT_ATTEMPTS, Failure, Letter
 from durable.storage.statements import INCOMING
 from durable.telemetry import Counters, Event, log
 from durable.unit_of_work import Outbox
@@ -173,7 +173,7 @@ class HandlingAgent:
         try:
             return Task(lease, codec.decode(envelope.body, self.handler.cls, envelope.content_type), attempt)
         except InvalidMessage as error:
-            await self._dead_letter(lease, Letter.from_error(error))
+            await self._dead_letter(lease, Letter.from_error(error), failures=[self._failure(error, attempt)])
             return None
 
     async def _succeeds_together(self, tasks: Sequence[Task]) -> bool:
@@ -196,6 +196,7 @@ class HandlingAgent:
 
     async def _handle_alone(self, task: Task) -> None:
         lease, attempt = task.lease, task.attempt
+        failures: Sequence[Failure] = ()
         while True:
             try:
                 await self._attempt([Task(lease, task.message, attempt)])
@@ -205,11 +206,12 @@ class HandlingAgent:
                 log.warning("lease of %s lost: rolled back", lease.envelope.id)
                 return
             except Exception as error:
-                if not await self._runs_again(lease, attempt, error):
+                failures = [*failures, self._failure(error, attempt)][-KEPT_ATTEMPTS:]
+                if not await self._runs_again(lease, attempt, error, failures):
                     return
             attempt += 1
 
-    async def _runs_again(self, lease: Leased, attempt: int, error: Exception) -> bool:
+    async def _runs_again(self, lease: Leased, attempt: int, error: Exception, failures: Sequence[Failure]) -> bool:
         """Settle a failed attempt as the policy decides. True when the message is to run again at once."""
         decision = self._policy.decide(error, attempt, self._clock.now() - lease.envelope.sent_at)
         log.warning("%s of %s failed, attempt %d: %r", self.handler.name, lease.envelope.id, attempt, error)
@@ -225,6 +227,7 @@ class HandlingAgent:
                     lease,
                     delay=delay,
                     counted=attempt - counted_before,
+                    failures=failures,
                 )
                 failpoint("C19")
                 self._counters.add(Event.RETRIED)
@@ -232,7 +235,8 @@ class HandlingAgent:
                 await self._database.insist(leases.release, INCOMING, self._node, [lease.key])
             case DeadLetter():
                 failpoint("C19")
-                await self._dead_letter(lease, Letter.from_error(error), counted=attempt - counted_before)
+                letter = Letter.from_error(error)
+                await self._dead_letter(lease, letter, counted=attempt - counted_before, failures=failures)
                 failpoint("C19")
         return False
 
@@ -304,8 +308,15 @@ class HandlingAgent:
         self._counters.add(Event.EXPIRED, int(expired))
         return expired
 
-    async def _dead_letter(self, lease: Leased, letter: Letter, *, counted: int = 1) -> None:
-        moved = await self._database.insist(inbox.dead_letter, self._node, lease, letter, counted=counted)
+    def _failure(self, error: Exception, attempt: int) -> Failure:
+        return Failure.from_error(error, number=attempt, failed_at=self._clock.now())
+
+    async def _dead_letter(
+        self, lease: Leased, letter: Letter, *, counted: int = 1, failures: Sequence[Failure] = ()
+    ) -> None:
+        moved = await self._database.insist(
+            inbox.dead_letter, self._node, lease, letter, counted=counted, failures=failures
+        )
         if moved:
             self._counters.add(Event.DEAD_LETTERED)
             log.error("dead letter %s (%s): %s", lease.envelope.id, lease.envelope.message_type, letter.reason)

@@ -193,16 +193,17 @@ class ReceivingAgent:
             reason = self._unacceptable(envelope)
             if reason is None:
                 _, first = fit.setdefault((envelope.id, endpoint), (endpoint, envelope))
-                reason = None if first.body == envelope.body else _OTHER_BODY
+                reason = None if _same(first, envelope) else _OTHER_BODY
             if reason is not None:
-                await self._quarantine_alone(endpoint, envelope, reason)
+                replayable = reason != _OTHER_BODY and _is_whole(envelope)
+                await self._quarantine_alone(endpoint, envelope, reason, replayable)
         fresh, changed = await self._store_fit(list(fit.values())) if fit else _Found(set(), set())
         outcomes: list[Outcome] = []
         for endpoint, envelope in envelopes:
             key = (envelope.id, endpoint)
             if key not in fit or key in fresh:
                 outcomes.append(STORED)
-            elif key in changed or fit[key][1].body != envelope.body:
+            elif key in changed or not _same(fit[key][1], envelope):
                 outcomes.append(OTHER_BODY)
             else:
                 outcomes.append(DUPLICATE)
@@ -259,8 +260,11 @@ class ReceivingAgent:
                 self._quarantine(conn, schema, endpoint, _raw(envelope), _OTHER_BODY, envelope, {})
         return _Found(fresh, changed)
 
-    async def _quarantine_alone(self, endpoint: str, envelope: Envelope, reason: str) -> None:
-        await self._database.transaction(self._quarantine, endpoint, _raw(envelope), reason, envelope, {})
+    async def _quarantine_alone(self, endpoint: str, envelope: Envelope, reason: str, replayable: bool = False) -> None:
+        headers = envelope.headers if replayable else {}
+        await self._database.transaction(
+            self._quarantine, endpoint, _raw(envelope), reason, envelope, headers, replayable
+        )
 
     def _quarantine(
         self,
@@ -271,12 +275,13 @@ class ReceivingAgent:
         reason: str,
         envelope: Envelope | None,
         headers: Mapping[str, str],
+        replayable: bool = False,
     ) -> None:
         log.error("quarantined at %s: %s: %s", endpoint, envelope.id if envelope else "no id", reason)
         self._counters.add(Event.QUARANTINED)
         letter = Letter.because(reason, "quarantined on arrival")
         known = envelope if envelope is not None and _columns_are_sound(envelope) else None
-        inbox.quarantine(conn, schema, self._node, endpoint, raw, letter, known, headers)
+        inbox.quarantine(conn, schema, self._node, endpoint, raw, letter, known, headers, replayable=replayable)
 
     def _unacceptable(self, envelope: Envelope) -> str | None:
         reason = screening.flaw(envelope, max_message_bytes=self._settings.max_message_bytes)
@@ -285,13 +290,23 @@ class ReceivingAgent:
         return reason
 
 
+def _is_whole(envelope: Envelope) -> bool:
+    """Is nothing wrong with it but its age, or the size of its body? Then it can be replayed."""
+    return screening.flaw(envelope, max_message_bytes=len(envelope.body)) is None
+
+
+def _same(first: Envelope, second: Envelope) -> bool:
+    """Under one id: is the second a copy of the first?"""
+    return (first.message_type, first.body) == (second.message_type, second.body)
+
+
 def _columns_are_sound(envelope: Envelope) -> bool:
     bare = msgspec.structs.replace(envelope, headers={}, body=b"", partition_key=None, deliver_by=None)
     return screening.flaw(bare, max_message_bytes=0) is None
 
 
 def _raw(envelope: Envelope) -> bytes:
-    """The body when the envelope around it is sound, so that it can be replayed; otherwise the whole envelope."""
+    """The body when the envelope around it is sound; otherwise the whole envelope."""
     if _columns_are_sound(envelope):
         return envelope.body
     try:

@@ -145,6 +145,9 @@ class Settings(BaseSettings):
 
     dedupe_window: Duration = Field(default=timedelta(days=7), description="for which a duplicate is recognised")
     history_retention: Duration = Field(default=timedelta(days=30), description="for which the history is kept")
+    dead_letter_retention: Duration = Field(
+        default=timedelta(days=90), description="for which a dead letter is kept after it was resolved"
+    )
     partitions_ahead: Count = Field(default=7, description="days for which partitions are made ahead")
     maintenance_interval: Duration = Field(
         default=timedelta(minutes=10), description="between runs of the maintenance task"

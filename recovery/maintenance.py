@@ -1,4 +1,4 @@
-"""Keeps partitions ahead of time and drops them after their retention."""
+"""Keeps partitions ahead of time and drops them after their retention; forgets dead letters that were resolved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from durable.failpoints import failpoint
 from durable.settings import Settings
-from durable.storage import maintenance
+from durable.storage import dead_letters, maintenance
 from durable.storage.database import Database
 from durable.telemetry import log
 
@@ -24,6 +24,12 @@ async def maintain(database: Database, settings: Settings) -> None:
         if dropped:
             log.info("dropped partitions past their retention: %s", ", ".join(dropped))
         while await database.transaction(maintenance.purge_defaults, keep_ids=keep_ids, keep_history=keep_history):
+            failpoint("C21")
+        keep_letters = settings.dead_letter_retention
+        while purged := await database.transaction(
+            dead_letters.purge, keep_letters=keep_letters, keep_attempts=keep_history
+        ):
+            log.info("purged %d dead letters and failed attempts past their retention", purged)
             failpoint("C21")
     except SQLAlchemyError as error:
         log.error("maintenance failed, the next run tries again: %s", error)

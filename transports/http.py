@@ -2,14 +2,15 @@
 
     http_wire                    a batch and its outcomes as bytes
     http_auth                    the secret as a signature or a bearer token
+    http_headers, cloudevents    one message from any client
     http_address                 URIs
     http_client, http_sender     the sending end, on httpx
     http_exchange                what the endpoints share
-    http_batches, http_messages  the endpoints, on Starlette
+    http_batches, http_messages  the endpoints, on Starlette; http_openapi describes them
     http_app                     all of them as one ASGI app
     http_server, http_listener   the app on a socket of its own, by uvicorn
 
-The first three decide and do no I/O; the others wait and act.
+Those of the first four lines decide and do no I/O; the others wait and act.
 """
 
 from __future__ import annotations

@@ -35,7 +35,6 @@ from durable.version import __version__
 _MOST_BYTES_UNLESS_OK: Final = 1 << 16
 _LONGEST_TEXT: Final = 300
 _USER_AGENT: Final = f"durable/{__version__}".encode()
-_CONNECTING: Final = "connection.connect_tcp.started"
 _CLOSED_BY_PEER: Final = ("Server disconnected", "peer closed connection")
 
 
@@ -128,29 +127,25 @@ class HttpClient:
 
     async def _post(self, connections: httpx.AsyncHTTPTransport, endpoint: Endpoint, body: bytes) -> Answer:
         for spare in reversed(range(self._most_connections + 1)):
-            request = self._request(endpoint, body)
-            is_fresh = False
-
-            async def trace(event: str, _: dict[str, Any]) -> None:
-                nonlocal is_fresh
-                is_fresh = is_fresh or event == _CONNECTING
-
-            request.extensions["trace"] = trace
+            connection = _Connection()
             try:
-                return await self._exchange(connections, request)
+                return await self._exchange(connections, self._request(endpoint, body, connection))
             except (httpx.NetworkError, httpx.RemoteProtocolError):
-                if is_fresh or not spare:  # each try takes a dead connection out of the pool
+                if connection.is_fresh or not spare:  # each try takes a dead connection out of the pool
                     raise
+            except BaseException:
+                await connection.abandon()
+                raise
         raise AssertionError("the last try has returned or raised")
 
-    def _request(self, endpoint: Endpoint, body: bytes) -> httpx.Request:
+    def _request(self, endpoint: Endpoint, body: bytes, connection: _Connection) -> httpx.Request:
         headers = [*endpoint.headers, (b"content-length", b"%d" % len(body))]
         if self._secret is not None:
             headers.append((b"authorization", self._credentials(self._secret, endpoint.url.raw_path, body).encode()))
         breaks_off = body and (is_armed("C6") or is_armed("C7"))
         stream = _InHalves(body) if breaks_off else httpx.ByteStream(body)
-        timeouts = {"connect": self._connect_seconds}
-        return httpx.Request("POST", endpoint.url, headers=headers, stream=stream, extensions={"timeout": timeouts})
+        extensions = {"timeout": {"connect": self._connect_seconds}, "trace": connection.trace}
+        return httpx.Request("POST", endpoint.url, headers=headers, stream=stream, extensions=extensions)
 
     def _credentials(self, secret: str, target: bytes, body: bytes) -> str:
         if self._shows_secret:
@@ -182,6 +177,25 @@ class HttpClient:
             raise (ConnectionFailed if closed else ProtocolViolation)(f"{self._peer}: {_shown(str(error))}") from error
         except (httpx.TransportError, OSError) as error:
             raise ConnectionFailed(f"{self._peer}: {_reason(error)}") from error
+
+
+class _Connection:
+    """What httpx tells of the connection of one request."""
+
+    def __init__(self) -> None:
+        self.is_fresh = False
+        self._opened: Any = None
+
+    async def trace(self, event: str, details: dict[str, Any]) -> None:
+        if event == "connection.connect_tcp.started":
+            self.is_fresh = True
+        elif event == "connection.connect_tcp.complete":
+            self._opened = details["return_value"]
+
+    async def abandon(self) -> None:
+        """Close it, if it was opened for this request: httpx forgets one when a TLS handshake is cancelled."""
+        if self._opened is not None:
+            await self._opened.aclose()
 
 
 class _InHalves(httpx.AsyncByteStream):

@@ -2,7 +2,7 @@
 
     rabbitmq_address, rabbitmq_options        URIs
     rabbitmq_topology                         exchanges, queues and bindings that an address needs
-    rabbitmq_message                          an envelope as an AMQP message, and back
+    rabbitmq_message, rabbitmq_arrivals       an envelope as an AMQP message; what arrives as an envelope
     rabbitmq_broker, rabbitmq_socket          connections, shared and named
     rabbitmq_channel                          frames on their channels; errors translated
     rabbitmq_declaring, rabbitmq_refusals     declares a topology, or says what differs

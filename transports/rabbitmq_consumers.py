@@ -22,9 +22,9 @@ from pamqp.frame import marshal
 
 from durable.envelope import Envelope
 from durable.errors import ConnectionFailed, TransportError
+from durable.transports.rabbitmq_arrivals import Origin, Unmappable, mapped, metadata
 from durable.transports.rabbitmq_broker import CLOSING_SECONDS, Connection
 from durable.transports.rabbitmq_channel import error_of, is_open, is_writable, reason_of, translated, write
-from durable.transports.rabbitmq_message import Origin, Unmappable, mapped, metadata
 
 
 @dataclass(slots=True, eq=False)

@@ -24,16 +24,15 @@ from typing import Final, NoReturn
 from durable.envelope import Envelope
 from durable.errors import InvalidSetting, StorageUnavailable, TransportError
 from durable.failpoints import failpoint
-from durable.outcomes import Duplicate, Rejected, Stored, merged
+from durable.outcomes import Duplicate, Outcome, Rejected, Stored, merged
 from durable.settings import Settings
 from durable.telemetry import log
 from durable.transports.base import Receiver
 from durable.transports.rabbitmq_address import QueueAddress, Source, SubscriptionAddress
+from durable.transports.rabbitmq_arrivals import Origin, Unmappable
 from durable.transports.rabbitmq_broker import Broker
-from durable.transports.rabbitmq_channel import is_open
 from durable.transports.rabbitmq_consumers import Consumers, Delivery, acknowledge
 from durable.transports.rabbitmq_declaring import declare
-from durable.transports.rabbitmq_message import Origin, Unmappable
 from durable.transports.rabbitmq_topology import Topology, listening
 
 _FIRST_PAUSE: Final = 0.02  # seconds before what could not be stored is offered again
@@ -227,9 +226,7 @@ class RabbitListener:
             weight += self._arrived[0].weight_bytes
             if batch and weight > most_bytes:
                 break
-            delivery = self._arrived.popleft()
-            if is_open(delivery.channel):  # otherwise it comes again
-                batch.append(delivery)
+            batch.append(self._arrived.popleft())
         return batch
 
     async def _store(self, receiver: Receiver, batch: Sequence[Delivery]) -> None:
@@ -240,8 +237,10 @@ class RabbitListener:
             for position, delivery in enumerate(batch)
             if isinstance(delivery.content, Unmappable)
         }
-        received = await receiver.receive(self._endpoint, envelopes) if envelopes else []
-        failpoint("C10")
+        received: Sequence[Outcome] = ()
+        if envelopes:
+            received = await receiver.receive(self._endpoint, envelopes)
+            failpoint("C10")
         outcomes = list(zip(batch, merged(received, unmappable), strict=True))
         await self._acknowledge([it for it, outcome in outcomes if isinstance(outcome, Stored | Duplicate)])
         for delivery, outcome in outcomes:

@@ -1,4 +1,4 @@
-"""An envelope as an AMQP message, and what arrives from a queue as an envelope.
+"""An envelope as an AMQP message, and back.
 
     id               message_id               body           body, as it is
     correlation_id   correlation_id           content_type   content_type
@@ -11,27 +11,22 @@
 A header of the application whose name is taken, by durable (`durable-...`) or by the broker (`CC`, `x-death`, ...),
 travels as `durable-header-` and its name. So the broker cannot mistake it, and what the broker adds on the way is known
 by its name and left out. Every message is persistent: a broker may confirm others and lose them in a crash.
-
-What was not sent by durable has no header that begins with `durable-`. It needs an id and a type, of its own or that of
-its queue, and becomes an envelope like any other; what cannot is Unmappable.
 """
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple
-from uuid import UUID, uuid5
+from typing import Any, Final
+from uuid import UUID
 
 from pamqp.body import ContentBody
 from pamqp.commands import Basic
 from pamqp.frame import marshal
 from pamqp.header import ContentHeader
 
-from durable.envelope import JSON, Envelope
+from durable.envelope import Envelope
 from durable.errors import InvalidMessage
 from durable.transports.rabbitmq_options import LONGEST_NAME
 
@@ -60,28 +55,6 @@ _LONGEST_HEADER_NAME: Final = 128  # bytes; the library cuts off what is beyond
 _FRAME_OVERHEAD: Final = 8
 _LONGEST_EXPIRATION: Final = 2**32 - 1  # milliseconds; RabbitMQ may close the channel at more
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
-_FOREIGN_IDS: Final = UUID("5f0f8d2c-62a5-4f0e-9c1b-4a3f6c7f3a51")  # of this transport, for version 5 UUIDs
-_NOT_ENCODED: Final = ("", "identity", "utf-8", "utf8")
-
-
-class Unmappable(NamedTuple):
-    """What arrived and can be no envelope. `raw` is the body, unless that is larger than messages may be."""
-
-    raw: bytes
-    reason: str
-    metadata: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The queue that is consumed, and what is taken for granted of messages that durable has not sent."""
-
-    queue: str
-    destination: str
-    message_type: str | None = None
-
-
-# Sending ----------------------------------------------------------------------------------------------------------
 
 
 def content(envelope: Envelope, *, channel: int, max_frame_bytes: int, now: datetime) -> bytes:
@@ -157,46 +130,16 @@ def _expiration(deliver_by: datetime | None, now: datetime) -> str | None:
     return str(left_ms) if 0 < left_ms <= _LONGEST_EXPIRATION else None
 
 
-# Receiving --------------------------------------------------------------------------------------------------------
+def is_ours(headers: Mapping[str, Any]) -> bool:
+    """Are these the headers of a message that durable has sent? All others are for durable to keep out of."""
+    return any(name.startswith(_OURS) for name in headers)
 
 
-def mapped(
-    delivery: Basic.Deliver, about: Basic.Properties, body: bytes, *, origin: Origin, limit_bytes: int, now: datetime
-) -> Envelope | Unmappable:
-    """The envelope in what arrived. `now` is when a message without a timestamp was sent."""
-    try:
-        if len(body) > limit_bytes:
-            raise InvalidMessage(f"the body has {len(body)} bytes, more than max_message_bytes ({limit_bytes})")
-        headers = about.headers or {}
-        if any(name.startswith(_OURS) for name in headers):
-            return _own(about, headers, body)
-        return _foreign(about, headers, body, origin, now)
-    except (InvalidMessage, RecursionError) as error:
-        facts = metadata(delivery, about, origin)
-        if len(body) <= limit_bytes:
-            return Unmappable(body, str(error), facts)
-        digest = {"body-bytes": str(len(body)), "body-sha256": hashlib.sha256(body).hexdigest()}
-        return Unmappable(b"", str(error), facts | digest)
+def received(about: Basic.Properties, headers: Mapping[str, Any], body: bytes) -> Envelope:
+    """The envelope that durable has sent; raises InvalidMessage when something of it is missing or broken.
 
-
-def metadata(delivery: Basic.Deliver, about: Basic.Properties, origin: Origin) -> dict[str, str]:
-    """What a dead letter says of the message that it was; each value has at most 255 bytes."""
-    facts = {
-        "queue": origin.queue,
-        "exchange": delivery.exchange,
-        "routing-key": delivery.routing_key,
-        "message-id": about.message_id,
-        "correlation-id": about.correlation_id,
-        "type": about.message_type,
-        "app-id": about.app_id,
-        "content-type": about.content_type,
-        "content-encoding": about.content_encoding,
-    }
-    return {name: value for name, value in facts.items() if value is not None}
-
-
-def _own(about: Basic.Properties, headers: Mapping[str, Any], body: bytes) -> Envelope:
-    """As durable has sent it; headers of a later version of durable are not known here, and left out."""
+    Headers of a later version of durable are not known here, and left out.
+    """
     if UNREADABLE in headers:
         raise InvalidMessage(f"its properties cannot be read: {headers[UNREADABLE]}")
     sent_at = _moment(headers, _SENT_AT)
@@ -214,45 +157,13 @@ def _own(about: Basic.Properties, headers: Mapping[str, Any], body: bytes) -> En
         causation_id=_uuid(_CAUSATION_ID, text) if (text := _text(headers, _CAUSATION_ID)) is not None else None,
         partition_key=_text(headers, _PARTITION_KEY),
         headers={
-            name.removeprefix(_ESCAPED): _as_text(value)
+            name.removeprefix(_ESCAPED): as_text(value)
             for name, value in headers.items()
             if name.startswith(_ESCAPED) or not name.startswith(_TAKEN)
         },
         deliver_by=_moment(headers, _DELIVER_BY),
         execution_time=_moment(headers, _EXECUTION_TIME),
     )
-
-
-def _foreign(
-    about: Basic.Properties, headers: Mapping[str, Any], body: bytes, origin: Origin, now: datetime
-) -> Envelope:
-    """What anybody else has sent. Its id makes it known again; what is no UUID becomes one, the same each time."""
-    if not about.message_id:
-        raise InvalidMessage("it has no message_id: duplicates of it could not be recognised")
-    message_type = about.message_type or origin.message_type
-    if not message_type:
-        raise InvalidMessage("it has no type, and none is configured for its queue (?message_type=)")
-    if (about.content_encoding or "").lower() not in _NOT_ENCODED:
-        raise InvalidMessage(f"content_encoding {about.content_encoding!r} is not understood; send it as it is")
-    id_ = _parsed_uuid(about.message_id) or uuid5(uuid5(_FOREIGN_IDS, origin.queue), about.message_id)
-    return Envelope(
-        id=id_,
-        message_type=message_type,
-        destination=origin.destination,
-        source=about.app_id or "unknown",
-        correlation_id=_parsed_uuid(about.correlation_id or "") or id_,
-        body=body,
-        sent_at=about.timestamp or now,
-        content_type=_content_type(about.content_type),
-        headers={name: _as_text(value) for name, value in headers.items()},
-    )
-
-
-def _content_type(given: str | None) -> str:
-    """JSON is JSON, whatever charset is said beside it (RFC 8259: it is UTF-8)."""
-    if not given or given.partition(";")[0].strip().lower() == JSON:
-        return JSON
-    return given
 
 
 def _missing(name: str) -> Any:
@@ -280,19 +191,19 @@ def _moment(headers: Mapping[str, Any], name: str) -> datetime | None:
 
 
 def _uuid(name: str, text: str | None) -> UUID:
-    if (found := _parsed_uuid(text or "")) is None:
+    if (found := parsed_uuid(text or "")) is None:
         raise InvalidMessage(f"{name} is no UUID: {(text or '')[:100]!r}")
     return found
 
 
-def _parsed_uuid(text: str) -> UUID | None:
+def parsed_uuid(text: str) -> UUID | None:
     try:
         return UUID(text)
     except ValueError:
         return None
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, bytes | bytearray):

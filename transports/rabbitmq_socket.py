@@ -20,18 +20,19 @@ from typing import Any, Final
 
 from aiormq.connection import TCPTransportFactory, TLSTransportFactory, TransportFactory
 from pamqp.commands import Basic
-from pamqp.constants import FRAME_BODY, FRAME_HEADER, FRAME_HEARTBEAT, FRAME_METHOD
+from pamqp.constants import FRAME_BODY, FRAME_END_CHAR, FRAME_HEADER, FRAME_HEARTBEAT, FRAME_METHOD
 from pamqp.exceptions import PAMQPException
 from pamqp.frame import marshal, unmarshal
 from pamqp.header import ContentHeader
 from yarl import URL
 
 from durable.transports.rabbitmq_message import UNREADABLE
+from durable.transports.rabbitmq_options import LONGEST_NAME
 
 _HEAD: Final = struct.Struct("!BHI")  # kind, channel, size of the payload, which one more byte follows
 _BODY_SIZE: Final = struct.Struct("!4xQ")
 _DELIVER: Final = struct.pack("!I", Basic.Deliver.index)
-_DELIVERY: Final = struct.Struct("!Q?")
+_DELIVERY_SIZE: Final = 9
 _KINDS: Final = (FRAME_METHOD, FRAME_HEADER, FRAME_BODY, FRAME_HEARTBEAT)
 CANNOT_BE_READ: Final = (PAMQPException, ValueError, OverflowError, RecursionError)
 
@@ -93,19 +94,25 @@ def mended(frame: bytes) -> bytes:
             reason = f"{type(error).__name__}: {error}"[:200]
             return marshal(ContentHeader(0, body_size, Basic.Properties(headers={UNREADABLE: reason})), channel)
         if kind == FRAME_METHOD and payload.startswith(_DELIVER):
-            return marshal(_delivery(payload.removeprefix(_DELIVER)), channel)
+            return _framed(kind, channel, _DELIVER + _delivery(payload.removeprefix(_DELIVER)))
     return frame
 
 
-def _delivery(arguments: bytes) -> Basic.Deliver:
+def _framed(kind: int, channel: int, payload: bytes) -> bytes:
+    return _HEAD.pack(kind, channel, len(payload)) + payload + FRAME_END_CHAR
+
+
+def _delivery(arguments: bytes) -> bytes:
+    """The arguments of Basic.Deliver: consumer tag, delivery tag and flag, exchange, routing key."""
     tag, rest = _text(arguments)
-    delivery_tag, redelivered = _DELIVERY.unpack_from(rest)
-    exchange, rest = _text(rest[_DELIVERY.size :])
+    delivery, rest = rest[:_DELIVERY_SIZE], rest[_DELIVERY_SIZE:]
+    exchange, rest = _text(rest)
     routing_key, _ = _text(rest)
-    return Basic.Deliver(tag, delivery_tag, redelivered, exchange, routing_key)
+    return tag + delivery + exchange + routing_key
 
 
-def _text(data: bytes) -> tuple[str, bytes]:
-    """A short string, cut so that it is one again after each byte that is no UTF-8 has become three."""
+def _text(data: bytes) -> tuple[bytes, bytes]:
+    """A short string, as UTF-8 and short still though each byte that was none has become three; and what follows it."""
     end = 1 + data[0]
-    return data[1:end].decode(errors="replace").encode()[:255].decode(errors="ignore"), data[end:]
+    text = data[1:end].decode(errors="replace").encode()[:LONGEST_NAME].decode(errors="ignore").encode()
+    return bytes([len(text)]) + text, data[end:]

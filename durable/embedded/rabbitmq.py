@@ -119,8 +119,8 @@ class Broker:
     def settle(self) -> None:
         """Write what RabbitMQ keeps in memory for up to two seconds: which queues, exchanges and bindings there are.
 
-        Confirmed messages are on disk, but a queue that is younger is forgotten by kill(); a quorum queue can also
-        come back empty and without a leader.
+        Confirmed messages are on disk. But kill() makes it forget a queue that is younger than that, with its messages;
+        and a quorum queue may come back empty, without a leader.
         """
         self.control("eval", "mnesia:sync_log(), [dets:sync(Table) || Table <- dets:all()].")
 

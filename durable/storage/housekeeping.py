@@ -69,7 +69,7 @@ READ_VERSION = Statement("SELECT version_num FROM {schema}.alembic_version")
 COUNT_DEAD_LETTERS = Statement("""
 SELECT exception_type, COALESCE(message_type, '(unreadable)') AS message_type, count(*) AS count,
     min(failed_at) AS first, max(failed_at) AS last
-FROM {schema}.dead_letters GROUP BY 1, 2 ORDER BY 3 DESC
+FROM {schema}.dead_letters WHERE resolved_at IS NULL GROUP BY 1, 2 ORDER BY 3 DESC
 """)
 READ_SERVER = Statement("""
 SELECT current_setting('server_version') AS version, CAST(current_setting('server_version_num') AS integer) AS number,

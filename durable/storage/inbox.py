@@ -10,11 +10,11 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection
 
-from durable.digest import body_digest
+from durable.digest import message_digest
 from durable.envelope import Envelope, Leased, NodeId
 from durable.storage import statements
 from durable.storage.leases import fence
-from durable.storage.rows import Letter, envelope_columns, leased, storable
+from durable.storage.rows import KEPT_ATTEMPTS, Failure, Letter, envelope_columns, failure_columns, leased, storable
 
 Key = tuple[UUID, str]
 """Id and endpoint: what makes an envelope the same envelope to a receiver."""
@@ -43,7 +43,9 @@ def store(conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> set[Key
         | {
             "execution_time": [arrival.envelope.execution_time for arrival in arrivals],
             "endpoint": [arrival.endpoint for arrival in arrivals],
-            "body_digest": [body_digest(arrival.envelope.body) for arrival in arrivals],
+            "message_digest": [
+                message_digest(arrival.envelope.message_type, arrival.envelope.body) for arrival in arrivals
+            ],
             "owner_id": [arrival.owner for arrival in arrivals],
         },
     )
@@ -57,7 +59,9 @@ def find_changed_bodies(conn: Connection, schema: str, duplicates: Sequence[Arri
         {
             "id": [arrival.envelope.id for arrival in duplicates],
             "endpoint": [arrival.endpoint for arrival in duplicates],
-            "body_digest": [body_digest(arrival.envelope.body) for arrival in duplicates],
+            "message_digest": [
+                message_digest(arrival.envelope.message_type, arrival.envelope.body) for arrival in duplicates
+            ],
         },
     )
     return {(row.id, row.endpoint) for row in rows}
@@ -87,18 +91,35 @@ def begin_suspect_attempt(conn: Connection, schema: str, node: NodeId, lease: Le
 
 
 def retry_later(
-    conn: Connection, schema: str, node: NodeId, lease: Leased, *, delay: timedelta, counted: int = 1
+    conn: Connection,
+    schema: str,
+    node: NodeId,
+    lease: Leased,
+    *,
+    delay: timedelta,
+    counted: int = 1,
+    failures: Sequence[Failure] = (),
 ) -> bool:
-    """Make it due after `delay`, unowned. False when the lease was lost, or the message was handled after all."""
-    params = _one(node, lease) | {"delay": delay, "counted": counted}
+    """Make it due after `delay`, unowned, and keep why. False when the lease was lost, or it was handled after all."""
+    kept = failure_columns(failures)
+    params = _one(node, lease) | kept | {"delay": delay, "counted": counted, "earlier": KEPT_ATTEMPTS - len(failures)}
     return conn.execute(statements.RETRY_LATER.within(schema), params).first() is not None
 
 
 def dead_letter(
-    conn: Connection, schema: str, node: NodeId, lease: Leased, letter: Letter, *, counted: int = 1
+    conn: Connection,
+    schema: str,
+    node: NodeId,
+    lease: Leased,
+    letter: Letter,
+    *,
+    counted: int = 1,
+    failures: Sequence[Failure] = (),
 ) -> bool:
-    """Move it into dead_letters. False when the lease was lost, or the message was handled after all."""
-    params = _one(node, lease) | letter.parameters() | {"counted": counted}
+    """Move it into dead_letters, with its failures. False when the lease was lost, or it was handled after all."""
+    digest = message_digest(lease.envelope.message_type, lease.envelope.body)
+    params = _one(node, lease) | letter.parameters() | failure_columns(failures)
+    params |= {"counted": counted, "message_digest": digest}
     return int(conn.execute(statements.DEAD_LETTER_INCOMING.within(schema), params).scalar_one()) == 1
 
 
@@ -116,8 +137,14 @@ def quarantine(
     letter: Letter,
     envelope: Envelope | None,
     headers: Mapping[str, str],
+    *,
+    replayable: bool = False,
 ) -> None:
-    """Keep what can never be handled, as the bytes that came, with what is known of them as `headers`."""
+    """Keep what cannot be handled, as the bytes that came, with what is known of them as `headers`.
+
+    `replayable`: the bytes are the body of this envelope, and all of it can be stored.
+    """
+    whole = envelope if replayable else None
     conn.execute(
         statements.QUARANTINE.within(schema),
         {
@@ -128,8 +155,13 @@ def quarantine(
             "correlation_id": envelope and envelope.correlation_id,
             "content_type": envelope and envelope.content_type,
             "sent_at": envelope and envelope.sent_at,
+            "causation_id": whole and whole.causation_id,
+            "partition_key": whole and whole.partition_key,
+            "deliver_by": whole and whole.deliver_by,
             "headers": msgspec.json.encode({storable(k): storable(v) for k, v in headers.items()}).decode(),
             "body": raw,
+            "message_digest": message_digest(envelope.message_type if envelope else "", raw),
+            "replayable": whole is not None,
             "node": node,
         }
         | letter.parameters(),

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from durable.digest import body_digest
+from durable.digest import message_digest
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
 from durable.storage import statements
 from durable.storage.database import channel
@@ -45,7 +45,7 @@ def store(conn: Connection, schema: str, batch: Sequence[Sent]) -> set[Key]:
             "execution_time": [sent.envelope.execution_time for sent in batch],
             "destination": [sent.envelope.destination for sent in batch],
             "endpoint": [sent.endpoint for sent in batch],
-            "body_digest": [body_digest(sent.envelope.body) for sent in batch],
+            "message_digest": [message_digest(sent.envelope.message_type, sent.envelope.body) for sent in batch],
             "owner_id": [sent.owner for sent in batch],
             "channel": channel(schema),
             "wake": any(sent.owner == ANY_NODE for sent in due),

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from typing import Any, Self
+from datetime import datetime
+from typing import Any, Final, Self
 
 import msgspec
 from sqlalchemy import Row
 
 from durable.digest import fingerprint
 from durable.envelope import Envelope, Leased
+
+KEPT_ATTEMPTS: Final = 20
+"""Failed attempts of one message that are kept, the last ones."""
+_LONGEST_REASON: Final = 2_000
+_LONGEST_TRACEBACK: Final = 20_000
 
 _encode_headers = msgspec.json.Encoder().encode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
@@ -80,14 +86,59 @@ class Letter(msgspec.Struct, frozen=True):
         frames = traceback.extract_tb(error.__traceback__)
         foreign = [frame for frame in frames if f"/{inside}/" not in frame.filename] or frames
         place = f"{foreign[0].filename}:{foreign[0].name}" if foreign else ""
-        kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-        text = "".join(traceback.format_exception(error))
-        return cls(kind, storable(str(error) or kind), storable(text), fingerprint(kind, place))
+        kind, message, text = error_text(error)
+        return cls(kind, storable(message), storable(text), fingerprint(kind, place))
 
     def parameters(self) -> dict[str, Any]:
         return msgspec.structs.asdict(self)
 
 
+class Failure(msgspec.Struct, frozen=True):
+    """One attempt that failed: which, counted from 1, when by its node's clock, and why."""
+
+    number: int
+    failed_at: datetime
+    exception_type: str
+    reason: str
+    traceback: str
+
+    @classmethod
+    def from_error(cls, error: BaseException, *, number: int, failed_at: datetime) -> Self:
+        kind, message, text = error_text(error)
+        reason, short = both_ends(message, _LONGEST_REASON), both_ends(text, _LONGEST_TRACEBACK)
+        return cls(number, failed_at, kind, storable(reason), storable(short))
+
+
+def failure_columns(failures: Sequence[Failure]) -> dict[str, Any]:
+    """One array for each column of the attempts that are kept."""
+    kept = failures[-KEPT_ATTEMPTS:]
+    return {
+        "failed_number": [f.number for f in kept],
+        "failed_at": [f.failed_at for f in kept],
+        "failed_type": [f.exception_type for f in kept],
+        "failed_reason": [f.reason for f in kept],
+        "failed_traceback": [f.traceback for f in kept],
+    }
+
+
+def both_ends(text: str, limit: int) -> str:
+    """A text of about `limit` characters: where it began and what it came to are what matters of a traceback."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[-half:]}"
+
+
 def storable(text: str, limit: int = 100_000) -> str:
     """The text as Postgres can hold it: no NUL, no lone surrogate, no more than `limit` characters."""
     return text[:limit].replace("\0", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+
+
+def error_text(error: BaseException) -> tuple[str, str, str]:
+    """Its type, what it says, and its traceback."""
+    kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+    try:
+        message = str(error) or kind
+    except Exception:  # it is the application's class, and must not keep its message from being settled
+        message = f"{kind}, whose text cannot be made"
+    return kind, message, "".join(traceback.format_exception(error))

@@ -69,12 +69,22 @@ _FROM_INCOMING: Final = (
 )
 _LETTER: Final = (
     "side, address, id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, "
-    "body, sent_at, deliver_by, attempts, interruptions, exception_type, reason, traceback, fingerprint, node_id"
+    "body, sent_at, deliver_by, attempts, interruptions, exception_type, reason, traceback, fingerprint, node_id, "
+    "message_digest, replayable, epoch, replay_count"
 )
 _LETTER_FROM_ROW: Final = (
     "id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, body, sent_at, "
     "deliver_by"
 )
+
+# A message that was replayed and failed again is another letter, and the count goes on.
+_REPLAYS: Final = """(
+        SELECT COALESCE(max(replay_count), 0) FROM {schema}.dead_letters AS earlier
+        WHERE earlier.id = moved.id AND earlier.address = moved.%s)"""
+_FAILURES: Final = """unnest(
+        CAST(:failed_number AS integer[]), CAST(:failed_at AS timestamptz[]), CAST(:failed_type AS text[]),
+        CAST(:failed_reason AS text[]), CAST(:failed_traceback AS text[]))
+    AS failure (number, failed_at, exception_type, reason, traceback)"""
 
 # ---------------------------------------------------------------- sending: rows in the application's transaction
 
@@ -83,11 +93,11 @@ _LETTER_FROM_ROW: Final = (
 STORE_SENT = Statement(f"""
 WITH sent AS MATERIALIZED (
     SELECT * FROM unnest({_UNNEST_ENVELOPE}, CAST(:execution_time AS timestamptz[]), CAST(:destination AS text[]),
-        CAST(:endpoint AS text[]), CAST(:body_digest AS bigint[]), CAST(:owner_id AS integer[]))
-    AS t ({_ENVELOPE}, execution_time, destination, endpoint, body_digest, owner_id)
+        CAST(:endpoint AS text[]), CAST(:message_digest AS bigint[]), CAST(:owner_id AS integer[]))
+    AS t ({_ENVELOPE}, execution_time, destination, endpoint, message_digest, owner_id)
 ), fresh AS (
-    INSERT INTO {{schema}}.received_ids (id, endpoint, body_digest)
-    SELECT id, endpoint, body_digest FROM sent WHERE endpoint IS NOT NULL
+    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
+    SELECT id, endpoint, message_digest FROM sent WHERE endpoint IS NOT NULL
     ON CONFLICT DO NOTHING RETURNING id, endpoint
 ), local AS (
     INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, execution_time, owner_id)
@@ -152,7 +162,8 @@ WITH moved AS (
 ), letters AS (
     INSERT INTO {{schema}}.dead_letters ({_LETTER})
     SELECT 'outgoing', destination, {_LETTER_FROM_ROW}, attempts, interruptions,
-        :exception_type, :reason, :traceback, :fingerprint, :node FROM moved
+        :exception_type, :reason, :traceback, :fingerprint, :node, NULL, true, epoch, {_REPLAYS % "destination"}
+    FROM moved
 ), history AS (
     INSERT INTO {{schema}}.envelope_history ({_HISTORY})
     SELECT id, 'outgoing', 'dead-lettered', {_FROM_OUTGOING}, :node, :reason FROM moved
@@ -166,11 +177,11 @@ SELECT count(*) FROM moved
 STORE_RECEIVED = Statement(f"""
 WITH received AS MATERIALIZED (
     SELECT * FROM unnest({_UNNEST_ENVELOPE}, CAST(:execution_time AS timestamptz[]), CAST(:endpoint AS text[]),
-        CAST(:body_digest AS bigint[]), CAST(:owner_id AS integer[]))
-    AS t ({_ENVELOPE}, execution_time, endpoint, body_digest, owner_id)
+        CAST(:message_digest AS bigint[]), CAST(:owner_id AS integer[]))
+    AS t ({_ENVELOPE}, execution_time, endpoint, message_digest, owner_id)
 ), fresh AS (
-    INSERT INTO {{schema}}.received_ids (id, endpoint, body_digest)
-    SELECT id, endpoint, body_digest FROM received
+    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
+    SELECT id, endpoint, message_digest FROM received
     ON CONFLICT DO NOTHING RETURNING id, endpoint
 ), stored AS (
     INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, execution_time, owner_id)
@@ -182,19 +193,21 @@ SELECT id, endpoint FROM fresh
 # Two messages under one id: a fault of the sender that must not pass as a duplicate.
 FIND_CHANGED_BODIES = Statement("""
 SELECT known.id, known.endpoint
-FROM unnest(CAST(:id AS uuid[]), CAST(:endpoint AS text[]), CAST(:body_digest AS bigint[]))
-    AS t (id, endpoint, body_digest)
+FROM unnest(CAST(:id AS uuid[]), CAST(:endpoint AS text[]), CAST(:message_digest AS bigint[]))
+    AS t (id, endpoint, message_digest)
 JOIN {schema}.received_ids AS known USING (id, endpoint)
-WHERE known.body_digest <> t.body_digest
+WHERE known.message_digest <> t.message_digest
 """)
 
 # A sender that had no answer sends it again: the same bytes under the same id are one letter.
 QUARANTINE = Statement(f"""
 INSERT INTO {{schema}}.dead_letters ({_LETTER})
 SELECT 'incoming', CAST(:address AS text), CAST(:id AS uuid), CAST(:message_type AS text), CAST(:source AS text),
-    CAST(:correlation_id AS uuid), NULL, NULL, CAST(:content_type AS text), CAST(:headers AS jsonb),
-    CAST(:body AS bytea), CAST(:sent_at AS timestamptz), NULL, 0, 0, CAST(:exception_type AS text),
-    CAST(:reason AS text), CAST(:traceback AS text), CAST(:fingerprint AS text), CAST(:node AS integer)
+    CAST(:correlation_id AS uuid), CAST(:causation_id AS uuid), CAST(:partition_key AS text),
+    CAST(:content_type AS text), CAST(:headers AS jsonb), CAST(:body AS bytea), CAST(:sent_at AS timestamptz),
+    CAST(:deliver_by AS timestamptz), 0, 0, CAST(:exception_type AS text), CAST(:reason AS text),
+    CAST(:traceback AS text), CAST(:fingerprint AS text), CAST(:node AS integer), CAST(:message_digest AS bigint),
+    CAST(:replayable AS boolean), 0, 0
 WHERE NOT EXISTS (
     SELECT FROM {{schema}}.dead_letters AS letter
     WHERE letter.id = CAST(:id AS uuid) AND letter.address = :address AND letter.body = :body
@@ -240,11 +253,23 @@ WHERE {_THIS}
 RETURNING attempts
 """)
 
+# Of its failed attempts the last ones are kept: a handler may ask for another attempt for ever.
 RETRY_LATER = Statement(f"""
-UPDATE {{schema}}.incoming_envelopes SET owner_id = 0, epoch = epoch + 1, attempts = attempts + :counted,
-    execution_time = now() + CAST(:delay AS interval)
-WHERE {_THIS}
-RETURNING id
+WITH put_off AS (
+    UPDATE {{schema}}.incoming_envelopes SET owner_id = 0, epoch = epoch + 1, attempts = attempts + :counted,
+        execution_time = now() + CAST(:delay AS interval)
+    WHERE {_THIS}
+    RETURNING id, endpoint
+), kept AS (
+    INSERT INTO {{schema}}.failed_attempts
+        (id, endpoint, number, failed_at, exception_type, reason, traceback, node_id)
+    SELECT put_off.id, put_off.endpoint, failure.*, :node FROM put_off, {_FAILURES} ORDER BY number
+), forgotten AS (
+    DELETE FROM {{schema}}.failed_attempts WHERE attempt_id = ANY (ARRAY(
+        SELECT attempt_id FROM {{schema}}.failed_attempts JOIN put_off USING (id, endpoint)
+        WHERE letter_id IS NULL ORDER BY attempt_id DESC OFFSET :earlier))
+)
+SELECT id FROM put_off
 """)
 
 DEAD_LETTER_INCOMING = Statement(f"""
@@ -255,7 +280,17 @@ WITH moved AS (
 ), letters AS (
     INSERT INTO {{schema}}.dead_letters ({_LETTER})
     SELECT 'incoming', endpoint, {_LETTER_FROM_ROW}, attempts + :counted, interruptions,
-        :exception_type, :reason, :traceback, :fingerprint, :node FROM moved
+        :exception_type, :reason, :traceback, :fingerprint, :node, :message_digest, true, epoch,
+        {_REPLAYS % "endpoint"}
+    FROM moved
+    RETURNING letter_id, id, address
+), last AS (
+    INSERT INTO {{schema}}.failed_attempts
+        (id, endpoint, number, failed_at, exception_type, reason, traceback, node_id, letter_id)
+    SELECT letters.id, address, failure.*, :node, letter_id FROM letters, {_FAILURES} ORDER BY number
+), earlier AS (
+    UPDATE {{schema}}.failed_attempts AS attempt SET letter_id = letters.letter_id
+    FROM letters WHERE attempt.id = letters.id AND attempt.endpoint = letters.address AND attempt.letter_id IS NULL
 ), history AS (
     INSERT INTO {{schema}}.envelope_history ({_HISTORY})
     SELECT id, 'incoming', 'dead-lettered', {_FROM_INCOMING}, :node, :reason FROM moved

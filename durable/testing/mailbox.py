@@ -22,7 +22,7 @@ from sqlalchemy import Connection
 
 from durable import codec, messages
 from durable.clock import Clock
-from durable.digest import body_digest
+from durable.digest import message_digest
 from durable.envelope import Envelope, Lease, Leased, NodeId, new_id
 from durable.errors import InvalidMessage, UnknownMessageType
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
@@ -30,7 +30,7 @@ from durable.routing import LOCAL
 from durable.settings import Settings
 from durable.storage.database import Database
 from durable.storage.inbox import Key
-from durable.storage.rows import Letter
+from durable.storage.rows import Failure, Letter
 from durable.storage.statements import Recovery
 
 P = ParamSpec("P")
@@ -119,14 +119,14 @@ class Mailbox:
         travelling = msgspec.structs.replace(envelope, execution_time=None)
         row = Row(travelling, envelope.destination, envelope.execution_time)
         if envelope.destination == LOCAL:
-            self._received[row.key] = body_digest(envelope.body)
+            self._received[row.key] = message_digest(envelope.message_type, envelope.body)
             self.incoming[row.key] = row
         else:
             self.outgoing[row.key] = row
 
     def receive(self, endpoint: str, envelope: Envelope) -> Outcome:
         """Store it unless it was received before."""
-        row, digest = Row(envelope, endpoint), body_digest(envelope.body)
+        row, digest = Row(envelope, endpoint), message_digest(envelope.message_type, envelope.body)
         known = self._received.get(row.key)
         if known is None:
             self._received[row.key] = digest
@@ -204,7 +204,9 @@ class Mailbox:
         row = self.incoming.get(_key(lease))
         return row is not None and row.epoch == lease.epoch
 
-    def retry_later(self, _node: NodeId, lease: Leased, *, delay: timedelta, counted: int = 1) -> bool:
+    def retry_later(
+        self, _node: NodeId, lease: Leased, *, delay: timedelta, counted: int = 1, failures: Sequence[Failure] = ()
+    ) -> bool:
         if not self.owns(lease):
             return False
         row = self.incoming[_key(lease)]
@@ -219,7 +221,9 @@ class Mailbox:
             row.epoch += 1
         return len(rows)
 
-    def dead_letter(self, _node: NodeId, lease: Leased, letter: Letter, *, counted: int = 1) -> bool:
+    def dead_letter(
+        self, _node: NodeId, lease: Leased, letter: Letter, *, counted: int = 1, failures: Sequence[Failure] = ()
+    ) -> bool:
         if not self.owns(lease):
             return False
         row = self.incoming.pop(_key(lease))

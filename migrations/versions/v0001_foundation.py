@@ -63,7 +63,7 @@ CREATE INDEX incoming_expiring ON "{schema}".incoming_envelopes (deliver_by) WHE
 CREATE TABLE "{schema}".received_ids (
     id uuid NOT NULL,
     endpoint text NOT NULL,
-    body_digest bigint NOT NULL,
+    message_digest bigint NOT NULL,
     received_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (id, endpoint)
 ) PARTITION BY RANGE (id);
@@ -117,7 +117,7 @@ CREATE TABLE "{schema}".dead_letters (
     replay_count integer NOT NULL DEFAULT 0,
     node_id integer NOT NULL,
     epoch integer NOT NULL DEFAULT 0,
-    body_digest bigint,
+    message_digest bigint,
     replayable boolean NOT NULL DEFAULT false,
     resolution text CHECK (resolution IN ('replayed', 'handled', 'discarded')),
     resolved_at timestamptz,
@@ -253,7 +253,8 @@ DROP FUNCTION "{schema}".drop_partitions(interval, interval);
 DROP FUNCTION "{schema}".make_partitions(integer);
 DROP FUNCTION "{schema}".make_partition(text, text, text, text, text, text);
 DROP TABLE "{schema}".circuits, "{schema}".nodes, "{schema}".failed_attempts, "{schema}".dead_letters,
-    "{schema}".envelope_history, "{schema}".received_ids, "{schema}".incoming_envelopes, "{schema}".outgoing_envelopes CASCADE;
+    "{schema}".envelope_history, "{schema}".received_ids, "{schema}".incoming_envelopes,
+    "{schema}".outgoing_envelopes CASCADE;
 """
 
 

@@ -1,1 +1,1 @@
-"""What durable costs, as ratios to the same work in plain asyncpg, measured in one run: `make bench`."""
+"""What durable costs, as ratios to the same work in plain asyncpg and plain clients, measured in one run: `make bench`."""

@@ -3,6 +3,9 @@
 Every row is the best of three rounds; in each round floor and durable take turns on the same servers, so a ratio holds
 when the machine's speed drifts. Statements and commits are counted per message on the engines of the part that the
 row is about: a unit of work's for storing, the agents' for sending, the handlers' for handling.
+
+    local        storing what is sent, handling what has arrived       durable and floor in this process
+    contests     a row for each transport and each of its floors       each as a sender and a receiver process
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import json
 import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -26,38 +30,38 @@ from tests.benchmarks.racing import Processes
 from tests.benchmarks.rows import Row, show
 
 ROUNDS = 3
+PARTS = ("local", "tcp", "http", "rabbitmq")
 
 
-def run(count: int, names: list[str]) -> list[Row]:
-    """The rows of these parts: `local`, and transports by their names."""
+def run(count: int, parts: Sequence[str]) -> list[Row]:
+    """The rows of these parts."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         databases = Databases(stack.enter_context(postgres(folder)))
         local = Local(databases, count)
-        broker = stack.enter_context(rabbitmq(folder / "rabbitmq")) if "rabbitmq" in names else None
+        broker = stack.enter_context(rabbitmq(folder / "rabbitmq")) if "rabbitmq" in parts else None
         processes = stack.enter_context(Processes())
-        transports = [contests.of(name, broker) for name in names if name != "local"]
+        transports = [contests.of(name, broker) for name in parts if name != "local"]
         for _ in range(ROUNDS):
-            if "local" in names:
+            if "local" in parts:
                 asyncio.run(local.run_round())
             for contest in transports:
                 contest.run_round(databases, processes, count)
     rows = [row for contest in transports for row in contest.rows]
-    return [*local.storing, *rows, *local.handling] if "local" in names else rows
+    return [*local.storing, *rows, *local.handling] if "local" in parts else rows
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", default=[], help="of: local tcp http rabbitmq; all of them by default")
+    parser.add_argument("parts", nargs="*", choices=PARTS, help="what to run, instead of everything")
     parser.add_argument("--count", type=int, default=5_000, help="messages in each round")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    parts = arguments.parts or ["local", "tcp", "http", "rabbitmq"]
     warnings.simplefilter("ignore")
     try:
-        rows = run(arguments.count, parts)
+        rows = run(arguments.count, arguments.parts or PARTS)
     except InvalidSetting as error:
-        print(f"error: {error}; or name the parts to run: local tcp http", file=sys.stderr)
+        print(f"error: {error}; or name the parts to run", file=sys.stderr)
         return 2
     if arguments.json:
         json.dump([asdict(row) | {"ratio": row.ratio} for row in rows], sys.stdout, indent=2)

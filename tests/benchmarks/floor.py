@@ -14,7 +14,7 @@ import asyncpg
 import msgspec
 
 from durable import message
-from durable.digest import body_digest
+from durable.digest import message_digest
 from durable.envelope import Envelope, new_id
 from durable.settings import Settings
 from durable.storage import statements
@@ -117,7 +117,7 @@ async def receive(conn: Pool, batch: Sequence[Envelope]) -> None:
         **envelope_columns(batch),
         execution_time=[None] * len(batch),
         endpoint=["bench"] * len(batch),
-        body_digest=[body_digest(envelope.body) for envelope in batch],
+        message_digest=[message_digest(envelope.message_type, envelope.body) for envelope in batch],
         owner_id=[1] * len(batch),
     )
 
@@ -143,7 +143,7 @@ async def fill_outbox(pool: Pool, items: Sequence[Envelope]) -> None:
             execution_time=[None] * len(batch),
             destination=[envelope.destination for envelope in batch],
             endpoint=[None] * len(batch),
-            body_digest=[body_digest(envelope.body) for envelope in batch],
+            message_digest=[message_digest(envelope.message_type, envelope.body) for envelope in batch],
             owner_id=[0] * len(batch),
             channel="",
             wake=False,

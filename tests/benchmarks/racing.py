@@ -120,4 +120,4 @@ async def _send(contender: Contender, race: Race, pipe: Connection) -> None:
 async def until(reached: Callable[[], bool]) -> None:
     async with asyncio.timeout(LONGEST_SECONDS):
         while not reached():  # noqa: ASYNC110  counters have no event, and an event would be work that is measured
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.005)

@@ -13,7 +13,7 @@ from durable.storage import outbox
 from durable.telemetry import Event
 from tests.benchmarks import floor
 from tests.benchmarks.floor import Note
-from tests.benchmarks.racing import WARM_UP, Arrived, Contender, Race, Ship, Start, until
+from tests.benchmarks.racing import Arrived, Contender, Race, Ship, Start, until
 from tests.benchmarks.rows import Counts, counting
 
 
@@ -42,9 +42,7 @@ async def sender(race: Race) -> AsyncIterator[Ship]:
 @asynccontextmanager
 async def receiver(race: Race) -> AsyncIterator[Arrived]:
     """A node whose handler is at its first message for ever: arrival is what is measured."""
-    unlike_the_default = {"buffer_size": WARM_UP + race.count, "drain_timeout": 0.1}
-    settings = load_settings(database_url=race.receiver_url, **unlike_the_default, **race.settings)
-    bus = Bus("receiver", settings=settings)
+    bus = Bus("receiver", settings=load_settings(database_url=race.receiver_url, drain_timeout=0.1, **race.settings))
 
     @bus.handles(Note, concurrency=1)
     async def wait(note: Note) -> None:

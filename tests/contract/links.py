@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,6 +18,9 @@ from durable.transports.http import HttpTransport
 from durable.transports.memory import MemoryTransport
 from durable.transports.rabbitmq import RabbitTransport
 from durable.transports.tcp import TcpTransport
+
+LinkOver = Callable[[str], AbstractAsyncContextManager[Link]]
+"""Makes the link of a transport that is given by name."""
 
 PREFETCH = 50
 

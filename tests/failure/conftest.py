@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from durable.testing.transports import Link
+from tests.contract.links import LinkOver, http_link, memory_link, rabbitmq_link, tcp_link, unix_link
 from tests.failure.services import Pair, Way, free_port, pair_of_services
+from tests.support.servers import AnyBroker, Names
 
 
 @pytest.fixture
@@ -23,6 +28,19 @@ def way(transport: str, request: pytest.FixtureRequest) -> Way:
     broker = request.getfixturevalue("broker")
     queue = request.getfixturevalue("queue_name")("billing")
     return Way(f"rabbitmq://default/queue/{queue}", {"AMQP_URL": broker.url}, broker.url, queue)
+
+
+@pytest.fixture
+def link_over(broker: AnyBroker, queue_name: Names) -> LinkOver:
+    """`async with link_over("tcp") as link`: a listener, and a sender with a way to it that can be cut."""
+    links: dict[str, Callable[[], AbstractAsyncContextManager[Link]]] = {
+        "memory": memory_link,
+        "tcp": tcp_link,
+        "unix": unix_link,
+        "http": http_link,
+        "rabbitmq": partial(rabbitmq_link, broker.url, queue_name("link")),
+    }
+    return lambda transport: links[transport]()
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def old_ids(database: str, count: int) -> None:
     """Ids that carry no day, received so long ago that they should be forgotten."""
     with psycopg.connect(database) as conn:
         conn.execute(
-            "INSERT INTO durable.received_ids (id, endpoint, body_digest, received_at) "
+            "INSERT INTO durable.received_ids (id, endpoint, message_digest, received_at) "
             "SELECT gen_random_uuid(), 'billing', 0, now() - interval '30 days' FROM generate_series(1, %s)",
             (count,),
         )

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -22,18 +21,16 @@ from durable.transports.http_exchange import Door
 from durable.transports.memory import MemoryListener
 from durable.transports.rabbitmq_consumers import Delivery
 from durable.transports.rabbitmq_listener import RabbitListener
-from tests.contract.links import http_link, memory_link, rabbitmq_link, tcp_link, unix_link
+from tests.contract.links import LinkOver
 from tests.failure import leftovers
 from tests.failure.books import open_books, read_books
 from tests.failure.test_guards import A, B, both_ways, check, fail_first, idle
 from tests.failure.waiting import eventually
 from tests.failure.workbench import Clerk, Workbench
-from tests.support.servers import AnyBroker, Names
 
 pytestmark = pytest.mark.timeout(60)
 
 DIRECT = ("memory", "tcp", "unix", "http")
-LINKS: dict[str, Any] = {"memory": memory_link, "tcp": tcp_link, "unix": unix_link, "http": http_link}
 
 
 class Early:
@@ -91,20 +88,6 @@ def answer_before_the_commit(transport: str, early: Early, monkeypatch: pytest.M
         monkeypatch.setattr(RabbitListener, "_store", by_rabbitmq)
 
 
-@pytest.fixture
-def link_of(request: pytest.FixtureRequest) -> Callable[[str], Any]:
-    """The link of a transport: an async context manager."""
-
-    @asynccontextmanager
-    async def rabbitmq() -> AsyncIterator[Link]:
-        async with rabbitmq_link(broker.url, queue_name("guards")) as link:
-            yield link
-
-    broker: AnyBroker = request.getfixturevalue("broker")
-    queue_name: Names = request.getfixturevalue("queue_name")
-    return lambda transport: (LINKS | {"rabbitmq": rabbitmq})[transport]()
-
-
 Test = Callable[[Any, Link], Awaitable[None]]
 
 OF_DIRECT: Sequence[Test] = (
@@ -126,7 +109,7 @@ NOTICING = {**dict.fromkeys(DIRECT, OF_DIRECT), "rabbitmq": OF_BROKERED}
 async def test_the_suite_notices_an_answer_before_the_commit(
     transport: str,
     test: Test,
-    link_of: Callable[[str], Any],
+    link_over: LinkOver,
     early: Early,
     monkeypatch: pytest.MonkeyPatch,
     guarded: bool,
@@ -134,7 +117,7 @@ async def test_the_suite_notices_an_answer_before_the_commit(
     if not guarded:
         answer_before_the_commit(transport, early, monkeypatch)
         monkeypatch.setattr(receivers, "_PATIENCE", 1.0)  # for what must never come
-    async with link_of(transport) as link:
+    async with link_over(transport) as link:
         failure = await failure_of(test(None, link))
 
     assert (failure is None) == guarded, f"{failure!r}"
@@ -158,7 +141,7 @@ async def failure_of(test: Awaitable[None]) -> BaseException | None:
 @pytest.mark.parametrize("transport", [*DIRECT, "rabbitmq"])
 async def test_an_answer_before_the_commit_would_lose_what_the_commit_refuses(
     transport: str,
-    link_of: Callable[[str], Any],
+    link_over: LinkOver,
     make_database: Callable[[str], str],
     early: Early,
     monkeypatch: pytest.MonkeyPatch,
@@ -169,7 +152,7 @@ async def test_an_answer_before_the_commit_would_lose_what_the_commit_refuses(
     refusals = fail_first(monkeypatch, inbox, "store", StorageUnavailable("the disk is full"))
     if not guarded:
         answer_before_the_commit(transport, early, monkeypatch)
-    async with Workbench(orders) as sender, Workbench(billing) as receiver, link_of(transport) as link:
+    async with Workbench(orders) as sender, Workbench(billing) as receiver, link_over(transport) as link:
         await link.listener.close()
         await link.listen(receiver.receiving(B))
         leftovers.unsent_orders(orders, [1], link.destination, ANY_NODE)

@@ -1,13 +1,14 @@
-"""A web service with two workers, of which one is killed while many clients post."""
+"""A web service with two workers, while many clients post: one of them is killed, or all are told to stop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.failure.books import Books, open_books, read_books
 from tests.failure.services import free_port
@@ -49,20 +50,25 @@ async def post_orders(url: str, orders: Iterable[int], answers: Answers) -> None
             tasks.create_task(client_posts(client), name=f"client {number}")
 
 
-async def settled(database: str, shop: WebService, answers: Answers) -> Books:
-    """Wait until everything that was taken is handled, and only the workers that live are nodes."""
+async def settled(shop: WebService, answers: Answers) -> Books:
+    """Wait until everything that was taken is handled, and only the workers that live are nodes; then compare."""
 
     def is_settled() -> bool:
-        books = read_books(database)
+        books = read_books(shop.database)
         missing = answers.taken - handled(books).keys()
-        assert not missing, f"{len(missing)} orders were taken and not handled{shop.output()[-3000:]}"
+        assert not missing, f"{len(missing)} orders were taken and not handled\n{shop.output()[-3000:]}"
         assert not books.violations(), "\n".join(books.violations())
         workers = sorted(worker.pid for worker in shop.workers())
         assert sorted(books.nodes) == workers, f"nodes of {books.nodes}, but the workers are {workers}"
         return True
 
     await eventually(is_settled, within=60)
-    return read_books(database)
+    books = read_books(shop.database)
+    effects = handled(books)
+    assert {order_id: effects.get(order_id) for order_id in answers.taken} == dict.fromkeys(answers.taken, 1)
+    assert not answers.refused & set(books.sent.values())
+    assert effects.keys() <= answers.taken | answers.unknown
+    return books
 
 
 def handled(books: Books) -> dict[int, int]:
@@ -70,29 +76,51 @@ def handled(books: Books) -> dict[int, int]:
     return {order_id: books.effects[key] for key, order_id in books.sent.items() if key in books.effects}
 
 
-async def test_every_2xx_is_handled_once_though_a_worker_is_killed(
-    make_database: Callable[[str], str], tmp_path: Path
-) -> None:
+@pytest.fixture
+def start(make_database: Callable[[str], str], tmp_path: Path) -> Iterator[Callable[[], WebService]]:
+    """Starts the service, on the same database and port each time."""
     database, port = make_database("shop"), free_port()
     open_books(database)
-    answers = Answers()
     environment = {"DURABLE_DATABASE_URL": database, "SHOP_URL": f"http://127.0.0.1:{port}"}
     with contextlib.ExitStack() as stack:
-        log = tmp_path / "shop.log"
-        shop = stack.enter_context(serving("tests.failure.web:app", ROOT, port, log, environment))
-        await shop.ready()
-        traffic = asyncio.create_task(post_orders(shop.url, range(1, REQUESTS + 1), answers))
-        await eventually(lambda: answers.count > REQUESTS // 4, within=30)
-        killed = shop.kill_a_worker()
-        await traffic
-        assert len(answers.taken) > REQUESTS // 2
 
-        books = await settled(database, shop, answers)
-        effects = handled(books)
-        assert {order_id: effects.get(order_id) for order_id in answers.taken} == dict.fromkeys(answers.taken, 1)
-        assert not answers.refused & set(books.sent.values())
-        assert effects.keys() <= answers.taken | answers.unknown
-        assert killed not in books.nodes
+        def start() -> WebService:
+            log = tmp_path / f"shop-{port}.log"
+            return stack.enter_context(serving("tests.failure.web:app", ROOT, port, log, environment))
 
-        shop.stop()
-    assert read_books(database).violations_after_shutdown() == []
+        yield start
+
+
+async def test_every_2xx_is_handled_once_though_a_worker_is_killed(start: Callable[[], WebService]) -> None:
+    shop, answers = start(), Answers()
+    await shop.ready()
+    traffic = asyncio.create_task(post_orders(shop.url, range(1, REQUESTS + 1), answers))
+    await eventually(lambda: answers.count > REQUESTS // 4, within=30)
+    killed = shop.kill_a_worker()
+    await traffic
+    assert len(answers.taken) > REQUESTS // 2
+    books = await settled(shop, answers)
+    assert killed not in books.nodes
+    shop.stop()
+    assert read_books(shop.database).violations_after_shutdown() == []
+
+
+async def test_every_2xx_is_handled_once_though_the_service_is_stopped_in_the_middle(
+    start: Callable[[], WebService],
+) -> None:
+    """What was not done when it stopped belongs to nobody, and is done when it runs again."""
+    shop, answers = start(), Answers()
+    await shop.ready()
+    traffic = asyncio.create_task(post_orders(shop.url, range(1, REQUESTS + 1), answers))
+    await eventually(lambda: answers.count > REQUESTS // 4, within=30)
+    await asyncio.to_thread(shop.stop)
+    await traffic
+    books = read_books(shop.database)
+    assert not [row for row in books.pending if row.owner_id]
+    assert books.nodes == []
+
+    shop = start()
+    await shop.ready()
+    await settled(shop, answers)
+    shop.stop()
+    assert read_books(shop.database).violations_after_shutdown() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import tempfile
 import warnings
@@ -136,11 +137,10 @@ async def test_a_private_broker_has_neighbours_and_leaves_nothing_behind(
             assert not await neighbour.exists(queue)
         assert queue in broker.control("list_queues", "name")
         assert queue not in own_broker.control("list_queues", "name")
-        processes = family(broker.pid)
-        assert len(processes) > 1
-        listening = [connection.laddr for connection in processes[0].net_connections("tcp") if not connection.raddr]
+        listening = [found.laddr for found in psutil.Process(broker.pid).net_connections("tcp") if not found.raddr]
         assert sorted(listening) == [("127.0.0.1", broker.port), ("127.0.0.1", broker.port + 1)]
-    await eventually(lambda: not any(map(lives, processes)))
+        assert len(processes_of(folder)) > 1
+    await eventually(lambda: not processes_of(folder))
     assert not accepts_amqp("127.0.0.1", broker.port)
 
 
@@ -149,16 +149,18 @@ async def test_a_private_broker_ends_with_the_process_that_started_it(folder: Pa
         import pathlib, sys, time
         from durable.embedded import rabbitmq
         with rabbitmq(pathlib.Path(sys.argv[1])) as broker:
-            print(broker.pid, flush=True)
+            print(broker.url, flush=True)
             time.sleep(60)
     """
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, folder, stdout=asyncio.subprocess.PIPE)
     assert parent.stdout is not None
-    processes = family(int(await parent.stdout.readline()))
-    assert all(map(lives, processes))
+    url = (await parent.stdout.readline()).decode().strip()
+    async with foreign(url) as client:
+        await client.declare("queue")
+    assert processes_of(folder)
     parent.kill()
     await parent.wait()
-    await eventually(lambda: not any(map(lives, processes)))
+    await eventually(lambda: not processes_of(folder))
 
 
 def test_a_broker_that_does_not_start_shows_the_end_of_its_log(folder: Path) -> None:
@@ -174,14 +176,11 @@ def test_without_rabbitmq_it_is_said_what_to_install(tmp_path: Path, monkeypatch
     assert not (tmp_path / "broker").exists()
 
 
-def family(pid: int | None) -> list[psutil.Process]:
-    """A broker's Erlang VM, then what that has started."""
-    vm = psutil.Process(pid)
-    return [vm, *vm.children(recursive=True)]
-
-
-def lives(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+def processes_of(folder: Path) -> list[str]:
+    """What runs with this folder as its home."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("HOME") == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(f"{process.pid} {process.name()}")
+    return found

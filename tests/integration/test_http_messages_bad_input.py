@@ -218,7 +218,7 @@ class TestAHeader:
             ({"durable-execute-at": "2900-01-01T00:00:00Z"}, "less than dedupe_window (7 days"),
             ({"idempotency-key": aged(timedelta(days=8))}, "it is older than repeats are recognised (7 days"),
         ],
-        ids=lambda value: str(value)[:60],
+        ids=["key", "source", "header", "headers", "deliver-by", "execute-at", "far off", "old id"],
     )
     async def test_that_the_receiver_would_quarantine(
         self, shop: HttpShop, header: dict[str, Any], reason: str

@@ -12,14 +12,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import trustme
 import uvicorn
 from fastapi import FastAPI
 from starlette.applications import Starlette
@@ -28,7 +26,7 @@ from starlette.types import ASGIApp, Message
 
 from durable import Bus, failpoints, message
 from durable.embedded import Embedded
-from durable.errors import ConnectionFailed, InvalidSetting, TransportError
+from durable.errors import ConnectionFailed, InvalidSetting, PeerTimeout, TransportError
 from durable.outcomes import DUPLICATE, STORED, Rejected
 from durable.settings import Settings, load_settings
 from durable.testing import eventually
@@ -39,6 +37,7 @@ from durable.transports.http_wire import OUTCOMES, encode_outcomes
 from tests.support.raw_http import FakeHttpServer, RawHttpClient, request, response, saying
 from tests.support.receivers import MemoryReceiver, envelope, envelopes
 from tests.support.tables import Tables, shared_tables
+from tests.support.tls import Pem, issue
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -216,26 +215,9 @@ def test_what_cannot_be_listened_on_is_an_invalid_setting(uri: str, reason: str)
 # TLS --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Pem:
-    """Files: who signs, and what is signed for 127.0.0.1 alone."""
-
-    ca: Path
-    certificate: Path
-    key: Path
-
-
 @pytest.fixture(scope="module")
 def pem(tmp_path_factory: pytest.TempPathFactory) -> Pem:
-    folder = tmp_path_factory.mktemp("tls")
-    found = Pem(folder / "ca.pem", folder / "certificate.pem", folder / "key.pem")
-    ca = trustme.CA()
-    issued = ca.issue_cert("127.0.0.1")
-    ca.cert_pem.write_to_path(str(found.ca))
-    issued.private_key_pem.write_to_path(str(found.key))
-    for blob in issued.cert_chain_pems:
-        blob.write_to_path(str(found.certificate), append=True)
-    return found
+    return issue(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture
@@ -268,6 +250,21 @@ async def test_a_handshake_that_does_not_come_ends_at_its_deadline(receiver: Mem
         RawHttpClient(listener.address) as client,
     ):
         assert await client.cut() == b""
+
+
+async def test_a_server_that_does_not_shake_hands_costs_one_timeout_and_no_connection() -> None:
+    async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        ended.set()
+
+    ended = asyncio.Event()
+    server = await asyncio.start_server(wait, "127.0.0.1", 0)
+    address = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, transport(send_timeout=0.2).sender(address) as sender:
+        with pytest.raises(PeerTimeout, match=r"no answer within 0\.2 seconds"):
+            await sender.ping()
+        await ended.wait()
 
 
 async def test_plain_http_finds_nothing_on_an_encrypted_port(encrypted: str, receiver: MemoryReceiver) -> None:

@@ -26,7 +26,7 @@ from durable.storage.inbox import Arrival
 from durable.storage.leases import Backlog
 from durable.storage.locks import Job
 from durable.storage.outbox import Sent
-from durable.storage.rows import Letter
+from durable.storage.rows import Letter, failure_columns
 from durable.storage.statements import INCOMING, OUTGOING, Recovery
 from tests.conftest import fresh_databases
 from tests.failure.books import waits_for_a_lock
@@ -372,7 +372,8 @@ def explain(conn: Connection, schema: str, name: str, keys: Sequence[tuple[Any, 
     owner, _, attribute = name.partition(".")
     statement = getattr(getattr(statements, owner), attribute) if attribute else getattr(statements, name)
     params = leases.fence(A, keys) | dict(zip(("id", "endpoint", "epoch"), keys[0], strict=True))
-    params |= LETTER.parameters() | {"delay": timedelta(seconds=1), "counted": 1}
+    params |= LETTER.parameters() | failure_columns(()) | {"message_digest": 0, "earlier": 20}
+    params |= {"delay": timedelta(seconds=1), "counted": 1}
     explained = text(f"EXPLAIN (FORMAT JSON) {statement.within(schema).text}")
     plan = conn.execute(explained, {key: params[key] for key in explained.compile().params}).scalar_one()
     return json.loads(plan) if isinstance(plan, str) else plan

@@ -65,7 +65,7 @@ def compare(taken: Counter[int], books: Books) -> list[Line]:
     ]
 
 
-async def load(shop: WebService, database: str, folder: Path, seconds: int, connections: int) -> int:
+async def load(shop: WebService, folder: Path, seconds: int, connections: int) -> int:
     """Run wrk, kill a worker in the middle, and wait until all is handled; returns which worker it was."""
     await shop.ready()
     command = [wrk(), "-t", str(THREADS), "-c", str(connections), "-d", f"{seconds}s", "--timeout", "10s"]
@@ -73,7 +73,7 @@ async def load(shop: WebService, database: str, folder: Path, seconds: int, conn
     await asyncio.sleep(seconds / 2)
     killed = shop.kill_a_worker()
     assert await running.wait() == 0, "wrk failed"
-    await eventually(lambda: not read_books(database).violations(), within=RECOVERY_SECONDS)
+    await eventually(lambda: not read_books(shop.database).violations(), within=RECOVERY_SECONDS)
     return killed
 
 
@@ -112,7 +112,7 @@ def main() -> int:
         folder = Path(name)
         environment = {"DURABLE_DATABASE_URL": database, "SHOP_URL": f"http://127.0.0.1:{port}"}
         with serving("tests.failure.web:app", ROOT, port, folder / "log", environment) as shop:
-            killed = asyncio.run(load(shop, database, folder, options.seconds, options.connections))
+            killed = asyncio.run(load(shop, folder, options.seconds, options.connections))
             shop.stop()
         lines = compare(answered(folder), read_books(database))
     table = Table("", "count", "expected", title=f"{options.seconds} seconds; worker {killed} was killed in the middle")

@@ -84,8 +84,8 @@ class Foreign:
 
     async def delete(self, *names: str) -> None:
         """Delete the queues and exchanges of these names, as far as there are any."""
-        async with self._channel() as channel:
-            for name in names:
+        for name in names:
+            async with self._channel() as channel:
                 await channel.queue_delete(name)
                 await channel.exchange_delete(name)
 

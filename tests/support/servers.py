@@ -48,7 +48,7 @@ def _which_broker() -> str:
     if AMQP_URL:
         return "the one at DURABLE_TEST_AMQP_URL"
     if docker_answers():
-        return f"a container of {RABBITMQ}"
+        return f"a container of {RABBITMQ} (a private one with DURABLE_TEST_DOCKER=0)"
     try:
         return f"a private one of {find_scripts()}"
     except InvalidSetting as error:

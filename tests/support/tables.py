@@ -18,6 +18,7 @@ _TABLES = (
     "incoming_envelopes",
     "received_ids",
     "envelope_history",
+    "failed_attempts",
     "dead_letters",
     "nodes",
     "circuits",

@@ -39,7 +39,10 @@ async def served(app: ASGIApp) -> AsyncIterator[str]:
 class WebService:
     """A running uvicorn; `url` is where it serves."""
 
-    def __init__(self, app: str, folder: Path, port: int, log: Path, workers: int, environment: Mapping[str, str]):
+    def __init__(
+        self, app: str, folder: Path, port: int, log: Path, workers: int, environment: Mapping[str, str]
+    ) -> None:
+        self.database = environment["DURABLE_DATABASE_URL"]
         self.url = f"http://127.0.0.1:{port}"
         self._log = log
         self._workers = workers

@@ -5,23 +5,28 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durable.digest import body_digest, fingerprint
+from durable.digest import fingerprint, message_digest
 
 
 def test_digests_never_change() -> None:
-    assert body_digest(b"") == -1970711489451281740
-    assert body_digest(b'{"number":1}') == -5928270893045608628
+    assert message_digest("", b"") == -7712737833812065720
+    assert message_digest("a.b", b'{"number":1}') == -8757395454862913857
     assert fingerprint("ValueError", "app.py:handle") == "0c796b8ea7cb367a"
 
 
 @given(st.binary())
 def test_a_digest_fits_a_bigint(body: bytes) -> None:
-    assert -(2**63) <= body_digest(body) < 2**63
+    assert -(2**63) <= message_digest("a", body) < 2**63
 
 
 @given(st.lists(st.binary(max_size=20), unique=True))
 def test_other_bodies_have_other_digests(bodies: list[bytes]) -> None:
-    assert len({body_digest(body) for body in bodies}) == len(bodies)
+    assert len({message_digest("a", body) for body in bodies}) == len(bodies)
+
+
+def test_the_type_counts_and_does_not_run_into_the_body() -> None:
+    assert message_digest("a", b"b") != message_digest("b", b"b")
+    assert message_digest("ab", b"") != message_digest("a", b"b")
 
 
 def test_the_parts_of_a_fingerprint_do_not_run_into_each_other() -> None:

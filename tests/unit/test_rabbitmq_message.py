@@ -20,7 +20,8 @@ from pamqp.header import ContentHeader
 
 from durable.envelope import JSON, Envelope, new_id
 from durable.errors import InvalidMessage
-from durable.transports.rabbitmq_message import Origin, Unmappable, content, mapped, metadata
+from durable.transports.rabbitmq_arrivals import Origin, Unmappable, mapped, metadata
+from durable.transports.rabbitmq_message import content
 from tests.support.receivers import envelope
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)

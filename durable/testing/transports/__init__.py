@@ -3,7 +3,7 @@
     class TestPigeons(DirectContract):
         impossible_uris = ("pigeon://",)
 
-        @pytest.fixture
+        @pytest_asyncio.fixture
         async def link(self) -> AsyncIterator[Link]:
             async with Link(PigeonTransport, "pigeon://127.0.0.1:0") as link:
                 yield link

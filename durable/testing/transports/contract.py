@@ -18,7 +18,7 @@ from durable.circuit import Circuit
 from durable.envelope import Envelope, new_id
 from durable.errors import InvalidSetting, PeerTimeout, TransportError
 from durable.outcomes import DUPLICATE, STORED, Outcome, Rejected
-from durable.testing.transports.link import HASTY, PATIENT, Link, error_of, needed
+from durable.testing.transports.link import HASTY, LATE_SECONDS, PATIENT, Link, error_of, needed
 from durable.testing.transports.receivers import envelope, envelopes
 from durable.testing.waiting import eventually
 from durable.transports.base import Sender
@@ -163,8 +163,9 @@ class TransportContract:
         async with link.sender(HASTY) as sender:
             await sender.ping()
             way.silence()
-            with pytest.raises(PeerTimeout):
-                await sender.send(batch)
+            async with asyncio.timeout(LATE_SECONDS):
+                with pytest.raises(PeerTimeout):
+                    await sender.send(batch)
             with pytest.raises(TransportError):
                 await sender.ping()
             way.restore()

@@ -14,7 +14,7 @@ import pytest
 from durable.errors import ConnectionFailed, InvalidSetting, PeerTimeout, TransportError
 from durable.outcomes import BUSY, DUPLICATE, STORED, Failed, Rejected
 from durable.testing.transports.contract import TransportContract
-from durable.testing.transports.link import HASTY, PATIENT, Link, error_of, needed
+from durable.testing.transports.link import HASTY, LATE_SECONDS, PATIENT, Link, error_of, needed
 from durable.testing.transports.receivers import REJECTED_TYPE, MemoryReceiver, envelope, envelopes
 
 
@@ -137,8 +137,9 @@ class DirectContract(TransportContract):
     async def test_a_receiver_that_hangs_costs_one_timeout(self, link: Link) -> None:
         link.receiver.hold()
         async with link.sender(HASTY) as sender:
-            with pytest.raises(PeerTimeout):
-                await sender.send(envelopes(1))
+            async with asyncio.timeout(LATE_SECONDS):
+                with pytest.raises(PeerTimeout):
+                    await sender.send(envelopes(1))
             link.receiver.release()
             assert await sender.send(envelopes(1)) == [STORED]
 

@@ -32,6 +32,9 @@ PATIENT = load_settings(
 HASTY = PATIENT.model_copy(update={"send_timeout": timedelta(seconds=0.5)})
 """Settings of senders that are to run into their timeout."""
 
+LATE_SECONDS = 3.0
+"""When a hasty sender must have run into it, also on a machine with much else to do."""
+
 
 @dataclass(frozen=True)
 class Way:

@@ -1,0 +1,169 @@
+"""Which dead letters a command is about: an application or a database, letters by name, and filters.
+
+A command that is decorated with @over_letters takes all these as arguments, and is given them as one `Chosen`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Annotated, Any, NamedTuple
+from uuid import UUID
+
+import typer
+
+from durable.bus import Bus
+from durable.cli.target import DatabaseUrl, SchemaName, load_target
+from durable.errors import InvalidSetting, WiringError
+from durable.settings import Settings
+from durable.storage.dead_letters import Selection
+
+LARGEST_LETTER = 2**63 - 1
+
+
+class SideName(StrEnum):
+    INCOMING = "incoming"
+    OUTGOING = "outgoing"
+
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[APP:BUS] [LETTER]...",
+        help="the bus, if its settings are to count; letters by their numbers, or by the UUIDs of their messages",
+        show_default=False,
+    ),
+]
+Filters = "Filters"
+SideFilter = Annotated[
+    SideName | None, typer.Option("--side", help="what failed here, or at its destination", rich_help_panel=Filters)
+]
+TypeFilter = Annotated[
+    str | None, typer.Option("--type", metavar="TYPE", help="this message type", rich_help_panel=Filters)
+]
+ExceptionFilter = Annotated[
+    str | None,
+    typer.Option("--exception", metavar="CLASS", help="failed with this type of exception", rich_help_panel=Filters),
+]
+FingerprintFilter = Annotated[
+    str | None, typer.Option("--fingerprint", metavar="HEX", help="this cause; see groups", rich_help_panel=Filters)
+]
+SourceFilter = Annotated[
+    str | None, typer.Option("--source", metavar="SERVICE", help="sent by this service", rich_help_panel=Filters)
+]
+AddressFilter = Annotated[
+    str | None,
+    typer.Option("--address", metavar="NAME", help="came in here, or was meant for there", rich_help_panel=Filters),
+]
+SinceFilter = Annotated[
+    str | None,
+    typer.Option("--since", metavar="TIME", help="failed then or later: 2h ago, or ISO 8601", rich_help_panel=Filters),
+]
+UntilFilter = Annotated[
+    str | None, typer.Option("--until", metavar="TIME", help="failed before that", rich_help_panel=Filters)
+]
+
+
+class Chosen(NamedTuple):
+    """What a command works on."""
+
+    bus: Bus | None
+    settings: Settings
+    selection: Selection
+
+
+def over_letters(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command with a parameter `chosen` these arguments instead of it."""
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "chosen"]
+    common = list(inspect.signature(choose, eval_str=True).parameters.values())
+    names = {parameter.name for parameter in common}
+
+    def run(**given: Any) -> None:
+        chosen = choose(**{name: value for name, value in given.items() if name in names})
+        command(chosen=chosen, **{name: value for name, value in given.items() if name not in names})
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature([*common, *own])  # type: ignore[attr-defined]
+    run.__annotations__ = {}
+    return run
+
+
+def choose(
+    *,
+    words: Words = None,
+    side: SideFilter = None,
+    message_type: TypeFilter = None,
+    exception: ExceptionFilter = None,
+    fingerprint: FingerprintFilter = None,
+    source: SourceFilter = None,
+    address: AddressFilter = None,
+    since: SinceFilter = None,
+    until: UntilFilter = None,
+    database: DatabaseUrl = None,
+    schema: SchemaName = None,
+) -> Chosen:
+    """The bus, the settings and the selection; raises WiringError for what is none."""
+    app, letters, ids = parse_words(words or [])
+    now = datetime.now(UTC)
+    selection = Selection(
+        letters=letters or None,
+        ids=ids or None,
+        side=None if side is None else side.value,
+        message_type=message_type,
+        exception_type=exception,
+        fingerprint=fingerprint,
+        source=source,
+        address=address,
+        since=None if since is None else parse_time(since, now, option="--since"),
+        until=None if until is None else parse_time(until, now, option="--until"),
+    )
+    return Chosen(*load_target(app, database, schema), selection)
+
+
+def parse_words(words: Sequence[str]) -> tuple[str | None, list[int], list[UUID]]:
+    """The bus's name, if there is one, the numbers of letters, and the ids of messages. Raises WiringError."""
+    app = words[0] if words and ":" in words[0] else None
+    letters: list[int] = []
+    ids: list[UUID] = []
+    for word in words[app is not None :]:
+        if re.fullmatch(r"[0-9]{1,19}", word):
+            if not 0 < int(word) <= LARGEST_LETTER:
+                raise InvalidSetting(f"LETTER: {word} is no number of a dead letter")
+            letters.append(int(word))
+        else:
+            ids.append(_parse_id(word))
+    return app, letters, ids
+
+
+def _parse_id(word: str) -> UUID:
+    try:
+        return UUID(word)
+    except ValueError:
+        raise InvalidSetting(
+            f"LETTER: {word!r} is neither the number of a dead letter nor the UUID of a message "
+            "(a bus comes first, and is written like app:bus)"
+        ) from None
+
+
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
+
+
+def parse_time(text: str, now: datetime, *, option: str) -> datetime:
+    """An aware time, from `2h` or `2h ago`, or ISO 8601 with a zone. Raises WiringError."""
+    ago = re.fullmatch(r"([0-9]{1,9}) ?(s|m|min|h|d)( ago)?", text.strip())
+    try:
+        if ago is not None:
+            return now - timedelta(seconds=int(ago[1]) * _UNITS[ago[2]])
+        moment = datetime.fromisoformat(text)
+        return moment.astimezone(UTC) if moment.tzinfo is not None else _refuse(option, text)
+    except (ValueError, OverflowError):
+        return _refuse(option, text)
+
+
+def _refuse(option: str, text: str) -> datetime:
+    raise WiringError(
+        f"{option}: {text!r} is no time; write 90s, 30m, 2h or 7d for that long ago, or 2030-12-31T23:59Z"
+    )

@@ -1,0 +1,102 @@
+"""Many dead letters resolved in one run: in batches, at a rate, until done or stopped.
+
+    survey --> [ batch: one statement, one transaction ] --> pause --> next batch, from the last letter on
+                          |
+                stopped, or dead: what was committed is done, the rest is as it was, and another run goes on with it
+
+A run ends at the newest letter that there was when it began: what it replays may fail again meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from sqlalchemy import Connection
+
+from durable.storage import dead_letters
+from durable.storage.database import Database
+from durable.storage.dead_letters import Resolved, Selection, Stretch
+
+BATCH_SIZE: Final = 100
+_BATCHES_A_SECOND = 4  # at a rate, so that it is even and a stop is prompt
+
+
+class Resolution(Protocol):
+    """What is done with a stretch: dead_letters.replay or discard, with the rest of their arguments."""
+
+    def __call__(self, conn: Connection, schema: str, selection: Selection, stretch: Stretch) -> Resolved: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """At most `rate` letters a second; None: as fast as the database takes them."""
+
+    rate: float | None = None
+
+    @property
+    def batch_size(self) -> int:
+        return BATCH_SIZE if self.rate is None else min(BATCH_SIZE, math.ceil(self.rate / _BATCHES_A_SECOND))
+
+    def pause(self, done: int, elapsed: float) -> float:
+        """Seconds to wait after `done` letters in `elapsed` seconds."""
+        return 0.0 if self.rate is None else max(0.0, done / self.rate - elapsed)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How far a run has come."""
+
+    total: int
+    """Letters that there were when it began, or that it was limited to."""
+    done: int = 0
+    left: int = 0
+    """Letters whose message waits already."""
+    stopped: bool = False
+
+
+async def resolve(
+    database: Database,
+    resolution: Resolution,
+    selection: Selection,
+    *,
+    replayable: bool = False,
+    pace: Pace = Pace(),
+    limit: int | None = None,
+    stopping: asyncio.Event | None = None,
+    tell: Callable[[Run], None] = lambda run: None,
+) -> Run:
+    """Resolve what is selected, the oldest first, up to `limit`, and tell of each batch; return how far it came.
+
+    With `replayable` only those count that can be replayed. Raises StorageUnavailable: the batches before it are done,
+    and so may be the one that it happened in.
+    """
+    stopping = stopping or asyncio.Event()
+    survey = await database.transaction(dead_letters.survey, selection)
+    total = survey.replayable if replayable else survey.total
+    run = Run(total if limit is None else min(total, limit))
+    after, began = 0, time.monotonic()
+    tell(run)
+    while run.done < run.total and not stopping.is_set():
+        stretch = Stretch(after, survey.newest, min(pace.batch_size, run.total - run.done))
+        resolved = await database.transaction(resolution, selection, stretch)
+        if not resolved.done and not resolved.left:
+            break
+        after = max(resolved.done + resolved.left)
+        run = replace(run, done=run.done + len(resolved.done), left=run.left + len(resolved.left))
+        tell(run)
+        await _wait(stopping, pace.pause(run.done, time.monotonic() - began) if run.done < run.total else 0.0)
+    return replace(run, stopped=stopping.is_set() and run.done < run.total)
+
+
+async def _wait(stopping: asyncio.Event, seconds: float) -> None:
+    """This time, unless it is to stop before."""
+    try:
+        async with asyncio.timeout(seconds):
+            await stopping.wait()
+    except TimeoutError:
+        pass

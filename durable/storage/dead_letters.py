@@ -1,0 +1,294 @@
+"""Dead letters: found, read, and resolved.
+
+    unresolved --replay()--> replayed     back in the inbox, or the outbox, for any node
+               --discard()-> discarded    nothing becomes of it, and somebody said why
+               --handle()--> handled      by hand, in the transaction of its handler
+
+Each is the end of a letter, not of its row: that stays, with what was done, when, by whom and why, until purge() finds
+it older than its retention. A message that fails again is another letter, with a higher replay_count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timedelta
+from typing import Any, Literal, NamedTuple
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Connection
+
+from durable.envelope import JSON, Envelope, Leased, NodeId
+from durable.storage import letter_statements as statements
+from durable.storage.database import channel
+from durable.storage.locks import Job, try_lock
+from durable.storage.statements import Statement
+
+Side = Literal["incoming", "outgoing"]
+_PURGE_BATCH = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which letters; what is None does not matter. `since` is included, `until` is not; both are about the failure."""
+
+    letters: Sequence[int] | None = None
+    ids: Sequence[UUID] | None = None
+    """Of messages: with `letters`, one or the other."""
+    side: Side | None = None
+    message_type: str | None = None
+    exception_type: str | None = None
+    fingerprint: str | None = None
+    source: str | None = None
+    address: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    resolved: bool | None = False
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Is it less than everything?"""
+        return any(getattr(self, field.name) is not None for field in fields(self) if field.name != "resolved")
+
+    def parameters(self) -> dict[str, Any]:
+        named = self.letters is not None or self.ids is not None
+        return asdict(self) | {
+            "letters": list(self.letters or ()) if named else None,
+            "ids": list(self.ids or ()) if named else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Letters of one cause; `example` is the reason of the newest."""
+
+    fingerprint: str
+    side: Side
+    message_type: str | None
+    exception_type: str
+    count: int
+    first: datetime
+    last: datetime
+    example: str
+
+
+class Summary(NamedTuple):
+    """A letter in a list: `address` is the endpoint where it came in, or the destination that it was meant for.
+
+    What is no envelope has no id, no type and no source, and cannot be replayed.
+    """
+
+    letter_id: int
+    side: Side
+    address: str
+    id: UUID | None
+    message_type: str | None
+    source: str | None
+    attempts: int
+    interruptions: int
+    exception_type: str
+    reason: str
+    fingerprint: str
+    failed_at: datetime
+    node_id: NodeId
+    replay_count: int
+    replayable: bool
+    resolution: str | None
+    resolved_at: datetime | None
+    resolved_by: str | None
+    resolution_reason: str | None
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """All of a letter. `body` is what failed; `edited_body` what was replayed in its place, if that was another."""
+
+    summary: Summary
+    correlation_id: UUID | None
+    causation_id: UUID | None
+    partition_key: str | None
+    content_type: str | None
+    headers: dict[str, str]
+    body: bytes
+    edited_body: bytes | None
+    sent_at: datetime | None
+    deliver_by: datetime | None
+    traceback: str | None
+    epoch: int
+
+    def lease(self) -> Leased | None:
+        """As its handler would get it; None when it is no whole envelope."""
+        about = self.summary
+        if not about.replayable or about.id is None or self.correlation_id is None or self.sent_at is None:
+            return None
+        envelope = Envelope(
+            id=about.id,
+            message_type=about.message_type or "",
+            destination=about.address,
+            source=about.source or "",
+            correlation_id=self.correlation_id,
+            body=self.body,
+            sent_at=self.sent_at,
+            content_type=self.content_type or JSON,
+            causation_id=self.causation_id,
+            partition_key=self.partition_key,
+            headers=self.headers,
+            deliver_by=self.deliver_by,
+        )
+        return Leased(envelope, self.epoch, about.address)
+
+
+class Attempt(NamedTuple):
+    """A failed attempt to handle the message."""
+
+    number: int
+    failed_at: datetime
+    exception_type: str
+    reason: str
+    traceback: str
+    node_id: NodeId
+
+
+class Relative(NamedTuple):
+    """A letter of the same conversation, or where the message or its cause waits; `letter_id` is None then."""
+
+    letter_id: int | None
+    place: str
+    id: UUID
+    causation_id: UUID | None
+    message_type: str
+    address: str
+    sent_at: datetime
+    state: str
+
+
+class Survey(NamedTuple):
+    """How many letters there are, and the newest of them: where a run over them ends."""
+
+    total: int
+    replayable: int
+    newest: int
+
+
+class Stretch(NamedTuple):
+    """The next letters of a run: after this one, up to that one, so many at most."""
+
+    after: int
+    newest: int
+    batch_size: int
+
+
+class Resolved(NamedTuple):
+    """What became of a stretch: the letters that were resolved, and those that could not be; none: it was the end."""
+
+    done: list[int]
+    left: list[int]
+
+
+# ---------------------------------------------------------------- reading
+
+
+def groups(conn: Connection, schema: str, selection: Selection) -> list[Group]:
+    """The causes, the most frequent first."""
+    return [Group(*row) for row in conn.execute(statements.GROUP_LETTERS.within(schema), selection.parameters())]
+
+
+def page(
+    conn: Connection, schema: str, selection: Selection, *, limit: int, before: int | None = None
+) -> list[Summary]:
+    """The newest letters, or those before the letter at which another page ended."""
+    params = selection.parameters() | {"limit": limit, "before": before}
+    return [Summary(*row) for row in conn.execute(statements.LIST_LETTERS.within(schema), params)]
+
+
+def survey(conn: Connection, schema: str, selection: Selection) -> Survey:
+    return Survey(*conn.execute(statements.SURVEY_LETTERS.within(schema), selection.parameters()).one())
+
+
+def read(conn: Connection, schema: str, selection: Selection, stretch: Stretch) -> list[DeadLetter]:
+    """The letters of a stretch, whole."""
+    rows = conn.execute(statements.READ_LETTERS.within(schema), selection.parameters() | stretch._asdict())
+    return [_dead_letter(*row) for row in rows]
+
+
+def attempts(conn: Connection, schema: str, letter_id: int) -> list[Attempt]:
+    """The failed attempts that led to this letter, in their order; the last ones, if there were many."""
+    return [Attempt(*row) for row in conn.execute(statements.READ_ATTEMPTS.within(schema), {"letter": letter_id})]
+
+
+def relatives(conn: Connection, schema: str, letter: DeadLetter) -> list[Relative]:
+    """What else there is of its conversation."""
+    params = {
+        "letter": letter.summary.letter_id,
+        "id": letter.summary.id,
+        "correlation_id": letter.correlation_id,
+        "causation_id": letter.causation_id,
+    }
+    return [Relative(*row) for row in conn.execute(statements.READ_RELATIVES.within(schema), params)]
+
+
+# ---------------------------------------------------------------- resolving
+
+
+def replay(
+    conn: Connection,
+    schema: str,
+    selection: Selection,
+    stretch: Stretch,
+    *,
+    actor: str,
+    reason: str | None = None,
+    body: bytes | None = None,
+) -> Resolved:
+    """Put the messages of a stretch back to where they failed, as new, with another body if one is given.
+
+    Left are those whose message waits there already. What is no whole envelope is passed over.
+    """
+    params = {"actor": actor, "reason": reason, "body": body, "channel": channel(schema)}
+    return _resolve(conn, schema, statements.REPLAY_LETTERS, selection, stretch, params)
+
+
+def discard(
+    conn: Connection, schema: str, selection: Selection, stretch: Stretch, *, actor: str, reason: str
+) -> Resolved:
+    """Give the letters of a stretch up for good."""
+    return _resolve(conn, schema, statements.DISCARD_LETTERS, selection, stretch, {"actor": actor, "reason": reason})
+
+
+def handle(conn: Connection, schema: str, letter_id: int, *, actor: str, reason: str | None = None) -> bool:
+    """In the transaction of its handler: it is handled by hand. False when somebody else has resolved it meanwhile."""
+    params = {"letter": letter_id, "actor": actor, "reason": reason}
+    return int(conn.execute(statements.HANDLE_LETTER.within(schema), params).scalar_one()) == 1
+
+
+def purge(conn: Connection, schema: str, *, keep_letters: timedelta, keep_attempts: timedelta) -> int:
+    """Delete a bounded number of letters that were resolved long ago, and of attempts that no letter needs."""
+    if not try_lock(conn, schema, Job.PARTITIONS):
+        return 0
+    letters = conn.execute(
+        statements.PURGE_LETTERS.within(schema), {"keep_letters": keep_letters, "batch_size": _PURGE_BATCH}
+    )
+    attempts = conn.execute(
+        statements.PURGE_ATTEMPTS.within(schema), {"keep_attempts": keep_attempts, "batch_size": _PURGE_BATCH}
+    )
+    return letters.rowcount + attempts.rowcount
+
+
+def _resolve(
+    conn: Connection,
+    schema: str,
+    statement: Statement,
+    selection: Selection,
+    stretch: Stretch,
+    params: dict[str, Any],
+) -> Resolved:
+    rows = conn.execute(statement.within(schema), selection.parameters() | stretch._asdict() | params).all()
+    letters = sorted((row.letter_id, row.done) for row in rows if row.letter_id is not None)
+    return Resolved([letter for letter, done in letters if done], [letter for letter, done in letters if not done])
+
+
+def _dead_letter(*row: Any) -> DeadLetter:
+    count = len(Summary._fields)
+    correlation_id, causation_id, partition_key, content_type, headers, *rest = row[count:]
+    known = msgspec.json.decode(headers, type=dict[str, str])
+    return DeadLetter(Summary(*row[:count]), correlation_id, causation_id, partition_key, content_type, known, *rest)

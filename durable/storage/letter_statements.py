@@ -1,0 +1,195 @@
+"""The SQL statements about dead letters: to read them, and to resolve them.
+
+A letter is resolved once, by one statement: it finds the letter unresolved and locks it, puts the envelope where it
+belongs, and marks the letter. So whoever dies in between has done nothing, and of two operators one does it. SKIP
+LOCKED lets two of them share a group instead of waiting for each other.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from durable.storage.statements import Statement
+
+# What is NULL does not matter.
+_SELECTED: Final = """
+    (CAST(:letters AS bigint[]) IS NULL OR letter_id = ANY (CAST(:letters AS bigint[]))
+        OR id = ANY (CAST(:ids AS uuid[])))
+    AND (CAST(:side AS text) IS NULL OR side = CAST(:side AS text))
+    AND (CAST(:message_type AS text) IS NULL OR message_type = CAST(:message_type AS text))
+    AND (CAST(:exception_type AS text) IS NULL OR exception_type = CAST(:exception_type AS text))
+    AND (CAST(:fingerprint AS text) IS NULL OR fingerprint = CAST(:fingerprint AS text))
+    AND (CAST(:source AS text) IS NULL OR source = CAST(:source AS text))
+    AND (CAST(:address AS text) IS NULL OR address = CAST(:address AS text))
+    AND (CAST(:since AS timestamptz) IS NULL OR failed_at >= CAST(:since AS timestamptz))
+    AND (CAST(:until AS timestamptz) IS NULL OR failed_at < CAST(:until AS timestamptz))
+    AND (CAST(:resolved AS boolean) IS NULL OR (resolved_at IS NOT NULL) = CAST(:resolved AS boolean))"""
+
+_SUMMARY: Final = (
+    "letter_id, side, address, id, message_type, source, attempts, interruptions, exception_type, "
+    "left(reason, 1000) AS reason, fingerprint, failed_at, node_id, replay_count, replayable, resolution, "
+    "resolved_at, resolved_by, resolution_reason"
+)
+_WHOLE: Final = (
+    f"{_SUMMARY.replace('left(reason, 1000) AS reason', 'reason')}, correlation_id, causation_id, partition_key, "
+    "content_type, CAST(headers AS text) AS headers, body, edited_body, sent_at, deliver_by, traceback, epoch"
+)
+_ENVELOPE: Final = (
+    "id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, body, sent_at, "
+    "deliver_by"
+)
+
+# ---------------------------------------------------------------- reading
+
+GROUP_LETTERS = Statement(f"""
+WITH groups AS (
+    SELECT fingerprint, side, message_type, exception_type, count(*) AS count, min(failed_at) AS first,
+        max(failed_at) AS last, max(letter_id) AS newest
+    FROM {{schema}}.dead_letters WHERE {_SELECTED}
+    GROUP BY fingerprint, side, message_type, exception_type
+)
+SELECT groups.fingerprint, groups.side, groups.message_type, groups.exception_type, groups.count, groups.first,
+    groups.last, left(letter.reason, 1000) AS example
+FROM groups JOIN {{schema}}.dead_letters AS letter ON letter.letter_id = groups.newest
+ORDER BY groups.count DESC, groups.newest DESC
+""")
+
+LIST_LETTERS = Statement(f"""
+SELECT {_SUMMARY} FROM {{schema}}.dead_letters
+WHERE {_SELECTED} AND (CAST(:before AS bigint) IS NULL OR letter_id < CAST(:before AS bigint))
+ORDER BY letter_id DESC LIMIT :limit
+""")
+
+# How many there are, and where a run over them ends: what fails again while it lasts is another letter, beyond it.
+SURVEY_LETTERS = Statement(f"""
+SELECT count(*) AS total, count(*) FILTER (WHERE replayable) AS replayable, COALESCE(max(letter_id), 0) AS newest
+FROM {{schema}}.dead_letters WHERE {_SELECTED}
+""")
+
+READ_LETTERS = Statement(f"""
+SELECT {_WHOLE} FROM {{schema}}.dead_letters
+WHERE {_SELECTED} AND letter_id > :after AND letter_id <= :newest
+ORDER BY letter_id LIMIT :batch_size
+""")
+
+READ_ATTEMPTS = Statement("""
+SELECT number, failed_at, exception_type, reason, traceback, node_id FROM {schema}.failed_attempts
+WHERE letter_id = :letter ORDER BY attempt_id
+""")
+
+# The letters of the same conversation, and where the message itself and its cause wait, if they do.
+READ_RELATIVES = Statement("""
+(SELECT letter_id, 'dead letter' AS place, id, causation_id, message_type, address, sent_at,
+    COALESCE(resolution, exception_type) AS state
+FROM {schema}.dead_letters
+WHERE letter_id <> :letter AND (correlation_id = CAST(:correlation_id AS uuid) OR id = CAST(:id AS uuid))
+ORDER BY letter_id DESC LIMIT 20)
+UNION ALL
+SELECT NULL, 'inbox', id, causation_id, message_type, endpoint, sent_at, 'waits' FROM {schema}.incoming_envelopes
+WHERE id IN (CAST(:id AS uuid), CAST(:causation_id AS uuid))
+UNION ALL
+SELECT NULL, 'outbox', id, causation_id, message_type, destination, sent_at, 'waits' FROM {schema}.outgoing_envelopes
+WHERE id IN (CAST(:id AS uuid), CAST(:causation_id AS uuid))
+ORDER BY sent_at, letter_id
+""")
+
+# ---------------------------------------------------------------- resolving
+
+_NEXT: Final = f"""
+    SELECT * FROM {{schema}}.dead_letters
+    WHERE {_SELECTED} AND resolved_at IS NULL AND letter_id > :after AND letter_id <= :newest"""
+_RESOLVED: Final = (
+    "resolved_at = clock_timestamp(), resolved_by = CAST(:actor AS text), resolution_reason = CAST(:reason AS text)"
+)
+
+# The epoch goes on from where it was, so that a node which is still at work on an earlier attempt can finish nothing.
+# The id is remembered anew, if it was forgotten: the message may be sent again while it waits here. A deadline that
+# has passed would expire it at once, and whoever replays it wants it handled. A letter whose message waits already
+# comes back with false: two letters of one message, or a sender that has sent it again.
+REPLAY_LETTERS = Statement(f"""
+WITH chosen AS (
+    {_NEXT} AND replayable
+    ORDER BY letter_id LIMIT :batch_size FOR UPDATE SKIP LOCKED
+), each AS (
+    SELECT DISTINCT ON (id, side, address) letter_id, side, address, epoch, message_digest,
+        id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers,
+        COALESCE(CAST(:body AS bytea), body) AS body, sent_at,
+        CASE WHEN deliver_by > now() THEN deliver_by END AS deliver_by
+    FROM chosen ORDER BY id, side, address, letter_id
+), received AS (
+    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
+    SELECT id, address, message_digest FROM each WHERE side = 'incoming' AND message_digest IS NOT NULL
+    ON CONFLICT DO NOTHING
+), incoming AS (
+    INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, owner_id, epoch)
+    SELECT address, {_ENVELOPE}, 0, epoch + 1 FROM each WHERE side = 'incoming'
+    ON CONFLICT DO NOTHING RETURNING id, endpoint
+), outgoing AS (
+    INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, owner_id, epoch)
+    SELECT address, {_ENVELOPE}, 0, epoch + 1 FROM each WHERE side = 'outgoing'
+    ON CONFLICT DO NOTHING RETURNING id, destination
+), replayed AS (
+    UPDATE {{schema}}.dead_letters AS letter
+    SET resolution = 'replayed', {_RESOLVED}, replay_count = replay_count + 1, edited_body = CAST(:body AS bytea)
+    FROM each WHERE letter.letter_id = each.letter_id AND (
+        (each.side = 'incoming' AND (each.id, each.address) IN (SELECT id, endpoint FROM incoming))
+        OR (each.side = 'outgoing' AND (each.id, each.address) IN (SELECT id, destination FROM outgoing)))
+    RETURNING letter.letter_id
+)
+SELECT letter_id, letter_id IN (SELECT letter_id FROM replayed) AS done FROM chosen
+UNION ALL
+SELECT NULL, CAST(pg_notify(CAST(:channel AS text), '') AS text) IS NULL WHERE EXISTS (SELECT FROM replayed)
+""")
+
+DISCARD_LETTERS = Statement(f"""
+WITH chosen AS (
+    {_NEXT}
+    ORDER BY letter_id LIMIT :batch_size FOR UPDATE SKIP LOCKED
+)
+UPDATE {{schema}}.dead_letters AS letter SET resolution = 'discarded', {_RESOLVED}
+FROM chosen WHERE letter.letter_id = chosen.letter_id
+RETURNING letter.letter_id, true AS done
+""")
+
+# In the transaction of a handler that was run for this letter by hand. The caller looks at the count.
+HANDLE_LETTER = Statement(f"""
+WITH handled AS (
+    UPDATE {{schema}}.dead_letters
+    SET resolution = 'handled', {_RESOLVED}, replay_count = replay_count + 1
+    WHERE letter_id = :letter AND side = 'incoming' AND resolved_at IS NULL AND replayable
+    RETURNING *
+), received AS (
+    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
+    SELECT id, address, message_digest FROM handled WHERE message_digest IS NOT NULL
+    ON CONFLICT DO NOTHING
+), history AS (
+    INSERT INTO {{schema}}.envelope_history (id, side, outcome, address, message_type, source, correlation_id,
+        causation_id, partition_key, sent_at, attempts, interruptions, node_id)
+    SELECT id, 'incoming', 'handled', address, message_type, source, correlation_id, causation_id, partition_key,
+        sent_at, 0, 0, 0 FROM handled
+)
+SELECT count(*) FROM handled
+""")
+
+# ---------------------------------------------------------------- forgetting
+
+# Their attempts go with them, by the foreign key. Only what was resolved goes.
+PURGE_LETTERS = Statement("""
+DELETE FROM {schema}.dead_letters WHERE letter_id = ANY (ARRAY(
+    SELECT letter_id FROM {schema}.dead_letters WHERE resolved_at < now() - CAST(:keep_letters AS interval)
+    ORDER BY resolved_at LIMIT :batch_size))
+""")
+# The failures of what was handled in the end, or goes on being retried for so long.
+PURGE_ATTEMPTS = Statement("""
+DELETE FROM {schema}.failed_attempts WHERE attempt_id = ANY (ARRAY(
+    SELECT attempt_id FROM {schema}.failed_attempts
+    WHERE letter_id IS NULL AND failed_at < now() - CAST(:keep_attempts AS interval)
+    ORDER BY failed_at LIMIT :batch_size))
+""")
+
+# ---------------------------------------------------------------- rehearsing
+
+# What only the COMMIT would refuse.
+CHECK_CONSTRAINTS = Statement("SET CONSTRAINTS ALL IMMEDIATE")
+# Somebody sits before a debugger.
+ALLOW_IDLING = Statement("SET LOCAL idle_in_transaction_session_timeout = 0")
