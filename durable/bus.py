@@ -32,6 +32,8 @@ from durable.messages import name_of
 from durable.retry import ByError, Retry
 from durable.runtime import Runtime
 from durable.settings import Settings, load_settings
+from durable.storage import circuits
+from durable.storage.circuits import Kind
 from durable.transports.base import Transport
 from durable.unit_of_work import Outbox, Scope, UnitOfWork
 
@@ -191,6 +193,30 @@ class Bus:
         with self._scope.entered(lambda: outbox):
             yield outbox
 
+    # ------------------------------------------------------------------ pause
+
+    async def pause(
+        self,
+        cls: type | None = None,
+        *,
+        listener: str | None = None,
+        for_: timedelta | float | None = None,
+        reason: str = "paused by the application",
+    ) -> None:
+        """Let no node run the handler of this class, or let the listener of this name take
+        nothing, for this time (a timedelta or seconds) or until resume(). What waits goes on waiting; senders see
+        Busy. It is a row of `circuits`, committed when this returns, and obeyed by the other nodes within a moment.
+        """
+        seconds = timedelta(seconds=for_) if isinstance(for_, int | float) else for_
+        kind, key = _circuit(cls, listener)
+        await self.runtime.database.transaction(
+            circuits.pause, kind, key, reason=reason, actor=self.service, duration=seconds
+        )
+
+    async def resume(self, cls: type | None = None, *, listener: str | None = None) -> bool:
+        """End a pause before its time. False when there was none."""
+        return await self.runtime.database.transaction(circuits.resume, *_circuit(cls, listener))
+
     # ------------------------------------------------------------------ run
 
     async def __aenter__(self) -> Self:
@@ -255,6 +281,16 @@ class Bus:
         if asked.is_set():
             raise SystemExit(1)
         asked.set()
+
+
+def _circuit(cls: type | None, listener: str | None) -> tuple[Kind, str]:
+    match cls, listener:
+        case type(), None:
+            return Kind.HANDLER, name_of(cls)
+        case None, str():
+            return Kind.LISTENER, listener
+        case _:
+            raise InvalidSetting("pause: name a message class or a listener=, one of them")
 
 
 def _checked(by_error: ByError) -> ByError:

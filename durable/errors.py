@@ -17,7 +17,8 @@
     └── Verdict                    raised by a handler to decide what becomes of its message
         ├── Reject                 dead-letter it now
         ├── RetryLater             run it again after a delay that the handler chooses
-        └── Release                hand it back uncounted, for any node to take
+        ├── Release                hand it back uncounted, for any node to take
+        └── PauseListener          hand it back, and take no more of them for a while
 
 An error raised without a message says the first line of its docstring.
 """
@@ -104,3 +105,14 @@ class RetryLater(Verdict):
 
 class Release(Verdict):
     """The handler hands the message back; the attempt is not counted."""
+
+
+class PauseListener(Verdict):
+    """The handler hands the message back, and asks for no more for a while.
+
+    For this time no node runs the handler, and nothing more is received where the message came from.
+    """
+
+    def __init__(self, for_: timedelta | float, reason: str | None = None) -> None:
+        super().__init__(reason)
+        self.for_ = for_ if isinstance(for_, timedelta) else timedelta(seconds=for_)

@@ -18,8 +18,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import NamedTuple
 
+from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -31,10 +33,12 @@ from durable.envelope import ANY_NODE, Envelope, Lease, Leased, NodeId
 from durable.errors import InvalidMessage, LeaseLost
 from durable.failpoints import failpoint
 from durable.handlers import Call, Context, Handler
-from durable.retry import DeadLetter, HandBack, Policy, RunAgain, RunLater
+from durable.retry import DeadLetter, HandBack, Pause, Policy, RunAgain, RunLater
+from durable.routing import LOCAL
 from durable.sessions import Sessions
 from durable.settings import Settings
-from durable.storage import inbox, leases
+from durable.storage import circuits, inbox, leases
+from durable.storage.circuits import Kind
 from durable.storage.database import Database
 from durable.storage.rows import KEPT_ATTEMPTS, Failure, Letter
 from durable.storage.statements import INCOMING
@@ -84,6 +88,7 @@ class HandlingAgent:
         self._working: set[Lease] = set()
         self._changed = asyncio.Event()
         self._stopping = False
+        self.paused = False
         self._concurrency = handler.concurrency or settings.concurrency
         self._timeout = (handler.timeout or settings.handler_timeout).total_seconds()
         self._threads = (
@@ -96,12 +101,21 @@ class HandlingAgent:
 
     def reserve(self, envelope: Envelope) -> NodeId:
         """Keep room for an envelope that is about to be stored, or leave it to any node. From any thread."""
-        return self._node if not self._stopping and self.buffer.reserve([envelope]) else ANY_NODE
+        return self._node if not (self._stopping or self.paused) and self.buffer.reserve([envelope]) else ANY_NODE
 
     def accept(self, claimed: Sequence[Leased]) -> None:
         """Handle these: they are committed, owned by this node, and have room."""
         self.buffer.put(claimed)
         self._changed.set()
+
+    def observe_circuit(self, is_open: bool) -> None:
+        """Follow what `circuits` says: while it is open nothing new is begun, and what waits goes back to any node."""
+        if is_open != self.paused:
+            log.warning("%s is %s", self.handler.message_type, "paused" if is_open else "resumed")
+            self.paused = is_open
+            self._changed.set()
+            if not is_open:
+                self._has_room()
 
     def stop(self) -> None:
         """Finish what is being handled, take nothing new, then end run()."""
@@ -126,12 +140,23 @@ class HandlingAgent:
 
     async def _work(self) -> None:
         while not self._stopping:
-            taken = self.buffer.take(self.handler.group, self._settings.batch_bytes)
-            if taken:
+            if self.paused:
+                await self._stay_paused()
+            elif taken := self.buffer.take(self.handler.group, self._settings.batch_bytes):
                 await self._handle(taken)
             else:
                 self._changed.clear()
                 await self._changed.wait()
+
+    async def _stay_paused(self) -> None:
+        """Hold nothing, until something changes."""
+        self._changed.clear()
+        waiting = self.buffer.take(self._settings.buffer_size, self._settings.buffer_bytes)
+        if waiting:
+            await self._database.insist(leases.release, INCOMING, self._node, [lease.key for lease in waiting])
+            self.buffer.done(waiting)
+        else:
+            await self._changed.wait()
 
     async def _handle(self, taken: Sequence[Leased]) -> None:
         failpoint("C14")
@@ -233,6 +258,9 @@ class HandlingAgent:
                 self._counters.add(Event.RETRIED)
             case HandBack():
                 await self._database.insist(leases.release, INCOMING, self._node, [lease.key])
+            case Pause(duration=duration, reason=reason):
+                await self._database.insist(self._pause, lease, duration, reason)
+                self.observe_circuit(True)
             case DeadLetter():
                 failpoint("C19")
                 letter = Letter.from_error(error)
@@ -300,6 +328,15 @@ class HandlingAgent:
             raise LeaseLost
         outbox.commits_itself = True
         failpoint("C16")
+
+    def _pause(self, conn: Connection, schema: str, lease: Leased, duration: timedelta, reason: str) -> None:
+        """Its handler and the endpoint that it came by, for every node; then hand it back."""
+        paused = [(Kind.HANDLER, self.handler.message_type)]
+        if lease.endpoint != LOCAL:
+            paused.append((Kind.LISTENER, lease.endpoint))
+        for kind, key in paused:
+            circuits.pause(conn, schema, kind, key, reason=reason, actor=f"node {self._node}", duration=duration)
+        leases.release(conn, schema, INCOMING, self._node, [lease.key])
 
     # ------------------------------------------------------------------ other ends
 

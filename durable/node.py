@@ -102,6 +102,7 @@ class Node:
             senders=self.senders,
             agent_for=self.agent_for,
             handlers=self.handlers,
+            receiving=receiving,
         )
         await self._listen(receiving)  # first: an address that is taken is an error of its own, not one of a group's
         async with asyncio.TaskGroup() as self._tasks:

@@ -10,7 +10,7 @@ What cannot be stored as an envelope is quarantined as a dead letter, with its b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -104,12 +104,14 @@ class ReceivingAgent:
         self._queued_bytes = 0
         self._changed = asyncio.Event()
         self._stopping = False
+        self._paused: Set[str] = frozenset()
 
     # ------------------------------------------------------------------ for listeners
 
     async def receive(self, endpoint: str, batch: Sequence[Envelope]) -> list[Outcome]:
         weight = sum(envelope.weight_bytes for envelope in batch)
-        if self._stopping or self._queued_bytes + weight > self._settings.buffer_bytes or len(batch) > self.credit():
+        has_room = self._queued_bytes + weight <= self._settings.buffer_bytes and len(batch) <= self.credit()
+        if self._stopping or endpoint in self._paused or not has_room:
             return [BUSY] * len(batch)
         waiting = _Waiting(endpoint, batch)
         self._queue.append(waiting)
@@ -137,6 +139,10 @@ class ReceivingAgent:
         return max(0, self._settings.buffer_size - self._queued_count)
 
     # ------------------------------------------------------------------ its loop
+
+    def observe_circuits(self, paused: Set[str]) -> None:
+        """Follow what `circuits` says: for these endpoints every answer is Busy."""
+        self._paused = paused
 
     def stop(self) -> None:
         """Answer Busy to what is new; run() ends when what was taken is answered."""

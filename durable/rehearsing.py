@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
@@ -39,6 +39,11 @@ Finish = Callable[[Session, Outbox], None]
 """Ends the transaction of an attempt, after its handler."""
 
 _OURS = "durable.rehearsal"
+_JOINED: dict[str, Any] = {
+    "join_transaction_mode": "create_savepoint",
+    "expire_on_commit": False,
+    "close_resets_only": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +105,19 @@ async def rehearsal(bus: Bus, *, unhurried: bool = False) -> AsyncIterator[Rehea
         await bus.runtime.sessions.close()
 
 
-async def handle(bus: Bus, letter: DeadLetter, *, actor: str, reason: str | None = None) -> None:
-    """Handle a letter here and now, for good.
+async def handle(bus: Bus, letter: DeadLetter, *, actor: str, reason: str | None = None) -> Sequence[Envelope]:
+    """Handle a letter here and now, for good; returns what was sent.
 
     Raises what the handler raises, and AlreadyResolved; nothing has happened then.
     """
+    sends: list[Envelope] = []
 
     def commit(session: Session, outbox: Outbox) -> None:
         session.flush()
         schema, number = bus.settings.db_schema, letter.summary.letter_id
         if not dead_letters.handle(session.connection(), schema, number, actor=actor, reason=reason):
             raise AlreadyResolved
+        sends.extend(outbox.pending)
         outbox.commits_itself = True
         session.commit()
 
@@ -118,6 +125,7 @@ async def handle(bus: Bus, letter: DeadLetter, *, actor: str, reason: str | None
         await attempt(handler_of(bus, letter), whole(letter), bus.runtime.sessions, commit, unhurried=True)
     finally:
         await bus.runtime.sessions.close()
+    return sends
 
 
 # ---------------------------------------------------------------- one attempt
@@ -216,7 +224,7 @@ class _JoinedSessions(Sessions):
         if is_async:
             with translated():
                 connection = await self._real.engine.connect()
-            async with connection:
+            async with aclosing(connection):
                 outer = await connection.begin()
                 with self._joining(connection):
                     yield
@@ -243,24 +251,14 @@ class _JoinedSessions(Sessions):
             raise WiringError(
                 "a rehearsed sync handler cannot open an AsyncSession: its transaction could not be undone"
             )
-        session = AsyncSession(
-            self._connection,
-            join_transaction_mode="create_savepoint",
-            expire_on_commit=False,
-            close_resets_only=False,
-        )
+        session = AsyncSession(self._connection, **_JOINED)
         session.sync_session.info[_OURS] = True
         return session
 
     def open_sync(self) -> Session:
         if not isinstance(self._connection, Connection):
             raise WiringError("an async handler cannot open a Session in a rehearsal: it could not be undone")
-        session = Session(
-            self._connection,
-            join_transaction_mode="create_savepoint",
-            expire_on_commit=False,
-            close_resets_only=False,
-        )
+        session = Session(self._connection, **_JOINED)
         session.info[_OURS] = True
         return session
 

@@ -54,8 +54,10 @@ class Run:
     total: int
     """Letters that there were when it began, or that it was limited to."""
     done: int = 0
-    left: int = 0
-    """Letters whose message waits already."""
+    waiting: int = 0
+    """Letters that are left because their message waits already."""
+    unfit: int = 0
+    """Letters that are no whole envelopes, and cannot be replayed."""
     stopped: bool = False
 
 
@@ -65,20 +67,20 @@ async def resolve(
     selection: Selection,
     *,
     replayable: bool = False,
-    pace: Pace = Pace(),
+    rate: float | None = None,
     limit: int | None = None,
     stopping: asyncio.Event | None = None,
     tell: Callable[[Run], None] = lambda run: None,
 ) -> Run:
     """Resolve what is selected, the oldest first, up to `limit`, and tell of each batch; return how far it came.
 
-    With `replayable` only those count that can be replayed. Raises StorageUnavailable: the batches before it are done,
-    and so may be the one that it happened in.
+    `rate` is in letters a second. With `replayable` only those count that can be replayed. Raises StorageUnavailable:
+    the batches before it are done, and so may be the one that it happened in.
     """
-    stopping = stopping or asyncio.Event()
+    stopping, pace = stopping or asyncio.Event(), Pace(rate)
     survey = await database.transaction(dead_letters.survey, selection)
-    total = survey.replayable if replayable else survey.total
-    run = Run(total if limit is None else min(total, limit))
+    total, unfit = (survey.replayable, survey.total - survey.replayable) if replayable else (survey.total, 0)
+    run = Run(total if limit is None else min(total, limit), unfit=unfit)
     after, began = 0, time.monotonic()
     tell(run)
     while run.done < run.total and not stopping.is_set():
@@ -87,7 +89,7 @@ async def resolve(
         if not resolved.done and not resolved.left:
             break
         after = max(resolved.done + resolved.left)
-        run = replace(run, done=run.done + len(resolved.done), left=run.left + len(resolved.left))
+        run = replace(run, done=run.done + len(resolved.done), waiting=run.waiting + len(resolved.left))
         tell(run)
         await _wait(stopping, pace.pause(run.done, time.monotonic() - began) if run.done < run.total else 0.0)
     return replace(run, stopped=stopping.is_set() and run.done < run.total)

@@ -4,9 +4,9 @@
            --delays left-------------> RunLater(delay)    a row with an execution time; no memory, no slot
            --otherwise---------------> DeadLetter
 
-A handler's own verdict (Reject, RetryLater, Release) comes before the policy, and so does InvalidMessage: a message
-that cannot be decoded today is not going to be decodable in a minute. Then the nearest class of the error counts: the
-handler's own rule for it, else the service's, else the handler's `retry`.
+A handler's own verdict (Reject, RetryLater, Release, PauseListener) comes before the policy, and so does
+InvalidMessage: a message that cannot be decoded today is not going to be decodable in a minute. Then the nearest class
+of the error counts: the handler's own rule for it, else the service's, else the handler's `retry`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Self
 
-from durable.errors import InvalidMessage, InvalidSetting, Reject, Release, RetryLater
+from durable.errors import InvalidMessage, InvalidSetting, PauseListener, Reject, Release, RetryLater
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,19 @@ class HandBack:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """Unowned and uncounted, and nobody takes any more of them for this time."""
+
+    duration: timedelta
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLetter:
     """For people to look at."""
 
 
-Decision = RunAgain | RunLater | HandBack | DeadLetter
+Decision = RunAgain | RunLater | HandBack | Pause | DeadLetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +127,8 @@ class Policy:
                 return RunLater(after)
             case Release():
                 return HandBack()
+            case PauseListener(for_=duration):
+                return Pause(duration, str(error))
             case Reject() | InvalidMessage():
                 return DeadLetter()
             case _:

@@ -84,6 +84,11 @@ class Outbox:
         self._remember(envelopes)
         return envelope_id
 
+    @property
+    def pending(self) -> Sequence[Envelope]:
+        """What the next commit sends."""
+        return tuple(self._pending)
+
     def cascade(self, result: object) -> None:
         """Send what a handler returned: a message, several in a list or tuple, or None."""
         for message in result if isinstance(result, list | tuple) else [result]:

@@ -10,6 +10,7 @@ from itertools import chain
 from durable.envelope import Lease, NodeId
 from durable.errors import StorageUnavailable
 from durable.handling import HandlingAgent
+from durable.receiving import ReceivingAgent
 from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten import Forgotten
 from durable.recovery.incoming import claim_incoming
@@ -40,6 +41,7 @@ class RecoveryAgent:
         senders: Mapping[str, SendingAgent],
         agent_for: AgentFor,
         handlers: Mapping[str, HandlingAgent],
+        receiving: ReceivingAgent,
     ) -> None:
         self._database = database
         self._settings = settings
@@ -49,6 +51,7 @@ class RecoveryAgent:
         self._senders = senders
         self._agent_for = agent_for
         self._handlers = handlers
+        self._receiving = receiving
         self._dormant = DormantNodes(database, settings, counters)
         self._forgotten = [
             Forgotten(database, statements.OUTGOING, node, counters, _held_by(senders)),
@@ -87,7 +90,11 @@ class RecoveryAgent:
     async def _obey_circuits(self) -> None:
         generations = {destination: agent.latch_generation for destination, agent in self._senders.items()}
         rows = await self._database.transaction(circuits.read)
-        latched = {row.key for row in rows if row.kind == Kind.DESTINATION}
+        is_open = {(row.kind, row.key) for row in rows}
+        for message_type, handler in self._handlers.items():
+            handler.observe_circuit((Kind.HANDLER, message_type) in is_open)
+        self._receiving.observe_circuits({key for kind, key in is_open if kind == Kind.LISTENER})
+        latched = {key for kind, key in is_open if kind == Kind.DESTINATION}
         for destination in latched - self._senders.keys():
             self._agent_for(destination)  # somebody must ping it, also when its last sender has died
         for destination, agent in list(self._senders.items()):

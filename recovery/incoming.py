@@ -38,14 +38,14 @@ async def _claim_for(
     node: NodeId,
     counters: Counters,
 ) -> None:
-    while batch_size := min(settings.batch_size, agent.buffer.room):
+    while not agent.paused and (batch_size := min(settings.batch_size, agent.buffer.room)):
         claimed = await database.transaction(inbox.claim, message_type=message_type, batch_size=batch_size, node=node)
         counters.add(Event.CLAIMED, len(claimed))
         agent.buffer.force(claimed)
         agent.accept(claimed)
         if len(claimed) < batch_size:
             return
-    agent.wants_more = True
+    agent.wants_more = not agent.paused
 
 
 def _nobody_handles(conn: Connection, schema: str, message_type: str) -> bool:

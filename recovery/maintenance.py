@@ -8,7 +8,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from durable.failpoints import failpoint
 from durable.settings import Settings
-from durable.storage import dead_letters, maintenance
+from durable.storage import circuits, dead_letters, maintenance
 from durable.storage.database import Database
 from durable.telemetry import log
 
@@ -25,6 +25,7 @@ async def maintain(database: Database, settings: Settings) -> None:
             log.info("dropped partitions past their retention: %s", ", ".join(dropped))
         while await database.transaction(maintenance.purge_defaults, keep_ids=keep_ids, keep_history=keep_history):
             failpoint("C21")
+        await database.transaction(circuits.close_ended)
         keep_letters = settings.dead_letter_retention
         while purged := await database.transaction(
             dead_letters.purge, keep_letters=keep_letters, keep_attempts=keep_history

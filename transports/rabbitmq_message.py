@@ -3,21 +3,22 @@
     id               message_id               body           body, as it is
     correlation_id   correlation_id           content_type   content_type
     message_type     type                     sent_at        timestamp, in seconds; exactly in durable-sent-at
-    source           app_id                   deliver_by     expiration; exactly in durable-deliver-by
+    source           app_id
 
-    destination, causation_id, partition_key, execution_time     headers durable-destination, durable-...
-    headers                                                      headers
+    destination, causation_id, partition_key, deliver_by, execution_time     headers durable-destination, durable-...
+    headers                                                                  headers
 
 A header of the application whose name is taken, by durable (`durable-...`) or by the broker (`CC`, `x-death`, ...),
 travels as `durable-header-` and its name. So the broker cannot mistake it, and what the broker adds on the way is known
-by its name and left out. Every message is persistent: a broker may confirm others and lose them in a crash.
+by its name and left out. Every message is persistent: a broker may confirm others and lose them in a crash. None has
+an expiration: a broker drops what has expired and tells nobody, while the receiver counts it.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
 
@@ -53,15 +54,14 @@ _TAKEN: Final = (_OURS, *_OF_THE_BROKER)
 
 _LONGEST_HEADER_NAME: Final = 128  # bytes; the library cuts off what is beyond
 _FRAME_OVERHEAD: Final = 8
-_LONGEST_EXPIRATION: Final = 2**32 - 1  # milliseconds; RabbitMQ may close the channel at more
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
-def content(envelope: Envelope, *, channel: int, max_frame_bytes: int, now: datetime) -> bytes:
+def content(envelope: Envelope, *, channel: int, max_frame_bytes: int) -> bytes:
     """The frames that follow Basic.Publish: header and body. Raises InvalidMessage if AMQP cannot carry it."""
     body = envelope.body
     try:
-        header = marshal(ContentHeader(body_size=len(body), properties=properties(envelope, now)), channel)
+        header = marshal(ContentHeader(body_size=len(body), properties=properties(envelope)), channel)
     except (TypeError, ValueError, struct.error) as error:  # such as a lone surrogate, which is a ValueError
         raise InvalidMessage(f"AMQP cannot carry it: {error}") from error
     if len(header) > max_frame_bytes:
@@ -73,7 +73,7 @@ def content(envelope: Envelope, *, channel: int, max_frame_bytes: int, now: date
     return header + b"".join(marshal(ContentBody(part), channel) for part in parts)
 
 
-def properties(envelope: Envelope, now: datetime) -> Basic.Properties:
+def properties(envelope: Envelope) -> Basic.Properties:
     """Raises InvalidMessage for what would be left out or cut off, or would close the connection."""
     for name, value in (
         ("message_type", envelope.message_type),
@@ -89,7 +89,6 @@ def properties(envelope: Envelope, now: datetime) -> Basic.Properties:
         headers=_headers(envelope),
         delivery_mode=PERSISTENT,
         correlation_id=str(envelope.correlation_id),
-        expiration=_expiration(envelope.deliver_by, now),
         message_id=str(envelope.id),
         timestamp=envelope.sent_at if envelope.sent_at >= _EPOCH else None,
         message_type=envelope.message_type,
@@ -106,9 +105,9 @@ def _headers(envelope: Envelope) -> dict[str, Any]:
     if envelope.partition_key is not None:
         headers[_PARTITION_KEY] = envelope.partition_key
     if envelope.deliver_by is not None:
-        headers[_DELIVER_BY] = envelope.deliver_by.isoformat()
+        headers[_DELIVER_BY] = _written("deliver_by", envelope.deliver_by)
     if envelope.execution_time is not None:
-        headers[_EXECUTION_TIME] = envelope.execution_time.isoformat()
+        headers[_EXECUTION_TIME] = _written("execution_time", envelope.execution_time)
     for name, value in envelope.headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidMessage(f"header {name!r} is not text")
@@ -119,15 +118,10 @@ def _headers(envelope: Envelope) -> dict[str, Any]:
     return headers
 
 
-def _expiration(deliver_by: datetime | None, now: datetime) -> str | None:
-    """Milliseconds after which the broker drops the message.
-
-    What is past already gets none: a broker would drop it unseen, but the receiver expires it and counts it.
-    """
-    if deliver_by is None:
-        return None
-    left_ms = (deliver_by - now) // timedelta(milliseconds=1)
-    return str(left_ms) if 0 < left_ms <= _LONGEST_EXPIRATION else None
+def _written(name: str, moment: datetime) -> str:
+    if moment.tzinfo is None:
+        raise InvalidMessage(f"AMQP cannot carry it: {name} has no time zone")
+    return moment.isoformat()
 
 
 def is_ours(headers: Mapping[str, Any]) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Final, cast
 
 from aiormq.channel import Channel
@@ -68,12 +67,12 @@ class Publisher:
         self._publish = marshal(publish, channel.number)
         self._max_frame_bytes = channel.connection.connection_tune.frame_max or _NO_LIMIT
         self._batches: set[_Batch] = set()
-        self._dropped = False
+        self._end: TransportError | None = None
         channel.closing.add_done_callback(self._closed)
 
     @property
     def is_usable(self) -> bool:
-        return not self._dropped and is_open(self._channel)
+        return self._end is None and is_open(self._channel)
 
     async def publish(self, envelopes: Sequence[Envelope]) -> list[Outcome]:
         """The outcomes in order, once the broker has answered for each."""
@@ -93,13 +92,14 @@ class Publisher:
 
     async def drop(self, error: TransportError) -> None:
         """Use the channel no more: what is not confirmed on it fails."""
-        self._dropped = True
         self._fail(error)
         await abandon(self._channel)
 
     async def _write(self, batch: _Batch, start: int, envelopes: Sequence[Envelope]) -> None:
-        if not await is_writable(self._channel) or self._dropped:
-            raise ConnectionFailed(f"{self._address}: the channel was closed")
+        if not await is_writable(self._channel) or self._end is not None:
+            if self._end is not None:
+                batch.fail(self._end)
+            return  # otherwise _closed() is about to say why
         # From here on nothing is awaited: the broker counts publishes in the order in which they are written.
         frames: list[bytes] = []
         for index, envelope in enumerate(envelopes, start):
@@ -118,7 +118,7 @@ class Publisher:
             # A message is returned by its id alone: of two under way nobody could tell which one it was.
             batch.settle(index, BUSY)
             return []
-        frames = content(envelope, channel=channel.number, max_frame_bytes=self._max_frame_bytes, now=datetime.now(UTC))
+        frames = content(envelope, channel=channel.number, max_frame_bytes=self._max_frame_bytes)
         channel.delivery_tag += 1
         channel.message_id_delivery_tag[message_id] = channel.delivery_tag
         confirmation = _Confirmation(batch, index, channel, message_id)
@@ -133,8 +133,9 @@ class Publisher:
         self._fail(Unacceptable(reason) if blamed else ConnectionFailed(reason))
 
     def _fail(self, error: TransportError) -> None:
+        self._end = self._end or error
         for batch in self._batches:
-            batch.fail(error)
+            batch.fail(self._end)
 
 
 class _Batch:

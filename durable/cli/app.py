@@ -14,7 +14,7 @@ from typing import Annotated, NamedTuple, NoReturn
 import typer
 from sqlalchemy.exc import DBAPIError
 
-from durable.cli import demo, doctor, inspect, migrate, run, send, topology
+from durable.cli import dead_letters, demo, doctor, inspect, migrate, pauses, replay_local, run, send, topology
 from durable.cli.output import one_line
 from durable.errors import DurableError, StorageUnavailable, WiringError
 from durable.version import __version__
@@ -30,12 +30,16 @@ for command in (
     inspect.status,
     inspect.nodes,
     inspect.circuits,
+    pauses.pause,
+    pauses.resume,
     topology.topology,
     send.send,
     doctor.doctor,
     demo.demo,
 ):
     app.command()(command)
+app.add_typer(dead_letters.app, name="dead-letters")
+app.command()(replay_local.replay_local)
 
 
 def _print_version(wanted: bool) -> None:

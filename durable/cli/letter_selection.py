@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
@@ -16,12 +17,14 @@ from uuid import UUID
 import typer
 
 from durable.bus import Bus
-from durable.cli.target import DatabaseUrl, SchemaName, load_target
-from durable.errors import InvalidSetting, WiringError
+from durable.cli.target import DatabaseUrl, SchemaName, connection, load_target
+from durable.errors import DurableError, InvalidSetting, WiringError
 from durable.settings import Settings
-from durable.storage.dead_letters import Selection
+from durable.storage import dead_letters, migrator
+from durable.storage.dead_letters import DeadLetter, Selection, Stretch, Summary
 
 LARGEST_LETTER = 2**63 - 1
+_MOST_NAMED = 100_000
 
 
 class SideName(StrEnum):
@@ -32,8 +35,8 @@ class SideName(StrEnum):
 Words = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[APP:BUS] [LETTER]...",
-        help="the bus, if its settings are to count; letters by their numbers, or by the UUIDs of their messages",
+        metavar="APP:BUS|LETTER",
+        help="first the bus, if its settings are to count; letters, by their numbers or the UUIDs of their messages",
         show_default=False,
     ),
 ]
@@ -86,7 +89,8 @@ def over_letters(command: Callable[..., None]) -> Callable[..., None]:
         command(chosen=chosen, **{name: value for name, value in given.items() if name not in names})
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__signature__ = inspect.Signature([*common, *own])  # type: ignore[attr-defined]
+    keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in (*common, *own)]
+    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     run.__annotations__ = {}
     return run
 
@@ -167,3 +171,51 @@ def _refuse(option: str, text: str) -> datetime:
     raise WiringError(
         f"{option}: {text!r} is no time; write 90s, 30m, 2h or 7d for that long ago, or 2030-12-31T23:59Z"
     )
+
+
+# ---------------------------------------------------------------- in the database
+
+
+def find_letter(settings: Settings, selection: Selection) -> DeadLetter:
+    """The one letter, or the newest of the one message, that is named. Raises WiringError when there is none, and
+    DurableError when it was resolved and the selection leaves those out."""
+    named = [*(selection.letters or ()), *(selection.ids or ())]
+    if len(named) != 1:
+        raise InvalidSetting("LETTER: name one, by its number or by the UUID of its message")
+    with connection(settings) as conn:
+        migrator.check_version(conn, settings.db_schema)
+        found = dead_letters.page(conn, settings.db_schema, replace(selection, resolved=None), limit=1)
+        if not found:
+            raise InvalidSetting(f"LETTER: there is no dead letter {named[0]}")
+        _refuse_resolved(found, selection)
+        number = found[0].letter_id
+        only, stretch = Selection(letters=[number], resolved=None), Stretch(number - 1, number, 1)
+        (letter,) = dead_letters.read(conn, settings.db_schema, only, stretch)
+    return letter
+
+
+def refuse_too_much(command: str, chosen: Chosen, every: bool) -> None:
+    if not every and not chosen.selection.is_narrowed:
+        raise InvalidSetting(f"{command}: name letters, or filter them, such as by --fingerprint; or give --all")
+
+
+def refuse_unknown(chosen: Chosen) -> None:
+    """Letters that are named must be there. Some may be resolved: a run that was stopped goes on with the others."""
+    named = [*(chosen.selection.letters or ()), *(chosen.selection.ids or ())]
+    if not named:
+        return
+    every = Selection(letters=chosen.selection.letters, ids=chosen.selection.ids, resolved=None)
+    with connection(chosen.settings) as conn:
+        migrator.check_version(conn, chosen.settings.db_schema)
+        found = dead_letters.page(conn, chosen.settings.db_schema, every, limit=_MOST_NAMED)
+    known = {letter.letter_id for letter in found} | {letter.id for letter in found}
+    for name in named:
+        if name not in known:
+            raise InvalidSetting(f"LETTER: there is no dead letter {name}")
+    _refuse_resolved(found, chosen.selection)
+
+
+def _refuse_resolved(found: Sequence[Summary], selection: Selection) -> None:
+    if selection.resolved is False and all(letter.resolution for letter in found):
+        letter = found[0]
+        raise DurableError(f"letter {letter.letter_id} was {letter.resolution} already, by {letter.resolved_by}")

@@ -167,7 +167,6 @@ def rehearsal(rows: Sequence[Row]) -> list[Block]:
         for outcome, would in (("succeeds", "would succeed"), ("fails", "would fail"), ("is sent", "would be sent"))
         if any(row["outcome"] == outcome for row in rows)
     )
-    sent = [(row["letter_id"], send) for row in rows for send in row["sends"]]
     failed = [row for row in rows if row["error"]]
     blocks: list[Block] = [f"rehearsed {len(rows)} letters and rolled back: {counts or 'there are none'}"]
     if failed:
@@ -176,10 +175,16 @@ def rehearsal(rows: Sequence[Row]) -> list[Block]:
             for row in failed
         ]
         blocks += _cut("would fail", ("letter", "message type", "exception", "message"), cells)
-    if sent:
-        sends = [(letter, each["message_type"], each["destination"], _short(_shown(each))) for letter, each in sent]
-        blocks += _cut("would be sent by the handlers", ("letter", "message type", "destination", "body"), sends)
-    return blocks
+    return blocks + sends(rows, "would be sent by the handlers")
+
+
+def sends(rows: Sequence[Row], title: str) -> list[Block]:
+    cells = [
+        (row["letter_id"], each["message_type"], each["destination"], _short(_shown(each)))
+        for row in rows
+        for each in row["sends"]
+    ]
+    return _cut(title, ("letter", "message type", "destination", "body"), cells) if cells else []
 
 
 def _cut(title: str, columns: Sequence[str], cells: Sequence[Any]) -> list[Block]:

@@ -50,7 +50,7 @@ def send(
         bus.runtime.transports().of(to)
     options = _options(key, delay, header or [])
     try:
-        message = codec.decode(_read(body, bus.settings.max_message_bytes), cls)
+        message = codec.decode(read_body(body, bus.settings.max_message_bytes), cls)
         envelope_id = asyncio.run(_send(bus, message_type, message, to, options))
     except InvalidMessage as error:
         raise InvalidSetting(f"JSON: {error}") from error
@@ -72,7 +72,8 @@ async def _send(bus: Bus, message_type: str, message: object, to: str | None, op
         await bus.runtime.stop()
 
 
-def _read(body: str, max_bytes: int) -> bytes:
+def read_body(body: str, max_bytes: int) -> bytes:
+    """The bytes of a JSON argument, or of standard input for `-`. Raises InvalidMessage when there are too many."""
     if body != "-":
         return body.encode(errors="surrogateescape")
     data = sys.stdin.buffer.read(max_bytes + 1)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from durable.storage import housekeeping
+from durable.storage.database import channel
 
 
 class Kind(StrEnum):
@@ -40,5 +41,30 @@ def close_circuit(conn: Connection, schema: str, kind: Kind, key: str) -> None:
     conn.execute(housekeeping.CLOSE_CIRCUIT.within(schema), {"kind": kind.value, "key": key})
 
 
+def pause(
+    conn: Connection, schema: str, kind: Kind, key: str, *, reason: str, actor: str, duration: timedelta | None
+) -> None:
+    """Open it now, for this time or until resume(), and tell the nodes at once."""
+    conn.execute(
+        housekeeping.PAUSE.within(schema),
+        _named(schema, kind, key) | {"reason": reason, "duration": duration, "actor": actor},
+    )
+
+
+def resume(conn: Connection, schema: str, kind: Kind, key: str) -> bool:
+    """Close it and tell the nodes at once. False when it was not open."""
+    return int(conn.execute(housekeeping.RESUME.within(schema), _named(schema, kind, key)).scalar_one()) == 1
+
+
+def close_ended(conn: Connection, schema: str) -> None:
+    """Close those whose time is over."""
+    conn.execute(housekeeping.CLOSE_ENDED_CIRCUITS.within(schema))
+
+
+def _named(schema: str, kind: Kind, key: str) -> dict[str, str]:
+    return {"kind": kind.value, "key": key, "channel": channel(schema)}
+
+
 def read(conn: Connection, schema: str) -> list[OpenCircuit]:
+    """Those that are open now."""
     return [OpenCircuit(*row) for row in conn.execute(housekeeping.READ_CIRCUITS.within(schema))]

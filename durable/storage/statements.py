@@ -219,6 +219,10 @@ WITH unowned AS (
     SELECT id, endpoint FROM {{schema}}.incoming_envelopes
     WHERE message_type = :message_type AND owner_id = 0 AND execution_time IS NULL
         AND (deliver_by IS NULL OR deliver_by > now())
+        AND NOT EXISTS (
+            SELECT FROM {{schema}}.circuits
+            WHERE kind = 'handler' AND key = :message_type AND (until IS NULL OR until > now())
+        )
     ORDER BY seq LIMIT :batch_size FOR UPDATE SKIP LOCKED
 ), claimed AS (
     UPDATE {{schema}}.incoming_envelopes AS row SET owner_id = :node, epoch = row.epoch + 1

@@ -1,1 +1,1 @@
-"""What durable costs, as ratios to the same work in plain asyncpg and plain clients, measured in one run: `make bench`."""
+"""What durable costs, as ratios to plain asyncpg and plain clients that do the same in the same run: `make bench`."""

@@ -53,15 +53,15 @@ def run(count: int, parts: Sequence[str]) -> list[Row]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=PARTS, help="what to run, instead of everything")
-    parser.add_argument("--count", type=int, default=5_000, help="messages in each round")
+    parser.add_argument("--only", action="append", choices=PARTS, help="run this part; may be given several times")
+    parser.add_argument("--count", type=int, default=10_000, help="messages in each round")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     try:
-        rows = run(arguments.count, arguments.parts or PARTS)
+        rows = run(arguments.count, arguments.only or PARTS)
     except InvalidSetting as error:
-        print(f"error: {error}; or name the parts to run", file=sys.stderr)
+        print(f"error: {error}; or choose parts with --only", file=sys.stderr)
         return 2
     if arguments.json:
         json.dump([asdict(row) | {"ratio": row.ratio} for row in rows], sys.stdout, indent=2)

@@ -265,6 +265,7 @@ def test_a_database_that_cannot_be_reached_is_told_in_a_line(
         (["demo", "--flights", "0"], ["--flights"]),
         (["demo", "--flights", "5", "--all"], ["--flights", "--all"]),
         (["demo", "--seed", "x"], ["--seed"]),
+        (["demo", "--transport", "htp"], ["--transport", "'http'"]),
         (["send", "MODULE:bus", "MODULE.order-place", "{}"], ["MODULE.order-place", "'MODULE.order-placed'"]),
         (["send", "MODULE:bus", "os.system", "{}"], ["os.system"]),
         (["send", "MODULE:bus", "MODULE.order-placed", "{"], ["JSON"]),

@@ -24,7 +24,7 @@ from tests.support.servers import Names
 
 pytestmark = pytest.mark.timeout(120)
 
-HASTY = {"send_timeout": timedelta(seconds=0.5), "connect_timeout": timedelta(seconds=0.5)}
+HASTY = {"send_timeout": timedelta(seconds=1), "connect_timeout": timedelta(seconds=1)}
 
 
 def transport(broker: Broker, **settings: Any) -> RabbitTransport:
@@ -71,6 +71,14 @@ async def answers(sender: Sender) -> bool:
     return await error_of(sender.ping()) is None
 
 
+async def send_until_it_fails(sender: Sender) -> TransportError:
+    while True:
+        try:
+            await sender.send(envelopes(10))
+        except TransportError as error:
+            return error
+
+
 async def stored(sender: Sender, batch: Sequence[Envelope]) -> bool:
     """An agent's next try."""
     try:
@@ -84,7 +92,7 @@ class TestKilled:
     async def test_whatever_was_confirmed_outlives_a_broker_that_is_killed_in_mid_batch(
         self, own_broker: Broker, queue: str, receiver: MemoryReceiver, queue_type: str
     ) -> None:
-        made = transport(own_broker, amqp_queue_type=queue_type, **HASTY)
+        made = transport(own_broker, amqp_queue_type=queue_type)
         await declare(made, queue, own_broker)
         confirmed: list[Envelope] = []
 
@@ -114,7 +122,7 @@ class TestKilled:
     async def test_a_listener_outlives_its_broker(
         self, own_broker: Broker, queue: str, receiver: MemoryReceiver
     ) -> None:
-        made = transport(own_broker, **HASTY)
+        made = transport(own_broker)
         await declare(made, queue, own_broker)
         receiver.hold()
         batch = envelopes(5)
@@ -136,21 +144,23 @@ class TestSilent:
         self, own_broker: Broker, queue: str, receiver: MemoryReceiver
     ) -> None:
         made = transport(own_broker, **HASTY)
-        batches = [envelopes(3) for _ in range(3)]
+        before, meanwhile, after = (envelopes(3) for _ in range(3))
         async with listening(made, queue, receiver), made.sender(queue) as sender:
-            assert await sender.send(batches[0]) == [STORED] * 3
+            await eventually(lambda: stored(sender, before), within=20)
             own_broker.pause()
-            with pytest.raises(PeerTimeout, match=r"not confirmed within 0\.5 seconds"):
-                await sender.send(batches[1])
+            error = await send_until_it_fails(sender)  # a process is not stopped at once on a busy machine
+            assert isinstance(error, PeerTimeout)
+            assert "not confirmed within 1 seconds" in str(error)
             with pytest.raises(PeerTimeout):
-                await sender.send(batches[1])
+                await sender.send(meanwhile)
             with pytest.raises(PeerTimeout):
                 await sender.ping()
             own_broker.resume()
             await eventually(lambda: answers(sender), within=20)
-            await eventually(lambda: stored(sender, batches[1]), within=20)
-            assert await sender.send(batches[2]) == [STORED] * 3
-            await receiver.stores(9)
+            await eventually(lambda: stored(sender, meanwhile), within=20)
+            await eventually(lambda: stored(sender, after), within=20)
+            ids = {sent.id for sent in [*before, *meanwhile, *after]}
+            await eventually(lambda: ids <= receiver.stored.keys(), within=20)
 
     async def test_heartbeats_that_stop_are_a_failure_and_no_cancellation(
         self, own_broker: Broker, queue: str, receiver: MemoryReceiver
@@ -160,7 +170,7 @@ class TestSilent:
         async with listening(patient, queue, receiver) as listener, patient.sender(queue) as sender:
             assert await sender.send(envelopes(1)) == [STORED]
             own_broker.pause()
-            error = await error_of(sender.send(envelopes(1)))
+            error = await send_until_it_fails(sender)
             assert isinstance(error, ConnectionFailed)
             assert "the broker went silent" in str(error)
             await eventually(lambda: listener.statistics()["down"] == 1, within=20)
@@ -217,7 +227,7 @@ class TestThrownOut:
         made = transport(own_broker)
         async with listening(made, queue, receiver) as listener, made.sender(queue) as sender:
             assert await sender.send(envelopes(1)) == [STORED]
-            sending = asyncio.create_task(_send_until_it_fails(sender))
+            sending = asyncio.create_task(send_until_it_fails(sender))
             await asyncio.to_thread(own_broker.stop)
             assert isinstance(await sending, ConnectionFailed)
             await eventually(lambda: listener.statistics()["down"] == 1)
@@ -238,14 +248,6 @@ class TestThrownOut:
         assert shown.count("orders publish (") == 1
         assert shown.count("orders consume (") == 1
         assert f":{os.getpid()})" in shown
-
-
-async def _send_until_it_fails(sender: Sender) -> TransportError:
-    while True:
-        try:
-            await sender.send(envelopes(10))
-        except TransportError as error:
-            return error
 
 
 class TestTooLargeForTheBroker:

@@ -8,7 +8,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -241,11 +241,11 @@ class TestWhatCannotBeSent:
         """As if durable had let something through that the broker does not bear: a NaN, as measured."""
         _let_through(monkeypatch)
         killer = envelope("killer")
-        batch, innocent = [*envelopes(20), killer, *envelopes(16)], envelopes(30)
+        batch, innocent = [*envelopes(20), killer, *envelopes(400)], envelopes(30)
         made = transport(broker.url)
         async with made.sender(to(queue)) as sender, made.sender(to(queue)) as neighbour:
             outcomes, others = await asyncio.gather(sender.send(batch), _sent(neighbour, innocent))
-            assert outcomes[:20] + outcomes[21:] == [STORED] * 36
+            assert outcomes[:20] + outcomes[21:] == [STORED] * 420
             assert isinstance(outcomes[20], Rejected)
             assert "INTERNAL_ERROR" in outcomes[20].reason
             assert others == [STORED] * 30
@@ -270,8 +270,8 @@ def _let_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """Envelopes of the type `killer` have a header that no check has seen."""
     checked = rabbitmq_message.properties
 
-    def properties(sent: Envelope, now: datetime) -> Basic.Properties:
-        about = checked(sent, now)
+    def properties(sent: Envelope) -> Basic.Properties:
+        about = checked(sent)
         if sent.message_type == "killer":
             about.headers = dict[str, FieldValue](n=float("nan"))
         return about
@@ -294,11 +294,11 @@ class TestDeadlines:
     ) -> None:
         proxy, url = proxied
         late = envelopes(3)
-        async with transport(url, send_timeout=timedelta(seconds=0.3)).sender(to(queue)) as sender:
+        async with transport(url, send_timeout=timedelta(seconds=1)).sender(to(queue)) as sender:
             await sender.ping()
             await sender.send(envelopes(1))
             proxy.hold(DOWN)
-            with pytest.raises(PeerTimeout, match=r"not confirmed within 0\.3 seconds"):
+            with pytest.raises(PeerTimeout, match="not confirmed within 1 seconds"):
                 await sender.send(late)
             await eventually(lambda: _holds(client, queue, 4))
             await client.delete(queue)
@@ -309,7 +309,7 @@ class TestDeadlines:
     async def test_a_batch_that_is_not_answered_costs_its_destination_one_timeout_and_its_neighbours_nothing(
         self, broker: AnyBroker, client: Foreign, queue: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        made = transport(broker.url, send_timeout=timedelta(seconds=0.3))
+        made = transport(broker.url, send_timeout=timedelta(seconds=1))
         async with made.sender(to(queue)) as sender, made.sender(to(queue)) as neighbour:
             await neighbour.send(envelopes(1))
             with monkeypatch.context() as patch:
@@ -323,7 +323,7 @@ class TestDeadlines:
         self, client: Foreign, queue: str, proxied: tuple[ChaosProxy, str]
     ) -> None:
         proxy, url = proxied
-        hasty = transport(url, send_timeout=timedelta(seconds=0.2), connect_timeout=timedelta(seconds=0.5))
+        hasty = transport(url, connect_timeout=timedelta(seconds=1))
         async with hasty.sender(to(queue)) as sender:
             await sender.ping()
             proxy.hold(DOWN)  # what is held for the old connection stays so

@@ -238,6 +238,31 @@ async def test_only_messages_of_the_type_are_claimed(store: Store) -> None:
     assert orders(await store.claim_incoming()) == [1]
 
 
+async def test_nothing_is_claimed_for_what_is_latched_or_paused_whatever_the_node_has_heard(store: Store) -> None:
+    await store.send(outgoing(1))
+    await store.receive(envelope(2))
+    opened = ((Kind.DESTINATION, PEER), (Kind.HANDLER, MESSAGE_TYPE))
+    for kind, key in opened:
+        await store.run(circuits.open_circuit, kind, key, reason="a test", actor="node 1")
+    assert (await store.claim_outgoing(), await store.claim_incoming()) == ([], [])
+
+    for kind, key in opened:
+        await store.run(circuits.pause, kind, key, reason="a test", actor="ops", duration=timedelta(seconds=-1))
+    assert (orders(await store.claim_outgoing()), orders(await store.claim_incoming())) == ([1], [2])
+
+
+async def test_a_circuit_whose_time_is_over_can_be_opened_again_and_is_closed_by_maintenance(store: Store) -> None:
+    ended = {"reason": "ended", "actor": "ops", "duration": timedelta(seconds=-1)}
+    for kind in (Kind.DESTINATION, Kind.HANDLER):
+        await store.run(circuits.pause, kind, PEER, **ended)
+    assert await store.run(circuits.read) == []
+
+    await store.run(circuits.open_circuit, Kind.DESTINATION, PEER, reason="again", actor="node 1")
+    assert [circuit.reason for circuit in await store.run(circuits.read)] == ["again"]
+    await store.run(circuits.close_ended)
+    assert await store.rows("SELECT kind FROM durable.circuits") == [("destination",)]
+
+
 @pytest.mark.parametrize("side", ["outgoing", "incoming"])
 async def test_two_nodes_that_claim_at_once_get_different_rows_and_do_not_wait(store: Store, side: str) -> None:
     await store.send(*(outgoing(number) for number in range(10)))

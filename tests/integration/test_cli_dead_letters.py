@@ -1,0 +1,495 @@
+"""`durable-agent dead-letters` and `replay-local` on a real database; ten thousand letters while nodes are at work."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import pytest
+
+from durable.embedded import Embedded
+from durable.envelope import Envelope
+from durable.storage.rows import Letter
+from durable.testing import eventually
+from tests.failure import leftovers
+from tests.support import letters
+from tests.support.command import Agent, Ended
+from tests.support.letters import PEER, envelope
+from tests.support.tables import Tables, shared_tables
+
+APPLICATION = """
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+bus.route(OrderShipped, to="tcp://127.0.0.1:1")
+
+@bus.handles(OrderPlaced)
+async def place(order: OrderPlaced, session: AsyncSession) -> OrderShipped:
+    await session.execute(text("INSERT INTO effects VALUES ('placed', :number)"), {"number": order.order_id})
+    if order.order_id < 0:
+        raise LookupError(f"no order {order.order_id}")
+    return OrderShipped(order.order_id)
+"""
+
+NODES = """
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+def effect(kind: str):
+    return text(f"INSERT INTO effects VALUES ('{kind}', :number)")
+
+@bus.handles(OrderPlaced, group=50, concurrency=2)
+async def place(order: OrderPlaced, session: AsyncSession) -> None:
+    await session.execute(effect("placed"), {"number": order.order_id})
+
+@bus.handles(OrderShipped, group=50, concurrency=2)
+async def ship(order: OrderShipped, session: AsyncSession) -> None:
+    await session.execute(effect("shipped"), {"number": order.order_id})
+"""
+
+
+@pytest.fixture(scope="module")
+def shared(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
+    with shared_tables(servers(18)) as tables:
+        tables.execute("CREATE TABLE effects (kind text, number integer)")
+        yield tables
+
+
+@pytest.fixture
+def tables(shared: Tables, monkeypatch: pytest.MonkeyPatch) -> Tables:
+    """Of a database that the environment names."""
+    shared.clear()
+    shared.execute("TRUNCATE effects")
+    monkeypatch.setenv("DURABLE_DATABASE_URL", shared.url)
+    return shared
+
+
+@pytest.fixture
+def agent(tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Agent:
+    return Agent(tmp_path, monkeypatch, capsys)
+
+
+def dead(tables: Tables, *envelopes: Envelope, letter: Letter = letters.LETTER) -> list[int]:
+    """Make incoming letters of these; returns their numbers."""
+    with leftovers.transaction(tables.url) as conn:
+        letters.incoming(conn, envelopes, letter)
+    return tables.rows("SELECT letter_id FROM durable.dead_letters ORDER BY letter_id")[-len(envelopes) :]
+
+
+def order(module: str, number: int) -> Envelope:
+    return envelope(number, message_type=f"{module}.order-placed", field="order_id")
+
+
+def document(agent: Agent, *arguments: object, code: int = 0, **options: Any) -> Any:
+    """What the command prints with --json."""
+    ended = agent(*map(str, arguments), "--json", **options)
+    assert (ended.code, ended.err) == (code, "")
+    return json.loads(ended.out)
+
+
+def dead_letters(agent: Agent, *arguments: object, **options: Any) -> Ended:
+    return agent("dead-letters", *map(str, arguments), **options)
+
+
+def unresolved(tables: Tables) -> list[int]:
+    return tables.rows("SELECT letter_id FROM durable.dead_letters WHERE resolved_at IS NULL ORDER BY 1")
+
+
+def everything(tables: Tables) -> list[Any]:
+    """Every row of every table, with the transaction that wrote it and where it lies."""
+    names = tables.rows(
+        "SELECT format('%%I.%%I', schemaname, tablename) FROM pg_tables "
+        "WHERE schemaname NOT IN ('pg_catalog', 'information_schema') ORDER BY 1"
+    )
+    return [
+        (name, tables.rows(f"SELECT xmin::text, ctid::text, t::text FROM {name} t ORDER BY ctid")) for name in names
+    ]
+
+
+# ---------------------------------------------------------------- looking
+
+
+def test_groups_list_and_show_need_no_application(agent: Agent, tables: Tables) -> None:
+    cause = Letter.because("no such customer", "LookupError")
+    one, two = dead(tables, envelope(1), envelope(2), letter=cause)
+    (three,) = dead(tables, envelope(3), letter=Letter.because("late", "OutOfStock"))
+
+    groups = document(agent, "dead-letters", "groups", "--database", tables.url)["groups"]
+    assert [(group["exception_type"], group["count"], group["example"]) for group in groups] == [
+        ("LookupError", 2, "no such customer"), ("OutOfStock", 1, "late")
+    ]  # fmt: skip
+    assert groups[0]["fingerprint"] == cause.fingerprint
+    assert "no such customer" in dead_letters(agent, "groups").out
+
+    page = document(agent, "dead-letters", "list", "--limit", 2)
+    assert ([letter["letter_id"] for letter in page["letters"]], page["before"]) == ([three, two], two)
+    page = document(agent, "dead-letters", "list", "--limit", 2, "--before", page["before"])
+    assert ([letter["letter_id"] for letter in page["letters"]], page["before"]) == ([one], None)
+    assert f"--before {two}" in dead_letters(agent, "list", "--limit", 2).out
+
+    letter = document(agent, "dead-letters", "show", one)["letter"]
+    assert (letter["body"], letter["exception_type"], letter["replayable"]) == ('{"number":1}', "LookupError", True)
+    assert '{"number":1}' in dead_letters(agent, "show", letter["id"]).out
+
+
+def test_show_has_every_attempt_and_the_conversation(agent: Agent, tables: Tables) -> None:
+    module = agent.application("""
+import itertools
+attempts = itertools.count(1)
+
+@bus.handles(OrderPlaced, retry=Retry(immediate=1, delays=[0.01]))
+async def place(order: OrderPlaced) -> None:
+    raise ValueError(f"no {next(attempts)}\\x1b[31m")
+""")
+    cause = envelope(0)
+    dead(tables, cause)
+    caused = msgspec.structs.replace(order(module, 1), correlation_id=cause.id, causation_id=cause.id)
+    with leftovers.transaction(tables.url) as conn:
+        letters.waiting(conn, [caused])
+    with agent.process("run", f"{module}:bus", "--poll-interval", "0.05") as process:
+        asyncio.run(eventually(lambda: tables.count("dead_letters") == 2, within=60))
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+
+    shown = document(agent, "dead-letters", "show", caused.id)
+    printed = dead_letters(agent, "show", caused.id).out
+
+    assert [(each["number"], each["reason"]) for each in shown["attempts"]] == [
+        (number, f"no {number}\x1b[31m") for number in (1, 2, 3)
+    ]
+    assert all("in place" in each["traceback"] for each in shown["attempts"])
+    assert [each["id"] for each in shown["related"]] == [str(cause.id)]
+    assert printed.count("in place") == 3
+    assert "attempt 3, " in printed
+    assert str(cause.id) in printed
+    assert "\x1b" not in printed
+
+
+def test_filters_are_those_of_every_command(agent: Agent, tables: Tables) -> None:
+    one, two = dead(tables, envelope(1), envelope(2, message_type="letters.other"))
+    assert document(agent, "dead-letters", "list", "--type", "letters.other")["letters"][0]["letter_id"] == two
+    assert document(agent, "dead-letters", "list", "--side", "outgoing")["letters"] == []
+    assert document(agent, "dead-letters", "list", "--until", "1h ago")["letters"] == []
+    assert len(document(agent, "dead-letters", "list", "--since", "1h ago", "--source", "elsewhere")["letters"]) == 2
+
+    assert document(agent, "dead-letters", "replay", "--type", "letters.other")["done"] == 1
+    assert document(agent, "dead-letters", "discard", "--exception", "test", "--reason", "no")["done"] == 1
+
+    assert document(agent, "dead-letters", "groups")["groups"] == []
+    states = {letter["letter_id"]: letter["resolution"] for letter in
+              document(agent, "dead-letters", "list", "--state", "resolved")["letters"]}  # fmt: skip
+    assert states == {one: "discarded", two: "replayed"}
+    assert document(agent, "status")["dead_letters"] == []
+
+
+# ---------------------------------------------------------------- resolving
+
+
+def test_letters_are_replayed_by_their_numbers_and_by_the_ids_of_their_messages(agent: Agent, tables: Tables) -> None:
+    first, second = envelope(1), envelope(2)
+    one, _, three = dead(tables, first, second, envelope(3))
+
+    ended = dead_letters(agent, "replay", one, second.id, "--by", "ada", "--reason", "mended")
+
+    assert (ended.code, ended.out, ended.err) == (0, "replayed 2 of 2 letters\n", "")
+    assert unresolved(tables) == [three]
+    assert tables.rows("SELECT id FROM durable.incoming_envelopes ORDER BY seq") == [first.id, second.id]
+    assert "replayed" in dead_letters(agent, "show", one).out
+    assert "by ada: mended" in dead_letters(agent, "show", one).out
+    again = dead_letters(agent, "replay", one)
+    assert (again.code, again.err) == (1, f"error: letter {one} was replayed already, by ada\n")
+    assert document(agent, "dead-letters", "replay", one, three)["done"] == 1, "as when a run was stopped and goes on"
+
+
+def test_nothing_is_done_to_everything_by_accident(agent: Agent, tables: Tables) -> None:
+    dead(tables, envelope(1), envelope(2), envelope(3))
+    for command in (["replay"], ["discard", "--reason", "no"]):
+        ended = dead_letters(agent, *command)
+        assert (ended.code, ended.err.count("\n"), "or give --all" in ended.err) == (2, 1, True)
+    assert len(unresolved(tables)) == 3
+
+    assert document(agent, "dead-letters", "replay", "--all", "--limit", 1)["done"] == 1
+    assert document(agent, "dead-letters", "discard", "--all", "--reason", "no")["done"] == 2
+
+
+def test_what_cannot_be_replayed_is_told(agent: Agent, tables: Tables) -> None:
+    twice = envelope(1, destination=PEER)
+    with leftovers.transaction(tables.url) as conn:
+        letters.outgoing(conn, [twice])
+        letters.outgoing(conn, [twice])
+    tables.execute(
+        "INSERT INTO durable.dead_letters (side, address, body, exception_type, reason, fingerprint, node_id)"
+        " VALUES ('incoming', 'shop', E'\\\\xff', 'quarantined on arrival', 'no envelope', 'f', 1)"
+    )
+
+    ended = dead_letters(agent, "replay", "--all")
+
+    assert ended.code == 0
+    assert ended.out.splitlines() == [
+        "replayed 1 of 2 letters",
+        "left: 1 (the message waits already), 1 (no whole envelope, only bytes: look at it, and discard it)",
+    ]
+    assert "base64 /w==" in dead_letters(agent, "show", unresolved(tables)[-1]).out
+
+
+def test_an_edited_body_must_be_one_that_its_handler_can_read(agent: Agent, tables: Tables) -> None:
+    module = agent.application(APPLICATION)
+    (one,) = dead(tables, order(module, 1))
+    edit = ("edit", f"{module}:bus", one, "--body")
+    for body, reason in (('{"order_id": "many"}', "no OrderPlaced"), ("{", "no OrderPlaced")):
+        ended = dead_letters(agent, *edit, body)
+        assert (ended.code, ended.err.count("\n"), reason in ended.err) == (2, 1, True)
+    assert dead_letters(agent, "edit", one, "--body", "{").code == 2, "without the class it must be JSON all the same"
+    assert dead_letters(agent, "edit", one, "--body", '"' + "x" * (1 << 20) + '"').code == 2
+    assert unresolved(tables) == [one]
+
+    assert dead_letters(agent, *edit, "-", stdin=b'{"order_id": 2}').code == 0
+
+    assert tables.rows("SELECT body FROM durable.incoming_envelopes") == [b'{"order_id": 2}']
+    shown = document(agent, "dead-letters", "show", one)["letter"]
+    assert (shown["body"], shown["edited_body"]) == ('{"order_id":1}', '{"order_id": 2}')
+    assert dead_letters(agent, *edit, "{}").code == 1, "it was resolved"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["show", "seven"], "neither the number of a dead letter nor the UUID"),
+        (["show", "0190-7"], "neither the number of a dead letter nor the UUID"),
+        (["show", "4711"], "there is no dead letter 4711"),
+        (["show", str(uuid4())], "there is no dead letter"),
+        (["show"], "name one"),
+        (["show", "1", "2"], "name one"),
+        (["replay", "4711"], "there is no dead letter 4711"),
+        (["replay", "99999999999999999999"], "neither"),
+        (["replay", "1", "--rehearse"], "name its bus"),
+        (["replay", "--all", "--rate", "0"], "--rate"),
+        (["replay", "--all", "--limit", "0"], "--limit"),
+        (["list", "--since", "yesterday"], "--since: 'yesterday' is no time"),
+        (["list", "--side", "left"], "left"),
+        (["list", "--before", "0"], "--before"),
+        (["discard", "1"], "--reason"),
+        (["edit", "1"], "--body"),
+        (["groups", "nothing:bus"], "no module 'nothing'"),
+        (["lost"], "lost"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_bad_usage_is_one_line_and_ends_with_2(agent: Agent, tables: Tables, arguments: list[str], reason: str) -> None:
+    if arguments[-1] == "--rehearse":
+        tables.execute("ALTER TABLE durable.dead_letters ALTER letter_id RESTART WITH 1")
+        dead(tables, envelope(1))
+    ended = dead_letters(agent, *arguments)
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
+    assert reason in ended.err
+
+
+def test_an_older_schema_is_refused(agent: Agent, tables: Tables) -> None:
+    version = tables.one("SELECT version_num FROM durable.alembic_version")
+    tables.execute("UPDATE durable.alembic_version SET version_num = '0000'")
+    try:
+        for command in (["groups"], ["list"], ["show", "1"], ["replay", "--all"]):
+            ended = dead_letters(agent, *command)
+            assert (ended.code, "run: durable-agent migrate" in ended.err) == (2, True)
+    finally:
+        tables.execute("UPDATE durable.alembic_version SET version_num = %s", version)
+
+
+# ---------------------------------------------------------------- rehearsing, and running here
+
+
+def test_a_rehearsal_says_what_would_become_of_each_and_changes_nothing(agent: Agent, tables: Tables) -> None:
+    module = agent.application(APPLICATION)
+    one, two, three = dead(tables, order(module, 1), order(module, -2), envelope(3, message_type=f"{module}.unknown"))
+    with leftovers.transaction(tables.url) as conn:
+        letters.outgoing(conn, [envelope(4, destination=PEER)])
+    before = everything(tables)
+
+    rehearsed = document(agent, "dead-letters", "replay", f"{module}:bus", "--all", "--rehearse", code=1)["rehearsed"]
+    printed = dead_letters(agent, "replay", f"{module}:bus", "--all", "--rehearse")
+
+    assert everything(tables) == before
+    assert [(each["letter_id"], each["outcome"]) for each in rehearsed] == [
+        (one, "succeeds"), (two, "fails"), (three, "fails"), (three + 1, "is sent")
+    ]  # fmt: skip
+    (sent,) = rehearsed[0]["sends"]
+    assert (sent["message_type"], sent["destination"], sent["body"]) == (
+        f"{module}.order-shipped", PEER, '{"order_id":1}'
+    )  # fmt: skip
+    assert (rehearsed[1]["error"]["type"], rehearsed[1]["error"]["message"]) == ("LookupError", "no order -2")
+    assert "in place" in rehearsed[1]["error"]["traceback"]
+    assert "no handler" in rehearsed[2]["error"]["message"]
+    assert (printed.code, printed.err) == (1, "")
+    assert printed.out.startswith(
+        "rehearsed 4 letters and rolled back: 1 would succeed, 2 would fail, 1 would be sent\n"
+    )
+    assert document(agent, "dead-letters", "replay", f"{module}:bus", one, "--rehearse")["rehearsed"]
+
+
+def test_an_edited_body_can_be_rehearsed(agent: Agent, tables: Tables) -> None:
+    module = agent.application(APPLICATION)
+    (one,) = dead(tables, order(module, -1))
+    before = everything(tables)
+
+    edit = ("dead-letters", "edit", f"{module}:bus", one, "--rehearse", "--body")
+    assert document(agent, *edit, '{"order_id": -2}', code=1)["rehearsed"][0]["error"]["message"] == "no order -2"
+    assert document(agent, *edit, '{"order_id": 2}')["rehearsed"][0]["outcome"] == "succeeds"
+    assert everything(tables) == before
+
+
+def test_replay_local_runs_the_handler_here_and_rolls_back_unless_it_is_told_to_commit(
+    agent: Agent, tables: Tables
+) -> None:
+    module = agent.application(APPLICATION)
+    one, two = dead(tables, order(module, 1), order(module, -2))
+    before = everything(tables)
+
+    rehearsed = agent("replay-local", f"{module}:bus", str(one))
+    failed = agent("replay-local", f"{module}:bus", str(two), "--commit")
+
+    assert everything(tables) == before
+    assert (rehearsed.code, rehearsed.err) == (0, "")
+    assert rehearsed.out.startswith(f"letter {one}: succeeds, rolled back\n")
+    assert f"{module}.order-shipped" in rehearsed.out
+    assert (failed.code, failed.out) == (1, "")
+    assert failed.err.startswith("Traceback")
+    assert failed.err.endswith("LookupError: no order -2\n")
+
+    kept = document(agent, "replay-local", f"{module}:bus", one, "--commit", "--by", "ada")
+    assert (kept["outcome"], kept["committed"], len(kept["sends"])) == ("succeeds", True, 1)
+    assert tables.rows("SELECT * FROM effects") == [("placed", 1)]
+    assert tables.count("outgoing_envelopes") == 1
+    assert unresolved(tables) == [two]
+    again = agent("replay-local", f"{module}:bus", str(one), "--commit")
+    assert (again.code, again.err) == (1, f"error: letter {one} was handled already, by ada\n")
+    assert agent("replay-local", f"{module}:bus", str(one)).code == 0, "to look at it again does no harm"
+
+
+@pytest.mark.parametrize(("letter", "code"), [("seven", 2), ("4711", 2)])
+def test_replay_local_refuses_what_is_no_letter(agent: Agent, tables: Tables, letter: str, code: int) -> None:
+    module = agent.application(APPLICATION)
+    ended = agent("replay-local", f"{module}:bus", letter)
+    assert (ended.code, ended.err.count("\n")) == (code, 1)
+
+
+def test_replay_local_refuses_what_no_handler_gets(agent: Agent, tables: Tables) -> None:
+    module = agent.application(APPLICATION)
+    (one,) = dead(tables, envelope(1))
+    ended = agent("replay-local", f"{module}:bus", str(one))
+    assert (ended.code, "has no handler for letters.placed" in ended.err) == (2, True)
+
+
+def test_a_debugger_looks_at_where_the_handler_failed(agent: Agent, tables: Tables) -> None:
+    module = agent.application(APPLICATION)
+    (one,) = dead(tables, order(module, -7))
+    with agent.process("replay-local", f"{module}:bus", str(one), "--pdb", stdin=-1) as process:
+        out, err = process.communicate(b"p 'the order is', order.order_id\nq\n", timeout=60)
+    assert process.returncode == 1
+    assert b"LookupError: no order -7" in err
+    assert b"('the order is', -7)" in out
+    assert tables.rows("SELECT * FROM effects") == []
+
+
+# ---------------------------------------------------------------- ten thousand
+
+
+@contextmanager
+def terminal() -> Iterator[tuple[int, Callable[[], str]]]:
+    """Its other end, and everything that was written to it; read all the time, or the writer would wait."""
+    ours, theirs = pty.openpty()
+    seen: list[bytes] = []
+
+    def read() -> None:
+        try:
+            while written := os.read(ours, 1 << 16):
+                seen.append(written)
+        except OSError:  # the other end is closed
+            pass
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    try:
+        yield theirs, lambda: b"".join(seen).decode(errors="replace")
+    finally:
+        os.close(theirs)
+        reading.join(10)
+        os.close(ours)
+
+
+CAUSES = {"LookupError": 3_400, "ValueError": 3_300, "OutOfStock": 3_300}
+
+
+def test_one_of_three_causes_is_replayed_under_traffic_stopped_half_way_and_taken_to_its_end(
+    agent: Agent, tables: Tables
+) -> None:
+    module = agent.application(NODES)
+    placed, shipped = f"{module}.order-placed", f"{module}.order-shipped"
+    first = 0
+    with leftovers.transaction(tables.url) as conn:
+        for kind, count in CAUSES.items():
+            numbers = range(first, first + count)
+            letters.many(conn, numbers, message_type=placed, kind=kind, reason=f"no {kind}", field="order_id")
+            first += count
+    groups = document(agent, "dead-letters", "groups")["groups"]
+    assert {group["exception_type"]: group["count"] for group in groups} == CAUSES
+    chosen = ("--fingerprint", groups[0]["fingerprint"])
+
+    def replayed() -> int:
+        return int(tables.one("SELECT count(*) FROM durable.dead_letters WHERE resolution = 'replayed'"))
+
+    def effects(kind: str) -> list[int]:
+        return sorted(tables.rows("SELECT number FROM effects WHERE kind = %s", kind))
+
+    with ExitStack() as stack:
+        nodes = [
+            stack.enter_context(agent.process("run", f"{module}:bus", "--poll-interval", "0.1", "--log-level", "error"))
+            for _ in range(2)
+        ]
+        with leftovers.transaction(tables.url) as conn:
+            others = [envelope(number, message_type=shipped, field="order_id") for number in range(3_000)]
+            letters.waiting(conn, others[:1_000])
+        asyncio.run(eventually(lambda: effects("shipped"), within=60, what="nodes at work"))
+
+        with (
+            terminal() as (theirs, seen),
+            agent.process("dead-letters", "replay", *chosen, "--rate", "1500", stderr=theirs) as process,
+        ):
+            asyncio.run(eventually(lambda: replayed() >= 1_000, within=60, what="half of a replay"))
+            with leftovers.transaction(tables.url) as conn:
+                letters.waiting(conn, others[1_000:])
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=30)
+            progress = seen()
+        done = replayed()
+        assert process.returncode == 130
+        assert 1_000 <= done < CAUSES["LookupError"]
+        assert out.decode() == f"stopped: replayed {done:,} of 3,400 letters; the same command goes on with the rest\n"
+        assert "replayed" in progress
+        assert "/3400" in progress
+        asyncio.run(eventually(lambda: len(effects("placed")) >= done, within=60, what="the first half handled"))
+        assert effects("placed") == list(range(done)), "nothing lost, nothing doubled, the oldest first"
+        assert len(unresolved(tables)) == 10_000 - done
+
+        assert document(agent, "dead-letters", "replay", *chosen)["done"] == 3_400 - done
+        asyncio.run(eventually(lambda: len(effects("placed")) >= 3_400, within=60, what="all of it handled"))
+        asyncio.run(eventually(lambda: len(effects("shipped")) >= 3_000, within=60, what="the others handled"))
+        for node in nodes:
+            node.send_signal(signal.SIGTERM)
+        for node in nodes:
+            assert node.wait(timeout=60) == 0
+
+    assert effects("placed") == list(range(3_400))
+    assert effects("shipped") == list(range(3_000))
+    ends = tables.rows("SELECT replay_count, resolution, count(*) FROM durable.dead_letters GROUP BY 1, 2 ORDER BY 1")
+    assert ends == [(0, None, 6_600), (1, "replayed", 3_400)]
+    assert tables.count("incoming_envelopes") == 0

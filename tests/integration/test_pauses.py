@@ -1,0 +1,264 @@
+"""Handlers and listeners that are paused: by code, by an operator, by plain SQL; every node obeys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import psycopg
+import pytest
+
+from durable import Bus, Context, InvalidSetting, PauseListener, Retry, message
+from durable.settings import load_settings
+from durable.telemetry import Event
+from durable.transports.memory import MemoryTransport
+from tests.failure.waiting import eventually
+from tests.failure.workbench import QUICK
+from tests.support.command import Agent
+
+PEER = "memory://billing"
+OPEN = "INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('handler', 'pauses.placed', 'by hand', 'psql')"
+
+
+@message("pauses.placed")
+class Placed(msgspec.Struct):
+    number: int
+
+
+class Shop:
+    """A service of two nodes on one database, and what they have handled."""
+
+    def __init__(self, database: str) -> None:
+        self.database = database
+        self.handled: list[int] = []
+        self.nodes = [self._node(), self._node()]
+
+    def _node(self) -> Bus:
+        bus = Bus("shop", self.database, **QUICK)
+
+        @bus.handles(Placed)
+        async def handle(placed: Placed) -> None:
+            self.handled.append(placed.number)
+
+        return bus
+
+    async def place(self, *numbers: int) -> None:
+        for number in numbers:
+            async with self.nodes[0].unit_of_work() as uow:
+                uow.send(Placed(number))
+
+    async def everybody(self, paused: bool) -> None:
+        await eventually(lambda: all(is_paused(node) == paused for node in self.nodes))
+
+    def rows(self, sql: str) -> list[tuple[object, ...]]:
+        with psycopg.connect(self.database) as conn:
+            return conn.execute(sql.encode()).fetchall()
+
+
+async def ignore(placed: Placed) -> None:
+    pass
+
+
+def is_paused(bus: Bus) -> bool:
+    node = bus.runtime.node
+    return node is not None and node.handlers["pauses.placed"].paused
+
+
+@pytest.fixture
+def shop(database_url: str) -> Shop:
+    return Shop(database_url)
+
+
+async def test_a_handler_that_one_node_pauses_runs_on_none_until_it_is_resumed(shop: Shop) -> None:
+    first, second = shop.nodes
+    async with first, second:
+        await first.pause(Placed, reason="the warehouse burns")
+        await shop.everybody(paused=True)
+        await shop.place(1, 2, 3)
+        await eventually(lambda: shop.rows("SELECT owner_id FROM durable.incoming_envelopes") == [(0,)] * 3)
+        assert shop.handled == []
+        assert shop.rows("SELECT kind, key, reason, actor, until FROM durable.circuits") == [
+            ("handler", "pauses.placed", "the warehouse burns", "shop", None)
+        ]
+
+        assert await second.resume(Placed)
+        await eventually(lambda: sorted(shop.handled) == [1, 2, 3])
+        assert not await second.resume(Placed)
+
+
+async def test_the_other_node_hears_of_it_long_before_it_would_look(database_url: str) -> None:
+    slow = {**QUICK, "poll_interval": timedelta(minutes=5)}
+    first, second = (Bus("shop", database_url, **slow) for _ in range(2))
+    for bus in (first, second):
+        bus.handles(Placed)(ignore)
+    async with first, second:
+        await first.pause(Placed)
+        await eventually(lambda: is_paused(second), within=5)
+        await first.resume(Placed)
+        await eventually(lambda: not is_paused(second), within=5)
+
+
+async def test_a_pause_ends_by_itself(shop: Shop) -> None:
+    async with shop.nodes[0], shop.nodes[1]:
+        await shop.nodes[0].pause(Placed, for_=0.5)
+        await shop.everybody(paused=True)
+        await shop.place(1)
+        await eventually(lambda: shop.handled == [1])
+        await shop.everybody(paused=False)
+
+
+async def test_plain_sql_pauses_and_resumes(shop: Shop) -> None:
+    async with shop.nodes[0], shop.nodes[1]:
+        with psycopg.connect(shop.database) as conn:
+            conn.execute(OPEN)
+        await shop.everybody(paused=True)
+        await shop.place(1)
+        with psycopg.connect(shop.database) as conn:
+            conn.execute("DELETE FROM durable.circuits")
+        await eventually(lambda: shop.handled == [1])
+
+
+async def test_pausing_again_changes_the_reason_and_the_time(shop: Shop) -> None:
+    async with shop.nodes[0]:
+        await shop.nodes[0].pause(Placed, for_=3600, reason="first")
+        await shop.nodes[0].pause(Placed, reason="second")
+    assert shop.rows("SELECT reason, until FROM durable.circuits") == [("second", None)]
+
+
+async def test_what_waits_when_its_handler_is_paused_goes_back_and_what_is_under_way_ends(database_url: str) -> None:
+    bus = Bus("shop", database_url, **QUICK)
+    handled: list[int] = []
+
+    @bus.handles(Placed, concurrency=1)
+    async def handle(placed: Placed) -> None:
+        if not handled:
+            await bus.pause(Placed)
+            await eventually(lambda: is_paused(bus))
+        handled.append(placed.number)
+
+    async with bus:
+        async with bus.unit_of_work() as uow:
+            for number in range(5):
+                uow.send(Placed(number))
+        await eventually(lambda: bus.runtime.counters[Event.HANDLED] == 1)
+
+        def released() -> bool:
+            with psycopg.connect(database_url) as conn:
+                owners = conn.execute("SELECT owner_id FROM durable.incoming_envelopes").fetchall()
+            return owners == [(0,)] * 4
+
+        await eventually(released)
+        assert handled == [0]
+        await bus.resume(Placed)
+        await eventually(lambda: sorted(handled) == [0, 1, 2, 3, 4])
+
+
+async def test_a_paused_listener_answers_busy_and_nothing_is_latched_or_lost(
+    make_database: Callable[[str], str],
+) -> None:
+    memory = MemoryTransport(load_settings())
+    receiver = Bus("billing", make_database("billing"), transports=[memory], **QUICK)
+    sender = Bus("orders", make_database("orders"), transports=[memory], **QUICK)
+    handled: list[int] = []
+
+    @receiver.handles(Placed)
+    async def handle(placed: Placed) -> None:
+        handled.append(placed.number)
+
+    receiver.listen(PEER, name="billing-in")
+    sender.route(Placed, to=PEER)
+    async with receiver, sender:
+        await receiver.pause(listener="billing-in")
+        async with sender.unit_of_work() as uow:
+            uow.send(Placed(0))  # it may still be taken: the pause is obeyed within a moment
+        await eventually(lambda: sender.runtime.counters[Event.BUSY] > 0 or bool(handled))
+        for number in range(1, 4):
+            async with sender.unit_of_work() as uow:
+                uow.send(Placed(number))
+        await eventually(lambda: sender.runtime.counters[Event.BUSY] >= 3)
+        assert set(handled) <= {0}
+        assert sender.runtime.counters[Event.LATCHED] == sender.runtime.counters[Event.SEND_FAILED] == 0
+        assert await receiver.resume(listener="billing-in")
+        await eventually(lambda: sorted(handled) == [0, 1, 2, 3])
+
+
+async def test_a_handler_may_ask_for_a_pause_and_its_message_is_not_counted(database_url: str) -> None:
+    bus = Bus("shop", database_url, **QUICK)
+    attempts: list[int] = []
+
+    def circuits() -> list[tuple[str, ...]]:
+        with psycopg.connect(database_url) as conn:
+            return conn.execute("SELECT kind, key, reason FROM durable.circuits").fetchall()
+
+    @bus.handles(Placed, retry=Retry.never())
+    async def handle(placed: Placed, ctx: Context) -> None:
+        attempts.append(ctx.attempt)
+        if len(attempts) == 1:
+            raise PauseListener(0.3, "the bank asks for patience")
+
+    async with bus:
+        async with bus.unit_of_work() as uow:
+            uow.send(Placed(1))
+        opened = await eventually(circuits)
+        await eventually(lambda: bus.runtime.counters[Event.HANDLED] == 1)
+    assert attempts == [1, 1]
+    assert opened == [("handler", "pauses.placed", "the bank asks for patience")]
+
+
+@pytest.mark.parametrize("named", [{}, {"cls": Placed, "listener": "shop"}])
+async def test_a_pause_of_nothing_or_of_two_things_is_refused(shop: Shop, named: dict[str, object]) -> None:
+    with pytest.raises(InvalidSetting, match="one of them"):
+        await shop.nodes[0].pause(**named)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- durable-agent
+
+
+@pytest.fixture
+def agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], database_url: str
+) -> Agent:
+    monkeypatch.setenv("DURABLE_DATABASE_URL", database_url)
+    return Agent(tmp_path, monkeypatch, capsys)
+
+
+def test_an_operator_pauses_and_resumes(agent: Agent) -> None:
+    assert agent("pause", "--handler", "a.b", "--for", "60", "--reason", "moving house") == (
+        0,
+        "the handler a.b is paused for 60 s\n",
+        "",
+    )
+    assert "moving house" in agent("circuits").out
+    assert agent("resume", "--handler", "a.b").out == "the handler a.b goes on\n"
+    assert agent("resume", "--handler", "a.b")[:2] == (1, "the handler a.b was not paused\n")
+    assert msgspec.json.decode(agent("pause", "--listener", "shop", "--json").out) == {
+        "paused": True,
+        "kind": "listener",
+        "key": "shop",
+        "seconds": None,
+    }
+    assert msgspec.json.decode(agent("resume", "--listener", "shop", "--json").out)["resumed"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "one of them"),
+        (["--handler", "a", "--listener", "b"], "one of them"),
+        (["--handler", "a", "--for", "0"], "--for: 0 is no time"),
+        (["--handler", "a", "--for", "nan"], "--for: nan is no time"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(agent: Agent, arguments: list[str], reason: str) -> None:
+    ended = agent("pause", *arguments)
+    assert ended.code == 2
+    assert reason in ended.err
+
+
+def test_a_type_that_the_application_does_not_handle_is_refused_with_the_nearest(agent: Agent) -> None:
+    name = agent.application("@bus.handles(OrderPlaced)\ndef handle(order: OrderPlaced) -> None: ...\n")
+    ended = agent("pause", f"{name}:bus", "--handler", f"{name}.order-place")
+    assert ended.code == 2
+    assert f"did you mean '{name}.order-placed'?" in ended.err

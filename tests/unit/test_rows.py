@@ -1,0 +1,71 @@
+"""What is kept of an attempt that failed: enough to see why, and no more than fits."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from durable.storage.rows import KEPT_ATTEMPTS, Failure, both_ends, error_text, failure_columns
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def failure(error: Exception) -> Failure:
+    try:
+        raise error
+    except Exception as raised:
+        return Failure.from_error(raised, number=1, failed_at=NOW)
+
+
+def test_an_attempt_says_what_failed_and_where() -> None:
+    kept = failure(LookupError("no such order"))
+    assert (kept.number, kept.failed_at, kept.exception_type, kept.reason) == (1, NOW, "LookupError", "no such order")
+    assert kept.traceback.startswith("Traceback")
+    assert kept.traceback.endswith("LookupError: no such order\n")
+    assert "raise error" in kept.traceback
+
+
+def test_it_is_bounded_whatever_the_exception_says() -> None:
+    kept = failure(ValueError("x" * 10_000_000))
+    assert len(kept.reason) < 2_100
+    assert len(kept.traceback) < 20_100
+    assert "raise error" in kept.traceback, "where it began matters as much as what it came to"
+
+
+def test_it_can_be_stored_whatever_the_exception_says() -> None:
+    kept = failure(ValueError("a\0b\ud800"))
+    assert (kept.reason, "\0" in kept.traceback) == ("a\N{REPLACEMENT CHARACTER}b?", False)
+
+
+def test_an_exception_that_cannot_speak_has_a_text_all_the_same() -> None:
+    class Speechless(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    kind, message, text = error_text(Speechless())
+    assert kind.endswith("Speechless")
+    assert "cannot be made" in message
+    assert "Speechless" in text
+
+
+def test_the_type_has_its_module_unless_it_is_built_in() -> None:
+    assert error_text(KeyError("a"))[:2] == ("KeyError", "'a'")
+    assert error_text(TimeoutError())[:2] == ("TimeoutError", "TimeoutError")
+
+
+def test_the_last_attempts_are_kept() -> None:
+    failures = [Failure(number, NOW, "E", "r", "t") for number in range(1, 51)]
+    assert failure_columns(failures)["failed_number"] == list(range(51 - KEPT_ATTEMPTS, 51))
+    assert all(values == [] for values in failure_columns(()).values())
+
+
+@given(st.text(), st.integers(2, 50))
+def test_both_ends_of_a_text_are_kept(text: str, limit: int) -> None:
+    kept = both_ends(text, limit)
+    assert (kept == text) == (len(text) <= limit)
+    half = limit // 2
+    assert kept.startswith(text[:half])
+    assert kept.endswith(text[-half:])
+    assert len(kept) < limit + 60
