@@ -147,6 +147,7 @@ def test_a_demo_that_is_ended_leaves_no_process_behind(
 
     assert demo.returncode == returncode
     assert (len(nodes), len(brokers)) == (4, 1 if transport == "rabbitmq" else 0)
+    assert (folder / "rabbitmq" / "rabbit.log").exists() == (transport == "rabbitmq")
     _, left = psutil.wait_procs(nodes + brokers + databases, timeout=20)
     assert left == []
 

@@ -139,7 +139,11 @@ class TestAMessage:
 
 
 class TestAKey:
-    @pytest.mark.parametrize("key", ["order-17", '"order-17"', str(uuid4()), str(new_id()), "k" * 200])
+    @pytest.mark.parametrize(
+        "key",
+        ["order-17", '"order-17"', str(uuid4()), str(new_id()), "k" * 200],
+        ids=["bare", "quoted", "UUIDv4", "UUIDv7", "long"],
+    )
     async def test_makes_a_repeat_known(self, shop: HttpShop, key: str) -> None:
         first, again = [await shop.sell(idempotency_key=key) for _ in range(2)]
 
