@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from sqlalchemy import Connection
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable import codec
@@ -26,24 +25,15 @@ from durable.composing import Cause
 from durable.envelope import Envelope, Leased
 from durable.errors import DurableError, InvalidMessage, UnknownMessageType, WiringError
 from durable.handlers import Call, Context, Handler
-from durable.runtime import Runtime
+from durable.joined_sessions import JoinedSessions, RehearsalRuntime
 from durable.sessions import Sessions
 from durable.storage import dead_letters, letter_statements
-from durable.storage.database import translated
 from durable.storage.dead_letters import DeadLetter
-from durable.storage.outbox import Key, Sent
-from durable.unit_of_work import Outbox, enlist
+from durable.unit_of_work import Outbox
 
 Outcome = Literal["succeeds", "fails", "is sent"]
 Finish = Callable[[Session, Outbox], None]
 """Ends the transaction of an attempt, after its handler."""
-
-_OURS = "durable.rehearsal"
-_JOINED: dict[str, Any] = {
-    "join_transaction_mode": "create_savepoint",
-    "expire_on_commit": False,
-    "close_resets_only": False,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +53,7 @@ class AlreadyResolved(DurableError):
 class Rehearsal:
     """Runs letters one after the other, each in a transaction that is rolled back. See rehearsal()."""
 
-    def __init__(self, bus: Bus, sessions: _JoinedSessions, *, unhurried: bool) -> None:
+    def __init__(self, bus: Bus, sessions: JoinedSessions, *, unhurried: bool) -> None:
         self._bus = bus
         self._sessions = sessions
         self._unhurried = unhurried
@@ -79,6 +69,12 @@ class Rehearsal:
         async with self._sessions.rolled_back(is_async=handler.is_async):
             try:
                 await self._attempt(handler, lease)
+            except asyncio.CancelledError:
+                if (task := asyncio.current_task()) and task.cancelling():
+                    raise
+                return Rehearsed(
+                    letter, "fails", error=RuntimeError("something that the handler awaited was cancelled")
+                )
             except Exception as error:  # the handler's, whatever it is: this is what was asked for
                 return Rehearsed(letter, "fails", error=error)
             return Rehearsed(letter, "succeeds", [sent.envelope for sent in self._sessions.sent])
@@ -97,9 +93,9 @@ async def rehearsal(bus: Bus, *, unhurried: bool = False) -> AsyncIterator[Rehea
     somebody looks at the handler with a debugger."""
     if bus.runtime.is_running:
         raise WiringError("this bus runs: rehearse in a process of its own")
-    sessions = _JoinedSessions(bus.runtime)
+    sessions = JoinedSessions(bus.runtime)
     try:
-        with bus.running_on(_RehearsalRuntime(bus, sessions)):
+        with bus.running_on(RehearsalRuntime(bus, sessions)):
             yield Rehearsal(bus, sessions, unhurried=unhurried)
     finally:
         await bus.runtime.sessions.close()
@@ -191,88 +187,3 @@ def _look(session: Session, outbox: Outbox) -> None:
     outbox.commits_itself = True
     outbox.store()
     session.execute(letter_statements.CHECK_CONSTRAINTS.within(""))
-
-
-# ---------------------------------------------------------------- what a bus works on meanwhile
-
-
-class _RehearsedOutbox(Outbox):
-    """Its messages are looked at instead of stored."""
-
-    sent: list[Sent]
-
-    def insert(self, sent: Sequence[Sent]) -> set[Key]:
-        self.sent += sent
-        return set()
-
-
-class _JoinedSessions(Sessions):
-    """Sessions that are all part of one transaction: their commits only end savepoints of it."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        super().__init__(runtime.settings, runtime.composer, runtime, runtime.sessions.scope)
-        self.sent: list[Sent] = []
-        self._runtime = runtime
-        self._real = runtime.sessions
-        self._schema = runtime.settings.db_schema
-        self._connection: AsyncConnection | Connection | None = None
-
-    @asynccontextmanager
-    async def rolled_back(self, *, is_async: bool) -> AsyncIterator[None]:
-        """The transaction. Raises StorageUnavailable."""
-        self.sent = []
-        if is_async:
-            with translated():
-                connection = await self._real.engine.connect()
-            async with aclosing(connection):
-                outer = await connection.begin()
-                with self._joining(connection):
-                    yield
-                await outer.rollback()
-        else:
-            with translated():
-                connection_sync = self._real.engine_sync.connect()
-            with connection_sync:
-                outer_sync = connection_sync.begin()
-                with self._joining(connection_sync):
-                    yield
-                outer_sync.rollback()
-
-    @contextmanager
-    def _joining(self, connection: AsyncConnection | Connection) -> Iterator[None]:
-        self._connection = connection
-        try:
-            yield
-        finally:
-            self._connection = None
-
-    def open(self) -> AsyncSession:
-        if not isinstance(self._connection, AsyncConnection):
-            raise WiringError(
-                "a rehearsed sync handler cannot open an AsyncSession: its transaction could not be undone"
-            )
-        session = AsyncSession(self._connection, **_JOINED)
-        session.sync_session.info[_OURS] = True
-        return session
-
-    def open_sync(self) -> Session:
-        if not isinstance(self._connection, Connection):
-            raise WiringError("an async handler cannot open a Session in a rehearsal: it could not be undone")
-        session = Session(self._connection, **_JOINED)
-        session.info[_OURS] = True
-        return session
-
-    def outbox(self, session: Session | AsyncSession) -> Outbox:
-        sync_session = session.sync_session if isinstance(session, AsyncSession) else session
-        if _OURS not in sync_session.info:
-            raise WiringError("a rehearsal cannot undo what a session of the application's own commits")
-        outbox = enlist(session, self._schema, self._composer, self._runtime, _RehearsedOutbox)
-        assert isinstance(outbox, _RehearsedOutbox)
-        outbox.sent = self.sent
-        return outbox
-
-
-class _RehearsalRuntime(Runtime):
-    def __init__(self, bus: Bus, sessions: Sessions) -> None:
-        super().__init__(bus.application, bus.settings, sessions.scope)
-        self.sessions = sessions

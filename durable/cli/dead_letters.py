@@ -258,9 +258,8 @@ def _report(run: Run, verb: str, json: bool) -> None:
 
 
 def _told(run: Run, verb: str) -> list[Block]:
-    lines: list[Block] = [f"{verb} {run.done:,} of {run.total:,} letters"]
-    if run.stopped:
-        lines = [f"stopped: {verb} {run.done:,} of {run.total:,} letters; the same command goes on with the rest"]
+    done = f"{verb} {run.done:,} of {run.total:,} letter{'s' if run.total != 1 else ''}"
+    lines: list[Block] = [f"stopped: {done}; the same command goes on with the rest" if run.stopped else done]
     return lines + ([f"left: {_why_not(run)}"] if run.waiting or run.unfit else [])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from durable.cli.output import Block, Table, one_line
@@ -243,4 +243,4 @@ def _short(text: str) -> str:
 
 
 def _time(moment: datetime | None) -> str | None:
-    return None if moment is None else f"{moment:%Y-%m-%d %H:%M:%S%z}"
+    return None if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"

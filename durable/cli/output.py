@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
 Cell = str | int | None
+_NEVER_FOLDED = 20  # characters, such as those of a fingerprint, which somebody is going to copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,10 @@ def safe(text: str) -> str:
 
 def _rich_table(table: Table) -> RichTable:
     drawn = RichTable(title=Text(table.title, style="bold"), title_justify="left")
-    for column, is_numeric in zip(table.columns, _numeric(table), strict=True):
-        drawn.add_column(column, justify="right" if is_numeric else "left", overflow="fold")
+    for index, (column, is_numeric) in enumerate(zip(table.columns, _numeric(table), strict=True)):
+        is_short = all(len(_shown(row[index])) <= _NEVER_FOLDED for row in table.rows)
+        justify: JustifyMethod = "right" if is_numeric else "left"
+        drawn.add_column(column, justify=justify, overflow="fold", no_wrap=is_short)
     for row in table.rows:
         drawn.add_row(*(Text(_shown(cell)) for cell in row))
     return drawn

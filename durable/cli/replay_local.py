@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import pdb
 import sys
-import traceback
 from typing import Annotated
 
 import typer
@@ -19,6 +18,7 @@ from durable.cli.output import print_blocks, print_json
 from durable.cli.target import BusName, Debug, Json, load_bus
 from durable.rehearsing import AlreadyResolved, Rehearsed, handle, handler_of, rehearsal, whole
 from durable.storage.dead_letters import DeadLetter, Selection
+from durable.storage.rows import error_text
 
 Letter = Annotated[str, typer.Argument(metavar="LETTER", help="its number, or the UUID of its message")]
 Commit = Annotated[
@@ -57,7 +57,7 @@ def replay_local(
     if rehearsed.error is None:
         return
     if not json:
-        traceback.print_exception(rehearsed.error, file=sys.stderr)
+        print(error_text(rehearsed.error)[2], end="", file=sys.stderr)
     if pdb_:
         pdb.post_mortem(rehearsed.error.__traceback__)
     raise typer.Exit(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 from datetime import datetime
+from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
@@ -135,10 +136,18 @@ def storable(text: str, limit: int = 100_000) -> str:
 
 
 def error_text(error: BaseException) -> tuple[str, str, str]:
-    """Its type, what it says, and its traceback."""
+    """Its type, what it says, and its traceback from where the application's code begins."""
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     try:
         message = str(error) or kind
     except Exception:  # it is the application's class, and must not keep its message from being settled
         message = f"{kind}, whose text cannot be made"
-    return kind, message, "".join(traceback.format_exception(error))
+    return kind, message, "".join(traceback.format_exception(type(error), error, _of_application(error.__traceback__)))
+
+
+def _of_application(trace: TracebackType | None) -> TracebackType | None:
+    """Without the frames of durable that lead there; all of it when it leads nowhere else."""
+    inner = trace
+    while inner is not None and str(inner.tb_frame.f_globals.get("__name__")).startswith("durable."):
+        inner = inner.tb_next
+    return inner or trace

@@ -1,6 +1,7 @@
 """Every SQL statement that touches an envelope, named, with why it is written so.
 
-Those about nodes, locks, circuits, partitions and versions are in durable.storage.housekeeping.
+Those about nodes, locks, circuits, partitions and versions are in durable.storage.housekeeping; those that read and
+resolve dead letters in durable.storage.letter_statements.
 
 Rules that hold throughout:
 - Batches travel as arrays through unnest: one statement for any number of envelopes.

@@ -161,6 +161,14 @@ class InMemoryBus:
         self._receive(envelope)
         return envelope.id
 
+    def replay(self, *chosen: DeadLetter) -> None:
+        """Let these dead letters, or all of them, wait again for their handlers, as new; drain() handles them.
+
+        Raises ValueError for one that was quarantined.
+        """
+        for letter in chosen or self.dead_letters:
+            self._mailbox.replay(letter)
+
     def fail(
         self,
         target: type | Callable[..., Any],

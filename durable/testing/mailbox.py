@@ -48,7 +48,7 @@ class Handled:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A message that was given up. `message` is None when it cannot be decoded."""
+    """A message that was given up. `message` is None when it cannot be decoded, `endpoint` when it was never stored."""
 
     message: Any
     envelope: Envelope
@@ -56,6 +56,7 @@ class DeadLetter:
     exception_type: str
     reason: str
     traceback: str | None
+    endpoint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ class Mailbox:
         if not self.owns(lease):
             return False
         row = self.incoming.pop(_key(lease))
-        self._bury(row.envelope, letter, attempts=row.attempts + counted)
+        self._bury(row.envelope, letter, attempts=row.attempts + counted, endpoint=row.endpoint)
         return True
 
     def expire(self, _node: NodeId, lease: Leased) -> bool:
@@ -236,10 +237,17 @@ class Mailbox:
             self.expired.append(Expired(decoded(row.envelope), row.envelope))
         return row is not None
 
-    def _bury(self, envelope: Envelope, letter: Letter, *, attempts: int) -> None:
-        self.dead_letters.append(
-            DeadLetter(decoded(envelope), envelope, attempts, letter.exception_type, letter.reason, letter.traceback)
-        )
+    def replay(self, letter: DeadLetter) -> None:
+        """Let it wait again for its handler, as new."""
+        if letter.endpoint is None:
+            raise ValueError(f"it was quarantined, and cannot be handled: {letter.reason}")
+        self.dead_letters = [each for each in self.dead_letters if each is not letter]
+        row = Row(letter.envelope, letter.endpoint)
+        self.incoming[row.key] = row
+
+    def _bury(self, envelope: Envelope, letter: Letter, *, attempts: int, endpoint: str | None = None) -> None:
+        why = letter.exception_type, letter.reason, letter.traceback
+        self.dead_letters.append(DeadLetter(decoded(envelope), envelope, attempts, *why, endpoint))
 
 
 class MemoryDatabase(Database):

@@ -293,6 +293,23 @@ def test_bad_usage_is_one_line_and_ends_with_2(agent: Agent, tables: Tables, arg
     assert reason in ended.err
 
 
+def test_a_database_that_goes_away_ends_a_run_which_says_how_far_it_came(agent: Agent, tables: Tables) -> None:
+    with leftovers.transaction(tables.url) as conn:
+        letters.many(conn, range(300), message_type="letters.placed", kind="ValueError", reason="no")
+    with agent.process("dead-letters", "replay", "--all", "--rate", "200") as process:
+        asyncio.run(eventually(lambda: tables.count("incoming_envelopes") >= 50, within=60))
+        tables.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        out, err = process.communicate(timeout=30)
+    done = tables.count("incoming_envelopes")
+
+    assert (process.returncode, out, err.count(b"\n")) == (1, b"", 1)
+    assert f"{done} letters were replayed before, run it again to go on" in err.decode()
+    assert document(agent, "dead-letters", "replay", "--all")["done"] == 300 - done
+
+
 def test_an_older_schema_is_refused(agent: Agent, tables: Tables) -> None:
     version = tables.one("SELECT version_num FROM durable.alembic_version")
     tables.execute("UPDATE durable.alembic_version SET version_num = '0000'")

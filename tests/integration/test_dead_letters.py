@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 import pytest
@@ -17,12 +18,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from durable import Bus, Retry, message
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Leased, NodeId
+from durable.errors import StorageUnavailable
 from durable.outcomes import DUPLICATE, STORED
 from durable.receiving import LeftToOthers, ReceivingAgent
 from durable.recovery.maintenance import maintain
 from durable.resolving import Resolution, Run, resolve
 from durable.settings import load_settings
-from durable.storage import dead_letters, inbox, letter_statements, outbox
+from durable.storage import dead_letters, grants, inbox, letter_statements, outbox
 from durable.storage.database import Database
 from durable.storage.dead_letters import Resolved, Selection, Stretch
 from durable.storage.inbox import Arrival
@@ -587,6 +589,30 @@ class TestForgetting:
         assert self.left(tables) == [0, 3]
         assert tables.count("failed_attempts") == 2, "they go with their letter, and not before"
 
+    def test_a_role_that_only_runs_nodes_may_do_all_of_it(self, tables: Tables) -> None:
+        role = f"runner_{uuid4().hex[:8]}"
+        tables.execute(f"CREATE ROLE {role}")
+        stored(tables, grants.grant_runtime, role)
+        given(tables, _store, [envelope(number) for number in range(3)])
+        first, second, third = claim(tables)
+
+        def as_the_role(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            with leftovers.transaction(tables.url) as conn:
+                conn.exec_driver_sql(f"SET LOCAL ROLE {role}")
+                return function(conn, SCHEMA, *args, **kwargs)
+
+        try:
+            for lease in (first, second, third):
+                assert as_the_role(inbox.dead_letter, NODE, lease, letters.LETTER, failures=[failure(1)])
+            number = as_the_role(dead_letters.groups, ALL)[0].count
+            assert len(as_the_role(replay_by_ada, ALL, Stretch(0, 2**40, 1)).done) == 1
+            assert len(as_the_role(dead_letters.discard, ALL, WHOLE, actor="ada", reason="no").done) == number - 1
+            assert as_the_role(dead_letters.purge, keep_letters=timedelta(0), keep_attempts=timedelta(0)) == 3
+            assert tables.count("failed_attempts") == 0
+        finally:
+            tables.execute(f"DROP OWNED BY {role}")
+            tables.execute(f"DROP ROLE {role}")
+
     async def test_the_purge_is_bounded_and_one_node_at_a_time_does_it(
         self, tables: Tables, database: Database, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -638,6 +664,25 @@ class TestRuns:
 
         assert await resolve(database, replay_by_ada, ALL) == Run(total=150, done=150)
         assert tables.rows("SELECT DISTINCT replay_count FROM durable.dead_letters") == [1]
+        assert tables.count("incoming_envelopes") == 250
+
+    async def test_a_database_that_goes_away_ends_the_run_and_another_goes_on(
+        self, tables: Tables, database: Database
+    ) -> None:
+        given(tables, letters.many, range(250), message_type="letters.placed", kind="ValueError", reason="no")
+
+        def cut(run: Run) -> None:
+            if run.done:
+                tables.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+
+        with pytest.raises(StorageUnavailable):
+            await resolve(database, replay_by_ada, ALL, tell=cut)
+        assert tables.count("incoming_envelopes") == 100
+
+        assert await resolve(database, replay_by_ada, ALL) == Run(total=150, done=150)
         assert tables.count("incoming_envelopes") == 250
 
     async def test_a_run_may_be_limited_and_slowed_down(self, tables: Tables, database: Database) -> None:

@@ -220,6 +220,18 @@ class TestRehearsal:
         assert [type(each.error) for each in outcomes] == [TimeoutError] * 3
         assert tables.rows("SELECT * FROM effects") == []
 
+    async def test_a_handler_whose_work_was_cancelled_fails_and_the_rehearsal_goes_on(
+        self, bus: Bus, tables: Tables
+    ) -> None:
+        @bus.handles(Placed)
+        async def place(placed: Placed) -> None:
+            task = asyncio.create_task(asyncio.sleep(10))
+            task.cancel()
+            await task
+
+        found = await rehearsed(bus, letter_of(tables))
+        assert (found.outcome, "was cancelled" in str(found.error)) == ("fails", True)
+
     async def test_letters_are_rehearsed_one_after_the_other_and_see_nothing_of_each_other(
         self, bus: Bus, tables: Tables
     ) -> None:

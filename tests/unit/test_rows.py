@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from durable.messages import class_of
 from durable.storage.rows import KEPT_ATTEMPTS, Failure, both_ends, error_text, failure_columns
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -69,3 +72,28 @@ def test_both_ends_of_a_text_are_kept(text: str, limit: int) -> None:
     assert kept.startswith(text[:half])
     assert kept.endswith(text[-half:])
     assert len(kept) < limit + 60
+
+
+def raised_below_durable(code: str, **names: Any) -> Exception:
+    """What this code raises, as if a module of durable had run it and nobody had called that."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011  any
+        eval(code, {"__name__": "durable.handling", **names})
+    error = caught.value
+    while error.__traceback__ is not None and error.__traceback__.tb_frame.f_code.co_filename != "<string>":
+        error.__traceback__ = error.__traceback__.tb_next
+    return error
+
+
+def test_a_traceback_begins_where_the_application_does() -> None:
+    def handler() -> None:
+        class_of("rows.unheard-of")
+
+    lines = error_text(raised_below_durable("handler()", handler=handler))[2].splitlines()
+
+    assert lines[0].startswith("Traceback")
+    assert lines[1].endswith("in handler")
+    assert any(line.endswith("in class_of") for line in lines), "and has all that follows"
+
+
+def test_a_traceback_that_is_all_ours_is_whole() -> None:
+    assert "<string>" in error_text(raised_below_durable("1 / 0"))[2]

@@ -120,6 +120,42 @@ class TestWhatHappened:
         with pytest.raises(AssertionError, match=r"(?s)1 dead letters:.*testing\.placed.*LookupError: no such order"):
             memory.assert_no_dead_letters()
 
+    async def test_dead_letters_are_replayed_one_or_all(self, bus: Bus, memory: InMemoryBus) -> None:
+        mended: set[int] = set()
+        attempts: list[tuple[int, int]] = []
+
+        @bus.handles(Placed, retry=Retry(immediate=1, delays=[]))
+        async def handle(order: Placed, ctx: Context) -> None:
+            attempts.append((order.number, ctx.attempt))
+            if order.number not in mended:
+                raise LookupError
+
+        await send(bus, Placed(1), Placed(2), Placed(3))
+        await memory.drain()
+        first, second, _ = memory.dead_letters
+        mended.update((1, 3))
+
+        memory.replay(second)
+        await memory.drain()
+        assert memory.handled == []
+        assert [letter.message for letter in memory.dead_letters] == [Placed(1), Placed(3), Placed(2)]
+
+        memory.replay()
+        await memory.drain()
+        assert [handled.message for handled in memory.handled] == [Placed(1), Placed(3)]
+        assert memory.handled[0].envelope.id == first.envelope.id
+        assert [letter.message for letter in memory.dead_letters] == [Placed(2)]
+        assert attempts.count((2, 1)) == 3, "each time it is new"
+
+    async def test_what_was_quarantined_cannot_be_replayed(self, bus: Bus, memory: InMemoryBus) -> None:
+        handling(bus)
+        memory.deliver(Placed(1), id_from="order-1")
+        memory.deliver(Placed(2), id_from="order-1")
+        await memory.drain()
+        with pytest.raises(ValueError, match="quarantined"):
+            memory.replay()
+        assert len(memory.dead_letters) == 1
+
     async def test_a_message_that_this_process_cannot_read_is_shown_by_its_envelope(
         self, bus: Bus, memory: InMemoryBus
     ) -> None:
