@@ -203,14 +203,19 @@ class Bus:
         for_: timedelta | float | None = None,
         reason: str = "paused by the application",
     ) -> None:
-        """Let no node run the handler of this class, or let the listener of this name take
-        nothing, for this time (a timedelta or seconds) or until resume(). What waits goes on waiting; senders see
+        """Let no node run the handler of this class, or let the listener of this name take nothing.
+
+        It lasts for this time (a timedelta or seconds), or until resume(). What waits goes on waiting; senders see
         Busy. It is a row of `circuits`, committed when this returns, and obeyed by the other nodes within a moment.
+        Call it while the bus runs; elsewhere there is `durable-agent pause`. Raises InvalidSetting for a time that is
+        not above 0, or when not exactly one thing is named.
         """
-        seconds = timedelta(seconds=for_) if isinstance(for_, int | float) else for_
+        duration = timedelta(seconds=for_) if isinstance(for_, int | float) else for_
+        if duration is not None and duration <= timedelta(0):
+            raise InvalidSetting(f"pause: for_={for_!r} is over before it begins; give a time above 0, or none")
         kind, key = _circuit(cls, listener)
         await self.runtime.database.transaction(
-            circuits.pause, kind, key, reason=reason, actor=self.service, duration=seconds
+            circuits.pause, kind, key, reason=reason, actor=self.service, duration=duration
         )
 
     async def resume(self, cls: type | None = None, *, listener: str | None = None) -> bool:

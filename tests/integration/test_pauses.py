@@ -213,6 +213,12 @@ async def test_a_pause_of_nothing_or_of_two_things_is_refused(shop: Shop, named:
         await shop.nodes[0].pause(**named)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("for_", [0, -1.5, timedelta(0)])
+async def test_a_pause_that_is_over_before_it_begins_is_refused(shop: Shop, for_: float | timedelta) -> None:
+    with pytest.raises(InvalidSetting, match="above 0"):
+        await shop.nodes[0].pause(Placed, for_=for_)
+
+
 # ---------------------------------------------------------------- durable-agent
 
 
