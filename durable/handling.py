@@ -16,44 +16,24 @@ suspect at a time: so the one that kills its process is found and comes to its e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-from typing import NamedTuple
-
-from sqlalchemy import Connection
-from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from collections.abc import Callable, Sequence
 
 from durable import codec
+from durable.attempts import Attempts, Task
 from durable.batching import Buffer
 from durable.clock import Clock
-from durable.composing import Cause
 from durable.envelope import ANY_NODE, Envelope, Lease, Leased, NodeId
 from durable.errors import InvalidMessage, LeaseLost
 from durable.failpoints import failpoint
-from durable.handlers import Call, Context, Handler
-from durable.retry import DeadLetter, HandBack, Pause, Policy, RunAgain, RunLater
-from durable.routing import LOCAL
-from durable.sessions import Sessions
+from durable.handlers import Handler
+from durable.retry import Pause, Policy, RunAgain
 from durable.settings import Settings
-from durable.storage import circuits, inbox, leases
-from durable.storage.circuits import Kind
+from durable.settling import Settling
 from durable.storage.database import Database
 from durable.storage.rows import KEPT_ATTEMPTS, Failure, Letter
-from durable.storage.statements import INCOMING
 from durable.telemetry import Counters, Event, log
-from durable.unit_of_work import Outbox
 
 _SUSPICIOUS = 2  # deaths; one is an accident, and what the dead node had in memory is handled at full speed
-
-
-class Task(NamedTuple):
-    """A message about to be handled: decoded, with the number of this attempt."""
-
-    lease: Leased
-    message: object
-    attempt: int
 
 
 class HandlingAgent:
@@ -62,10 +42,10 @@ class HandlingAgent:
     def __init__(
         self,
         handler: Handler,
+        attempts: Attempts,
         *,
         policy: Policy,
         database: Database,
-        sessions: Sessions,
         node: NodeId,
         settings: Settings,
         clock: Clock,
@@ -74,11 +54,12 @@ class HandlingAgent:
         suspects: asyncio.Lock | None = None,
     ) -> None:
         self.handler = handler
-        self._policy = policy
         self.buffer: Buffer[Leased] = Buffer(settings.buffer_size, settings.buffer_bytes)
         self.wants_more = False
-        self._database = database
-        self._sessions = sessions
+        self.paused = False
+        self._attempts = attempts
+        self._settling = Settling(database, node, counters)
+        self._policy = policy
         self._node = node
         self._settings = settings
         self._clock = clock
@@ -88,14 +69,7 @@ class HandlingAgent:
         self._working: set[Lease] = set()
         self._changed = asyncio.Event()
         self._stopping = False
-        self.paused = False
         self._concurrency = handler.concurrency or settings.concurrency
-        self._timeout = (handler.timeout or settings.handler_timeout).total_seconds()
-        self._threads = (
-            None
-            if handler.is_async
-            else ThreadPoolExecutor(self._concurrency, thread_name_prefix=f"durable {handler.message_type}")
-        )
 
     # ------------------------------------------------------------------ what others tell it
 
@@ -132,18 +106,16 @@ class HandlingAgent:
             async with asyncio.TaskGroup() as workers:
                 for number in range(self._concurrency):
                     workers.create_task(self._work(), name=f"handle {self.handler.message_type} {number}")
-            if self._threads is not None:
-                await asyncio.to_thread(self._threads.shutdown)  # attempts that timed out go on in their threads
+            await self._attempts.finish()
         finally:
-            if self._threads is not None:
-                self._threads.shutdown(wait=False)
+            self._attempts.close()
 
     async def _work(self) -> None:
         while not self._stopping:
             if self.paused:
                 await self._stay_paused()
             elif taken := self.buffer.take(self.handler.group, self._settings.batch_bytes):
-                await self._handle(taken)
+                await self.handle(taken)
             else:
                 self._changed.clear()
                 await self._changed.wait()
@@ -153,12 +125,13 @@ class HandlingAgent:
         self._changed.clear()
         waiting = self.buffer.take(self._settings.buffer_size, self._settings.buffer_bytes)
         if waiting:
-            await self._database.insist(leases.release, INCOMING, self._node, [lease.key for lease in waiting])
+            await self._settling.hand_back(waiting)
             self.buffer.done(waiting)
         else:
             await self._changed.wait()
 
-    async def _handle(self, taken: Sequence[Leased]) -> None:
+    async def handle(self, taken: Sequence[Leased]) -> None:
+        """Bring these, which were taken from the buffer, to an end or to their next attempt."""
         failpoint("C14")
         self._working.update(lease.key for lease in taken)
         try:
@@ -184,30 +157,34 @@ class HandlingAgent:
     async def _prepare(self, lease: Leased) -> Task | None:
         """The message, unless it has expired, cannot be decoded, or has killed too many processes."""
         envelope, attempt = lease.envelope, lease.attempts + 1
-        if envelope.deliver_by is not None and envelope.deliver_by < self._clock.now() and await self._expired(lease):
+        is_late = envelope.deliver_by is not None and envelope.deliver_by < self._clock.now()
+        if is_late and await self._settling.expire(lease):
             return None
         if _is_suspect(lease):
-            counted = await self._database.insist(inbox.begin_suspect_attempt, self._node, lease)
+            counted = await self._settling.begin_suspect_attempt(lease)
             if counted is None:
                 return None
             attempt = counted
             if attempt > self._policy.max_attempts:
                 reason = f"its node died {lease.interruptions} times while it was being handled"
-                await self._dead_letter(lease, Letter.because(reason, "killed its node"), counted=0)
+                await self._settling.dead_letter(lease, Letter.because(reason, "killed its node"), counted=0)
                 return None
         try:
             return Task(lease, codec.decode(envelope.body, self.handler.cls, envelope.content_type), attempt)
         except InvalidMessage as error:
-            await self._dead_letter(lease, Letter.from_error(error), failures=[self._failure(error, attempt)])
+            await self._settling.dead_letter(lease, Letter.from_error(error), failures=[self._failure(error, attempt)])
             return None
+
+    # ------------------------------------------------------------------ attempts, and what follows
 
     async def _succeeds_together(self, tasks: Sequence[Task]) -> bool:
         """Handle them in one transaction. False when it rolled back."""
         try:
-            await self._attempt(tasks)
+            await self._attempts.run(tasks)
         except Exception as error:
             log.info("a group of %d rolled back, each is run alone: %s", len(tasks), error)
             return False
+        self._counters.add(Event.HANDLED, len(tasks))
         return True
 
     async def _handle_suspect(self, lease: Leased) -> None:
@@ -224,7 +201,8 @@ class HandlingAgent:
         failures: Sequence[Failure] = ()
         while True:
             try:
-                await self._attempt([Task(lease, task.message, attempt)])
+                await self._attempts.run([Task(lease, task.message, attempt)])
+                self._counters.add(Event.HANDLED)
                 return
             except LeaseLost:
                 self._counters.add(Event.LEASE_LOST)
@@ -240,146 +218,17 @@ class HandlingAgent:
         """Settle a failed attempt as the policy decides. True when the message is to run again at once."""
         decision = self._policy.decide(error, attempt, self._clock.now() - lease.envelope.sent_at)
         log.warning("%s of %s failed, attempt %d: %r", self.handler.name, lease.envelope.id, attempt, error)
+        if isinstance(decision, RunAgain):
+            return True
         counted_before = lease.attempts + (1 if _is_suspect(lease) else 0)
-        match decision:
-            case RunAgain():
-                return True
-            case RunLater(delay=delay):
-                failpoint("C19")
-                await self._database.insist(
-                    inbox.retry_later,
-                    self._node,
-                    lease,
-                    delay=delay,
-                    counted=attempt - counted_before,
-                    failures=failures,
-                )
-                failpoint("C19")
-                self._counters.add(Event.RETRIED)
-            case HandBack():
-                await self._database.insist(leases.release, INCOMING, self._node, [lease.key])
-            case Pause(duration=duration, reason=reason):
-                await self._database.insist(self._pause, lease, duration, reason)
-                self.observe_circuit(True)
-            case DeadLetter():
-                failpoint("C19")
-                letter = Letter.from_error(error)
-                await self._dead_letter(lease, letter, counted=attempt - counted_before, failures=failures)
-                failpoint("C19")
+        await self._settling.settle(lease, decision, error, counted=attempt - counted_before, failures=failures)
+        if isinstance(decision, Pause):
+            self.observe_circuit(True)
         return False
-
-    # ------------------------------------------------------------------ one attempt, one transaction
-
-    async def _attempt(self, tasks: Sequence[Task]) -> None:
-        """Run the handler over these messages in one transaction, with their completion; raises what it raises."""
-        try:
-            async with asyncio.timeout(self._timeout):
-                if self._threads is None:
-                    await self._attempt_async(tasks)
-                else:
-                    loop = asyncio.get_running_loop()
-                    await loop.run_in_executor(self._threads, self._attempt_in_thread, tasks)
-        except asyncio.CancelledError as error:
-            if (worker := asyncio.current_task()) and worker.cancelling():
-                raise
-            # What the handler awaited was cancelled, not this worker, which would end for good.
-            raise RuntimeError("something that the handler awaited was cancelled") from error
-        failpoint("C18")
-        self._counters.add(Event.HANDLED, len(tasks))
-
-    async def _attempt_async(self, tasks: Sequence[Task]) -> None:
-        async with self._sessions.open() as session:
-            outbox = self._sessions.outbox(session)
-            outbox.commits_itself = False
-            with self._sessions.scope.entered(lambda: outbox):
-                for call in self._calls(tasks, session, outbox):
-                    outbox.cascade(await self.handler.run(call))
-            await session.run_sync(self._complete, outbox, tasks)
-            await session.commit()
-        failpoint("C17")
-
-    def _attempt_in_thread(self, tasks: Sequence[Task]) -> None:
-        with self._sessions.open_sync() as session:
-            outbox = self._sessions.outbox(session)
-            outbox.commits_itself = False
-            with self._sessions.scope.entered(lambda: outbox):
-                for call in self._calls(tasks, session, outbox):
-                    outbox.cascade(self.handler.run_sync(call))
-            self._complete(session, outbox, tasks)
-            session.commit()
-        failpoint("C17")
-
-    def _calls(self, tasks: Sequence[Task], session: Session | AsyncSession, outbox: Outbox) -> Iterator[Call]:
-        """One call for each message, or one for all. What a call sends is caused by its message."""
-        failpoint("C15")
-        if self.handler.takes_list:
-            yield Call([task.message for task in tasks], session, Context(tasks[0].lease, tasks[0].attempt, outbox))
-            return
-        for task in tasks:
-            outbox.cause = Cause(task.lease.envelope)
-            yield Call(task.message, session, Context(task.lease, task.attempt, outbox))
-
-    def _complete(self, session: Session, outbox: Outbox, tasks: Sequence[Task]) -> None:
-        """The fence: the rows are finished in this transaction, or it does not commit."""
-        session.flush()
-        owned = [task.lease for task in tasks]
-        finished = inbox.finish_handled(session.connection(), self._database.schema, self._node, owned)
-        if finished != len(owned):
-            raise LeaseLost
-        outbox.commits_itself = True
-        failpoint("C16")
-
-    def _pause(self, conn: Connection, schema: str, lease: Leased, duration: timedelta, reason: str) -> None:
-        """Its handler and the endpoint that it came by, for every node; then hand it back."""
-        paused = [(Kind.HANDLER, self.handler.message_type)]
-        if lease.endpoint != LOCAL:
-            paused.append((Kind.LISTENER, lease.endpoint))
-        for kind, key in paused:
-            circuits.pause(conn, schema, kind, key, reason=reason, actor=f"node {self._node}", duration=duration)
-        leases.release(conn, schema, INCOMING, self._node, [lease.key])
-
-    # ------------------------------------------------------------------ other ends
-
-    async def _expired(self, lease: Leased) -> bool:
-        expired = await self._database.insist(inbox.expire, self._node, lease)
-        self._counters.add(Event.EXPIRED, int(expired))
-        return expired
 
     def _failure(self, error: Exception, attempt: int) -> Failure:
         return Failure.from_error(error, number=attempt, failed_at=self._clock.now())
 
-    async def _dead_letter(
-        self, lease: Leased, letter: Letter, *, counted: int = 1, failures: Sequence[Failure] = ()
-    ) -> None:
-        moved = await self._database.insist(
-            inbox.dead_letter, self._node, lease, letter, counted=counted, failures=failures
-        )
-        if moved:
-            self._counters.add(Event.DEAD_LETTERED)
-            log.error("dead letter %s (%s): %s", lease.envelope.id, lease.envelope.message_type, letter.reason)
-
 
 def _is_suspect(lease: Leased) -> bool:
     return lease.interruptions >= _SUSPICIOUS
-
-
-class Lanes:
-    """The handling agents of a node by message type: the `Intake` of what arrives and of what is sent locally."""
-
-    def __init__(self, agents: Mapping[str, HandlingAgent]) -> None:
-        self._agents = agents
-
-    def reserve(self, envelope: Envelope) -> NodeId:
-        agent = self._agents.get(envelope.message_type)
-        return agent.reserve(envelope) if agent is not None else ANY_NODE
-
-    def accept(self, leases: Sequence[Leased]) -> None:
-        by_type: dict[str, list[Leased]] = {}
-        for lease in leases:
-            by_type.setdefault(lease.envelope.message_type, []).append(lease)
-        for message_type, group in by_type.items():
-            self._agents[message_type].accept(group)
-
-    def abandon(self, envelopes: Sequence[Envelope]) -> None:
-        for envelope in envelopes:
-            self._agents[envelope.message_type].buffer.done([envelope])

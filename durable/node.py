@@ -12,11 +12,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from durable.application import Application, Transports
+from durable.attempts import Attempts
 from durable.clock import Clock
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.failpoints import failpoint
-from durable.handling import HandlingAgent, Lanes
+from durable.handling import HandlingAgent
+from durable.lanes import Lanes
 from durable.receiving import ReceivingAgent
 from durable.recovery.agent import RecoveryAgent
 from durable.recovery.membership import Membership
@@ -158,9 +160,9 @@ class Node:
         for message_type, handler in self._application.handlers.items():
             self.handlers[message_type] = HandlingAgent(
                 handler,
+                Attempts(handler, sessions=self._sessions, node=node_id, settings=self._settings),
                 policy=self._application.policy(handler),
                 database=self._database,
-                sessions=self._sessions,
                 node=node_id,
                 settings=self._settings,
                 clock=self._clock,
