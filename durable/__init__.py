@@ -3,6 +3,7 @@
 What is named in `__all__` is public; everything else may change.
 """
 
+from durable.breaker import CircuitBreaker
 from durable.bus import Bus
 from durable.errors import (
     DurableError,
@@ -23,13 +24,14 @@ from durable.errors import (
 )
 from durable.handlers import Context, Depends
 from durable.messages import message
-from durable.retry import Retry
+from durable.retry import Retry, RetryAfter
 from durable.settings import Settings
 from durable.unit_of_work import Outbox, UnitOfWork
 from durable.version import __version__
 
 __all__ = [
     "Bus",
+    "CircuitBreaker",
     "Context",
     "Depends",
     "DurableError",
@@ -42,6 +44,7 @@ __all__ = [
     "Reject",
     "Release",
     "Retry",
+    "RetryAfter",
     "RetryLater",
     "RoutingError",
     "SchemaMismatch",
