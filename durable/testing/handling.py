@@ -84,13 +84,13 @@ class MemoryHandling(HandlingAgent):
         )
         self._mailbox = mailbox
 
-    async def handle(self, taken: Sequence[Leased]) -> None:
+    async def settle(self, taken: Sequence[Leased]) -> None:
         """Handle these, in one transaction if possible; raises AssertionError when one of them has come to no end."""
         circuit = self._mailbox.circuits.of(Kind.HANDLER, self.handler.message_type)
         self.observe_circuit(circuit is not None, probing=circuit is not None and circuit.probing)
         self.buffer.force(taken)
         if circuit is None:
-            await super().handle(taken)
+            await self.handle(taken)
         else:
             await self._try(*taken)
         left = [lease.envelope for lease in taken if self._mailbox.owns(lease)]

@@ -24,7 +24,7 @@ from durable import codec, messages
 from durable.clock import Clock
 from durable.digest import message_digest
 from durable.envelope import Envelope, Lease, Leased, NodeId, new_id
-from durable.errors import InvalidMessage, UnknownMessageType
+from durable.errors import InvalidMessage, UnknownMessageType, WiringError
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
 from durable.retry import Pause
 from durable.routing import LOCAL
@@ -277,9 +277,10 @@ class MemoryDatabase(Database):
     async def transaction(
         self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        name = work.__name__
-        owner = self._mailbox.circuits if hasattr(MemoryCircuits, name) else self._mailbox
-        return cast(T, getattr(owner, name)(*args, **kwargs))
+        for owner in (self._mailbox, self._mailbox.circuits):
+            if hasattr(owner, work.__name__):
+                return cast(T, getattr(owner, work.__name__)(*args, **kwargs))
+        raise WiringError(f"this bus is in memory: it has no database for {work.__qualname__}()")
 
 
 def decoded(envelope: Envelope) -> Any:
