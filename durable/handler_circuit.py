@@ -77,20 +77,18 @@ class HandlerCircuit:
         elif self._window is not None:
             self._window.handled(len(owned), self._clock.monotonic())
 
-    async def failed(self, lease: Leased, error: Exception) -> bool:
-        """Count it. True when it is the one that opens the circuit."""
+    async def failed(self, lease: Leased, error: Exception) -> None:
+        """Count it, and open the circuit when it is one too many."""
         if isinstance(error, Verdict | InvalidMessage):
-            return False
+            return
         if lease.key in self._trials:
             self._trials.remove(lease.key)
             await self._put_off(error)
         elif self._window is not None and not self.is_open:
             reason = self._window.failed(self._clock.monotonic())
             if reason is not None:
-                self._window.clear()  # what fails meanwhile opens it no second time
+                self.observe(True, probing=True)  # at once: what fails meanwhile opens it no second time
                 await self._open(f"{reason}, the last: {type(error).__name__}: {error}")
-                return True
-        return False
 
     async def pause(self, asked: Sequence[PauseRequest]) -> bool:
         """As the handler has asked for. True when it was about itself."""

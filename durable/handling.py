@@ -254,8 +254,7 @@ class HandlingAgent:
             return True
         counted_before = lease.attempts + (1 if _is_suspect(lease) else 0)
         await self._settling.settle(lease, decision, error, counted=attempt - counted_before, failures=failures)
-        if await self.circuit.failed(lease, error):
-            self.observe_circuit(True, probing=True)
+        await self.circuit.failed(lease, error)
         if isinstance(decision, Pause):
             self.observe_circuit(True)
         return False

@@ -171,7 +171,7 @@ async def test_an_operator_who_pauses_an_open_circuit_has_the_last_word(shop: Sh
     shop.warehouse.is_down = True
     async with shop.nodes[0]:
         await place(shop.nodes[0], *range(10))
-        await eventually(lambda: shop.count(Event.CIRCUIT_OPENED) == 1)
+        await eventually(lambda: shop.count(Event.CIRCUIT_OPENED) >= 1)
         await shop.nodes[0].pause(Placed, reason="stocktaking")
         await eventually(lambda: shop.warehouse.inside == 0)
         shop.warehouse.is_down = False
@@ -195,15 +195,16 @@ async def test_a_trial_whose_node_dies_is_followed_by_another(shop: Shop) -> Non
         assert shop.circuits() == []
 
 
-async def test_a_trial_that_has_expired_tells_nothing_and_the_next_follows(shop: Shop) -> None:
+async def test_a_trial_that_cannot_be_decoded_tells_nothing_and_the_next_follows(shop: Shop) -> None:
     with psycopg.connect(shop.database) as conn:
         conn.execute(
             "INSERT INTO durable.circuits (kind, key, reason, until, actor, probing)"
-            " VALUES ('handler', 'circuits.placed', 'down', now(), 'node 99', true)"
+            " VALUES ('handler', 'circuits.placed', 'down', now() + interval '1 s', 'node 99', true)"
         )
     async with shop.nodes[0]:
-        async with shop.nodes[0].unit_of_work() as uow:
-            uow.send(Placed(1), deliver_by=timedelta(milliseconds=1))
+        await place(shop.nodes[0], 1)
+        with psycopg.connect(shop.database) as conn:
+            conn.execute("UPDATE durable.incoming_envelopes SET body = 'null'")
         await place(shop.nodes[0], 2)
         await eventually(lambda: shop.handled == [2])
         await eventually(lambda: shop.circuits() == [])
