@@ -4,6 +4,7 @@ What is named in `__all__` is public; everything else may change.
 """
 
 from durable.bus import Bus
+from durable.composing import Outgoing
 from durable.errors import (
     DurableError,
     InvalidMessage,
@@ -21,8 +22,9 @@ from durable.errors import (
     UnknownMessageType,
     WiringError,
 )
-from durable.handlers import Context, Depends
+from durable.handlers import Context, Depends, Incoming
 from durable.messages import message
+from durable.middleware import HandleNext, Middleware, SendNext
 from durable.retry import Retry
 from durable.settings import Settings
 from durable.unit_of_work import Outbox, UnitOfWork
@@ -33,11 +35,15 @@ __all__ = [
     "Context",
     "Depends",
     "DurableError",
+    "HandleNext",
+    "Incoming",
     "InvalidMessage",
     "InvalidSetting",
     "LeaseLost",
+    "Middleware",
     "NoUnitOfWork",
     "Outbox",
+    "Outgoing",
     "PauseListener",
     "Reject",
     "Release",
@@ -45,6 +51,7 @@ __all__ = [
     "RetryLater",
     "RoutingError",
     "SchemaMismatch",
+    "SendNext",
     "Settings",
     "StorageUnavailable",
     "TransportError",

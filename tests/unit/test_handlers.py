@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from durable.composing import REPLY_TO
 from durable.envelope import Envelope, Leased, new_id
 from durable.errors import InvalidSetting, RoutingError
-from durable.handlers import Call, Context, Depends, Handler
+from durable.handlers import Context, Depends, Handler, Incoming
 from durable.retry import Retry
 
 
@@ -69,8 +69,8 @@ def context(posting: Posting | None = None, **headers: str) -> Context:
     return Context(Leased(envelope), 3, posting or Posting())  # type: ignore[arg-type]
 
 
-def call(session: Any = None) -> Call:
-    return Call(Placed(17), session, context())
+def call(session: Any = None) -> Incoming:
+    return Incoming(Placed(17), session, [context()])
 
 
 # Annotations are resolved among a module's names, so what handlers depend on is here.
@@ -113,7 +113,7 @@ class TestWhatIsGiven:
             return "result"
 
         session, made = AsyncSession(), context()
-        assert await declared(handle).run(Call(Placed(17), session, made)) == "result"
+        assert await declared(handle).run(Incoming(Placed(17), session, [made])) == "result"
         assert given == [made, session, Placed(17)]
 
     async def test_dependencies_may_depend_on_each_other_and_be_async_or_not(self) -> None:

@@ -1,0 +1,1 @@
+"""Middleware that comes with durable: `bus.use(Logging())`."""
