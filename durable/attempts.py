@@ -97,7 +97,7 @@ class Attempts:
             outbox.commits_itself = False
             with self._sessions.scope.entered(lambda: outbox):
                 for call in self._calls(tasks, session, outbox):
-                    outbox.cascade(await self._handle(call))
+                    await self._handle(call)
             await session.run_sync(self._complete, outbox, tasks)
             await session.commit()
         failpoint("C17")
@@ -108,7 +108,7 @@ class Attempts:
             outbox.commits_itself = False
             with self._sessions.scope.entered(lambda: outbox):
                 for call in self._calls(tasks, session, outbox):
-                    outbox.cascade(self.handler.run_sync(call))
+                    self.handler.run_sync(call)
             self._complete_and_commit(session, outbox, tasks)
         failpoint("C17")
 
@@ -120,7 +120,7 @@ class Attempts:
             outbox.commits_itself = False
             with self._sessions.scope.entered(lambda: outbox):
                 for call in self._calls(tasks, session, outbox):
-                    outbox.cascade(await self._handle(call))
+                    await self._handle(call)
             await step(threads, session, self._complete_and_commit, session, outbox, tasks)
         failpoint("C17")
 

@@ -108,6 +108,10 @@ class Context:
             raise RoutingError(f"message {self.id} asks for no reply: its sender gave no reply_to=")
         return self._outbox.send(message, to=address, **options)
 
+    def cascade(self, result: object) -> None:
+        """Send what a handler returned: a message, several in a list or tuple, or None."""
+        self._outbox.cascade(result)
+
 
 class Incoming(msgspec.Struct, frozen=True, eq=False):
     """One call of a handler: what it is given. Immutable; `replace` makes another one."""
@@ -216,15 +220,19 @@ class Handler:
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
     async def run(self, call: Incoming) -> Any:
-        """Run an async handler and return what it returned."""
+        """Run an async handler, send what it returned, and return that."""
         async with AsyncExitStack() as stack:
-            return await self._injected.call(call, stack)
+            result = await self._injected.call(call, stack)
+        call.context.cascade(result)
+        return result
 
     def run_sync(self, call: Incoming) -> Any:
-        """Run a sync handler, in the thread that this is called in."""
+        """As run(), for a sync handler, in the thread that this is called in."""
         try:
             with ExitStack() as stack:
-                return self._injected.call_sync(call, stack)
+                result = self._injected.call_sync(call, stack)
+            call.context.cascade(result)
+            return result
         except StopIteration as error:  # no Future can carry it; coroutines do the same (PEP 479)
             raise RuntimeError("the handler raised StopIteration") from error
 

@@ -3,7 +3,7 @@
     bus.use(component, group="before" | "core" | "after")
 
     send()  -->  before --> core --> after --> composed, remembered by the unit of work     --> id
-    handle  -->  before --> core --> after --> the handler, inside its message's transaction --> what it returned
+    handle  -->  before --> core --> after --> the handler, inside its message's transaction; what it returns is sent
 
 One component may stand in both onions. Within a group the order is that of `use()`. Each component calls the rest of
 its onion, or does not, or calls it again; it may give it another message, and change what comes back. The onions are
@@ -25,7 +25,7 @@ Group = Literal["before", "core", "after"]
 SendNext = Send
 """Sends a message through the rest of the onion; returns its id, or None when it was dropped."""
 HandleNext = Callable[[Incoming], Awaitable[object]]
-"""Handles a message in the rest of the onion; returns what the handler returned."""
+"""Handles a message in the rest of the onion; returns what the handler returned, which has been sent then."""
 
 
 class Middleware:
@@ -42,8 +42,9 @@ class Middleware:
     async def handle(self, incoming: Incoming, call_next: HandleNext) -> object:
         """Around one call of a handler, inside the transaction that its message is finished in.
 
-        What it returns is sent, as what a handler returns. Without `call_next` the message is finished and its
-        handler has not run. What is raised here counts as raised by the handler, verdicts such as Reject too.
+        What the handler returns is sent within `call_next`, which then returns it; what this returns, only components
+        around it see. Without `call_next` the message is finished and its handler has not run. What is raised here
+        counts as raised by the handler, verdicts such as Reject too.
         """
         return await call_next(incoming)
 

@@ -160,14 +160,14 @@ async def attempt(bus: Bus, handler: Handler, lease: Leased, finish: Finish, *, 
             if unhurried:
                 await session.run_sync(_allow_idling)
             with _entered(sessions, session, cause) as outbox:
-                outbox.cascade(await handle(Incoming(given, session, [Context(lease, 1, outbox)], handler.name)))
+                await handle(Incoming(given, session, [Context(lease, 1, outbox)], handler.name))
             await session.run_sync(finish, outbox)
     else:
         with sessions.open_sync() as session_sync:
             if unhurried:
                 _allow_idling(session_sync)
             with _entered(sessions, session_sync, cause) as outbox:
-                outbox.cascade(await handle(Incoming(given, session_sync, [Context(lease, 1, outbox)], handler.name)))
+                await handle(Incoming(given, session_sync, [Context(lease, 1, outbox)], handler.name))
             finish(session_sync, outbox)
 
 

@@ -41,6 +41,9 @@ class Posting:
         self.posted.append(("publish", message, options))
         return new_id()
 
+    def cascade(self, result: object) -> None:
+        self.posted.append(("cascade", result, {}))
+
 
 def declared(function: Callable[..., Any], **changes: Any) -> Handler:
     options: dict[str, Any] = {"concurrency": 1, "group": 1} | changes
@@ -163,6 +166,20 @@ class TestWhatIsGiven:
 
         assert declared(handle).run_sync(call(Session())) == (17, True)
         assert steps == ["taken", "handled", "given back"]
+
+    async def test_what_it_returns_is_sent_when_its_dependencies_are_closed(self) -> None:
+        async def handle(order: Placed, a: Annotated[str, Depends(resource)]) -> str:
+            assert not posting.posted
+            return a
+
+        def handle_sync(order: Placed, a: Annotated[str, Depends(resource)]) -> str:
+            return a
+
+        posting = Posting()
+        incoming = Incoming(Placed(17), AsyncSession(), [context(posting)])
+        assert await declared(handle).run(incoming) == "resource"
+        assert declared(handle_sync).run_sync(incoming) == "resource"
+        assert posting.posted == [("cascade", "resource", {})] * 2
 
     def test_a_sync_handler_that_raises_stop_iteration_fails_with_an_error_that_a_future_can_carry(self) -> None:
         def handle(order: Placed) -> None:
