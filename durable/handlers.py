@@ -126,6 +126,11 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
     """The dotted name of the handler."""
 
     @property
+    def messages(self) -> Sequence[object]:
+        """The message in a list of its own, or the list of them."""
+        return self.message if isinstance(self.message, list) else (self.message,)
+
+    @property
     def context(self) -> Context:
         """That of the message, or of the first of the list."""
         return self.contexts[0]
