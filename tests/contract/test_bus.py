@@ -1274,7 +1274,8 @@ class TestMiddlewareOfHandling:
                     raise RetryLater(5)
                 case OrderPlaced(3), 1 | 2:
                     raise ConnectionError("try again")
-            return await call_next(incoming)
+                case _:
+                    return await call_next(incoming)
 
         world.bus.use(Handling(refuse))
         seen = collect(world.bus, retry=Retry(immediate=2, delays=[1]))

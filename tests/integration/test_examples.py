@@ -184,7 +184,7 @@ async def test_the_components_of_that_page_do_what_they_say() -> None:
     spec = importlib.util.spec_from_file_location("example_of_middleware", EXAMPLES / "middleware.py")
     assert spec is not None
     assert spec.loader is not None
-    shop = importlib.util.module_from_spec(spec)
+    shop: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(shop)
 
     class LostAtFirst(list[Any]):
