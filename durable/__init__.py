@@ -5,6 +5,7 @@ What is named in `__all__` is public; everything else may change.
 
 from durable.breaker import CircuitBreaker
 from durable.bus import Bus
+from durable.composing import Outgoing
 from durable.errors import (
     DurableError,
     InvalidMessage,
@@ -22,8 +23,9 @@ from durable.errors import (
     UnknownMessageType,
     WiringError,
 )
-from durable.handlers import Context, Depends
+from durable.handlers import Context, Depends, Incoming
 from durable.messages import message
+from durable.middleware import HandleNext, Middleware, SendNext
 from durable.retry import Retry, RetryAfter
 from durable.settings import Settings
 from durable.unit_of_work import Outbox, UnitOfWork
@@ -35,11 +37,15 @@ __all__ = [
     "Context",
     "Depends",
     "DurableError",
+    "HandleNext",
+    "Incoming",
     "InvalidMessage",
     "InvalidSetting",
     "LeaseLost",
+    "Middleware",
     "NoUnitOfWork",
     "Outbox",
+    "Outgoing",
     "PauseListener",
     "Reject",
     "Release",
@@ -48,6 +54,7 @@ __all__ = [
     "RetryLater",
     "RoutingError",
     "SchemaMismatch",
+    "SendNext",
     "Settings",
     "StorageUnavailable",
     "TransportError",

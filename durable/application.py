@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from durable.errors import InvalidSetting
 from durable.handlers import Handler
+from durable.middleware import Onion
 from durable.retry import Policy, Retry, RetryAfter
 from durable.routing import LOCAL, Routes
 from durable.settings import suggestion
@@ -31,6 +32,7 @@ class Application:
     by_error: dict[type[Exception], Retry | RetryAfter] = field(default_factory=dict)
     listeners: list[Listening] = field(default_factory=list)
     transports: list[Transport] = field(default_factory=list)
+    onion: Onion = field(default_factory=Onion)
 
     def policy(self, handler: Handler) -> Policy:
         """What the failures of this handler lead to: its own rules come before those of the service."""

@@ -23,9 +23,11 @@ from durable.composing import Cause
 from durable.envelope import Leased, NodeId
 from durable.errors import LeaseLost
 from durable.failpoints import failpoint
-from durable.handlers import Call, Context, Handler
+from durable.handlers import Context, Handler, Incoming
+from durable.middleware import Onion
 from durable.sessions import Sessions
 from durable.settings import Settings
+from durable.stepping import closing, step
 from durable.storage import inbox
 from durable.unit_of_work import Outbox
 
@@ -41,9 +43,15 @@ class Task(NamedTuple):
 class Attempts:
     """Runs one handler over messages that this node owns."""
 
-    def __init__(self, handler: Handler, *, sessions: Sessions, node: NodeId, settings: Settings) -> None:
+    def __init__(
+        self, handler: Handler, *, sessions: Sessions, node: NodeId, settings: Settings, onion: Onion | None = None
+    ) -> None:
         self.handler = handler
         self._asked: list[PauseRequest] = []
+        self._name = handler.name
+        onion = onion or Onion()
+        self._has_middleware = onion.handles
+        self._handle = onion.around_handling(handler.run if handler.is_async else self._handle_in_thread)
         self._sessions = sessions
         self._node = node
         self._schema = settings.db_schema
@@ -65,6 +73,8 @@ class Attempts:
             async with asyncio.timeout(self._timeout):
                 if self._threads is None:
                     await self._run_async(tasks)
+                elif self._has_middleware:
+                    await self._run_in_steps(tasks, self._threads)
                 else:
                     await asyncio.get_running_loop().run_in_executor(self._threads, self._run_in_thread, tasks)
         except asyncio.CancelledError as error:
@@ -95,7 +105,7 @@ class Attempts:
             outbox.commits_itself = False
             with self._sessions.scope.entered(lambda: outbox):
                 for call in self._calls(tasks, session, outbox):
-                    outbox.cascade(await self.handler.run(call))
+                    await self._handle(call)
             await session.run_sync(self._complete, outbox, tasks)
             await session.commit()
         failpoint("C17")
@@ -106,21 +116,41 @@ class Attempts:
             outbox.commits_itself = False
             with self._sessions.scope.entered(lambda: outbox):
                 for call in self._calls(tasks, session, outbox):
-                    outbox.cascade(self.handler.run_sync(call))
-            self._complete(session, outbox, tasks)
-            session.commit()
+                    self.handler.run_sync(call)
+            self._complete_and_commit(session, outbox, tasks)
         failpoint("C17")
 
-    def _calls(self, tasks: Sequence[Task], session: Session | AsyncSession, outbox: Outbox) -> Iterator[Call]:
+    async def _run_in_steps(self, tasks: Sequence[Task], threads: ThreadPoolExecutor) -> None:
+        """A sync handler with middleware, which stays in the loop: only the handler and the session's I/O are in
+        threads."""
+        async with closing(threads, self._sessions.open_sync()) as session:
+            outbox = self._sessions.outbox(session)
+            outbox.commits_itself = False
+            with self._sessions.scope.entered(lambda: outbox):
+                for call in self._calls(tasks, session, outbox):
+                    await self._handle(call)
+            await step(threads, session, self._complete_and_commit, session, outbox, tasks)
+        failpoint("C17")
+
+    async def _handle_in_thread(self, call: Incoming) -> object:
+        assert self._threads is not None
+        assert isinstance(call.session, Session)
+        return await step(self._threads, call.session, self.handler.run_sync, call)
+
+    def _complete_and_commit(self, session: Session, outbox: Outbox, tasks: Sequence[Task]) -> None:
+        self._complete(session, outbox, tasks)
+        session.commit()
+
+    def _calls(self, tasks: Sequence[Task], session: Session | AsyncSession, outbox: Outbox) -> Iterator[Incoming]:
         """One call for each message, or one for all. What a call sends is caused by its message."""
         failpoint("C15")
         if self.handler.takes_list:
-            context = Context(tasks[0].lease, tasks[0].attempt, outbox, self._asked)
-            yield Call([task.message for task in tasks], session, context)
+            contexts = [Context(task.lease, task.attempt, outbox, self._asked) for task in tasks]
+            yield Incoming([task.message for task in tasks], session, contexts, self._name)
             return
         for task in tasks:
             outbox.cause = Cause(task.lease.envelope)
-            yield Call(task.message, session, Context(task.lease, task.attempt, outbox, self._asked))
+            yield Incoming(task.message, session, (Context(task.lease, task.attempt, outbox, self._asked),), self._name)
 
     def _complete(self, session: Session, outbox: Outbox, tasks: Sequence[Task]) -> None:
         """The fence: the rows are finished in this transaction, or it does not commit."""

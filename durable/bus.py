@@ -31,6 +31,7 @@ from durable.duration import Duration, duration
 from durable.errors import InvalidSetting, Verdict, WiringError
 from durable.handlers import Handler
 from durable.messages import name_of
+from durable.middleware import Group, Middleware
 from durable.retry import ByError, Retry, RetryAfter
 from durable.runtime import Runtime
 from durable.settings import Settings, load_settings
@@ -138,6 +139,14 @@ class Bus:
         `bus.on_error(TimeoutError, retry=Retry(immediate=0, delays=[5, 60]))`, or
         `bus.on_error(RateLimited, retry=RetryAfter())`, which stops the handler for as long as the error asks for."""
         self._application.by_error.update(_checked(dict.fromkeys(errors, retry)))
+
+    def use(self, middleware: Middleware, *, group: Group = "core") -> None:
+        """Put a component around everything that is sent and every handler: "before" is around "core", "core" around
+        "after", and in each group what was used first is around the rest. See docs/middleware.md.
+
+        Raises WiringError once the bus has started or sent, and InvalidSetting for what is no Middleware.
+        """
+        self._application.onion.use(middleware, group)
 
     def listen(self, uri: str, *, name: str | None = None) -> None:
         """Receive on this address. `name` is the key under which duplicates are recognised (default: the service):

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TypedDict, Unpack
+from functools import cached_property
+from typing import Any, Literal, Self, TypedDict, Unpack
 from uuid import UUID, uuid5
+
+import msgspec
 
 from durable import codec, screening
 from durable.clock import Clock
@@ -58,8 +61,39 @@ class Cause:
         return uuid5(self.envelope.id, f"{service}/{self._sent}/{message_type}")
 
 
+class Outgoing(msgspec.Struct, frozen=True, eq=False):
+    """A message on its way into the outbox. Immutable: `replace` and `with_headers` make another one."""
+
+    message: object
+    kind: Literal["command", "event", "cascade"] = "command"
+    """Was it sent, published, or returned by a handler? A cascade is an event if it has subscribers, else a command."""
+    to: str | None = None
+    """This destination instead of the declared one; events have none."""
+    options: SendOptions = {}
+    """What was given to send() besides the message."""
+    cause: Cause | None = None
+    """The message that is being handled meanwhile, if it is one."""
+    remember: Callable[[Sequence[Envelope]], None] = lambda _envelopes: None
+    """Takes the envelopes that are made of it: its outbox, which is not a middleware's concern."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self.options.get("headers", {})
+
+    def replace(self, **changes: Any) -> Self:
+        """The same with other fields: `outgoing.replace(message=other)`."""
+        return msgspec.structs.replace(self, **changes)
+
+    def with_headers(self, headers: Mapping[str, str]) -> Self:
+        """The same with these headers besides its own, which they override."""
+        return self.replace(options={**self.options, "headers": {**self.headers, **headers}})
+
+
+Send = Callable[[Outgoing], UUID | None]
+
+
 class Composer:
-    """Makes the envelopes of one service."""
+    """Makes the envelopes of one service. `around` puts middleware around what it is given: it is asked for once."""
 
     def __init__(
         self,
@@ -69,6 +103,7 @@ class Composer:
         clock: Clock,
         *,
         resolve: Callable[[str, str], str] = lambda uri, _message_type: uri,
+        around: Callable[[Send], Send] = lambda send: send,
     ) -> None:
         self._service = service
         self._routes = routes
@@ -76,6 +111,25 @@ class Composer:
         self._dedupe_window = settings.dedupe_window
         self._clock = clock
         self._resolve = resolve
+        self._around = around
+
+    @cached_property
+    def send(self) -> Send:
+        """Make the envelopes of a message and let its outbox remember them, within the middleware of sending."""
+        return self._around(self._send)
+
+    def _send(self, outgoing: Outgoing) -> UUID:
+        message, cause, options = outgoing.message, outgoing.cause, outgoing.options
+        if outgoing.kind == "event":
+            event_id, envelopes = self.event(message, cause=cause, **options)
+            outgoing.remember(envelopes)
+            return event_id
+        if outgoing.kind == "command" or outgoing.to is not None:
+            envelopes = [self.command(message, to=outgoing.to, cause=cause, **options)]
+        else:
+            envelopes = self.cascaded(message, cause=cause, **options)
+        outgoing.remember(envelopes)
+        return envelopes[0].id
 
     def command(
         self, message: object, *, to: str | None = None, cause: Cause | None = None, **options: Unpack[SendOptions]
@@ -99,11 +153,11 @@ class Composer:
         envelopes = self._compose(message, destinations, cause, options)
         return envelopes[0].id, envelopes
 
-    def cascaded(self, message: object, *, cause: Cause | None) -> list[Envelope]:
+    def cascaded(self, message: object, *, cause: Cause | None, **options: Unpack[SendOptions]) -> list[Envelope]:
         """The envelopes of a message that a handler returned: an event when it has subscribers, else a command."""
         if self._routes.is_event(name_of(type(message))):
-            return self.event(message, cause=cause)[1]
-        return [self.command(message, cause=cause)]
+            return self.event(message, cause=cause, **options)[1]
+        return [self.command(message, cause=cause, **options)]
 
     def _compose(
         self, message: object, destinations: Sequence[str], cause: Cause | None, options: SendOptions

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -27,9 +27,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
 from types import GenericAlias
-from typing import Annotated, Any, Unpack, get_args, get_origin
+from typing import Annotated, Any, Self, Unpack, get_args, get_origin
 from uuid import UUID
 
+import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -111,20 +112,46 @@ class Context:
             raise RoutingError(f"message {self.id} asks for no reply: its sender gave no reply_to=")
         return self._outbox.send(message, to=address, **options)
 
+    def cascade(self, result: object) -> None:
+        """Send what a handler returned: a message, several in a list or tuple, or None."""
+        self._outbox.cascade(result)
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What one attempt has to give to a handler."""
+
+class Incoming(msgspec.Struct, frozen=True, eq=False):
+    """One call of a handler: what it is given. Immutable; `replace` makes another one."""
 
     message: object
+    """The message; a list of them for a handler that takes a list."""
     session: Session | AsyncSession
-    context: Context
+    """The transaction that the message is finished in. A sync handler's Session does its I/O in threads only."""
+    contexts: Sequence[Context]
+    """The context of each message: one, except for a handler that takes a list."""
+    handler: str = ""
+    """The dotted name of the handler."""
+
+    @property
+    def messages(self) -> Sequence[object]:
+        """The message in a list of its own, or the list of them."""
+        return self.message if isinstance(self.message, list) else (self.message,)
+
+    @property
+    def context(self) -> Context:
+        """That of the message, or of the first of the list."""
+        return self.contexts[0]
+
+    @property
+    def attempt(self) -> int:
+        return self.contexts[0].attempt
+
+    def replace(self, **changes: Any) -> Self:
+        """The same with other fields: `incoming.replace(message=other)`."""
+        return msgspec.structs.replace(self, **changes)
 
 
 class _Source(typing.Protocol):
     """Where the value of one parameter comes from."""
 
-    def __call__(self, call: Call) -> Any: ...
+    def __call__(self, call: Incoming) -> Any: ...
 
 
 _MESSAGE: _Source = lambda call: call.message  # noqa: E731
@@ -148,7 +175,7 @@ class _Injected:
     def _opens_sync(self) -> Callable[..., AbstractContextManager[Any]] | None:
         return contextmanager(self.function) if inspect.isgeneratorfunction(self.function) else None
 
-    async def call(self, call: Call, stack: AsyncExitStack) -> Any:
+    async def call(self, call: Incoming, stack: AsyncExitStack) -> Any:
         values = {name: source(call) for name, source in self.direct.items()}
         for name, dependency in self.dependencies.items():
             values[name] = await dependency.call(call, stack)
@@ -159,7 +186,7 @@ class _Injected:
         result = self.function(**values)
         return await result if inspect.isawaitable(result) else result
 
-    def call_sync(self, call: Call, stack: ExitStack) -> Any:
+    def call_sync(self, call: Incoming, stack: ExitStack) -> Any:
         values = {name: source(call) for name, source in self.direct.items()}
         for name, dependency in self.dependencies.items():
             values[name] = dependency.call_sync(call, stack)
@@ -203,16 +230,20 @@ class Handler:
     def name(self) -> str:
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
-    async def run(self, call: Call) -> Any:
-        """Run an async handler and return what it returned."""
+    async def run(self, call: Incoming) -> Any:
+        """Run an async handler, send what it returned, and return that."""
         async with AsyncExitStack() as stack:
-            return await self._injected.call(call, stack)
+            result = await self._injected.call(call, stack)
+        call.context.cascade(result)
+        return result
 
-    def run_sync(self, call: Call) -> Any:
-        """Run a sync handler, in the thread that this is called in."""
+    def run_sync(self, call: Incoming) -> Any:
+        """As run(), for a sync handler, in the thread that this is called in."""
         try:
             with ExitStack() as stack:
-                return self._injected.call_sync(call, stack)
+                result = self._injected.call_sync(call, stack)
+            call.context.cascade(result)
+            return result
         except StopIteration as error:  # no Future can carry it; coroutines do the same (PEP 479)
             raise RuntimeError("the handler raised StopIteration") from error
 

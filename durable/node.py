@@ -160,7 +160,13 @@ class Node:
         for message_type, handler in self._application.handlers.items():
             self.handlers[message_type] = HandlingAgent(
                 handler,
-                Attempts(handler, sessions=self._sessions, node=node_id, settings=self._settings),
+                Attempts(
+                    handler,
+                    sessions=self._sessions,
+                    node=node_id,
+                    settings=self._settings,
+                    onion=self._application.onion,
+                ),
                 policy=self._application.policy(handler),
                 database=self._database,
                 node=node_id,

@@ -52,6 +52,7 @@ class Runtime:
             settings,
             self.clock,
             resolve=lambda uri, message_type: self.transports().resolve(uri, message_type),
+            around=application.onion.around_sending,
         )
         self.sessions = Sessions(settings, self.composer, self, scope, **engines)
         self.node: Node | None = None

@@ -237,6 +237,7 @@ class InMemoryBus:
                 faults=self._faults,
                 sessions=self._runtime.sessions,
                 settings=self.bus.settings,
+                onion=self.bus.application.onion,
                 clock=self.clock,
                 counters=self._runtime.counters,
             )

@@ -12,6 +12,7 @@ from durable.envelope import ANY_NODE, Leased
 from durable.errors import LeaseLost
 from durable.handlers import Handler
 from durable.handling import HandlingAgent
+from durable.middleware import Onion
 from durable.retry import Policy
 from durable.sessions import Sessions
 from durable.settings import Settings
@@ -27,9 +28,16 @@ class MemoryAttempts(Attempts):
     """Attempts with the test's faults, that are completed in the mailbox."""
 
     def __init__(
-        self, handler: Handler, *, sessions: Sessions, settings: Settings, mailbox: Mailbox, faults: Faults
+        self,
+        handler: Handler,
+        *,
+        sessions: Sessions,
+        settings: Settings,
+        onion: Onion,
+        mailbox: Mailbox,
+        faults: Faults,
     ) -> None:
-        super().__init__(handler, sessions=sessions, node=ANY_NODE, settings=settings)
+        super().__init__(handler, sessions=sessions, node=ANY_NODE, settings=settings, onion=onion)
         self._mailbox = mailbox
         self._faults = faults
         self._fault: Fault | None = None
@@ -68,12 +76,13 @@ class MemoryHandling(HandlingAgent):
         faults: Faults,
         sessions: Sessions,
         settings: Settings,
+        onion: Onion,
         clock: Clock,
         counters: Counters,
     ) -> None:
         super().__init__(
             handler,
-            MemoryAttempts(handler, sessions=sessions, settings=settings, mailbox=mailbox, faults=faults),
+            MemoryAttempts(handler, sessions=sessions, settings=settings, onion=onion, mailbox=mailbox, faults=faults),
             policy=policy.steady(),
             database=MemoryDatabase(settings, mailbox),
             node=ANY_NODE,
