@@ -4,6 +4,10 @@ What is named in `__all__` is public; everything else may change.
 """
 
 from durable.bus import Bus
+from durable.codec import Codec, register_codec
+from durable.codecs.json import JsonCodec
+from durable.codecs.msgpack import MsgpackCodec
+from durable.envelope import Envelope
 from durable.errors import (
     DurableError,
     InvalidMessage,
@@ -26,16 +30,21 @@ from durable.messages import message
 from durable.retry import Retry
 from durable.settings import Settings
 from durable.unit_of_work import Outbox, UnitOfWork
+from durable.upcasting import upcaster
 from durable.version import __version__
 
 __all__ = [
     "Bus",
+    "Codec",
     "Context",
     "Depends",
     "DurableError",
+    "Envelope",
     "InvalidMessage",
     "InvalidSetting",
+    "JsonCodec",
     "LeaseLost",
+    "MsgpackCodec",
     "NoUnitOfWork",
     "Outbox",
     "PauseListener",
@@ -53,4 +62,6 @@ __all__ = [
     "WiringError",
     "__version__",
     "message",
+    "register_codec",
+    "upcaster",
 ]

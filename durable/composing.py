@@ -12,11 +12,13 @@ from datetime import datetime, timedelta
 from typing import TypedDict, Unpack
 from uuid import UUID, uuid5
 
+import msgspec
+
 from durable import codec, screening
 from durable.clock import Clock
 from durable.envelope import Envelope, new_id
 from durable.errors import InvalidMessage
-from durable.messages import name_of
+from durable.messages import content_type_of, name_of
 from durable.routing import LOCAL, Routes
 from durable.settings import Settings
 
@@ -94,7 +96,7 @@ class Composer:
         """The id of an event and an envelope for each subscriber, all with this id; raises InvalidMessage."""
         destinations = self._routes.for_publish(name_of(type(message)))
         if not destinations:
-            codec.encode(message)  # an event that nobody wants is still checked
+            codec.encode(message, self._draft(message, None, {}))  # an event that nobody wants is still checked
             return new_id(), []
         envelopes = self._compose(message, destinations, cause, options)
         return envelopes[0].id, envelopes
@@ -108,35 +110,38 @@ class Composer:
     def _compose(
         self, message: object, destinations: Sequence[str], cause: Cause | None, options: SendOptions
     ) -> list[Envelope]:
+        draft = self._draft(message, cause, options)
+        body = codec.encode(message, draft)
+        envelopes = [msgspec.structs.replace(draft, destination=each, body=body) for each in destinations]
+        for envelope in envelopes:
+            self._refuse_distant(envelope)
+        if reason := screening.flaw(envelopes[0], max_message_bytes=self._max_message_bytes):
+            raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {reason}")
+        return envelopes
+
+    def _draft(self, message: object, cause: Cause | None, options: SendOptions) -> Envelope:
+        """The envelope but for its destination and its body, which the codec makes for it."""
         now = self._clock.now()
         message_type = name_of(type(message))
         envelope_id = self._id(message_type, cause, options)
         headers = dict(options.get("headers", {}))
         if "reply_to" in options:
             headers[REPLY_TO] = options["reply_to"]
-        body = codec.encode(message)
-        envelopes = [
-            Envelope(
-                id=envelope_id,
-                message_type=message_type,
-                destination=destination,
-                source=self._service,
-                correlation_id=cause.envelope.correlation_id if cause else envelope_id,
-                causation_id=cause.envelope.id if cause else None,
-                partition_key=options.get("key"),
-                headers=headers,
-                body=body,
-                sent_at=now,
-                deliver_by=_moment(options.get("deliver_by"), now),
-                execution_time=_execution_time(options, now),
-            )
-            for destination in destinations
-        ]
-        for envelope in envelopes:
-            self._refuse_distant(envelope)
-        if reason := screening.flaw(envelopes[0], max_message_bytes=self._max_message_bytes):
-            raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {reason}")
-        return envelopes
+        return Envelope(
+            id=envelope_id,
+            message_type=message_type,
+            destination="",
+            source=self._service,
+            correlation_id=cause.envelope.correlation_id if cause else envelope_id,
+            causation_id=cause.envelope.id if cause else None,
+            partition_key=options.get("key"),
+            headers=headers,
+            content_type=content_type_of(type(message)),
+            body=b"",
+            sent_at=now,
+            deliver_by=_moment(options.get("deliver_by"), now),
+            execution_time=_execution_time(options, now),
+        )
 
     def _id(self, message_type: str, cause: Cause | None, options: SendOptions) -> UUID:
         key = options.get("id_from")

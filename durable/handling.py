@@ -16,9 +16,9 @@ suspect at a time: so the one that kills its process is found and comes to its e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from durable import codec
+from durable import upcasting
 from durable.attempts import Attempts, Task
 from durable.batching import Buffer
 from durable.clock import Clock
@@ -37,7 +37,7 @@ _SUSPICIOUS = 2  # deaths; one is an accident, and what the dead node had in mem
 
 
 class HandlingAgent:
-    """Runs one handler over the messages of its type that this node owns."""
+    """Runs one handler over the messages of its type, and those upcast to it, that this node owns."""
 
     def __init__(
         self,
@@ -57,6 +57,7 @@ class HandlingAgent:
         self.buffer: Buffer[Leased] = Buffer(settings.buffer_size, settings.buffer_bytes)
         self.wants_more = False
         self.paused = False
+        self._paused_types: Collection[str] = ()
         self._attempts = attempts
         self._settling = Settling(database, node, counters)
         self._policy = policy
@@ -75,12 +76,18 @@ class HandlingAgent:
 
     def reserve(self, envelope: Envelope) -> NodeId:
         """Keep room for an envelope that is about to be stored, or leave it to any node. From any thread."""
-        return self._node if not (self._stopping or self.paused) and self.buffer.reserve([envelope]) else ANY_NODE
+        refuses = self._stopping or self.paused or envelope.message_type in self._paused_types
+        return self._node if not refuses and self.buffer.reserve([envelope]) else ANY_NODE
 
     def accept(self, claimed: Sequence[Leased]) -> None:
         """Handle these: they are committed, owned by this node, and have room."""
         self.buffer.put(claimed)
         self._changed.set()
+
+    def observe_circuits(self, paused_types: Collection[str]) -> None:
+        """Follow what `circuits` says of its own type, and of the older ones that it serves: those wait alone."""
+        self._paused_types = paused_types
+        self.observe_circuit(self.handler.message_type in paused_types)
 
     def observe_circuit(self, is_open: bool) -> None:
         """Follow what `circuits` says: while it is open nothing new is begun, and what waits goes back to any node."""
@@ -157,6 +164,9 @@ class HandlingAgent:
     async def _prepare(self, lease: Leased) -> Task | None:
         """The message, unless it has expired, cannot be decoded, or has killed too many processes."""
         envelope, attempt = lease.envelope, lease.attempts + 1
+        if envelope.message_type in self._paused_types:
+            await self._settling.hand_back([lease])
+            return None
         is_late = envelope.deliver_by is not None and envelope.deliver_by < self._clock.now()
         if is_late and await self._settling.expire(lease):
             return None
@@ -170,7 +180,7 @@ class HandlingAgent:
                 await self._settling.dead_letter(lease, Letter.because(reason, "killed its node"), counted=0)
                 return None
         try:
-            return Task(lease, codec.decode(envelope.body, self.handler.cls, envelope.content_type), attempt)
+            return Task(lease, upcasting.decode(envelope, self.handler.cls), attempt)
         except InvalidMessage as error:
             await self._settling.dead_letter(lease, Letter.from_error(error), failures=[self._failure(error, attempt)])
             return None

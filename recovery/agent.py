@@ -91,8 +91,9 @@ class RecoveryAgent:
         generations = {destination: agent.latch_generation for destination, agent in self._senders.items()}
         rows = await self._database.transaction(circuits.read)
         is_open = {(row.kind, row.key) for row in rows}
-        for message_type, handler in self._handlers.items():
-            handler.observe_circuit((Kind.HANDLER, message_type) in is_open)
+        paused_types = {key for kind, key in is_open if kind == Kind.HANDLER}
+        for handler in set(self._handlers.values()):
+            handler.observe_circuits(paused_types)
         self._receiving.observe_circuits({key for kind, key in is_open if kind == Kind.LISTENER})
         latched = {key for kind, key in is_open if kind == Kind.DESTINATION}
         for destination in latched - self._senders.keys():

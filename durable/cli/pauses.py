@@ -44,8 +44,7 @@ def pause(
         raise InvalidSetting(f"--for: {seconds:g} is no time; write seconds, such as 60")
     bus, settings = load_target(app, database, schema)
     kind, key = _named(handler, listener)
-    if bus is not None and kind is Kind.HANDLER and key not in bus.application.handlers:
-        known = bus.application.handlers
+    if bus is not None and kind is Kind.HANDLER and key not in (known := bus.application.by_type()):
         raise InvalidSetting(f"--handler: {key!r} has no handler here{suggestion(key, known)}")
     duration = None if seconds is None else timedelta(seconds=seconds)
     with connection(settings) as conn:
