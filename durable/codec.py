@@ -45,7 +45,7 @@ class Codec(Protocol):
 
 
 _OWN: Sequence[Codec] = (JsonCodec(), MsgpackCodec(), CloudEventsCodec())
-_codecs = {codec.content_type: codec for codec in _OWN}
+_codecs: dict[str, Codec] = {codec.content_type: codec for codec in _OWN}
 
 
 def register_codec(codec: Codec) -> None:
