@@ -3,6 +3,7 @@
 What is named in `__all__` is public; everything else may change.
 """
 
+from durable.breaker import CircuitBreaker
 from durable.bus import Bus
 from durable.codec import Codec, register_codec
 from durable.codecs.json import JsonCodec
@@ -27,7 +28,7 @@ from durable.errors import (
 )
 from durable.handlers import Context, Depends
 from durable.messages import message
-from durable.retry import Retry
+from durable.retry import Retry, RetryAfter
 from durable.settings import Settings
 from durable.unit_of_work import Outbox, UnitOfWork
 from durable.upcasting import upcaster
@@ -35,6 +36,7 @@ from durable.version import __version__
 
 __all__ = [
     "Bus",
+    "CircuitBreaker",
     "Codec",
     "Context",
     "Depends",
@@ -51,6 +53,7 @@ __all__ = [
     "Reject",
     "Release",
     "Retry",
+    "RetryAfter",
     "RetryLater",
     "RoutingError",
     "SchemaMismatch",

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from durable.circuit_control import PauseRequest
 from durable.composing import Cause
 from durable.envelope import Leased, NodeId
 from durable.errors import LeaseLost
@@ -42,6 +43,7 @@ class Attempts:
 
     def __init__(self, handler: Handler, *, sessions: Sessions, node: NodeId, settings: Settings) -> None:
         self.handler = handler
+        self._asked: list[PauseRequest] = []
         self._sessions = sessions
         self._node = node
         self._schema = settings.db_schema
@@ -71,6 +73,12 @@ class Attempts:
             # What the handler awaited was cancelled, not this worker, which would end for good.
             raise RuntimeError("something that the handler awaited was cancelled") from error
         failpoint("C18")
+
+    def take_asked(self) -> list[PauseRequest]:
+        """What the handler has asked to be stopped since this was called last."""
+        asked = self._asked[:]
+        del self._asked[: len(asked)]
+        return asked
 
     async def finish(self) -> None:
         """Wait for the threads: attempts that timed out go on in them."""
@@ -107,11 +115,12 @@ class Attempts:
         """One call for each message, or one for all. What a call sends is caused by its message."""
         failpoint("C15")
         if self.handler.takes_list:
-            yield Call([task.message for task in tasks], session, Context(tasks[0].lease, tasks[0].attempt, outbox))
+            context = Context(tasks[0].lease, tasks[0].attempt, outbox, self._asked)
+            yield Call([task.message for task in tasks], session, context)
             return
         for task in tasks:
             outbox.cause = Cause(task.lease.envelope)
-            yield Call(task.message, session, Context(task.lease, task.attempt, outbox))
+            yield Call(task.message, session, Context(task.lease, task.attempt, outbox, self._asked))
 
     def _complete(self, session: Session, outbox: Outbox, tasks: Sequence[Task]) -> None:
         """The fence: the rows are finished in this transaction, or it does not commit."""

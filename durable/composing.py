@@ -8,7 +8,7 @@ again, for whatever reason, it sends the same ids again, and what was received b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TypedDict, Unpack
 from uuid import UUID, uuid5
 
@@ -26,6 +26,17 @@ REPLY_TO = "reply-to"
 
 _BUSINESS_KEYS = UUID("6f0d1b4e-5c0a-5d57-9a3c-2d8f6b1e7a94")
 """The namespace of ids that are made of business keys; any fixed one would do."""
+
+_NO_ID = UUID(int=0)
+_NO_ENVELOPE = Envelope(
+    id=_NO_ID,
+    message_type="",
+    destination="",
+    source="",
+    correlation_id=_NO_ID,
+    body=b"",
+    sent_at=datetime(2000, 1, 1, tzinfo=UTC),
+)
 
 
 class SendOptions(TypedDict, total=False):
@@ -96,7 +107,7 @@ class Composer:
         """The id of an event and an envelope for each subscriber, all with this id; raises InvalidMessage."""
         destinations = self._routes.for_publish(name_of(type(message)))
         if not destinations:
-            codec.encode(message, self._draft(message, None, {}))  # an event that nobody wants is still checked
+            encoded(message)  # an event that nobody wants is still checked
             return new_id(), []
         envelopes = self._compose(message, destinations, cause, options)
         return envelopes[0].id, envelopes
@@ -161,6 +172,12 @@ class Composer:
                 f"a message for {envelope.destination} may be put off by less than dedupe_window "
                 f"({self._dedupe_window}); schedule a message to this service's own handler, which sends it then"
             )
+
+
+def encoded(message: object) -> bytes:
+    """Its body for no envelope in particular, to check it, or to compare it with another; raises InvalidMessage."""
+    facts = {"message_type": name_of(type(message)), "content_type": content_type_of(type(message))}
+    return codec.encode(message, msgspec.structs.replace(_NO_ENVELOPE, **facts))
 
 
 def _execution_time(options: SendOptions, now: datetime) -> datetime | None:

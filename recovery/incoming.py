@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import timedelta
 
 from sqlalchemy import Connection
 
 from durable.envelope import NodeId
 from durable.handling import HandlingAgent
 from durable.settings import Settings
-from durable.storage import inbox, leases, nodes, statements
+from durable.storage import circuits, inbox, leases, nodes, statements
 from durable.storage.database import Database
 from durable.storage.rows import Letter
 from durable.telemetry import Counters, Event, log
+
+_SETTLING_TIME = timedelta(seconds=10)  # beyond its attempts, before another node tries
 
 
 async def claim_incoming(
@@ -39,16 +42,35 @@ async def claim_incoming(
 async def _claim_batch(
     agent: HandlingAgent, message_type: str, database: Database, settings: Settings, node: NodeId, counters: Counters
 ) -> bool:
-    """False when there is no more of it, or no room."""
+    """False when that was all of it, or all that there is room for."""
+    if agent.is_paused(message_type):
+        return False
+    if agent.circuit.probing:
+        await _claim_trial(agent, message_type, database, settings, node)
+        return False
     batch_size = min(settings.batch_size, agent.buffer.room)
-    if agent.paused or not batch_size:
-        agent.wants_more = not agent.paused
+    if agent.circuit.is_open or not batch_size:
+        agent.wants_more = not agent.circuit.is_open
         return False
     claimed = await database.transaction(inbox.claim, message_type=message_type, batch_size=batch_size, node=node)
     counters.add(Event.CLAIMED, len(claimed))
     agent.buffer.force(claimed)
     agent.accept(claimed)
     return len(claimed) == batch_size
+
+
+async def _claim_trial(
+    agent: HandlingAgent, message_type: str, database: Database, settings: Settings, node: NodeId
+) -> None:
+    trial = await database.transaction(
+        circuits.claim_probe,
+        handler=agent.handler.message_type,
+        message_type=message_type,
+        node=node,
+        lease=settings.handler_timeout + _SETTLING_TIME,
+    )
+    if trial is not None:
+        agent.probe(trial)
 
 
 def _nobody_handles(conn: Connection, schema: str, message_type: str) -> bool:

@@ -211,8 +211,7 @@ class InMemoryBus:
         departing = self._mailbox.departing(self._reachable().keys())
         for row in departing:
             self._reachable()[row.endpoint]._receive(row.envelope)
-        handlers = self.bus.application.by_type()
-        taken = self._mailbox.take({message_type: handler.group for message_type, handler in handlers.items()})
+        taken = self._mailbox.take(self.bus.application.by_type())
         if taken:
             await self._handle(taken)
         return bool(departing or taken)
@@ -221,7 +220,7 @@ class InMemoryBus:
         message_type = taken[0].envelope.message_type
         agent = self._agent(message_type)
         if agent is not None:
-            await agent.handle(taken)
+            await agent.settle(taken)
             return
         letter = Letter.because(f"no node has a handler for {message_type}", "unknown message type")
         for lease in taken:
