@@ -23,6 +23,7 @@ from durable.errors import (
     SchemaMismatch,
     StorageUnavailable,
     TransportError,
+    UndecodableMessages,
     UnknownMessageType,
     WiringError,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "Settings",
     "StorageUnavailable",
     "TransportError",
+    "UndecodableMessages",
     "UnitOfWork",
     "UnknownMessageType",
     "WiringError",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from durable import codec
+from durable import codec, in_flight
 from durable.application import Application, Transports
 from durable.clock import Clock, SystemClock
 from durable.composing import Composer
@@ -131,8 +131,9 @@ class Runtime:
         return map(self.application.policy, self.application.handlers.values())
 
     async def start(self) -> None:
-        """Check the wiring, join the nodes and start the agents; raises when the first node cannot start."""
+        """Check the wiring and what is in flight, join the nodes, start the agents; raises when the first cannot."""
         await self.check()
+        await in_flight.guard(self.database, self.application, self.settings)
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._living = asyncio.create_task(self._live(started), name=f"durable {self.application.service}")
         await started
