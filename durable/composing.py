@@ -107,7 +107,7 @@ class Composer:
         """The id of an event and an envelope for each subscriber, all with this id; raises InvalidMessage."""
         destinations = self._routes.for_publish(name_of(type(message)))
         if not destinations:
-            encoded(message)  # an event that nobody wants is still checked
+            codec.encode(message, blank(message))  # an event that nobody wants is still checked
             return new_id(), []
         envelopes = self._compose(message, destinations, cause, options)
         return envelopes[0].id, envelopes
@@ -174,10 +174,10 @@ class Composer:
             )
 
 
-def encoded(message: object) -> bytes:
-    """Its body for no envelope in particular, to check it, or to compare it with another; raises InvalidMessage."""
+def blank(message: object) -> Envelope:
+    """An envelope for nobody, to encode a message that is only looked at, or compared with another."""
     facts = {"message_type": name_of(type(message)), "content_type": content_type_of(type(message))}
-    return codec.encode(message, msgspec.structs.replace(_NO_ENVELOPE, **facts))
+    return msgspec.structs.replace(_NO_ENVELOPE, **facts)
 
 
 def _execution_time(options: SendOptions, now: datetime) -> datetime | None:
