@@ -98,7 +98,7 @@ async def look(
     """The types of which something does not decode; and was that all of it that is in flight?"""
     page = Page(settings.batch_size, settings.batch_bytes)
     found: dict[str, tuple[Trial, bool]] = {}
-    for message_type, cls in classes.items():
+    for message_type, cls in sorted(classes.items()):
         trial = Trial(message_type, cls)
         is_all = await _try(database, trial, page, settings.check_in_flight)
         if trial.failed:
