@@ -107,7 +107,7 @@ def sent_class(message_type: str, cls: type[Any]) -> type[Any]:
 
 def decode(encoded: Encoded, cls: type[Any]) -> Any:
     """The message in this envelope as this class, upcast if it was sent as an older one; raises InvalidMessage."""
-    chain = _chain(encoded.message_type, cls)
+    chain = _chain(encoded.message_type, cls) if encoded.message_type in _steps else ()
     message = codec.decode(encoded.body, chain[0].old if chain else cls, encoded.content_type)
     for step in chain:
         message = step(message)

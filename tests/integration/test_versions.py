@@ -181,6 +181,48 @@ async def test_an_upcaster_that_raises_makes_a_dead_letter_at_once(tables: Table
 class TestCircuits:
     """Of a handler that serves two versions: both stop, whichever it was that failed."""
 
+    async def test_an_old_version_that_is_paused_goes_back_also_from_memory(self, tables: Tables) -> None:
+        bus, handled, go_on = Bus("shop", tables.url, **QUICK), [], asyncio.Event()
+
+        @bus.handles(Placed, concurrency=1)
+        async def handle(placed: Placed) -> None:
+            await go_on.wait()
+            handled.append(placed.number)
+
+        async with bus:
+            await send(bus, Placed(number=0, cents=1))
+            await send(bus, PlacedV1(1, "1"), PlacedV1(2, "1"), Placed(number=3, cents=1))
+            node = bus.runtime.node
+            assert node is not None
+            await eventually(lambda: len(node.handlers[NEW].buffer) == 3)
+            await bus.pause(PlacedV1)
+            await eventually(lambda: node.handlers[NEW].is_paused(OLD))
+            go_on.set()
+            await eventually(lambda: handled == [0, 3])
+            waiting = [(OLD, 0)] * 2
+            await eventually(
+                lambda: tables.rows("SELECT message_type, owner_id FROM durable.incoming_envelopes") == waiting
+            )
+            assert await bus.resume(PlacedV1)
+            await eventually(lambda: sorted(handled) == [0, 1, 2, 3])
+
+    async def test_an_old_version_that_is_paused_is_not_what_the_handler_is_tried_with(self, tables: Tables) -> None:
+        tables.execute(
+            "INSERT INTO durable.circuits (kind, key, reason, actor, until, probing) VALUES"
+            " ('handler', %s, 'down', 'node 1', now(), true), ('handler', %s, 'old', 'somebody', NULL, false)",
+            NEW,
+            OLD,
+        )
+        put(tables, OLD, b'{"number":1,"total":"1"}')
+        new = New(tables)
+        async with new.bus:
+            node = new.bus.runtime.node
+            assert node is not None
+            await eventually(lambda: node.handlers[NEW].circuit.probing)
+            put(tables, NEW, b'{"number":2,"cents":1}')
+            await eventually(lambda: new.numbers() == [2])
+            assert tables.one("SELECT epoch FROM durable.incoming_envelopes WHERE message_type = %s", OLD) == 0
+
     @pytest.mark.parametrize("how", ["PauseListener", "ctx.circuit"])
     async def test_a_handler_that_stops_itself_for_an_old_message_stops_for_all(self, tables: Tables, how: str) -> None:
         bus, calls = Bus("shop", tables.url, **QUICK), []
