@@ -5,7 +5,11 @@ What is named in `__all__` is public; everything else may change.
 
 from durable.breaker import CircuitBreaker
 from durable.bus import Bus
+from durable.codec import Codec, register_codec
+from durable.codecs.json import JsonCodec
+from durable.codecs.msgpack import MsgpackCodec
 from durable.composing import Outgoing
+from durable.envelope import Envelope
 from durable.errors import (
     DurableError,
     InvalidMessage,
@@ -20,6 +24,7 @@ from durable.errors import (
     SchemaMismatch,
     StorageUnavailable,
     TransportError,
+    UndecodableMessages,
     UnknownMessageType,
     WiringError,
 )
@@ -29,20 +34,25 @@ from durable.middleware import HandleNext, Middleware, SendNext
 from durable.retry import Retry, RetryAfter
 from durable.settings import Settings
 from durable.unit_of_work import Outbox, UnitOfWork
+from durable.upcasting import upcaster
 from durable.version import __version__
 
 __all__ = [
     "Bus",
     "CircuitBreaker",
+    "Codec",
     "Context",
     "Depends",
     "DurableError",
+    "Envelope",
     "HandleNext",
     "Incoming",
     "InvalidMessage",
     "InvalidSetting",
+    "JsonCodec",
     "LeaseLost",
     "Middleware",
+    "MsgpackCodec",
     "NoUnitOfWork",
     "Outbox",
     "Outgoing",
@@ -58,9 +68,12 @@ __all__ = [
     "Settings",
     "StorageUnavailable",
     "TransportError",
+    "UndecodableMessages",
     "UnitOfWork",
     "UnknownMessageType",
     "WiringError",
     "__version__",
     "message",
+    "register_codec",
+    "upcaster",
 ]

@@ -100,7 +100,7 @@ class Bus:
         timeout: Duration | None = None,
         circuit_breaker: CircuitBreaker | None = None,
     ) -> Callable[[F], F]:
-        """Declare the handler of a message class.
+        """Declare the handler of a message class, and of the older ones that upcasters make into it.
 
         A failed message runs again as `retry` says; an error of a class in `on_error` (`{TimeoutError: Retry(...)}`)
         has a policy of its own, the nearest class counting.
@@ -115,21 +115,19 @@ class Bus:
         message_type = name_of(cls)
 
         def declare(function: F) -> F:
-            known = self._application.handlers.get(message_type)
-            if known is not None:
-                raise InvalidSetting(f"{message_type} is handled by {known.name} already; one handler may call others")
-            self._application.handlers[message_type] = Handler(
-                message_type=message_type,
-                cls=cls,
-                function=function,
-                retry=retry or Retry(),
-                by_error=_checked(on_error or {}),
-                concurrency=concurrency,
-                group=group,
-                timeout=None if timeout is None else duration(timeout),
-                circuit_breaker=circuit_breaker,
+            self._application.declare(
+                Handler(
+                    message_type=message_type,
+                    cls=cls,
+                    function=function,
+                    retry=retry or Retry(),
+                    by_error=_checked(on_error or {}),
+                    concurrency=concurrency,
+                    group=group,
+                    timeout=None if timeout is None else duration(timeout),
+                    circuit_breaker=circuit_breaker,
+                )
             )
-            self._application.routes.handled_here(message_type)
             return function
 
         return declare

@@ -8,7 +8,7 @@ again, for whatever reason, it sends the same ids again, and what was received b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, Literal, Self, TypedDict, Unpack
 from uuid import UUID, uuid5
@@ -19,7 +19,7 @@ from durable import codec, screening
 from durable.clock import Clock
 from durable.envelope import Envelope, new_id
 from durable.errors import InvalidMessage
-from durable.messages import name_of
+from durable.messages import content_type_of, name_of
 from durable.routing import LOCAL, Routes
 from durable.settings import Settings
 
@@ -27,6 +27,17 @@ REPLY_TO = "reply-to"
 
 _BUSINESS_KEYS = UUID("6f0d1b4e-5c0a-5d57-9a3c-2d8f6b1e7a94")
 """The namespace of ids that are made of business keys; any fixed one would do."""
+
+_NO_ID = UUID(int=0)
+_NO_ENVELOPE = Envelope(
+    id=_NO_ID,
+    message_type="",
+    destination="",
+    source="",
+    correlation_id=_NO_ID,
+    body=b"",
+    sent_at=datetime(2000, 1, 1, tzinfo=UTC),
+)
 
 
 class SendOptions(TypedDict, total=False):
@@ -148,7 +159,7 @@ class Composer:
         """The id of an event and an envelope for each subscriber, all with this id; raises InvalidMessage."""
         destinations = self._routes.for_publish(name_of(type(message)))
         if not destinations:
-            codec.encode(message)  # an event that nobody wants is still checked
+            codec.encode(message, blank(message))  # an event that nobody wants is still checked
             return new_id(), []
         envelopes = self._compose(message, destinations, cause, options)
         return envelopes[0].id, envelopes
@@ -162,35 +173,38 @@ class Composer:
     def _compose(
         self, message: object, destinations: Sequence[str], cause: Cause | None, options: SendOptions
     ) -> list[Envelope]:
+        draft = self._draft(message, cause, options)
+        body = codec.encode(message, draft)
+        envelopes = [msgspec.structs.replace(draft, destination=each, body=body) for each in destinations]
+        for envelope in envelopes:
+            self._refuse_distant(envelope)
+        if reason := screening.flaw(envelopes[0], max_message_bytes=self._max_message_bytes):
+            raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {reason}")
+        return envelopes
+
+    def _draft(self, message: object, cause: Cause | None, options: SendOptions) -> Envelope:
+        """The envelope but for its destination and its body, which the codec makes for it."""
         now = self._clock.now()
         message_type = name_of(type(message))
         envelope_id = self._id(message_type, cause, options)
         headers = dict(options.get("headers", {}))
         if "reply_to" in options:
             headers[REPLY_TO] = options["reply_to"]
-        body = codec.encode(message)
-        envelopes = [
-            Envelope(
-                id=envelope_id,
-                message_type=message_type,
-                destination=destination,
-                source=self._service,
-                correlation_id=cause.envelope.correlation_id if cause else envelope_id,
-                causation_id=cause.envelope.id if cause else None,
-                partition_key=options.get("key"),
-                headers=headers,
-                body=body,
-                sent_at=now,
-                deliver_by=_moment(options.get("deliver_by"), now),
-                execution_time=_execution_time(options, now),
-            )
-            for destination in destinations
-        ]
-        for envelope in envelopes:
-            self._refuse_distant(envelope)
-        if reason := screening.flaw(envelopes[0], max_message_bytes=self._max_message_bytes):
-            raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {reason}")
-        return envelopes
+        return Envelope(
+            id=envelope_id,
+            message_type=message_type,
+            destination="",
+            source=self._service,
+            correlation_id=cause.envelope.correlation_id if cause else envelope_id,
+            causation_id=cause.envelope.id if cause else None,
+            partition_key=options.get("key"),
+            headers=headers,
+            content_type=content_type_of(type(message)),
+            body=b"",
+            sent_at=now,
+            deliver_by=_moment(options.get("deliver_by"), now),
+            execution_time=_execution_time(options, now),
+        )
 
     def _id(self, message_type: str, cause: Cause | None, options: SendOptions) -> UUID:
         key = options.get("id_from")
@@ -210,6 +224,12 @@ class Composer:
                 f"a message for {envelope.destination} may be put off by less than dedupe_window "
                 f"({self._dedupe_window}); schedule a message to this service's own handler, which sends it then"
             )
+
+
+def blank(message: object) -> Envelope:
+    """An envelope for nobody, to encode a message that is only looked at, or compared with another."""
+    facts = {"message_type": name_of(type(message)), "content_type": content_type_of(type(message))}
+    return msgspec.structs.replace(_NO_ENVELOPE, **facts)
 
 
 def _execution_time(options: SendOptions, now: datetime) -> datetime | None:

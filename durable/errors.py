@@ -6,7 +6,8 @@
     │   ├── NoUnitOfWork           send() was called where no transaction is in scope
     │   ├── RoutingError           no destination, or too many for a command
     │   ├── UnknownMessageType     a class or a name that no @message has registered
-    │   └── SchemaMismatch         the database is older or newer than this code
+    │   ├── SchemaMismatch         the database is older or newer than this code
+    │   └── UndecodableMessages    messages wait that this code cannot decode
     ├── InvalidMessage             this message can never be stored or decoded: dead-letter it
     ├── TransportError             try again later
     │   ├── ConnectionFailed       the peer could not be reached, or went away
@@ -57,6 +58,10 @@ class UnknownMessageType(WiringError):
 
 class SchemaMismatch(WiringError):
     """The database is at another schema version than this code."""
+
+
+class UndecodableMessages(WiringError):
+    """Messages wait for handlers whose code cannot decode them; a line for each type says which."""
 
 
 class InvalidMessage(DurableError):

@@ -16,9 +16,9 @@ suspect at a time: so the one that kills its process is found and comes to its e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
-from durable import codec
+from durable import upcasting
 from durable.attempts import Attempts, Task
 from durable.batching import Buffer
 from durable.clock import Clock
@@ -38,7 +38,7 @@ _SUSPICIOUS = 2  # deaths; one is an accident, and what the dead node had in mem
 
 
 class HandlingAgent:
-    """Runs one handler over the messages of its type that this node owns."""
+    """Runs one handler over the messages of its type, and those upcast to it, that this node owns."""
 
     def __init__(
         self,
@@ -65,8 +65,9 @@ class HandlingAgent:
             clock=clock,
             counters=counters,
         )
+        self._paused_versions: Collection[str] = ()
         self._attempts = attempts
-        self._settling = Settling(database, node, counters)
+        self._settling = Settling(handler.message_type, database, node, counters)
         self._policy = policy
         self._node = node
         self._settings = settings
@@ -84,13 +85,23 @@ class HandlingAgent:
 
     def reserve(self, envelope: Envelope) -> NodeId:
         """Keep room for an envelope that is about to be stored, or leave it to any node. From any thread."""
-        takes_more = not (self._stopping or self.circuit.is_open)
+        takes_more = not (self._stopping or self.circuit.is_open or self.is_paused(envelope.message_type))
         return self._node if takes_more and self.buffer.reserve([envelope]) else ANY_NODE
 
     def accept(self, claimed: Sequence[Leased]) -> None:
         """Handle these: they are committed, owned by this node, and have room."""
         self.buffer.put(claimed)
         self._changed.set()
+
+    def observe_circuits(self, is_probing: Mapping[str, bool]) -> None:
+        """Follow what `circuits` says of the open ones: its own, and those of older versions, which wait alone."""
+        own = self.handler.message_type
+        self._paused_versions = is_probing.keys() - {own}
+        self.observe_circuit(own in is_probing, probing=is_probing.get(own, False))
+
+    def is_paused(self, message_type: str) -> bool:
+        """Is this older version to wait, while the others are handled?"""
+        return message_type in self._paused_versions
 
     def observe_circuit(self, is_open: bool, *, probing: bool = False) -> None:
         """Follow what `circuits` says: while it is open nothing new is begun, and what waits goes back to any node.
@@ -181,6 +192,9 @@ class HandlingAgent:
     async def _prepare(self, lease: Leased) -> Task | None:
         """The message, unless it has expired, cannot be decoded, or has killed too many processes."""
         envelope, attempt = lease.envelope, lease.attempts + 1
+        if self.is_paused(envelope.message_type):
+            await self._settling.hand_back([lease])
+            return None
         is_late = envelope.deliver_by is not None and envelope.deliver_by < self._clock.now()
         if is_late and await self._settling.expire(lease):
             return None
@@ -194,7 +208,7 @@ class HandlingAgent:
                 await self._settling.dead_letter(lease, Letter.because(reason, "killed its node"), counted=0)
                 return None
         try:
-            return Task(lease, codec.decode(envelope.body, self.handler.cls, envelope.content_type), attempt)
+            return Task(lease, upcasting.decode(envelope, self.handler.cls), attempt)
         except InvalidMessage as error:
             await self._settling.dead_letter(lease, Letter.from_error(error), failures=[self._failure(error, attempt)])
             return None

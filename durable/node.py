@@ -59,9 +59,11 @@ class Node:
         self._woken = asyncio.Event()
         self.senders: dict[str, SendingAgent] = {}
         self.handlers: dict[str, HandlingAgent] = {}
+        self._by_type: dict[str, HandlingAgent] = {}
+        """With the older types that they serve, too."""
         self.listeners: list[Listener] = []
         self.receiver: ReceivingAgent | None = None
-        self._lanes = Lanes(self.handlers)
+        self._lanes = Lanes(self._by_type)
         self._sending: list[asyncio.Task[None]] = []
         self._tasks: asyncio.TaskGroup
 
@@ -69,7 +71,7 @@ class Node:
         """Live until `stopping` is set or the membership is lost. `started` is done once the agents run."""
         application = self._application
         membership = Membership(
-            application.service, self._settings, message_types=list(application.handlers), wake=self._woken.set
+            application.service, self._settings, message_types=list(application.by_type()), wake=self._woken.set
         )
         node_id = await membership.join()
         log.info("node %d of %s joined", node_id, application.service)
@@ -103,15 +105,15 @@ class Node:
             woken=self._woken,
             senders=self.senders,
             agent_for=self.agent_for,
-            handlers=self.handlers,
+            handlers=self._by_type,
             receiving=receiving,
         )
         await self._listen(receiving)  # first: an address that is taken is an error of its own, not one of a group's
         async with asyncio.TaskGroup() as self._tasks:
             storing = self._tasks.create_task(receiving.run(), name="receiving")
             handling = [
-                self._tasks.create_task(agent.run(), name=f"handling {message_type}")
-                for message_type, agent in self.handlers.items()
+                self._tasks.create_task(agent.run(), name=f"handling {agent.handler.message_type}")
+                for agent in self.handlers.values()
             ]
             self.node_id = node_id
             for destination in self._application.destinations():
@@ -176,6 +178,8 @@ class Node:
                 has_room=self._woken.set,
                 suspects=suspects,
             )
+        served = self._application.by_type().items()
+        self._by_type.update({name: self.handlers[handler.message_type] for name, handler in served})
         return ReceivingAgent(
             database=self._database,
             node=node_id,

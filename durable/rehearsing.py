@@ -19,7 +19,7 @@ from typing import Literal
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from durable import codec
+from durable import upcasting
 from durable.bus import Bus
 from durable.composing import Cause
 from durable.envelope import Envelope, Leased
@@ -131,7 +131,7 @@ async def handle(bus: Bus, letter: DeadLetter, *, actor: str, reason: str | None
 def handler_of(bus: Bus, letter: DeadLetter) -> Handler:
     """Its handler today; raises UnknownMessageType."""
     message_type = letter.summary.message_type
-    handler = bus.application.handlers.get(message_type or "")
+    handler = bus.application.by_type().get(message_type or "")
     if handler is None:
         raise UnknownMessageType(f"{bus.service} has no handler for {message_type or 'what has no type'}")
     return handler
@@ -152,7 +152,7 @@ async def attempt(bus: Bus, handler: Handler, lease: Leased, finish: Finish, *, 
     transaction."""
     sessions = bus.runtime.sessions
     handle = bus.application.onion.around_handling(_in_this_thread(handler))
-    message = codec.decode(lease.envelope.body, handler.cls, lease.envelope.content_type)
+    message = upcasting.decode(lease.envelope, handler.cls)
     given = [message] if handler.takes_list else message
     cause = None if handler.takes_list else Cause(lease.envelope)  # as in the handling agent
     if handler.is_async:

@@ -24,9 +24,10 @@ from durable.telemetry import Counters, Event, log
 
 
 class Settling:
-    """Settles messages that this node owns; a lease that was lost settles nothing."""
+    """Settles messages that this node owns, for the handler of this type; a lease that was lost settles nothing."""
 
-    def __init__(self, database: Database, node: NodeId, counters: Counters) -> None:
+    def __init__(self, handler: str, database: Database, node: NodeId, counters: Counters) -> None:
+        self._handler = handler
         self._database = database
         self._node = node
         self._counters = counters
@@ -52,7 +53,7 @@ class Settling:
             case HandBack():
                 await self.hand_back([lease])
             case Pause():
-                await self._database.insist(pause_and_release, self._node, lease, decision)
+                await self._database.insist(pause_and_release, self._node, self._handler, lease, decision)
             case DeadLetter():
                 failpoint("C19")
                 await self.dead_letter(lease, Letter.from_error(error), counted=counted, failures=failures)
@@ -83,9 +84,11 @@ class Settling:
             log.error("dead letter %s (%s): %s", lease.envelope.id, lease.envelope.message_type, letter.reason)
 
 
-def pause_and_release(conn: Connection, schema: str, node: NodeId, lease: Leased, decision: Pause) -> None:
+def pause_and_release(
+    conn: Connection, schema: str, node: NodeId, handler: str, lease: Leased, decision: Pause
+) -> None:
     """Its handler, and perhaps the endpoint that it came by, for every node; then hand it back."""
-    paused = [(Kind.HANDLER, lease.envelope.message_type)]
+    paused = [(Kind.HANDLER, handler)]
     if decision.listener and lease.endpoint != LOCAL:
         paused.append((Kind.LISTENER, lease.endpoint))
     for kind, key in paused:

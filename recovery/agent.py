@@ -91,9 +91,9 @@ class RecoveryAgent:
         generations = {destination: agent.latch_generation for destination, agent in self._senders.items()}
         rows = await self._database.transaction(circuits.read)
         probing = {(row.kind, row.key): row.probing for row in rows}
-        for message_type, handler in self._handlers.items():
-            circuit = Kind.HANDLER, message_type
-            handler.observe_circuit(circuit in probing, probing=probing.get(circuit, False))
+        handlers = {key: is_probing for (kind, key), is_probing in probing.items() if kind == Kind.HANDLER}
+        for handler in set(self._handlers.values()):
+            handler.observe_circuits(handlers)
         self._receiving.observe_circuits({key for kind, key in probing if kind == Kind.LISTENER})
         destinations = {key: latched for (kind, key), latched in probing.items() if kind == Kind.DESTINATION}
         latched = {key for key, is_latched in destinations.items() if is_latched}

@@ -19,7 +19,7 @@ from uuid import UUID, uuid5
 
 from pamqp.commands import Basic
 
-from durable.envelope import JSON, Envelope
+from durable.envelope import JSON, Envelope, media_type
 from durable.errors import InvalidMessage
 from durable.transports.rabbitmq_message import as_text, is_ours, parsed_uuid, received
 
@@ -106,6 +106,6 @@ def _foreign(
 
 def _content_type(given: str | None) -> str:
     """JSON is JSON, whatever charset is said beside it (RFC 8259: it is UTF-8)."""
-    if not given or given.partition(";")[0].strip().lower() == JSON:
+    if not given or media_type(given) == JSON:
         return JSON
     return given

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from durable.cli import dead_letters, demo, doctor, inspect, migrate, pauses, replay_local, run, send, topology
 from durable.cli.output import one_line
-from durable.errors import DurableError, StorageUnavailable, WiringError
+from durable.errors import DurableError, StorageUnavailable, UndecodableMessages, WiringError
 from durable.version import __version__
 
 _NAME = "durable-agent"
@@ -65,6 +65,11 @@ def durable_agent(context: typer.Context, version: Version = False) -> None:
 class Ending(NamedTuple):
     code: int
     message: str
+    has_lines: bool = False
+
+    @property
+    def lines(self) -> list[str]:
+        return self.message.splitlines() if self.has_lines else [self.message]
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -87,7 +92,8 @@ def _run(arguments: list[str]) -> int:
         if "--debug" in arguments:
             traceback.print_exc()
         ending = _ending(error)
-        print(f"error: {one_line(ending.message)}", file=sys.stderr)
+        for line in ending.lines:
+            print(f"error: {one_line(line)}", file=sys.stderr)
         return ending.code
 
 
@@ -100,6 +106,8 @@ def _ending(error: BaseException) -> Ending:
             return Ending(error.exit_code, _usage(error))
         case typer.Abort():
             return Ending(_FAILED, "aborted")
+        case UndecodableMessages():
+            return Ending(_BAD_USAGE, str(error), has_lines=True)
         case WiringError():
             return Ending(_BAD_USAGE, str(error))
         case StorageUnavailable():

@@ -6,15 +6,13 @@ import asyncio
 import getpass
 import signal
 import socket
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from durable.bus import Bus
+from durable.cli.output import progress
 from durable.errors import StorageUnavailable
 from durable.rehearsing import Rehearsed, rehearsal
 from durable.resolving import Resolution, Run, resolve
@@ -23,7 +21,6 @@ from durable.storage import dead_letters, migrator
 from durable.storage.database import Database
 from durable.storage.dead_letters import DeadLetter, Selection, Stretch
 
-Show = Callable[[int, int], None]
 _READ_AT_ONCE = 10  # whole letters, of up to some MiB each
 
 
@@ -50,7 +47,7 @@ async def resolve_all(
     database, stopping, done = Database(settings), asyncio.Event(), 0
     try:
         await database.transaction(migrator.check_version)
-        with _stopped_by_signals(stopping), _progress(verb) as show:
+        with _stopped_by_signals(stopping), progress(verb) as show:
 
             def tell(run: Run) -> None:
                 nonlocal done
@@ -84,7 +81,7 @@ async def rehearse_all(
         survey = await runtime.database.transaction(dead_letters.survey, selection)
         total = survey.total if limit is None else min(limit, survey.total)
         async with rehearsal(bus) as stage:
-            with _progress("rehearsed") as show:
+            with progress("rehearsed") as show:
                 async for letter in _letters(runtime.database, selection, survey.newest):
                     if len(rehearsed) == total:
                         break
@@ -126,15 +123,3 @@ def _stopped_by_signals(stopping: asyncio.Event) -> Iterator[None]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
-
-
-@contextmanager
-def _progress(verb: str) -> Iterator[Show]:
-    """A bar on a terminal, on standard error, so that what is printed can go elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as drawn:
-        task = drawn.add_task(verb, total=None)
-        yield lambda done, total: drawn.update(task, completed=done, total=total)

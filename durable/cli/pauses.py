@@ -101,8 +101,8 @@ def _named(handler: str | None, listener: str | None, destination: str | None) -
 def _refuse_unknown(application: Application, kind: Kind, key: str) -> None:
     """A pause of a misspelt name would pause nothing, and say that it did. Destinations may be of other versions of
     the code, and listeners of other processes."""
-    if kind is Kind.HANDLER and key not in application.handlers:
-        raise InvalidSetting(f"--handler: {key!r} has no handler here{suggestion(key, application.handlers)}")
+    if kind is Kind.HANDLER and key not in (handled := application.by_type()):
+        raise InvalidSetting(f"--handler: {key!r} has no handler here{suggestion(key, handled)}")
     if kind is Kind.DESTINATION and "://" not in key:
         known = application.destinations()
         raise InvalidSetting(f"--destination: {key!r} is no URI{suggestion(key, known)}; known: {', '.join(known)}")

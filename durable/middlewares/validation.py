@@ -13,7 +13,7 @@ from uuid import UUID
 from pydantic import BaseModel
 
 from durable import codec
-from durable.composing import Outgoing
+from durable.composing import Outgoing, blank
 from durable.errors import InvalidMessage, InvalidSetting
 from durable.handlers import Incoming
 from durable.middleware import HandleNext, Middleware, SendNext
@@ -64,7 +64,8 @@ class Validation(Middleware):
 def _decode_as_receivers_do(message: object) -> None:
     """Raises InvalidMessage. Instances of most classes can be made with values that their types do not allow."""
     if not isinstance(message, BaseModel):
-        codec.decode(codec.encode(message), type(message))
+        draft = blank(message)
+        codec.decode(codec.encode(message, draft), type(message), draft.content_type)
         return
     try:
         message.model_validate_json(message.model_dump_json(warnings="error"))

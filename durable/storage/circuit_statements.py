@@ -65,7 +65,7 @@ WITH waiting AS (
     ORDER BY seq LIMIT 1 FOR UPDATE SKIP LOCKED
 ), tried AS (
     UPDATE {{schema}}.circuits SET until = now() + CAST(:lease AS interval)
-    WHERE kind = 'handler' AND key = :message_type AND probing AND until <= now() AND EXISTS (SELECT FROM waiting)
+    WHERE kind = 'handler' AND key = :handler AND probing AND until <= now() AND EXISTS (SELECT FROM waiting)
     RETURNING key
 ), claimed AS (
     UPDATE {{schema}}.incoming_envelopes AS row SET owner_id = :node, epoch = row.epoch + 1

@@ -68,14 +68,15 @@ def close_ended(conn: Connection, schema: str) -> None:
     conn.execute(circuit_statements.CLOSE_ENDED_CIRCUITS.within(schema))
 
 
-def claim_probe(conn: Connection, schema: str, *, message_type: str, node: NodeId, lease: timedelta) -> Leased | None:
+def claim_probe(
+    conn: Connection, schema: str, *, handler: str, message_type: str, node: NodeId, lease: timedelta
+) -> Leased | None:
     """The one message with which this node may try a handler, if its circuit is due and nobody tries it already.
 
-    Nobody else is given one before `lease` is over.
+    The message is of this type, the handler's own or an older version. Nobody else is given one before `lease` is over.
     """
-    row = conn.execute(
-        circuit_statements.CLAIM_PROBE.within(schema), {"message_type": message_type, "node": node, "lease": lease}
-    ).first()
+    params = {"handler": handler, "message_type": message_type, "node": node, "lease": lease}
+    row = conn.execute(circuit_statements.CLAIM_PROBE.within(schema), params).first()
     return None if row is None else leased(row)
 
 

@@ -211,8 +211,7 @@ class InMemoryBus:
         departing = self._mailbox.departing(self._reachable().keys())
         for row in departing:
             self._reachable()[row.endpoint]._receive(row.envelope)
-        handlers = self.bus.application.handlers
-        taken = self._mailbox.take({message_type: handler.group for message_type, handler in handlers.items()})
+        taken = self._mailbox.take(self.bus.application.by_type())
         if taken:
             await self._handle(taken)
         return bool(departing or taken)
@@ -228,9 +227,11 @@ class InMemoryBus:
             self._mailbox.dead_letter(ANY_NODE, lease, letter, counted=0)
 
     def _agent(self, message_type: str) -> MemoryHandling | None:
-        handler = self.bus.application.handlers.get(message_type)
-        if handler is not None and message_type not in self._agents:
-            self._agents[message_type] = MemoryHandling(
+        handler = self.bus.application.by_type().get(message_type)
+        if handler is None:
+            return None
+        if handler.message_type not in self._agents:
+            self._agents[handler.message_type] = MemoryHandling(
                 handler,
                 policy=self.bus.application.policy(handler),
                 mailbox=self._mailbox,
@@ -241,7 +242,7 @@ class InMemoryBus:
                 clock=self.clock,
                 counters=self._runtime.counters,
             )
-        return self._agents.get(message_type)
+        return self._agents[handler.message_type]
 
     def _receive(self, envelope: Envelope) -> None:
         endpoints = dict(self.bus.application.listeners)

@@ -25,6 +25,7 @@ from durable.clock import Clock
 from durable.digest import message_digest
 from durable.envelope import Envelope, Lease, Leased, NodeId, new_id
 from durable.errors import InvalidMessage, UnknownMessageType, WiringError
+from durable.handlers import Handler
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
 from durable.retry import Pause
 from durable.routing import LOCAL
@@ -162,20 +163,25 @@ class Mailbox:
         )
         self.quarantine(envelope, reason)
 
-    def take(self, group_of: Mapping[str, int]) -> list[Leased]:
+    def take(self, handlers: Mapping[str, Handler]) -> list[Leased]:
         """The first message that is due, and with it others of its type, as many as its handler groups; none of a
         handler that is stopped, and one of a handler that is tried."""
         now = self.clock.now()
-        stopped = {each for each in group_of if not self.circuits.may_take(each)}
+        stopped = {
+            message_type
+            for message_type, handler in handlers.items()
+            if not (self.circuits.may_take(message_type) and self.circuits.may_take(handler.message_type))
+        }
         due = (row for row in self.incoming.values() if row.is_due(now) and row.envelope.message_type not in stopped)
         first = next(due, None)
         if first is None:
             return []
         message_type = first.envelope.message_type
-        if self.circuits.of(Kind.HANDLER, message_type) is not None:
+        handler = handlers.get(message_type)
+        if handler is None or self.circuits.of(Kind.HANDLER, handler.message_type) is not None:
             return [first.lease()]
         others = (row for row in due if row.envelope.message_type == message_type)
-        return [row.lease() for row in (first, *islice(others, group_of.get(message_type, 1) - 1))]
+        return [row.lease() for row in (first, *islice(others, handler.group - 1))]
 
     def departing(self, destinations: Collection[str]) -> list[Row]:
         """Take out what is due for these destinations."""
@@ -233,10 +239,8 @@ class Mailbox:
             row.epoch += 1
         return len(rows)
 
-    def pause_and_release(self, node: NodeId, lease: Leased, decision: Pause) -> None:
-        self.circuits.pause(
-            Kind.HANDLER, lease.envelope.message_type, reason=decision.reason, actor="memory", duration=decision.time
-        )
+    def pause_and_release(self, node: NodeId, handler: str, lease: Leased, decision: Pause) -> None:
+        self.circuits.pause(Kind.HANDLER, handler, reason=decision.reason, actor="memory", duration=decision.time)
         self.release(INCOMING, node, [lease.key])
 
     def dead_letter(

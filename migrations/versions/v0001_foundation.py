@@ -56,6 +56,8 @@ CREATE TABLE "{schema}".incoming_envelopes (
 ) {queue};
 CREATE INDEX incoming_unowned ON "{schema}".incoming_envelopes (message_type, seq)
     WHERE owner_id = 0 AND execution_time IS NULL;
+CREATE INDEX incoming_scheduled ON "{schema}".incoming_envelopes (message_type, seq)
+    WHERE execution_time IS NOT NULL;
 CREATE INDEX incoming_owned ON "{schema}".incoming_envelopes (owner_id) WHERE owner_id <> 0;
 CREATE INDEX incoming_due ON "{schema}".incoming_envelopes (execution_time) WHERE execution_time IS NOT NULL;
 CREATE INDEX incoming_expiring ON "{schema}".incoming_envelopes (deliver_by) WHERE deliver_by IS NOT NULL;
