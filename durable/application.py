@@ -10,6 +10,7 @@ from durable.errors import InvalidSetting
 from durable.handlers import Handler
 from durable.retry import Policy, Retry
 from durable.routing import LOCAL, Routes
+from durable.schedules import Schedule
 from durable.settings import suggestion
 from durable.transports.base import Transport
 
@@ -31,6 +32,7 @@ class Application:
     by_error: dict[type[Exception], Retry] = field(default_factory=dict)
     listeners: list[Listening] = field(default_factory=list)
     transports: list[Transport] = field(default_factory=list)
+    schedules: dict[str, Schedule] = field(default_factory=dict)
 
     def policy(self, handler: Handler) -> Policy:
         """What the failures of this handler lead to: its own rules come before those of the service."""

@@ -15,7 +15,7 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
 from uuid import UUID
@@ -25,14 +25,16 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.application import Application, Listening
-from durable.composing import SendOptions
-from durable.errors import InvalidSetting, Verdict, WiringError
+from durable.composing import SendOptions, due_time
+from durable.cron import Missed
+from durable.errors import InvalidMessage, InvalidSetting, Verdict, WiringError
 from durable.handlers import Handler
 from durable.messages import name_of
 from durable.retry import ByError, Retry
 from durable.runtime import Runtime
+from durable.schedules import Factory, declare
 from durable.settings import Settings, load_settings
-from durable.storage import circuits
+from durable.storage import circuits, delayed, schedules
 from durable.storage.circuits import Kind
 from durable.transports.base import Transport
 from durable.unit_of_work import Outbox, Scope, UnitOfWork
@@ -95,6 +97,7 @@ class Bus:
         concurrency: int | None = None,
         group: int = 1,
         timeout: timedelta | float | None = None,
+        inherit_deliver_by: bool = False,
     ) -> Callable[[F], F]:
         """Declare the handler of a message class.
 
@@ -104,8 +107,9 @@ class Bus:
         waiting messages share one transaction: much faster for small handlers; when one fails each is run alone. A
         handler whose message is annotated list[cls] is called once for all of them, and what it sends begins new
         conversations.
-        `timeout` (timedelta or seconds) bounds one attempt. Raises InvalidSetting for a parameter that cannot be
-        given, or a second handler of the same class.
+        `timeout` (timedelta or seconds) bounds one attempt. With `inherit_deliver_by` what the handler sends expires
+        when its message does, unless it is sent with a deliver_by= of its own. Raises InvalidSetting for a parameter
+        that cannot be given, or a second handler of the same class.
         """
         message_type = name_of(cls)
         seconds = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
@@ -123,6 +127,7 @@ class Bus:
                 concurrency=concurrency,
                 group=group,
                 timeout=seconds,
+                inherit_deliver_by=inherit_deliver_by,
             )
             self._application.routes.handled_here(message_type)
             return function
@@ -159,6 +164,35 @@ class Bus:
         """Events of this class go to this destination too."""
         message_type = name_of(cls)
         self._application.routes.subscribe(message_type, self.runtime.transports().resolve(to, message_type))
+
+    def every(
+        self,
+        cron: str,
+        message: object | Factory,
+        *,
+        name: str,
+        tz: str = "UTC",
+        missed: Missed = "once",
+        to: str | None = None,
+        **options: Unpack[SendOptions],
+    ) -> None:
+        """Send this message at every time that `cron` names in the time zone `tz`: once over all nodes.
+
+        A function instead of a message is called with the time of the occurrence, an aware datetime in UTC, and
+        returns the message; it must be quick. `name` is what operators and other versions of the code know it by: the
+        declaration of the youngest node counts. Occurrences that came while no node ran are run `missed`: "once" for
+        all of them, "all" (the last 100), or "skip". `to` and `options` as in send(); deliver_by= is a timedelta.
+        A process with mode="send-only" runs none. Raises InvalidSetting.
+        """
+        if self.runtime.is_running:
+            raise WiringError(f"every {name!r}: declare schedules before the bus starts")
+        if name in self._application.schedules:
+            raise InvalidSetting(f"every {name!r}: there is a schedule of this name already; give each its own")
+        if to is not None:
+            self.runtime.transports().of(to)
+        self._application.schedules[name] = declare(
+            cron, message, name=name, tz=tz, missed=missed, to=to, options=options
+        )
 
     def configure(self, **overrides: Any) -> None:
         """Change settings after the bus was made, as the command line does; not while it runs."""
@@ -200,10 +234,12 @@ class Bus:
         cls: type | None = None,
         *,
         listener: str | None = None,
+        schedule: str | None = None,
         for_: timedelta | float | None = None,
         reason: str = "paused by the application",
     ) -> None:
-        """Let no node run the handler of this class, or let the listener of this name take nothing.
+        """Let no node run the handler of this class, or let the listener of this name take nothing, or pass over the
+        occurrences of this schedule.
 
         It lasts for this time (a timedelta or seconds), or until resume(). What waits goes on waiting; senders see
         Busy. It is a row of `circuits`, committed when this returns, and obeyed by the other nodes within a moment.
@@ -213,14 +249,55 @@ class Bus:
         duration = timedelta(seconds=for_) if isinstance(for_, int | float) else for_
         if duration is not None and duration <= timedelta(0):
             raise InvalidSetting(f"pause: for_={for_!r} is over before it begins; give a time above 0, or none")
-        kind, key = _circuit(cls, listener)
+        kind, key = _circuit(cls, listener, schedule)
         await self.runtime.database.transaction(
             circuits.pause, kind, key, reason=reason, actor=self.service, duration=duration
         )
 
-    async def resume(self, cls: type | None = None, *, listener: str | None = None) -> bool:
+    async def resume(
+        self, cls: type | None = None, *, listener: str | None = None, schedule: str | None = None
+    ) -> bool:
         """End a pause before its time. False when there was none."""
-        return await self.runtime.database.transaction(circuits.resume, *_circuit(cls, listener))
+        return await self.runtime.database.transaction(circuits.resume, *_circuit(cls, listener, schedule))
+
+    # ------------------------------------------------------------------ what waits for its time
+
+    async def cancel(self, message: UUID, *, reason: str | None = None) -> bool:
+        """Let nothing become of a message that waits for its time; the history records it as cancelled.
+
+        False when it does not wait any more: it is due, or done, and cannot be called back. An event that has several
+        destinations is cancelled for those that it has not left for. Call it while the bus runs, as the next two.
+        """
+        return await self.runtime.database.transaction(
+            delayed.cancel_message, message, actor=self.service, reason=reason
+        )
+
+    async def run_now(self, what: UUID | str) -> bool:
+        """Let a message that waits for its time be due; or run a schedule, by its name, once more than it would.
+
+        False when the message does not wait any more, or no node runs the schedule.
+        """
+        if isinstance(what, str):
+            return await self.runtime.database.transaction(schedules.ask, what, actor=self.service)
+        return await self.runtime.database.transaction(delayed.run_message_now, what)
+
+    async def reschedule(
+        self, what: UUID | str, *, at: datetime | None = None, delay: timedelta | float | None = None
+    ) -> bool:
+        """Let a message that waits for its time, or the next occurrence of a schedule, be due at another one.
+
+        False when the message does not wait any more, or there is no such schedule. Raises InvalidMessage when the
+        message would expire before, or be older then than its receiver's dedupe_window.
+        """
+        moment = due_time(at, delay, self.runtime.clock.now())
+        database = self.runtime.database
+        if isinstance(what, str):
+            return await database.transaction(schedules.reschedule, what, at=moment, actor=self.service)
+        window = self.settings.dedupe_window
+        changed = await database.transaction(delayed.reschedule_message, what, at=moment, dedupe_window=window)
+        if changed.left and not changed.done:
+            raise InvalidMessage(f"{what} cannot wait until {moment}: it would expire, or be too old for its receiver")
+        return bool(changed.done)
 
     # ------------------------------------------------------------------ run
 
@@ -288,14 +365,16 @@ class Bus:
         asked.set()
 
 
-def _circuit(cls: type | None, listener: str | None) -> tuple[Kind, str]:
-    match cls, listener:
-        case type(), None:
+def _circuit(cls: type | None, listener: str | None, schedule: str | None) -> tuple[Kind, str]:
+    match cls, listener, schedule:
+        case type(), None, None:
             return Kind.HANDLER, name_of(cls)
-        case None, str():
+        case None, str(), None:
             return Kind.LISTENER, listener
+        case None, None, str():
+            return Kind.SCHEDULE, schedule
         case _:
-            raise InvalidSetting("pause: name a message class or a listener=, one of them")
+            raise InvalidSetting("pause: name a message class, a listener= or a schedule=, one of them")
 
 
 def _checked(by_error: ByError) -> ByError:

@@ -33,8 +33,8 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from durable.composing import REPLY_TO, SendOptions
-from durable.envelope import Leased
+from durable.composing import REPLY_TO, Cause, SendOptions
+from durable.envelope import Envelope, Leased
 from durable.errors import InvalidSetting, RoutingError
 from durable.retry import ByError, Retry
 from durable.unit_of_work import Outbox
@@ -82,6 +82,11 @@ class Context:
     @property
     def sent_at(self) -> datetime:
         return self._envelope.sent_at
+
+    @property
+    def deliver_by(self) -> datetime | None:
+        """When the message expires unless it has been handled; give it to send() for what is of no use later."""
+        return self._envelope.deliver_by
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -180,6 +185,8 @@ class Handler:
     """For one attempt; None: as the settings say."""
     by_error: ByError = field(default_factory=dict)
     """What errors of these classes lead to instead of `retry`."""
+    inherit_deliver_by: bool = False
+    """Does what it sends expire when its message does, unless it says otherwise?"""
     is_async: bool = field(init=False)
     takes_list: bool = field(init=False)
     """Is it called once with all messages of its transaction?"""
@@ -191,11 +198,17 @@ class Handler:
         is_async = inspect.iscoroutinefunction(self.function)
         object.__setattr__(self, "is_async", is_async)
         object.__setattr__(self, "takes_list", _takes_list(self.function, self.cls, of=self.name))
+        if self.takes_list and self.inherit_deliver_by:
+            raise InvalidSetting(f"{self.name}: a list of messages has no one deliver_by to inherit; take them singly")
         object.__setattr__(self, "_injected", _resolve(self.function, self.cls, is_async=is_async, of=self.name))
 
     @property
     def name(self) -> str:
         return f"{self.function.__module__}.{self.function.__qualname__}"
+
+    def cause(self, envelope: Envelope) -> Cause:
+        """What follows from this message is sent with this cause."""
+        return Cause(envelope, envelope.deliver_by if self.inherit_deliver_by else None)
 
     async def run(self, call: Call) -> Any:
         """Run an async handler and return what it returned."""

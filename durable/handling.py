@@ -28,7 +28,6 @@ from sqlalchemy.orm import Session
 from durable import codec
 from durable.batching import Buffer
 from durable.clock import Clock
-from durable.composing import Cause
 from durable.envelope import ANY_NODE, Envelope, Lease, Leased, NodeId
 from durable.errors import InvalidMessage, LeaseLost
 from durable.failpoints import failpoint
@@ -40,11 +39,12 @@ from durable.settings import Settings
 from durable.storage import circuits, inbox, leases
 from durable.storage.circuits import Kind
 from durable.storage.database import Database
-from durable.storage.rows import KEPT_ATTEMPTS, Failure, Letter
+from durable.storage.rows import KEPT_ATTEMPTS, Failure, Letter, storable
 from durable.storage.statements import INCOMING
 from durable.telemetry import Counters, Event, log
 from durable.unit_of_work import Outbox
 
+_LONGEST_REASON = 1_000
 _SUSPICIOUS = 2  # deaths; one is an accident, and what the dead node had in memory is handled at full speed
 
 
@@ -184,7 +184,7 @@ class HandlingAgent:
     async def _prepare(self, lease: Leased) -> Task | None:
         """The message, unless it has expired, cannot be decoded, or has killed too many processes."""
         envelope, attempt = lease.envelope, lease.attempts + 1
-        if envelope.deliver_by is not None and envelope.deliver_by < self._clock.now() and await self._expired(lease):
+        if envelope.is_late(self._clock.now()) and await self._expired(lease):
             return None
         if _is_suspect(lease):
             counted = await self._database.insist(inbox.begin_suspect_attempt, self._node, lease)
@@ -245,6 +245,8 @@ class HandlingAgent:
             case RunAgain():
                 return True
             case RunLater(delay=delay):
+                if await self._expires_within(lease, delay, error):
+                    return False
                 failpoint("C19")
                 await self._database.insist(
                     inbox.retry_later,
@@ -316,7 +318,7 @@ class HandlingAgent:
             yield Call([task.message for task in tasks], session, Context(tasks[0].lease, tasks[0].attempt, outbox))
             return
         for task in tasks:
-            outbox.cause = Cause(task.lease.envelope)
+            outbox.cause = self.handler.cause(task.lease.envelope)
             yield Call(task.message, session, Context(task.lease, task.attempt, outbox))
 
     def _complete(self, session: Session, outbox: Outbox, tasks: Sequence[Task]) -> None:
@@ -342,6 +344,17 @@ class HandlingAgent:
 
     async def _expired(self, lease: Leased) -> bool:
         expired = await self._database.insist(inbox.expire, self._node, lease)
+        self._counters.add(Event.EXPIRED, int(expired))
+        return expired
+
+    async def _expires_within(self, lease: Leased, delay: timedelta, error: Exception) -> bool:
+        """End it now if another attempt after this delay would come too late: nothing could save it until then."""
+        if lease.envelope.deliver_by is None:
+            return False
+        reason = f"the next attempt, {delay} later, would come after its deliver_by; this one failed: {error!r}"
+        expired = await self._database.insist(
+            inbox.expire, self._node, lease, within=delay, reason=storable(reason, _LONGEST_REASON)
+        )
         self._counters.add(Event.EXPIRED, int(expired))
         return expired
 

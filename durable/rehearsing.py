@@ -152,7 +152,7 @@ async def attempt(
     """Run the handler in this very thread, a sync one too; then let `finish` end the transaction."""
     message = codec.decode(lease.envelope.body, handler.cls, lease.envelope.content_type)
     given = [message] if handler.takes_list else message
-    cause = None if handler.takes_list else Cause(lease.envelope)  # as in the handling agent
+    cause = None if handler.takes_list else handler.cause(lease.envelope)  # as in the handling agent
     if handler.is_async:
         async with sessions.open() as session:
             if unhurried:

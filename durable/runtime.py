@@ -115,6 +115,8 @@ class Runtime:
         transports = self.transports()
         for uri in [*self.application.destinations(), *(listening.uri for listening in self.application.listeners)]:
             transports.of(uri)
+        for schedule in self.application.schedules.values():
+            schedule.check(self.composer)
         horizon = max((policy.horizon for policy in self._policies()), default=None)
         if horizon is not None and horizon >= self.settings.dedupe_window:
             raise InvalidSetting(
@@ -183,6 +185,7 @@ class Runtime:
             database=self.database,
             sessions=self.sessions,
             transports=self.transports(),
+            composer=self.composer,
             clock=self.clock,
             counters=self.counters,
         )

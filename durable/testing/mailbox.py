@@ -98,7 +98,7 @@ class Row:
         return self.due is None or self.due <= now
 
     def is_late(self, now: datetime) -> bool:
-        return self.envelope.deliver_by is not None and self.envelope.deliver_by < now
+        return self.envelope.is_late(now)
 
 
 @dataclass
