@@ -18,6 +18,7 @@ from sqlalchemy.pool import StaticPool
 from durable import Bus, Context, InvalidMessage, Retry, RoutingError, WiringError, message
 from durable.envelope import Envelope, new_id
 from durable.runtime import Runtime
+from durable.storage import migrator
 from durable.testing import InMemoryBus, ManualClock, eventually
 
 BILLING = "tcp://127.0.0.1:2302"
@@ -536,7 +537,7 @@ class TestTheBlock:
 
     async def test_there_is_no_database_to_ask(self, bus: Bus, memory: InMemoryBus) -> None:
         with pytest.raises(WiringError, match="in memory"):
-            _ = bus.runtime.database
+            await bus.runtime.database.transaction(migrator.check_version)
         assert isinstance(bus.runtime, Runtime)
 
 
