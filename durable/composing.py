@@ -29,8 +29,9 @@ _BUSINESS_KEYS = UUID("6f0d1b4e-5c0a-5d57-9a3c-2d8f6b1e7a94")
 class SendOptions(TypedDict, total=False):
     """What send() and publish() take besides the message."""
 
-    deliver_by: datetime | timedelta
-    """Expire the message when it has not been handled by then; an aware datetime, or a time from now."""
+    deliver_by: datetime | timedelta | None
+    """Expire the message when it has not been handled by then; an aware datetime, or a time from now. None: never, even
+    where a deadline would be inherited."""
     delay: timedelta | float
     """Send it only after this time (a timedelta or seconds)."""
     at: datetime

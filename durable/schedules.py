@@ -112,7 +112,7 @@ def _check_options(options: SendOptions) -> None:
     for given in options:
         if given in _OWN_OPTIONS or given not in SendOptions.__annotations__:
             raise InvalidSetting(f"every: {given}= cannot be given; the schedule says when, and makes the ids")
-    if not isinstance(options.get("deliver_by", timedelta(seconds=1)), timedelta):
+    if not isinstance(options.get("deliver_by"), timedelta | None):
         raise InvalidSetting("every: deliver_by= must be a timedelta, which counts from each occurrence's run")
 
 

@@ -601,7 +601,8 @@ class TestSending:
 
     async def test_a_message_that_would_be_due_after_its_deliver_by_is_refused(self, world: World) -> None:
         async with world, world.bus.unit_of_work():
-            for late in ({"delay": 60}, {"delay": 30}, {"at": datetime.now(UTC) + timedelta(hours=1)}):
+            given: list[dict[str, Any]] = [{"delay": 60}, {"delay": 30}, {"at": datetime.now(UTC) + timedelta(hours=1)}]
+            for late in given:
                 with pytest.raises(InvalidMessage, match="when its deliver_by"):
                     world.bus.send(OrderPlaced(1), to=BILLING, deliver_by=timedelta(seconds=30), **late)
 

@@ -10,6 +10,7 @@ import asyncio
 import signal
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -56,6 +57,10 @@ def runs(database: str) -> list[datetime]:
         return [row[0] for row in conn.execute("SELECT occurrence FROM runs ORDER BY occurrence")]
 
 
+def has_run(database: str, times: int) -> bool:
+    return len(runs(database)) >= times
+
+
 def is_whole(database: str) -> bool:
     """Is there one run a second? What a dead node had in hand comes when its rows are released."""
     occurrences = runs(database)
@@ -79,8 +84,8 @@ async def test_an_occurrence_is_neither_lost_nor_doubled_when_its_node_dies(
     try:
         await asyncio.to_thread(dies.crashes_at_its_failpoint)
         lives = [Running(clockwork), Running(clockwork)]
-        known = len(runs(clockwork.database))
-        await eventually(lambda: len(runs(clockwork.database)) >= known + 3)
+        wanted = len(runs(clockwork.database)) + 3
+        await eventually(partial(has_run, clockwork.database, wanted))
         await eventually(lambda: is_whole(clockwork.database))
         for process in lives:
             process.stop()
@@ -93,11 +98,11 @@ async def test_an_occurrence_is_neither_lost_nor_doubled_when_its_node_dies(
 async def test_the_others_go_on_when_a_node_is_killed_in_the_middle(clockwork: Clockwork) -> None:
     nodes = [Running(clockwork) for _ in range(3)]
     try:
-        await eventually(lambda: len(runs(clockwork.database)) >= 2)
+        await eventually(partial(has_run, clockwork.database, 2))
         for victim in nodes[:2]:
             victim.signal(signal.SIGKILL)
-            known = len(runs(clockwork.database))
-            await eventually(lambda known=known: len(runs(clockwork.database)) >= known + 2)
+            wanted = len(runs(clockwork.database)) + 2
+            await eventually(partial(has_run, clockwork.database, wanted))
         await eventually(lambda: is_whole(clockwork.database))
         nodes[2].stop()
     finally:
