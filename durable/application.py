@@ -12,6 +12,7 @@ from durable.handlers import Handler
 from durable.middleware import Onion
 from durable.retry import Policy, Retry, RetryAfter
 from durable.routing import LOCAL, Routes
+from durable.schedules import Schedule
 from durable.settings import suggestion
 from durable.transports.base import Transport
 
@@ -34,6 +35,7 @@ class Application:
     listeners: list[Listening] = field(default_factory=list)
     transports: list[Transport] = field(default_factory=list)
     onion: Onion = field(default_factory=Onion)
+    schedules: dict[str, Schedule] = field(default_factory=dict)
 
     def policy(self, handler: Handler) -> Policy:
         """What the failures of this handler lead to: its own rules come before those of the service."""

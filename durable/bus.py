@@ -15,9 +15,9 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
 from sqlalchemy import Engine
@@ -26,16 +26,18 @@ from sqlalchemy.orm import Session
 
 from durable.application import Application, Listening
 from durable.breaker import CircuitBreaker
-from durable.composing import SendOptions
+from durable.composing import SendOptions, due_time
+from durable.cron import Missed
 from durable.duration import Duration, duration
-from durable.errors import InvalidSetting, Verdict, WiringError
+from durable.errors import InvalidMessage, InvalidSetting, Verdict, WiringError
 from durable.handlers import Handler
 from durable.messages import name_of
 from durable.middleware import Group, Middleware
 from durable.retry import ByError, Retry, RetryAfter
 from durable.runtime import Runtime
+from durable.schedules import Factory, declare
 from durable.settings import Settings, load_settings
-from durable.storage import circuits
+from durable.storage import circuits, delayed, schedules
 from durable.storage.circuits import Kind
 from durable.transports.base import Transport
 from durable.unit_of_work import Outbox, Scope, UnitOfWork
@@ -45,6 +47,14 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 Mode = Literal["full", "send-only"]
+
+
+class Circuits(TypedDict, total=False):
+    """What pause() and resume() can name besides the class of a handler."""
+
+    listener: str
+    destination: str
+    schedule: str
 
 
 class Bus:
@@ -99,6 +109,7 @@ class Bus:
         group: int = 1,
         timeout: Duration | None = None,
         circuit_breaker: CircuitBreaker | None = None,
+        inherit_deliver_by: bool = False,
     ) -> Callable[[F], F]:
         """Declare the handler of a message class, and of the older ones that upcasters make into it.
 
@@ -109,8 +120,9 @@ class Bus:
         handler whose message is annotated list[cls] is called once for all of them, and what it sends begins new
         conversations.
         `timeout` (timedelta or seconds) bounds one attempt. With a `circuit_breaker` the handler is stopped on every
-        node while too many of its messages fail. Raises InvalidSetting for a parameter that cannot be
-        given, or a second handler of the same class.
+        node while too many of its messages fail. With `inherit_deliver_by` what the handler sends expires when its
+        message does, unless it is sent with a deliver_by= of its own. Raises InvalidSetting for a parameter that
+        cannot be given, or a second handler of the same class.
         """
         message_type = name_of(cls)
 
@@ -126,6 +138,7 @@ class Bus:
                     group=group,
                     timeout=None if timeout is None else duration(timeout),
                     circuit_breaker=circuit_breaker,
+                    inherit_deliver_by=inherit_deliver_by,
                 )
             )
             return function
@@ -172,6 +185,35 @@ class Bus:
         message_type = name_of(cls)
         self._application.routes.subscribe(message_type, self.runtime.transports().resolve(to, message_type))
 
+    def every(
+        self,
+        cron: str,
+        message: object | Factory,
+        *,
+        name: str,
+        tz: str = "UTC",
+        missed: Missed = "once",
+        to: str | None = None,
+        **options: Unpack[SendOptions],
+    ) -> None:
+        """Send this message at every time that `cron` names in the time zone `tz`: once over all nodes.
+
+        A function instead of a message is called with the time of the occurrence, an aware datetime in UTC, and
+        returns the message; it must be quick. `name` is what operators and other versions of the code know it by: the
+        declaration of the youngest node counts. Occurrences that came while no node ran are run `missed`: "once" for
+        all of them, "all" (the last 100), or "skip". `to` and `options` as in send(); deliver_by= is a timedelta.
+        A process with mode="send-only" runs none. Raises InvalidSetting.
+        """
+        if self.runtime.is_running:
+            raise WiringError(f"every {name!r}: declare schedules before the bus starts")
+        if name in self._application.schedules:
+            raise InvalidSetting(f"every {name!r}: there is a schedule of this name already; give each its own")
+        if to is not None:
+            self.runtime.transports().of(to)
+        self._application.schedules[name] = declare(
+            cron, message, name=name, tz=tz, missed=missed, to=to, options=options
+        )
+
     def configure(self, **overrides: Any) -> None:
         """Change settings after the bus was made, as the command line does; not while it runs."""
         given = self.settings.model_dump(exclude_unset=True)
@@ -211,13 +253,12 @@ class Bus:
         self,
         cls: type | None = None,
         *,
-        listener: str | None = None,
-        destination: str | None = None,
         for_: Duration | None = None,
         reason: str = "paused by the application",
+        **named: Unpack[Circuits],
     ) -> None:
-        """Let no node run the handler of this class, let the listener of this name take nothing, or let nothing be
-        sent to this destination.
+        """Let no node run the handler of this class, let the listener of this name take nothing, let nothing be sent
+        to this destination, or pass over the occurrences of this schedule.
 
         It lasts for this time (a timedelta or seconds), or until resume(). What waits goes on waiting; senders to a
         listener see Busy. It is a row of `circuits`, committed when this returns, and obeyed by the other nodes within
@@ -227,29 +268,64 @@ class Bus:
         time = None if for_ is None else duration(for_)
         if time is not None and time <= timedelta(0):
             raise InvalidSetting(f"pause: for_={for_!r} is over before it begins; give a time above 0, or none")
-        kind, key = self._circuit(cls, listener, destination)
+        kind, key = self._circuit(cls, named)
         await self.runtime.database.transaction(
             circuits.pause, kind, key, reason=reason, actor=self.service, duration=time
         )
 
-    async def resume(
-        self, cls: type | None = None, *, listener: str | None = None, destination: str | None = None
-    ) -> bool:
+    async def resume(self, cls: type | None = None, **named: Unpack[Circuits]) -> bool:
         """End a pause before its time, or close a circuit that failures have opened. False when there was none."""
-        kind, key = self._circuit(cls, listener, destination)
-        return await self.runtime.database.transaction(circuits.resume, kind, key)
+        return await self.runtime.database.transaction(circuits.resume, *self._circuit(cls, named))
 
-    def _circuit(self, cls: type | None, listener: str | None, destination: str | None) -> tuple[Kind, str]:
-        match cls, listener, destination:
-            case type(), None, None:
-                return Kind.HANDLER, name_of(cls)
-            case None, str(), None:
-                return Kind.LISTENER, listener
-            case None, None, str():
-                self.runtime.transports().of(destination)
-                return Kind.DESTINATION, destination
-            case _:
-                raise InvalidSetting("pause: name a message class, a listener= or a destination=, one of them")
+    def _circuit(self, cls: type | None, named: Circuits) -> tuple[Kind, str]:
+        chosen = [(Kind(kind), str(key)) for kind, key in named.items() if key is not None]
+        if cls is not None:
+            chosen.append((Kind.HANDLER, name_of(cls)))
+        if len(chosen) != 1:
+            names = ", ".join(f"{name}=" for name in Circuits.__annotations__)
+            raise InvalidSetting(f"pause: name a message class, or one of {names}; one of them")
+        if chosen[0][0] is Kind.DESTINATION:
+            self.runtime.transports().of(chosen[0][1])
+        return chosen[0]
+
+    # ------------------------------------------------------------------ what waits for its time
+
+    async def cancel(self, message: UUID, *, reason: str | None = None) -> bool:
+        """Let nothing become of a message that waits for its time; the history records it as cancelled.
+
+        False when it does not wait any more: it is due, or done, and cannot be called back. An event that has several
+        destinations is cancelled for those that it has not left for. Call it while the bus runs, as the next two.
+        """
+        return await self.runtime.database.transaction(
+            delayed.cancel_message, message, actor=self.service, reason=reason
+        )
+
+    async def run_now(self, what: UUID | str) -> bool:
+        """Let a message that waits for its time be due; or run a schedule, by its name, once more than it would.
+
+        False when the message does not wait any more, or no node runs the schedule.
+        """
+        if isinstance(what, str):
+            return await self.runtime.database.transaction(schedules.ask, what, actor=self.service)
+        return await self.runtime.database.transaction(delayed.run_message_now, what)
+
+    async def reschedule(
+        self, what: UUID | str, *, at: datetime | None = None, delay: timedelta | float | None = None
+    ) -> bool:
+        """Let a message that waits for its time, or the next occurrence of a schedule, be due at another one.
+
+        False when the message does not wait any more, or there is no such schedule. Raises InvalidMessage when the
+        message would expire before, or be older then than its receiver's dedupe_window.
+        """
+        moment = due_time(at, delay, self.runtime.clock.now())
+        database = self.runtime.database
+        if isinstance(what, str):
+            return await database.transaction(schedules.reschedule, what, at=moment, actor=self.service)
+        window = self.settings.dedupe_window
+        changed = await database.transaction(delayed.reschedule_message, what, at=moment, dedupe_window=window)
+        if changed.left and not changed.done:
+            raise InvalidMessage(f"{what} cannot wait until {moment}: it would expire, or be too old for its receiver")
+        return bool(changed.done)
 
     # ------------------------------------------------------------------ run
 

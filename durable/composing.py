@@ -43,8 +43,9 @@ _NO_ENVELOPE = Envelope(
 class SendOptions(TypedDict, total=False):
     """What send() and publish() take besides the message."""
 
-    deliver_by: datetime | timedelta
-    """Expire the message when it has not been handled by then; an aware datetime, or a time from now."""
+    deliver_by: datetime | timedelta | None
+    """Expire the message when it has not been handled by then; an aware datetime, or a time from now. None: never, even
+    where a deadline would be inherited."""
     delay: timedelta | float
     """Send it only after this time (a timedelta or seconds)."""
     at: datetime
@@ -60,10 +61,14 @@ class SendOptions(TypedDict, total=False):
 
 
 class Cause:
-    """The message that is being handled: what is sent meanwhile follows from it, in the order in which it is sent."""
+    """The message that is being handled: what is sent meanwhile follows from it, in the order in which it is sent.
 
-    def __init__(self, envelope: Envelope) -> None:
+    `deliver_by` is that of what is sent meanwhile, where its sender gives none.
+    """
+
+    def __init__(self, envelope: Envelope, deliver_by: datetime | None = None) -> None:
         self.envelope = envelope
+        self.deliver_by = deliver_by
         self._sent = 0
 
     def next_id(self, service: str, message_type: str) -> UUID:
@@ -165,7 +170,8 @@ class Composer:
         return envelopes[0].id, envelopes
 
     def cascaded(self, message: object, *, cause: Cause | None, **options: Unpack[SendOptions]) -> list[Envelope]:
-        """The envelopes of a message that a handler returned: an event when it has subscribers, else a command."""
+        """The envelopes of a message that a handler returned, or a schedule brings: an event when it has subscribers,
+        else a command."""
         if self._routes.is_event(name_of(type(message))):
             return self.event(message, cause=cause, **options)[1]
         return [self.command(message, cause=cause, **options)]
@@ -180,6 +186,11 @@ class Composer:
             self._refuse_distant(envelope)
         if reason := screening.flaw(envelopes[0], max_message_bytes=self._max_message_bytes):
             raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {reason}")
+        if screening.never_due(envelopes[0]):
+            raise InvalidMessage(
+                f"{type(message).__qualname__} cannot be sent: it would be due at {envelopes[0].execution_time}, when "
+                f"its deliver_by ({envelopes[0].deliver_by}) has passed; give it longer, or send it earlier"
+            )
         return envelopes
 
     def _draft(self, message: object, cause: Cause | None, options: SendOptions) -> Envelope:
@@ -202,7 +213,7 @@ class Composer:
             content_type=content_type_of(type(message)),
             body=b"",
             sent_at=now,
-            deliver_by=_moment(options.get("deliver_by"), now),
+            deliver_by=_moment(options.get("deliver_by", cause.deliver_by if cause else None), now),
             execution_time=_execution_time(options, now),
         )
 
@@ -236,6 +247,16 @@ def _execution_time(options: SendOptions, now: datetime) -> datetime | None:
     if "at" in options and "delay" in options:
         raise InvalidMessage("give at= or delay=, not both")
     return options.get("at") or _moment(options.get("delay"), now)
+
+
+def due_time(at: datetime | None, delay: timedelta | float | None, now: datetime) -> datetime:
+    """The one of both that is given, as a time; raises InvalidMessage."""
+    moment = at if delay is None else _moment(delay, now)
+    if moment is None or (at is not None and delay is not None):
+        raise InvalidMessage("give at= or delay=, one of them")
+    if moment.tzinfo is None or not screening.EARLIEST <= moment <= screening.LATEST:
+        raise InvalidMessage(f"at={moment}: give an aware datetime within the calendar")
+    return moment
 
 
 def _moment(value: datetime | timedelta | float | None, now: datetime) -> datetime | None:

@@ -48,6 +48,10 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     deliver_by: Moment | None = None
     execution_time: Moment | None = None
 
+    def is_late(self, now: datetime) -> bool:
+        """Has its deliver_by passed?"""
+        return self.deliver_by is not None and self.deliver_by < now
+
     @property
     def weight_bytes(self) -> int:
         """About what it costs in memory and on the wire."""

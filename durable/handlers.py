@@ -36,8 +36,8 @@ from sqlalchemy.orm import Session
 
 from durable.breaker import CircuitBreaker
 from durable.circuit_control import CircuitControl, PauseRequest
-from durable.composing import REPLY_TO, SendOptions
-from durable.envelope import Leased
+from durable.composing import REPLY_TO, Cause, SendOptions
+from durable.envelope import Envelope, Leased
 from durable.errors import InvalidSetting, RoutingError
 from durable.retry import ByError, Retry
 from durable.unit_of_work import Outbox
@@ -87,6 +87,11 @@ class Context:
     @property
     def sent_at(self) -> datetime:
         return self._envelope.sent_at
+
+    @property
+    def deliver_by(self) -> datetime | None:
+        """When the message expires unless it has been handled; give it to send() for what is of no use later."""
+        return self._envelope.deliver_by
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -213,6 +218,8 @@ class Handler:
     """What errors of these classes lead to instead of `retry`."""
     circuit_breaker: CircuitBreaker | None = None
     """When its failures stop it; None: never."""
+    inherit_deliver_by: bool = False
+    """Does what it sends expire when its message does, unless it says otherwise?"""
     is_async: bool = field(init=False)
     takes_list: bool = field(init=False)
     """Is it called once with all messages of its transaction?"""
@@ -224,11 +231,17 @@ class Handler:
         is_async = inspect.iscoroutinefunction(self.function)
         object.__setattr__(self, "is_async", is_async)
         object.__setattr__(self, "takes_list", _takes_list(self.function, self.cls, of=self.name))
+        if self.takes_list and self.inherit_deliver_by:
+            raise InvalidSetting(f"{self.name}: a list of messages has no one deliver_by to inherit; take them singly")
         object.__setattr__(self, "_injected", _resolve(self.function, self.cls, is_async=is_async, of=self.name))
 
     @property
     def name(self) -> str:
         return f"{self.function.__module__}.{self.function.__qualname__}"
+
+    def cause(self, envelope: Envelope) -> Cause:
+        """What follows from this message is sent with this cause."""
+        return Cause(envelope, envelope.deliver_by if self.inherit_deliver_by else None)
 
     async def run(self, call: Incoming) -> Any:
         """Run an async handler, send what it returned, and return that."""

@@ -195,8 +195,7 @@ class HandlingAgent:
         if self.is_paused(envelope.message_type):
             await self._settling.hand_back([lease])
             return None
-        is_late = envelope.deliver_by is not None and envelope.deliver_by < self._clock.now()
-        if is_late and await self._settling.expire(lease):
+        if envelope.is_late(self._clock.now()) and await self._settling.expire(lease):
             return None
         if _is_suspect(lease):
             counted = await self._settling.begin_suspect_attempt(lease)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from durable.application import Application, Transports
 from durable.attempts import Attempts
 from durable.clock import Clock
+from durable.composing import Composer
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.failpoints import failpoint
@@ -22,6 +23,7 @@ from durable.lanes import Lanes
 from durable.receiving import ReceivingAgent
 from durable.recovery.agent import RecoveryAgent
 from durable.recovery.membership import Membership
+from durable.recovery.recurring import Recurring
 from durable.routing import LOCAL
 from durable.sending import SendingAgent
 from durable.sessions import Sessions
@@ -44,6 +46,7 @@ class Node:
         database: Database,
         sessions: Sessions,
         transports: Transports,
+        composer: Composer,
         clock: Clock,
         counters: Counters,
     ) -> None:
@@ -53,6 +56,7 @@ class Node:
         self._database = database
         self._sessions = sessions
         self._transports = transports
+        self._composer = composer
         self._clock = clock
         self._counters = counters
         self._loop = asyncio.get_running_loop()
@@ -107,6 +111,7 @@ class Node:
             agent_for=self.agent_for,
             handlers=self._by_type,
             receiving=receiving,
+            recurring=Recurring(self._database, node_id, self._application.schedules, self._composer, self._counters),
         )
         await self._listen(receiving)  # first: an address that is taken is an error of its own, not one of a group's
         async with asyncio.TaskGroup() as self._tasks:
@@ -209,6 +214,7 @@ class Node:
             settings=self._settings,
             counters=self._counters,
             has_room=self._woken.set,
+            clock=self._clock,
         )
         self._sending.append(self._tasks.create_task(agent.run(), name=f"sending to {destination}"))
         return agent
@@ -216,6 +222,8 @@ class Node:
     def reserve(self, envelope: Envelope) -> NodeId:
         if envelope.execution_time is not None:
             return ANY_NODE
+        if envelope.deliver_by is not None and envelope.is_late(self._clock.now()):
+            return ANY_NODE  # it expires where it lies
         if envelope.destination == LOCAL:
             return self._lanes.reserve(envelope)
         sender = self.senders.get(envelope.destination)

@@ -154,7 +154,7 @@ async def attempt(bus: Bus, handler: Handler, lease: Leased, finish: Finish, *, 
     handle = bus.application.onion.around_handling(_in_this_thread(handler))
     message = upcasting.decode(lease.envelope, handler.cls)
     given = [message] if handler.takes_list else message
-    cause = None if handler.takes_list else Cause(lease.envelope)  # as in the handling agent
+    cause = None if handler.takes_list else handler.cause(lease.envelope)  # as in the handling agent
     if handler.is_async:
         async with sessions.open() as session:
             if unhurried:

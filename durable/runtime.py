@@ -120,6 +120,8 @@ class Runtime:
             transports.of(uri)
         for name in self.application.by_type().keys() | self.application.routes.destinations().keys():
             codec.codec_for(content_type_of(class_of(name)))
+        for schedule in self.application.schedules.values():
+            schedule.check(self.composer)
         horizon = max((policy.horizon for policy in self._policies()), default=None)
         if horizon is not None and horizon >= self.settings.dedupe_window:
             raise InvalidSetting(
@@ -189,6 +191,7 @@ class Runtime:
             database=self.database,
             sessions=self.sessions,
             transports=self.transports(),
+            composer=self.composer,
             clock=self.clock,
             counters=self.counters,
         )

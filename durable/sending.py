@@ -19,6 +19,7 @@ from itertools import chain
 
 from durable.batching import Buffer, is_due
 from durable.circuit import Circuit
+from durable.clock import Clock, SystemClock
 from durable.envelope import Envelope, Lease, Leased, NodeId
 from durable.errors import TransportError
 from durable.failpoints import failpoint
@@ -50,6 +51,7 @@ class SendingAgent:
         settings: Settings,
         counters: Counters,
         has_room: Callable[[], None],
+        clock: Clock | None = None,
     ) -> None:
         self.destination = destination
         self.circuit = Circuit(settings.failures_to_latch)
@@ -63,6 +65,7 @@ class SendingAgent:
         self._settings = settings
         self._counters = counters
         self._has_room = has_room
+        self._clock = clock or SystemClock()
         self._in_flight: dict[int, Sequence[Leased]] = {}
         self._sent: list[Leased] = []
         self._deleting: list[Leased] = []
@@ -153,14 +156,31 @@ class SendingAgent:
         failpoint("C5")
         ticket = self.circuit.ticket
         try:
+            if timely := await self._without_late(batch):
+                await self._send_timely(timely, ticket)
+        finally:
+            del self._in_flight[id(batch)]
+            self._changed.set()
+
+    async def _send_timely(self, batch: Sequence[Leased], ticket: int) -> None:
+        try:
             outcomes = await self._sender.send([lease.envelope for lease in batch])
         except TransportError as error:
             await self._batch_failed(batch, str(error), ticket)
         else:
             await self._settle(batch, outcomes, ticket)
-        finally:
-            del self._in_flight[id(batch)]
-            self._changed.set()
+
+    async def _without_late(self, batch: Sequence[Leased]) -> Sequence[Leased]:
+        """What is still to be sent; the rest has expired while it waited here."""
+        now = self._clock.now()
+        late = [lease for lease in batch if lease.envelope.is_late(now)]
+        if not late:
+            return batch
+        found = await self._database.insist(outbox.expire, self._node, late)
+        self._counters.add(Event.EXPIRED, len(found.expired))
+        gone = {lease.key for lease in late if lease.envelope.id not in found.timely}
+        self._done([lease for lease in batch if lease.key in gone])
+        return [lease for lease in batch if lease.key not in gone]
 
     async def _settle(self, batch: Sequence[Leased], outcomes: Sequence[Outcome], ticket: int) -> None:
         keep: list[Leased] = []

@@ -8,17 +8,19 @@ expired      moved to the history
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 from sqlalchemy import Connection
 
 from durable.envelope import Leased, NodeId
 from durable.failpoints import failpoint
+from durable.outcomes import LONGEST_REASON
 from durable.retry import DeadLetter, HandBack, Pause, RunLater
 from durable.routing import LOCAL
 from durable.storage import circuits, inbox, leases
 from durable.storage.circuits import Kind
 from durable.storage.database import Database
-from durable.storage.rows import Failure, Letter
+from durable.storage.rows import Failure, Letter, storable
 from durable.storage.statements import INCOMING
 from durable.telemetry import Counters, Event, log
 
@@ -44,6 +46,8 @@ class Settling:
         """Do as was decided after `error`; `counted` attempts are not in the row yet."""
         match decision:
             case RunLater(delay=delay):
+                if await self._expires_within(lease, delay, error):
+                    return
                 failpoint("C19")
                 await self._database.insist(
                     inbox.retry_later, self._node, lease, delay=delay, counted=counted, failures=failures
@@ -70,6 +74,17 @@ class Settling:
     async def expire(self, lease: Leased) -> bool:
         """By the database's clock; False when that is behind this node's."""
         expired = await self._database.insist(inbox.expire, self._node, lease)
+        self._counters.add(Event.EXPIRED, int(expired))
+        return expired
+
+    async def _expires_within(self, lease: Leased, delay: timedelta, error: Exception) -> bool:
+        """End it now if another attempt after this delay would come too late: nothing could save it until then."""
+        if lease.envelope.deliver_by is None:
+            return False
+        reason = f"the next attempt, {delay} later, would come after its deliver_by; this one failed: {error!r}"
+        expired = await self._database.insist(
+            inbox.expire, self._node, lease, within=delay, reason=storable(reason, LONGEST_REASON)
+        )
         self._counters.add(Event.EXPIRED, int(expired))
         return expired
 

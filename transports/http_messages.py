@@ -99,6 +99,8 @@ def _refuse_unfit(door: Door, envelope: Envelope, cls: type) -> None:
         raise HTTPException(413, f"a message has at most {settings.max_message_bytes} bytes here")
     if reason := screening.flaw(envelope, max_message_bytes=settings.max_message_bytes):
         raise HTTPException(422, reason)
+    if screening.never_due(envelope):
+        raise HTTPException(422, "it would expire before it is due: give it longer, or an earlier Durable-Execute-At")
     if screening.too_old(envelope, now, settings.dedupe_window):
         raise HTTPException(
             422,
@@ -129,7 +131,7 @@ def _envelope_of_message(door: Door, message_type: str, request: Request, body: 
     if _VERSION_HEADER in request.headers:
         raise InvalidMessage("a CloudEvent says of what type it is: post it to /messages")
     options = http_headers.read_options(headers)
-    envelope_id = _id_of(door, message_type, request)
+    envelope_id, now = _id_of(door, message_type, request), datetime.now(UTC)
     return Envelope(
         id=envelope_id,
         message_type=message_type,
@@ -138,10 +140,10 @@ def _envelope_of_message(door: Door, message_type: str, request: Request, body: 
         correlation_id=options.correlation_id or envelope_id,
         body=body,
         content_type=require_content_type(request, *_content_types()),
-        sent_at=datetime.now(UTC),
+        sent_at=now,
         partition_key=options.partition_key,
         headers=http_headers.trace_context(headers) | http_headers.own_headers(headers),
-        deliver_by=options.deliver_by,
+        deliver_by=options.deadline(now),
         execution_time=options.execute_at,
     )
 

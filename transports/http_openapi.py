@@ -43,6 +43,7 @@ _MESSAGE_HEADERS: Final[Mapping[str, tuple[Json, str]]] = {
     "Durable-Correlation-Id": (_UUID, "The conversation that the message belongs to"),
     "Durable-Partition-Key": (_TEXT, "What the message is about, such as order-17"),
     "Durable-Deliver-By": (_TIME, "It expires when it has not been handled by then"),
+    "Durable-Time-To-Live": (_TEXT, "The same in seconds from its arrival; one of both"),
     "Durable-Execute-At": (_TIME, "It is not handled before"),
     "Durable-Source": (_TEXT, "Who sends it"),
 }

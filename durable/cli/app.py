@@ -14,7 +14,19 @@ from typing import Annotated, NamedTuple, NoReturn
 import typer
 from sqlalchemy.exc import DBAPIError
 
-from durable.cli import dead_letters, demo, doctor, inspect, migrate, pauses, replay_local, run, send, topology
+from durable.cli import (
+    dead_letters,
+    demo,
+    doctor,
+    inspect,
+    migrate,
+    pauses,
+    replay_local,
+    run,
+    scheduled,
+    send,
+    topology,
+)
 from durable.cli.output import one_line
 from durable.errors import DurableError, StorageUnavailable, UndecodableMessages, WiringError
 from durable.version import __version__
@@ -39,6 +51,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(dead_letters.app, name="dead-letters")
+app.add_typer(scheduled.app, name="scheduled")
 app.command()(replay_local.replay_local)
 
 

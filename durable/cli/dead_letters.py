@@ -18,7 +18,7 @@ import typer
 from durable.application import Application
 from durable.cli import letter_bodies
 from durable.cli import letter_views as views
-from durable.cli.letter_runs import actor_name, rehearse_all, resolve_all
+from durable.cli.letter_runs import rehearse_all, resolve_all
 from durable.cli.letter_selection import (
     LARGEST_LETTER,
     Chosen,
@@ -30,6 +30,7 @@ from durable.cli.letter_selection import (
     refuse_unknown,
 )
 from durable.cli.output import Block, print_blocks, print_json
+from durable.cli.runs import actor_name
 from durable.cli.send import read_body
 from durable.cli.target import DatabaseUrl, Debug, Json, SchemaName, connection, load_target
 from durable.errors import DurableError, InvalidMessage, InvalidSetting

@@ -18,6 +18,7 @@ class Kind(StrEnum):
     DESTINATION = "destination"
     HANDLER = "handler"
     LISTENER = "listener"
+    SCHEDULE = "schedule"
 
 
 class OpenCircuit(NamedTuple):

@@ -173,6 +173,23 @@ WITH moved AS (
 SELECT count(*) FROM moved
 """)
 
+# Late is what the database's clock says. What comes back neither expired nor not is this node's no more: perhaps it
+# expired by an earlier run of this statement, whose reply was lost, and it must not be sent then.
+EXPIRE_OWNED_OUTGOING = Statement(f"""
+WITH expired AS (
+    DELETE FROM {{schema}}.outgoing_envelopes AS row USING {_MINE}
+    WHERE {_FENCE_OUTGOING} AND row.deliver_by < clock_timestamp()
+    RETURNING row.*
+), history AS (
+    INSERT INTO {{schema}}.envelope_history ({_HISTORY})
+    SELECT id, 'outgoing', 'expired', {_FROM_OUTGOING}, :node, 'expired before it was sent' FROM expired
+)
+SELECT id, true AS expired FROM expired
+UNION ALL
+SELECT row.id, false FROM {{schema}}.outgoing_envelopes AS row, {_MINE}
+WHERE {_FENCE_OUTGOING} AND row.id NOT IN (SELECT id FROM expired)
+""")
+
 # ---------------------------------------------------------------- receiving
 
 # A row comes back for each envelope that was not there before; the others are duplicates.
@@ -308,11 +325,11 @@ SELECT count(*) FROM moved
 EXPIRE_OWNED_INCOMING = Statement(f"""
 WITH expired AS (
     DELETE FROM {{schema}}.incoming_envelopes
-    WHERE {_THIS} AND deliver_by < clock_timestamp()
+    WHERE {_THIS} AND deliver_by < clock_timestamp() + CAST(:within AS interval)
     RETURNING *
 ), history AS (
     INSERT INTO {{schema}}.envelope_history ({_HISTORY})
-    SELECT id, 'incoming', 'expired', {_FROM_INCOMING}, :node, 'expired before it was handled' FROM expired
+    SELECT id, 'incoming', 'expired', {_FROM_INCOMING}, :node, CAST(:reason AS text) FROM expired
 )
 SELECT count(*) FROM expired
 """)

@@ -148,6 +148,24 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             PrimaryKeyConstraint("kind", "key"),
             schema=schema,
         ),
+        Table(
+            "schedules",
+            metadata,
+            Column("name", Text, primary_key=True),
+            *(Column(name, Text, nullable=False) for name in ("cron", "tz", "missed")),
+            Column("message_type", Text),
+            Column("destination", Text),
+            Column("declaration", Text, nullable=False),
+            Column("declared_by", Integer, nullable=False),
+            _defaulted("declared_at", _TIME),
+            Column("occurrence_at", _TIME),
+            Column("due_at", _TIME, nullable=False),
+            *(Column(name, _TIME) for name in ("asked_at", "last_at", "ran_at")),
+            Column("changed_by", Text),
+            Column("changed_at", _TIME),
+            Column("error", Text),
+            schema=schema,
+        ),
     ]
     return {table.name: table for table in tables}
 

@@ -25,6 +25,7 @@ from durable.testing.faults import Fault, Faults
 from durable.testing.handling import MemoryHandling
 from durable.testing.mailbox import DeadLetter, Expired, Handled, Mailbox, Scheduled, decoded
 from durable.testing.runtime import MemoryRuntime
+from durable.testing.schedules import MemorySchedules
 from durable.testing.sessions import SessionFactory
 
 T = TypeVar("T")
@@ -39,7 +40,8 @@ class InMemoryBus:
     Mock. Without one they get sessions that commit and roll back, and raise WiringError at the first statement.
 
     Messages are handled one after another, in the order in which they were sent. Each is encoded and decoded as on
-    the wire. `clock` stands still until it is advanced; two buses that are connected should share one.
+    the wire. `clock` stands still until it is advanced; two buses that are connected should share one. drain() runs
+    every occurrence of `bus.every()` that the clock has passed.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class InMemoryBus:
         self._sent: list[Envelope] = []
         self._peers: dict[str, InMemoryBus] = {}
         self._agents: dict[str, MemoryHandling] = {}
+        self._schedules: MemorySchedules
         self._runtime: MemoryRuntime
         self._entered = ExitStack()
         self._draining = False
@@ -65,10 +68,12 @@ class InMemoryBus:
     async def __aenter__(self) -> Self:
         if self.bus.runtime.node is not None:
             raise WiringError("this bus runs on a database already: put it into memory before it starts")
+        self._schedules = MemorySchedules(self.bus.application.schedules, self.clock, self._mailbox.circuits)
         self._runtime = MemoryRuntime(
             self.bus,
             self.clock,
             self._mailbox,
+            self._schedules,
             when_committed=self._committed,
             receive=self._receive_at,
             **self._factories,
@@ -207,6 +212,7 @@ class InMemoryBus:
 
     async def _step(self) -> bool:
         """Send what is due and handle the first message. False when there was nothing to do."""
+        self._committed(self._schedules.due(self._runtime.composer))
         self._runtime.counters.add(Event.EXPIRED, self._mailbox.expire_late())
         departing = self._mailbox.departing(self._reachable().keys())
         for row in departing:

@@ -84,7 +84,7 @@ class MemoryHandling(HandlingAgent):
             handler,
             MemoryAttempts(handler, sessions=sessions, settings=settings, onion=onion, mailbox=mailbox, faults=faults),
             policy=policy.steady(),
-            database=MemoryDatabase(settings, mailbox),
+            database=MemoryDatabase(settings, mailbox, mailbox.circuits),
             node=ANY_NODE,
             settings=settings,
             clock=clock,

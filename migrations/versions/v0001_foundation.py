@@ -74,7 +74,7 @@ CREATE TABLE "{schema}".received_ids_default PARTITION OF "{schema}".received_id
 CREATE TABLE "{schema}".envelope_history (
     id uuid NOT NULL,
     side text NOT NULL CHECK (side IN ('outgoing', 'incoming')),
-    outcome text NOT NULL CHECK (outcome IN ('sent', 'handled', 'dead-lettered', 'expired')),
+    outcome text NOT NULL CHECK (outcome IN ('sent', 'handled', 'dead-lettered', 'expired', 'cancelled')),
     address text NOT NULL,
     message_type text NOT NULL,
     source text NOT NULL,
@@ -163,7 +163,7 @@ CREATE TABLE "{schema}".nodes (
 ALTER SEQUENCE "{schema}".node_ids OWNED BY "{schema}".nodes.node_id;
 
 CREATE TABLE "{schema}".circuits (
-    kind text NOT NULL CHECK (kind IN ('destination', 'handler', 'listener')),
+    kind text NOT NULL CHECK (kind IN ('destination', 'handler', 'listener', 'schedule')),
     key text NOT NULL,
     reason text NOT NULL,
     since timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -171,6 +171,26 @@ CREATE TABLE "{schema}".circuits (
     actor text NOT NULL,
     probing boolean NOT NULL DEFAULT false,
     PRIMARY KEY (kind, key)
+);
+
+CREATE TABLE "{schema}".schedules (
+    name text PRIMARY KEY,
+    cron text NOT NULL,
+    tz text NOT NULL,
+    missed text NOT NULL,
+    message_type text,
+    destination text,
+    declaration text NOT NULL,
+    declared_by integer NOT NULL,
+    declared_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    occurrence_at timestamptz,
+    due_at timestamptz NOT NULL,
+    asked_at timestamptz,
+    last_at timestamptz,
+    ran_at timestamptz,
+    changed_by text,
+    changed_at timestamptz,
+    error text
 );
 """
 
@@ -255,8 +275,8 @@ DOWNGRADE = """
 DROP FUNCTION "{schema}".drop_partitions(interval, interval);
 DROP FUNCTION "{schema}".make_partitions(integer);
 DROP FUNCTION "{schema}".make_partition(text, text, text, text, text, text);
-DROP TABLE "{schema}".circuits, "{schema}".nodes, "{schema}".failed_attempts, "{schema}".dead_letters,
-    "{schema}".envelope_history, "{schema}".received_ids, "{schema}".incoming_envelopes,
+DROP TABLE "{schema}".schedules, "{schema}".circuits, "{schema}".nodes, "{schema}".failed_attempts,
+    "{schema}".dead_letters, "{schema}".envelope_history, "{schema}".received_ids, "{schema}".incoming_envelopes,
     "{schema}".outgoing_envelopes CASCADE;
 """
 

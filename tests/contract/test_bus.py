@@ -151,6 +151,10 @@ class World(ABC):
         """Type and body of everything that has reached this destination."""
 
     @abstractmethod
+    def deadlines(self, destination: str) -> list[datetime | None]:
+        """The deliver_by of what went there."""
+
+    @abstractmethod
     def dead_letters(self) -> list[Letter]: ...
 
     @abstractmethod
@@ -215,6 +219,9 @@ class OnPostgres(World):
     def sent_to(self, destination: str) -> list[tuple[str, bytes]]:
         return [(e.message_type, e.body) for e in self._receivers[destination].stored.values()]
 
+    def deadlines(self, destination: str) -> list[datetime | None]:
+        return [e.deliver_by for e in self._receivers[destination].stored.values()]
+
     def dead_letters(self) -> list[Letter]:
         rows = self._tables.rows(
             "SELECT message_type, exception_type, reason, COALESCE(traceback, ''), attempts "
@@ -266,6 +273,9 @@ class InMemory(World):
         # The others handle nothing, so what arrived there are dead letters.
         letters = self._others[destination].dead_letters
         return [(letter.envelope.message_type, letter.envelope.body) for letter in letters]
+
+    def deadlines(self, destination: str) -> list[datetime | None]:
+        return [e.deliver_by for e in self._memory.envelopes() if e.destination == destination]
 
     def dead_letters(self) -> list[Letter]:
         return [
@@ -587,14 +597,52 @@ class TestSending:
         async with world:
             async with world.bus.unit_of_work():
                 world.bus.send(OrderPlaced(1), deliver_by=datetime.now(UTC) - timedelta(hours=1))
-                world.bus.send(OrderPlaced(2), deliver_by=timedelta(seconds=30), delay=60)
-                world.bus.send(OrderPlaced(3), deliver_by=timedelta(hours=2), delay=60)
+                world.bus.send(OrderPlaced(2), deliver_by=timedelta(hours=2), delay=60)
             await world.settle()
             assert world.expired() == ["contract.order-placed"]
             await world.advance(timedelta(seconds=61))
-            assert world.expired() == ["contract.order-placed"] * 2
-            assert seen == [OrderPlaced(3)]
+            assert world.expired() == ["contract.order-placed"]
+            assert seen == [OrderPlaced(2)]
             assert world.dead_letters() == []
+
+    async def test_a_message_that_would_be_due_after_its_deliver_by_is_refused(self, world: World) -> None:
+        async with world, world.bus.unit_of_work():
+            given: list[dict[str, Any]] = [{"delay": 60}, {"delay": 30}, {"at": datetime.now(UTC) + timedelta(hours=1)}]
+            for late in given:
+                with pytest.raises(InvalidMessage, match="when its deliver_by"):
+                    world.bus.send(OrderPlaced(1), to=BILLING, deliver_by=timedelta(seconds=30), **late)
+
+    async def test_a_message_whose_next_attempt_would_come_too_late_expires_at_once(self, world: World) -> None:
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[60]))
+        async def fail(order: OrderPlaced) -> None:
+            raise LookupError("no such order")
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1), deliver_by=timedelta(seconds=30))
+                world.bus.send(OrderPlaced(2), deliver_by=timedelta(seconds=90))
+            await world.settle()
+            assert world.expired() == ["contract.order-placed"]
+            assert (world.scheduled(), world.dead_letters()) == (1, [])
+
+    async def test_what_a_handler_sends_expires_when_its_message_does_if_it_is_declared_so(self, world: World) -> None:
+        @world.bus.handles(OrderPlaced, inherit_deliver_by=True)
+        async def ship(order: OrderPlaced, ctx: Context) -> list[OrderShipped]:
+            assert ctx.deliver_by is not None
+            world.bus.send(OrderShipped(2), to=BILLING, deliver_by=timedelta(hours=9))
+            ctx.send(OrderShipped(3), to=BILLING, deliver_by=None)
+            return [OrderShipped(1)]
+
+        world.bus.route(OrderShipped, to=BILLING)
+        deadline = datetime.now(UTC) + timedelta(hours=1)
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1), deliver_by=deadline)
+            await world.settle()
+        own, none, inherited = world.deadlines(BILLING)
+        assert own is not None
+        assert abs(own - deadline - timedelta(hours=8)) < timedelta(minutes=5)
+        assert (none, inherited) == (None, deadline)
 
     @pytest.mark.parametrize("cls", [AsStruct, AsDataclass, AsModel, AsAttrs])
     async def test_a_message_may_be_of_any_of_the_four_kinds(self, world: World, cls: type) -> None:

@@ -437,6 +437,7 @@ FENCED = {
     "DELETE_SENT": "outgoing",
     "COUNT_FAILED_SEND": "outgoing",
     "DEAD_LETTER_OUTGOING": "outgoing",
+    "EXPIRE_OWNED_OUTGOING": "outgoing",
     "OUTGOING.release": "outgoing",
     "FINISH_HANDLED": "incoming",
     "INCOMING.release": "incoming",
@@ -471,7 +472,7 @@ def explain(conn: Connection, schema: str, name: str, keys: Sequence[tuple[Any, 
     statement = getattr(getattr(statements, owner), attribute) if attribute else getattr(statements, name)
     params = leases.fence(A, keys) | dict(zip(("id", "endpoint", "epoch"), keys[0], strict=True))
     params |= LETTER.parameters() | failure_columns(()) | {"message_digest": 0, "earlier": 20}
-    params |= {"delay": timedelta(seconds=1), "counted": 1}
+    params |= {"delay": timedelta(seconds=1), "counted": 1, "within": timedelta(0)}
     explained = text(f"EXPLAIN (FORMAT JSON) {statement.within(schema).text}")
     plan = conn.execute(explained, {key: params[key] for key in explained.compile().params}).scalar_one()
     return json.loads(plan) if isinstance(plan, str) else plan
