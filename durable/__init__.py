@@ -3,6 +3,7 @@
 What is named in `__all__` is public; everything else may change.
 """
 
+from durable.breaker import CircuitBreaker
 from durable.bus import Bus
 from durable.composing import Outgoing
 from durable.errors import (
@@ -25,13 +26,14 @@ from durable.errors import (
 from durable.handlers import Context, Depends, Incoming
 from durable.messages import message
 from durable.middleware import HandleNext, Middleware, SendNext
-from durable.retry import Retry
+from durable.retry import Retry, RetryAfter
 from durable.settings import Settings
 from durable.unit_of_work import Outbox, UnitOfWork
 from durable.version import __version__
 
 __all__ = [
     "Bus",
+    "CircuitBreaker",
     "Context",
     "Depends",
     "DurableError",
@@ -48,6 +50,7 @@ __all__ = [
     "Reject",
     "Release",
     "Retry",
+    "RetryAfter",
     "RetryLater",
     "RoutingError",
     "SchemaMismatch",

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from durable.errors import InvalidSetting
 from durable.handlers import Handler
 from durable.middleware import Onion
-from durable.retry import Policy, Retry
+from durable.retry import Policy, Retry, RetryAfter
 from durable.routing import LOCAL, Routes
 from durable.settings import suggestion
 from durable.transports.base import Transport
@@ -29,7 +29,7 @@ class Application:
     service: str
     routes: Routes = field(default_factory=Routes)
     handlers: dict[str, Handler] = field(default_factory=dict)
-    by_error: dict[type[Exception], Retry] = field(default_factory=dict)
+    by_error: dict[type[Exception], Retry | RetryAfter] = field(default_factory=dict)
     listeners: list[Listening] = field(default_factory=list)
     transports: list[Transport] = field(default_factory=list)
     onion: Onion = field(default_factory=Onion)

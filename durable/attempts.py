@@ -18,6 +18,7 @@ from typing import NamedTuple
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from durable.circuit_control import PauseRequest
 from durable.composing import Cause
 from durable.envelope import Leased, NodeId
 from durable.errors import LeaseLost
@@ -50,6 +51,7 @@ class Attempts:
         onion = onion or Onion()
         self._has_middleware = onion.handles
         self._handle = onion.around_handling(handler.run if handler.is_async else self._handle_in_thread)
+        self._asked: list[PauseRequest] = []
         self._sessions = sessions
         self._node = node
         self._schema = settings.db_schema
@@ -81,6 +83,12 @@ class Attempts:
             # What the handler awaited was cancelled, not this worker, which would end for good.
             raise RuntimeError("something that the handler awaited was cancelled") from error
         failpoint("C18")
+
+    def take_asked(self) -> list[PauseRequest]:
+        """What the handler has asked to be stopped since this was called last."""
+        asked = self._asked[:]
+        del self._asked[: len(asked)]
+        return asked
 
     async def finish(self) -> None:
         """Wait for the threads: attempts that timed out go on in them."""
@@ -137,12 +145,14 @@ class Attempts:
         """One call for each message, or one for all. What a call sends is caused by its message."""
         failpoint("C15")
         if self.handler.takes_list:
-            contexts = [Context(task.lease, task.attempt, outbox) for task in tasks]
+            seen = tasks if self._has_middleware else tasks[:1]  # such a handler itself is given none
+            contexts = [Context(task.lease, task.attempt, outbox, self._asked) for task in seen]
             yield Incoming([task.message for task in tasks], session, contexts, self._name)
             return
         for task in tasks:
             outbox.cause = Cause(task.lease.envelope)
-            yield Incoming(task.message, session, (Context(task.lease, task.attempt, outbox),), self._name)
+            context = Context(task.lease, task.attempt, outbox, self._asked)
+            yield Incoming(task.message, session, (context,), self._name)
 
     def _complete(self, session: Session, outbox: Outbox, tasks: Sequence[Task]) -> None:
         """The fence: the rows are finished in this transaction, or it does not commit."""

@@ -25,12 +25,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.application import Application, Listening
+from durable.breaker import CircuitBreaker
 from durable.composing import SendOptions
+from durable.duration import Duration, duration
 from durable.errors import InvalidSetting, Verdict, WiringError
 from durable.handlers import Handler
 from durable.messages import name_of
 from durable.middleware import Group, Middleware
-from durable.retry import ByError, Retry
+from durable.retry import ByError, Retry, RetryAfter
 from durable.runtime import Runtime
 from durable.settings import Settings, load_settings
 from durable.storage import circuits
@@ -95,7 +97,8 @@ class Bus:
         on_error: ByError | None = None,
         concurrency: int | None = None,
         group: int = 1,
-        timeout: timedelta | float | None = None,
+        timeout: Duration | None = None,
+        circuit_breaker: CircuitBreaker | None = None,
     ) -> Callable[[F], F]:
         """Declare the handler of a message class.
 
@@ -105,11 +108,11 @@ class Bus:
         waiting messages share one transaction: much faster for small handlers; when one fails each is run alone. A
         handler whose message is annotated list[cls] is called once for all of them, and what it sends begins new
         conversations.
-        `timeout` (timedelta or seconds) bounds one attempt. Raises InvalidSetting for a parameter that cannot be
+        `timeout` (timedelta or seconds) bounds one attempt. With a `circuit_breaker` the handler is stopped on every
+        node while too many of its messages fail. Raises InvalidSetting for a parameter that cannot be
         given, or a second handler of the same class.
         """
         message_type = name_of(cls)
-        seconds = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
 
         def declare(function: F) -> F:
             known = self._application.handlers.get(message_type)
@@ -123,16 +126,18 @@ class Bus:
                 by_error=_checked(on_error or {}),
                 concurrency=concurrency,
                 group=group,
-                timeout=seconds,
+                timeout=None if timeout is None else duration(timeout),
+                circuit_breaker=circuit_breaker,
             )
             self._application.routes.handled_here(message_type)
             return function
 
         return declare
 
-    def on_error(self, *errors: type[Exception], retry: Retry) -> None:
+    def on_error(self, *errors: type[Exception], retry: Retry | RetryAfter) -> None:
         """The policy of these errors in every handler that has none of its own for them:
-        `bus.on_error(TimeoutError, retry=Retry(immediate=0, delays=[5, 60]))`."""
+        `bus.on_error(TimeoutError, retry=Retry(immediate=0, delays=[5, 60]))`, or
+        `bus.on_error(RateLimited, retry=RetryAfter())`, which stops the handler for as long as the error asks for."""
         self._application.by_error.update(_checked(dict.fromkeys(errors, retry)))
 
     def use(self, middleware: Middleware, *, group: Group = "core") -> None:
@@ -209,27 +214,44 @@ class Bus:
         cls: type | None = None,
         *,
         listener: str | None = None,
-        for_: timedelta | float | None = None,
+        destination: str | None = None,
+        for_: Duration | None = None,
         reason: str = "paused by the application",
     ) -> None:
-        """Let no node run the handler of this class, or let the listener of this name take nothing.
+        """Let no node run the handler of this class, let the listener of this name take nothing, or let nothing be
+        sent to this destination.
 
-        It lasts for this time (a timedelta or seconds), or until resume(). What waits goes on waiting; senders see
-        Busy. It is a row of `circuits`, committed when this returns, and obeyed by the other nodes within a moment.
-        Call it while the bus runs; elsewhere there is `durable-agent pause`. Raises InvalidSetting for a time that is
-        not above 0, or when not exactly one thing is named.
+        It lasts for this time (a timedelta or seconds), or until resume(). What waits goes on waiting; senders to a
+        listener see Busy. It is a row of `circuits`, committed when this returns, and obeyed by the other nodes within
+        a moment. Call it while the bus runs; elsewhere there is `durable-agent pause`. Raises InvalidSetting for a
+        time that is not above 0, or when not exactly one thing is named.
         """
-        duration = timedelta(seconds=for_) if isinstance(for_, int | float) else for_
-        if duration is not None and duration <= timedelta(0):
+        time = None if for_ is None else duration(for_)
+        if time is not None and time <= timedelta(0):
             raise InvalidSetting(f"pause: for_={for_!r} is over before it begins; give a time above 0, or none")
-        kind, key = _circuit(cls, listener)
+        kind, key = self._circuit(cls, listener, destination)
         await self.runtime.database.transaction(
-            circuits.pause, kind, key, reason=reason, actor=self.service, duration=duration
+            circuits.pause, kind, key, reason=reason, actor=self.service, duration=time
         )
 
-    async def resume(self, cls: type | None = None, *, listener: str | None = None) -> bool:
-        """End a pause before its time. False when there was none."""
-        return await self.runtime.database.transaction(circuits.resume, *_circuit(cls, listener))
+    async def resume(
+        self, cls: type | None = None, *, listener: str | None = None, destination: str | None = None
+    ) -> bool:
+        """End a pause before its time, or close a circuit that failures have opened. False when there was none."""
+        kind, key = self._circuit(cls, listener, destination)
+        return await self.runtime.database.transaction(circuits.resume, kind, key)
+
+    def _circuit(self, cls: type | None, listener: str | None, destination: str | None) -> tuple[Kind, str]:
+        match cls, listener, destination:
+            case type(), None, None:
+                return Kind.HANDLER, name_of(cls)
+            case None, str(), None:
+                return Kind.LISTENER, listener
+            case None, None, str():
+                self.runtime.transports().of(destination)
+                return Kind.DESTINATION, destination
+            case _:
+                raise InvalidSetting("pause: name a message class, a listener= or a destination=, one of them")
 
     # ------------------------------------------------------------------ run
 
@@ -295,16 +317,6 @@ class Bus:
         if asked.is_set():
             raise SystemExit(1)
         asked.set()
-
-
-def _circuit(cls: type | None, listener: str | None) -> tuple[Kind, str]:
-    match cls, listener:
-        case type(), None:
-            return Kind.HANDLER, name_of(cls)
-        case None, str():
-            return Kind.LISTENER, listener
-        case _:
-            raise InvalidSetting("pause: name a message class or a listener=, one of them")
 
 
 def _checked(by_error: ByError) -> ByError:

@@ -25,7 +25,7 @@ An error raised without a message says the first line of its docstring.
 
 from __future__ import annotations
 
-from datetime import timedelta
+from durable.duration import Duration, duration
 
 
 class DurableError(Exception):
@@ -98,9 +98,9 @@ class Reject(Verdict):
 class RetryLater(Verdict):
     """The handler asks to see the message again later."""
 
-    def __init__(self, after: timedelta | float, reason: str | None = None) -> None:
+    def __init__(self, after: Duration, reason: str | None = None) -> None:
         super().__init__(reason)
-        self.after = after if isinstance(after, timedelta) else timedelta(seconds=after)
+        self.after = duration(after)
 
 
 class Release(Verdict):
@@ -113,6 +113,6 @@ class PauseListener(Verdict):
     For this time no node runs the handler, and nothing more is received where the message came from.
     """
 
-    def __init__(self, for_: timedelta | float, reason: str | None = None) -> None:
+    def __init__(self, for_: Duration, reason: str | None = None) -> None:
         super().__init__(reason)
-        self.for_ = for_ if isinstance(for_, timedelta) else timedelta(seconds=for_)
+        self.for_ = duration(for_)

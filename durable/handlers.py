@@ -34,6 +34,8 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from durable.breaker import CircuitBreaker
+from durable.circuit_control import CircuitControl, PauseRequest
 from durable.composing import REPLY_TO, SendOptions
 from durable.envelope import Leased
 from durable.errors import InvalidSetting, RoutingError
@@ -51,9 +53,11 @@ class Depends:
 class Context:
     """What a handler may know and do besides its message. Read-only; valid while the handler runs."""
 
-    def __init__(self, lease: Leased, attempt: int, outbox: Outbox) -> None:
+    def __init__(self, lease: Leased, attempt: int, outbox: Outbox, asked: list[PauseRequest] | None = None) -> None:
         self._envelope = lease.envelope
         self._outbox = outbox
+        self.circuit = CircuitControl(lease.envelope.message_type, [] if asked is None else asked)
+        """Stops this handler, or a destination, on every node: `ctx.circuit.open(for_=60, reason="quota used up")`."""
         self.attempt = attempt
         """Which attempt this is, from 1."""
 
@@ -207,6 +211,8 @@ class Handler:
     """For one attempt; None: as the settings say."""
     by_error: ByError = field(default_factory=dict)
     """What errors of these classes lead to instead of `retry`."""
+    circuit_breaker: CircuitBreaker | None = None
+    """When its failures stop it; None: never."""
     is_async: bool = field(init=False)
     takes_list: bool = field(init=False)
     """Is it called once with all messages of its transaction?"""

@@ -25,6 +25,7 @@ from durable.clock import Clock
 from durable.envelope import ANY_NODE, Envelope, Lease, Leased, NodeId
 from durable.errors import InvalidMessage, LeaseLost
 from durable.failpoints import failpoint
+from durable.handler_circuit import HandlerCircuit
 from durable.handlers import Handler
 from durable.retry import Pause, Policy, RunAgain
 from durable.settings import Settings
@@ -56,7 +57,14 @@ class HandlingAgent:
         self.handler = handler
         self.buffer: Buffer[Leased] = Buffer(settings.buffer_size, settings.buffer_bytes)
         self.wants_more = False
-        self.paused = False
+        self.circuit = HandlerCircuit(
+            handler.message_type,
+            handler.circuit_breaker,
+            database=database,
+            actor=f"node {node}",
+            clock=clock,
+            counters=counters,
+        )
         self._attempts = attempts
         self._settling = Settling(database, node, counters)
         self._policy = policy
@@ -66,6 +74,7 @@ class HandlingAgent:
         self._counters = counters
         self._has_room = has_room
         self._suspects = suspects or asyncio.Lock()
+        self._trials: list[Leased] = []
         self._working: set[Lease] = set()
         self._changed = asyncio.Event()
         self._stopping = False
@@ -75,21 +84,29 @@ class HandlingAgent:
 
     def reserve(self, envelope: Envelope) -> NodeId:
         """Keep room for an envelope that is about to be stored, or leave it to any node. From any thread."""
-        return self._node if not (self._stopping or self.paused) and self.buffer.reserve([envelope]) else ANY_NODE
+        takes_more = not (self._stopping or self.circuit.is_open)
+        return self._node if takes_more and self.buffer.reserve([envelope]) else ANY_NODE
 
     def accept(self, claimed: Sequence[Leased]) -> None:
         """Handle these: they are committed, owned by this node, and have room."""
         self.buffer.put(claimed)
         self._changed.set()
 
-    def observe_circuit(self, is_open: bool) -> None:
-        """Follow what `circuits` says: while it is open nothing new is begun, and what waits goes back to any node."""
-        if is_open != self.paused:
-            log.warning("%s is %s", self.handler.message_type, "paused" if is_open else "resumed")
-            self.paused = is_open
+    def observe_circuit(self, is_open: bool, *, probing: bool = False) -> None:
+        """Follow what `circuits` says: while it is open nothing new is begun, and what waits goes back to any node.
+
+        With `probing` it is for this agent to try single messages, which probe() gives to it.
+        """
+        if self.circuit.observe(is_open, probing=probing):
             self._changed.set()
             if not is_open:
                 self._has_room()
+
+    def probe(self, claimed: Leased) -> None:
+        """Try with this message whether the handler works again."""
+        self.buffer.force([claimed])
+        self._trials.append(claimed)
+        self._changed.set()
 
     def stop(self) -> None:
         """Finish what is being handled, take nothing new, then end run()."""
@@ -97,7 +114,7 @@ class HandlingAgent:
         self._changed.set()
 
     def held(self) -> set[Lease]:
-        return {lease.key for lease in self.buffer.waiting()} | self._working
+        return {lease.key for lease in (*self.buffer.waiting(), *self._trials)} | self._working
 
     # ------------------------------------------------------------------ its workers
 
@@ -112,13 +129,20 @@ class HandlingAgent:
 
     async def _work(self) -> None:
         while not self._stopping:
-            if self.paused:
+            if self._trials:
+                await self._try(self._trials.pop())
+            elif self.circuit.is_open:
                 await self._stay_paused()
             elif taken := self.buffer.take(self.handler.group, self._settings.batch_bytes):
                 await self.handle(taken)
             else:
                 self._changed.clear()
                 await self._changed.wait()
+
+    async def _try(self, lease: Leased) -> None:
+        self.circuit.begin_trial(lease)
+        await self.handle([lease])
+        await self.circuit.end_trial(lease)
 
     async def _stay_paused(self) -> None:
         """Hold nothing, until something changes."""
@@ -177,14 +201,22 @@ class HandlingAgent:
 
     # ------------------------------------------------------------------ attempts, and what follows
 
+    async def _attempt(self, tasks: Sequence[Task]) -> None:
+        try:
+            await self._attempts.run(tasks)
+        finally:
+            asked = self._attempts.take_asked()
+            if asked and await self.circuit.pause(asked):
+                self.observe_circuit(True)
+
     async def _succeeds_together(self, tasks: Sequence[Task]) -> bool:
         """Handle them in one transaction. False when it rolled back."""
         try:
-            await self._attempts.run(tasks)
+            await self._attempt(tasks)
         except Exception as error:
             log.info("a group of %d rolled back, each is run alone: %s", len(tasks), error)
             return False
-        self._counters.add(Event.HANDLED, len(tasks))
+        await self._handled([task.lease for task in tasks])
         return True
 
     async def _handle_suspect(self, lease: Leased) -> None:
@@ -201,8 +233,8 @@ class HandlingAgent:
         failures: Sequence[Failure] = ()
         while True:
             try:
-                await self._attempts.run([Task(lease, task.message, attempt)])
-                self._counters.add(Event.HANDLED)
+                await self._attempt([Task(lease, task.message, attempt)])
+                await self._handled([lease])
                 return
             except LeaseLost:
                 self._counters.add(Event.LEASE_LOST)
@@ -222,9 +254,14 @@ class HandlingAgent:
             return True
         counted_before = lease.attempts + (1 if _is_suspect(lease) else 0)
         await self._settling.settle(lease, decision, error, counted=attempt - counted_before, failures=failures)
+        await self.circuit.failed(lease, error)
         if isinstance(decision, Pause):
             self.observe_circuit(True)
         return False
+
+    async def _handled(self, owned: Sequence[Leased]) -> None:
+        self._counters.add(Event.HANDLED, len(owned))
+        await self.circuit.handled(owned)
 
     def _failure(self, error: Exception, attempt: int) -> Failure:
         return Failure.from_error(error, number=attempt, failed_at=self._clock.now())

@@ -55,6 +55,7 @@ class SendingAgent:
         self.circuit = Circuit(settings.failures_to_latch)
         self.buffer: Buffer[Leased] = Buffer(settings.buffer_size, settings.buffer_bytes)
         self.wants_more = False
+        self.paused = False
         self.latch_generation = 0
         self._sender = sender
         self._database = database
@@ -76,7 +77,7 @@ class SendingAgent:
 
     def reserve(self, envelope: Envelope) -> bool:
         """Keep room for an envelope that is about to be committed. From any thread."""
-        return not (self.circuit.latched or self._stopping) and self.buffer.reserve([envelope])
+        return not (self.circuit.latched or self.paused or self._stopping) and self.buffer.reserve([envelope])
 
     def abandon(self, envelopes: Sequence[Envelope]) -> None:
         """Their transaction was rolled back. From any thread."""
@@ -96,6 +97,14 @@ class SendingAgent:
         else:
             self.circuit.unlatch()
         self._changed.set()
+
+    def observe_pause(self, paused: bool) -> None:
+        """Follow what an operator or a handler has said: while it is paused nothing is sent, not even a ping."""
+        if paused != self.paused:
+            log.warning("%s is %s", self.destination, "paused" if paused else "resumed")
+            self.paused = paused
+            self._changed.set()
+            self._has_room()
 
     def stop(self) -> None:
         """Send what is in memory, then end run()."""
@@ -119,9 +128,11 @@ class SendingAgent:
 
     async def _send_batches(self, batches: asyncio.TaskGroup) -> None:
         limits = self._settings
-        while not (self._stopping and (self.circuit.latched or not len(self.buffer))):
+        while not (self._stopping and (self.circuit.latched or self.paused or not len(self.buffer))):
             self._changed.clear()
-            if self.circuit.latched:
+            if self.paused:
+                await self._stay_paused()
+            elif self.circuit.latched:
                 await self._stay_latched()
             elif (pause := self._busy_until - asyncio.get_running_loop().time()) > 0:
                 await self._wait(pause)
@@ -262,6 +273,13 @@ class SendingAgent:
             log.warning("unlatched %s", self.destination)
             self._counters.add(Event.UNLATCHED)
         self._has_room()
+
+    async def _stay_paused(self) -> None:
+        """Hold nothing, until something changes; a batch that is under way may still bring some of it back."""
+        if len(self.buffer):
+            await self._release_waiting()
+        else:
+            await self._changed.wait()
 
     async def _release_waiting(self) -> None:
         waiting = self.buffer.take(self._settings.buffer_size, self._settings.buffer_bytes)

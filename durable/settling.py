@@ -1,6 +1,6 @@
 """How a message that was not handled comes to its end, or to its next attempt: each is one statement.
 
-RunLater     unowned, due later, its failures kept      Pause        its handler and its listener closed, handed back
+RunLater     unowned, due later, its failures kept      Pause        its handler is stopped, and it is handed back
 HandBack     unowned, uncounted                         DeadLetter   moved, with every failure that is known
 expired      moved to the history
 """
@@ -8,7 +8,6 @@ expired      moved to the history
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 
 from sqlalchemy import Connection
 
@@ -52,8 +51,8 @@ class Settling:
                 self._counters.add(Event.RETRIED)
             case HandBack():
                 await self.hand_back([lease])
-            case Pause(duration=duration, reason=reason):
-                await self._database.insist(self._pause, lease, duration, reason)
+            case Pause():
+                await self._database.insist(pause_and_release, self._node, lease, decision)
             case DeadLetter():
                 failpoint("C19")
                 await self.dead_letter(lease, Letter.from_error(error), counted=counted, failures=failures)
@@ -83,11 +82,12 @@ class Settling:
             self._counters.add(Event.DEAD_LETTERED)
             log.error("dead letter %s (%s): %s", lease.envelope.id, lease.envelope.message_type, letter.reason)
 
-    def _pause(self, conn: Connection, schema: str, lease: Leased, duration: timedelta, reason: str) -> None:
-        """Its handler and the endpoint that it came by, for every node; then hand it back."""
-        paused = [(Kind.HANDLER, lease.envelope.message_type)]
-        if lease.endpoint != LOCAL:
-            paused.append((Kind.LISTENER, lease.endpoint))
-        for kind, key in paused:
-            circuits.pause(conn, schema, kind, key, reason=reason, actor=f"node {self._node}", duration=duration)
-        leases.release(conn, schema, INCOMING, self._node, [lease.key])
+
+def pause_and_release(conn: Connection, schema: str, node: NodeId, lease: Leased, decision: Pause) -> None:
+    """Its handler, and perhaps the endpoint that it came by, for every node; then hand it back."""
+    paused = [(Kind.HANDLER, lease.envelope.message_type)]
+    if decision.listener and lease.endpoint != LOCAL:
+        paused.append((Kind.LISTENER, lease.endpoint))
+    for kind, key in paused:
+        circuits.pause(conn, schema, kind, key, reason=decision.reason, actor=f"node {node}", duration=decision.time)
+    leases.release(conn, schema, INCOMING, node, [lease.key])

@@ -32,6 +32,8 @@ class Event(StrEnum):
     RECOVERED = "recovered"
     PROMOTED = "promoted"
     FORGOTTEN = "forgotten"
+    CIRCUIT_OPENED = "circuit_opened"
+    CIRCUIT_CLOSED = "circuit_closed"
 
 
 class Counters:

@@ -90,16 +90,20 @@ class RecoveryAgent:
     async def _obey_circuits(self) -> None:
         generations = {destination: agent.latch_generation for destination, agent in self._senders.items()}
         rows = await self._database.transaction(circuits.read)
-        is_open = {(row.kind, row.key) for row in rows}
+        probing = {(row.kind, row.key): row.probing for row in rows}
         for message_type, handler in self._handlers.items():
-            handler.observe_circuit((Kind.HANDLER, message_type) in is_open)
-        self._receiving.observe_circuits({key for kind, key in is_open if kind == Kind.LISTENER})
-        latched = {key for kind, key in is_open if kind == Kind.DESTINATION}
+            circuit = Kind.HANDLER, message_type
+            handler.observe_circuit(circuit in probing, probing=probing.get(circuit, False))
+        self._receiving.observe_circuits({key for kind, key in probing if kind == Kind.LISTENER})
+        destinations = {key: latched for (kind, key), latched in probing.items() if kind == Kind.DESTINATION}
+        latched = {key for key, is_latched in destinations.items() if is_latched}
+        paused = destinations.keys() - latched
         for destination in latched - self._senders.keys():
             self._agent_for(destination)  # somebody must ping it, also when its last sender has died
         for destination, agent in list(self._senders.items()):
             generation = generations.get(destination, agent.latch_generation)
             agent.observe_circuit(destination in latched, generation)
+            agent.observe_pause(destination in paused)
 
     async def _sweep(self) -> None:
         if await self._dormant.sweep():

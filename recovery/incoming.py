@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import timedelta
 
 from sqlalchemy import Connection
 
 from durable.envelope import NodeId
 from durable.handling import HandlingAgent
 from durable.settings import Settings
-from durable.storage import inbox, leases, nodes, statements
+from durable.storage import circuits, inbox, leases, nodes, statements
 from durable.storage.database import Database
 from durable.storage.rows import Letter
 from durable.telemetry import Counters, Event, log
+
+_SETTLING_TIME = timedelta(seconds=10)  # beyond its attempts, before another node tries
 
 
 async def claim_incoming(
@@ -38,14 +41,20 @@ async def _claim_for(
     node: NodeId,
     counters: Counters,
 ) -> None:
-    while not agent.paused and (batch_size := min(settings.batch_size, agent.buffer.room)):
+    if agent.circuit.probing:
+        lease = settings.handler_timeout + _SETTLING_TIME
+        trial = await database.transaction(circuits.claim_probe, message_type=message_type, node=node, lease=lease)
+        if trial is not None:
+            agent.probe(trial)
+        return
+    while not agent.circuit.is_open and (batch_size := min(settings.batch_size, agent.buffer.room)):
         claimed = await database.transaction(inbox.claim, message_type=message_type, batch_size=batch_size, node=node)
         counters.add(Event.CLAIMED, len(claimed))
         agent.buffer.force(claimed)
         agent.accept(claimed)
         if len(claimed) < batch_size:
             return
-    agent.wants_more = not agent.paused
+    agent.wants_more = not agent.circuit.is_open
 
 
 def _nobody_handles(conn: Connection, schema: str, message_type: str) -> bool:

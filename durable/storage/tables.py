@@ -144,6 +144,7 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             _defaulted("since", _TIME),
             Column("until", _TIME),
             Column("actor", Text, nullable=False),
+            _defaulted("probing", Boolean()),
             PrimaryKeyConstraint("kind", "key"),
             schema=schema,
         ),

@@ -221,7 +221,7 @@ class InMemoryBus:
         message_type = taken[0].envelope.message_type
         agent = self._agent(message_type)
         if agent is not None:
-            await agent.handle(taken)
+            await agent.settle(taken)
             return
         letter = Letter.because(f"no node has a handler for {message_type}", "unknown message type")
         for lease in taken:

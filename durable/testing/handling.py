@@ -16,6 +16,7 @@ from durable.middleware import Onion
 from durable.retry import Policy
 from durable.sessions import Sessions
 from durable.settings import Settings
+from durable.storage.circuits import Kind
 from durable.telemetry import Counters
 from durable.testing.faults import Fault, Faults
 from durable.testing.mailbox import Handled, Mailbox, MemoryDatabase
@@ -92,10 +93,15 @@ class MemoryHandling(HandlingAgent):
         )
         self._mailbox = mailbox
 
-    async def handle(self, taken: Sequence[Leased]) -> None:
+    async def settle(self, taken: Sequence[Leased]) -> None:
         """Handle these, in one transaction if possible; raises AssertionError when one of them has come to no end."""
+        circuit = self._mailbox.circuits.of(Kind.HANDLER, self.handler.message_type)
+        self.observe_circuit(circuit is not None, probing=circuit is not None and circuit.probing)
         self.buffer.force(taken)
-        await super().handle(taken)
+        if circuit is None:
+            await self.handle(taken)
+        else:
+            await self._try(*taken)
         left = [lease.envelope for lease in taken if self._mailbox.owns(lease)]
         if left:
             raise AssertionError(f"{self.handler.name} has not settled {left}: see the log of 'durable'")

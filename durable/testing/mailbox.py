@@ -6,7 +6,7 @@
     waiting, deliver_by passed ---------------------------------->     expired
 
 `retry_later`, `release`, `dead_letter` and `expire` do what the functions of these names do in durable.storage, and
-are called for them by MemoryDatabase.
+are called for them by MemoryDatabase; so are those of durable.testing.circuits.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from durable import codec, messages
 from durable.clock import Clock
 from durable.digest import message_digest
 from durable.envelope import Envelope, Lease, Leased, NodeId, new_id
-from durable.errors import InvalidMessage, UnknownMessageType
+from durable.errors import InvalidMessage, UnknownMessageType, WiringError
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
+from durable.retry import Pause
 from durable.routing import LOCAL
 from durable.settings import Settings
+from durable.storage.circuits import Kind
 from durable.storage.database import Database
 from durable.storage.inbox import Key
 from durable.storage.rows import Failure, Letter
-from durable.storage.statements import Recovery
+from durable.storage.statements import INCOMING, Recovery
+from durable.testing.circuits import MemoryCircuits
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -106,12 +109,16 @@ class Mailbox:
     """The rows of one bus in memory, in order of arrival."""
 
     clock: Clock
+    circuits: MemoryCircuits = field(init=False)
     incoming: dict[Key, Row] = field(default_factory=dict)
     outgoing: dict[Key, Row] = field(default_factory=dict)
     handled: list[Handled] = field(default_factory=list)
     dead_letters: list[DeadLetter] = field(default_factory=list)
     expired: list[Expired] = field(default_factory=list)
     _received: dict[Key, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.circuits = MemoryCircuits(self.clock)
 
     # ------------------------------------------------------------------ arriving and waiting
 
@@ -156,13 +163,17 @@ class Mailbox:
         self.quarantine(envelope, reason)
 
     def take(self, group_of: Mapping[str, int]) -> list[Leased]:
-        """The first message that is due, and with it others of its type, as many as its handler groups."""
+        """The first message that is due, and with it others of its type, as many as its handler groups; none of a
+        handler that is stopped, and one of a handler that is tried."""
         now = self.clock.now()
-        due = (row for row in self.incoming.values() if row.is_due(now))
+        stopped = {each for each in group_of if not self.circuits.may_take(each)}
+        due = (row for row in self.incoming.values() if row.is_due(now) and row.envelope.message_type not in stopped)
         first = next(due, None)
         if first is None:
             return []
         message_type = first.envelope.message_type
+        if self.circuits.of(Kind.HANDLER, message_type) is not None:
+            return [first.lease()]
         others = (row for row in due if row.envelope.message_type == message_type)
         return [row.lease() for row in (first, *islice(others, group_of.get(message_type, 1) - 1))]
 
@@ -222,6 +233,12 @@ class Mailbox:
             row.epoch += 1
         return len(rows)
 
+    def pause_and_release(self, node: NodeId, lease: Leased, decision: Pause) -> None:
+        self.circuits.pause(
+            Kind.HANDLER, lease.envelope.message_type, reason=decision.reason, actor="memory", duration=decision.time
+        )
+        self.release(INCOMING, node, [lease.key])
+
     def dead_letter(
         self, _node: NodeId, lease: Leased, letter: Letter, *, counted: int = 1, failures: Sequence[Failure] = ()
     ) -> bool:
@@ -260,7 +277,10 @@ class MemoryDatabase(Database):
     async def transaction(
         self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        return cast(T, getattr(self._mailbox, work.__name__)(*args, **kwargs))
+        for owner in (self._mailbox, self._mailbox.circuits):
+            if hasattr(owner, work.__name__):
+                return cast(T, getattr(owner, work.__name__)(*args, **kwargs))
+        raise WiringError(f"this bus is in memory: it has no database for {work.__qualname__}()")
 
 
 def decoded(envelope: Envelope) -> Any:

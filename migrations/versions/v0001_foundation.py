@@ -167,6 +167,7 @@ CREATE TABLE "{schema}".circuits (
     since timestamptz NOT NULL DEFAULT clock_timestamp(),
     until timestamptz,
     actor text NOT NULL,
+    probing boolean NOT NULL DEFAULT false,
     PRIMARY KEY (kind, key)
 );
 """

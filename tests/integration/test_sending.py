@@ -348,6 +348,25 @@ class TestLatching:
             agent.observe_circuit(True, generation)  # was read before this node unlatched
             assert not agent.circuit.latched
 
+    async def test_while_it_is_paused_it_holds_nothing_and_sends_nothing_not_even_pings(self, office: Office) -> None:
+        agent = office.agent()
+        peer = office.peers[BILLING]
+        async with running(agent):
+            agent.observe_pause(True)
+            assert not agent.reserve(envelope())
+            agent.observe_circuit(True, agent.latch_generation)  # latched as well, as some node has seen it
+            office.store_backlog(3)
+            claimed = await office.database.transaction(outbox.claim, destination=BILLING, batch_size=3, node=NODE)
+            agent.buffer.force(claimed)  # claimed before the pause was heard of
+            agent.accept(claimed)
+            await eventually(lambda: agent.buffer.used_count == 0)
+            await asyncio.sleep(0.1)  # several pings of one that is latched
+            assert (peer.pings, peer.batches) == (0, [])
+            agent.observe_circuit(False, agent.latch_generation)
+            agent.observe_pause(False)
+            await office.claim()
+            await eventually(office.is_empty)
+
     async def test_what_fails_while_it_is_latched_is_given_back_too(self, office: Office) -> None:
         agent = office.agent()
         peer = office.peers[BILLING]
