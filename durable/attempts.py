@@ -47,11 +47,11 @@ class Attempts:
         self, handler: Handler, *, sessions: Sessions, node: NodeId, settings: Settings, onion: Onion | None = None
     ) -> None:
         self.handler = handler
+        self._asked: list[PauseRequest] = []
         self._name = handler.name
         onion = onion or Onion()
         self._has_middleware = onion.handles
         self._handle = onion.around_handling(handler.run if handler.is_async else self._handle_in_thread)
-        self._asked: list[PauseRequest] = []
         self._sessions = sessions
         self._node = node
         self._schema = settings.db_schema
@@ -151,8 +151,7 @@ class Attempts:
             return
         for task in tasks:
             outbox.cause = Cause(task.lease.envelope)
-            context = Context(task.lease, task.attempt, outbox, self._asked)
-            yield Incoming(task.message, session, (context,), self._name)
+            yield Incoming(task.message, session, (Context(task.lease, task.attempt, outbox, self._asked),), self._name)
 
     def _complete(self, session: Session, outbox: Outbox, tasks: Sequence[Task]) -> None:
         """The fence: the rows are finished in this transaction, or it does not commit."""
