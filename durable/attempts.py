@@ -145,7 +145,8 @@ class Attempts:
         """One call for each message, or one for all. What a call sends is caused by its message."""
         failpoint("C15")
         if self.handler.takes_list:
-            contexts = [Context(task.lease, task.attempt, outbox, self._asked) for task in tasks]
+            seen = tasks if self._has_middleware else tasks[:1]  # such a handler itself is given none
+            contexts = [Context(task.lease, task.attempt, outbox, self._asked) for task in seen]
             yield Incoming([task.message for task in tasks], session, contexts, self._name)
             return
         for task in tasks:
