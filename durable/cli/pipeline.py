@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from durable.cli import pipeline_archive
+
 app = typer.Typer(help="History as data: archive it into a lake, report on it, audit it, replay it. Needs Spark.")
 
 
@@ -14,4 +16,5 @@ def _help(context: typer.Context) -> None:
         raise typer.Exit(2)
 
 
-# Each command in a module of its own: app.command()(pipeline_archive.archive)
+for command in (pipeline_archive.archive, pipeline_archive.verify, pipeline_archive.purge, pipeline_archive.status):
+    app.command()(command)
