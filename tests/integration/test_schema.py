@@ -337,7 +337,9 @@ def test_a_service_that_archives_keeps_history_until_it_is_archived(engine: Engi
             add_day(conn, offset)
             add_history(conn, datetime.now(UTC) + timedelta(days=offset))
         add_history(conn, datetime.now(UTC) - timedelta(days=60))
-        conn.exec_driver_sql("UPDATE durable.envelope_history SET xid = extract(day FROM now() - finished_at)")
+        conn.exec_driver_sql(
+            "UPDATE durable.envelope_history SET xid = round(extract(epoch FROM now() - finished_at) / 86400)"
+        )
         conn.exec_driver_sql(ARCHIVED_BELOW, ("envelope_history", 40, 40))
         keep = {"keep_ids": KEEP_IDS, "keep_history": KEEP_HISTORY}
 
