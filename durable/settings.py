@@ -152,6 +152,9 @@ class Settings(BaseSettings):
 
     dedupe_window: Duration = Field(default=timedelta(days=7), description="for which a duplicate is recognised")
     history_retention: Duration = Field(default=timedelta(days=30), description="for which the history is kept")
+    lake: str | None = Field(
+        default=None, description="where the pipeline keeps history: a folder, or the URL of an object store"
+    )
     dead_letter_retention: Duration = Field(
         default=timedelta(days=90), description="for which a dead letter is kept after it was resolved"
     )
