@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from durable.cli import pipeline_audit
+
 app = typer.Typer(help="History as data: archive it into a lake, report on it, audit it, replay it. Needs Spark.")
 
 
@@ -14,4 +16,4 @@ def _help(context: typer.Context) -> None:
         raise typer.Exit(2)
 
 
-# Each command in a module of its own: app.command()(pipeline_archive.archive)
+app.command()(pipeline_audit.audit)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -94,6 +94,15 @@ class Lake:
             return 0
         with _readable(self.url):
             return self._table(table).transaction_version(app_id) or 0
+
+    def archived_at(self, table: LakeTable) -> datetime | None:
+        """When rows were last committed; None if never. What had happened long before is in the table."""
+        if not self.exists(table):
+            return None
+        with _readable(self.url):
+            commits = self._table(table).history()
+        written = [commit["timestamp"] for commit in commits if commit.get("operation") == "WRITE"]
+        return datetime.fromtimestamp(max(written) / 1_000, UTC) if written else None
 
     # ---------------------------------------------------------------- writing
 
