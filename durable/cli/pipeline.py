@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from durable.cli import pipeline_audit
+from durable.cli import pipeline_audit, pipeline_report
 
 app = typer.Typer(help="History as data: archive it into a lake, report on it, audit it, replay it. Needs Spark.")
 
@@ -16,4 +16,5 @@ def _help(context: typer.Context) -> None:
         raise typer.Exit(2)
 
 
+app.command()(pipeline_report.report)
 app.command()(pipeline_audit.audit)

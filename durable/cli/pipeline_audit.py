@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -41,7 +42,10 @@ Since = Annotated[
 ]
 Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="sent before that")]
 Settle = Annotated[
-    str, typer.Option("--settle", metavar="TIME", help="what a lake holds is complete up to this long before its last commit")
+    str,
+    typer.Option(
+        "--settle", metavar="TIME", help="what a lake holds is complete up to this long before its last commit"
+    ),
 ]
 LateAfter = Annotated[
     str | None, typer.Option("--late-after", metavar="TIME", help="what took longer than this, such as 10m, is late")
@@ -101,8 +105,8 @@ def _duration(text: str, option: str) -> timedelta:
 
 def _blocks(verdict: Verdict) -> list[Block]:
     blocks: list[Block] = [
-        f"judged: what was sent from {_time(verdict.since)} on; "
-        f"the senders are complete up to {_time(verdict.sent_until)}, the receivers up to {_time(verdict.received_until)}",
+        f"judged: what was sent from {_time(verdict.since)} on; the senders are complete up to "
+        f"{_time(verdict.sent_until)}, the receivers up to {_time(verdict.received_until)}",
         Table(
             "history",
             ("lake", "service", "side", "outcome", "envelopes", "local", "first", "last"),
@@ -120,7 +124,11 @@ def _blocks(verdict: Verdict) -> list[Block]:
                 for row in verdict.totals
             ],
         ),
-        Table("findings", ("finding", "envelopes", ""), [(kind, verdict.counts[kind], _MEANINGS[kind]) for kind in _MEANINGS]),
+        Table(
+            "findings",
+            ("finding", "envelopes", ""),
+            [(kind, verdict.counts[kind], _MEANINGS[kind]) for kind in _MEANINGS],
+        ),
     ]
     for kind in _MEANINGS:
         examples = [row for row in verdict.examples if row["finding"] == kind]
@@ -130,10 +138,11 @@ def _blocks(verdict: Verdict) -> list[Block]:
     return blocks
 
 
-def _examples(kind: str, rows: list[dict[str, Any]], total: int) -> Table:
+def _examples(kind: str, rows: Sequence[Mapping[str, Any]], total: int) -> Table:
     title = kind if len(rows) == total else f"{kind}, the oldest {len(rows)} of {total:,}"
     cells = [
-        (row["id"], row["message_type"], row["source"], row["address"], _time(row["sent_at"]), row["detail"]) for row in rows
+        (row["id"], row["message_type"], row["source"], row["address"], _time(row["sent_at"]), row["detail"])
+        for row in rows
     ]
     return Table(title, ("id", "message type", "source", "address", "sent", ""), cells)
 

@@ -22,8 +22,8 @@ with needs_spark():
     from pyspark.sql import functions as F
 
 from durable.pipeline.lake import Lake, LakeTable
-from durable.pipeline.rows import records
 from durable.pipeline.matching import FINDINGS, Edges, History, findings, inside, totals, unbalanced
+from durable.pipeline.rows import records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -146,5 +146,9 @@ def _settled(lakes: Sequence[Lake], settle: timedelta) -> datetime | None:
 
 def _examples(found: DataFrame, kinds: Collection[str], count: int) -> list[dict[str, Any]]:
     """The oldest of each kind."""
-    each = (found.where(F.col("finding") == kind).orderBy("sent_at", "id").limit(count) for kind in FINDINGS if kind in kinds)
+    each = (
+        found.where(F.col("finding") == kind).orderBy("sent_at", "id").limit(count)
+        for kind in FINDINGS
+        if kind in kinds
+    )
     return [record for examples in each for record in records(examples)]

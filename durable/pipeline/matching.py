@@ -3,7 +3,7 @@
                                outgoing rows of the senders          incoming rows of the receivers
     every row                         └────────────> ledger <────────────┘       one pass, grouped by id
     the few ids that do not balance                    │
-    their rows once more                               └─> findings: lost · open · alien · twice      (late needs no pair)
+    their rows once more                               └─> findings: lost · open · alien · twice
 
 A delivery is an id and a destination; a receipt is an id, a service and an endpoint. Which destination leads to which
 endpoint is known to nobody but the network, so an id balances when it has as many receipts as deliveries: an event
@@ -12,7 +12,7 @@ expired are all ends, and so is a quarantined dead letter, which has no row of h
 
     no row of history       a duplicate that the receiver recognised; what still waits in an outbox or an inbox
     only an incoming row    a local message, which is its sender's own
-    several rows            a dead letter that was replayed: `dead-lettered`, then `handled`. Only handled twice is twice
+    several rows            a dead letter that was replayed: `dead-lettered`, then `handled`
 """
 
 from __future__ import annotations
@@ -79,14 +79,12 @@ class Edges:
     """What the senders had sent before is in the receivers' lakes, if it came to an end."""
 
 
-def findings(
-    history: History, edges: Edges, suspects: DataFrame, late_after: timedelta | None = None
-) -> DataFrame:
+def findings(history: History, edges: Edges, suspects: DataFrame, late_after: timedelta | None = None) -> DataFrame:
     """A row for each: lost, open, alien and twice among the suspects, and late among all."""
-    of_suspects = History(
-        *(rows.join(suspects, "id", "left_semi") for rows in (history.sent, history.received, history.quarantined)),
-        history.senders,
+    sent, received, quarantined = (
+        rows.join(suspects, "id", "left_semi") for rows in (history.sent, history.received, history.quarantined)
     )
+    of_suspects = History(sent, received, quarantined, history.senders)
     found = compared(of_suspects, edges).unionByName(late(history.received, late_after))
     return found.where(_within("sent_at", edges)).withColumn("id", uuid_text("id"))
 
@@ -118,7 +116,9 @@ def _entries(rows: DataFrame, expected: str, side: int) -> DataFrame:
     """Each row as it is added to the ledger; `side` 0 is sending and 1 receiving."""
     is_local = F.col("address") == LOCAL
     weight = F.lit(1 << (side * _COUNT_BITS)).cast("bigint")
-    place = F.expr(f"shiftleft(1L, CAST(pmod(xxhash64(service, address), {_PLACE_BITS}) AS INT) + {side * _PLACE_BITS})")
+    place = F.expr(
+        f"shiftleft(1L, CAST(pmod(xxhash64(service, address), {_PLACE_BITS}) AS INT) + {side * _PLACE_BITS})"
+    )
     nothing = F.lit(0).cast("bigint")
     return rows.select(
         "id",

@@ -1,6 +1,6 @@
 """What is computed from history: DataFrames in, DataFrames out. Nothing here reads or writes anything.
 
-    history ──> daily      a row for each day, service, side, address and message type: counts, and sketches of latencies
+    history ──> daily      a row for each day, service, side, address and message type: counts, latencies
             ──> minutes    a row for each minute, service and side: counts
             ──> nodes      a row for each day, service and node: from when to when it finished something
             ──> threads    the longest conversations of each day
@@ -16,6 +16,8 @@ Latencies are KLL sketches of milliseconds: a few kilobytes each, mergeable, wit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import date
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -39,13 +41,13 @@ def daily(history: DataFrame) -> DataFrame:
     is_handled = F.col("outcome") == "handled"
     sent, received, finished = (F.unix_micros(name) for name in ("sent_at", "received_at", "finished_at"))
     spans = {
-        "commit_to_stored": F.when(F.col("address") != LOCAL, received - sent),  # a local message is stored by its commit
+        "commit_to_stored": F.when(
+            F.col("address") != LOCAL, received - sent
+        ),  # a local message is stored by its commit
         "stored_to_handled": finished - received,
         "commit_to_handled": finished - sent,
     }
-    sketches = [
-        F.kll_sketch_agg_double(F.when(is_handled, span / 1_000)).alias(name) for name, span in spans.items()
-    ]
+    sketches = [F.kll_sketch_agg_double(F.when(is_handled, span / 1_000)).alias(name) for name, span in spans.items()]
     return history.groupBy(*SERIES).agg(*_counts(), *sketches)
 
 
@@ -176,6 +178,10 @@ def uuid_text(column: str) -> Column:
     """Sixteen bytes as people write them."""
     digits = F.lower(F.hex(F.col(column)))
     return F.regexp_replace(digits, "^(.{8})(.{4})(.{4})(.{4})(.{12})$", "$1-$2-$3-$4-$5")
+
+
+def is_of(column: str, values: Sequence[date]) -> Column:
+    return F.col(column).isin(list(values))
 
 
 def _window(column: str, seconds: int) -> Column:

@@ -1,4 +1,4 @@
-"""History for the pipeline's tests: a few rows by hand, any number by Spark, and lakes that hold them."""
+"""History for the pipeline's tests: a few rows by hand, or any number of them, and lakes that hold them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession
 
 from durable.pipeline.lake import DataFile, Lake, LakeTable, arrow_schema
 
@@ -83,10 +84,13 @@ def _row(number: int) -> dict[str, Any]:
     }
 
 
-def frame(spark: SparkSession, rows: Sequence[Mapping[str, Any]], table: LakeTable = "history") -> DataFrame:
+def table(rows: Sequence[Mapping[str, Any]], of: LakeTable = "history") -> pa.Table:
     """These rows as the lake holds them."""
-    schema = arrow_schema(table)
-    return spark.createDataFrame(pa.Table.from_pylist([_as_stored(row) for row in rows], schema=schema))
+    return pa.Table.from_pylist([_as_stored(row) for row in rows], schema=arrow_schema(of))
+
+
+def frame(spark: SparkSession, rows: Sequence[Mapping[str, Any]], of: LakeTable = "history") -> DataFrame:
+    return spark.createDataFrame(table(rows, of))
 
 
 def _as_stored(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,66 +99,69 @@ def _as_stored(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"day": moment.date(), **plain}
 
 
-# ---------------------------------------------------------------- many rows, made by Spark
+# ---------------------------------------------------------------- many rows
 
 
-def many(spark: SparkSession, first: int, count: int, side: str) -> DataFrame:
-    """Rows like sent() and handled(), a thousand a second."""
-    numbers = spark.range(first, first + count, 1, 2)
-    sent_at = F.timestamp_millis(F.lit(int(BEGAN.timestamp() * 1_000)) + F.col("id"))
+def many(numbers: np.ndarray, side: str) -> pa.Table:
+    """Rows like sent() and handled(), a thousand a second, all of the first day."""
     is_sent = side == "outgoing"
-    row_id = F.unhex(F.lpad(F.hex("id"), 32, "0"))
-    columns: dict[str, Column] = {
-        "service": F.lit(SHOP if is_sent else BILLING),
-        "side": F.lit(side),
-        "outcome": F.lit("sent" if is_sent else "handled"),
-        "address": F.lit(TO_BILLING if is_sent else "main"),
-        "message_type": F.concat(F.lit("orders.type-"), F.col("id") % 8),
-        "source": F.lit(SHOP),
-        "correlation_id": row_id,
-        "partition_key": F.concat(F.lit("customer-"), F.col("id") % 1_000),
-        "sent_at": sent_at,
-        "received_at": F.lit(None) if is_sent else _after(sent_at, 5),
-        "finished_at": _after(sent_at, 10 if is_sent else 25),
-        "attempts": F.lit(0),
-        "interruptions": F.lit(0),
-        "node_id": F.lit(1),
-        "xid": F.col("id"),
-        "day": F.to_date(_after(sent_at, 10 if is_sent else 25)),
+    count = len(numbers)
+    ids = np.zeros((count, 16), np.uint8)
+    ids[:, 8:] = numbers.astype(">u8").view(np.uint8).reshape(count, 8)
+    packed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), count, [None, pa.py_buffer(ids.tobytes())])
+    began = int(BEGAN.timestamp() * 1_000_000) + numbers * 1_000
+    columns: dict[str, Any] = {
+        "service": SHOP if is_sent else BILLING,
+        "id": packed.cast(pa.binary()),
+        "side": side,
+        "outcome": "sent" if is_sent else "handled",
+        "address": TO_BILLING if is_sent else "main",
+        "message_type": "orders.placed",
+        "source": SHOP,
+        "correlation_id": packed.cast(pa.binary()),
+        "sent_at": began,
+        "received_at": None if is_sent else began + 5_000,
+        "finished_at": began + (10_000 if is_sent else 25_000),
+        "attempts": 0,
+        "interruptions": 0,
+        "node_id": 1,
+        "xid": numbers,
+        "day": BEGAN.date(),
     }
-    rows = numbers.withColumns({name: value for name, value in columns.items()} | {"id": row_id})
-    return rows.select(*(_typed(rows, field) for field in arrow_schema("history")))
+    schema = arrow_schema("history")
+    return pa.table([_column(columns.get(field.name), field.type, count) for field in schema], schema=schema)
 
 
-def _after(moment: Column, milliseconds: int) -> Column:
-    return F.timestamp_micros(F.unix_micros(moment) + milliseconds * 1_000)
-
-
-_SPARK = {pa.string(): "string", pa.binary(): "binary", pa.int32(): "int", pa.int64(): "bigint", pa.date32(): "date"}
-
-
-def _typed(rows: DataFrame, field: pa.Field) -> Column:
-    value = F.col(field.name) if field.name in rows.columns else F.lit(None)
-    return value.cast(_SPARK.get(field.type, "timestamp")).alias(field.name)
+def _column(value: Any, kind: pa.DataType, count: int) -> pa.Array:
+    """A value for all rows, or one for each."""
+    if isinstance(value, pa.Array):
+        return value
+    if isinstance(value, np.ndarray):
+        return pa.array(value).cast(kind)
+    return pa.repeat(pa.scalar(value, kind), count)
 
 
 # ---------------------------------------------------------------- lakes
 
 
-def fill(lake: Lake, *frames: DataFrame, table: LakeTable = "history") -> Lake:
+def fill(lake: Lake, *tables: pa.Table, of: LakeTable = "history") -> Lake:
     """Write these rows and commit them, as archive does."""
-    lake.create(table)
-    folder = Path(lake.table_url(table))
-    for rows in frames:
-        before = set(folder.rglob("*.parquet"))
-        rows.write.mode("append").partitionBy("day").parquet(f"file://{folder}")
-        files = [_data_file(folder, path) for path in sorted(set(folder.rglob("*.parquet")) - before)]
-        low = lake.offset("tests", table)
-        lake.commit(table, files, app_id="tests", low=low, high=low + 1)
+    lake.create(of)
+    folder = Path(lake.table_url(of))
+    for number, rows in enumerate(tables):
+        low = lake.offset("tests", of)
+        files = [
+            _write(folder, day, rows.filter(pc.equal(rows["day"], day)).drop_columns("day"), f"{low}-{number}")
+            for day in sorted(set(rows["day"].unique().to_pylist()))
+        ]
+        lake.commit(of, files, app_id="tests", low=low, high=low + 1)
     return lake
 
 
-def _data_file(folder: Path, path: Path) -> DataFile:
-    day = date.fromisoformat(path.parent.name.removeprefix("day="))
-    rows = pq.read_metadata(path).num_rows
-    return DataFile(str(path.relative_to(folder)), day, rows, path.stat().st_size, f'{{"numRecords": {rows}}}')
+def _write(folder: Path, day: date, rows: pa.Table, name: str) -> DataFile:
+    path = folder / f"day={day}" / f"part-{name}.parquet"
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(rows, path, compression="zstd", row_group_size=250_000)
+    return DataFile(
+        str(path.relative_to(folder)), day, len(rows), path.stat().st_size, f'{{"numRecords": {len(rows)}}}'
+    )
