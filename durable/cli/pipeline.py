@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from durable.cli import pipeline_audit, pipeline_report
+from durable.cli import pipeline_audit, pipeline_conversations, pipeline_report
 
 app = typer.Typer(help="History as data: archive it into a lake, report on it, audit it, replay it. Needs Spark.")
 
@@ -18,3 +18,4 @@ def _help(context: typer.Context) -> None:
 
 app.command()(pipeline_report.report)
 app.command()(pipeline_audit.audit)
+app.command()(pipeline_conversations.conversations)

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="where the page is written")]
 Title = Annotated[str, typer.Option("--title", metavar="TEXT", help="of the page")]
-Since = Annotated[
-    str | None, typer.Option("--since", metavar="DAY", help="this UTC day or later: 2030-12-31, or 7d ago")
-]
+Since = Annotated[str | None, typer.Option("--since", metavar="DAY", help="this UTC day or later: 2030-12-31, 7d ago")]
 Until = Annotated[str | None, typer.Option("--until", metavar="DAY", help="before this UTC day")]
 By = Annotated[
     list[str] | None,
@@ -53,7 +51,7 @@ def report(
 ) -> None:
     """Write a page of plots about throughput, latencies and failures. It needs no network to be looked at."""
     place = find_lake(lake, load_settings())
-    days = _day(since, "--since"), _day(until, "--until")
+    days = parse_day(since, "--since"), parse_day(until, "--until")
     from durable.pipeline.page import render
     from durable.pipeline.report import report
     from durable.pipeline.session import spark_session
@@ -71,7 +69,7 @@ def report(
         print(f"{out}: {found.totals['total']:,} rows of history, {found.days_computed} days computed anew")
 
 
-def _day(text: str | None, option: str) -> date | None:
+def parse_day(text: str | None, option: str) -> date | None:
     if text is None:
         return None
     ago = re.fullmatch(r"([0-9]{1,5}) ?d( ago)?", text.strip())

@@ -20,7 +20,8 @@ with needs_spark():
     from pyspark.sql import functions as F
 
 from durable.pipeline import rollups, transform
-from durable.pipeline.lake import COLUMNS, SOURCES, Lake
+from durable.pipeline.columns import COLUMNS
+from durable.pipeline.lake import SOURCES, Lake
 from durable.pipeline.rows import records
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def _window_seconds(first: datetime, last: datetime) -> int:
 
 def _seen(throughput: Sequence[Record], nodes: Sequence[Record], window: timedelta) -> list[Mark]:
     """What the history itself shows: a node that begins after the others, and envelopes whose node died."""
-    begun = {}
+    begun: dict[str, datetime] = {}
     for node in nodes:
         begun.setdefault(node["service"], node["first"])
     starts = [
