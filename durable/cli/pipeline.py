@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from durable.cli import pipeline_audit, pipeline_conversations, pipeline_report
+from durable.cli import pipeline_archive, pipeline_audit, pipeline_conversations, pipeline_report
 
 app = typer.Typer(help="History as data: archive it into a lake, report on it, audit it, replay it. Needs Spark.")
 
@@ -16,6 +16,13 @@ def _help(context: typer.Context) -> None:
         raise typer.Exit(2)
 
 
-app.command()(pipeline_report.report)
-app.command()(pipeline_audit.audit)
-app.command()(pipeline_conversations.conversations)
+for command in (
+    pipeline_archive.archive,
+    pipeline_archive.verify,
+    pipeline_archive.purge,
+    pipeline_archive.status,
+    pipeline_report.report,
+    pipeline_audit.audit,
+    pipeline_conversations.conversations,
+):
+    app.command()(command)

@@ -13,7 +13,7 @@ import typer
 
 from durable.cli.letter_selection import parse_time
 from durable.cli.output import Block, Table, print_blocks, print_json
-from durable.cli.pipeline_options import Master, Remote, progress
+from durable.cli.pipeline_options import Master, Remote, open_session, progress
 from durable.cli.target import Debug, Json
 from durable.errors import InvalidSetting
 from durable.pipeline.lake import Lake
@@ -72,7 +72,6 @@ def audit(
 ) -> None:
     """Prove from history that nothing was lost and nothing was handled twice. Ends with 1 when something was."""
     from durable.pipeline.audit import Question, audit
-    from durable.pipeline.session import spark_session
 
     now = datetime.now(UTC)
     question = Question(
@@ -84,7 +83,7 @@ def audit(
     )
     if out is not None and "://" not in out and Path(out).exists():
         raise InvalidSetting(f"--out: {out} is there already; name a new folder")
-    spark = spark_session(master=master, remote=remote, app_name="durable audit")
+    spark = open_session(master, remote, debug=debug)
     with progress("audit") as show:
         lakes = [Lake(place) for place in sender], [Lake(place) for place in receiver]
         verdict = audit(spark, *lakes, question, out=out, show=show)

@@ -11,7 +11,7 @@ from uuid import UUID
 import typer
 
 from durable.cli.output import Block, Table, print_blocks, print_json
-from durable.cli.pipeline_options import Master, Remote, find_lake
+from durable.cli.pipeline_options import Master, Remote, find_lake, open_session
 from durable.cli.pipeline_report import Since, Until, parse_day
 from durable.cli.target import Debug, Json
 from durable.errors import InvalidSetting
@@ -57,9 +57,8 @@ def conversations(
     days = parse_day(since, "--since"), parse_day(until, "--until")
     wanted = None if id_ is None else _uuid(id_)
     from durable.pipeline.conversations import find, overview
-    from durable.pipeline.session import spark_session
 
-    spark = spark_session(master=master, remote=remote, app_name="durable conversations")
+    spark = open_session(master, remote, debug=debug)
     if wanted is not None:
         found = find(spark, places, wanted)
         print_json(_document(found)) if json else print_blocks(_tree(found))

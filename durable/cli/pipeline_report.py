@@ -12,7 +12,7 @@ import typer
 
 from durable.cli.letter_selection import parse_time
 from durable.cli.output import print_json
-from durable.cli.pipeline_options import LakeUrl, Master, Remote, find_lake, progress
+from durable.cli.pipeline_options import LakeUrl, Master, Remote, find_lake, open_session, progress
 from durable.cli.target import Debug, Json
 from durable.errors import InvalidSetting
 from durable.settings import load_settings
@@ -54,12 +54,11 @@ def report(
     days = parse_day(since, "--since"), parse_day(until, "--until")
     from durable.pipeline.page import render
     from durable.pipeline.report import report
-    from durable.pipeline.session import spark_session
 
     marks = [_mark(text) for text in mark or ()]
     if not out.parent.is_dir():
         raise InvalidSetting(f"--out: there is no folder {out.parent}")
-    spark = spark_session(master=master, remote=remote, app_name="durable report")
+    spark = open_session(master, remote, debug=debug)
     with progress("days") as show:
         found = report(spark, place, since=days[0], until=days[1], dimensions=by or (), marks=marks, show=show)
     out.write_text(render(found, title))

@@ -16,7 +16,7 @@ from durable.pipeline.audit import Question, audit
 from durable.pipeline.lake import Lake
 from durable.pipeline.matching import Edges, History, findings, unbalanced
 from durable.pipeline.rows import records
-from tests.support.history import SHOP, at, fill, frame, handled, letter, many, message_id, sent, table
+from tests.support.lakes import SHOP, at, fill, frame, handled, letter, many, message_id, sent, table
 
 NOTHING = {"lost": 0, "twice": 0, "alien": 0, "late": 0, "open": 0}
 EVERYTHING = Edges()
