@@ -17,6 +17,7 @@ from durable.cli.pipeline_options import Master, Remote, open_session, progress
 from durable.cli.target import Debug, Json
 from durable.errors import InvalidSetting
 from durable.pipeline.lake import Lake
+from durable.pipeline.session import spark_errors
 
 if TYPE_CHECKING:
     from durable.pipeline.audit import Verdict
@@ -47,6 +48,14 @@ Settle = Annotated[
         "--settle", metavar="TIME", help="what a lake holds is complete up to this long before its last commit"
     ),
 ]
+ArchivedUntil = Annotated[
+    str | None,
+    typer.Option(
+        "--archived-until",
+        metavar="TIME",
+        help="every lake is complete up to then, though a service that had nothing to archive left no commit",
+    ),
+]
 LateAfter = Annotated[
     str | None, typer.Option("--late-after", metavar="TIME", help="what took longer than this, such as 10m, is late")
 ]
@@ -62,6 +71,7 @@ def audit(
     since: Since = None,
     until: Until = None,
     settle: Settle = "15m",
+    archived_until: ArchivedUntil = None,
     late_after: LateAfter = None,
     out: Out = None,
     examples: Examples = 10,
@@ -78,13 +88,14 @@ def audit(
         since=None if since is None else parse_time(since, now, option="--since"),
         until=None if until is None else parse_time(until, now, option="--until"),
         settle=_duration(settle, "--settle"),
+        archived_until=None if archived_until is None else parse_time(archived_until, now, option="--archived-until"),
         late_after=None if late_after is None else _duration(late_after, "--late-after"),
         example_count=examples,
     )
     if out is not None and "://" not in out and Path(out).exists():
         raise InvalidSetting(f"--out: {out} is there already; name a new folder")
     spark = open_session(master, remote, debug=debug)
-    with progress("audit") as show:
+    with spark_errors(), progress("audit") as show:
         lakes = [Lake(place) for place in sender], [Lake(place) for place in receiver]
         verdict = audit(spark, *lakes, question, out=out, show=show)
     if json:

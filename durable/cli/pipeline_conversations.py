@@ -15,6 +15,8 @@ from durable.cli.pipeline_options import Master, Remote, find_lake, open_session
 from durable.cli.pipeline_report import Since, Until, parse_day
 from durable.cli.target import Debug, Json
 from durable.errors import InvalidSetting
+from durable.pipeline.lake import Lake
+from durable.pipeline.session import spark_errors
 from durable.settings import load_settings
 
 if TYPE_CHECKING:
@@ -53,17 +55,19 @@ def conversations(
 ) -> None:
     """List conversations by duration, depth or size; or show one as a tree of what caused what."""
     settings = load_settings()
-    places = [find_lake(place, settings) for place in lake or [settings.lake]]
+    places = [Lake(place) for place in lake] if lake else [find_lake(None, settings)]
     days = parse_day(since, "--since"), parse_day(until, "--until")
     wanted = None if id_ is None else _uuid(id_)
     from durable.pipeline.conversations import find, overview
 
     spark = open_session(master, remote, debug=debug)
     if wanted is not None:
-        found = find(spark, places, wanted)
+        with spark_errors():
+            found = find(spark, places, wanted)
         print_json(_document(found)) if json else print_blocks(_tree(found))
     else:
-        seen = overview(spark, places, since=days[0], until=days[1], order=sort, count=count)
+        with spark_errors():
+            seen = overview(spark, places, since=days[0], until=days[1], order=sort, count=count)
         print_json(asdict(seen)) if json else print_blocks(_list(seen, sort))
 
 

@@ -15,6 +15,7 @@ from durable.cli.output import print_json
 from durable.cli.pipeline_options import LakeUrl, Master, Remote, find_lake, open_session, progress
 from durable.cli.target import Debug, Json
 from durable.errors import InvalidSetting
+from durable.pipeline.session import spark_errors
 from durable.settings import load_settings
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def report(
     if not out.parent.is_dir():
         raise InvalidSetting(f"--out: there is no folder {out.parent}")
     spark = open_session(master, remote, debug=debug)
-    with progress("days") as show:
+    with spark_errors(), progress("days") as show:
         found = report(spark, place, since=days[0], until=days[1], dimensions=by or (), marks=marks, show=show)
     out.write_text(render(found, title))
     if json:

@@ -56,13 +56,14 @@ class Question:
     """What is to be audited.
 
     `since`, `until`: by the time when messages were sent. Without `since`, from where every lake has rows.
-    `settle`: how long before the last commit of a lake something must have happened for the lake to have it, and for a
-    message that arrived to have come to its end.
+    `archived_until`: up to when every lake was archived; without it, up to the last commit of each. `settle`: how long
+    before that something must have happened for the lake to have it, and for a message to have come to its end.
     """
 
     since: datetime | None = None
     until: datetime | None = None
     settle: timedelta = timedelta(minutes=15)
+    archived_until: datetime | None = None
     late_after: timedelta | None = None
     example_count: int = 10
 
@@ -133,15 +134,16 @@ def _edges(
     return Edges(
         since=question.since or max(firsts.values(), default=None),
         until=question.until,
-        sent_until=_settled(senders, question.settle),
-        received_until=_settled(receivers, question.settle),
+        sent_until=_settled(senders, question),
+        received_until=_settled(receivers, question),
     )
 
 
-def _settled(lakes: Sequence[Lake], settle: timedelta) -> datetime | None:
-    """Up to when all of these lakes are complete: their last commits, less the margin."""
+def _settled(lakes: Sequence[Lake], question: Question) -> datetime | None:
+    """Up to when all of these lakes are complete, less the margin."""
     written = [moment for lake in lakes if (moment := lake.archived_at("history")) is not None]
-    return min(written) - settle if written else None
+    complete = question.archived_until or min(written, default=None)
+    return complete and complete - question.settle
 
 
 def _examples(found: DataFrame, kinds: Collection[str], count: int) -> list[dict[str, Any]]:
