@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from durable.errors import InvalidSetting
@@ -97,7 +98,7 @@ def audit(
     try:
         counts = {row["finding"]: row["count"] for row in records(found.groupBy("finding").count())}
         if out is not None:
-            found.write.parquet(out)
+            found.write.parquet(out if "://" in out else f"file://{Path(out).absolute()}")
         verdict = Verdict(
             edges.since,
             edges.sent_until,

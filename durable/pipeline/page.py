@@ -41,7 +41,7 @@ def render(report: Report, title: str = "What became of the messages") -> str:
         "PLOTS": _script(plots),
         "PLOTLY": get_plotlyjs(),
     }
-    page = (files(__package__) / "report.html").read_text()
+    page = (files("durable.pipeline") / "report.html").read_text()
     for name, text in parts.items():  # plotly.js comes last: nothing is replaced in it
         page = page.replace(f"%{name}%", text)
     return page

@@ -58,11 +58,8 @@ def read(
     spark: SparkSession, lake: Lake, rollup: str, since: date | None = None, until: date | None = None
 ) -> DataFrame:
     """The rows of these days."""
-    filters = [
-        *([("day", ">=", str(since))] if since is not None else []),
-        *([("day", "<", str(until))] if until is not None else []),
-    ]
-    table = DeltaTable(_url(lake, rollup)).to_pyarrow_table(filters=filters or None)
+    days = [("day", ">=", since or date.min), ("day", "<", until or date.max)]
+    table = DeltaTable(_url(lake, rollup)).to_pyarrow_table(filters=days)
     return spark.createDataFrame(table.drop_columns("files"))
 
 

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
@@ -151,7 +151,7 @@ def fill(lake: Lake, *tables: pa.Table, of: LakeTable = "history") -> Lake:
     for number, rows in enumerate(tables):
         low = lake.offset("tests", of)
         files = [
-            _write(folder, day, rows.filter(pc.equal(rows["day"], day)).drop_columns("day"), f"{low}-{number}")
+            _write(folder, day, rows.filter(ds.field("day") == day).drop_columns("day"), f"{low}-{number}")
             for day in sorted(set(rows["day"].unique().to_pylist()))
         ]
         lake.commit(of, files, app_id="tests", low=low, high=low + 1)
