@@ -72,6 +72,8 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             Column("interruptions", Integer, nullable=False),
             Column("node_id", Integer, nullable=False),
             Column("error", Text),
+            Column("content_type", Text),
+            Column("headers", JSONB),
             Column("body", LargeBinary),
             _defaulted("xid", BigInteger()),
             schema=schema,

@@ -86,6 +86,8 @@ CREATE TABLE "{schema}".envelope_history (
     interruptions integer NOT NULL,
     node_id integer NOT NULL,
     error text,
+    content_type text,
+    headers jsonb,
     body bytea,
     xid bigint NOT NULL DEFAULT (pg_current_xact_id()::text)::bigint
 ) PARTITION BY RANGE (finished_at);
