@@ -149,6 +149,16 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             PrimaryKeyConstraint("kind", "key"),
             schema=schema,
         ),
+        Table(
+            "published_batches",
+            metadata,
+            Column("batch", Text, primary_key=True),
+            Column("number", BigInteger),
+            _defaulted("row_count", BigInteger()),
+            _defaulted("added_count", BigInteger()),
+            _defaulted("published_at", _TIME),
+            schema=schema,
+        ),
     ]
     return {table.name: table for table in tables}
 

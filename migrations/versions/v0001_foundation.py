@@ -171,6 +171,14 @@ CREATE TABLE "{schema}".circuits (
     actor text NOT NULL,
     PRIMARY KEY (kind, key)
 );
+
+CREATE TABLE "{schema}".published_batches (
+    batch text PRIMARY KEY,
+    number bigint,
+    row_count bigint NOT NULL DEFAULT 0,
+    added_count bigint NOT NULL DEFAULT 0,
+    published_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
 """
 
 # The runtime role may call these without any right to create or drop tables. `lock_timeout` keeps them from queueing
@@ -245,16 +253,52 @@ BEGIN
     END LOOP;
 END $$;
 
+CREATE FUNCTION "{schema}".make_staging(staging text, for_role text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF staging !~ '^staged_[0-9a-f]{{32}}_[0-9]{{1,18}}$' THEN
+        RAISE EXCEPTION USING MESSAGE = staging || ' is no name of a staging table';
+    END IF;
+    EXECUTE 'CREATE UNLOGGED TABLE "{schema}".' || staging || ' (destination text NOT NULL, id uuid NOT NULL, '
+        'message_type text NOT NULL, source text NOT NULL, correlation_id uuid NOT NULL, causation_id uuid, '
+        'partition_key text, content_type text NOT NULL, headers text NOT NULL, body bytea NOT NULL, '
+        'sent_at timestamptz NOT NULL, deliver_by timestamptz, execution_time timestamptz, message_digest bigint)';
+    EXECUTE 'GRANT SELECT, INSERT ON "{schema}".' || staging || ' TO ' || quote_ident(for_role);
+END $$;
+
+CREATE FUNCTION "{schema}".drop_staging(prefix text, keep interval) RETURNS SETOF text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
+DECLARE
+    staging text;
+BEGIN
+    FOR staging IN
+        SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = '{schema}' AND c.relkind = 'r' AND c.relname ~ '^staged_[0-9a-f]{{32}}_[0-9]+$'
+            AND starts_with(c.relname, prefix)
+            AND to_timestamp(('x' || lpad(substr(c.relname, 8, 12), 16, '0'))::bit(64)::bigint / 1000.0) <= now() - keep
+        ORDER BY c.relname
+    LOOP
+        EXECUTE 'DROP TABLE IF EXISTS "{schema}".' || quote_ident(staging);
+        RETURN NEXT staging;
+    END LOOP;
+END $$;
+
+REVOKE EXECUTE ON FUNCTION "{schema}".make_staging(text, text) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION "{schema}".drop_staging(text, interval) FROM PUBLIC;
 REVOKE EXECUTE ON FUNCTION "{schema}".make_partitions(integer) FROM PUBLIC;
 REVOKE EXECUTE ON FUNCTION "{schema}".drop_partitions(interval, interval) FROM PUBLIC;
 SELECT "{schema}".make_partitions(7);
 """
 
+# Staging tables are made at run time, by whoever publishes.
 DOWNGRADE = """
+SELECT "{schema}".drop_staging('staged_', interval '-1 day');
+DROP FUNCTION "{schema}".drop_staging(text, interval);
+DROP FUNCTION "{schema}".make_staging(text, text);
 DROP FUNCTION "{schema}".drop_partitions(interval, interval);
 DROP FUNCTION "{schema}".make_partitions(integer);
 DROP FUNCTION "{schema}".make_partition(text, text, text, text, text, text);
-DROP TABLE "{schema}".circuits, "{schema}".nodes, "{schema}".failed_attempts, "{schema}".dead_letters,
+DROP TABLE "{schema}".published_batches, "{schema}".circuits, "{schema}".nodes, "{schema}".failed_attempts, "{schema}".dead_letters,
     "{schema}".envelope_history, "{schema}".received_ids, "{schema}".incoming_envelopes,
     "{schema}".outgoing_envelopes CASCADE;
 """
