@@ -148,6 +148,9 @@ class Settings(BaseSettings):
     history_bodies: bool = Field(
         default=False, description="keep bodies and headers in the history, to replay messages from an archive of it"
     )
+    lake: str | None = Field(
+        default=None, description="where the pipeline keeps history: a folder, or the URL of an object store"
+    )
     dead_letter_retention: Duration = Field(
         default=timedelta(days=90), description="for which a dead letter is kept after it was resolved"
     )

@@ -14,7 +14,19 @@ from typing import Annotated, NamedTuple, NoReturn
 import typer
 from sqlalchemy.exc import DBAPIError
 
-from durable.cli import dead_letters, demo, doctor, inspect, migrate, pauses, replay_local, run, send, topology
+from durable.cli import (
+    dead_letters,
+    demo,
+    doctor,
+    inspect,
+    migrate,
+    pauses,
+    pipeline,
+    replay_local,
+    run,
+    send,
+    topology,
+)
 from durable.cli.output import one_line
 from durable.errors import DurableError, StorageUnavailable, WiringError
 from durable.version import __version__
@@ -40,6 +52,7 @@ for command in (
     app.command()(command)
 app.add_typer(dead_letters.app, name="dead-letters")
 app.command()(replay_local.replay_local)
+app.add_typer(pipeline.app, name="pipeline")
 
 
 def _print_version(wanted: bool) -> None:

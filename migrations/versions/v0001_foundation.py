@@ -298,8 +298,8 @@ DROP FUNCTION "{schema}".make_staging(text, text);
 DROP FUNCTION "{schema}".drop_partitions(interval, interval);
 DROP FUNCTION "{schema}".make_partitions(integer);
 DROP FUNCTION "{schema}".make_partition(text, text, text, text, text, text);
-DROP TABLE "{schema}".published_batches, "{schema}".circuits, "{schema}".nodes, "{schema}".failed_attempts, "{schema}".dead_letters,
-    "{schema}".envelope_history, "{schema}".received_ids, "{schema}".incoming_envelopes,
+DROP TABLE "{schema}".published_batches, "{schema}".circuits, "{schema}".nodes, "{schema}".failed_attempts,
+    "{schema}".dead_letters, "{schema}".envelope_history, "{schema}".received_ids, "{schema}".incoming_envelopes,
     "{schema}".outgoing_envelopes CASCADE;
 """
 

@@ -1,0 +1,17 @@
+"""pipeline: history as data. The commands are in pipeline_*, the options that they share in pipeline_options."""
+
+from __future__ import annotations
+
+import typer
+
+app = typer.Typer(help="History as data: archive it into a lake, report on it, audit it, replay it. Needs Spark.")
+
+
+@app.callback(invoke_without_command=True)
+def _help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
+
+
+# Each command in a module of its own: app.command()(pipeline_archive.archive)
