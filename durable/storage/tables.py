@@ -153,6 +153,7 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             "published_batches",
             metadata,
             Column("batch", Text, primary_key=True),
+            Column("job", Uuid, nullable=False),
             Column("number", BigInteger),
             _defaulted("row_count", BigInteger()),
             _defaulted("added_count", BigInteger()),

@@ -174,6 +174,7 @@ CREATE TABLE "{schema}".circuits (
 
 CREATE TABLE "{schema}".published_batches (
     batch text PRIMARY KEY,
+    job uuid NOT NULL,
     number bigint,
     row_count bigint NOT NULL DEFAULT 0,
     added_count bigint NOT NULL DEFAULT 0,
@@ -266,7 +267,7 @@ BEGIN
     EXECUTE 'GRANT SELECT, INSERT ON "{schema}".' || staging || ' TO ' || quote_ident(for_role);
 END $$;
 
-CREATE FUNCTION "{schema}".drop_staging(prefix text, keep interval) RETURNS SETOF text
+CREATE FUNCTION "{schema}".drop_staging(chosen text, keep interval) RETURNS SETOF text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
 DECLARE
     staging text;
@@ -274,7 +275,7 @@ BEGIN
     FOR staging IN
         SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = '{schema}' AND c.relkind = 'r' AND c.relname ~ '^staged_[0-9a-f]{{32}}_[0-9]+$'
-            AND starts_with(c.relname, prefix)
+            AND (c.relname = chosen OR (right(chosen, 1) = '_' AND starts_with(c.relname, chosen)))
             AND to_timestamp(('x' || lpad(substr(c.relname, 8, 12), 16, '0'))::bit(64)::bigint / 1000.0) <= now() - keep
         ORDER BY c.relname
     LOOP
