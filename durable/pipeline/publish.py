@@ -4,7 +4,7 @@
     messages = publish.envelopes(
         orders, key="order_id", message_type="orders.order-placed", source="shop", destination="tcp://billing:2301"
     )
-    messages.write.format("durable").mode("append").option("database", url).save()
+    messages.write.format("durable").mode("append").option("url", url).save()
 
 The id of a message follows from its source, type and key, in Spark's own SQL: a repeat makes the same ids, and adds
 nothing. It is a UUIDv8 (RFC 9562) of the first bits of a SHA-256.
@@ -13,15 +13,10 @@ nothing. It is a UUIDv8 (RFC 9562) of the first bits of a SHA-256.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 from uuid import UUID
 
-from durable.envelope import JSON, new_id
-from durable.pipeline.copying import connection
-from durable.pipeline.session import needs_spark
-from durable.settings import Settings
-from durable.storage import staging
-from durable.storage.staging import Published
+from durable.envelope import JSON
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -3,6 +3,7 @@
     Spark                                        staged
     id              BINARY, 16 bytes             uuid
     destination     STRING                       text           "local" for this service's own inbox
+    endpoint        STRING        [NULL]         text           where it was received, to go into the inbox again
     message_type    STRING                       text
     source          STRING                       text           the service that sends
     body            BINARY or STRING             bytea          a STRING is stored as UTF-8
@@ -47,6 +48,7 @@ class Field(NamedTuple):
 FIELDS: Final[Mapping[str, Field]] = {
     "id": Field(("binary",), True),
     "destination": Field(("string",), True),
+    "endpoint": Field(("string",)),
     "message_type": Field(("string",), True),
     "source": Field(("string",), True),
     "body": Field(("binary", "string"), True),
@@ -60,7 +62,7 @@ FIELDS: Final[Mapping[str, Field]] = {
     "execution_time": Field(("timestamp",)),
 }
 IDS: Final = ("id", "correlation_id", "causation_id")
-TEXTS: Final = ("destination", "message_type", "source", "partition_key", "content_type", "headers")
+TEXTS: Final = ("destination", "endpoint", "message_type", "source", "partition_key", "content_type", "headers")
 TIMES: Final = ("sent_at", "deliver_by", "execution_time")
 NEVER_NULL: Final = ("id", "destination", "message_type", "source", "body")
 
@@ -86,6 +88,8 @@ def check_schema(schema: StructType) -> None:
 def whole(batch: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
     """The batch with every column in its place and type; what is missing, or NULL where it must not be, by default."""
     columns = {name: _column(batch, name) for name in FIELDS}
+    local = pc.if_else(pc.equal(columns["destination"], LOCAL), LOCAL, pa.scalar(None, pa.string()))
+    columns["endpoint"] = pc.coalesce(columns["endpoint"], local)
     columns["correlation_id"] = pc.coalesce(columns["correlation_id"], columns["id"])
     columns["content_type"] = pc.fill_null(columns["content_type"], JSON)
     columns["headers"] = pc.fill_null(columns["headers"], "{}")
@@ -104,7 +108,7 @@ def staged(batch: pa.RecordBatch, local: pa.BooleanArray) -> pa.RecordBatch:
 
 def is_local(batch: pa.RecordBatch) -> pa.BooleanArray:
     """Which rows go into this service's own inbox."""
-    return pc.equal(batch.column("destination"), LOCAL)
+    return pc.is_valid(batch.column("endpoint"))
 
 
 def _column(batch: pa.RecordBatch, name: str) -> pa.Array:

@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 from durable import screening
 from durable.envelope import Envelope
 from durable.pipeline.publishable import IDS, NEVER_NULL, TEXTS, TIMES
-from durable.routing import LOCAL
 
 _UNSAFE: Final = "[\\x00-\\x1f\\x7f]"  # Arrow's texts are UTF-8, and so without lone surrogates
 _PLAIN_HEADERS: Final = "{}"
@@ -93,23 +92,27 @@ def _possibly_too_old(batch: pa.RecordBatch, limits: Limits, now: datetime) -> p
 
 
 def _flaw_of(batch: pa.RecordBatch, index: int, limits: Limits, now: datetime) -> str | None:
-    row = {name: batch.column(name)[index].as_py() for name in batch.schema.names}
+    row: dict[str, Any] = {name: batch.column(name)[index].as_py() for name in batch.schema.names}
+    endpoint = row.pop("endpoint")
     try:
         envelope = _envelope(row)
     except msgspec.DecodeError as error:
         return f"column headers: is no JSON object of texts ({error}){_of_row(batch, index)}"
     reason = screening.flaw(envelope, max_message_bytes=limits.max_message_bytes)
+    if reason is None and endpoint is not None:
+        received = msgspec.structs.replace(envelope, destination=endpoint)
+        reason = screening.flaw(received, max_message_bytes=limits.max_message_bytes)
     if reason is None and screening.too_old(envelope, now, limits.dedupe_window):
         reason = "it is older than duplicates are remembered (dedupe_window); nobody could tell whether it was handled"
-    if reason is None and _is_distant(envelope, limits):
+    if reason is None and _is_distant(envelope, limits, endpoint is not None):
         reason = f"execution_time is not within dedupe_window ({limits.dedupe_window})"
     return reason and f"{reason}{_of_row(batch, index)}"
 
 
-def _is_distant(envelope: Envelope, limits: Limits) -> bool:
+def _is_distant(envelope: Envelope, limits: Limits, is_local: bool) -> bool:
     """As for send(): its receiver could not tell it from a duplicate any more."""
     due = envelope.execution_time
-    return due is not None and envelope.destination != LOCAL and due - envelope.sent_at >= limits.dedupe_window
+    return due is not None and not is_local and due - envelope.sent_at >= limits.dedupe_window
 
 
 def _envelope(row: dict[str, Any]) -> Envelope:

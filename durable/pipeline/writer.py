@@ -36,7 +36,7 @@ from durable.storage import migrator, staging
 from durable.storage.staging import Batch, Published, Staged
 
 Mode = Literal["atomic", "fast"]
-OPTIONS: Final = ("database", "schema", "mode", "batch", "job", "max_message_bytes", "dedupe_window")
+OPTIONS: Final = ("url", "schema", "mode", "batch", "job", "once", "max_message_bytes", "dedupe_window")
 _SPARKS_OWN: Final = ("checkpointlocation", "path", "queryname")
 
 
@@ -50,6 +50,7 @@ class Target:
     mode: Mode
     job: UUID
     batch: str | None
+    once: bool
 
 
 @dataclass
@@ -79,7 +80,7 @@ class EnvelopeWriter(DataSourceArrowWriter):
         with connection(self._target.url) as conn:
             if self._target.mode == "atomic":
                 parts = [each.staged for each in written]
-                staging.publish(conn, self._target.schema, self._target.job, Batch(name), parts)
+                staging.publish(conn, self._target.schema, self._target.job, Batch(name), parts, once=self._target.once)
             else:
                 done = Published(name, sum(each.staged.rows for each in written), sum(each.added for each in written))
                 staging.parts_published(conn, self._target.schema, self._target.job, done)
@@ -107,7 +108,8 @@ class EnvelopeStreamWriter(DataSourceStreamArrowWriter):
             return
         batch = Batch(self._target.batch or f"query {written[0].query}", batchId)
         with connection(self._target.url) as conn:
-            staging.publish(conn, self._target.schema, written[0].job, batch, [each.staged for each in written])
+            parts = [each.staged for each in written]
+            staging.publish(conn, self._target.schema, written[0].job, batch, parts, once=self._target.once)
         failpoint("P2")
 
     def abort(self, messages: Sequence[Written | None], batchId: int) -> None:
@@ -127,17 +129,20 @@ def target(options: Mapping[str, str], schema: StructType, overwrite: bool) -> T
     if mode not in get_args(Mode):
         raise InvalidSetting(f"option mode: {mode!r}; must be atomic or fast")
     check_schema(schema)
-    named = {"database_url": "database", "db_schema": "schema"}
+    named = {"database_url": "url", "db_schema": "schema"}
     named |= {name: name for name in ("max_message_bytes", "dedupe_window")}
     settings = load_settings(**{name: options[given] for name, given in named.items() if given in options})
     if settings.database_url is None:
-        raise InvalidSetting('option database: not set; give .option("database", URL) or DURABLE_DATABASE_URL')
+        raise InvalidSetting("option url: missing; give the database's URL, or set DURABLE_DATABASE_URL")
     url = settings.database_url.get_secret_value()
     with connection(url) as conn:
         migrator.check_version(conn, settings.db_schema)
     limits = Limits(settings.max_message_bytes, settings.dedupe_window)
     job = UUID(options["job"]) if "job" in options else new_id()
-    return Target(url, settings.db_schema, limits, "fast" if mode == "fast" else "atomic", job, options.get("batch"))
+    once = options.get("once", "false").lower() == "true"
+    return Target(
+        url, settings.db_schema, limits, "fast" if mode == "fast" else "atomic", job, options.get("batch"), once
+    )
 
 
 # ---------------------------------------------------------------- in the tasks
@@ -188,7 +193,7 @@ def stage(to: Target, batches: Iterator[pa.RecordBatch]) -> Written:
     written.query = context.getLocalProperty("sql.streaming.queryId")
     if to.mode == "fast" and found.rows:
         with connection(to.url) as conn:
-            written.added = staging.publish_part(conn, to.schema, found)
+            written.added = staging.publish_part(conn, to.schema, found, once=to.once)
     return written
 
 

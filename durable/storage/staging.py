@@ -60,9 +60,12 @@ def make_sql(schema: str) -> str:
     return statements.MAKE_STAGING.within(schema).text.replace(":staging", "$1")
 
 
-def publish(conn: Connection, schema: str, job: UUID, batch: Batch, staged: Sequence[Staged]) -> Published | None:
+def publish(
+    conn: Connection, schema: str, job: UUID, batch: Batch, staged: Sequence[Staged], *, once: bool = False
+) -> Published | None:
     """Move what these attempts have staged, under the batch's id, and drop the job's tables. Rows are unowned.
 
+    `once`: for as long as duplicates are recognised, add nothing that was published before, even if it was sent since.
     None when the batch was published before: then nothing moves. Raises InvalidMessage when two of the rows are two
     messages under one id, and StorageUnavailable when staged rows are gone.
     """
@@ -71,7 +74,7 @@ def publish(conn: Connection, schema: str, job: UUID, batch: Batch, staged: Sequ
     ).first()
     published = None
     if begun is not None:
-        added = _move(conn, schema, staged)
+        added = _move(conn, schema, staged, once=once)
         published = Published(batch.name, sum(each.rows for each in staged), added)
         _record(conn, schema, published)
     drop(conn, schema, job)
@@ -79,12 +82,12 @@ def publish(conn: Connection, schema: str, job: UUID, batch: Batch, staged: Sequ
     return published
 
 
-def publish_part(conn: Connection, schema: str, staged: Staged) -> int:
+def publish_part(conn: Connection, schema: str, staged: Staged, *, once: bool = False) -> int:
     """Move what one attempt has staged, by itself, and drop its table; returns how many rows were new.
 
     Raises as publish() does.
     """
-    added = _move(conn, schema, [staged])
+    added = _move(conn, schema, [staged], once=once)
     conn.execute(statements.DROP_STAGING.within(schema), {"chosen": staged.table, "keep": -LONGEST_JOB})
     failpoint("P1")
     return added
@@ -106,10 +109,11 @@ def _record(conn: Connection, schema: str, published: Published) -> None:
     wake(conn, schema)
 
 
-def _move(conn: Connection, schema: str, staged: Sequence[Staged]) -> int:
+def _move(conn: Connection, schema: str, staged: Sequence[Staged], *, once: bool) -> int:
     """Returns how many rows were new."""
     staged = [each for each in staged if each.rows]
     rows = added = 0
+    remote = statements.MOVE_REMOTE_ONCE if once else statements.MOVE_REMOTE
     for each in staged:
         found = int(conn.execute(_over(statements.COUNT_STAGED, schema, each.table)).scalar_one())
         if found != each.rows:
@@ -118,7 +122,7 @@ def _move(conn: Connection, schema: str, staged: Sequence[Staged]) -> int:
                 "nothing was published, publish it again"
             )
         if each.local_rows < each.rows:
-            added += conn.execute(_over(statements.MOVE_REMOTE, schema, each.table)).rowcount
+            added += conn.execute(_over(remote, schema, each.table)).rowcount
         if each.local_rows:
             added += conn.execute(_over(statements.MOVE_LOCAL, schema, each.table)).rowcount
         rows += each.rows

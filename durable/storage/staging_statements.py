@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.routing import LOCAL
 from durable.storage.statements import Statement
 
 _ENVELOPE: Final = (
@@ -27,7 +26,20 @@ COUNT_STAGED = Statement("SELECT count(*) FROM {staged}")
 # Sorted, so that the primary key grows from left to right.
 MOVE_REMOTE = Statement(f"""
 INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, owner_id)
-SELECT destination, {_SELECT_ENVELOPE}, 0 FROM {{staged}} WHERE destination <> '{LOCAL}'
+SELECT destination, {_SELECT_ENVELOPE}, 0 FROM {{staged}} WHERE endpoint IS NULL
+ORDER BY id
+ON CONFLICT DO NOTHING
+""")
+# An outbox forgets what it has sent. What is to be published once, also after that, is remembered as what was received.
+MOVE_REMOTE_ONCE = Statement(f"""
+WITH fresh AS (
+    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
+    SELECT id, destination, 0 FROM {{staged}} WHERE endpoint IS NULL
+    ORDER BY id
+    ON CONFLICT DO NOTHING RETURNING id, endpoint AS destination
+)
+INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, owner_id)
+SELECT destination, {_SELECT_ENVELOPE}, 0 FROM {{staged}} JOIN fresh USING (id, destination) WHERE endpoint IS NULL
 ORDER BY id
 ON CONFLICT DO NOTHING
 """)
@@ -35,18 +47,17 @@ ON CONFLICT DO NOTHING
 MOVE_LOCAL = Statement(f"""
 WITH fresh AS (
     INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
-    SELECT id, destination, message_digest FROM {{staged}} WHERE destination = '{LOCAL}'
+    SELECT id, endpoint, message_digest FROM {{staged}} WHERE endpoint IS NOT NULL
     ORDER BY id
-    ON CONFLICT DO NOTHING RETURNING id
+    ON CONFLICT DO NOTHING RETURNING id, endpoint
 )
 INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, owner_id)
-SELECT DISTINCT ON (id) destination, {_SELECT_ENVELOPE}, 0 FROM {{staged}} JOIN fresh USING (id)
-WHERE destination = '{LOCAL}'
-ORDER BY id
+SELECT DISTINCT ON (id, endpoint) endpoint, {_SELECT_ENVELOPE}, 0 FROM {{staged}} JOIN fresh USING (id, endpoint)
+ORDER BY id, endpoint
 """)
 # Two rows under one id that are two messages: one of them would be lost without a word.
 FIND_AMBIGUOUS = Statement("""
-SELECT id, min(message_type) AS message_type FROM {staged} GROUP BY id, destination
+SELECT id, min(message_type) AS message_type FROM {staged} GROUP BY id, destination, endpoint
 HAVING count(*) > 1 AND (count(DISTINCT body) > 1 OR count(DISTINCT message_type) > 1) LIMIT 1
 """)
 

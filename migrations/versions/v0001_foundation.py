@@ -260,7 +260,7 @@ BEGIN
     IF staging !~ '^staged_[0-9a-f]{{32}}_[0-9]{{1,18}}$' THEN
         RAISE EXCEPTION USING MESSAGE = staging || ' is no name of a staging table';
     END IF;
-    EXECUTE 'CREATE UNLOGGED TABLE "{schema}".' || staging || ' (destination text NOT NULL, id uuid NOT NULL, '
+    EXECUTE 'CREATE UNLOGGED TABLE "{schema}".' || staging || ' (destination text NOT NULL, endpoint text, id uuid NOT NULL, '
         'message_type text NOT NULL, source text NOT NULL, correlation_id uuid NOT NULL, causation_id uuid, '
         'partition_key text, content_type text NOT NULL, headers text NOT NULL, body bytea NOT NULL, '
         'sent_at timestamptz NOT NULL, deliver_by timestamptz, execution_time timestamptz, message_digest bigint)';
