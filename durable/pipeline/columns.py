@@ -74,7 +74,11 @@ class Column:
     @property
     def ddl(self) -> str:
         """As Spark's schemas name it."""
-        return f"{self.name} {_DDL[self.kind]}{'' if self.is_nullable else ' NOT NULL'}"
+        return f"{self.name} {self.spark_type}{'' if self.is_nullable else ' NOT NULL'}"
+
+    @property
+    def spark_type(self) -> str:
+        return _DDL[self.kind]
 
     @property
     def arrow(self) -> pyarrow.Field:

@@ -112,6 +112,16 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             Column("resolved_by", Text),
             Column("resolution_reason", Text),
             Column("edited_body", LargeBinary),
+            _defaulted("xid", BigInteger()),
+            schema=schema,
+        ),
+        Table(
+            "archives",
+            metadata,
+            Column("table_name", Text, primary_key=True),
+            *(Column(name, Text, nullable=False) for name in ("app_id", "lake", "lake_id")),
+            *(_defaulted(name, BigInteger()) for name in ("claimed_below", "archived_below")),
+            Column("archived_at", _TIME),
             schema=schema,
         ),
         Table(

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 ROUNDS = 3
 FILES = 4
 DESTINATION = "tcp://127.0.0.1:1"
-COLUMNS = ("id", "destination", "message_type", "source", "correlation_id", "content_type", "headers", "body", "sent_at")
+COLUMNS = "id destination message_type source correlation_id content_type headers body sent_at".split()
 
 
 class Publishing:
@@ -81,7 +81,7 @@ class Publishing:
         return lasted
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        yield from self._files.to_batches(columns=list(COLUMNS))
+        yield from self._files.to_batches(columns=COLUMNS)
 
     def _as_stored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = {name: batch.column(name) for name in COLUMNS}
