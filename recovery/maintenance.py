@@ -1,5 +1,4 @@
-"""Keeps partitions ahead of time and drops them after their retention; forgets dead letters that were resolved, and what
-jobs that died have staged."""
+"""Keeps partitions ahead and drops them after their retention; forgets resolved dead letters and staged rows."""
 
 from __future__ import annotations
 

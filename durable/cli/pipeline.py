@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from durable.cli import pipeline_replay
+
 app = typer.Typer(help="History as data: archive it into a lake, report on it, audit it, replay it. Needs Spark.")
 
 
@@ -15,3 +17,4 @@ def _help(context: typer.Context) -> None:
 
 
 # Each command in a module of its own: app.command()(pipeline_archive.archive)
+app.command()(pipeline_replay.replay)

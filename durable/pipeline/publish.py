@@ -16,7 +16,13 @@ import hashlib
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from durable.envelope import JSON
+from durable.envelope import JSON, new_id
+from durable.errors import InvalidSetting
+from durable.pipeline.copying import connection
+from durable.pipeline.session import needs_spark, spark_errors
+from durable.settings import Settings
+from durable.storage import staging
+from durable.storage.staging import Published
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -67,6 +73,38 @@ def envelopes(
     return rows.select(*(column.alias(name) for name, column in columns.items() if column is not None))
 
 
+def publish(
+    messages: DataFrame, settings: Settings, *, mode: str = "atomic", batch: str | None = None, once: bool = False
+) -> Published | None:
+    """Write messages with envelopes()' columns into the database of these settings.
+
+    Returns how many rows there were and how many of them are new; None when the batch was published before. A batch
+    without a name is known by its rows. `once`: add nothing that was published before, also when it was sent since; it
+    takes longer. Raises InvalidSetting when a column does not fit, InvalidMessage when a row does not,
+    StorageUnavailable; with the mode "atomic" nothing was published then.
+    """
+    with needs_spark():
+        from durable.pipeline.source import register
+    if settings.database_url is None:
+        raise InvalidSetting("database_url: not set; give the database's URL, or set DURABLE_DATABASE_URL")
+    url, job = settings.database_url.get_secret_value(), new_id()
+    options = {
+        "url": url,
+        "schema": settings.db_schema,
+        "mode": mode,
+        "job": job.hex,
+        "once": str(once),
+        "max_message_bytes": str(settings.max_message_bytes),
+        "dedupe_window": str(settings.dedupe_window.total_seconds()),
+    }
+    register(messages.sparkSession)
+    with spark_errors():
+        named = {} if batch is None else {"batch": batch}
+        messages.write.format("durable").mode("append").options(**options, **named).save()
+    with connection(url) as conn:
+        return staging.find(conn, settings.db_schema, job)
+
+
 def message_id(key: str | Column, *, message_type: str, source: str) -> Column:
     """The id of the message of this key, as Spark computes it: 16 bytes, NULL for a key that is NULL."""
     from pyspark.sql import functions as F
@@ -86,7 +124,11 @@ def uuid8(text: Column) -> Column:
 
 def message_id_of(key: str, *, message_type: str, source: str) -> UUID:
     """The same id, computed here: to look for the message of one key."""
-    digest = hashlib.sha256(f"{source}/{message_type}/{key}".encode()).hexdigest()
+    return uuid8_of(f"{source}/{message_type}/{key}")
+
+
+def uuid8_of(text: str) -> UUID:
+    digest = hashlib.sha256(text.encode()).hexdigest()
     return UUID(f"{digest[:12]}8{digest[13:16]}{_VARIANTS[_HEX.index(digest[16])]}{digest[17:32]}")
 
 

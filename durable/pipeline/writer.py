@@ -10,7 +10,7 @@ task's message, and the commit refuses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -74,7 +74,7 @@ class EnvelopeWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return stage(self._target, iterator)
 
-    def commit(self, messages: Sequence[Written | None]) -> None:
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         written = _sound(self._target, messages)
         name = self._target.batch or contents.name_of(contents.merged(each.contents for each in written))
         with connection(self._target.url) as conn:
@@ -86,7 +86,7 @@ class EnvelopeWriter(DataSourceArrowWriter):
                 staging.parts_published(conn, self._target.schema, self._target.job, done)
         failpoint("P2")
 
-    def abort(self, messages: Sequence[Written | None]) -> None:
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         with connection(self._target.url) as conn:
             staging.drop(conn, self._target.schema, self._target.job)
 
@@ -102,7 +102,7 @@ class EnvelopeStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         return stage(self._target, iterator)
 
-    def commit(self, messages: Sequence[Written | None], batchId: int) -> None:
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         written = _sound(self._target, messages)
         if not any(each.staged.rows for each in written):
             return
@@ -112,9 +112,9 @@ class EnvelopeStreamWriter(DataSourceStreamArrowWriter):
             staging.publish(conn, self._target.schema, written[0].job, batch, parts, once=self._target.once)
         failpoint("P2")
 
-    def abort(self, messages: Sequence[Written | None], batchId: int) -> None:
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         with connection(self._target.url) as conn:
-            for job in {each.job for each in messages if each is not None}:
+            for job in {each.job for each in messages if isinstance(each, Written)}:
                 staging.drop(conn, self._target.schema, job)
 
 
@@ -223,9 +223,9 @@ def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 # ---------------------------------------------------------------- when they are done
 
 
-def _sound(to: Target, messages: Sequence[Written | None]) -> list[Written]:
+def _sound(to: Target, messages: list[WriterCommitMessage | None]) -> list[Written]:
     """The messages; raises InvalidMessage when a task has met a row that cannot be published."""
-    written = [each for each in messages if each is not None]
+    written = [each for each in messages if isinstance(each, Written)]
     for each in written:
         if each.flaw is not None:
             raise InvalidMessage(f"nothing was published: {each.flaw}")

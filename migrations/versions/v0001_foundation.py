@@ -312,8 +312,8 @@ REVOKE EXECUTE ON FUNCTION "{schema}".drop_archived_history(date) FROM PUBLIC;
 SELECT "{schema}".make_partitions(7);
 """
 
-# Tables in which bulk publishing gathers rows, each named after its job and the attempt of a task that fills it. They are
-# made at run time, so a name is checked here; in a name is the time at which the job began.
+# Tables in which bulk publishing gathers rows, each named after its job, with the time at which that began, and the
+# attempt of a task that fills it. They are made at run time, so the names are checked here.
 STAGING = """
 CREATE FUNCTION "{schema}".make_staging(staging text, for_role text) RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$

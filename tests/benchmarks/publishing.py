@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 ROUNDS = 3
 FILES = 4
 DESTINATION = "tcp://127.0.0.1:1"
-COLUMNS = "id destination message_type source correlation_id content_type headers body sent_at".split()
+_ADDRESS = ("destination", "message_type", "source", "correlation_id")
+COLUMNS = ["id", *_ADDRESS, "content_type", "headers", "body", "sent_at"]
 
 
 class Publishing:
