@@ -16,11 +16,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from durable.errors import ArchiveConflict, InvalidSetting
+from durable.pipeline import places
 from durable.pipeline.columns import COLUMNS
 from durable.pipeline.session import needs_spark
 
@@ -79,7 +80,7 @@ class Lake:
             return []
         low, high = since or _FIRST_DAY, until or _LAST_DAY
         with _readable(self.url):
-            named = self._table(table).file_uris(file_pruning_predicate=f"day >= '{low}' AND day < '{high}'")
+            named = self.opened(table).file_uris(file_pruning_predicate=f"day >= '{low}' AND day < '{high}'")
         return [_hadoop(file) for file in named]
 
     def exists(self, table: LakeTable) -> bool:
@@ -93,7 +94,7 @@ class Lake:
         if not self.exists(table):
             return 0
         with _readable(self.url):
-            return self._table(table).transaction_version(app_id) or 0
+            return self.opened(table).transaction_version(app_id) or 0
 
     # ---------------------------------------------------------------- writing
 
@@ -105,7 +106,7 @@ class Lake:
             if not self.exists(table):
                 schema = Schema.from_arrow(arrow_schema(table))
                 DeltaTable.create(self.table_url(table), schema, mode="ignore", partition_by=["day"])
-            return str(self._table(table).metadata().id)
+            return str(self.opened(table).metadata().id)
 
     def commit(self, table: LakeTable, files: Sequence[DataFile], *, app_id: str, low: int, high: int) -> None:
         """Make these files part of the table and move the offset of `app_id` from `low` to `high`: both or neither.
@@ -116,7 +117,7 @@ class Lake:
         from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import AddAction, Transaction
 
-        opened = self._table(table)
+        opened = self.opened(table)
         now = int(time.time() * 1_000)
         adds = [AddAction(file.path, file.size, {"day": str(file.day)}, now, True, file.stats) for file in files]
         if (opened.transaction_version(app_id) or 0) != low:
@@ -132,7 +133,18 @@ class Lake:
         except CommitFailedError as error:
             raise ArchiveConflict from error
 
-    def _table(self, table: LakeTable) -> DeltaTable:
+    # ---------------------------------------------------------------- files that are no part of it
+
+    def unlisted(self, table: LakeTable, day: date) -> list[str]:
+        """The files in the folder of this day which no commit has made part of the table, relative to the table."""
+        folder = f"day={day}"
+        listed = {file.rpartition("/")[2] for file in self.files(table, day, day + timedelta(days=1))}
+        return [f"{folder}/{name}" for name in places.names(self.table_url(table), folder) if name not in listed]
+
+    def remove(self, table: LakeTable, path: str) -> None:
+        places.remove(self.table_url(table), path)
+
+    def opened(self, table: LakeTable) -> DeltaTable:
         from deltalake import DeltaTable
 
         return DeltaTable(self.table_url(table))
@@ -153,6 +165,12 @@ def arrow_schema(table: LakeTable) -> pyarrow.Schema:
 
     columns = [column.arrow.with_nullable(True) for column in COLUMNS[SOURCES[table]]]
     return pa.schema([pa.field("service", pa.string()), *columns, pa.field("day", pa.date32())])
+
+
+def file_schema(table: LakeTable) -> pyarrow.Schema:
+    """What a file holds: the day is in its path."""
+    whole = arrow_schema(table)
+    return whole.remove(whole.get_field_index("day"))
 
 
 # ---------------------------------------------------------------- places

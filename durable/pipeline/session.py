@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from durable.errors import InvalidSetting
+from durable import errors
+from durable.errors import DurableError, InvalidSetting
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,6 +79,28 @@ def needs_spark() -> Iterator[None]:
         yield
     except ImportError as error:
         raise InvalidSetting(f"the pipeline needs {error.name}; run: pip install 'durable-bus[spark]'") from error
+
+
+@contextmanager
+def spark_errors() -> Iterator[None]:
+    """What went wrong in a task, as the error that was raised there, or in one line of Spark's own."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise _raised_in_task(str(error)) from error
+
+
+def _raised_in_task(said: str) -> DurableError:
+    """Of a traceback that crossed processes only its text is left."""
+    for name, message in re.findall(r"^(?:durable\.errors\.)(\w+): (.+)$", said, re.MULTILINE):
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, DurableError):
+            return kind(message)
+    lines = [line for line in said.splitlines() if line.strip()]
+    return DurableError(f"Spark failed: {lines[0] if lines else 'it said nothing'}")
 
 
 def find_java() -> Path:

@@ -263,7 +263,7 @@ BEGIN
             (p.relname = 'envelope_history' AND to_date(right(c.relname, 8), 'YYYYMMDD') + 1 < now() - keep_history))
         ORDER BY c.relname
     LOOP
-        CONTINUE WHEN child LIKE 'envelope_history%' AND NOT "{schema}".is_archived(child, archived);
+        CONTINUE WHEN left(child, 16) = 'envelope_history' AND NOT "{schema}".is_archived(child, archived);
         EXECUTE 'DROP TABLE "{schema}".' || quote_ident(child);
         RETURN NEXT child;
     END LOOP;
