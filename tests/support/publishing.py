@@ -1,9 +1,13 @@
-"""Orders that are published in bulk, and how tests look at what became of them."""
+"""Orders that are published in bulk, and how tests look at what became of them.
+
+Run as a program with a database's URL it publishes a thousand of them, and dies at the failpoint of DURABLE_FAILPOINT.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +16,12 @@ import psycopg
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSourceWriter
+from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from durable import failpoints
 from durable.pipeline import publish
+from durable.pipeline.session import spark_session
 from durable.pipeline.source import EnvelopeSource
 from durable.pipeline.writer import EnvelopeWriter, Written
 
@@ -119,3 +125,46 @@ class FailingSource(EnvelopeSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return FailingWriter(self, schema, overwrite)
+
+
+# ---------------------------------------------------------------- drivers that die
+
+
+class MortalWriter(EnvelopeWriter):
+    """At the failpoint of DURABLE_FAILPOINT its whole driver dies, and not only the process that commits."""
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        failpoints._die_when_due = _kill_session
+        super().commit(messages)
+
+
+class MortalSource(EnvelopeSource):
+    """`format("mortal")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "mortal"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return MortalWriter(self.options, schema, overwrite)
+
+
+def _kill_session() -> None:
+    """Every process of this session, this one last: the driver, its JVM, and the workers."""
+    mine = os.getsid(0)
+    others = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+    for pid in (*filter(lambda pid: _session_of(pid) == mine, others), os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+if __name__ == "__main__":
+    session = spark_session(master="local[2]")
+    session.dataSource.register(MortalSource)
+    write(messages(orders(session, 1_000)), sys.argv[1], source="mortal")
