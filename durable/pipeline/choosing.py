@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -140,9 +142,21 @@ def _narrowed(rows: DataFrame, where: str) -> DataFrame:
     from pyspark.errors import AnalysisException, ParseException
 
     try:
-        narrowed = rows.where(where)
-        narrowed.schema  # noqa: B018  over Spark Connect nothing is looked at before
+        with _unlogged():
+            narrowed = rows.where(where)
+            narrowed.schema  # noqa: B018  over Spark Connect nothing is looked at before
     except (AnalysisException, ParseException) as error:
         said = " ".join(str(error).partition("SQLSTATE")[0].split())
         raise InvalidSetting(f"where: {where!r} is no condition over these columns: {said}") from error
     return narrowed
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Without the page of JSON that pyspark writes beside the error that it raises."""
+    logger = logging.getLogger("SQLQueryContextLogger")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before

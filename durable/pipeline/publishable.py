@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from durable.digest import message_digest
 from durable.envelope import JSON
@@ -36,6 +36,9 @@ from durable.settings import suggestion
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+
+pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
 
 
 class Field(NamedTuple):

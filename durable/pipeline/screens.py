@@ -14,11 +14,13 @@ from uuid import UUID
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
 from durable import screening
 from durable.envelope import Envelope
 from durable.pipeline.publishable import IDS, NEVER_NULL, TEXTS, TIMES
+
+pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
 
 _UNSAFE: Final = "[\\x00-\\x1f\\x7f]"  # Arrow's texts are UTF-8, and so without lone surrogates
 _PLAIN_HEADERS: Final = "{}"
@@ -117,7 +119,8 @@ def _is_distant(envelope: Envelope, limits: Limits, is_local: bool) -> bool:
 
 def _envelope(row: dict[str, Any]) -> Envelope:
     ids = {name: UUID(bytes=row[name]) if row[name] is not None else None for name in IDS}
-    return Envelope(**row | ids | {"headers": _headers.decode(row["headers"])})
+    fields: dict[str, Any] = row | ids | {"headers": _headers.decode(row["headers"])}
+    return Envelope(**fields)
 
 
 def _first(mask: pa.Array) -> int:

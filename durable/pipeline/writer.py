@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, get_args
 from uuid import UUID
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -34,6 +34,8 @@ from durable.pipeline.screens import Limits, flaw
 from durable.settings import load_settings, suggestion
 from durable.storage import migrator, staging
 from durable.storage.staging import Batch, Published, Staged
+
+pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
 
 Mode = Literal["atomic", "fast"]
 OPTIONS: Final = ("url", "schema", "mode", "batch", "job", "once", "max_message_bytes", "dedupe_window")

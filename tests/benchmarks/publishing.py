@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,12 +101,12 @@ def run(count: int) -> list[Row]:
     modes = {"atomic": Row("publish, atomic", "ADBC: one COPY"), "fast": Row("publish, fast", "the same")}
     with tempfile.TemporaryDirectory() as folder, postgres(Path(folder)) as server:
         publishing = Publishing(spark, Databases(server).fresh(), Path(folder), count)
-        publishing.seconds(lambda: publishing.publish("atomic"))  # the session is warm from here on
+        publishing.seconds(partial(publishing.publish, "atomic"))  # the session is warm from here on
         for _ in range(ROUNDS):
             floor = count / publishing.seconds(publishing.copy)
             for mode, row in modes.items():
                 row.floor = max(row.floor, floor)
-                row.ours = max(row.ours, count / publishing.seconds(lambda mode=mode: publishing.publish(mode)))
+                row.ours = max(row.ours, count / publishing.seconds(partial(publishing.publish, mode)))
         spark.stop()
     return list(modes.values())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from durable.errors import InvalidSetting
 from durable.pipeline import publish
@@ -19,6 +19,8 @@ from durable.pipeline.source import register
 from durable.settings import load_settings
 from tests.support.command import ROOT
 from tests.support.publishing import Outbox, messages, orders
+
+pytestmark = pytest.mark.timeout(600)  # to be cut off amid a call leaves the session of all tests unusable
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +42,6 @@ def publish_and_die(url: str, point: str) -> int:
     return subprocess.run(program, env=environment, start_new_session=True, timeout=240, capture_output=True).returncode
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("point", "published"), [("P1", 0), ("P2", 1_000)], ids=["before COMMIT", "after COMMIT"])
 def test_a_driver_that_is_killed_in_its_commit_has_published_all_or_nothing(
     spark: SparkSession, outbox: Outbox, point: str, published: int

@@ -112,7 +112,8 @@ ROWS = st.fixed_dictionaries(
 def test_a_batch_has_a_flaw_just_when_one_of_its_envelopes_has(rows: list[dict[str, Any]]) -> None:
     def is_refused(row: dict[str, Any]) -> bool:
         identity = UUID(bytes=row["id"])
-        envelope = Envelope(**row | {"id": identity, "correlation_id": identity})
+        fields: dict[str, Any] = row | {"id": identity, "correlation_id": identity}
+        envelope = Envelope(**fields)
         reason = screening.flaw(envelope, max_message_bytes=LIMITS.max_message_bytes)
         return reason is not None or screening.too_old(envelope, NOW, LIMITS.dedupe_window)
 
