@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from durable.cli import pipeline_replay
+from durable.cli import pipeline_archive, pipeline_replay
 
 app = typer.Typer(help="History as data: archive it into a lake, report on it, audit it, replay it. Needs Spark.")
 
@@ -16,5 +16,11 @@ def _help(context: typer.Context) -> None:
         raise typer.Exit(2)
 
 
-# Each command in a module of its own: app.command()(pipeline_archive.archive)
-app.command()(pipeline_replay.replay)
+for command in (
+    pipeline_archive.archive,
+    pipeline_archive.verify,
+    pipeline_archive.purge,
+    pipeline_archive.status,
+    pipeline_replay.replay,
+):
+    app.command()(command)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING
@@ -27,17 +26,17 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, Engine
 
-from durable.errors import ArchiveConflict, DurableError, InvalidSetting
+from durable.errors import DurableError, InvalidSetting
 from durable.failpoints import failpoint
 from durable.pipeline.columns import COLUMNS
 from durable.pipeline.copying import copy, opened
 from durable.pipeline.files import TaskFiles
 from durable.pipeline.lake import SOURCES, DataFile, Lake, LakeTable
+from durable.pipeline.origin import Origin, locked
 from durable.pipeline.progress import collected
 from durable.pipeline.session import spark_errors
-from durable.storage import archives, migrator, slices
-from durable.storage.archives import Archive
-from durable.storage.database import translated
+from durable.storage import archives, slices
+from durable.storage.archives import Archive, Place
 from durable.storage.slices import Slice, Snapshot, exported_snapshot, join_snapshot
 
 if TYPE_CHECKING:
@@ -63,16 +62,6 @@ class Archived:
     size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """The database whose tables are archived, and the service that they belong to."""
-
-    url: str
-    """Direct, not through a pooler: a lock and a snapshot last for as long as the archiver works."""
-    schema: str
-    service: str
-
-
 def archive(
     spark: SparkSession,
     lake: Lake,
@@ -87,7 +76,7 @@ def archive(
     Raises ArchiveConflict when somebody else archives this database; InvalidSetting when it is archived elsewhere, or
     was restored to an earlier state; StorageUnavailable.
     """
-    with opened(origin.url) as engine, _locked(engine, origin.schema) as conn:
+    with opened(origin.url) as engine, locked(engine, origin.schema) as conn:
         begun = _begun(conn, lake, table, origin, is_new_lake=is_new_lake)
         low = _low(conn, lake, table, origin, begun)
         with exported_snapshot(engine) as snapshot:
@@ -108,28 +97,19 @@ def archive(
     return Archived(table=table, low=low, high=snapshot.horizon, rows=rows, files=len(files), size=size)
 
 
-@contextmanager
-def _locked(engine: Engine, schema: str) -> Iterator[Connection]:
-    """A connection that holds the archiver's lock, each of whose statements is committed at once."""
-    with translated(), engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
-        migrator.check_version(conn, schema)
-        if not archives.try_lock(conn, schema):
-            raise ArchiveConflict("another archiver is at work on this database; wait for it to end")
-        yield conn
-
-
 def _begun(conn: Connection, lake: Lake, table: LakeTable, origin: Origin, *, is_new_lake: bool) -> Archive:
     """From here on maintenance drops nothing of the table that is not archived."""
     source, lake_id = SOURCES[table], lake.create(table)
-    place = {
-        "app_id": archives.app_id(conn, origin.schema, origin.service, source),
-        "lake": lake.table_url(table),
-        "lake_id": lake_id,
-    }
-    begun = archives.begin(conn, origin.schema, source, **place)
+    app_id = archives.app_id(conn, origin.schema, origin.service, source)
+    place = Place(origin.service, app_id, lake.table_url(table), lake_id)
+    begun = archives.begin(conn, origin.schema, source, place)
     if begun.lake_id != lake_id and is_new_lake:
-        archives.move(conn, origin.schema, source, **place)
-        begun = archives.begin(conn, origin.schema, source, **place)
+        archives.move(conn, origin.schema, source, place)
+        begun = archives.begin(conn, origin.schema, source, place)
+    if begun.service != origin.service:
+        raise InvalidSetting(
+            f"service: {source} of this database is archived as {begun.service!r}; leave --service out"
+        )
     if begun.lake_id != lake_id:
         raise InvalidSetting(
             f"lake {lake.table_url(table)}: {source} of this database is archived into {begun.lake}; "

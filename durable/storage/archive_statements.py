@@ -20,11 +20,13 @@ READ_HORIZON = Statement("SELECT CAST(CAST(pg_snapshot_xmin(pg_current_snapshot(
 HOLD_SNAPSHOT = Statement("SET LOCAL idle_in_transaction_session_timeout = 0")
 JOIN_SNAPSHOT = Statement("SET TRANSACTION SNAPSHOT '{snapshot}'")
 
-# A table without partitions is its own leaf.
+# A table without partitions is no tree to Postgres; it is its own leaf.
 READ_LEAVES = Statement("""
 SELECT c.relname AS leaf, pg_relation_size(c.oid) / CAST(current_setting('block_size') AS integer) AS blocks
-FROM pg_partition_tree(CAST(:table AS regclass)) AS tree JOIN pg_class c ON c.oid = tree.relid
-WHERE tree.isleaf ORDER BY c.relname
+FROM pg_class c
+WHERE (c.oid = CAST(:table AS regclass) AND c.relkind = 'r')
+    OR c.oid IN (SELECT relid FROM pg_partition_tree(CAST(:table AS regclass)) WHERE isleaf)
+ORDER BY c.relname
 """)
 
 
@@ -66,18 +68,26 @@ LOCK_ARCHIVE = Statement("SELECT pg_try_advisory_lock(:class_id, :key)")
 READ_IDENTITY = Statement("""
 SELECT system_identifier, current_database() AS database FROM pg_control_system()
 """)
-READ_SERVICES = Statement("SELECT DISTINCT service FROM {schema}.nodes ORDER BY service")
+# What was archived before tells it for good; else the nodes that are there now.
+READ_SERVICES = Statement("""
+SELECT DISTINCT service FROM {schema}.archives
+UNION
+SELECT service FROM {schema}.nodes WHERE NOT EXISTS (SELECT FROM {schema}.archives)
+ORDER BY service
+""")
 READ_ARCHIVE = Statement("""
-SELECT app_id, lake, lake_id, claimed_below, archived_below, archived_at FROM {schema}.archives
+SELECT service, app_id, lake, lake_id, claimed_below, archived_below, archived_at FROM {schema}.archives
 WHERE table_name = :table
 """)
 # From here on nothing of the table is dropped that is not archived.
 BEGIN_ARCHIVE = Statement("""
-INSERT INTO {schema}.archives (table_name, app_id, lake, lake_id) VALUES (:table, :app_id, :lake, :lake_id)
+INSERT INTO {schema}.archives (table_name, service, app_id, lake, lake_id)
+VALUES (:table, :service, :app_id, :lake, :lake_id)
 ON CONFLICT (table_name) DO NOTHING
 """)
 MOVE_ARCHIVE = Statement("""
-UPDATE {schema}.archives SET lake = :lake, lake_id = :lake_id, app_id = :app_id, claimed_below = 0, archived_below = 0
+UPDATE {schema}.archives SET service = :service, app_id = :app_id, lake = :lake, lake_id = :lake_id,
+    claimed_below = 0, archived_below = 0
 WHERE table_name = :table
 """)
 END_ARCHIVES = Statement("DELETE FROM {schema}.archives")
@@ -112,15 +122,21 @@ SELECT CAST(finished_at AT TIME ZONE 'UTC' AS date) AS day, side, count(*) AS ro
 FROM (
     SELECT finished_at, side, xid, replace(CAST(id AS text), '-', '') AS digits
     FROM {schema}.envelope_history WHERE xid < :high
+        AND (CAST(:since AS timestamptz) IS NULL OR finished_at >= CAST(:since AS timestamptz))
+        AND (CAST(:until AS timestamptz) IS NULL OR finished_at < CAST(:until AS timestamptz))
 ) AS archived GROUP BY 1, 2 ORDER BY 1, 2
 """)
-# How old the days are, by the database's clock; a day that is not archived whole is not among them.
-READ_ARCHIVED_DAYS = Statement("""
+# How old the days are, by the database's clock.
+READ_OLD_DAYS = Statement("""
 SELECT to_date(right(c.relname, 8), 'YYYYMMDD') AS day
 FROM pg_inherits i
 JOIN pg_class c ON c.oid = i.inhrelid
 WHERE i.inhparent = CAST(:table AS regclass) AND c.relname ~ '_[0-9]{8}$'
     AND to_date(right(c.relname, 8), 'YYYYMMDD') + 1 < (now() AT TIME ZONE 'UTC') - CAST(:keep AS interval)
 ORDER BY 1
+""")
+COUNT_UNARCHIVED = Statement("""
+SELECT CAST(finished_at AT TIME ZONE 'UTC' AS date) AS day, count(*) AS rows FROM {schema}.envelope_history
+WHERE xid >= :low AND finished_at < CAST(:until AS timestamptz) GROUP BY 1 ORDER BY 1
 """)
 DROP_ARCHIVED_HISTORY = Statement("SELECT {schema}.drop_archived_history(CAST(:day AS date))")

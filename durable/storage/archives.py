@@ -9,7 +9,7 @@ database does not remember: it was restored to an earlier state, and its transac
 
 from __future__ import annotations
 
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from typing import NamedTuple
 
 from sqlalchemy import Connection
@@ -19,9 +19,19 @@ from durable.storage.locks import Job, jobs_class
 from durable.storage.slices import relation
 
 
+class Place(NamedTuple):
+    """Which lake, and under which name the lake keeps this table's offset."""
+
+    service: str
+    app_id: str
+    lake: str
+    lake_id: str
+
+
 class Archive(NamedTuple):
     """Where a table is archived, and how far."""
 
+    service: str
     app_id: str
     lake: str
     lake_id: str
@@ -69,7 +79,7 @@ def app_id(conn: Connection, schema: str, service: str, table: str) -> str:
 
 
 def services(conn: Connection, schema: str) -> list[str]:
-    """The names of the services whose nodes use this schema now."""
+    """The service whose tables were archived, or else those whose nodes use this schema now."""
     return list(conn.execute(statements.READ_SERVICES.within(schema)).scalars())
 
 
@@ -78,17 +88,15 @@ def find(conn: Connection, schema: str, table: str) -> Archive | None:
     return None if row is None else Archive(*row)
 
 
-def begin(conn: Connection, schema: str, table: str, *, app_id: str, lake: str, lake_id: str) -> Archive:
-    """Say that this table is archived from now on, unless it is; returns what holds."""
-    params = {"table": table, "app_id": app_id, "lake": lake, "lake_id": lake_id}
-    conn.execute(statements.BEGIN_ARCHIVE.within(schema), params)
+def begin(conn: Connection, schema: str, table: str, place: Place) -> Archive:
+    """Say that this table is archived there from now on, unless it is archived; returns what holds."""
+    conn.execute(statements.BEGIN_ARCHIVE.within(schema), {"table": table, **place._asdict()})
     return Archive(*conn.execute(statements.READ_ARCHIVE.within(schema), {"table": table}).one())
 
 
-def move(conn: Connection, schema: str, table: str, *, app_id: str, lake: str, lake_id: str) -> None:
+def move(conn: Connection, schema: str, table: str, place: Place) -> None:
     """Archive into another lake from now on, from the beginning."""
-    params = {"table": table, "app_id": app_id, "lake": lake, "lake_id": lake_id}
-    conn.execute(statements.MOVE_ARCHIVE.within(schema), params)
+    conn.execute(statements.MOVE_ARCHIVE.within(schema), {"table": table, **place._asdict()})
 
 
 def end(conn: Connection, schema: str) -> int:
@@ -136,18 +144,31 @@ def holder(conn: Connection, schema: str) -> Holder | None:
     return max(found, key=lambda each: each.age, default=None)
 
 
-def digests(conn: Connection, schema: str, high: int) -> list[DayDigest]:
-    """The archived history that is here, by day and side."""
-    rows = conn.execute(statements.DIGEST_HISTORY.within(schema), {"high": high})
+def digests(
+    conn: Connection, schema: str, high: int, since: date | None = None, until: date | None = None
+) -> list[DayDigest]:
+    """The archived history that is here, by day and side; `since` is included, `until` is not."""
+    params = {"high": high, "since": _midnight(since), "until": _midnight(until)}
+    rows = conn.execute(statements.DIGEST_HISTORY.within(schema), params)
     return [DayDigest(row.day, row.side, row.rows, int(row.high), int(row.low), int(row.xids)) for row in rows]
+
+
+def unarchived_days(conn: Connection, schema: str, low: int, until: date) -> dict[date, int]:
+    """How many rows of the days before `until` are not archived, where there are any."""
+    params = {"low": low, "until": _midnight(until)}
+    return {row.day: row.rows for row in conn.execute(statements.COUNT_UNARCHIVED.within(schema), params)}
 
 
 def days_older_than(conn: Connection, schema: str, keep: timedelta) -> list[date]:
     """The days of history that have a partition and are past this retention, the oldest first."""
     params = {"table": relation(schema, "envelope_history"), "keep": keep}
-    return list(conn.execute(statements.READ_ARCHIVED_DAYS.within(schema), params).scalars())
+    return list(conn.execute(statements.READ_OLD_DAYS.within(schema), params).scalars())
 
 
 def drop_day(conn: Connection, schema: str, day: date) -> str:
     """Detach and drop this day's partition. The database refuses unless all of it is archived."""
     return str(conn.execute(statements.DROP_ARCHIVED_HISTORY.within(schema), {"day": day}).scalar_one())
+
+
+def _midnight(day: date | None) -> datetime | None:
+    return None if day is None else datetime.combine(day, time.min, UTC)

@@ -119,7 +119,7 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             "archives",
             metadata,
             Column("table_name", Text, primary_key=True),
-            *(Column(name, Text, nullable=False) for name in ("app_id", "lake", "lake_id")),
+            *(Column(name, Text, nullable=False) for name in ("service", "app_id", "lake", "lake_id")),
             *(_defaulted(name, BigInteger()) for name in ("claimed_below", "archived_below")),
             Column("archived_at", _TIME),
             schema=schema,

@@ -138,6 +138,7 @@ CREATE INDEX dead_letters_xid ON "{schema}".dead_letters (xid);
 
 CREATE TABLE "{schema}".archives (
     table_name text PRIMARY KEY CHECK (table_name IN ('envelope_history', 'dead_letters')),
+    service text NOT NULL,
     app_id text NOT NULL,
     lake text NOT NULL,
     lake_id text NOT NULL,

@@ -17,9 +17,10 @@ from pyspark.sql import SparkSession
 
 from durable.errors import ArchiveConflict, DurableError, InvalidSetting, StorageUnavailable
 from durable.failpoints import EXIT_STATUS
-from durable.pipeline.archive import Archived, Origin, archive
+from durable.pipeline.archive import Archived, archive
 from durable.pipeline.copying import opened
 from durable.pipeline.lake import Lake, LakeTable
+from durable.pipeline.origin import Origin
 from durable.storage import archives
 from tests.support.command import ROOT
 from tests.support.history import add_history, add_letters, numbers
@@ -54,7 +55,7 @@ class Archiver:
     def crashes(self, failpoint: str) -> None:
         """In a process of its own, whose Spark session dies with it."""
         script = (
-            "import sys; from durable.pipeline.archive import Origin, archive\n"
+            "import sys; from durable.pipeline.archive import archive; from durable.pipeline.origin import Origin\n"
             "from durable.pipeline.lake import Lake; from durable.pipeline.session import spark_session\n"
             "archive(spark_session(master='local[1]'), Lake(sys.argv[1]), 'history',\n"
             "        Origin(url=sys.argv[2], schema='durable', service='shop'))\n"

@@ -71,7 +71,9 @@ def test_dead_letters_are_read_with_their_headers_as_json(
     source: SparkSession, conn: psycopg.Connection[Any], database_url: str
 ) -> None:
     add_letters(conn, 3)
-    rows = read(source, database_url, table="dead_letters").orderBy("letter_id").collect()
+    with consistent(database_url) as options:
+        letters = source.read.format("durable").options(**options).option("table", "dead_letters").load()
+        rows = letters.orderBy("letter_id").collect()
     assert [(row.letter_id, row.headers, bytes(row.body)) for row in rows] == [
         (letter, '{"tenant": "a"}', b"{}") for letter in (1, 2, 3)
     ]
