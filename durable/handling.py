@@ -323,7 +323,8 @@ class HandlingAgent:
         """The fence: the rows are finished in this transaction, or it does not commit."""
         session.flush()
         owned = [task.lease for task in tasks]
-        finished = inbox.finish_handled(session.connection(), self._database.schema, self._node, owned)
+        conn, keep_body = session.connection(), self._settings.history_bodies
+        finished = inbox.finish_handled(conn, self._database.schema, self._node, owned, keep_body=keep_body)
         if finished != len(owned):
             raise LeaseLost
         outbox.commits_itself = True
@@ -341,7 +342,7 @@ class HandlingAgent:
     # ------------------------------------------------------------------ other ends
 
     async def _expired(self, lease: Leased) -> bool:
-        expired = await self._database.insist(inbox.expire, self._node, lease)
+        expired = await self._database.insist(inbox.expire, self._node, lease, keep_body=self._settings.history_bodies)
         self._counters.add(Event.EXPIRED, int(expired))
         return expired
 
@@ -352,7 +353,13 @@ class HandlingAgent:
         self, lease: Leased, letter: Letter, *, counted: int = 1, failures: Sequence[Failure] = ()
     ) -> None:
         moved = await self._database.insist(
-            inbox.dead_letter, self._node, lease, letter, counted=counted, failures=failures
+            inbox.dead_letter,
+            self._node,
+            lease,
+            letter,
+            counted=counted,
+            failures=failures,
+            keep_body=self._settings.history_bodies,
         )
         if moved:
             self._counters.add(Event.DEAD_LETTERED)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import typer
 
-from durable.cli import pipeline_archive, pipeline_audit, pipeline_conversations, pipeline_report
+from durable.cli import (
+    pipeline_archive,
+    pipeline_audit,
+    pipeline_conversations,
+    pipeline_replay,
+    pipeline_report,
+)
 
 app = typer.Typer(help="History as data: archive it into a lake, report on it, audit it, replay it. Needs Spark.")
 
@@ -24,5 +30,6 @@ for command in (
     pipeline_report.report,
     pipeline_audit.audit,
     pipeline_conversations.conversations,
+    pipeline_replay.replay,
 ):
     app.command()(command)

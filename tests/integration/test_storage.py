@@ -398,7 +398,7 @@ def explain(conn: Connection, schema: str, name: str, keys: Sequence[tuple[Any, 
     statement = getattr(getattr(statements, owner), attribute) if attribute else getattr(statements, name)
     params = leases.fence(A, keys) | dict(zip(("id", "endpoint", "epoch"), keys[0], strict=True))
     params |= LETTER.parameters() | failure_columns(()) | {"message_digest": 0, "earlier": 20}
-    params |= {"delay": timedelta(seconds=1), "counted": 1}
+    params |= {"delay": timedelta(seconds=1), "counted": 1, "keep_body": False}
     explained = text(f"EXPLAIN (FORMAT JSON) {statement.within(schema).text}")
     plan = conn.execute(explained, {key: params[key] for key in explained.compile().params}).scalar_one()
     return json.loads(plan) if isinstance(plan, str) else plan

@@ -22,6 +22,7 @@ _TABLES = (
     "dead_letters",
     "nodes",
     "circuits",
+    "published_batches",
     "archives",
 )
 
