@@ -297,7 +297,11 @@ class Bus:
         destinations is cancelled for those that it has not left for. Call it while the bus runs, as the next two.
         """
         return await self.runtime.database.transaction(
-            delayed.cancel_message, message, actor=self.service, reason=reason
+            delayed.cancel_message,
+            message,
+            actor=self.service,
+            reason=reason,
+            keep_body=self.settings.history_bodies,
         )
 
     async def run_now(self, what: UUID | str) -> bool:

@@ -67,7 +67,7 @@ class HandlingAgent:
         )
         self._paused_versions: Collection[str] = ()
         self._attempts = attempts
-        self._settling = Settling(handler.message_type, database, node, counters)
+        self._settling = Settling(handler.message_type, database, node, counters, keep_body=settings.history_bodies)
         self._policy = policy
         self._node = node
         self._settings = settings

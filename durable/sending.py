@@ -176,7 +176,8 @@ class SendingAgent:
         late = [lease for lease in batch if lease.envelope.is_late(now)]
         if not late:
             return batch
-        found = await self._database.insist(outbox.expire, self._node, late)
+        keep_body = self._settings.history_bodies
+        found = await self._database.insist(outbox.expire, self._node, late, keep_body=keep_body)
         self._counters.add(Event.EXPIRED, len(found.expired))
         gone = {lease.key for lease in late if lease.envelope.id not in found.timely}
         self._done([lease for lease in batch if lease.key in gone])
@@ -233,7 +234,7 @@ class SendingAgent:
         await self._database.insist(outbox.count_failed_attempt, self._node, batch)
 
     async def _dead_letter(self, rejected: Sequence[tuple[Leased, Letter]]) -> None:
-        await self._database.insist(outbox.dead_letter, self._node, rejected)
+        await self._database.insist(outbox.dead_letter, self._node, rejected, keep_body=self._settings.history_bodies)
         self._counters.add(Event.REJECTED, len(rejected))
         self._done([lease for lease, _ in rejected])
 
@@ -254,7 +255,8 @@ class SendingAgent:
                 self._deleting = []
 
     async def _delete(self, sent: Sequence[Leased]) -> None:
-        deleted = await self._database.insist(outbox.delete_sent, self._node, sent)
+        keep_body = self._settings.history_bodies
+        deleted = await self._database.insist(outbox.delete_sent, self._node, sent, keep_body=keep_body)
         self._counters.add(Event.SENT, deleted)
         if deleted < len(sent):
             self._counters.add(Event.LEASE_LOST, len(sent) - deleted)

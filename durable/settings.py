@@ -152,6 +152,9 @@ class Settings(BaseSettings):
 
     dedupe_window: Duration = Field(default=timedelta(days=7), description="for which a duplicate is recognised")
     history_retention: Duration = Field(default=timedelta(days=30), description="for which the history is kept")
+    history_bodies: bool = Field(
+        default=False, description="keep bodies and headers in the history, to replay messages from an archive of it"
+    )
     lake: str | None = Field(
         default=None, description="where the pipeline keeps history: a folder, or the URL of an object store"
     )

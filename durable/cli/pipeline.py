@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import typer
 
-from durable.cli import pipeline_archive
+from durable.cli import (
+    pipeline_archive,
+    pipeline_audit,
+    pipeline_conversations,
+    pipeline_replay,
+    pipeline_report,
+)
 
 app = typer.Typer(help="History as data: archive it into a lake, report on it, audit it, replay it. Needs Spark.")
 
@@ -16,5 +22,14 @@ def _help(context: typer.Context) -> None:
         raise typer.Exit(2)
 
 
-for command in (pipeline_archive.archive, pipeline_archive.verify, pipeline_archive.purge, pipeline_archive.status):
+for command in (
+    pipeline_archive.archive,
+    pipeline_archive.verify,
+    pipeline_archive.purge,
+    pipeline_archive.status,
+    pipeline_report.report,
+    pipeline_audit.audit,
+    pipeline_conversations.conversations,
+    pipeline_replay.replay,
+):
     app.command()(command)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -95,6 +95,15 @@ class Lake:
             return 0
         with _readable(self.url):
             return self.opened(table).transaction_version(app_id) or 0
+
+    def archived_at(self, table: LakeTable) -> datetime | None:
+        """When rows were last committed; None if never. What had happened long before is in the table."""
+        if not self.exists(table):
+            return None
+        with _readable(self.url):
+            commits = self.opened(table).history()
+        written = [commit["timestamp"] for commit in commits if commit.get("operation") == "WRITE"]
+        return datetime.fromtimestamp(max(written) / 1_000, UTC) if written else None
 
     # ---------------------------------------------------------------- writing
 

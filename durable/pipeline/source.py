@@ -26,7 +26,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from durable.errors import InvalidSetting
@@ -61,6 +67,16 @@ class EnvelopeSource(DataSource):
 
         options = ReadOptions.parse(self.options)
         return EnvelopeStreamReader(options, checked(schema, options.table))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from durable.pipeline.writer import EnvelopeWriter
+
+        return EnvelopeWriter(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from durable.pipeline.writer import EnvelopeStreamWriter
+
+        return EnvelopeStreamWriter(self.options, schema, overwrite)
 
 
 def register(spark: SparkSession) -> None:

@@ -66,9 +66,12 @@ def promote_due(conn: Connection, schema: str, table: Recovery, batch_size: int)
     return conn.execute(table.promote_due.within(schema), {"batch_size": batch_size}).rowcount
 
 
-def expire(conn: Connection, schema: str, table: Recovery, node: NodeId, batch_size: int) -> int:
+def expire(
+    conn: Connection, schema: str, table: Recovery, node: NodeId, batch_size: int, *, keep_body: bool = False
+) -> int:
     """Finish unowned rows whose deliver_by has passed; the history records them. Returns how many."""
-    return int(conn.execute(table.expire.within(schema), {"node": node, "batch_size": batch_size}).scalar_one())
+    params = {"node": node, "batch_size": batch_size, "keep_body": keep_body}
+    return int(conn.execute(table.expire.within(schema), params).scalar_one())
 
 
 def backlog(conn: Connection, schema: str, table: Recovery) -> list[Backlog]:

@@ -165,9 +165,12 @@ WITH handled AS (
     ON CONFLICT DO NOTHING
 ), history AS (
     INSERT INTO {{schema}}.envelope_history (id, side, outcome, address, message_type, source, correlation_id,
-        causation_id, partition_key, sent_at, attempts, interruptions, node_id)
+        causation_id, partition_key, sent_at, attempts, interruptions, node_id, content_type, headers, body)
     SELECT id, 'incoming', 'handled', address, message_type, source, correlation_id, causation_id, partition_key,
-        sent_at, 0, 0, 0 FROM handled
+        sent_at, 0, 0, 0, CASE WHEN CAST(:keep_body AS boolean) THEN content_type END,
+        CASE WHEN CAST(:keep_body AS boolean) THEN headers END,
+        CASE WHEN CAST(:keep_body AS boolean) THEN COALESCE(edited_body, body) END
+    FROM handled
 )
 SELECT count(*) FROM handled
 """)

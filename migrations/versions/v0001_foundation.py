@@ -88,6 +88,8 @@ CREATE TABLE "{schema}".envelope_history (
     interruptions integer NOT NULL,
     node_id integer NOT NULL,
     error text,
+    content_type text,
+    headers jsonb,
     body bytea,
     xid bigint NOT NULL DEFAULT (pg_current_xact_id()::text)::bigint
 ) PARTITION BY RANGE (finished_at);
@@ -204,6 +206,15 @@ CREATE TABLE "{schema}".schedules (
     changed_by text,
     changed_at timestamptz,
     error text
+);
+
+CREATE TABLE "{schema}".published_batches (
+    batch text PRIMARY KEY,
+    job uuid NOT NULL,
+    number bigint,
+    row_count bigint NOT NULL DEFAULT 0,
+    added_count bigint NOT NULL DEFAULT 0,
+    published_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 """
 
@@ -325,13 +336,55 @@ REVOKE EXECUTE ON FUNCTION "{schema}".drop_archived_history(date) FROM PUBLIC;
 SELECT "{schema}".make_partitions(7);
 """
 
+# Tables in which bulk publishing gathers rows, each named after its job, with the time at which that began, and the
+# attempt of a task that fills it. They are made at run time, so the names are checked here.
+STAGING = """
+CREATE FUNCTION "{schema}".make_staging(staging text, for_role text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF staging !~ '^staged_[0-9a-f]{{32}}_[0-9]{{1,18}}$' THEN
+        RAISE EXCEPTION USING MESSAGE = staging || ' is no name of a staging table';
+    END IF;
+    EXECUTE 'CREATE UNLOGGED TABLE "{schema}".' || staging || ' (destination text NOT NULL, endpoint text, '
+        'id uuid NOT NULL, message_type text NOT NULL, source text NOT NULL, correlation_id uuid NOT NULL, '
+        'causation_id uuid, partition_key text, content_type text NOT NULL, headers text NOT NULL, '
+        'body bytea NOT NULL, sent_at timestamptz NOT NULL, deliver_by timestamptz, execution_time timestamptz, '
+        'message_digest bigint)';
+    EXECUTE 'GRANT SELECT, INSERT ON "{schema}".' || staging || ' TO ' || quote_ident(for_role);
+END $$;
+
+CREATE FUNCTION "{schema}".drop_staging(chosen text, keep interval) RETURNS SETOF text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
+DECLARE
+    staging text;
+BEGIN
+    FOR staging IN
+        SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = '{schema}' AND c.relkind = 'r' AND c.relname ~ '^staged_[0-9a-f]{{32}}_[0-9]+$'
+            AND (c.relname = chosen OR (right(chosen, 1) = '_' AND starts_with(c.relname, chosen)))
+            AND to_timestamp(('x' || lpad(substr(c.relname, 8, 12), 16, '0'))::bit(64)::bigint / 1000.0) <= now() - keep
+        ORDER BY c.relname
+    LOOP
+        EXECUTE 'DROP TABLE IF EXISTS "{schema}".' || quote_ident(staging);
+        RETURN NEXT staging;
+    END LOOP;
+END $$;
+
+REVOKE EXECUTE ON FUNCTION "{schema}".make_staging(text, text) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION "{schema}".drop_staging(text, interval) FROM PUBLIC;
+"""
+
 DOWNGRADE = """
+SELECT "{schema}".drop_staging('staged_', interval '-1 day');
+DROP FUNCTION "{schema}".drop_staging(text, interval);
+DROP FUNCTION "{schema}".make_staging(text, text);
 DROP FUNCTION "{schema}".drop_archived_history(date);
 DROP FUNCTION "{schema}".is_archived(text, bigint);
 DROP FUNCTION "{schema}".drop_partitions(interval, interval);
 DROP FUNCTION "{schema}".make_partitions(integer);
 DROP FUNCTION "{schema}".make_partition(text, text, text, text, text, text);
-DROP TABLE "{schema}".schedules, "{schema}".circuits, "{schema}".nodes, "{schema}".failed_attempts, "{schema}".archives,
+DROP TABLE "{schema}".published_batches, "{schema}".schedules, "{schema}".circuits, "{schema}".nodes,
+    "{schema}".failed_attempts, "{schema}".archives,
     "{schema}".dead_letters, "{schema}".envelope_history, "{schema}".received_ids, "{schema}".incoming_envelopes,
     "{schema}".outgoing_envelopes CASCADE;
 """
@@ -341,6 +394,7 @@ def upgrade() -> None:
     schema, class_id = context.config.attributes["schema"], context.config.attributes["jobs_class_id"]
     op.execute(UPGRADE.format(schema=schema, envelope=ENVELOPE, queue=QUEUE))
     op.execute(FUNCTIONS.format(schema=schema, class_id=class_id))
+    op.execute(STAGING.format(schema=schema))
 
 
 def downgrade() -> None:

@@ -354,6 +354,27 @@ def test_a_service_that_archives_keeps_history_until_it_is_archived(engine: Engi
         assert maintenance.purge_defaults(conn, SCHEMA, **keep) == 1
 
 
+async def test_a_day_is_kept_for_a_row_that_is_committed_while_it_is_about_to_be_dropped(
+    engine: Engine, database: str
+) -> None:
+    with engine.begin() as conn:
+        add_day(conn, -40)
+        conn.exec_driver_sql(ARCHIVED_BELOW, ("envelope_history", 3, 3))
+
+    def drop() -> list[str]:
+        with engine.begin() as conn:
+            return maintenance.drop_partitions(conn, SCHEMA, keep_ids=KEEP_IDS, keep_history=KEEP_HISTORY)
+
+    with engine.connect() as late:
+        add_history(late, datetime.now(UTC) - timedelta(days=40))
+        dropping = asyncio.create_task(asyncio.to_thread(drop))
+        await eventually(lambda: waits_for_a_lock(database))
+        late.commit()
+    assert await dropping == [f"received_ids_{day(-40)}"]
+    with engine.connect() as conn:
+        assert conn.exec_driver_sql("SELECT count(*) FROM durable.envelope_history").scalar_one() == 1
+
+
 def test_a_retention_that_would_forget_work_under_way_is_refused(engine: Engine) -> None:
     with engine.connect() as conn, pytest.raises(DBAPIError, match="below an hour"):
         maintenance.drop_partitions(conn, SCHEMA, keep_ids=timedelta(minutes=59), keep_history=KEEP_HISTORY)

@@ -288,7 +288,11 @@ async def _stop(store: Store, duration: timedelta) -> None:
 
 async def _claim_trial(store: Store, node: NodeId = A) -> Leased | None:
     lease: Leased | None = await store.run(
-        circuits.claim_probe, message_type=MESSAGE_TYPE, node=node, lease=timedelta(minutes=1)
+        circuits.claim_probe,
+        message_type=MESSAGE_TYPE,
+        handler=MESSAGE_TYPE,
+        node=node,
+        lease=timedelta(minutes=1),
     )
     return lease
 
@@ -472,7 +476,7 @@ def explain(conn: Connection, schema: str, name: str, keys: Sequence[tuple[Any, 
     statement = getattr(getattr(statements, owner), attribute) if attribute else getattr(statements, name)
     params = leases.fence(A, keys) | dict(zip(("id", "endpoint", "epoch"), keys[0], strict=True))
     params |= LETTER.parameters() | failure_columns(()) | {"message_digest": 0, "earlier": 20}
-    params |= {"delay": timedelta(seconds=1), "counted": 1, "within": timedelta(0)}
+    params |= {"delay": timedelta(seconds=1), "counted": 1, "within": timedelta(0), "keep_body": False}
     explained = text(f"EXPLAIN (FORMAT JSON) {statement.within(schema).text}")
     plan = conn.execute(explained, {key: params[key] for key in explained.compile().params}).scalar_one()
     return json.loads(plan) if isinstance(plan, str) else plan

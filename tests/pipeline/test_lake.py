@@ -66,6 +66,19 @@ def test_of_two_commits_from_one_offset_one_is_refused(lake: Lake) -> None:
     assert len(lake.files("history")) == 1
 
 
+def test_of_two_who_commit_at_the_same_moment_one_is_refused(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have read the log before either wrote to it."""
+    before = lake.opened("history")
+    lake.commit("history", [data_file(lake)], app_id="shop", low=0, high=900)
+    monkeypatch.setattr(lake, "opened", lambda table: before)
+    with pytest.raises(ArchiveConflict):
+        lake.commit("history", [data_file(lake)], app_id="shop", low=0, high=900)
+    lake.commit("history", [data_file(lake)], app_id="billing", low=0, high=17)
+    monkeypatch.undo()
+    assert (lake.offset("shop", "history"), lake.offset("billing", "history")) == (900, 17)
+    assert len(lake.files("history")) == 2
+
+
 def test_each_service_has_an_offset_of_its_own(lake: Lake) -> None:
     lake.commit("history", [data_file(lake)], app_id="shop", low=0, high=900)
     lake.commit("history", [data_file(lake)], app_id="billing", low=0, high=17)

@@ -23,6 +23,7 @@ _TABLES = (
     "nodes",
     "circuits",
     "schedules",
+    "published_batches",
     "archives",
 )
 
