@@ -166,6 +166,24 @@ class Settings(BaseSettings):
         default=timedelta(minutes=10), description="between runs of the maintenance task"
     )
 
+    metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = Field(
+        default=None, description="serve /metrics to Prometheus, and /health, on this port; 0: on a free one"
+    )
+    metrics_host: str = Field(default="127.0.0.1", min_length=1, description="the address that they are served on")
+    health_unattended: Duration = Field(
+        default=timedelta(minutes=1),
+        description="for which work may wait while no node is alive, or be overdue, until the service is unhealthy",
+    )
+    health_lag: Duration | None = Field(
+        default=None, description="age of a waiting message from which on the service is unhealthy"
+    )
+    health_latched: Duration | None = Field(
+        default=None, description="for which a destination may be latched until the service is unhealthy"
+    )
+    health_dead_letters: Annotated[int, Field(ge=1, le=1_000)] | None = Field(
+        default=None, description="unresolved dead letters from which on the service is unhealthy"
+    )
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.max_message_bytes > self.max_frame_bytes:

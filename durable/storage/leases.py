@@ -6,7 +6,7 @@ The same for both tables: `table` is `statements.OUTGOING` or `statements.INCOMI
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
@@ -16,13 +16,17 @@ from durable.storage.statements import Recovery
 
 
 class Backlog(NamedTuple):
-    """What waits under one name (a destination or a message type)."""
+    """What waits under one name (a destination or a message type).
+
+    Ages are those of the oldest since it was sent, leaving out what is put off to a later time.
+    """
 
     name: str
     total: int
     unowned: int
     scheduled: int
-    oldest: datetime
+    oldest_age: timedelta | None
+    oldest_unowned_age: timedelta | None
 
 
 def unowned_groups(conn: Connection, schema: str, table: Recovery) -> list[str]:

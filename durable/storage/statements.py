@@ -415,7 +415,9 @@ SELECT count(*) FROM expired
 """)
         self.backlog = Statement(f"""
 SELECT {group_column} AS name, count(*) AS total, count(*) FILTER (WHERE owner_id = 0) AS unowned,
-    count(*) FILTER (WHERE execution_time IS NOT NULL) AS scheduled, min(sent_at) AS oldest
+    count(*) FILTER (WHERE execution_time IS NOT NULL) AS scheduled,
+    clock_timestamp() - min(sent_at) FILTER (WHERE execution_time IS NULL) AS oldest_age,
+    clock_timestamp() - min(sent_at) FILTER (WHERE execution_time IS NULL AND owner_id = 0) AS oldest_unowned_age
 FROM {{schema}}.{table} GROUP BY {group_column} ORDER BY {group_column}
 """)
         self.owned_counts = Statement(f"""
