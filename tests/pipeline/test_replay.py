@@ -18,9 +18,10 @@ from pyspark.sql import functions as F
 from durable import Bus, Context, message
 from durable.errors import InvalidSetting
 from durable.pipeline import choosing, replay
-from durable.pipeline.archive import Origin, archive
+from durable.pipeline.archive import archive
 from durable.pipeline.choosing import Choice
 from durable.pipeline.lake import Lake, LakeTable
+from durable.pipeline.origin import Origin
 from durable.settings import load_settings
 from durable.testing import eventually
 from tests.support.command import Agent
