@@ -67,6 +67,19 @@ def delete_sent(conn: Connection, schema: str, node: NodeId, leases: Sequence[Le
     return int(conn.execute(statements.DELETE_SENT.within(schema), _mine(node, leases)).scalar_one())
 
 
+class Expiry(NamedTuple):
+    """The ids of those that have expired, and of those that are to be sent all the same."""
+
+    expired: set[UUID]
+    timely: set[UUID]
+
+
+def expire(conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased]) -> Expiry:
+    """Finish those whose deliver_by has passed by the database's clock. What is in neither set is not this node's."""
+    rows = conn.execute(statements.EXPIRE_OWNED_OUTGOING.within(schema), _mine(node, leases)).all()
+    return Expiry({row.id for row in rows if row.expired}, {row.id for row in rows if not row.expired})
+
+
 def count_failed_attempt(conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased]) -> None:
     conn.execute(statements.COUNT_FAILED_SEND.within(schema), _mine(node, leases))
 

@@ -23,6 +23,7 @@ _TABLES = (
     "nodes",
     "circuits",
     "archives",
+    "schedules",
 )
 
 
