@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session
 from durable.application import Application, Listening
 from durable.composing import SendOptions
 from durable.errors import InvalidSetting, Verdict, WiringError
-from durable.handlers import Handler
+from durable.handlers import Handler, OnDeadLetter
 from durable.messages import name_of
 from durable.retry import ByError, Retry
 from durable.runtime import Runtime
@@ -95,6 +95,10 @@ class Bus:
         concurrency: int | None = None,
         group: int = 1,
         timeout: timedelta | float | None = None,
+        ordered: bool = False,
+        on_dead_letter: OnDeadLetter | None = None,
+        fair_by: str | None = None,
+        weights: Mapping[str, int] | None = None,
     ) -> Callable[[F], F]:
         """Declare the handler of a message class.
 
@@ -104,7 +108,12 @@ class Bus:
         waiting messages share one transaction: much faster for small handlers; when one fails each is run alone. A
         handler whose message is annotated list[cls] is called once for all of them, and what it sends begins new
         conversations.
-        `timeout` (timedelta or seconds) bounds one attempt. Raises InvalidSetting for a parameter that cannot be
+        `timeout` (timedelta or seconds) bounds one attempt.
+        Messages of one `key=` are handled one after another. With `ordered` all messages of this class are, over all
+        nodes. `on_dead_letter="park"` stops the key of a message that became a dead letter (and an ordered handler as a
+        whole) until it is resumed; "continue" lets the next one come (default: the setting).
+        `fair_by` names the header (`tenant` is the one of `send(tenant=...)`), or `key`, by which tenants take turns,
+        each with as many messages as `weights` says (default: 1). Raises InvalidSetting for a parameter that cannot be
         given, or a second handler of the same class.
         """
         message_type = name_of(cls)
@@ -123,7 +132,16 @@ class Bus:
                 concurrency=concurrency,
                 group=group,
                 timeout=seconds,
+                ordered=ordered,
+                on_dead_letter=on_dead_letter,
+                fair_by=fair_by,
+                weights=weights or {},
             )
+            places = self._application.routes.places
+            if ordered:
+                places.ordered_types.add(message_type)
+            if fair_by is not None:
+                places.shared[message_type] = fair_by
             self._application.routes.handled_here(message_type)
             return function
 
@@ -150,15 +168,22 @@ class Bus:
         """
         return self.runtime.http.app(name or self.service, lambda: self.runtime.receiver)
 
-    def route(self, cls: type, *, to: str) -> None:
-        """Commands of this class go to this one destination."""
+    def route(self, cls: type, *, to: str, ordered: bool = False) -> None:
+        """Commands of this class go to this one destination; with `ordered` everything that goes there leaves in the
+        order in which it was committed, one batch at a time over all nodes."""
         message_type = name_of(cls)
-        self._application.routes.route(message_type, self.runtime.transports().resolve(to, message_type))
+        self._application.routes.route(message_type, self._resolved(to, message_type, ordered))
 
-    def subscribe(self, cls: type, *, to: str) -> None:
-        """Events of this class go to this destination too."""
+    def subscribe(self, cls: type, *, to: str, ordered: bool = False) -> None:
+        """Events of this class go to this destination too; `ordered` as in route()."""
         message_type = name_of(cls)
-        self._application.routes.subscribe(message_type, self.runtime.transports().resolve(to, message_type))
+        self._application.routes.subscribe(message_type, self._resolved(to, message_type, ordered))
+
+    def _resolved(self, to: str, message_type: str, ordered: bool) -> str:
+        destination = self.runtime.transports().resolve(to, message_type)
+        if ordered:
+            self._application.routes.places.ordered_destinations.add(destination)
+        return destination
 
     def configure(self, **overrides: Any) -> None:
         """Change settings after the bus was made, as the command line does; not while it runs."""
@@ -200,10 +225,12 @@ class Bus:
         cls: type | None = None,
         *,
         listener: str | None = None,
+        key: str | None = None,
         for_: timedelta | float | None = None,
         reason: str = "paused by the application",
     ) -> None:
-        """Let no node run the handler of this class, or let the listener of this name take nothing.
+        """Let no node run the handler of this class, or any handler for messages of this `key`, or let the listener of
+        this name take nothing.
 
         It lasts for this time (a timedelta or seconds), or until resume(). What waits goes on waiting; senders see
         Busy. It is a row of `circuits`, committed when this returns, and obeyed by the other nodes within a moment.
@@ -213,14 +240,14 @@ class Bus:
         duration = timedelta(seconds=for_) if isinstance(for_, int | float) else for_
         if duration is not None and duration <= timedelta(0):
             raise InvalidSetting(f"pause: for_={for_!r} is over before it begins; give a time above 0, or none")
-        kind, key = _circuit(cls, listener)
+        kind, name = _circuit(cls, listener, key)
         await self.runtime.database.transaction(
-            circuits.pause, kind, key, reason=reason, actor=self.service, duration=duration
+            circuits.pause, kind, name, reason=reason, actor=self.service, duration=duration
         )
 
-    async def resume(self, cls: type | None = None, *, listener: str | None = None) -> bool:
+    async def resume(self, cls: type | None = None, *, listener: str | None = None, key: str | None = None) -> bool:
         """End a pause before its time. False when there was none."""
-        return await self.runtime.database.transaction(circuits.resume, *_circuit(cls, listener))
+        return await self.runtime.database.transaction(circuits.resume, *_circuit(cls, listener, key))
 
     # ------------------------------------------------------------------ run
 
@@ -288,14 +315,16 @@ class Bus:
         asked.set()
 
 
-def _circuit(cls: type | None, listener: str | None) -> tuple[Kind, str]:
-    match cls, listener:
-        case type(), None:
+def _circuit(cls: type | None, listener: str | None, key: str | None) -> tuple[Kind, str]:
+    match cls, listener, key:
+        case type(), None, None:
             return Kind.HANDLER, name_of(cls)
-        case None, str():
+        case None, str(), None:
             return Kind.LISTENER, listener
+        case None, None, str():
+            return Kind.KEY, key
         case _:
-            raise InvalidSetting("pause: name a message class or a listener=, one of them")
+            raise InvalidSetting("pause: name a message class, a listener= or a key=, one of them")
 
 
 def _checked(by_error: ByError) -> ByError:

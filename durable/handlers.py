@@ -25,19 +25,22 @@ from contextlib import (
 )
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from types import GenericAlias
-from typing import Annotated, Any, Unpack, get_args, get_origin
+from typing import Annotated, Any, Literal, Unpack, get_args, get_origin
 from uuid import UUID
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.composing import REPLY_TO, SendOptions
-from durable.envelope import Leased
+from durable.envelope import Envelope, Leased
 from durable.errors import InvalidSetting, RoutingError
+from durable.ordering import share_of
 from durable.retry import ByError, Retry
 from durable.unit_of_work import Outbox
+
+OnDeadLetter = Literal["continue", "park"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,14 @@ class Handler:
     """For one attempt; None: as the settings say."""
     by_error: ByError = field(default_factory=dict)
     """What errors of these classes lead to instead of `retry`."""
+    ordered: bool = False
+    """One message at a time over all nodes, in their order."""
+    on_dead_letter: OnDeadLetter | None = None
+    """What becomes of those behind a dead letter in its order; None: as the settings say."""
+    fair_by: str | None = None
+    """The header, or `key`, that names the tenant of a message; None: first come, first served."""
+    weights: Mapping[str, int] = field(default_factory=dict)
+    """How many messages of a tenant are handled in its turn, 1 unless said otherwise."""
     is_async: bool = field(init=False)
     takes_list: bool = field(init=False)
     """Is it called once with all messages of its transaction?"""
@@ -188,6 +199,12 @@ class Handler:
     def __post_init__(self) -> None:
         if self.group < 1 or (self.concurrency is not None and self.concurrency < 1):
             raise InvalidSetting(f"{self.name}: concurrency and group must be at least 1")
+        if self.on_dead_letter not in (None, "continue", "park"):
+            raise InvalidSetting(f"{self.name}: on_dead_letter={self.on_dead_letter!r}; use 'continue' or 'park'")
+        if self.fair_by is not None and (self.ordered or not self.fair_by):
+            raise InvalidSetting(f"{self.name}: fair_by= names a header or 'key', and an ordered handler has no turns")
+        if self.weights and (self.fair_by is None or any(weight < 1 for weight in self.weights.values())):
+            raise InvalidSetting(f"{self.name}: weights= are whole numbers from 1 on, for the tenants of fair_by=")
         is_async = inspect.iscoroutinefunction(self.function)
         object.__setattr__(self, "is_async", is_async)
         object.__setattr__(self, "takes_list", _takes_list(self.function, self.cls, of=self.name))
@@ -196,6 +213,11 @@ class Handler:
     @property
     def name(self) -> str:
         return f"{self.function.__module__}.{self.function.__qualname__}"
+
+    @property
+    def share_of(self) -> Callable[[Envelope], str] | None:
+        """Whose share a message is of; None without fair_by."""
+        return None if self.fair_by is None else partial(share_of, header=self.fair_by)
 
     async def run(self, call: Call) -> Any:
         """Run an async handler and return what it returned."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from durable.application import Application, Transports
 from durable.attempts import Attempts
@@ -22,6 +23,7 @@ from durable.lanes import Lanes
 from durable.receiving import ReceivingAgent
 from durable.recovery.agent import RecoveryAgent
 from durable.recovery.membership import Membership
+from durable.recovery.ordered import OrderedClaims
 from durable.routing import LOCAL
 from durable.sending import SendingAgent
 from durable.sessions import Sessions
@@ -61,6 +63,7 @@ class Node:
         self.handlers: dict[str, HandlingAgent] = {}
         self.listeners: list[Listener] = []
         self.receiver: ReceivingAgent | None = None
+        self._ordered: OrderedClaims | None = None
         self._lanes = Lanes(self.handlers)
         self._sending: list[asyncio.Task[None]] = []
         self._tasks: asyncio.TaskGroup
@@ -94,7 +97,10 @@ class Node:
 
     async def _work(self, node_id: NodeId, stopping: asyncio.Event, started: asyncio.Future[None]) -> None:
         """Start the agents in order; when told to stop, drain them from the outside in."""
-        receiving = self.receiver = self._build(node_id)
+        ordered = self._ordered = OrderedClaims(
+            self._database, self._settings, node_id, self._counters, self.handlers, self.agent_for
+        )
+        receiving = self.receiver = self._build(node_id, ordered)
         recovery = RecoveryAgent(
             database=self._database,
             settings=self._settings,
@@ -105,6 +111,7 @@ class Node:
             agent_for=self.agent_for,
             handlers=self.handlers,
             receiving=receiving,
+            ordered=ordered,
         )
         await self._listen(receiving)  # first: an address that is taken is an error of its own, not one of a group's
         async with asyncio.TaskGroup() as self._tasks:
@@ -155,7 +162,7 @@ class Node:
         except StorageUnavailable as error:
             log.warning("node %d leaves its rows to the others: %s", node_id, error)
 
-    def _build(self, node_id: NodeId) -> ReceivingAgent:
+    def _build(self, node_id: NodeId, ordered: OrderedClaims) -> ReceivingAgent:
         suspects = asyncio.Lock()
         for message_type, handler in self._application.handlers.items():
             self.handlers[message_type] = HandlingAgent(
@@ -169,6 +176,7 @@ class Node:
                 counters=self._counters,
                 has_room=self._woken.set,
                 suspects=suspects,
+                key_is_free=partial(ordered.hint, None),
             )
         return ReceivingAgent(
             database=self._database,
@@ -177,6 +185,8 @@ class Node:
             clock=self._clock,
             intake=self._lanes,
             counters=self._counters,
+            places=self._application.routes.places,
+            ordered_stored=ordered.hint_all,
         )
 
     # ------------------------------------------------------------------ for recovery and units of work
@@ -199,6 +209,7 @@ class Node:
             settings=self._settings,
             counters=self._counters,
             has_room=self._woken.set,
+            key_is_free=partial(self._ordered.hint, destination) if self._ordered else lambda key: None,
         )
         self._sending.append(self._tasks.create_task(agent.run(), name=f"sending to {destination}"))
         return agent
@@ -215,8 +226,11 @@ class Node:
         """Hand committed envelopes to their agents; in the loop."""
         failpoint("C4")
         by_destination: dict[str, list[Leased]] = {}
-        for envelope, endpoint, owner in sent:
-            if owner == self.node_id != ANY_NODE:
+        for envelope, endpoint, owner, place in sent:
+            if place.ordering_key is not None:
+                if envelope.execution_time is None and self._ordered is not None:
+                    self._ordered.hint(None if endpoint else envelope.destination, place.ordering_key)
+            elif owner == self.node_id != ANY_NODE:
                 lease = Leased(envelope, endpoint=endpoint or envelope.destination)
                 by_destination.setdefault(envelope.destination, []).append(lease)
         for destination, group in by_destination.items():
@@ -224,12 +238,12 @@ class Node:
                 self._lanes.accept(group)
             else:
                 self.senders[destination].accept(group)
-        if any(owner == ANY_NODE for _, _, owner in sent):
+        if any(each.owner == ANY_NODE and each.place.ordering_key is None for each in sent):
             self._woken.set()
 
     def give_back(self, sent: Sequence[Sent]) -> None:
         """Their transaction came to nothing; from any thread."""
-        for envelope, endpoint, owner in sent:
+        for envelope, endpoint, owner, _ in sent:
             if owner != self.node_id or owner == ANY_NODE:
                 continue
             if endpoint == LOCAL:

@@ -10,7 +10,7 @@ What cannot be stored as an envelope is quarantined as a dead letter, with its b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -21,6 +21,7 @@ from durable.clock import Clock
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.failpoints import failpoint
+from durable.ordering import Places
 from durable.outcomes import BUSY, DUPLICATE, OTHER_BODY, STORED, Duplicate, Failed, Outcome
 from durable.settings import Settings
 from durable.storage import inbox
@@ -91,7 +92,11 @@ class ReceivingAgent:
         clock: Clock,
         intake: Intake,
         counters: Counters,
+        places: Places | None = None,
+        ordered_stored: Callable[[Sequence[str]], None] = lambda keys: None,
     ) -> None:
+        self._places = places or Places()
+        self._ordered_stored = ordered_stored
         self._database = database
         self._node = node
         self._settings = settings
@@ -221,9 +226,7 @@ class ReceivingAgent:
 
     async def _store_fit(self, envelopes: Sequence[tuple[str, Envelope]]) -> _Found:
         """Store envelopes that seem sound; when the database refuses one of them, find it by halving."""
-        # What is to wait is nobody's work until it is due.
-        owners = [ANY_NODE if e.execution_time is not None else self._intake.reserve(e) for _, e in envelopes]
-        arrivals = [Arrival(*pair, owner) for pair, owner in zip(envelopes, owners, strict=True)]
+        arrivals = [self._arrival(endpoint, envelope) for endpoint, envelope in envelopes]
         found = _Found(set(), set())
         try:
             found = await self._database.transaction(self._insert, arrivals)
@@ -247,7 +250,15 @@ class ReceivingAgent:
         ]
         if mine:
             self._intake.accept(mine)
+        if keys := [arrival.place.ordering_key for arrival in arrivals if arrival.place.ordering_key is not None]:
+            self._ordered_stored(keys)
         return found
+
+    def _arrival(self, endpoint: str, envelope: Envelope) -> Arrival:
+        """What is to wait, until it is due or its turn comes, is nobody's work now."""
+        place = self._places.incoming(envelope)
+        waits = envelope.execution_time is not None or place.ordering_key is not None
+        return Arrival(endpoint, envelope, ANY_NODE if waits else self._intake.reserve(envelope), place)
 
     def _give_back(self, arrivals: Sequence[Arrival], fresh: set[Key]) -> None:
         """The room of those that are not this node's work now."""
@@ -261,7 +272,7 @@ class ReceivingAgent:
         fresh = inbox.store(conn, schema, arrivals)
         duplicates = [arrival for arrival in arrivals if arrival.key not in fresh]
         changed = inbox.find_changed_bodies(conn, schema, duplicates) if duplicates else set()
-        for endpoint, envelope, _ in duplicates:
+        for endpoint, envelope, _, _ in duplicates:
             if (envelope.id, endpoint) in changed:
                 self._quarantine(conn, schema, endpoint, _raw(envelope), _OTHER_BODY, envelope, {})
         return _Found(fresh, changed)

@@ -142,6 +142,7 @@ class Runtime:
             settings=self.settings,
             clock=self.clock,
             intake=LeftToOthers(),
+            places=self.application.routes.places,
             counters=self.counters,
         )
         self._living = asyncio.create_task(self._storing.run(), name=f"durable {self.application.service}")
@@ -192,6 +193,10 @@ class Runtime:
     def reserve(self, envelopes: Sequence[Envelope]) -> list[NodeId]:
         node = self.node
         return [node.reserve(envelope) for envelope in envelopes] if node else [ANY_NODE] * len(envelopes)
+
+    @property
+    def claims_ordered(self) -> bool:
+        return self.node is not None
 
     def committed(self, sent: Sequence[Sent]) -> None:
         if node := self.node:

@@ -17,7 +17,7 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from durable.batching import Buffer, is_due
+from durable.batching import is_due
 from durable.circuit import Circuit
 from durable.envelope import Envelope, Lease, Leased, NodeId
 from durable.errors import TransportError
@@ -30,7 +30,8 @@ from durable.storage.database import Database
 from durable.storage.rows import Letter
 from durable.storage.statements import OUTGOING
 from durable.telemetry import Counters, Event, log
-from durable.transports.base import Sender
+from durable.transports.base import Sender, keeps_order
+from durable.turns import Turns
 
 _DELETE_AT_ONCE = 1_000
 _FIRST_PAUSE = 0.02  # seconds before the next batch to a peer that is busy
@@ -50,10 +51,12 @@ class SendingAgent:
         settings: Settings,
         counters: Counters,
         has_room: Callable[[], None],
+        key_is_free: Callable[[str], None] = lambda key: None,
     ) -> None:
         self.destination = destination
         self.circuit = Circuit(settings.failures_to_latch)
-        self.buffer: Buffer[Leased] = Buffer(settings.buffer_size, settings.buffer_bytes)
+        run = settings.batch_size if keeps_order(sender) else 1
+        self.buffer = Turns(settings.buffer_size, settings.buffer_bytes, run=run)
         self.wants_more = False
         self.latch_generation = 0
         self._sender = sender
@@ -62,6 +65,8 @@ class SendingAgent:
         self._settings = settings
         self._counters = counters
         self._has_room = has_room
+        self._key_is_free = key_is_free
+        self._awaited = False
         self._in_flight: dict[int, Sequence[Leased]] = {}
         self._sent: list[Leased] = []
         self._deleting: list[Leased] = []
@@ -149,6 +154,8 @@ class SendingAgent:
             await self._settle(batch, outcomes, ticket)
         finally:
             del self._in_flight[id(batch)]
+            # Where nothing is left of a key, the rest of it can be claimed once these are deleted: no lingering then.
+            self._awaited |= bool(self.buffer.settled(batch))
             self._changed.set()
 
     async def _settle(self, batch: Sequence[Leased], outcomes: Sequence[Outcome], ticket: int) -> None:
@@ -211,9 +218,10 @@ class SendingAgent:
         linger = self._settings.delete_linger.total_seconds()
         while not (self._all_sent and not self._sent):
             await self._acknowledged.wait()
-            if len(self._sent) < _DELETE_AT_ONCE and not self._all_sent:
+            if len(self._sent) < _DELETE_AT_ONCE and not self._all_sent and not self._awaited:
                 await asyncio.sleep(linger)
             self._acknowledged.clear()
+            self._awaited = False
             self._deleting, self._sent = self._sent, []
             if self._deleting:
                 failpoint("C12")
@@ -264,7 +272,7 @@ class SendingAgent:
         self._has_room()
 
     async def _release_waiting(self) -> None:
-        waiting = self.buffer.take(self._settings.buffer_size, self._settings.buffer_bytes)
+        waiting = self.buffer.take_all()
         if waiting:
             await self._database.insist(leases.release, OUTGOING, self._node, [lease.key for lease in waiting])
             self._done(waiting)
@@ -273,6 +281,9 @@ class SendingAgent:
 
     def _done(self, finished: Sequence[Leased]) -> None:
         self.buffer.done(finished)
+        for key in {lease.ordering_key for lease in finished}:
+            if key is not None:
+                self._key_is_free(key)
         if self.wants_more and self.buffer.room >= min(self._settings.batch_size, self._settings.buffer_size):
             self.wants_more = False
             self._has_room()

@@ -15,8 +15,10 @@ from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten import Forgotten
 from durable.recovery.incoming import claim_incoming
 from durable.recovery.maintenance import maintain
+from durable.recovery.ordered import OrderedClaims
 from durable.recovery.outgoing import AgentFor, claim_outgoing
 from durable.recovery.scheduled import expire, promote_due
+from durable.recovery.shares import Shares
 from durable.sending import SendingAgent
 from durable.settings import Settings
 from durable.storage import circuits, statements
@@ -42,6 +44,7 @@ class RecoveryAgent:
         agent_for: AgentFor,
         handlers: Mapping[str, HandlingAgent],
         receiving: ReceivingAgent,
+        ordered: OrderedClaims,
     ) -> None:
         self._database = database
         self._settings = settings
@@ -52,6 +55,8 @@ class RecoveryAgent:
         self._agent_for = agent_for
         self._handlers = handlers
         self._receiving = receiving
+        self._ordered = ordered
+        self._shares = Shares(database, settings, node, counters)
         self._dormant = DormantNodes(database, settings, counters)
         self._forgotten = [
             Forgotten(database, statements.OUTGOING, node, counters, _held_by(senders)),
@@ -62,6 +67,7 @@ class RecoveryAgent:
         settings = self._settings
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._claim_when_woken(), name="claim work")
+            tasks.create_task(self._claim_ordered_when_hinted(), name="claim ordered work")
             for name, story, interval in (
                 ("sweep dormant nodes", self._sweep, settings.sweep_interval),
                 ("release forgotten work", self._look_for_forgotten, settings.forgotten_after / 2),
@@ -86,13 +92,22 @@ class RecoveryAgent:
         await expire(self._database, self._node, self._counters)
         await claim_outgoing(self._database, self._settings, self._node, self._counters, self._agent_for)
         await claim_incoming(self._database, self._settings, self._node, self._counters, self._handlers)
+        await self._shares.claim(self._handlers)
+        await self._ordered.look()
+
+    async def _claim_ordered_when_hinted(self) -> None:
+        while True:
+            await self._ordered.hinted.wait()
+            await self._surviving("claim ordered work", self._ordered.claim_hinted)
 
     async def _obey_circuits(self) -> None:
         generations = {destination: agent.latch_generation for destination, agent in self._senders.items()}
         rows = await self._database.transaction(circuits.read)
         is_open = {(row.kind, row.key) for row in rows}
+        parked = {key for kind, key in is_open if kind == Kind.KEY}
         for message_type, handler in self._handlers.items():
             handler.observe_circuit((Kind.HANDLER, message_type) in is_open)
+            handler.observe_parked(parked)
         self._receiving.observe_circuits({key for kind, key in is_open if kind == Kind.LISTENER})
         latched = {key for kind, key in is_open if kind == Kind.DESTINATION}
         for destination in latched - self._senders.keys():

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sqlalchemy import Connection
 
-from durable.envelope import NodeId
+from durable.envelope import Leased, NodeId
 from durable.handling import HandlingAgent
 from durable.settings import Settings
 from durable.storage import inbox, leases, nodes, statements
 from durable.storage.database import Database
 from durable.storage.rows import Letter
 from durable.telemetry import Counters, Event, log
+
+ClaimOfType = Callable[[Connection, str, str, NodeId], list[Leased]]
+"""Claims messages of this type, for the node."""
 
 
 async def claim_incoming(
@@ -24,10 +27,8 @@ async def claim_incoming(
         agent = agents.get(message_type)
         if agent is not None:
             await _claim_for(agent, message_type, database, settings, node, counters)
-        elif await database.transaction(_nobody_handles, message_type):
-            dead = await database.transaction(_dead_letter_unknown, message_type, node)
-            counters.add(Event.DEAD_LETTERED, dead)
-            log.error("no node has a handler for %s: %d messages became dead letters", message_type, dead)
+        else:
+            await bury_unknown(database, message_type, node, counters, _claim_any)
 
 
 async def _claim_for(
@@ -48,13 +49,27 @@ async def _claim_for(
     agent.wants_more = not agent.paused
 
 
+async def bury_unknown(
+    database: Database, message_type: str, node: NodeId, counters: Counters, claim: ClaimOfType
+) -> None:
+    """Make dead letters of what was claimed so, unless another node has a handler for it."""
+    if await database.transaction(_nobody_handles, message_type):
+        dead = await database.transaction(_dead_letter_unknown, message_type, node, claim)
+        counters.add(Event.DEAD_LETTERED, dead)
+        log.error("no node has a handler for %s: %d messages became dead letters", message_type, dead)
+
+
 def _nobody_handles(conn: Connection, schema: str, message_type: str) -> bool:
     """While a deploy is under way, nodes with newer code may know a type that this one does not."""
     known = (json.loads(node.capabilities).get("message_types", []) for node in nodes.read(conn, schema))
     return not any(message_type in types for types in known)
 
 
-def _dead_letter_unknown(conn: Connection, schema: str, message_type: str, node: NodeId) -> int:
+def _claim_any(conn: Connection, schema: str, message_type: str, node: NodeId) -> list[Leased]:
+    return inbox.claim(conn, schema, message_type=message_type, batch_size=100, node=node)
+
+
+def _dead_letter_unknown(conn: Connection, schema: str, message_type: str, node: NodeId, claim: ClaimOfType) -> int:
     letter = Letter.because(f"no node has a handler for {message_type}", "unknown message type")
-    claimed = inbox.claim(conn, schema, message_type=message_type, batch_size=100, node=node)
+    claimed = claim(conn, schema, message_type, node)
     return sum(inbox.dead_letter(conn, schema, node, lease, letter, counted=0) for lease in claimed)

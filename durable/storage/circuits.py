@@ -16,6 +16,7 @@ class Kind(StrEnum):
     DESTINATION = "destination"
     HANDLER = "handler"
     LISTENER = "listener"
+    KEY = "key"
 
 
 class OpenCircuit(NamedTuple):

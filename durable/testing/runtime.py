@@ -85,7 +85,7 @@ class MemoryRuntime(Runtime):
         return [ANY_NODE] * len(envelopes)
 
     def committed(self, sent: Sequence[Sent]) -> None:
-        self._when_committed([envelope for envelope, _, _ in sent])
+        self._when_committed([envelope for envelope, _, _, _ in sent])
 
     def abandoned(self, sent: Sequence[Sent]) -> None:
         pass
