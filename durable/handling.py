@@ -119,7 +119,7 @@ class HandlingAgent:
                 self._has_room()
 
     def observe_parked(self, keys: Set[str]) -> None:
-        """Follow what `circuits` says: nothing of these keys is begun, and what waits of them goes back to the table."""
+        """Follow what `circuits` says: nothing of these keys is begun, and what waits of them goes back."""
         self._parked = keys
         if keys:
             of_them = [lease for lease in self.buffer.waiting() if lease.envelope.partition_key in keys]

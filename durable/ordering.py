@@ -15,10 +15,10 @@ Why it holds, link by link:
 
 1. Commit order is `seq`. A unit of work inserts as the last statement before its COMMIT. So when one transaction began
    to insert after another had committed, its `seq` is higher; and within one statement rows are inserted in its order.
-2. One at a time. A row with an ordering key is never born owned. A claim takes the first rows of a key (a run) when none
-   of the key's rows is owned, and none before them waits for its retry. Two claims cannot both find that: each holds an
-   advisory lock on the key, and looks in a statement that begins after it has the lock, so that its snapshot shows
-   what the claim before it has committed. (SKIP LOCKED alone would let the second claim take the third row while the
+2. One at a time. A row with an ordering key is never born owned. A claim takes the first rows of a key (a run) when
+   none of the key's rows is owned, and none before them waits for its retry. Two claims cannot both find that: each
+   holds an advisory lock on the key, and looks in a statement that begins after it has the lock, so that its snapshot
+   shows what the claim before it has committed. (SKIP LOCKED alone would let the second claim take the third row while the
    first has two; and rows that are committed late, below those which are owned already, would start a second run.)
 3. In memory a run is in one queue of one agent, which hands out its head and nothing more until that is settled
    (durable.turns). What fails and is put off, released or lost sends those behind it back to the table, uncounted.
@@ -44,7 +44,7 @@ from typing import Final, NamedTuple
 from durable.envelope import Envelope
 
 _WHOLE: Final = "\x1f"
-"""Before the name of an ordered destination or handler: no key can begin like this, because it is a control character."""
+"""Before the name of an ordered destination or handler. It is a control character, which no key can have."""
 
 BY_KEY: Final = "key"
 

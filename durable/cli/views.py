@@ -9,6 +9,7 @@ from typing import Any
 
 from durable.cli.health import NodeState, node_states
 from durable.cli.output import Block, Table, age
+from durable.storage.circuits import Kind
 from durable.storage.leases import Backlog
 from durable.storage.status import Picture
 
@@ -50,7 +51,11 @@ def node_rows(picture: Picture, stale: timedelta) -> list[Row]:
 
 def circuit_rows(picture: Picture) -> list[Row]:
     return [
-        circuit._asdict() | {"open_seconds": (picture.now - circuit.since).total_seconds()}
+        circuit._asdict()
+        | {
+            "open_seconds": (picture.now - circuit.since).total_seconds(),
+            "waiting": picture.parked.get(circuit.key, 0) if circuit.kind == Kind.KEY else None,
+        }
         for circuit in picture.circuits
     ]
 
@@ -97,15 +102,12 @@ def nodes(rows: Sequence[Row]) -> list[Block]:
 
 def circuits(rows: Sequence[Row]) -> list[Block]:
     cells = [
-        (row["kind"], row["key"], age(timedelta(seconds=row["open_seconds"])), _time(row["until"]), row["reason"],
-         row["actor"])
+        (row["kind"], row["key"], row["waiting"], age(timedelta(seconds=row["open_seconds"])), _time(row["until"]),
+         row["reason"], row["actor"])
         for row in rows
     ]  # fmt: skip
-    return (
-        [Table("open circuits", ("kind", "key", "for", "until", "reason", "by"), cells)]
-        if cells
-        else ["no open circuit"]
-    )
+    columns = ("kind", "key", "waiting", "for", "until", "reason", "by")
+    return [Table("open circuits", columns, cells)] if cells else ["no open circuit"]
 
 
 def _backlog_row(name: str, group: Backlog, now: datetime) -> Row:

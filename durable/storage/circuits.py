@@ -66,6 +66,11 @@ def _named(schema: str, kind: Kind, key: str) -> dict[str, str]:
     return {"kind": kind.value, "key": key, "channel": channel(schema)}
 
 
+def count_parked(conn: Connection, schema: str) -> dict[str, int]:
+    """How many messages wait of each key that is paused."""
+    return {row.key: row.waiting for row in conn.execute(housekeeping.COUNT_PARKED.within(schema))}
+
+
 def read(conn: Connection, schema: str) -> list[OpenCircuit]:
     """Those that are open now."""
     return [OpenCircuit(*row) for row in conn.execute(housekeeping.READ_CIRCUITS.within(schema))]

@@ -61,6 +61,12 @@ SELECT count(*) FROM told
 """)
 CLOSE_ENDED_CIRCUITS = Statement("DELETE FROM {schema}.circuits WHERE until <= now()")
 CLOSE_CIRCUIT = Statement("DELETE FROM {schema}.circuits WHERE kind = :kind AND key = :key")
+# How much waits of each key that is paused; no index tells it, and nobody but an operator asks.
+COUNT_PARKED = Statement("""
+SELECT row.partition_key AS key, count(*) AS waiting
+FROM {schema}.incoming_envelopes AS row JOIN {schema}.circuits ON kind = 'key' AND key = row.partition_key
+WHERE until IS NULL OR until > now() GROUP BY row.partition_key
+""")
 READ_CIRCUITS = Statement("""
 SELECT kind, key, reason, since, until, actor FROM {schema}.circuits
 WHERE until IS NULL OR until > now() ORDER BY kind, key

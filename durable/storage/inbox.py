@@ -138,13 +138,13 @@ def dead_letter(
     params |= {"counted": counted, "message_digest": digest}
     moved = int(conn.execute(statements.DEAD_LETTER_INCOMING.within(schema), params).scalar_one()) == 1
     if moved and parks and lease.ordering_key is not None:
-        kind, key = _parked(lease)
+        kind, key = parked(lease)
         reason = f"{lease.envelope.id} became a dead letter: {letter.reason[:500]}"
         circuits.pause(conn, schema, kind, key, reason=reason, actor=f"node {node}", duration=None)
     return moved
 
 
-def _parked(lease: Leased) -> tuple[Kind, str]:
+def parked(lease: Leased) -> tuple[Kind, str]:
     """What stops with it: its key, or the handler that is ordered as a whole."""
     if lease.ordering_key == lease.envelope.partition_key is not None:
         return Kind.KEY, lease.envelope.partition_key

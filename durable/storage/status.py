@@ -55,6 +55,7 @@ class Picture(NamedTuple):
     nodes: list[Node]
     locked: set[NodeId]
     circuits: list[OpenCircuit]
+    parked: Mapping[str, int]
     dead_letters: list[DeadLetterCount]
     partitioned_days: int
 
@@ -72,6 +73,7 @@ def read(conn: Connection, schema: str) -> Picture:
         nodes=nodes.read(conn, schema),
         locked=nodes.locked(conn, schema),
         circuits=circuits.read(conn, schema),
+        parked=circuits.count_parked(conn, schema),
         dead_letters=[DeadLetterCount(*row) for row in conn.execute(housekeeping.COUNT_DEAD_LETTERS.within(schema))],
         partitioned_days=partitioned_days(conn, schema),
     )

@@ -5,8 +5,8 @@
                   +-----------------------+--dead_letter()             dead letters
     waiting, deliver_by passed ---------------------------------->     expired
 
-`retry_later`, `release`, `dead_letter` and `expire` do what the functions of these names do in durable.storage, and
-are called for them by MemoryDatabase.
+`retry_later`, `release`, `dead_letter`, `expire`, `pause` and `resume` do what the functions of these names do in
+durable.storage, and are called for them by MemoryDatabase.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import islice
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import msgspec
@@ -24,12 +23,14 @@ from durable import codec, messages
 from durable.clock import Clock
 from durable.digest import message_digest
 from durable.envelope import Envelope, Lease, Leased, NodeId, new_id
-from durable.errors import InvalidMessage, UnknownMessageType
+from durable.errors import InvalidMessage, UnknownMessageType, WiringError
+from durable.ordering import Places
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
 from durable.routing import LOCAL
 from durable.settings import Settings
+from durable.storage.circuits import Kind
 from durable.storage.database import Database
-from durable.storage.inbox import Key
+from durable.storage.inbox import Key, parked
 from durable.storage.rows import Failure, Letter
 from durable.storage.statements import Recovery
 
@@ -86,13 +87,18 @@ class Row:
     due: datetime | None = None
     attempts: int = 0
     epoch: int = 0
+    ordering_key: str | None = None
 
     @property
     def key(self) -> Key:
         return self.envelope.id, self.endpoint
 
+    @property
+    def type(self) -> str:
+        return self.envelope.message_type
+
     def lease(self) -> Leased:
-        return Leased(self.envelope, self.epoch, self.endpoint, self.attempts)
+        return Leased(self.envelope, self.epoch, self.endpoint, self.attempts, ordering_key=self.ordering_key)
 
     def is_due(self, now: datetime) -> bool:
         return self.due is None or self.due <= now
@@ -106,11 +112,14 @@ class Mailbox:
     """The rows of one bus in memory, in order of arrival."""
 
     clock: Clock
+    places: Places = field(default_factory=Places)
     incoming: dict[Key, Row] = field(default_factory=dict)
     outgoing: dict[Key, Row] = field(default_factory=dict)
     handled: list[Handled] = field(default_factory=list)
     dead_letters: list[DeadLetter] = field(default_factory=list)
     expired: list[Expired] = field(default_factory=list)
+    paused: dict[tuple[str, str], datetime | None] = field(default_factory=dict)
+    """Handlers and keys, and until when."""
     _received: dict[Key, int] = field(default_factory=dict)
 
     # ------------------------------------------------------------------ arriving and waiting
@@ -121,9 +130,13 @@ class Mailbox:
         row = Row(travelling, envelope.destination, envelope.execution_time)
         if envelope.destination == LOCAL:
             self._received[row.key] = message_digest(envelope.message_type, envelope.body)
-            self.incoming[row.key] = row
+            self._queue(row)
         else:
             self.outgoing[row.key] = row
+
+    def _queue(self, row: Row) -> None:
+        row.ordering_key = self.places.incoming(row.envelope).ordering_key
+        self.incoming[row.key] = row
 
     def receive(self, endpoint: str, envelope: Envelope) -> Outcome:
         """Store it unless it was received before."""
@@ -131,7 +144,7 @@ class Mailbox:
         known = self._received.get(row.key)
         if known is None:
             self._received[row.key] = digest
-            self.incoming[row.key] = row
+            self._queue(row)
             return STORED
         if known != digest:
             self.quarantine(envelope, "another message was received under the same id before")
@@ -156,15 +169,25 @@ class Mailbox:
         self.quarantine(envelope, reason)
 
     def take(self, group_of: Mapping[str, int]) -> list[Leased]:
-        """The first message that is due, and with it others of its type, as many as its handler groups."""
+        """The first message that is due and whose turn it is, and with it others of its type, as many as its handler
+        groups."""
         now = self.clock.now()
-        due = (row for row in self.incoming.values() if row.is_due(now))
-        first = next(due, None)
-        if first is None:
-            return []
-        message_type = first.envelope.message_type
-        others = (row for row in due if row.envelope.message_type == message_type)
-        return [row.lease() for row in (first, *islice(others, group_of.get(message_type, 1) - 1))]
+        taken: list[Leased] = []
+        held: set[str] = set()
+        for row in self.incoming.values():
+            fits = not taken or row.type == taken[0].envelope.message_type
+            if fits and row.ordering_key not in held and row.is_due(now) and not self._is_paused(row, now):
+                taken.append(row.lease())
+                if len(taken) >= group_of.get(row.type, 1):
+                    break
+            elif row.ordering_key is not None and (row.is_due(now) or row.attempts):
+                held.add(row.ordering_key)  # only what its sender has put off lets others pass
+        return taken
+
+    def _is_paused(self, row: Row, now: datetime) -> bool:
+        names = ((Kind.HANDLER, row.type), (Kind.KEY, row.envelope.partition_key or ""))
+        ends = [self.paused[kind.value, name] for kind, name in names if (kind.value, name) in self.paused]
+        return any(until is None or until > now for until in ends)
 
     def departing(self, destinations: Collection[str]) -> list[Row]:
         """Take out what is due for these destinations."""
@@ -223,11 +246,21 @@ class Mailbox:
         return len(rows)
 
     def dead_letter(
-        self, _node: NodeId, lease: Leased, letter: Letter, *, counted: int = 1, failures: Sequence[Failure] = ()
+        self,
+        _node: NodeId,
+        lease: Leased,
+        letter: Letter,
+        *,
+        counted: int = 1,
+        failures: Sequence[Failure] = (),
+        parks: bool = False,
     ) -> bool:
         if not self.owns(lease):
             return False
         row = self.incoming.pop(_key(lease))
+        if parks and lease.ordering_key is not None:
+            kind, key = parked(lease)
+            self.pause(kind, key)
         self._bury(row.envelope, letter, attempts=row.attempts + counted, endpoint=row.endpoint)
         return True
 
@@ -237,13 +270,18 @@ class Mailbox:
             self.expired.append(Expired(decoded(row.envelope), row.envelope))
         return row is not None
 
+    def pause(self, kind: Kind, key: str, *, duration: timedelta | None = None, **_details: str) -> None:
+        self.paused[kind.value, key] = None if duration is None else self.clock.now() + duration
+
+    def resume(self, kind: Kind, key: str) -> bool:
+        return self.paused.pop((kind.value, key), self) is not self
+
     def replay(self, letter: DeadLetter) -> None:
         """Let it wait again for its handler, as new."""
         if letter.endpoint is None:
             raise ValueError(f"it was quarantined, and cannot be handled: {letter.reason}")
         self.dead_letters = [each for each in self.dead_letters if each is not letter]
-        row = Row(letter.envelope, letter.endpoint)
-        self.incoming[row.key] = row
+        self._queue(Row(letter.envelope, letter.endpoint))
 
     def _bury(self, envelope: Envelope, letter: Letter, *, attempts: int, endpoint: str | None = None) -> None:
         why = letter.exception_type, letter.reason, letter.traceback
@@ -260,7 +298,10 @@ class MemoryDatabase(Database):
     async def transaction(
         self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        return cast(T, getattr(self._mailbox, work.__name__)(*args, **kwargs))
+        done = getattr(self._mailbox, work.__name__, None)
+        if done is None:
+            raise WiringError("this bus is in memory: it has no database")
+        return cast(T, done(*args, **kwargs))
 
 
 def decoded(envelope: Envelope) -> Any:

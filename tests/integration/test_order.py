@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Callable
-from datetime import timedelta
 
 import msgspec
-import psycopg
-import pytest
 
-from durable import Bus, Context, InvalidSetting, Reject, Retry, message
+from durable import Bus, Retry, message
 from tests.failure.waiting import eventually
 from tests.failure.workbench import QUICK
-from durable.telemetry import Event
+
 
 @message("order.step")
 class Step(msgspec.Struct):

@@ -536,7 +536,7 @@ class TestTheBlock:
 
     async def test_there_is_no_database_to_ask(self, bus: Bus, memory: InMemoryBus) -> None:
         with pytest.raises(WiringError, match="in memory"):
-            _ = bus.runtime.database
+            await bus.runtime.database.ping()
         assert isinstance(bus.runtime, Runtime)
 
 
