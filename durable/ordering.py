@@ -18,8 +18,9 @@ Why it holds, link by link:
 2. One at a time. A row with an ordering key is never born owned. A claim takes the first rows of a key (a run) when
    none of the key's rows is owned, and none before them waits for its retry. Two claims cannot both find that: each
    holds an advisory lock on the key, and looks in a statement that begins after it has the lock, so that its snapshot
-   shows what the claim before it has committed. (SKIP LOCKED alone would let the second claim take the third row while the
-   first has two; and rows that are committed late, below those which are owned already, would start a second run.)
+   shows what the claim before it has committed. (SKIP LOCKED alone would let the second claim take the third row
+   while the first has two; and rows that are committed late, below those that are owned already, would start a second
+   run.)
 3. In memory a run is in one queue of one agent, which hands out its head and nothing more until that is settled
    (durable.turns). What fails and is put off, released or lost sends those behind it back to the table, uncounted.
 4. Between services the sender has at most one unanswered batch with messages of a key. So what is stored first was
