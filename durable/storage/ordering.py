@@ -34,6 +34,7 @@ class Claimed(NamedTuple):
 
 def look(conn: Connection, schema: str, *, destination: str | None, after: str, count: int) -> list[Waiting]:
     """The next keys after this one that have unowned rows, at most `count`, in their order."""
+    conn.execute(statements.ALONG_THE_INDEX.within(schema))
     rows = conn.execute(_of(destination).look.within(schema), _scope(destination) | {"after": after, "count": count})
     return [Waiting(*row) for row in rows]
 
@@ -108,7 +109,13 @@ def claim_shares(
         return [], after
     rows = conn.execute(
         statements.CLAIM_SHARES.within(schema),
-        {"message_type": message_type, "keys": list(quotas), "quotas": list(quotas.values()), "node": node},
+        {
+            "message_type": message_type,
+            "keys": list(quotas),
+            "quotas": list(quotas.values()),
+            "batch_size": batch_size,
+            "node": node,
+        },
     )
     return [leased(row) for row in rows], after
 

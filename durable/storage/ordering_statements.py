@@ -100,6 +100,12 @@ SELECT pg_notify(CAST(:channel AS text), '') FROM (
 """)
 
 
+# Before a look: with statistics from a time without any keys the planner expects next to nothing, and would gather and
+# sort all rows for each key (measured: 22 s for 100 keys of 350,000 rows instead of 5 ms).
+ALONG_THE_INDEX: Final = Statement(
+    "SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)"
+)
+
 OUTGOING: Final = Ordered(
     "outgoing_envelopes",
     "destination",
@@ -151,6 +157,8 @@ WITH RECURSIVE shares AS (
 )
 SELECT key FROM shares WHERE key IS NOT NULL
 """)
+# The quotas add up to no more than a batch; the LIMIT says so to the planner, which would else expect a tenth of all
+# rows and join the whole table to them.
 CLAIM_SHARES: Final = Statement(f"""
 WITH unowned AS MATERIALIZED (
     SELECT each.id, each.endpoint
@@ -162,6 +170,7 @@ WITH unowned AS MATERIALIZED (
     ) AS each
     WHERE NOT EXISTS (
         SELECT FROM {{schema}}.circuits WHERE kind = 'handler' AND key = :message_type AND {_OPEN})
+    LIMIT :batch_size
 ), claimed AS (
     UPDATE {{schema}}.incoming_envelopes AS row SET owner_id = :node, epoch = row.epoch + 1
     FROM unowned WHERE row.id = unowned.id AND row.endpoint = unowned.endpoint
