@@ -53,6 +53,10 @@ class Application:
         _by_type({**self.handlers, handler.message_type: handler})
         self.handlers[handler.message_type] = handler
         self.routes.handled_here(handler.message_type)
+        if handler.ordered:
+            self.routes.places.ordered_types.add(handler.message_type)
+        if handler.fair_by is not None:
+            self.routes.places.shared[handler.message_type] = handler.fair_by
 
     def by_type(self) -> dict[str, Handler]:
         """The handler of each message type that is handled here: its own, and those that are upcast to it.

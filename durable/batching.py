@@ -44,6 +44,11 @@ class Buffer(Generic[T]):
         return len(self._waiting)
 
     @property
+    def has_turn(self) -> bool:
+        """May anything be taken?"""
+        return bool(self._waiting)
+
+    @property
     def room(self) -> int:
         """How many more items may be reserved."""
         return max(0, self._max_count - self._used_count) if self._used_bytes < self._max_bytes else 0
@@ -123,7 +128,7 @@ class Buffer(Generic[T]):
 
 def is_due(buffer: Buffer[T], in_flight: int, *, batch_size: int, batch_bytes: int, batches_in_flight: int) -> bool:
     """Should the next batch be sent now?"""
-    if not len(buffer):
+    if not buffer.has_turn:
         return False
     if in_flight == 0:
         return True

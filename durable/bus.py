@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -30,7 +30,7 @@ from durable.composing import SendOptions, due_time
 from durable.cron import Missed
 from durable.duration import Duration, duration
 from durable.errors import InvalidMessage, InvalidSetting, Verdict, WiringError
-from durable.handlers import Handler
+from durable.handlers import Handler, OnDeadLetter
 from durable.messages import name_of
 from durable.middleware import Group, Middleware
 from durable.retry import ByError, Retry, RetryAfter
@@ -58,6 +58,7 @@ class Circuits(TypedDict, total=False):
     listener: str
     destination: str
     schedule: str
+    key: str
 
 
 class Bus:
@@ -113,6 +114,10 @@ class Bus:
         timeout: Duration | None = None,
         circuit_breaker: CircuitBreaker | None = None,
         inherit_deliver_by: bool = False,
+        ordered: bool = False,
+        on_dead_letter: OnDeadLetter | None = None,
+        fair_by: str | None = None,
+        weights: Mapping[str, int] | None = None,
     ) -> Callable[[F], F]:
         """Declare the handler of a message class, and of the older ones that upcasters make into it.
 
@@ -124,8 +129,15 @@ class Bus:
         conversations.
         `timeout` (timedelta or seconds) bounds one attempt. With a `circuit_breaker` the handler is stopped on every
         node while too many of its messages fail. With `inherit_deliver_by` what the handler sends expires when its
-        message does, unless it is sent with a deliver_by= of its own. Raises InvalidSetting for a parameter that
-        cannot be given, or a second handler of the same class.
+        message does, unless it is sent with a deliver_by= of its own.
+
+        Messages of one `key=` are handled one after another. With `ordered` all messages of this class are, over all
+        nodes. `on_dead_letter="park"` stops the key of a message that became a dead letter (and an ordered handler as a
+        whole) until it is resumed; "continue" lets the next one come (default: the setting). `fair_by` names the header
+        (`tenant` is the one of `send(tenant=...)`), or `key`, by which tenants take turns, each with as many messages
+        as `weights` says (default: 1).
+
+        Raises InvalidSetting for a parameter that cannot be given, or a second handler of the same class.
         """
         message_type = name_of(cls)
 
@@ -142,6 +154,10 @@ class Bus:
                     timeout=None if timeout is None else duration(timeout),
                     circuit_breaker=circuit_breaker,
                     inherit_deliver_by=inherit_deliver_by,
+                    ordered=ordered,
+                    on_dead_letter=on_dead_letter,
+                    fair_by=fair_by,
+                    weights=weights or {},
                 )
             )
             return function
@@ -205,15 +221,22 @@ class Bus:
         """What this process is doing, and has done since the bus was started. To be called in its event loop."""
         return self.runtime.statistics()
 
-    def route(self, cls: type, *, to: str) -> None:
-        """Commands of this class go to this one destination."""
+    def route(self, cls: type, *, to: str, ordered: bool = False) -> None:
+        """Commands of this class go to this one destination; with `ordered` everything that goes there leaves in the
+        order in which it was committed, one batch at a time over all nodes."""
         message_type = name_of(cls)
-        self._application.routes.route(message_type, self.runtime.transports().resolve(to, message_type))
+        self._application.routes.route(message_type, self._resolved(to, message_type, ordered))
 
-    def subscribe(self, cls: type, *, to: str) -> None:
-        """Events of this class go to this destination too."""
+    def subscribe(self, cls: type, *, to: str, ordered: bool = False) -> None:
+        """Events of this class go to this destination too; `ordered` as in route()."""
         message_type = name_of(cls)
-        self._application.routes.subscribe(message_type, self.runtime.transports().resolve(to, message_type))
+        self._application.routes.subscribe(message_type, self._resolved(to, message_type, ordered))
+
+    def _resolved(self, to: str, message_type: str, ordered: bool) -> str:
+        destination = self.runtime.transports().resolve(to, message_type)
+        if ordered:
+            self._application.routes.places.ordered_destinations.add(destination)
+        return destination
 
     def every(
         self,
@@ -287,8 +310,8 @@ class Bus:
         reason: str = "paused by the application",
         **named: Unpack[Circuits],
     ) -> None:
-        """Let no node run the handler of this class, let the listener of this name take nothing, let nothing be sent
-        to this destination, or pass over the occurrences of this schedule.
+        """Let no node run the handler of this class, nor any handler for messages of this key, let the listener of this
+        name take nothing, let nothing be sent to this destination, or pass over the occurrences of this schedule.
 
         It lasts for this time (a timedelta or seconds), or until resume(). What waits goes on waiting; senders to a
         listener see Busy. It is a row of `circuits`, committed when this returns, and obeyed by the other nodes within

@@ -20,10 +20,12 @@ from durable.clock import Clock
 from durable.envelope import Envelope, new_id
 from durable.errors import InvalidMessage
 from durable.messages import content_type_of, name_of
+from durable.ordering import Place
 from durable.routing import LOCAL, Routes
 from durable.settings import Settings
 
 REPLY_TO = "reply-to"
+TENANT = "tenant"
 
 _BUSINESS_KEYS = UUID("6f0d1b4e-5c0a-5d57-9a3c-2d8f6b1e7a94")
 """The namespace of ids that are made of business keys; any fixed one would do."""
@@ -53,7 +55,9 @@ class SendOptions(TypedDict, total=False):
     headers: Mapping[str, str]
     """The application's own headers: text without control characters, at most 100."""
     key: str
-    """The partition key, such as "order-17"."""
+    """Such as "order-17": messages of one key are handled one after another, in the order of their commits."""
+    tenant: str
+    """Whose message it is, for handlers that are fair: a header of this name."""
     reply_to: str
     """Where `ctx.reply()` sends the answer."""
     id_from: str
@@ -176,6 +180,11 @@ class Composer:
             return self.event(message, cause=cause, **options)[1]
         return [self.command(message, cause=cause, **options)]
 
+    def place(self, envelope: Envelope) -> Place:
+        """Behind whom it queues in this service's inbox, or in its outbox."""
+        places = self._routes.places
+        return places.incoming(envelope) if envelope.destination == LOCAL else places.outgoing(envelope)
+
     def _compose(
         self, message: object, destinations: Sequence[str], cause: Cause | None, options: SendOptions
     ) -> list[Envelope]:
@@ -184,6 +193,10 @@ class Composer:
         envelopes = [msgspec.structs.replace(draft, destination=each, body=body) for each in destinations]
         for envelope in envelopes:
             self._refuse_distant(envelope)
+        if options.get("key") == "":
+            raise InvalidMessage(
+                f"{type(message).__qualname__} cannot be sent: key is empty; leave it out, or name one"
+            )
         if reason := screening.flaw(envelopes[0], max_message_bytes=self._max_message_bytes):
             raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {reason}")
         if screening.never_due(envelopes[0]):
@@ -201,6 +214,8 @@ class Composer:
         headers = dict(options.get("headers", {}))
         if "reply_to" in options:
             headers[REPLY_TO] = options["reply_to"]
+        if "tenant" in options:
+            headers[TENANT] = options["tenant"]
         return Envelope(
             id=envelope_id,
             message_type=message_type,

@@ -62,6 +62,7 @@ class Leased(msgspec.Struct, frozen=True, gc=False):
     """An envelope whose row this node owns, with the epoch that fences every change to that row.
 
     `attempts` counts failed attempts before this one; `interruptions` counts the nodes that died while they owned it.
+    Rows of one `ordering_key` come one after another.
     """
 
     envelope: Envelope
@@ -69,6 +70,7 @@ class Leased(msgspec.Struct, frozen=True, gc=False):
     endpoint: str = ""
     attempts: int = 0
     interruptions: int = 0
+    ordering_key: str | None = None
 
     @property
     def weight_bytes(self) -> int:

@@ -25,9 +25,9 @@ from contextlib import (
 )
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from types import GenericAlias
-from typing import Annotated, Any, Self, Unpack, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, Unpack, get_args, get_origin
 from uuid import UUID
 
 import msgspec
@@ -39,8 +39,11 @@ from durable.circuit_control import CircuitControl, PauseRequest
 from durable.composing import REPLY_TO, Cause, SendOptions
 from durable.envelope import Envelope, Leased
 from durable.errors import InvalidSetting, RoutingError
+from durable.ordering import share_of
 from durable.retry import ByError, Retry
 from durable.unit_of_work import Outbox
+
+OnDeadLetter = Literal["continue", "park"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +223,14 @@ class Handler:
     """When its failures stop it; None: never."""
     inherit_deliver_by: bool = False
     """Does what it sends expire when its message does, unless it says otherwise?"""
+    ordered: bool = False
+    """One message at a time over all nodes, in their order."""
+    on_dead_letter: OnDeadLetter | None = None
+    """What becomes of those behind a dead letter in its order; None: as the settings say."""
+    fair_by: str | None = None
+    """The header, or `key`, that names the tenant of a message; None: first come, first served."""
+    weights: Mapping[str, int] = field(default_factory=dict)
+    """How many messages of a tenant are handled in its turn, 1 unless said otherwise."""
     is_async: bool = field(init=False)
     takes_list: bool = field(init=False)
     """Is it called once with all messages of its transaction?"""
@@ -228,6 +239,12 @@ class Handler:
     def __post_init__(self) -> None:
         if self.group < 1 or (self.concurrency is not None and self.concurrency < 1):
             raise InvalidSetting(f"{self.name}: concurrency and group must be at least 1")
+        if self.on_dead_letter not in (None, "continue", "park"):
+            raise InvalidSetting(f"{self.name}: on_dead_letter={self.on_dead_letter!r}; use 'continue' or 'park'")
+        if self.fair_by is not None and (self.ordered or not self.fair_by):
+            raise InvalidSetting(f"{self.name}: fair_by= names a header or 'key', and an ordered handler has no turns")
+        if self.weights and (self.fair_by is None or any(weight < 1 for weight in self.weights.values())):
+            raise InvalidSetting(f"{self.name}: weights= are whole numbers from 1 on, for the tenants of fair_by=")
         is_async = inspect.iscoroutinefunction(self.function)
         object.__setattr__(self, "is_async", is_async)
         object.__setattr__(self, "takes_list", _takes_list(self.function, self.cls, of=self.name))
@@ -242,6 +259,11 @@ class Handler:
     def cause(self, envelope: Envelope) -> Cause:
         """What follows from this message is sent with this cause."""
         return Cause(envelope, envelope.deliver_by if self.inherit_deliver_by else None)
+
+    @property
+    def share_of(self) -> Callable[[Envelope], str] | None:
+        """Whose share a message is of; None without fair_by."""
+        return None if self.fair_by is None else partial(share_of, header=self.fair_by)
 
     async def run(self, call: Incoming) -> Any:
         """Run an async handler, send what it returned, and return that."""

@@ -7,7 +7,9 @@
 
 The completion deletes the inbox row where owner and epoch are still this node's; when it meets no row the whole
 transaction rolls back, so a node that was paused and declared dead leaves no second effect. With `group=N` up to N
-waiting messages share one transaction; when one of them fails it rolls back, and each is run alone.
+waiting messages share one transaction; when one of them fails it rolls back, and each is run alone. Messages of one
+ordering key are handled one after another; one that does not come to its end holds the key, and those behind it go
+back to the table (durable.ordering).
 
 A message whose nodes died again and again is a suspect. Its attempts are counted before they run, and a node runs one
 suspect at a time: so the one that kills its process is found and comes to its end, and its neighbours are handled.
@@ -17,26 +19,39 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from itertools import chain
+from typing import Any
 
 from durable import upcasting
 from durable.attempts import Attempts, Task
-from durable.batching import Buffer
 from durable.clock import Clock
 from durable.envelope import ANY_NODE, Envelope, Lease, Leased, NodeId
 from durable.errors import InvalidMessage, LeaseLost
 from durable.failpoints import failpoint
 from durable.handler_circuit import HandlerCircuit
 from durable.handlers import Handler
-from durable.retry import Pause, Policy, RunAgain
+from durable.retry import DeadLetter, Pause, Policy, RunAgain
 from durable.settings import Settings
 from durable.settling import Settling
 from durable.statistics import HandlingStatistics
 from durable.storage.database import Database
 from durable.storage.rows import KEPT_ATTEMPTS, Failure, Letter
 from durable.telemetry import Counters, Event, log
+from durable.turns import Turns
 
 _SUSPICIOUS = 2  # deaths; one is an accident, and what the dead node had in memory is handled at full speed
+
+
+class Held(set[str]):
+    """Ordering keys of which nothing more may be begun now."""
+
+    def __init__(self, keys: Iterable[str | None] = ()) -> None:
+        super().__init__(key for key in keys if key is not None)
+
+    def hold(self, lease: Leased) -> None:
+        if lease.ordering_key is not None:
+            self.add(lease.ordering_key)
 
 
 class HandlingAgent:
@@ -55,9 +70,17 @@ class HandlingAgent:
         counters: Counters,
         has_room: Callable[[], None],
         suspects: asyncio.Lock | None = None,
+        key_is_free: Callable[[str], None] = lambda key: None,
     ) -> None:
         self.handler = handler
-        self.buffer: Buffer[Leased] = Buffer(settings.buffer_size, settings.buffer_bytes)
+        self.buffer = Turns(
+            settings.buffer_size,
+            settings.buffer_bytes,
+            run=handler.group,
+            share_of=handler.share_of,
+            weights=handler.weights,
+            alone=_is_suspect,
+        )
         self.wants_more = False
         self.circuit = HandlerCircuit(
             handler.message_type,
@@ -78,6 +101,10 @@ class HandlingAgent:
         self._has_room = has_room
         self._suspects = suspects or asyncio.Lock()
         self._trials: list[Leased] = []
+        self._key_is_free = key_is_free
+        self._parks = (handler.on_dead_letter or settings.on_dead_letter) == "park"
+        self._parked: Set[str] = frozenset()
+        self._unwanted: list[Leased] = []
         self._working: set[Lease] = set()
         self._changed = asyncio.Event()
         self._stopping = False
@@ -87,8 +114,8 @@ class HandlingAgent:
 
     def reserve(self, envelope: Envelope) -> NodeId:
         """Keep room for an envelope that is about to be stored, or leave it to any node. From any thread."""
-        takes_more = not (self._stopping or self.circuit.is_open or self.is_paused(envelope.message_type))
-        return self._node if takes_more and self.buffer.reserve([envelope]) else ANY_NODE
+        takes_it = not self._stopping and self.takes(envelope.message_type)
+        return self._node if takes_it and self.buffer.reserve([envelope]) else ANY_NODE
 
     def accept(self, claimed: Sequence[Leased]) -> None:
         """Handle these: they are committed, owned by this node, and have room."""
@@ -100,6 +127,10 @@ class HandlingAgent:
         own = self.handler.message_type
         self._paused_versions = is_probing.keys() - {own}
         self.observe_circuit(own in is_probing, probing=is_probing.get(own, False))
+
+    def takes(self, message_type: str) -> bool:
+        """May messages of this type be claimed for it?"""
+        return not (self.circuit.is_open or self.is_paused(message_type))
 
     def is_paused(self, message_type: str) -> bool:
         """Is this older version to wait, while the others are handled?"""
@@ -121,13 +152,21 @@ class HandlingAgent:
         self._trials.append(claimed)
         self._changed.set()
 
+    def observe_parked(self, keys: Set[str]) -> None:
+        """Follow what `circuits` says: nothing of these keys is begun, and what waits of them goes back."""
+        self._parked = keys
+        if keys:
+            of_them = [lease for lease in self.buffer.waiting() if lease.envelope.partition_key in keys]
+            self._unwanted += self.buffer.withdraw({lease.ordering_key for lease in of_them if lease.ordering_key})
+            self._changed.set()
+
     def stop(self) -> None:
         """Finish what is being handled, take nothing new, then end run()."""
         self._stopping = True
         self._changed.set()
 
     def held(self) -> set[Lease]:
-        return {lease.key for lease in (*self.buffer.waiting(), *self._trials)} | self._working
+        return {lease.key for lease in chain(self.buffer.waiting(), self._unwanted, self._trials)} | self._working
 
     def statistics(self) -> HandlingStatistics:
         first = self.buffer.first
@@ -152,7 +191,10 @@ class HandlingAgent:
 
     async def _work(self) -> None:
         while not self._stopping:
-            if self._trials:
+            if self._unwanted:
+                unwanted, self._unwanted = self._unwanted, []
+                await self._hand_back(unwanted)
+            elif self._trials:
                 await self._try(self._trials.pop())
             elif self.circuit.is_open:
                 await self._stay_paused()
@@ -170,39 +212,68 @@ class HandlingAgent:
     async def _stay_paused(self) -> None:
         """Hold nothing, until something changes."""
         self._changed.clear()
-        waiting = self.buffer.take(self._settings.buffer_size, self._settings.buffer_bytes)
+        if waiting := self.buffer.take_all():
+            await self._hand_back(waiting)
+        else:
+            await self._changed.wait()
+
+    async def _hand_back(self, waiting: Sequence[Leased]) -> None:
+        """What has not been begun, to any node."""
         if waiting:
             await self._settling.hand_back(waiting)
             self.buffer.done(waiting)
-        else:
-            await self._changed.wait()
 
     async def handle(self, taken: Sequence[Leased]) -> None:
         """Bring these, which were taken from the buffer, to an end or to their next attempt."""
         failpoint("C14")
         self._working.update(lease.key for lease in taken)
+        held = Held(lease.ordering_key for lease in taken)
         try:
-            sound = [lease for lease in taken if not _is_suspect(lease)]
-            tasks = [task for lease in sound if (task := await self._prepare(lease)) is not None]
-            if len(tasks) < 2 or not await self._succeeds_together(tasks):
-                for task in tasks:
-                    await self._handle_alone(task)
-            for lease in taken:
-                if _is_suspect(lease):
-                    await self._handle_suspect(lease)
-        except Exception:
-            # Not the handler's failure, which _handle_alone settles, but ours. The rows stay owned, and are released
-            # as forgotten, so another attempt follows.
-            log.exception("handling of %s broke off", [str(lease.envelope.id) for lease in taken])
+            try:
+                held = await self._handle(taken)
+            except Exception:
+                # Not the handler's failure, which _handle_alone settles, but ours. The rows stay owned, and are
+                # released as forgotten, so another attempt follows.
+                log.exception("handling of %s broke off", [str(lease.envelope.id) for lease in taken])
+            await self._hand_back(self.buffer.withdraw(held))
         finally:
             self._working.difference_update(lease.key for lease in taken)
             self.buffer.done(taken)
+            for key in self.buffer.settled(taken) - held:
+                self._key_is_free(key)
             if self.wants_more and self.buffer.room >= min(self._settings.batch_size, self._settings.buffer_size):
                 self.wants_more = False
                 self._has_room()
 
-    async def _prepare(self, lease: Leased) -> Task | None:
-        """The message, unless it has expired, cannot be decoded, or has killed too many processes."""
+    async def _handle(self, taken: Sequence[Leased]) -> Held:
+        """Returns the keys that are held: one of their messages has not come to its end, so that none may follow."""
+        held = Held()
+        sound = [lease for lease in taken if not _is_suspect(lease)]
+        tasks = [task for lease in sound if (task := await self._prepare(lease, held)) is not None]
+        if len(tasks) < 2 or not await self._succeeds_together(tasks):
+            for task in tasks:
+                if await self._may_begin(task.lease, held):
+                    await self._handle_alone(task, held)
+        for lease in taken:
+            if _is_suspect(lease):
+                await self._handle_suspect(lease, held)
+        return held
+
+    async def _may_begin(self, lease: Leased, held: Held) -> bool:
+        """Is it this message's turn? Otherwise it goes back, as it is."""
+        if lease.ordering_key is None:
+            return True
+        if lease.envelope.partition_key in self._parked:
+            held.hold(lease)
+        if lease.ordering_key in held:
+            await self._settling.hand_back([lease])
+            return False
+        return True
+
+    async def _prepare(self, lease: Leased, held: Held) -> Task | None:
+        """The message, unless it has expired, cannot be decoded, has killed too many processes, or must wait."""
+        if not await self._may_begin(lease, held):
+            return None
         envelope, attempt = lease.envelope, lease.attempts + 1
         if self.is_paused(envelope.message_type):
             await self._settling.hand_back([lease])
@@ -212,17 +283,23 @@ class HandlingAgent:
         if _is_suspect(lease):
             counted = await self._settling.begin_suspect_attempt(lease)
             if counted is None:
+                held.hold(lease)
                 return None
             attempt = counted
             if attempt > self._policy.max_attempts:
                 reason = f"its node died {lease.interruptions} times while it was being handled"
-                await self._settling.dead_letter(lease, Letter.because(reason, "killed its node"), counted=0)
+                await self._dead_letter(lease, Letter.because(reason, "killed its node"), held, counted=0)
                 return None
         try:
             return Task(lease, upcasting.decode(envelope, self.handler.cls), attempt)
         except InvalidMessage as error:
-            await self._settling.dead_letter(lease, Letter.from_error(error), failures=[self._failure(error, attempt)])
+            await self._dead_letter(lease, Letter.from_error(error), held, failures=[self._failure(error, attempt)])
             return None
+
+    async def _dead_letter(self, lease: Leased, letter: Letter, held: Held, **details: Any) -> None:
+        await self._settling.dead_letter(lease, letter, parks=self._parks, **details)
+        if self._parks:
+            held.hold(lease)
 
     # ------------------------------------------------------------------ attempts, and what follows
 
@@ -246,16 +323,17 @@ class HandlingAgent:
         await self._handled([task.lease for task in tasks])
         return True
 
-    async def _handle_suspect(self, lease: Leased) -> None:
+    async def _handle_suspect(self, lease: Leased, held: Held) -> None:
         """With no other suspect counted meanwhile: if the node dies now, it was this one, or accident."""
         async with self._suspects:
             if self._stopping:  # it is released with all that this node owns
+                held.hold(lease)
                 return
-            task = await self._prepare(lease)
+            task = await self._prepare(lease, held)
             if task is not None:
-                await self._handle_alone(task)
+                await self._handle_alone(task, held)
 
-    async def _handle_alone(self, task: Task) -> None:
+    async def _handle_alone(self, task: Task, held: Held) -> None:
         lease, attempt = task.lease, task.attempt
         failures: Sequence[Failure] = ()
         while True:
@@ -266,22 +344,28 @@ class HandlingAgent:
             except LeaseLost:
                 self._counters.add(Event.LEASE_LOST)
                 log.warning("lease of %s lost: rolled back", lease.envelope.id)
+                held.hold(lease)
                 return
             except Exception as error:
                 failures = [*failures, self._failure(error, attempt)][-KEPT_ATTEMPTS:]
-                if not await self._runs_again(lease, attempt, error, failures):
+                if not await self._runs_again(lease, attempt, error, failures, held):
                     return
             attempt += 1
 
-    async def _runs_again(self, lease: Leased, attempt: int, error: Exception, failures: Sequence[Failure]) -> bool:
+    async def _runs_again(
+        self, lease: Leased, attempt: int, error: Exception, failures: Sequence[Failure], held: Held
+    ) -> bool:
         """Settle a failed attempt as the policy decides. True when the message is to run again at once."""
         decision = self._policy.decide(error, attempt, self._clock.now() - lease.envelope.sent_at)
         self._counters.add(Event.ATTEMPT_FAILED)
         log.warning("%s of %s failed, attempt %d: %r", self.handler.name, lease.envelope.id, attempt, error)
         if isinstance(decision, RunAgain):
             return True
+        if self._parks or not isinstance(decision, DeadLetter):
+            held.hold(lease)
         counted_before = lease.attempts + (1 if _is_suspect(lease) else 0)
-        await self._settling.settle(lease, decision, error, counted=attempt - counted_before, failures=failures)
+        counted = attempt - counted_before
+        await self._settling.settle(lease, decision, error, counted=counted, failures=failures, parks=self._parks)
         await self.circuit.failed(lease, error)
         if isinstance(decision, Pause):
             self.observe_circuit(True)

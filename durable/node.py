@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from durable.application import Application, Transports
 from durable.attempts import Attempts
@@ -23,6 +24,7 @@ from durable.lanes import Lanes
 from durable.receiving import ReceivingAgent
 from durable.recovery.agent import RecoveryAgent
 from durable.recovery.membership import Membership
+from durable.recovery.ordered import OrderedClaims
 from durable.recovery.recurring import Recurring
 from durable.routing import LOCAL
 from durable.sending import SendingAgent
@@ -67,6 +69,7 @@ class Node:
         """With the older types that they serve, too."""
         self.listeners: list[Listener] = []
         self.receiver: ReceivingAgent | None = None
+        self._ordered: OrderedClaims | None = None
         self._lanes = Lanes(self._by_type)
         self._sending: list[asyncio.Task[None]] = []
         self._tasks: asyncio.TaskGroup
@@ -100,7 +103,10 @@ class Node:
 
     async def _work(self, node_id: NodeId, stopping: asyncio.Event, started: asyncio.Future[None]) -> None:
         """Start the agents in order; when told to stop, drain them from the outside in."""
-        receiving = self.receiver = self._build(node_id)
+        ordered = self._ordered = OrderedClaims(
+            self._database, self._settings, node_id, self._counters, self.handlers, self.agent_for
+        )
+        receiving = self.receiver = self._build(node_id, ordered)
         recovery = RecoveryAgent(
             database=self._database,
             settings=self._settings,
@@ -112,6 +118,7 @@ class Node:
             handlers=self._by_type,
             receiving=receiving,
             recurring=Recurring(self._database, node_id, self._application.schedules, self._composer, self._counters),
+            ordered=ordered,
         )
         await self._listen(receiving)  # first: an address that is taken is an error of its own, not one of a group's
         async with asyncio.TaskGroup() as self._tasks:
@@ -162,7 +169,7 @@ class Node:
         except StorageUnavailable as error:
             log.warning("node %d leaves its rows to the others: %s", node_id, error)
 
-    def _build(self, node_id: NodeId) -> ReceivingAgent:
+    def _build(self, node_id: NodeId, ordered: OrderedClaims) -> ReceivingAgent:
         suspects = asyncio.Lock()
         for message_type, handler in self._application.handlers.items():
             self.handlers[message_type] = HandlingAgent(
@@ -182,6 +189,7 @@ class Node:
                 counters=self._counters.of(Subject.MESSAGE_TYPE, message_type),
                 has_room=self._woken.set,
                 suspects=suspects,
+                key_is_free=partial(ordered.hint, None),
             )
         served = self._application.by_type().items()
         self._by_type.update({name: self.handlers[handler.message_type] for name, handler in served})
@@ -193,6 +201,8 @@ class Node:
             intake=self._lanes,
             counters=self._counters,
             spans=self._application.batch_spans,
+            places=self._application.routes.places,
+            ordered_stored=ordered.hint_all,
         )
 
     # ------------------------------------------------------------------ for recovery and units of work
@@ -217,6 +227,7 @@ class Node:
             has_room=self._woken.set,
             clock=self._clock,
             spans=self._application.batch_spans,
+            key_is_free=partial(self._ordered.hint, destination) if self._ordered else lambda key: None,
         )
         self._sending.append(self._tasks.create_task(agent.run(), name=f"sending to {destination}"))
         return agent
@@ -235,8 +246,11 @@ class Node:
         """Hand committed envelopes to their agents; in the loop."""
         failpoint("C4")
         by_destination: dict[str, list[Leased]] = {}
-        for envelope, endpoint, owner in sent:
-            if owner == self.node_id != ANY_NODE:
+        for envelope, endpoint, owner, place in sent:
+            if place.ordering_key is not None:
+                if envelope.execution_time is None and self._ordered is not None:
+                    self._ordered.hint(None if endpoint else envelope.destination, place.ordering_key)
+            elif owner == self.node_id != ANY_NODE:
                 lease = Leased(envelope, endpoint=endpoint or envelope.destination)
                 by_destination.setdefault(envelope.destination, []).append(lease)
         for destination, group in by_destination.items():
@@ -244,12 +258,12 @@ class Node:
                 self._lanes.accept(group)
             else:
                 self.senders[destination].accept(group)
-        if any(owner == ANY_NODE for _, _, owner in sent):
+        if any(each.owner == ANY_NODE and each.place.ordering_key is None for each in sent):
             self._woken.set()
 
     def give_back(self, sent: Sequence[Sent]) -> None:
         """Their transaction came to nothing; from any thread."""
-        for envelope, endpoint, owner in sent:
+        for envelope, endpoint, owner, _ in sent:
             if owner != self.node_id or owner == ANY_NODE:
                 continue
             if endpoint == LOCAL:

@@ -52,6 +52,11 @@ OTHER_BODY = Duplicate(other_body=True)
 BUSY = Busy()
 
 
+def all_settled(outcomes: Sequence[Outcome]) -> bool:
+    """Did the receiver take or refuse each of them? Then what comes behind may be sent, without overtaking anything."""
+    return not any(isinstance(outcome, Busy | Failed) for outcome in outcomes)
+
+
 def merged(received: Sequence[Outcome], rejected: Mapping[int, Rejected]) -> list[Outcome]:
     """One outcome for each envelope of a batch: the receiver's, and those that it was not given, by their positions."""
     outcomes = list(received)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from datetime import datetime
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -22,6 +23,7 @@ from durable.clock import Clock
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.failpoints import failpoint
+from durable.ordering import Places
 from durable.outcomes import BUSY, DUPLICATE, OTHER_BODY, STORED, Duplicate, Failed, Outcome, Stored
 from durable.settings import Settings
 from durable.statistics import ReceivingStatistics
@@ -94,7 +96,11 @@ class ReceivingAgent:
         intake: Intake,
         counters: Counters,
         spans: BatchSpans | None = None,
+        places: Places | None = None,
+        ordered_stored: Callable[[Sequence[str]], None] = lambda keys: None,
     ) -> None:
+        self._places = places or Places()
+        self._ordered_stored = ordered_stored
         self._database = database
         self._node = node
         self._settings = settings
@@ -236,13 +242,8 @@ class ReceivingAgent:
 
     async def _store_fit(self, envelopes: Sequence[tuple[str, Envelope]]) -> _Found:
         """Store envelopes that seem sound; when the database refuses one of them, find it by halving."""
-        # What is to wait is nobody's work until it is due, and what has come too late nobody's at all: it expires.
         now = self._clock.now()
-        owners = [
-            ANY_NODE if e.execution_time is not None or e.is_late(now) else self._intake.reserve(e)
-            for _, e in envelopes
-        ]
-        arrivals = [Arrival(*pair, owner) for pair, owner in zip(envelopes, owners, strict=True)]
+        arrivals = [self._arrival(endpoint, envelope, now) for endpoint, envelope in envelopes]
         found = _Found(set(), set())
         try:
             found = await self._database.transaction(self._insert, arrivals)
@@ -266,7 +267,16 @@ class ReceivingAgent:
         ]
         if mine:
             self._intake.accept(mine)
+        if keys := [arrival.place.ordering_key for arrival in arrivals if arrival.place.ordering_key is not None]:
+            self._ordered_stored(keys)
         return found
+
+    def _arrival(self, endpoint: str, envelope: Envelope, now: datetime) -> Arrival:
+        """What is to wait, until it is due or its turn comes, is nobody's work now, and what has come too late nobody's
+        at all: it expires."""
+        place = self._places.incoming(envelope)
+        waits = envelope.execution_time is not None or place.ordering_key is not None or envelope.is_late(now)
+        return Arrival(endpoint, envelope, ANY_NODE if waits else self._intake.reserve(envelope), place)
 
     def _give_back(self, arrivals: Sequence[Arrival], fresh: set[Key]) -> None:
         """The room of those that are not this node's work now."""
@@ -280,7 +290,7 @@ class ReceivingAgent:
         fresh = inbox.store(conn, schema, arrivals)
         duplicates = [arrival for arrival in arrivals if arrival.key not in fresh]
         changed = inbox.find_changed_bodies(conn, schema, duplicates) if duplicates else set()
-        for endpoint, envelope, _ in duplicates:
+        for endpoint, envelope, _, _ in duplicates:
             if (envelope.id, endpoint) in changed:
                 self._quarantine(conn, schema, endpoint, _raw(envelope), _OTHER_BODY, envelope, {})
         return _Found(fresh, changed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from durable.errors import RoutingError
+from durable.ordering import Places
 from durable.upcasting import newer_types
 
 LOCAL = "local"
@@ -23,6 +24,8 @@ class Routes:
         self._commands: dict[str, str] = {}
         self._subscribers: dict[str, list[str]] = {}
         self._local: set[str] = set()
+        self.places = Places()
+        """What was declared of order and fairness."""
 
     def route(self, message_type: str, to: str) -> None:
         known = self._commands.setdefault(message_type, to)

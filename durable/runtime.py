@@ -205,6 +205,7 @@ class Runtime:
             settings=self.settings,
             clock=self.clock,
             intake=LeftToOthers(),
+            places=self.application.routes.places,
             counters=self.counters,
             spans=self.application.batch_spans,
         )
@@ -271,6 +272,10 @@ class Runtime:
     def reserve(self, envelopes: Sequence[Envelope]) -> list[NodeId]:
         node = self.node
         return [node.reserve(envelope) for envelope in envelopes] if node else [ANY_NODE] * len(envelopes)
+
+    @property
+    def claims_ordered(self) -> bool:
+        return self.node is not None
 
     def committed(self, sent: Sequence[Sent]) -> None:
         if node := self.node:

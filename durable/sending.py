@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from durable.batching import Buffer, is_due
+from durable.batching import is_due
 from durable.circuit import Circuit
 from durable.clock import Clock, SystemClock
 from durable.envelope import Envelope, Lease, Leased, NodeId
@@ -33,7 +33,8 @@ from durable.storage.database import Database
 from durable.storage.rows import Letter
 from durable.storage.statements import OUTGOING
 from durable.telemetry import BatchSpans, Counters, Event, log
-from durable.transports.base import Sender
+from durable.transports.base import Sender, keeps_order
+from durable.turns import Turns
 
 _DELETE_AT_ONCE = 1_000
 _FIRST_PAUSE = 0.02  # seconds before the next batch to a peer that is busy
@@ -55,10 +56,12 @@ class SendingAgent:
         has_room: Callable[[], None],
         clock: Clock | None = None,
         spans: BatchSpans | None = None,
+        key_is_free: Callable[[str], None] = lambda key: None,
     ) -> None:
         self.destination = destination
         self.circuit = Circuit(settings.failures_to_latch)
-        self.buffer: Buffer[Leased] = Buffer(settings.buffer_size, settings.buffer_bytes)
+        run = settings.batch_size if keeps_order(sender) else 1
+        self.buffer = Turns(settings.buffer_size, settings.buffer_bytes, run=run)
         self.wants_more = False
         self.paused = False
         self.latch_generation = 0
@@ -70,6 +73,8 @@ class SendingAgent:
         self._has_room = has_room
         self._clock = clock or SystemClock()
         self._spans = spans
+        self._key_is_free = key_is_free
+        self._awaited = False
         self._in_flight: dict[int, Sequence[Leased]] = {}
         self._sent: list[Leased] = []
         self._deleting: list[Leased] = []
@@ -177,6 +182,8 @@ class SendingAgent:
                 await self._send_timely(timely, ticket)
         finally:
             del self._in_flight[id(batch)]
+            # Where nothing is left of a key, the rest of it can be claimed once these are deleted: no lingering then.
+            self._awaited |= bool(self.buffer.settled(batch))
             self._changed.set()
 
     async def _send_timely(self, batch: Sequence[Leased], ticket: int) -> None:
@@ -268,9 +275,10 @@ class SendingAgent:
         linger = self._settings.delete_linger.total_seconds()
         while not (self._all_sent and not self._sent):
             await self._acknowledged.wait()
-            if len(self._sent) < _DELETE_AT_ONCE and not self._all_sent:
+            if len(self._sent) < _DELETE_AT_ONCE and not self._all_sent and not self._awaited:
                 await asyncio.sleep(linger)
             self._acknowledged.clear()
+            self._awaited = False
             self._deleting, self._sent = self._sent, []
             if self._deleting:
                 failpoint("C12")
@@ -329,7 +337,7 @@ class SendingAgent:
             await self._changed.wait()
 
     async def _release_waiting(self) -> None:
-        waiting = self.buffer.take(self._settings.buffer_size, self._settings.buffer_bytes)
+        waiting = self.buffer.take_all()
         if waiting:
             await self._database.insist(leases.release, OUTGOING, self._node, [lease.key for lease in waiting])
             self._done(waiting)
@@ -338,6 +346,9 @@ class SendingAgent:
 
     def _done(self, finished: Sequence[Leased]) -> None:
         self.buffer.done(finished)
+        for key in {lease.ordering_key for lease in finished}:
+            if key is not None:
+                self._key_is_free(key)
         if self.wants_more and self.buffer.room >= min(self._settings.batch_size, self._settings.buffer_size):
             self.wants_more = False
             self._has_room()

@@ -95,6 +95,10 @@ class Settings(BaseSettings):
     concurrency: Count = Field(
         default=8, description="messages that one handler runs at once, unless it says otherwise"
     )
+    on_dead_letter: Literal["continue", "park"] = Field(
+        default="continue",
+        description="whether a dead letter lets the messages behind it under its key go on, or parks the key",
+    )
     handler_timeout: Duration = Field(default=timedelta(seconds=60), description="for one attempt of a handler")
     drain_timeout: Duration = Field(default=timedelta(seconds=10), description="for work under way when the node stops")
     check_in_flight: Annotated[int, Field(ge=0, le=1_000_000)] = Field(

@@ -45,6 +45,7 @@ class Settling:
         *,
         counted: int,
         failures: Sequence[Failure],
+        parks: bool = False,
     ) -> None:
         """Do as was decided after `error`; `counted` attempts are not in the row yet."""
         match decision:
@@ -63,7 +64,8 @@ class Settling:
                 await self._database.insist(pause_and_release, self._node, self._handler, lease, decision)
             case DeadLetter():
                 failpoint("C19")
-                await self.dead_letter(lease, Letter.from_error(error), counted=counted, failures=failures)
+                letter = Letter.from_error(error)
+                await self.dead_letter(lease, letter, counted=counted, failures=failures, parks=parks)
                 failpoint("C19")
 
     async def hand_back(self, owned: Sequence[Leased]) -> None:
@@ -97,8 +99,15 @@ class Settling:
         return expired
 
     async def dead_letter(
-        self, lease: Leased, letter: Letter, *, counted: int = 1, failures: Sequence[Failure] = ()
+        self,
+        lease: Leased,
+        letter: Letter,
+        *,
+        counted: int = 1,
+        failures: Sequence[Failure] = (),
+        parks: bool = False,
     ) -> None:
+        """With `parks` its key, or its ordered handler, stops in the same transaction."""
         moved = await self._database.insist(
             inbox.dead_letter,
             self._node,
@@ -107,6 +116,7 @@ class Settling:
             counted=counted,
             failures=failures,
             keep_body=self._keep_body,
+            parks=parks,
         )
         if moved:
             self._counters.add(Event.DEAD_LETTERED)

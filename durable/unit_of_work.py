@@ -27,7 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, SessionTransaction
 
 from durable.composing import Cause, Composer, Outgoing, SendOptions
-from durable.envelope import Envelope, NodeId, new_id
+from durable.envelope import ANY_NODE, Envelope, NodeId, new_id
 from durable.errors import NoUnitOfWork, WiringError
 from durable.failpoints import failpoint
 from durable.routing import LOCAL
@@ -42,6 +42,11 @@ class Dispatcher(Protocol):
 
     def reserve(self, envelopes: Sequence[Envelope]) -> list[NodeId]:
         """Who owns each of these rows: this node, which now keeps room for it, or ANY_NODE."""
+        ...
+
+    @property
+    def claims_ordered(self) -> bool:
+        """Does this process claim what is ordered, when it hears of the commit? Otherwise other nodes must be told."""
         ...
 
     def committed(self, sent: Sequence[Sent]) -> None:
@@ -132,10 +137,17 @@ class Outbox:
         self._is_committing = True
 
     def _store(self, envelopes: Sequence[Envelope]) -> None:
-        owners = self._dispatcher.reserve(envelopes)
+        places = [self._composer.place(envelope) for envelope in envelopes]
+        free = [envelope for envelope, place in zip(envelopes, places, strict=True) if place.ordering_key is None]
+        owners = iter(self._dispatcher.reserve(free) if free else ())
         sent = [
-            Sent(envelope, LOCAL if envelope.destination == LOCAL else None, owner)
-            for envelope, owner in zip(envelopes, owners, strict=True)
+            Sent(
+                envelope,
+                LOCAL if envelope.destination == LOCAL else None,
+                next(owners) if place.ordering_key is None else ANY_NODE,
+                place,
+            )
+            for envelope, place in zip(envelopes, places, strict=True)
         ]
         self._pending.clear()
         self._stored += sent  # before the insert: when it fails, the room is given back with all the rest
@@ -149,7 +161,8 @@ class Outbox:
 
         Returns the keys of those that had been sent before.
         """
-        return storage.store(self.session.connection(), self._schema, sent)
+        told = self._dispatcher.claims_ordered
+        return storage.store(self.session.connection(), self._schema, sent, claims_ordered=told)
 
     def committed(self) -> None:
         if self._stored:

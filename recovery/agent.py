@@ -15,11 +15,13 @@ from durable.handling import HandlingAgent
 from durable.receiving import ReceivingAgent
 from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten import Forgotten
-from durable.recovery.incoming import claim_incoming
+from durable.recovery.incoming import claim_incoming, claim_trials
 from durable.recovery.maintenance import maintain
+from durable.recovery.ordered import OrderedClaims
 from durable.recovery.outgoing import AgentFor, claim_outgoing
 from durable.recovery.recurring import Recurring
 from durable.recovery.scheduled import expire, promote_due
+from durable.recovery.shares import Shares
 from durable.sending import SendingAgent
 from durable.settings import Settings
 from durable.storage import circuits, delayed, statements
@@ -48,6 +50,7 @@ class RecoveryAgent:
         handlers: Mapping[str, HandlingAgent],
         receiving: ReceivingAgent,
         recurring: Recurring,
+        ordered: OrderedClaims,
     ) -> None:
         self._database = database
         self._settings = settings
@@ -60,6 +63,8 @@ class RecoveryAgent:
         self._receiving = receiving
         self._recurring = recurring
         self._due_in: list[timedelta | None] = []
+        self._ordered = ordered
+        self._shares = Shares(database, settings, node, counters)
         self._dormant = DormantNodes(database, settings, counters)
         self._forgotten = [
             Forgotten(database, statements.OUTGOING, node, counters, _held_by(senders)),
@@ -70,6 +75,7 @@ class RecoveryAgent:
         settings = self._settings
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._claim_when_woken(), name="claim work")
+            tasks.create_task(self._claim_ordered_when_hinted(), name="claim ordered work")
             for name, story, interval in (
                 ("sweep dormant nodes", self._sweep, settings.sweep_interval),
                 ("release forgotten work", self._look_for_forgotten, settings.forgotten_after / 2),
@@ -103,17 +109,27 @@ class RecoveryAgent:
         await promote_due(self._database, self._counters)
         await expire(self._database, self._settings, self._node, self._counters)
         await claim_outgoing(self._database, self._settings, self._node, self._counters, self._agent_for)
+        await claim_trials(self._database, self._settings, self._node, self._handlers)
         await claim_incoming(self._database, self._settings, self._node, self._counters, self._handlers)
+        await self._shares.claim(self._handlers)
+        await self._ordered.look()
         if not self._woken.is_set():
             self._due_in.append(await self._database.transaction(delayed.next_due))
+
+    async def _claim_ordered_when_hinted(self) -> None:
+        while True:
+            await self._ordered.hinted.wait()
+            await self._surviving("claim ordered work", self._ordered.claim_hinted)
 
     async def _obey_circuits(self) -> None:
         generations = {destination: agent.latch_generation for destination, agent in self._senders.items()}
         rows = await self._database.transaction(circuits.read)
         probing = {(row.kind, row.key): row.probing for row in rows}
         handlers = {key: is_probing for (kind, key), is_probing in probing.items() if kind == Kind.HANDLER}
+        parked = {key for kind, key in probing if kind == Kind.KEY}
         for handler in set(self._handlers.values()):
             handler.observe_circuits(handlers)
+            handler.observe_parked(parked)
         self._receiving.observe_circuits({key for kind, key in probing if kind == Kind.LISTENER})
         destinations = {key: latched for (kind, key), latched in probing.items() if kind == Kind.DESTINATION}
         latched = {key for key, is_latched in destinations.items() if is_latched}

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 from sqlalchemy import Connection
 
-from durable.envelope import NodeId
+from durable.envelope import Leased, NodeId
 from durable.handling import HandlingAgent
 from durable.settings import Settings
-from durable.storage import circuits, inbox, leases, nodes, statements
+from durable.storage import inbox, leases, nodes, statements, trials
 from durable.storage.database import Database
 from durable.storage.rows import Letter
 from durable.telemetry import Counters, Event, log
 
 _SETTLING_TIME = timedelta(seconds=10)  # beyond its attempts, before another node tries
+ClaimOfType = Callable[[Connection, str, str, NodeId], list[Leased]]
+"""Claims messages of this type, for the node."""
 
 
 async def claim_incoming(
@@ -27,10 +29,8 @@ async def claim_incoming(
     for message_type in await database.transaction(leases.unowned_groups, statements.INCOMING):
         if message_type in agents:
             waiting.append(message_type)
-        elif await database.transaction(_nobody_handles, message_type):
-            dead = await database.transaction(_dead_letter_unknown, message_type, node, settings.history_bodies)
-            counters.add(Event.DEAD_LETTERED, dead)
-            log.error("no node has a handler for %s: %d messages became dead letters", message_type, dead)
+        else:
+            await bury_unknown(database, settings, message_type, node, counters, _claim_any)
     while waiting:  # in turn: an agent may serve several versions, and one of them must not take all the room
         waiting = [
             message_type
@@ -45,9 +45,6 @@ async def _claim_batch(
     """False when that was all of it, or all that there is room for."""
     if agent.is_paused(message_type):
         return False
-    if agent.circuit.probing:
-        await _claim_trial(agent, message_type, database, settings, node)
-        return False
     batch_size = min(settings.batch_size, agent.buffer.room)
     if agent.circuit.is_open or not batch_size:
         agent.wants_more = not agent.circuit.is_open
@@ -59,18 +56,32 @@ async def _claim_batch(
     return len(claimed) == batch_size
 
 
-async def _claim_trial(
-    agent: HandlingAgent, message_type: str, database: Database, settings: Settings, node: NodeId
+async def claim_trials(
+    database: Database, settings: Settings, node: NodeId, agents: Mapping[str, HandlingAgent]
 ) -> None:
-    trial = await database.transaction(
-        circuits.claim_probe,
-        handler=agent.handler.message_type,
-        message_type=message_type,
-        node=node,
-        lease=settings.handler_timeout + _SETTLING_TIME,
-    )
-    if trial is not None:
-        agent.probe(trial)
+    """Give those whose handler is to be tried a message for that, if it is for this node to try it now."""
+    for message_type, agent in agents.items():
+        if agent.circuit.probing and not agent.is_paused(message_type):
+            trial = await database.transaction(
+                trials.claim_trial,
+                handler=agent.handler.message_type,
+                message_type=message_type,
+                node=node,
+                lease=settings.handler_timeout + _SETTLING_TIME,
+            )
+            if trial is not None:
+                agent.probe(trial)
+
+
+async def bury_unknown(
+    database: Database, settings: Settings, message_type: str, node: NodeId, counters: Counters, claim: ClaimOfType
+) -> None:
+    """Make dead letters of what was claimed so, unless another node has a handler for it."""
+    if await database.transaction(_nobody_handles, message_type):
+        keep_body = settings.history_bodies
+        dead = await database.transaction(_dead_letter_unknown, message_type, node, claim, keep_body=keep_body)
+        counters.add(Event.DEAD_LETTERED, dead)
+        log.error("no node has a handler for %s: %d messages became dead letters", message_type, dead)
 
 
 def _nobody_handles(conn: Connection, schema: str, message_type: str) -> bool:
@@ -79,9 +90,15 @@ def _nobody_handles(conn: Connection, schema: str, message_type: str) -> bool:
     return not any(message_type in types for types in known)
 
 
-def _dead_letter_unknown(conn: Connection, schema: str, message_type: str, node: NodeId, keep_body: bool) -> int:
+def _claim_any(conn: Connection, schema: str, message_type: str, node: NodeId) -> list[Leased]:
+    return inbox.claim(conn, schema, message_type=message_type, batch_size=100, node=node)
+
+
+def _dead_letter_unknown(
+    conn: Connection, schema: str, message_type: str, node: NodeId, claim: ClaimOfType, *, keep_body: bool
+) -> int:
     letter = Letter.because(f"no node has a handler for {message_type}", "unknown message type")
-    claimed = inbox.claim(conn, schema, message_type=message_type, batch_size=100, node=node)
+    claimed = claim(conn, schema, message_type, node)
     return sum(
         inbox.dead_letter(conn, schema, node, lease, letter, counted=0, keep_body=keep_body) for lease in claimed
     )

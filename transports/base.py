@@ -40,6 +40,15 @@ class Sender(Protocol):
         ...
 
 
+def keeps_order(sender: Sender) -> bool:
+    """Does it store a batch in its order, and nothing behind an envelope that it did not store?
+
+    A sender that does says so by an attribute `keeps_order = True`. To any other a message of a key is given only when
+    the one before it has been answered.
+    """
+    return getattr(sender, "keeps_order", False) is True
+
+
 class Receiver(Protocol):
     """Where a listener brings what it has received."""
 

@@ -20,7 +20,7 @@ from typing import Final, Self
 from durable.envelope import Envelope
 from durable.errors import ConnectionFailed, InvalidMessage, ProtocolViolation, TransportError
 from durable.failpoints import failpoint
-from durable.outcomes import BUSY, Outcome, Rejected
+from durable.outcomes import BUSY, Outcome, Rejected, all_settled
 from durable.settings import Settings
 from durable.transports.frames import MAX_ENVELOPES
 from durable.transports.http_address import HttpAddress
@@ -33,6 +33,8 @@ _FORBIDDEN: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 class HttpSender:
     """A `durable.transports.base.Sender` for one `http://` or `https://` address."""
+
+    keeps_order = True
 
     def __init__(self, address: HttpAddress, settings: Settings, secret: str | None, tls: ssl.SSLContext) -> None:
         self._peer = str(address)
@@ -54,12 +56,13 @@ class HttpSender:
     async def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
         """Deliver the batch, in parts if it is larger than the peer takes at once, and return the outcomes in order.
 
-        An envelope that alone is too large for the peer, or cannot be encoded, is Rejected. Raises TransportError when
-        the fate of the batch, or of a part of it, is unknown: send all of it again, the peer knows duplicates.
+        An envelope that alone is too large for the peer, or cannot be encoded, is Rejected; what comes behind a part
+        that was not stored is Busy. Raises TransportError when the fate of the batch, or of a part of it, is unknown:
+        send all of it again, the peer knows duplicates.
         """
         outcomes: list[Outcome] = []
         for start in range(0, len(batch), MAX_ENVELOPES):
-            outcomes += await self._send(batch[start : start + MAX_ENVELOPES])
+            outcomes = await self._send_behind(outcomes, batch[start : start + MAX_ENVELOPES])
         return outcomes
 
     async def ping(self) -> None:
@@ -76,7 +79,11 @@ class HttpSender:
             if len(envelopes) == 1:
                 return [Rejected(f"envelope {envelopes[0].id}: {error}")]
         middle = len(envelopes) // 2
-        return [*await self._send(envelopes[:middle]), *await self._send(envelopes[middle:])]
+        return await self._send_behind(await self._send(envelopes[:middle]), envelopes[middle:])
+
+    async def _send_behind(self, before: list[Outcome], envelopes: Sequence[Envelope]) -> list[Outcome]:
+        """Nothing overtakes what was not stored: then the rest is Busy."""
+        return before + (await self._send(envelopes) if all_settled(before) else [BUSY] * len(envelopes))
 
     async def _deliver(self, envelopes: Sequence[Envelope]) -> list[Outcome]:
         """Raises InvalidMessage when they cannot be encoded, or are too large for one request."""

@@ -123,6 +123,8 @@ class MemoryTransport:
 class MemorySender:
     """A `durable.transports.base.Sender`."""
 
+    keeps_order = True
+
     def __init__(self, transport: MemoryTransport, destination: str) -> None:
         self._transport = transport
         self._destination = destination

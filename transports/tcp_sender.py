@@ -17,7 +17,7 @@ from typing import Any, Self
 from durable.envelope import Envelope
 from durable.errors import ConnectionFailed, PeerTimeout, TransportError
 from durable.failpoints import failpoint, is_armed
-from durable.outcomes import BUSY, Outcome, Rejected
+from durable.outcomes import BUSY, Outcome, Rejected, all_settled
 from durable.settings import Settings
 from durable.transports.conversation import Answered, ClientSide, ClientState, Ponged, Sendable, Unsendable
 from durable.transports.frames import Frame, Goodbye
@@ -28,6 +28,8 @@ from durable.transports.wire import encode
 
 class TcpSender:
     """A `durable.transports.base.Sender` for one `tcp://` or `unix://` address."""
+
+    keeps_order = True
 
     def __init__(self, address: Address, settings: Settings, service: str, node: Callable[[], int]) -> None:
         self._address = address
@@ -55,11 +57,14 @@ class TcpSender:
         """Deliver the batch, in parts if it is larger than the peer takes at once, and return the outcomes in order.
 
         An envelope that alone is too large for the peer, or cannot be encoded, is Rejected. All that is left is Busy
-        when the peer grants no credit within `send_timeout`. Raises ConnectionFailed, PeerTimeout or ProtocolViolation
-        when the fate of the batch, or of a part of it, is unknown: send all of it again, the peer knows duplicates.
+        when the peer grants no credit within `send_timeout`, or did not store what came before. Raises
+        ConnectionFailed, PeerTimeout or ProtocolViolation when the fate of the batch, or of a part of it, is unknown:
+        send all of it again, the peer knows duplicates.
         """
         outcomes: list[Outcome] = []
         while len(outcomes) < len(batch):
+            if not all_settled(outcomes):
+                return outcomes + [BUSY] * (len(batch) - len(outcomes))
             connection = await self._connection()
             outcomes += await connection.send(batch[len(outcomes) :] if outcomes else batch)
         return outcomes

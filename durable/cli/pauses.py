@@ -1,4 +1,4 @@
-"""pause and resume: a handler, a listener or a destination, on every node of the service, by a row of `circuits`."""
+"""pause and resume: a handler, a listener, a destination or a key, on every node, by a row of `circuits`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ DestinationName = Annotated[
     str | None,
     typer.Option("--destination", metavar="URI", help="what is sent there, as status shows it", show_default=False),
 ]
+KeyName = Annotated[
+    str | None, typer.Option("--key", metavar="KEY", help="the messages of this key", show_default=False)
+]
 Seconds = Annotated[
     float | None, typer.Option("--for", metavar="SECONDS", help="resume by itself after this time", show_default=False)
 ]
@@ -38,6 +41,7 @@ def pause(
     handler: HandlerName = None,
     listener: ListenerName = None,
     destination: DestinationName = None,
+    key: KeyName = None,
     seconds: Seconds = None,
     reason: Reason = "paused by an operator",
     database: DatabaseUrl = None,
@@ -45,25 +49,25 @@ def pause(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Pause a handler, a listener or a destination on every node: what waits goes on waiting.
+    """Pause a handler, a listener, a destination or a key on every node: what waits goes on waiting.
 
     A paused listener answers Busy to its senders. To a paused destination nothing is sent, not even a ping.
     """
     if seconds is not None and not 0 < seconds < timedelta(days=36_500).total_seconds():
         raise InvalidSetting(f"--for: {seconds:g} is no time; write seconds, such as 60")
     bus, settings = load_target(app, database, schema)
-    kind, key = _named(handler, listener, destination)
+    kind, name = _named(handler=handler, listener=listener, destination=destination, key=key)
     if bus is not None:
-        _refuse_unknown(bus.application, kind, key)
+        _refuse_unknown(bus.application, kind, name)
     duration = None if seconds is None else timedelta(seconds=seconds)
     with connection(settings) as conn:
         migrator.check_version(conn, settings.db_schema)
-        circuits.pause(conn, settings.db_schema, kind, key, reason=reason, actor=_OPERATOR, duration=duration)
+        circuits.pause(conn, settings.db_schema, kind, name, reason=reason, actor=_OPERATOR, duration=duration)
     until = "until it is resumed" if duration is None else f"for {age(duration)}"
     if json:
-        print_json({"paused": True, "kind": kind.value, "key": key, "seconds": seconds})
+        print_json({"paused": True, "kind": kind.value, "key": name, "seconds": seconds})
     else:
-        print(f"the {kind.value} {key} is paused {until}")
+        print(f"the {kind.value} {name} is paused {until}")
 
 
 def resume(
@@ -71,6 +75,7 @@ def resume(
     handler: HandlerName = None,
     listener: ListenerName = None,
     destination: DestinationName = None,
+    key: KeyName = None,
     database: DatabaseUrl = None,
     schema: SchemaName = None,
     json: Json = False,
@@ -78,24 +83,24 @@ def resume(
 ) -> None:
     """End a pause, or close a circuit that failures have opened. Ends with 1 when there was none."""
     _, settings = load_target(app, database, schema)
-    kind, key = _named(handler, listener, destination)
+    kind, name = _named(handler=handler, listener=listener, destination=destination, key=key)
     with connection(settings) as conn:
         migrator.check_version(conn, settings.db_schema)
-        was_paused = circuits.resume(conn, settings.db_schema, kind, key)
+        was_paused = circuits.resume(conn, settings.db_schema, kind, name)
     if json:
-        print_json({"resumed": was_paused, "kind": kind.value, "key": key})
+        print_json({"resumed": was_paused, "kind": kind.value, "key": name})
     else:
-        print(f"the {kind.value} {key} {'goes on' if was_paused else 'was not paused'}")
+        print(f"the {kind.value} {name} {'goes on' if was_paused else 'was not paused'}")
     if not was_paused:
         raise typer.Exit(1)
 
 
-def _named(handler: str | None, listener: str | None, destination: str | None) -> tuple[Kind, str]:
-    given = {Kind.HANDLER: handler, Kind.LISTENER: listener, Kind.DESTINATION: destination}
-    named = [(kind, key) for kind, key in given.items() if key is not None]
-    if len(named) != 1:
-        raise WiringError("give --handler TYPE, --listener NAME or --destination URI, one of them")
-    return named[0]
+def _named(**named: str | None) -> tuple[Kind, str]:
+    """By the kinds of circuits that options name."""
+    given = [(Kind(kind), name) for kind, name in named.items() if name is not None]
+    if len(given) != 1:
+        raise WiringError("give --handler TYPE, --listener NAME, --destination URI or --key KEY, one of them")
+    return given[0]
 
 
 def _refuse_unknown(application: Application, kind: Kind, key: str) -> None:

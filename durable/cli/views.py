@@ -53,7 +53,12 @@ def node_rows(picture: Picture, stale: timedelta) -> list[Row]:
 def circuit_rows(picture: Picture) -> list[Row]:
     now = picture.gauges.now
     return [
-        circuit._asdict() | {"state": _state(circuit, now), "open_seconds": (now - circuit.since).total_seconds()}
+        circuit._asdict()
+        | {
+            "state": _state(circuit, now),
+            "open_seconds": (now - circuit.since).total_seconds(),
+            "waiting": picture.parked.get(circuit.key, 0) if circuit.kind == Kind.KEY else None,
+        }
         for circuit in picture.gauges.circuits
     ]
 
@@ -108,10 +113,10 @@ def nodes(rows: Sequence[Row]) -> list[Block]:
 
 
 def circuits(rows: Sequence[Row]) -> list[Block]:
-    columns = ("kind", "key", "is", "for", "until", "reason", "by")
+    columns = ("kind", "key", "is", "waiting", "for", "until", "reason", "by")
     cells = [
-        (row["kind"], row["key"], row["state"], age(timedelta(seconds=row["open_seconds"])), _time(row["until"]),
-         row["reason"], row["actor"])
+        (row["kind"], row["key"], row["state"], row["waiting"], age(timedelta(seconds=row["open_seconds"])),
+         _time(row["until"]), row["reason"], row["actor"])
         for row in rows
     ]  # fmt: skip
     return [Table("open circuits", columns, cells)] if cells else ["no open circuit"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.statements import CLAIMED_ENVELOPE, Statement
+from durable.storage.statements import Statement
 
 # One that an operator has paused stays as it is: the pause says more than the failure. A row whose time is over, and
 # that nobody has removed yet, is no circuit any more.
@@ -55,24 +55,10 @@ SELECT kind, key, reason, since, until, actor, probing FROM {schema}.circuits
 WHERE probing OR until IS NULL OR until > now() ORDER BY kind, key
 """)
 
-# One message for a handler whose circuit is to be tried, and to no other node before the lease is over. The row of the
-# circuit is what two nodes compete for; it stays as it is while nothing waits that it could be tried with.
-CLAIM_PROBE: Final = Statement(f"""
-WITH waiting AS (
-    SELECT id, endpoint FROM {{schema}}.incoming_envelopes
-    WHERE message_type = :message_type AND owner_id = 0 AND execution_time IS NULL
-        AND (deliver_by IS NULL OR deliver_by > now())
-    ORDER BY seq LIMIT 1 FOR UPDATE SKIP LOCKED
-), tried AS (
-    UPDATE {{schema}}.circuits SET until = now() + CAST(:lease AS interval)
-    WHERE kind = 'handler' AND key = :handler AND probing AND until <= now() AND EXISTS (SELECT FROM waiting)
-    RETURNING key
-), claimed AS (
-    UPDATE {{schema}}.incoming_envelopes AS row SET owner_id = :node, epoch = row.epoch + 1
-    FROM waiting, tried WHERE row.id = waiting.id AND row.endpoint = waiting.endpoint
-    RETURNING row.*
-)
-SELECT {CLAIMED_ENVELOPE}, endpoint, epoch, attempts, interruptions FROM claimed
+# Two nodes compete for the row; who gets it has the circuit for itself for the time of the lease.
+BEGIN_TRIAL: Final = Statement("""
+UPDATE {schema}.circuits SET until = now() + CAST(:lease AS interval)
+WHERE kind = 'handler' AND key = :key AND probing AND until <= now() RETURNING key
 """)
 # Each time it waits for as long as it was open already, which doubles the time between two tries.
 PUT_OFF_PROBE: Final = Statement("""
@@ -82,4 +68,11 @@ WHERE kind = 'handler' AND key = :key AND probing
 """)
 TRY_AGAIN: Final = Statement("""
 UPDATE {schema}.circuits SET until = now() WHERE kind = 'handler' AND key = :key AND probing
+""")
+
+# How much waits of each key that is paused; no index tells it, and nobody but an operator asks.
+COUNT_PARKED: Final = Statement("""
+SELECT row.partition_key AS key, count(*) AS waiting
+FROM {schema}.incoming_envelopes AS row JOIN {schema}.circuits ON kind = 'key' AND key = row.partition_key
+WHERE until IS NULL OR until > now() GROUP BY row.partition_key
 """)

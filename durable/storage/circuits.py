@@ -8,10 +8,8 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from durable.envelope import Leased, NodeId
 from durable.storage import circuit_statements
 from durable.storage.database import channel
-from durable.storage.rows import leased
 
 
 class Kind(StrEnum):
@@ -19,6 +17,7 @@ class Kind(StrEnum):
     HANDLER = "handler"
     LISTENER = "listener"
     SCHEDULE = "schedule"
+    KEY = "key"
 
 
 class OpenCircuit(NamedTuple):
@@ -69,16 +68,10 @@ def close_ended(conn: Connection, schema: str) -> None:
     conn.execute(circuit_statements.CLOSE_ENDED_CIRCUITS.within(schema))
 
 
-def claim_probe(
-    conn: Connection, schema: str, *, handler: str, message_type: str, node: NodeId, lease: timedelta
-) -> Leased | None:
-    """The one message with which this node may try a handler, if its circuit is due and nobody tries it already.
-
-    The message is of this type, the handler's own or an older version. Nobody else is given one before `lease` is over.
-    """
-    params = {"handler": handler, "message_type": message_type, "node": node, "lease": lease}
-    row = conn.execute(circuit_statements.CLAIM_PROBE.within(schema), params).first()
-    return None if row is None else leased(row)
+def begin_trial(conn: Connection, schema: str, handler: str, *, lease: timedelta) -> bool:
+    """Is this handler's circuit to be tried, and by this node? Nobody else may before `lease` is over."""
+    params = {"key": handler, "lease": lease}
+    return conn.execute(circuit_statements.BEGIN_TRIAL.within(schema), params).first() is not None
 
 
 def put_off_probe(
@@ -94,6 +87,11 @@ def put_off_probe(
 def try_again(conn: Connection, schema: str, message_type: str) -> None:
     """The try has told nothing about the handler: the next one may follow at once."""
     conn.execute(circuit_statements.TRY_AGAIN.within(schema), {"key": message_type})
+
+
+def count_parked(conn: Connection, schema: str) -> dict[str, int]:
+    """How many messages wait of each key that is paused."""
+    return {row.key: row.waiting for row in conn.execute(circuit_statements.COUNT_PARKED.within(schema))}
 
 
 def read(conn: Connection, schema: str) -> list[OpenCircuit]:

@@ -6,29 +6,31 @@ as one of :limit. Groups are found by a loose scan, one step each, and only the 
 
 from __future__ import annotations
 
-from typing import Final
+from durable.storage.statements import (
+    FREE_INCOMING,
+    FREE_OUTGOING,
+    QUEUED_INCOMING,
+    QUEUED_OUTGOING,
+    Statement,
+)
 
-from durable.storage.statements import Statement
 
-_UNOWNED: Final = "owner_id = 0 AND execution_time IS NULL"
-
-
-def _unowned(table: str, group: str) -> Statement:
-    """For each group: how many rows wait without an owner, and when the first of them was sent."""
+def _unowned(table: str, group: str, which: str) -> Statement:
+    """For each group: how many of these rows wait without an owner, and when the first of them was sent."""
     return Statement(f"""
 WITH RECURSIVE found AS (
-    (SELECT {group} AS name FROM {{schema}}.{table} WHERE {_UNOWNED} ORDER BY {group} LIMIT 1)
+    (SELECT {group} AS name FROM {{schema}}.{table} WHERE {which} ORDER BY {group} LIMIT 1)
     UNION ALL
-    SELECT (SELECT {group} FROM {{schema}}.{table} WHERE {_UNOWNED} AND {group} > found.name ORDER BY {group} LIMIT 1)
+    SELECT (SELECT {group} FROM {{schema}}.{table} WHERE {which} AND {group} > found.name ORDER BY {group} LIMIT 1)
     FROM found WHERE found.name IS NOT NULL
 ), named AS (
     SELECT name FROM found WHERE name IS NOT NULL LIMIT :groups
 )
 SELECT name,
     (SELECT count(*) FROM (
-        SELECT FROM {{schema}}.{table} WHERE {_UNOWNED} AND {group} = name
+        SELECT FROM {{schema}}.{table} WHERE {which} AND {group} = name
         ORDER BY seq LIMIT :limit) AS counted) AS count,
-    clock_timestamp() - (SELECT sent_at FROM {{schema}}.{table} WHERE {_UNOWNED} AND {group} = name
+    clock_timestamp() - (SELECT sent_at FROM {{schema}}.{table} WHERE {which} AND {group} = name
         ORDER BY seq LIMIT 1) AS oldest_age
 FROM named
 """)
@@ -51,8 +53,12 @@ FROM found WHERE owner_id IS NOT NULL LIMIT :groups
 """)
 
 
-READ_UNOWNED_OUTGOING = _unowned("outgoing_envelopes", "destination")
-READ_UNOWNED_INCOMING = _unowned("incoming_envelopes", "message_type")
+READ_UNOWNED_OUTGOING = [
+    _unowned("outgoing_envelopes", "destination", which) for which in (FREE_OUTGOING, QUEUED_OUTGOING)
+]
+READ_UNOWNED_INCOMING = [
+    _unowned("incoming_envelopes", "message_type", which) for which in (FREE_INCOMING, QUEUED_INCOMING)
+]
 READ_OWNED_OUTGOING = _owned("outgoing_envelopes")
 READ_OWNED_INCOMING = _owned("incoming_envelopes")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
+from itertools import chain
 from typing import Final, NamedTuple
 
 from sqlalchemy import Connection
@@ -67,7 +68,7 @@ class Gauges(NamedTuple):
 def read(conn: Connection, schema: str) -> Gauges:
     """Owners are read before nodes: a node that registers in between owns nothing that was seen."""
     owned = {side: _owned(conn, schema, statement) for side, statement in _OWNED.items()}
-    unowned = {side: _unowned(conn, schema, statement) for side, statement in _UNOWNED.items()}
+    unowned = {side: _unowned(conn, schema, statements) for side, statements in _UNOWNED.items()}
     limit = {"limit": MOST_COUNTED}
     scheduled = conn.execute(gauge_statements.READ_SCHEDULED.within(schema), limit).one()
     estimates = conn.execute(gauge_statements.READ_ESTIMATES.within(schema), {"schema": schema})
@@ -98,9 +99,16 @@ _OWNED: Final = {
 _BOUNDS: Final = {"limit": MOST_COUNTED, "groups": _MOST_GROUPS}
 
 
-def _unowned(conn: Connection, schema: str, statement: Statement) -> list[Unowned]:
-    rows = conn.execute(statement.within(schema), _BOUNDS)
-    return [Unowned(*row) for row in rows if row.oldest_age is not None]  # None: it was claimed just now
+def _unowned(conn: Connection, schema: str, statements: Sequence[Statement]) -> list[Unowned]:
+    found: dict[str, Unowned] = {}
+    for name, waiting, oldest_age in chain.from_iterable(
+        conn.execute(statement.within(schema), _BOUNDS) for statement in statements
+    ):
+        if oldest_age is not None:  # otherwise it was claimed just now
+            before = found.get(name, Unowned(name, 0, timedelta(0)))
+            counted = min(MOST_COUNTED, before.waiting + waiting)
+            found[name] = Unowned(name, counted, max(before.oldest_age, oldest_age))
+    return sorted(found.values())
 
 
 def _owned(conn: Connection, schema: str, statement: Statement) -> dict[NodeId, int]:

@@ -10,12 +10,13 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from durable.storage.statements import Statement
+from durable.storage.statements import FREE_INCOMING, QUEUED_INCOMING, Statement
 
 _COLUMNS: Final = "seq, id, endpoint, message_type, content_type, body, execution_time IS NOT NULL AS is_scheduled"
 _NOT_EXPIRED: Final = "(deliver_by IS NULL OR deliver_by > now())"
-# The three ways in which a row can wait, each with its own index: due, for its time, and with a node.
-_DUE: Final = "message_type = %s AND owner_id = 0 AND execution_time IS NULL"
+# The ways in which a row can wait, each with its own index: due, due in its turn, for its time, and with a node.
+_DUE: Final = f"message_type = %s AND {FREE_INCOMING}"
+_QUEUED: Final = f"message_type = %s AND {QUEUED_INCOMING}"
 _SCHEDULED: Final = "message_type = %s AND execution_time IS NOT NULL"
 _OWNED: Final = "message_type = %s AND owner_id <> 0 AND execution_time IS NULL"
 
@@ -33,11 +34,11 @@ WHERE before < :batch_bytes ORDER BY {order}
 
 
 def _of_type(seq: str, direction: str) -> Statement:
-    """Next in this direction, however they wait: three short walks along an index, merged."""
+    """Next in this direction, however they wait: short walks along an index each, merged."""
     walks = " UNION ALL ".join(
         f"""(SELECT {_COLUMNS} FROM {{schema}}.incoming_envelopes
         WHERE {state % ":message_type"} AND {_NOT_EXPIRED} AND {seq} ORDER BY seq {direction} LIMIT :batch_size)"""
-        for state in (_DUE, _SCHEDULED, _OWNED)
+        for state in (_DUE, _QUEUED, _SCHEDULED, _OWNED)
     )
     order = f"seq {direction}"
     return _bounded(f"SELECT * FROM ({walks}) AS walks ORDER BY {order} LIMIT :batch_size", order)

@@ -12,9 +12,20 @@ from sqlalchemy import Connection
 
 from durable.digest import message_digest
 from durable.envelope import Envelope, Leased, NodeId
-from durable.storage import statements
+from durable.ordering import FREE, Place
+from durable.storage import circuits, statements
+from durable.storage.circuits import Kind
 from durable.storage.leases import fence
-from durable.storage.rows import KEPT_ATTEMPTS, Failure, Letter, envelope_columns, failure_columns, leased, storable
+from durable.storage.rows import (
+    KEPT_ATTEMPTS,
+    Failure,
+    Letter,
+    envelope_columns,
+    failure_columns,
+    leased,
+    queueing_columns,
+    storable,
+)
 
 Key = tuple[UUID, str]
 """Id and endpoint: what makes an envelope the same envelope to a receiver."""
@@ -26,6 +37,7 @@ class Arrival(NamedTuple):
     endpoint: str
     envelope: Envelope
     owner: NodeId
+    place: Place = FREE
 
     @property
     def key(self) -> Key:
@@ -46,8 +58,8 @@ def store(conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> set[Key
             "message_digest": [
                 message_digest(arrival.envelope.message_type, arrival.envelope.body) for arrival in arrivals
             ],
-            "owner_id": [arrival.owner for arrival in arrivals],
-        },
+        }
+        | queueing_columns([(arrival.owner, arrival.place) for arrival in arrivals]),
     )
     return {(row.id, row.endpoint) for row in rows}
 
@@ -67,11 +79,12 @@ def find_changed_bodies(conn: Connection, schema: str, duplicates: Sequence[Arri
     return {(row.id, row.endpoint) for row in rows}
 
 
-def claim(conn: Connection, schema: str, *, message_type: str, batch_size: int, node: NodeId) -> list[Leased]:
-    """Take up to `batch_size` unowned messages of this type, oldest first."""
-    rows = conn.execute(
-        statements.CLAIM_INCOMING.within(schema), {"message_type": message_type, "batch_size": batch_size, "node": node}
-    )
+def claim(
+    conn: Connection, schema: str, *, message_type: str, batch_size: int, node: NodeId, is_trial: bool = False
+) -> list[Leased]:
+    """Take up to `batch_size` unowned messages of this type, oldest first; of a stopped handler only for a trial."""
+    params = {"message_type": message_type, "batch_size": batch_size, "node": node, "is_trial": is_trial}
+    rows = conn.execute(statements.CLAIM_INCOMING.within(schema), params)
     return [leased(row) for row in rows]
 
 
@@ -115,12 +128,28 @@ def dead_letter(
     counted: int = 1,
     failures: Sequence[Failure] = (),
     keep_body: bool = False,
+    parks: bool = False,
 ) -> bool:
-    """Move it into dead_letters, with its failures. False when the lease was lost, or it was handled after all."""
+    """Move it into dead_letters, with its failures. False when the lease was lost, or it was handled after all.
+
+    With `parks` nothing that comes behind it in its order is handled until an operator resumes it.
+    """
     digest = message_digest(lease.envelope.message_type, lease.envelope.body)
     params = _one(node, lease) | letter.parameters() | failure_columns(failures)
     params |= {"counted": counted, "message_digest": digest, "keep_body": keep_body}
-    return int(conn.execute(statements.DEAD_LETTER_INCOMING.within(schema), params).scalar_one()) == 1
+    moved = int(conn.execute(statements.DEAD_LETTER_INCOMING.within(schema), params).scalar_one()) == 1
+    if moved and parks and lease.ordering_key is not None:
+        kind, key = parked(lease)
+        reason = f"{lease.envelope.id} became a dead letter: {letter.reason[:500]}"
+        circuits.pause(conn, schema, kind, key, reason=reason, actor=f"node {node}", duration=None)
+    return moved
+
+
+def parked(lease: Leased) -> tuple[Kind, str]:
+    """What stops with it: its key, or the handler that is ordered as a whole."""
+    if lease.ordering_key == lease.envelope.partition_key is not None:
+        return Kind.KEY, lease.envelope.partition_key
+    return Kind.HANDLER, lease.envelope.message_type
 
 
 def expire(

@@ -114,7 +114,7 @@ WITH chosen AS (
 ), each AS (
     SELECT DISTINCT ON (id, side, address) letter_id, side, address, epoch, message_digest,
         id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers,
-        COALESCE(CAST(:body AS bytea), body) AS body, sent_at,
+        ordering_key, fair_key, COALESCE(CAST(:body AS bytea), body) AS body, sent_at,
         CASE WHEN deliver_by > now() THEN deliver_by END AS deliver_by
     FROM chosen ORDER BY id, side, address, letter_id
 ), received AS (
@@ -122,12 +122,14 @@ WITH chosen AS (
     SELECT id, address, message_digest FROM each WHERE side = 'incoming' AND message_digest IS NOT NULL
     ON CONFLICT DO NOTHING
 ), incoming AS (
-    INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, owner_id, epoch)
-    SELECT address, {_ENVELOPE}, 0, epoch + 1 FROM each WHERE side = 'incoming'
+    INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, owner_id, epoch, ordering_key, fair_key)
+    SELECT address, {_ENVELOPE}, 0, epoch + 1, ordering_key, fair_key FROM each WHERE side = 'incoming'
+    ORDER BY letter_id
     ON CONFLICT DO NOTHING RETURNING id, endpoint
 ), outgoing AS (
-    INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, owner_id, epoch)
-    SELECT address, {_ENVELOPE}, 0, epoch + 1 FROM each WHERE side = 'outgoing'
+    INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, owner_id, epoch, ordering_key, fair_key)
+    SELECT address, {_ENVELOPE}, 0, epoch + 1, ordering_key, fair_key FROM each WHERE side = 'outgoing'
+    ORDER BY letter_id
     ON CONFLICT DO NOTHING RETURNING id, destination
 ), replayed AS (
     UPDATE {{schema}}.dead_letters AS letter

@@ -3,6 +3,8 @@
 nodes_class(schema), node id    held by a node's own connection for as long as the node lives
 jobs_class(schema), Job         held by one transaction, so that one node at a time does that job; that of ARCHIVE by
                                 a session, because an archiver's work is many transactions
+jobs_class(schema), Job         held by one transaction, so that one node at a time does that job
+keys_class(schema), hash        of an ordering key: held by one transaction, so that one node at a time claims its rows
 """
 
 from __future__ import annotations
@@ -29,6 +31,10 @@ def nodes_class(schema: str) -> int:
 
 def jobs_class(schema: str) -> int:
     return _signed_crc(f"durable:{schema}:jobs")
+
+
+def keys_class(schema: str) -> int:
+    return _signed_crc(f"durable:{schema}:keys")
 
 
 def try_lock(conn: Connection, schema: str, job: Job) -> bool:

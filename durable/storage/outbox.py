@@ -10,10 +10,11 @@ from sqlalchemy import Connection
 
 from durable.digest import message_digest
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
+from durable.ordering import FREE, Place
 from durable.storage import statements
 from durable.storage.database import channel
 from durable.storage.leases import fence
-from durable.storage.rows import Letter, envelope_columns, leased
+from durable.storage.rows import Letter, envelope_columns, leased, queueing_columns
 
 
 class Sent(NamedTuple):
@@ -22,6 +23,7 @@ class Sent(NamedTuple):
     envelope: Envelope
     endpoint: str | None
     owner: NodeId
+    place: Place = FREE
 
     @property
     def key(self) -> Key:
@@ -32,8 +34,9 @@ Key = tuple[UUID, str]
 """Id and address: the endpoint of a local message, the destination of any other."""
 
 
-def store(conn: Connection, schema: str, batch: Sequence[Sent]) -> set[Key]:
-    """Insert everything that this transaction sends, in one statement. Rows of ANY_NODE wake the nodes at commit.
+def store(conn: Connection, schema: str, batch: Sequence[Sent], *, claims_ordered: bool = False) -> set[Key]:
+    """Insert everything that this transaction sends, in one statement. Rows of ANY_NODE wake the nodes at commit,
+    unless they are ordered and this process `claims_ordered` ones itself, as soon as it hears of the commit.
 
     Returns the keys of what was not inserted, because it had been sent before. No two may have the same key.
     """
@@ -46,10 +49,10 @@ def store(conn: Connection, schema: str, batch: Sequence[Sent]) -> set[Key]:
             "destination": [sent.envelope.destination for sent in batch],
             "endpoint": [sent.endpoint for sent in batch],
             "message_digest": [message_digest(sent.envelope.message_type, sent.envelope.body) for sent in batch],
-            "owner_id": [sent.owner for sent in batch],
             "channel": channel(schema),
-            "wake": any(sent.owner == ANY_NODE for sent in due),
-        },
+            "wake": any(sent.owner == ANY_NODE and not (claims_ordered and sent.place.ordering_key) for sent in due),
+        }
+        | queueing_columns([(sent.owner, sent.place) for sent in batch]),
     )
     return {(row.id, row.address) for row in rows if row.id is not None}
 

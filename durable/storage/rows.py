@@ -12,7 +12,8 @@ import msgspec
 from sqlalchemy import Row
 
 from durable.digest import fingerprint
-from durable.envelope import Envelope, Leased
+from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
+from durable.ordering import Place
 
 KEPT_ATTEMPTS: Final = 20
 """Failed attempts of one message that are kept, the last ones."""
@@ -40,11 +41,21 @@ def envelope_columns(envelopes: Sequence[Envelope]) -> dict[str, Any]:
     }
 
 
+def queueing_columns(rows: Sequence[tuple[NodeId, Place]]) -> dict[str, Any]:
+    """Whose rows they are, and where they queue. What has an order is never born owned: a claim finds out whether its
+    turn has come."""
+    return {
+        "owner_id": [ANY_NODE if place.ordering_key is not None else owner for owner, place in rows],
+        "ordering_key": [place.ordering_key for _, place in rows],
+        "fair_key": [place.fair_key for _, place in rows],
+    }
+
+
 def leased(row: Row[Any]) -> Leased:
     """A claimed row of either table."""
     (
         envelope_id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, body,
-        sent_at, deliver_by, address, epoch, attempts, interruptions,
+        sent_at, deliver_by, address, epoch, attempts, interruptions, ordering_key,
     ) = tuple(row)  # fmt: skip
     return Leased(
         Envelope(
@@ -65,6 +76,7 @@ def leased(row: Row[Any]) -> Leased:
         endpoint=address,
         attempts=attempts,
         interruptions=interruptions,
+        ordering_key=ordering_key,
     )
 
 

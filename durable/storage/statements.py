@@ -37,7 +37,11 @@ _ENVELOPE: Final = (
     "id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, body, sent_at, "
     "deliver_by"
 )
-CLAIMED_ENVELOPE: Final = _ENVELOPE.replace("headers", "CAST(headers AS text) AS headers")
+# What a claim returns, in the order of durable.storage.rows.leased.
+CLAIMED: Final = (
+    f"{_ENVELOPE.replace('headers', 'CAST(headers AS text) AS headers')}, %s, epoch, attempts, interruptions, "
+    "ordering_key"
+)
 _UNNEST_ENVELOPE: Final = """
     CAST(:id AS uuid[]), CAST(:message_type AS text[]), CAST(:source AS text[]), CAST(:correlation_id AS uuid[]),
     CAST(:causation_id AS uuid[]), CAST(:partition_key AS text[]), CAST(:content_type AS text[]),
@@ -47,6 +51,8 @@ _SELECT_ENVELOPE: Final = (
     "id, message_type, source, correlation_id, causation_id, partition_key, content_type, "
     "CAST(headers AS jsonb), body, sent_at, deliver_by"
 )
+_QUEUEING: Final = "owner_id, ordering_key, fair_key"
+_UNNEST_QUEUEING: Final = "CAST(:owner_id AS integer[]), CAST(:ordering_key AS text[]), CAST(:fair_key AS text[])"
 _MINE: Final = (
     "unnest(CAST(:ids AS uuid[]), CAST(:addresses AS text[]), CAST(:epochs AS integer[])) AS mine (id, address, epoch)"
 )
@@ -73,10 +79,17 @@ _FROM_INCOMING: Final = (
     "endpoint, message_type, source, correlation_id, causation_id, partition_key, sent_at, received_at, attempts, "
     f"interruptions, {_KEPT}"
 )
+# The unowned rows that are due, by whether their place among others matters; word for word as in the partial indexes.
+FREE_OUTGOING: Final = "owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL"
+QUEUED_OUTGOING: Final = "owner_id = 0 AND execution_time IS NULL AND ordering_key IS NOT NULL"
+FREE_INCOMING: Final = f"{FREE_OUTGOING} AND fair_key IS NULL"
+QUEUED_INCOMING: Final = (
+    "owner_id = 0 AND execution_time IS NULL AND (ordering_key IS NOT NULL OR fair_key IS NOT NULL)"
+)
 _LETTER: Final = (
     "side, address, id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, "
     "body, sent_at, deliver_by, attempts, interruptions, exception_type, reason, traceback, fingerprint, node_id, "
-    "message_digest, replayable, epoch, replay_count"
+    "message_digest, replayable, epoch, replay_count, ordering_key, fair_key"
 )
 _LETTER_FROM_ROW: Final = (
     "id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, body, sent_at, "
@@ -94,23 +107,26 @@ _FAILURES: Final = """unnest(
 
 # ---------------------------------------------------------------- sending: rows in the application's transaction
 
-# Everything that one commit sends, in one statement: local messages go straight into the inbox. Returns what was there
-# already, under an id that is a business key, or that of an earlier attempt of the same handler.
+# Everything that one commit sends, in one statement: local messages go straight into the inbox. `seq` follows the order
+# in which they were sent, which a join alone might turn around. Returns what was there already, under an id that is a
+# business key, or that of an earlier attempt of the same handler.
 STORE_SENT = Statement(f"""
 WITH sent AS MATERIALIZED (
     SELECT * FROM unnest({_UNNEST_ENVELOPE}, CAST(:execution_time AS timestamptz[]), CAST(:destination AS text[]),
-        CAST(:endpoint AS text[]), CAST(:message_digest AS bigint[]), CAST(:owner_id AS integer[]))
-    AS t ({_ENVELOPE}, execution_time, destination, endpoint, message_digest, owner_id)
+        CAST(:endpoint AS text[]), CAST(:message_digest AS bigint[]), {_UNNEST_QUEUEING}) WITH ORDINALITY
+    AS t ({_ENVELOPE}, execution_time, destination, endpoint, message_digest, {_QUEUEING}, position)
 ), fresh AS (
     INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
     SELECT id, endpoint, message_digest FROM sent WHERE endpoint IS NOT NULL
     ON CONFLICT DO NOTHING RETURNING id, endpoint
 ), local AS (
-    INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, execution_time, owner_id)
-    SELECT endpoint, {_SELECT_ENVELOPE}, execution_time, owner_id FROM sent JOIN fresh USING (id, endpoint)
+    INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, execution_time, {_QUEUEING})
+    SELECT endpoint, {_SELECT_ENVELOPE}, execution_time, {_QUEUEING} FROM sent JOIN fresh USING (id, endpoint)
+    ORDER BY position
 ), remote AS (
-    INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, execution_time, owner_id)
-    SELECT destination, {_SELECT_ENVELOPE}, execution_time, owner_id FROM sent WHERE endpoint IS NULL
+    INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, execution_time, {_QUEUEING})
+    SELECT destination, {_SELECT_ENVELOPE}, execution_time, {_QUEUEING} FROM sent WHERE endpoint IS NULL
+    ORDER BY position
     ON CONFLICT DO NOTHING RETURNING id, destination
 )
 SELECT id, endpoint AS address FROM sent
@@ -127,7 +143,7 @@ SELECT NULL, CAST(pg_notify(CAST(:channel AS text), '') AS text) WHERE CAST(:wak
 CLAIM_OUTGOING = Statement(f"""
 WITH unowned AS (
     SELECT id, destination FROM {{schema}}.outgoing_envelopes
-    WHERE destination = :destination AND owner_id = 0 AND execution_time IS NULL
+    WHERE destination = :destination AND owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL
         AND (deliver_by IS NULL OR deliver_by > now())
         AND NOT EXISTS (
             SELECT FROM {{schema}}.circuits
@@ -139,7 +155,7 @@ WITH unowned AS (
     FROM unowned WHERE row.id = unowned.id AND row.destination = unowned.destination
     RETURNING row.*
 )
-SELECT {CLAIMED_ENVELOPE}, destination, epoch, attempts, interruptions
+SELECT {CLAIMED % "destination"}
 FROM claimed ORDER BY seq
 """)
 
@@ -168,7 +184,8 @@ WITH moved AS (
 ), letters AS (
     INSERT INTO {{schema}}.dead_letters ({_LETTER})
     SELECT 'outgoing', destination, {_LETTER_FROM_ROW}, attempts, interruptions,
-        :exception_type, :reason, :traceback, :fingerprint, :node, NULL, true, epoch, {_REPLAYS % "destination"}
+        :exception_type, :reason, :traceback, :fingerprint, :node, NULL, true, epoch, {_REPLAYS % "destination"},
+        ordering_key, fair_key
     FROM moved
 ), history AS (
     INSERT INTO {{schema}}.envelope_history ({_HISTORY})
@@ -200,15 +217,16 @@ WHERE {_FENCE_OUTGOING} AND row.id NOT IN (SELECT id FROM expired)
 STORE_RECEIVED = Statement(f"""
 WITH received AS MATERIALIZED (
     SELECT * FROM unnest({_UNNEST_ENVELOPE}, CAST(:execution_time AS timestamptz[]), CAST(:endpoint AS text[]),
-        CAST(:message_digest AS bigint[]), CAST(:owner_id AS integer[]))
-    AS t ({_ENVELOPE}, execution_time, endpoint, message_digest, owner_id)
+        CAST(:message_digest AS bigint[]), {_UNNEST_QUEUEING}) WITH ORDINALITY
+    AS t ({_ENVELOPE}, execution_time, endpoint, message_digest, {_QUEUEING}, position)
 ), fresh AS (
     INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
     SELECT id, endpoint, message_digest FROM received
     ON CONFLICT DO NOTHING RETURNING id, endpoint
 ), stored AS (
-    INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, execution_time, owner_id)
-    SELECT endpoint, {_SELECT_ENVELOPE}, execution_time, owner_id FROM received JOIN fresh USING (id, endpoint)
+    INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, execution_time, {_QUEUEING})
+    SELECT endpoint, {_SELECT_ENVELOPE}, execution_time, {_QUEUEING} FROM received JOIN fresh USING (id, endpoint)
+    ORDER BY position
 )
 SELECT id, endpoint FROM fresh
 """)
@@ -230,7 +248,7 @@ SELECT 'incoming', CAST(:address AS text), CAST(:id AS uuid), CAST(:message_type
     CAST(:content_type AS text), CAST(:headers AS jsonb), CAST(:body AS bytea), CAST(:sent_at AS timestamptz),
     CAST(:deliver_by AS timestamptz), 0, 0, CAST(:exception_type AS text), CAST(:reason AS text),
     CAST(:traceback AS text), CAST(:fingerprint AS text), CAST(:node AS integer), CAST(:message_digest AS bigint),
-    CAST(:replayable AS boolean), 0, 0
+    CAST(:replayable AS boolean), 0, 0, NULLIF(CAST(:partition_key AS text), ''), NULL
 WHERE NOT EXISTS (
     SELECT FROM {{schema}}.dead_letters AS letter
     WHERE letter.id = CAST(:id AS uuid) AND letter.address = :address AND letter.body = :body
@@ -240,19 +258,19 @@ WHERE NOT EXISTS (
 CLAIM_INCOMING = Statement(f"""
 WITH unowned AS (
     SELECT id, endpoint FROM {{schema}}.incoming_envelopes
-    WHERE message_type = :message_type AND owner_id = 0 AND execution_time IS NULL
-        AND (deliver_by IS NULL OR deliver_by > now())
-        AND NOT EXISTS (
+    WHERE message_type = :message_type AND owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL
+        AND fair_key IS NULL AND (deliver_by IS NULL OR deliver_by > now())
+        AND (CAST(:is_trial AS boolean) OR NOT EXISTS (
             SELECT FROM {{schema}}.circuits
             WHERE kind = 'handler' AND key = :message_type AND (probing OR until IS NULL OR until > now())
-        )
+        ))
     ORDER BY seq LIMIT :batch_size FOR UPDATE SKIP LOCKED
 ), claimed AS (
     UPDATE {{schema}}.incoming_envelopes AS row SET owner_id = :node, epoch = row.epoch + 1
     FROM unowned WHERE row.id = unowned.id AND row.endpoint = unowned.endpoint
     RETURNING row.*
 )
-SELECT {CLAIMED_ENVELOPE}, endpoint, epoch, attempts, interruptions
+SELECT {CLAIMED % "endpoint"}
 FROM claimed ORDER BY seq
 """)
 
@@ -308,7 +326,7 @@ WITH moved AS (
     INSERT INTO {{schema}}.dead_letters ({_LETTER})
     SELECT 'incoming', endpoint, {_LETTER_FROM_ROW}, attempts + :counted, interruptions,
         :exception_type, :reason, :traceback, :fingerprint, :node, :message_digest, true, epoch,
-        {_REPLAYS % "endpoint"}
+        {_REPLAYS % "endpoint"}, ordering_key, fair_key
     FROM moved
     RETURNING letter_id, id, address
 ), last AS (
@@ -345,16 +363,19 @@ SELECT count(*) FROM expired
 class Recovery:
     """The statements of recovery for one of the two tables of work."""
 
-    def __init__(self, table: str, side: str, group_column: str, address_column: str, history: str) -> None:
+    def __init__(
+        self, table: str, side: str, group_column: str, address_column: str, history: str, unshared: str = ""
+    ) -> None:
         # The groups (destinations or message types) that have unowned work, by a loose scan of the partial index:
-        # one step for each group, however many rows it has.
+        # one step for each group, however many rows it has. What is ordered, or shared out, is looked for elsewhere.
+        unowned = f"owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL{unshared}"
         self.unowned_groups = Statement(f"""
 WITH RECURSIVE found AS (
-    (SELECT {group_column} AS name FROM {{schema}}.{table} WHERE owner_id = 0 AND execution_time IS NULL
+    (SELECT {group_column} AS name FROM {{schema}}.{table} WHERE {unowned}
      ORDER BY {group_column} LIMIT 1)
     UNION ALL
     SELECT (SELECT {group_column} FROM {{schema}}.{table}
-            WHERE owner_id = 0 AND execution_time IS NULL AND {group_column} > found.name
+            WHERE {unowned} AND {group_column} > found.name
             ORDER BY {group_column} LIMIT 1)
     FROM found WHERE found.name IS NOT NULL
 )
@@ -426,4 +447,6 @@ SELECT owner_id, count(*) AS count FROM {{schema}}.{table} WHERE owner_id <> 0 G
 
 
 OUTGOING = Recovery("outgoing_envelopes", "outgoing", "destination", "destination", _FROM_OUTGOING)
-INCOMING = Recovery("incoming_envelopes", "incoming", "message_type", "endpoint", _FROM_INCOMING)
+INCOMING = Recovery(
+    "incoming_envelopes", "incoming", "message_type", "endpoint", _FROM_INCOMING, " AND fair_key IS NULL"
+)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from durable.envelope import NodeId
-from durable.storage import gauges, housekeeping, leases, statements
+from durable.storage import circuits, gauges, housekeeping, leases, statements
 from durable.storage.gauges import Gauges
 from durable.storage.leases import Backlog
 
@@ -51,6 +51,8 @@ class Picture(NamedTuple):
     owned_outgoing: Mapping[NodeId, int]
     owned_incoming: Mapping[NodeId, int]
     dead_letters: list[DeadLetterCount]
+    parked: Mapping[str, int]
+    """How much waits of each key that is paused."""
 
 
 def read(conn: Connection, schema: str) -> Picture:
@@ -63,6 +65,7 @@ def read(conn: Connection, schema: str) -> Picture:
         owned_incoming=owned[1],
         gauges=gauges.read(conn, schema),
         dead_letters=[DeadLetterCount(*row) for row in conn.execute(housekeeping.COUNT_DEAD_LETTERS.within(schema))],
+        parked=circuits.count_parked(conn, schema),
     )
 
 

@@ -113,6 +113,7 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             Column("resolution_reason", Text),
             Column("edited_body", LargeBinary),
             _defaulted("xid", BigInteger()),
+            *_queueing(),
             schema=schema,
         ),
         Table(
@@ -219,6 +220,11 @@ def _envelope() -> list[Column[Any]]:
         _defaulted("attempts", Integer()),
         _defaulted("interruptions", Integer()),
         Column("owner_id", Integer, nullable=False),
+        *_queueing(),
         _defaulted("epoch", Integer()),
     ]
     return columns
+
+
+def _queueing() -> list[Column[Any]]:
+    return [Column("ordering_key", Text(collation="C")), Column("fair_key", Text(collation="C"))]

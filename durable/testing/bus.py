@@ -39,9 +39,10 @@ class InMemoryBus:
     each unit of work and async handler, `sync_session_factory` the Session of each sync handler: a sessionmaker, or a
     Mock. Without one they get sessions that commit and roll back, and raise WiringError at the first statement.
 
-    Messages are handled one after another, in the order in which they were sent. Each is encoded and decoded as on
-    the wire. `clock` stands still until it is advanced; two buses that are connected should share one. drain() runs
-    every occurrence of `bus.every()` that the clock has passed.
+    Messages are handled one after another, in the order in which they were sent, and those of one `key=` through their
+    retries too; fair handlers know no turns here. `bus.pause()` and `bus.resume()` work for handlers and keys. Each
+    message is encoded and decoded as on the wire. `clock` stands still until it is advanced; two buses that are
+    connected should share one.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class InMemoryBus:
         self.bus = bus
         self.clock = clock or ManualClock()
         self._factories = {"session_factory": session_factory, "sync_session_factory": sync_session_factory}
-        self._mailbox = Mailbox(self.clock)
+        self._mailbox = Mailbox(self.clock, bus.application.routes.places)
         self._faults = Faults()
         self._sent: list[Envelope] = []
         self._peers: dict[str, InMemoryBus] = {}

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import islice
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from uuid import UUID
 
@@ -30,6 +29,7 @@ from durable.digest import message_digest
 from durable.envelope import Envelope, Lease, Leased, NodeId, new_id
 from durable.errors import InvalidMessage, UnknownMessageType, WiringError
 from durable.handlers import Handler
+from durable.ordering import Places
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
 from durable.retry import Pause
 from durable.routing import LOCAL
@@ -37,7 +37,7 @@ from durable.settings import Settings
 from durable.storage.circuits import Kind
 from durable.storage.database import Database
 from durable.storage.dead_letters import Resolved
-from durable.storage.inbox import Key
+from durable.storage.inbox import Key, parked
 from durable.storage.rows import Failure, Letter
 from durable.storage.statements import INCOMING, Recovery
 from durable.testing.circuits import MemoryCircuits
@@ -95,13 +95,18 @@ class Row:
     due: datetime | None = None
     attempts: int = 0
     epoch: int = 0
+    ordering_key: str | None = None
 
     @property
     def key(self) -> Key:
         return self.envelope.id, self.endpoint
 
+    @property
+    def type(self) -> str:
+        return self.envelope.message_type
+
     def lease(self) -> Leased:
-        return Leased(self.envelope, self.epoch, self.endpoint, self.attempts)
+        return Leased(self.envelope, self.epoch, self.endpoint, self.attempts, ordering_key=self.ordering_key)
 
     def is_due(self, now: datetime) -> bool:
         return self.due is None or self.due <= now
@@ -116,6 +121,7 @@ class Mailbox:
 
     clock: Clock
     circuits: MemoryCircuits = field(init=False)
+    places: Places = field(default_factory=Places)
     incoming: dict[Key, Row] = field(default_factory=dict)
     outgoing: dict[Key, Row] = field(default_factory=dict)
     handled: list[Handled] = field(default_factory=list)
@@ -134,9 +140,13 @@ class Mailbox:
         row = Row(travelling, envelope.destination, envelope.execution_time)
         if envelope.destination == LOCAL:
             self._received[row.key] = message_digest(envelope.message_type, envelope.body)
-            self.incoming[row.key] = row
+            self._queue(row)
         else:
             self.outgoing[row.key] = row
+
+    def _queue(self, row: Row) -> None:
+        row.ordering_key = self.places.incoming(row.envelope).ordering_key
+        self.incoming[row.key] = row
 
     def receive(self, endpoint: str, envelope: Envelope) -> Outcome:
         """Store it unless it was received before."""
@@ -144,7 +154,7 @@ class Mailbox:
         known = self._received.get(row.key)
         if known is None:
             self._received[row.key] = digest
-            self.incoming[row.key] = row
+            self._queue(row)
             return STORED
         if known != digest:
             self.quarantine(envelope, "another message was received under the same id before")
@@ -169,24 +179,30 @@ class Mailbox:
         self.quarantine(envelope, reason)
 
     def take(self, handlers: Mapping[str, Handler]) -> list[Leased]:
-        """The first message that is due, and with it others of its type, as many as its handler groups; none of a
-        handler that is stopped, and one of a handler that is tried."""
-        now = self.clock.now()
-        stopped = {
-            message_type
-            for message_type, handler in handlers.items()
-            if not (self.circuits.may_take(message_type) and self.circuits.may_take(handler.message_type))
-        }
-        due = (row for row in self.incoming.values() if row.is_due(now) and row.envelope.message_type not in stopped)
-        first = next(due, None)
-        if first is None:
-            return []
-        message_type = first.envelope.message_type
-        handler = handlers.get(message_type)
-        if handler is None or self.circuits.of(Kind.HANDLER, handler.message_type) is not None:
-            return [first.lease()]
-        others = (row for row in due if row.envelope.message_type == message_type)
-        return [row.lease() for row in (first, *islice(others, handler.group - 1))]
+        """The first message that is due and whose turn it is, and with it others of its type, as many as its handler
+        groups; none of a handler or a key that is stopped, and one of a handler that is tried."""
+        now, stopped = self.clock.now(), self._stopped(handlers)
+        taken: list[Leased] = []
+        held: set[str] = set()
+        for row in self.incoming.values():
+            fits = not taken or row.type == taken[0].envelope.message_type
+            is_stopped = row.type in stopped or self.circuits.of(Kind.KEY, row.envelope.partition_key or "") is not None
+            if fits and row.ordering_key not in held and row.is_due(now) and not is_stopped:
+                taken.append(row.lease())
+                if len(taken) >= self._most_at_once(handlers.get(row.type)):
+                    break
+            elif row.ordering_key is not None and (row.is_due(now) or row.attempts):
+                held.add(row.ordering_key)  # only what its sender has put off lets others pass
+        return taken
+
+    def _stopped(self, handlers: Mapping[str, Handler]) -> set[str]:
+        """The types of which nothing may be taken: that of the handler, or an older version alone."""
+        may_take = self.circuits.may_take
+        return {each for each, handler in handlers.items() if not (may_take(each) and may_take(handler.message_type))}
+
+    def _most_at_once(self, handler: Handler | None) -> int:
+        is_tried = handler is not None and self.circuits.of(Kind.HANDLER, handler.message_type) is not None
+        return 1 if handler is None or is_tried else handler.group
 
     def departing(self, destinations: Collection[str]) -> list[Row]:
         """Take out what is due for these destinations."""
@@ -257,10 +273,13 @@ class Mailbox:
         counted: int = 1,
         failures: Sequence[Failure] = (),
         keep_body: bool = False,
+        parks: bool = False,
     ) -> bool:
         if not self.owns(lease):
             return False
         row = self.incoming.pop(_key(lease))
+        if parks and lease.ordering_key is not None:
+            self.circuits.pause(*parked(lease), reason=letter.reason, actor="memory", duration=None)
         self._bury(row.envelope, letter, attempts=row.attempts + counted, endpoint=row.endpoint)
         return True
 
@@ -288,8 +307,7 @@ class Mailbox:
         envelope = letter.envelope
         if envelope.is_late(self.clock.now()):  # it would expire at once
             envelope = msgspec.structs.replace(envelope, deliver_by=None)
-        row = Row(envelope, letter.endpoint)
-        self.incoming[row.key] = row
+        self._queue(Row(envelope, letter.endpoint))
 
     # ------------------------------------------------------------------ what people ask of storage
 

@@ -61,6 +61,7 @@ class MemoryRuntime(Runtime):
         self.sessions = MemorySessions(bus.settings, self.composer, self, scope, session_factory, sync_session_factory)
         self._in_memory = MemoryDatabase(bus.settings, schedules, mailbox, mailbox.circuits)
         self._when_committed = when_committed
+        self._memory = MemoryDatabase(bus.settings, mailbox)
         self._receiver = MemoryReceiver(bus.settings.buffer_size, mailbox, receive)
 
     @property
@@ -87,7 +88,7 @@ class MemoryRuntime(Runtime):
         return [ANY_NODE] * len(envelopes)
 
     def committed(self, sent: Sequence[Sent]) -> None:
-        self._when_committed([envelope for envelope, _, _ in sent])
+        self._when_committed([envelope for envelope, _, _, _ in sent])
 
     def abandoned(self, sent: Sequence[Sent]) -> None:
         pass

@@ -36,7 +36,12 @@ ENVELOPE = """
     attempts integer NOT NULL DEFAULT 0,
     interruptions integer NOT NULL DEFAULT 0,
     owner_id integer NOT NULL,
+    ordering_key text COLLATE "C",
+    fair_key text COLLATE "C",
     epoch integer NOT NULL DEFAULT 0"""
+
+# Rows that keep those behind them under the same ordering key from being claimed.
+HELD = "ordering_key IS NOT NULL AND (owner_id <> 0 OR (execution_time IS NOT NULL AND attempts > 0))"
 
 UPGRADE = """
 CREATE TABLE "{schema}".outgoing_envelopes (
@@ -44,7 +49,12 @@ CREATE TABLE "{schema}".outgoing_envelopes (
     PRIMARY KEY (id, destination)
 ) {queue};
 CREATE INDEX outgoing_unowned ON "{schema}".outgoing_envelopes (destination, seq)
-    WHERE owner_id = 0 AND execution_time IS NULL;
+    WHERE owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL;
+CREATE INDEX outgoing_ordered ON "{schema}".outgoing_envelopes (destination, ordering_key, seq)
+    WHERE ordering_key IS NOT NULL AND owner_id = 0 AND execution_time IS NULL;
+CREATE INDEX outgoing_queued ON "{schema}".outgoing_envelopes (destination, seq)
+    WHERE owner_id = 0 AND execution_time IS NULL AND ordering_key IS NOT NULL;
+CREATE INDEX outgoing_held ON "{schema}".outgoing_envelopes (destination, ordering_key, seq) WHERE {held};
 CREATE INDEX outgoing_owned ON "{schema}".outgoing_envelopes (owner_id) WHERE owner_id <> 0;
 CREATE INDEX outgoing_due ON "{schema}".outgoing_envelopes (execution_time) WHERE execution_time IS NOT NULL;
 CREATE INDEX outgoing_expiring ON "{schema}".outgoing_envelopes (deliver_by) WHERE deliver_by IS NOT NULL;
@@ -55,9 +65,16 @@ CREATE TABLE "{schema}".incoming_envelopes (
     PRIMARY KEY (id, endpoint)
 ) {queue};
 CREATE INDEX incoming_unowned ON "{schema}".incoming_envelopes (message_type, seq)
-    WHERE owner_id = 0 AND execution_time IS NULL;
+    WHERE owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL AND fair_key IS NULL;
+CREATE INDEX incoming_fair ON "{schema}".incoming_envelopes (message_type, fair_key, seq)
+    WHERE fair_key IS NOT NULL AND owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL;
+CREATE INDEX incoming_ordered ON "{schema}".incoming_envelopes (ordering_key, seq)
+    WHERE ordering_key IS NOT NULL AND owner_id = 0 AND execution_time IS NULL;
+CREATE INDEX incoming_queued ON "{schema}".incoming_envelopes (message_type, seq)
+    WHERE owner_id = 0 AND execution_time IS NULL AND (ordering_key IS NOT NULL OR fair_key IS NOT NULL);
 CREATE INDEX incoming_scheduled ON "{schema}".incoming_envelopes (message_type, seq)
     WHERE execution_time IS NOT NULL;
+CREATE INDEX incoming_held ON "{schema}".incoming_envelopes (ordering_key, seq) WHERE {held};
 CREATE INDEX incoming_owned ON "{schema}".incoming_envelopes (owner_id) WHERE owner_id <> 0;
 CREATE INDEX incoming_due ON "{schema}".incoming_envelopes (execution_time) WHERE execution_time IS NOT NULL;
 CREATE INDEX incoming_expiring ON "{schema}".incoming_envelopes (deliver_by) WHERE deliver_by IS NOT NULL;
@@ -129,6 +146,8 @@ CREATE TABLE "{schema}".dead_letters (
     resolution_reason text,
     edited_body bytea,
     xid bigint NOT NULL DEFAULT (pg_current_xact_id()::text)::bigint,
+    ordering_key text COLLATE "C",
+    fair_key text COLLATE "C",
     CHECK ((resolution IS NULL) = (resolved_at IS NULL))
 );
 CREATE INDEX dead_letters_unresolved ON "{schema}".dead_letters (fingerprint, letter_id) WHERE resolved_at IS NULL;
@@ -178,7 +197,7 @@ CREATE TABLE "{schema}".nodes (
 ALTER SEQUENCE "{schema}".node_ids OWNED BY "{schema}".nodes.node_id;
 
 CREATE TABLE "{schema}".circuits (
-    kind text NOT NULL CHECK (kind IN ('destination', 'handler', 'listener', 'schedule')),
+    kind text NOT NULL CHECK (kind IN ('destination', 'handler', 'listener', 'schedule', 'key')),
     key text NOT NULL,
     reason text NOT NULL,
     since timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -392,7 +411,7 @@ DROP TABLE "{schema}".published_batches, "{schema}".schedules, "{schema}".circui
 
 def upgrade() -> None:
     schema, class_id = context.config.attributes["schema"], context.config.attributes["jobs_class_id"]
-    op.execute(UPGRADE.format(schema=schema, envelope=ENVELOPE, queue=QUEUE))
+    op.execute(UPGRADE.format(schema=schema, envelope=ENVELOPE, queue=QUEUE, held=HELD))
     op.execute(FUNCTIONS.format(schema=schema, class_id=class_id))
     op.execute(STAGING.format(schema=schema))
 

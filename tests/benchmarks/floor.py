@@ -119,6 +119,8 @@ async def receive(conn: Pool, batch: Sequence[Envelope]) -> None:
         endpoint=["bench"] * len(batch),
         message_digest=[message_digest(envelope.message_type, envelope.body) for envelope in batch],
         owner_id=[1] * len(batch),
+        ordering_key=[None] * len(batch),
+        fair_key=[None] * len(batch),
     )
 
 
@@ -146,6 +148,8 @@ async def fill_outbox(pool: Pool, items: Sequence[Envelope]) -> None:
             endpoint=[None] * len(batch),
             message_digest=[message_digest(envelope.message_type, envelope.body) for envelope in batch],
             owner_id=[0] * len(batch),
+            ordering_key=[None] * len(batch),
+            fair_key=[None] * len(batch),
             channel="",
             wake=False,
         )

@@ -19,6 +19,11 @@ CREATE TABLE effects (envelope_id uuid NOT NULL, order_id integer NOT NULL, proc
 CREATE TABLE gate (opened boolean NOT NULL);
 """
 
+STEPS = """
+CREATE TABLE steps (position bigint GENERATED ALWAYS AS IDENTITY, key text NOT NULL, number integer NOT NULL,
+    process integer NOT NULL);
+"""
+
 
 class Row(NamedTuple):
     """A row of work that is not finished."""
@@ -130,3 +135,13 @@ def waits_for_a_lock(url: str) -> bool:
     with psycopg.connect(url) as conn:
         waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         return conn.execute(waiting).fetchone() is not None
+
+
+def violations_of_order(url: str, keys: int, numbers: int) -> list[str]:
+    """I5: of each key the steps 0, 1, 2, ... once each, in this order."""
+    with psycopg.connect(url) as conn:
+        steps = conn.execute("SELECT key, array_agg(number ORDER BY position) FROM steps GROUP BY key").fetchall()
+    found = [f"I5 {key} was handled as {order}" for key, order in steps if order != list(range(numbers))]
+    if len(steps) != keys:
+        found.append(f"I1 {keys - len(steps)} keys were never handled")
+    return sorted(found)

@@ -65,6 +65,8 @@ class Nobody:
 class _NoAgents:
     """What a unit of work tells its outcome when no node runs."""
 
+    claims_ordered = False
+
     def reserve(self, envelopes: Sequence[Envelope]) -> list[NodeId]:
         return [ANY_NODE] * len(envelopes)
 

@@ -24,11 +24,12 @@ from durable.receiving import LeftToOthers, ReceivingAgent
 from durable.recovery.maintenance import maintain
 from durable.resolving import Resolution, Run, resolve
 from durable.settings import load_settings
-from durable.storage import dead_letters, grants, inbox, letter_statements, outbox
+from durable.storage import dead_letters, grants, inbox, letter_statements, ordering, outbox
 from durable.storage.database import Database
 from durable.storage.dead_letters import Resolved, Selection, Stretch
 from durable.storage.inbox import Arrival
 from durable.storage.locks import Job, try_lock
+from durable.storage.ordering import Claimed
 from durable.storage.outbox import Sent
 from durable.storage.rows import KEPT_ATTEMPTS, Failure, Letter
 from durable.storage.statements import Statement
@@ -98,6 +99,14 @@ def failure(number: int) -> Failure:
 def claim(tables: Tables, node: NodeId = NODE) -> list[Leased]:
     claimed: list[Leased] = stored(tables, inbox.claim, message_type="letters.placed", batch_size=1_000, node=node)
     return claimed
+
+
+def claim_key(tables: Tables, key: str) -> list[Leased]:
+    types, size = ["letters.placed"], 1_000
+    found: Claimed = stored(
+        tables, ordering.claim, destination=None, keys=[key], message_types=types, batch_size=size, node=NODE
+    )
+    return found.leases
 
 
 def remove(monkeypatch: pytest.MonkeyPatch, name: str, guard: str, instead: str = "") -> None:
@@ -390,7 +399,7 @@ class TestReplaying:
     ) -> None:
         """Such as a thread whose attempt took too long: the same node claims the message when it was replayed."""
         if not guarded:
-            remove(monkeypatch, "REPLAY_LETTERS", "0, epoch + 1 FROM each WHERE side = 'incoming'", "0, 0 FROM each")
+            remove(monkeypatch, "REPLAY_LETTERS", "0, epoch + 1, ordering_key, fair_key FROM", "0, 0, NULL, NULL FROM")
         given(tables, _store, [envelope(1)])
         (late,) = claim(tables)
         assert stored(tables, inbox.dead_letter, NODE, late, letters.LETTER)
@@ -495,7 +504,8 @@ class TestQuarantined:
 
         assert len((await database.transaction(replay_by_ada, ALL, WHOLE)).done) == 2
 
-        replayed = {lease.envelope.id: lease.envelope for lease in claim(tables)}
+        claimed = claim_key(tables, "k")
+        replayed = {lease.envelope.id: lease.envelope for lease in claimed}
         assert replayed == {each.id: msgspec.structs.replace(each, destination=ENDPOINT) for each in (old, large)}
 
     async def test_what_is_no_whole_envelope_stays_where_it_is(

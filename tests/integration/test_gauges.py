@@ -67,8 +67,8 @@ def test_no_statement_walks_a_whole_table_of_work(conn: Connection) -> None:
     conn.execute(text(BACKLOG), {"many": MANY})
     conn.execute(text(BACKLOG.replace("incoming", "outgoing").replace("endpoint", "destination")), {"many": MANY})
     for statement in (
-        gauge_statements.READ_UNOWNED_OUTGOING,
-        gauge_statements.READ_UNOWNED_INCOMING,
+        *gauge_statements.READ_UNOWNED_OUTGOING,
+        *gauge_statements.READ_UNOWNED_INCOMING,
         gauge_statements.READ_OWNED_OUTGOING,
         gauge_statements.READ_OWNED_INCOMING,
         gauge_statements.READ_SCHEDULED,

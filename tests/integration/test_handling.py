@@ -53,6 +53,8 @@ class Billed(msgspec.Struct):
 class Nobody:
     """A dispatcher without agents."""
 
+    claims_ordered = False
+
     def reserve(self, envelopes: Sequence[Envelope]) -> list[NodeId]:
         return [ANY_NODE] * len(envelopes)
 

@@ -143,17 +143,30 @@ class TestStoring:
     async def test_an_envelope_is_stored_as_it_came_and_given_to_its_handler(
         self, house: House, tables: Tables
     ) -> None:
-        given = envelope(partition_key="order-1", causation_id=new_id(), deliver_by=datetime(2050, 1, 1, tzinfo=UTC))
+        given = envelope(causation_id=new_id(), deliver_by=datetime(2050, 1, 1, tzinfo=UTC))
         assert await house.receive(given) == [STORED]
         row = tables.one(
             "SELECT id, endpoint, message_type, source, correlation_id, causation_id, partition_key, headers, body, "
             "sent_at, deliver_by, owner_id, epoch, attempts FROM durable.incoming_envelopes"
         )
         assert row == (
-            given.id, SHOP, "receiving.placed", "elsewhere", given.correlation_id, given.causation_id, "order-1",
+            given.id, SHOP, "receiving.placed", "elsewhere", given.correlation_id, given.causation_id, None,
             {"tenant": "blue"}, b"{}", given.sent_at, given.deliver_by, NODE, 0, 0,
         )  # fmt: skip
         assert house.handlers.accepted == [Leased(given, endpoint=SHOP)]
+
+    async def test_what_has_a_key_is_nobodys_until_its_turn_is_claimed(self, house: House, tables: Tables) -> None:
+        given = [envelope(partition_key=key) for key in ("order-1", "order-2", "order-1", "")]
+        assert await house.receive(*given) == [STORED] * 4
+        assert tables.rows(
+            "SELECT partition_key, ordering_key, owner_id FROM durable.incoming_envelopes ORDER BY seq"
+        ) == [
+            ("order-1", "order-1", 0),
+            ("order-2", "order-2", 0),
+            ("order-1", "order-1", 0),
+            ("", None, NODE),
+        ]
+        assert house.handlers.accepted == [Leased(given[3], endpoint=SHOP)]
 
     async def test_batches_that_come_while_one_is_stored_share_a_commit(self, house: House, tables: Tables) -> None:
         batches = [envelopes(10) for _ in range(40)]

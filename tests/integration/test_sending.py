@@ -135,7 +135,7 @@ class Office:
         envelopes = [envelope(destination, deliver_by) for _ in range(count)]
         sent = [Sent(e, None, NODE if agent.reserve(e) else ANY_NODE) for e in envelopes]
         await self.database.transaction(outbox.store, sent)
-        agent.accept([Leased(e, endpoint=destination) for e, _, owner in sent if owner == NODE])
+        agent.accept([Leased(e, endpoint=destination) for e, _, owner, _ in sent if owner == NODE])
         return envelopes
 
     def store_backlog(self, count: int, destination: str = BILLING) -> None:

@@ -19,7 +19,7 @@ from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.settings import load_settings
-from durable.storage import circuits, housekeeping, inbox, leases, locks, nodes, outbox, statements
+from durable.storage import circuits, housekeeping, inbox, leases, locks, nodes, outbox, statements, trials
 from durable.storage.circuits import Kind
 from durable.storage.database import Database, channel
 from durable.storage.inbox import Arrival
@@ -287,7 +287,7 @@ async def _stop(store: Store, duration: timedelta) -> None:
 
 async def _claim_trial(store: Store, node: NodeId = A) -> Leased | None:
     lease: Leased | None = await store.run(
-        circuits.claim_probe,
+        trials.claim_trial,
         message_type=MESSAGE_TYPE,
         handler=MESSAGE_TYPE,
         node=node,
@@ -805,7 +805,7 @@ async def test_a_job_belongs_to_one_transaction_at_a_time(store: Store) -> None:
 def test_lock_classes_never_change() -> None:
     """Nodes of two versions, and the functions in the database, must mean the same lock."""
     assert (locks.nodes_class("durable"), locks.jobs_class("durable")) == (1509190759, 1708623273)
-    assert [int(job) for job in Job] == [1, 2, 3]
+    assert [int(job) for job in Job] == [1, 2, 3, 4]
 
 
 async def test_the_servers_uptime_is_known(store: Store) -> None:

@@ -60,6 +60,8 @@ class Line(Base):
 class Agents:
     """In place of the agents: room for so many envelopes, and what they were told."""
 
+    claims_ordered = False
+
     def __init__(self) -> None:
         self.room = 1_000
         self.committed_ids: list[UUID] = []
@@ -73,11 +75,11 @@ class Agents:
 
     def committed(self, sent: Sequence[Sent]) -> None:
         self.threads.add(threading.get_ident())
-        self.committed_ids += [envelope.id for envelope, _, _ in sent]
+        self.committed_ids += [envelope.id for envelope, _, _, _ in sent]
 
     def abandoned(self, sent: Sequence[Sent]) -> None:
-        self.abandoned_ids += [envelope.id for envelope, _, _ in sent]
-        self.room += sum(owner == NODE for _, _, owner in sent)
+        self.abandoned_ids += [envelope.id for envelope, _, _, _ in sent]
+        self.room += sum(owner == NODE for _, _, owner, _ in sent)
 
 
 class Flavour:
@@ -171,10 +173,10 @@ class TestCommits:
         await flavour.run(work)
         assert tables.rows("SELECT number FROM orders") == [1]
         row = tables.one(
-            "SELECT destination, message_type, source, partition_key, headers, owner_id, epoch "
+            "SELECT destination, message_type, source, partition_key, ordering_key, headers, owner_id, epoch "
             "FROM durable.outgoing_envelopes"
         )
-        assert row == (BILLING, "uow.placed", "shop", "order-1", {"tenant": "blue"}, NODE, 0)
+        assert row == (BILLING, "uow.placed", "shop", "order-1", "order-1", {"tenant": "blue"}, ANY_NODE, 0)
 
     async def test_a_rollback_stores_neither(self, flavour: Flavour, tables: Tables) -> None:
         def work(session: Session, outbox: Outbox) -> None:

@@ -1,0 +1,145 @@
+"""Claims of rows that come in an order, and of rows that are shared out. The argument is in durable.ordering.
+
+`destination` None means the inbox; otherwise the rows are those of the outbox for this destination.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from durable.envelope import Leased, NodeId
+from durable.storage import ordering_statements as statements
+from durable.storage.database import channel
+from durable.storage.locks import keys_class
+from durable.storage.ordering_statements import INCOMING, OUTGOING
+from durable.storage.rows import leased
+
+
+class Waiting(NamedTuple):
+    """A key that has unowned rows, and the type of the first when it may be claimed now."""
+
+    key: str
+    message_type: str | None
+
+
+class Claimed(NamedTuple):
+    """What was claimed, and the keys of which another node is claiming at this moment."""
+
+    leases: list[Leased]
+    contested: list[str]
+
+
+def look(conn: Connection, schema: str, *, destination: str | None, after: str, count: int) -> list[Waiting]:
+    """The next keys after this one that have unowned rows, at most `count`, in their order."""
+    conn.execute(statements.ALONG_THE_INDEX.within(schema))
+    rows = conn.execute(_of(destination).look.within(schema), _scope(destination) | {"after": after, "count": count})
+    return [Waiting(*row) for row in rows]
+
+
+def claim(
+    conn: Connection,
+    schema: str,
+    *,
+    destination: str | None,
+    keys: Sequence[str],
+    message_types: Collection[str] = (),
+    batch_size: int,
+    node: NodeId,
+    tell_others: Collection[str] | None = None,
+    is_trial: bool = False,
+) -> Claimed:
+    """Take the first rows of those of these keys that nobody has: of each a run of one type, which is to be handled in
+    order. From the inbox only what begins with one of `message_types`; of a stopped handler only for a trial.
+
+    With `tell_others`, the types that have a handler here, other nodes are woken for keys whose turn is at another.
+    """
+    table, scope = _of(destination), _scope(destination)
+    found = conn.execute(
+        table.lock.within(schema),
+        {"keys": list(keys), "class_id": keys_class(schema), "scope": destination or ""},
+    )
+    locked = list(found.scalars())
+    contested = [key for key in keys if key not in set(locked)]
+    if not locked:
+        return Claimed([], contested)
+    rows = conn.execute(
+        table.claim.within(schema),
+        scope
+        | ({"message_types": list(message_types), "is_trial": is_trial} if destination is None else {})
+        | {"keys": locked, "longest_run": max(1, batch_size // len(locked)), "batch_size": batch_size, "node": node},
+    )
+    leases = [leased(row) for row in rows]
+    left = set(locked) - {lease.ordering_key for lease in leases}
+    if left and tell_others is not None:
+        told = {"keys": list(left), "message_types": list(tell_others), "channel": channel(schema)}
+        conn.execute(table.tell.within(schema), scope | told)
+    return Claimed(leases, contested)
+
+
+def destinations(conn: Connection, schema: str) -> list[str]:
+    """Those that have unowned rows with an ordering key."""
+    return list(conn.execute(statements.ORDERED_DESTINATIONS.within(schema)).scalars())
+
+
+def shared_types(conn: Connection, schema: str) -> list[str]:
+    """The message types that have unowned rows in shares."""
+    return list(conn.execute(statements.SHARED_TYPES.within(schema)).scalars())
+
+
+def claim_shares(
+    conn: Connection,
+    schema: str,
+    *,
+    message_type: str,
+    start: str,
+    weights: Mapping[str, int],
+    batch_size: int,
+    node: NodeId,
+    is_trial: bool = False,
+) -> tuple[list[Leased], str]:
+    """Take up to `batch_size` rows of this type, by weight from each tenant in turn, from `start` on. With it comes the
+    tenant whose turn is next."""
+    found = conn.execute(
+        statements.NEXT_SHARES.within(schema),
+        {"message_type": message_type, "start": start, "count": batch_size + 1},
+    )
+    quotas, after = share_out(list(found.scalars()), weights, batch_size)
+    if not quotas:
+        return [], after
+    rows = conn.execute(
+        statements.CLAIM_SHARES.within(schema),
+        {
+            "message_type": message_type,
+            "keys": list(quotas),
+            "quotas": list(quotas.values()),
+            "batch_size": batch_size,
+            "node": node,
+            "is_trial": is_trial,
+        },
+    )
+    return [leased(row) for row in rows], after
+
+
+def share_out(tenants: Sequence[str], weights: Mapping[str, int], batch_size: int) -> tuple[dict[str, int], str]:
+    """How many rows each tenant may have of a batch, and who comes next: '' is the first of all."""
+    quotas: dict[str, int] = {}
+    used = 0
+    for tenant in tenants:
+        quota = min(weights.get(tenant, 1), batch_size)
+        if used + quota > batch_size:
+            return quotas, tenant
+        quotas[tenant] = quota
+        used += quota
+    rounds = batch_size // used if used else 0
+    return {tenant: quota * rounds for tenant, quota in quotas.items()}, ""
+
+
+def _of(destination: str | None) -> statements.Ordered:
+    return INCOMING if destination is None else OUTGOING
+
+
+def _scope(destination: str | None) -> dict[str, Any]:
+    return {} if destination is None else {"destination": destination}
