@@ -170,6 +170,14 @@ class World(ABC):
         """How many messages are stored and not yet done with."""
 
 
+# Behind a message of the same key that waits for its next attempt, or paused.
+HELD = """(
+    EXISTS (SELECT FROM durable.incoming_envelopes AS earlier WHERE earlier.ordering_key = row.ordering_key
+        AND earlier.seq < row.seq AND earlier.attempts > 0 AND earlier.execution_time > now())
+    OR EXISTS (SELECT FROM durable.circuits WHERE (kind, key) IN (('key', row.partition_key),
+        ('handler', row.message_type))))"""
+
+
 class OnPostgres(World):
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -203,9 +211,11 @@ class OnPostgres(World):
         await eventually(self._is_quiet, within=10, what="quiet")
 
     def _is_quiet(self) -> bool:
-        due = "execution_time IS NULL OR execution_time <= now() OR deliver_by < now()"
-        tables = ("outgoing_envelopes", "incoming_envelopes")
-        nothing = (f"NOT EXISTS (SELECT FROM durable.{table} WHERE {due})" for table in tables)
+        due = "(execution_time IS NULL OR execution_time <= now() OR deliver_by < now())"
+        nothing = (
+            f"NOT EXISTS (SELECT FROM durable.outgoing_envelopes WHERE {due})",
+            f"NOT EXISTS (SELECT FROM durable.incoming_envelopes AS row WHERE {due} AND (owner_id <> 0 OR NOT {HELD}))",
+        )
         return bool(self._tables.one(f"SELECT {' AND '.join(nothing)}"))  # one look: a reply goes from one to the other
 
     async def advance(self, by: timedelta) -> None:
@@ -1575,6 +1585,132 @@ class TestMiddlewareOfSyncHandlers:
             await eventually(went_on.is_set)
         assert len(watching.handled) == 1
         assert shipped == []
+
+
+class TestOrder:
+    async def send(self, world: World, *messages: Any, key: str = "a", **options: Any) -> None:
+        async with world.bus.unit_of_work() as uow:
+            for each in messages:
+                uow.send(each, key=key, **options)
+
+    async def test_a_message_that_waits_for_its_retry_holds_its_key_and_no_other(self, world: World) -> None:
+        seen: list[int] = []
+
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[1, 1], jitter=0))
+        async def handle(order: OrderPlaced, ctx: Context) -> None:
+            if order.number == 1 and ctx.attempt < 3:
+                raise RuntimeError("not yet")
+            seen.append(order.number)
+
+        async with world:
+            await self.send(world, *map(OrderPlaced, (1, 2, 3)))
+            await self.send(world, OrderPlaced(10), key="b")
+            await world.settle()
+            assert seen == [10]
+            await world.advance(SECOND)
+            assert seen == [10]
+            await world.advance(SECOND)
+            assert seen == [10, 1, 2, 3]
+
+    async def test_a_group_holds_a_key_in_order_and_what_is_behind_a_failure_goes_back(self, world: World) -> None:
+        seen: list[int] = []
+
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[1], jitter=0), group=10)
+        async def handle(order: OrderPlaced, ctx: Context) -> None:
+            if order.number == 2 and ctx.attempt < 2:
+                raise RuntimeError("not yet")
+            if order.number not in seen:
+                seen.append(order.number)
+
+        async with world:
+            await self.send(world, *map(OrderPlaced, (1, 2, 3, 4)))
+            await world.settle()
+            assert seen == [1]
+            await world.advance(SECOND)
+            assert seen == [1, 2, 3, 4]
+
+    async def test_a_key_orders_messages_of_different_types(self, world: World) -> None:
+        seen: list[str] = []
+
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[1], jitter=0))
+        async def place(order: OrderPlaced, ctx: Context) -> None:
+            if ctx.attempt == 1:
+                raise RuntimeError("not yet")
+            seen.append(f"placed {order.number}")
+
+        @world.bus.handles(OrderShipped)
+        async def ship(order: OrderShipped) -> None:
+            seen.append(f"shipped {order.number}")
+
+        async with world:
+            await self.send(world, OrderPlaced(1), OrderShipped(1))
+            await self.send(world, OrderShipped(2), key="b")
+            await world.settle()
+            assert seen == ["shipped 2"]
+            await world.advance(SECOND)
+            assert seen == ["shipped 2", "placed 1", "shipped 1"]
+
+    async def test_what_was_sent_with_a_delay_holds_nobody_up(self, world: World) -> None:
+        seen = collect(world.bus)
+        async with world:
+            await self.send(world, OrderPlaced(1), delay=1)
+            await self.send(world, OrderPlaced(2))
+            await world.settle()
+            assert seen == [OrderPlaced(2)]
+            await world.advance(SECOND)
+            assert seen == [OrderPlaced(2), OrderPlaced(1)]
+
+    @pytest.mark.parametrize("option", ["continue", "park"])
+    async def test_a_dead_letter_lets_its_key_go_on_or_parks_it_until_it_is_resumed(
+        self, world: World, option: Any
+    ) -> None:
+        seen: list[int] = []
+
+        @world.bus.handles(OrderPlaced, retry=NEVER, on_dead_letter=option)
+        async def handle(order: OrderPlaced) -> None:
+            if order.number == 2:
+                raise RuntimeError("broken")
+            seen.append(order.number)
+
+        async with world:
+            await self.send(world, *map(OrderPlaced, (1, 2, 3)))
+            await self.send(world, OrderPlaced(10), key="b")
+            await world.settle()
+            assert sorted(seen) == ([1, 3, 10] if option == "continue" else [1, 10])
+            assert await world.bus.resume(key="a") == (option == "park")
+            await world.settle()
+            assert sorted(seen) == [1, 3, 10]
+            assert len(world.dead_letters()) == 1
+
+    async def test_a_key_that_is_paused_waits_and_others_go_on(self, world: World) -> None:
+        seen = collect(world.bus)
+        async with world:
+            await world.bus.pause(key="a")
+            await self.send(world, OrderPlaced(1))
+            await self.send(world, OrderPlaced(10), key="b")
+            await world.settle()
+            assert seen == [OrderPlaced(10)]
+            assert await world.bus.resume(key="a")
+            assert not await world.bus.resume(key="a")
+            await world.settle()
+            assert seen == [OrderPlaced(10), OrderPlaced(1)]
+
+    async def test_an_ordered_handler_has_one_message_at_a_time_in_their_order(self, world: World) -> None:
+        seen: list[int] = []
+
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[1], jitter=0), ordered=True)
+        async def handle(order: OrderPlaced, ctx: Context) -> None:
+            if order.number == 2 and ctx.attempt == 1:
+                raise RuntimeError("not yet")
+            seen.append(order.number)
+
+        async with world:
+            for number in range(5):
+                await self.send(world, OrderPlaced(number), key=str(number % 2))
+            await world.settle()
+            assert seen == [0, 1]
+            await world.advance(SECOND)
+            assert seen == [0, 1, 2, 3, 4]
 
 
 class TestArriving:

@@ -207,7 +207,7 @@ async def test_a_handler_may_ask_for_a_pause_and_its_message_is_not_counted(data
     assert opened == [("handler", "pauses.placed", "the bank asks for patience")]
 
 
-@pytest.mark.parametrize("named", [{}, {"cls": Placed, "listener": "shop"}])
+@pytest.mark.parametrize("named", [{}, {"cls": Placed, "listener": "shop"}, {"listener": "shop", "key": "k"}])
 async def test_a_pause_of_nothing_or_of_two_things_is_refused(shop: Shop, named: dict[str, object]) -> None:
     with pytest.raises(InvalidSetting, match="one of them"):
         await shop.nodes[0].pause(**named)  # type: ignore[arg-type]
