@@ -142,6 +142,25 @@ def test_a_letter_that_could_be_replayed_before_must_be_one_that_still_can(agent
     assert checked(agent, tables, module, code=1)[0] == ("fail", ".order-placed", "dead letters", 1, 1)
 
 
+def test_a_schedule_that_would_run_no_more_is_a_warning(agent: Agent, tables: Tables) -> None:
+    module = agent.application(DEPLOYED + 'bus.every("0 3 * * *", OrderPlaced(1), name="kept")')
+    for service in (module, "till"):
+        node = tables.one(
+            "INSERT INTO durable.nodes (service, description, version) VALUES (%s, '', '') RETURNING node_id", service
+        )
+        for name in ("kept", "dropped"):
+            tables.execute(
+                "INSERT INTO durable.schedules (name, cron, tz, missed, message_type, declaration, declared_by, due_at)"
+                " VALUES (%s, '0 3 * * *', 'UTC', 'once', %s, '', %s, now())",
+                name if service == module else f"till-{name}",
+                f"{module}.order-placed",
+                node,
+            )
+    assert checked(agent, tables, module, code=0) == [("warn", ".order-placed", "recurring", 1, 0)]
+    told = agent("doctor", f"{module}:bus", "--against", tables.url).out
+    assert "the schedule dropped (0 3 * * *) is not declared by this code, and would run no more" in told
+
+
 def test_more_than_a_page_is_read_to_its_end(agent: Agent, tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(against, "_PAGE", Page(3, 30))
     module = agent.application(DEPLOYED)
