@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection
 
 from durable.cli import against
@@ -220,7 +220,7 @@ def test_a_role_that_may_only_read_is_enough(agent: Agent, tables: Tables) -> No
     try:
         tables.execute(f"GRANT USAGE ON SCHEMA durable TO {role}")
         tables.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA durable TO {role}")
-        parts = psycopg.conninfo.conninfo_to_dict(tables.url)
+        parts = conninfo_to_dict(tables.url)
         parts |= {"user": role, "password": "secret"}
         url = f"postgresql:///{parts['dbname']}?" + "&".join(
             f"{name}={value}" for name, value in parts.items() if name != "dbname"

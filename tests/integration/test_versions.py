@@ -238,11 +238,7 @@ class TestCircuits:
         async with bus:
             await send(bus, PlacedV1(1, "1"))
             await eventually(lambda: tables.rows("SELECT key FROM durable.circuits") == [NEW])
-            node = bus.runtime.node
-            await eventually(lambda: node is not None and node.handlers[NEW].circuit.is_open)
             await send(bus, PlacedV1(2, "1"), Placed(number=3, cents=1))
-            await bus.runtime.database.ping()
-            assert calls == [1]
             assert await bus.resume(Placed)
             await eventually(lambda: {2, 3} <= set(calls))
 
