@@ -14,6 +14,7 @@ from durable.retry import Policy, Retry, RetryAfter
 from durable.routing import LOCAL, Routes
 from durable.schedules import Schedule
 from durable.settings import suggestion
+from durable.telemetry import BatchSpans
 from durable.transports.base import Transport
 
 
@@ -35,6 +36,7 @@ class Application:
     listeners: list[Listening] = field(default_factory=list)
     transports: list[Transport] = field(default_factory=list)
     onion: Onion = field(default_factory=Onion)
+    batch_spans: BatchSpans | None = None
     schedules: dict[str, Schedule] = field(default_factory=dict)
 
     def policy(self, handler: Handler) -> Policy:

@@ -55,6 +55,7 @@ class Attempts:
         self._sessions = sessions
         self._node = node
         self._schema = settings.db_schema
+        self._keep_body = settings.history_bodies
         self._timeout = (handler.timeout or settings.handler_timeout).total_seconds()
         self._threads = (
             None
@@ -157,7 +158,10 @@ class Attempts:
         """The fence: the rows are finished in this transaction, or it does not commit."""
         session.flush()
         owned = [task.lease for task in tasks]
-        if inbox.finish_handled(session.connection(), self._schema, self._node, owned) != len(owned):
+        finished = inbox.finish_handled(
+            session.connection(), self._schema, self._node, owned, keep_body=self._keep_body
+        )
+        if finished != len(owned):
             raise LeaseLost
         outbox.commits_itself = True
         failpoint("C16")

@@ -97,6 +97,12 @@ class Buffer(Generic[T]):
         with self._lock:
             return list(self._waiting)
 
+    @property
+    def first(self) -> T | None:
+        """What has waited longest."""
+        with self._lock:
+            return self._waiting[0] if self._waiting else None
+
     def full_batch_waits(self, batch_size: int, batch_bytes: int) -> bool:
         return len(self._waiting) >= batch_size or self._waiting_bytes >= batch_bytes
 

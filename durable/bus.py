@@ -37,12 +37,15 @@ from durable.retry import ByError, Retry, RetryAfter
 from durable.runtime import Runtime
 from durable.schedules import Factory, declare
 from durable.settings import Settings, load_settings
+from durable.statistics import Statistics
 from durable.storage import circuits, delayed, schedules
 from durable.storage.circuits import Kind
 from durable.transports.base import Transport
 from durable.unit_of_work import Outbox, Scope, UnitOfWork
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
+    from prometheus_client.registry import Collector
     from starlette.types import ASGIApp
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -159,6 +162,20 @@ class Bus:
         """
         self._application.onion.use(middleware, group)
 
+    def trace(self, provider: TracerProvider | None = None) -> None:
+        """Make OpenTelemetry spans of everything that is sent and handled: see docs/telemetry.md.
+
+        `provider` is whose spans they are; the global one unless given. Call it before middleware that is to run within
+        the spans. Raises InvalidSetting when `durable-bus[tracing]` is not installed.
+        """
+        try:
+            from durable.tracing import Tracing
+        except ImportError as error:
+            raise InvalidSetting(f"trace() needs {error.name}; run: pip install 'durable-bus[tracing]'") from error
+        tracing = Tracing(provider)
+        self.use(tracing, group="before")
+        self._application.batch_spans = tracing
+
     def listen(self, uri: str, *, name: str | None = None) -> None:
         """Receive on this address. `name` is the key under which duplicates are recognised (default: the service):
         give listeners the same name when they may be sent the same envelope."""
@@ -174,6 +191,19 @@ class Bus:
         listen(). Raises InvalidSetting when `durable-bus[http]` is not installed.
         """
         return self.runtime.http.app(name or self.service, lambda: self.runtime.receiver)
+
+    def metrics_app(self, registry: Collector | None = None) -> ASGIApp:
+        """An ASGI app with /metrics for Prometheus and /health, to be mounted: `app.mount("/durable", ...)`.
+
+        `registry`: what else is to be exposed there, such as prometheus_client.REGISTRY. Everybody who reaches it may
+        read it. Where no application serves it, set metrics_port. Raises InvalidSetting when `durable-bus[metrics]` is
+        not installed.
+        """
+        return self.runtime.metrics_app(lambda: self.runtime.monitor, registry)
+
+    def statistics(self) -> Statistics:
+        """What this process is doing, and has done since the bus was started. To be called in its event loop."""
+        return self.runtime.statistics()
 
     def route(self, cls: type, *, to: str) -> None:
         """Commands of this class go to this one destination."""
@@ -297,7 +327,11 @@ class Bus:
         destinations is cancelled for those that it has not left for. Call it while the bus runs, as the next two.
         """
         return await self.runtime.database.transaction(
-            delayed.cancel_message, message, actor=self.service, reason=reason
+            delayed.cancel_message,
+            message,
+            actor=self.service,
+            reason=reason,
+            keep_body=self.settings.history_bodies,
         )
 
     async def run_now(self, what: UUID | str) -> bool:

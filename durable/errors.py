@@ -14,6 +14,7 @@
     │   ├── PeerTimeout            the peer did not answer in time
     │   └── ProtocolViolation      the peer said something that the protocol forbids
     ├── StorageUnavailable         the database cannot be used now: try again later
+    ├── ArchiveConflict            two archived the same rows into a lake at once: one of them did
     ├── LeaseLost                  another node owns the work now: roll back and forget it
     └── Verdict                    raised by a handler to decide what becomes of its message
         ├── Reject                 dead-letter it now
@@ -86,6 +87,10 @@ class ProtocolViolation(TransportError):
 
 class StorageUnavailable(DurableError):
     """The database cannot be used now; whether the last commit took place is unknown."""
+
+
+class ArchiveConflict(DurableError):
+    """Another archiver has archived these rows meanwhile; nothing is there twice. Run it again for what is new."""
 
 
 class LeaseLost(DurableError):

@@ -16,6 +16,7 @@ suspect at a time: so the one that kills its process is found and comes to its e
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from durable import upcasting
@@ -30,6 +31,7 @@ from durable.handlers import Handler
 from durable.retry import Pause, Policy, RunAgain
 from durable.settings import Settings
 from durable.settling import Settling
+from durable.statistics import HandlingStatistics
 from durable.storage.database import Database
 from durable.storage.rows import KEPT_ATTEMPTS, Failure, Letter
 from durable.telemetry import Counters, Event, log
@@ -67,7 +69,7 @@ class HandlingAgent:
         )
         self._paused_versions: Collection[str] = ()
         self._attempts = attempts
-        self._settling = Settling(handler.message_type, database, node, counters)
+        self._settling = Settling(handler.message_type, database, node, counters, keep_body=settings.history_bodies)
         self._policy = policy
         self._node = node
         self._settings = settings
@@ -126,6 +128,16 @@ class HandlingAgent:
 
     def held(self) -> set[Lease]:
         return {lease.key for lease in (*self.buffer.waiting(), *self._trials)} | self._working
+
+    def statistics(self) -> HandlingStatistics:
+        first = self.buffer.first
+        return HandlingStatistics(
+            waiting=len(self.buffer) + len(self._trials),
+            running=len(self._working),
+            buffer_bytes=self.buffer.used_bytes,
+            paused=self.circuit.is_open,
+            oldest_sent_at=first.envelope.sent_at if first else None,
+        )
 
     # ------------------------------------------------------------------ its workers
 
@@ -215,9 +227,11 @@ class HandlingAgent:
     # ------------------------------------------------------------------ attempts, and what follows
 
     async def _attempt(self, tasks: Sequence[Task]) -> None:
+        began = time.perf_counter()
         try:
             await self._attempts.run(tasks)
         finally:
+            self._counters.durations.observe(time.perf_counter() - began)
             asked = self._attempts.take_asked()
             if asked and await self.circuit.pause(asked):
                 self.observe_circuit(True)
@@ -262,6 +276,7 @@ class HandlingAgent:
     async def _runs_again(self, lease: Leased, attempt: int, error: Exception, failures: Sequence[Failure]) -> bool:
         """Settle a failed attempt as the policy decides. True when the message is to run again at once."""
         decision = self._policy.decide(error, attempt, self._clock.now() - lease.envelope.sent_at)
+        self._counters.add(Event.ATTEMPT_FAILED)
         log.warning("%s of %s failed, attempt %d: %r", self.handler.name, lease.envelope.id, attempt, error)
         if isinstance(decision, RunAgain):
             return True

@@ -9,7 +9,7 @@ lost    the membership is gone: everything in memory is dropped, because others 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from durable.application import Application, Transports
 from durable.attempts import Attempts
@@ -31,7 +31,7 @@ from durable.settings import Settings
 from durable.storage import leases, statements
 from durable.storage.database import Database
 from durable.storage.outbox import Sent
-from durable.telemetry import Counters, log
+from durable.telemetry import Counters, Subject, log
 from durable.transports.base import Listener
 
 
@@ -105,7 +105,7 @@ class Node:
             database=self._database,
             settings=self._settings,
             node=node_id,
-            counters=self._counters,
+            counters=self._counters.of(Subject.RECOVERY, "recovery"),
             woken=self._woken,
             senders=self.senders,
             agent_for=self.agent_for,
@@ -179,7 +179,7 @@ class Node:
                 node=node_id,
                 settings=self._settings,
                 clock=self._clock,
-                counters=self._counters,
+                counters=self._counters.of(Subject.MESSAGE_TYPE, message_type),
                 has_room=self._woken.set,
                 suspects=suspects,
             )
@@ -192,6 +192,7 @@ class Node:
             clock=self._clock,
             intake=self._lanes,
             counters=self._counters,
+            spans=self._application.batch_spans,
         )
 
     # ------------------------------------------------------------------ for recovery and units of work
@@ -212,9 +213,10 @@ class Node:
             database=self._database,
             node=self.node_id,
             settings=self._settings,
-            counters=self._counters,
+            counters=self._counters.of(Subject.DESTINATION, destination),
             has_room=self._woken.set,
             clock=self._clock,
+            spans=self._application.batch_spans,
         )
         self._sending.append(self._tasks.create_task(agent.run(), name=f"sending to {destination}"))
         return agent
@@ -254,6 +256,10 @@ class Node:
                 self._lanes.abandon([envelope])
             else:
                 self.senders[envelope.destination].abandon([envelope])
+
+    def listener_statistics(self) -> dict[str, Mapping[str, int]]:
+        """What each listener has counted, by its address."""
+        return {listener.address: listener.statistics() for listener in self.listeners}
 
     def in_loop(self, function: Callable[[Sequence[Sent]], None], sent: Sequence[Sent]) -> None:
         """Call it now when this is the loop's own thread, and soon when it is another."""

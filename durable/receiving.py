@@ -10,6 +10,7 @@ What cannot be stored as an envelope is quarantined as a dead letter, with its b
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple, Protocol
 
@@ -21,13 +22,14 @@ from durable.clock import Clock
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.failpoints import failpoint
-from durable.outcomes import BUSY, DUPLICATE, OTHER_BODY, STORED, Duplicate, Failed, Outcome
+from durable.outcomes import BUSY, DUPLICATE, OTHER_BODY, STORED, Duplicate, Failed, Outcome, Stored
 from durable.settings import Settings
+from durable.statistics import ReceivingStatistics
 from durable.storage import inbox
 from durable.storage.database import Database
 from durable.storage.inbox import Arrival, Key
 from durable.storage.rows import Letter
-from durable.telemetry import Counters, Event, log
+from durable.telemetry import BatchSpans, Counters, Event, Subject, log
 
 _STORE_AT_ONCE = 1_000
 _OTHER_BODY = "another message was received under the same id before"
@@ -91,6 +93,7 @@ class ReceivingAgent:
         clock: Clock,
         intake: Intake,
         counters: Counters,
+        spans: BatchSpans | None = None,
     ) -> None:
         self._database = database
         self._node = node
@@ -98,6 +101,7 @@ class ReceivingAgent:
         self._clock = clock
         self._intake = intake
         self._counters = counters
+        self._spans = spans
         self._queue: list[_Waiting] = []
         self._storing: Sequence[_Waiting] = ()
         self._queued_count = 0
@@ -119,7 +123,10 @@ class ReceivingAgent:
         self._queued_bytes += weight
         self._changed.set()
         try:
-            return await waiting.answered
+            if self._spans is None:
+                return await waiting.answered
+            with self._spans.receiving(endpoint, batch):
+                return await waiting.answered
         finally:
             self._queued_count -= len(batch)
             self._queued_bytes -= weight
@@ -137,6 +144,9 @@ class ReceivingAgent:
 
     def credit(self) -> int:
         return max(0, self._settings.buffer_size - self._queued_count)
+
+    def statistics(self) -> ReceivingStatistics:
+        return ReceivingStatistics(waiting=self._queued_count, waiting_bytes=self._queued_bytes)
 
     # ------------------------------------------------------------------ its loop
 
@@ -188,9 +198,17 @@ class ReceivingAgent:
         failpoint("C9")
         position = 0
         for waiting in taken:
-            if not waiting.answered.done():  # its connection may have gone
-                waiting.answered.set_result(outcomes[position : position + len(waiting.batch)])
+            answer = outcomes[position : position + len(waiting.batch)]
             position += len(waiting.batch)
+            self._count(waiting.endpoint, answer)
+            if not waiting.answered.done():  # its connection may have gone
+                waiting.answered.set_result(answer)
+
+    def _count(self, endpoint: str, outcomes: Sequence[Outcome]) -> None:
+        kinds = Counter(map(type, outcomes))
+        counters = self._counters.of(Subject.ENDPOINT, endpoint)
+        counters.add(Event.RECEIVED, kinds[Stored])
+        counters.add(Event.DUPLICATE, kinds[Duplicate])
 
     async def _store(self, envelopes: Sequence[tuple[str, Envelope]]) -> list[Outcome]:
         """Store them all and return the outcomes in order."""
@@ -214,9 +232,6 @@ class ReceivingAgent:
             else:
                 outcomes.append(DUPLICATE)
             fresh.discard(key)  # the same id again in this round is a duplicate
-        duplicates = sum(isinstance(outcome, Duplicate) for outcome in outcomes)
-        self._counters.add(Event.RECEIVED, len(outcomes) - duplicates)
-        self._counters.add(Event.DUPLICATE, duplicates)
         return outcomes
 
     async def _store_fit(self, envelopes: Sequence[tuple[str, Envelope]]) -> _Found:
@@ -288,7 +303,7 @@ class ReceivingAgent:
         replayable: bool = False,
     ) -> None:
         log.error("quarantined at %s: %s: %s", endpoint, envelope.id if envelope else "no id", reason)
-        self._counters.add(Event.QUARANTINED)
+        self._counters.of(Subject.ENDPOINT, endpoint).add(Event.QUARANTINED)
         letter = Letter.because(reason, "quarantined on arrival")
         known = envelope if envelope is not None and _columns_are_sound(envelope) else None
         inbox.quarantine(conn, schema, self._node, endpoint, raw, letter, known, headers, replayable=replayable)

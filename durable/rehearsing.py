@@ -111,8 +111,9 @@ async def handle(bus: Bus, letter: DeadLetter, *, actor: str, reason: str | None
 
     def commit(session: Session, outbox: Outbox) -> None:
         session.flush()
-        schema, number = bus.settings.db_schema, letter.summary.letter_id
-        if not dead_letters.handle(session.connection(), schema, number, actor=actor, reason=reason):
+        conn, number, settings = session.connection(), letter.summary.letter_id, bus.settings
+        keep_body = settings.history_bodies
+        if not dead_letters.handle(conn, settings.db_schema, number, actor=actor, reason=reason, keep_body=keep_body):
             raise AlreadyResolved
         sends.extend(outbox.pending)
         outbox.commits_itself = True

@@ -17,21 +17,28 @@ from durable.clock import Clock, SystemClock
 from durable.composing import Composer
 from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.errors import InvalidSetting, StorageUnavailable
+from durable.loop_watch import LoopWatch
 from durable.messages import class_of, content_type_of
+from durable.monitor import Monitor
 from durable.node import Node
 from durable.receiving import LeftToOthers, ReceivingAgent
 from durable.retry import Policy
 from durable.sessions import Sessions
 from durable.settings import Settings
+from durable.statistics import Statistics
 from durable.storage import migrator
 from durable.storage.database import Database
 from durable.storage.outbox import Sent
-from durable.telemetry import Counters, log
+from durable.telemetry import Counters, Subject, log
 from durable.transports.base import Receiver, Transport
 from durable.transports.tcp import TcpTransport
 from durable.unit_of_work import Scope
 
 if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+    from starlette.applications import Starlette
+
+    from durable.metrics.server import MetricsServer
     from durable.transports.http import HttpTransport
 
 _LONGEST_PAUSE = 30.0  # seconds before a node that failed starts again
@@ -62,6 +69,17 @@ class Runtime:
         self._living: asyncio.Task[None] | None = None
         self._storing: ReceivingAgent | None = None
         self._database: Database | None = None
+        self._loop_watch = LoopWatch()
+        self._watching: asyncio.Task[None] | None = None
+        self._metrics: MetricsServer | None = None
+        self.monitor = Monitor(
+            self.statistics,
+            lambda: self.database,
+            application,
+            settings,
+            self.clock,
+            is_to_be_node=lambda: self.is_running and self._storing is None,
+        )
 
     @property
     def database(self) -> Database:
@@ -86,6 +104,21 @@ class Runtime:
             raise _not_installed("http://", "http", error) from error
         return HttpTransport(self.settings, service=self.application.service, messages=self._handled)
 
+    def metrics_app(self, monitor: Callable[[], Monitor], others: Collector | None = None) -> Starlette:
+        """Raises InvalidSetting when what it is built on is not installed."""
+        try:
+            from durable.metrics.server import make_app
+        except ImportError as error:
+            raise _not_installed("metrics_app()", "metrics", error) from error
+        return make_app(monitor, others)
+
+    def _metrics_server(self) -> MetricsServer:
+        try:
+            from durable.metrics.server import MetricsServer
+        except ImportError as error:
+            raise _not_installed("metrics_port", "metrics", error) from error
+        return MetricsServer(self.monitor, self.settings)
+
     def _rabbitmq(self) -> Transport:
         try:
             from durable.transports.rabbitmq import RabbitTransport
@@ -108,8 +141,28 @@ class Runtime:
         return self._living is not None
 
     @property
+    def metrics_address(self) -> str | None:
+        """Where /metrics and /health are served; None where they are not."""
+        return self._metrics.address if self._metrics is not None else None
+
+    @property
     def node_id(self) -> NodeId:
         return self.node.node_id if self.node is not None else ANY_NODE
+
+    def statistics(self) -> Statistics:
+        """What this process is doing, and has done since it started. In the event loop."""
+        node, receiver = self.node, self.receiver
+        return Statistics(
+            service=self.application.service,
+            node_id=self.node_id or None,
+            sending={name: agent.statistics() for name, agent in node.senders.items()} if node else {},
+            handling={name: agent.statistics() for name, agent in node.handlers.items()} if node else {},
+            receiving=receiver.statistics() if isinstance(receiver, ReceivingAgent) else None,
+            listeners=node.listener_statistics() if node else {},
+            pools=self.sessions.pools() | ({} if self._database is None else {"agents": self._database.pool()}),
+            tallies={subject: self.counters.tallies(subject) for subject in Subject},
+            loop_lag=self._loop_watch.lag.snapshot(),
+        )
 
     # ------------------------------------------------------------------ its life
 
@@ -137,6 +190,7 @@ class Runtime:
         """Check the wiring and what is in flight, join the nodes, start the agents; raises when the first cannot."""
         await self.check()
         await in_flight.guard(self.database, self.application, self.settings)
+        await self._start_watching()
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._living = asyncio.create_task(self._live(started), name=f"durable {self.application.service}")
         await started
@@ -144,6 +198,7 @@ class Runtime:
     async def start_storing(self) -> None:
         """Check the wiring, and only store what arrives: it is left to the nodes of the service's other processes."""
         await self.check()
+        await self._start_watching()
         self._storing = ReceivingAgent(
             database=self.database,
             node=ANY_NODE,
@@ -151,6 +206,7 @@ class Runtime:
             clock=self.clock,
             intake=LeftToOthers(),
             counters=self.counters,
+            spans=self.application.batch_spans,
         )
         self._living = asyncio.create_task(self._storing.run(), name=f"durable {self.application.service}")
 
@@ -161,9 +217,23 @@ class Runtime:
             self._storing.stop()
         if self._living is not None:
             await self._living
+        await self._stop_watching()
         if self._database is not None:
             await self._database.close()
         await self.sessions.close()
+
+    async def _start_watching(self) -> None:
+        self._watching = asyncio.create_task(self._loop_watch.run(), name="measure the event loop")
+        if self.settings.metrics_port is not None:
+            self._metrics = self._metrics_server()
+            await self._metrics.open()
+
+    async def _stop_watching(self) -> None:
+        if self._metrics is not None:
+            await self._metrics.close()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
 
     async def _live(self, started: asyncio.Future[None]) -> None:
         pause = 1.0

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable, Sequence
 from itertools import chain
 
@@ -25,12 +26,13 @@ from durable.errors import TransportError
 from durable.failpoints import failpoint
 from durable.outcomes import Busy, Duplicate, Failed, Outcome, Rejected, Stored
 from durable.settings import Settings
+from durable.statistics import SendingStatistics
 from durable.storage import circuits, leases, outbox
 from durable.storage.circuits import Kind
 from durable.storage.database import Database
 from durable.storage.rows import Letter
 from durable.storage.statements import OUTGOING
-from durable.telemetry import Counters, Event, log
+from durable.telemetry import BatchSpans, Counters, Event, log
 from durable.transports.base import Sender
 
 _DELETE_AT_ONCE = 1_000
@@ -52,6 +54,7 @@ class SendingAgent:
         counters: Counters,
         has_room: Callable[[], None],
         clock: Clock | None = None,
+        spans: BatchSpans | None = None,
     ) -> None:
         self.destination = destination
         self.circuit = Circuit(settings.failures_to_latch)
@@ -66,6 +69,7 @@ class SendingAgent:
         self._counters = counters
         self._has_room = has_room
         self._clock = clock or SystemClock()
+        self._spans = spans
         self._in_flight: dict[int, Sequence[Leased]] = {}
         self._sent: list[Leased] = []
         self._deleting: list[Leased] = []
@@ -119,6 +123,19 @@ class SendingAgent:
         batches = chain.from_iterable(self._in_flight.values())
         return {lease.key for lease in chain(self.buffer.waiting(), batches, self._sent, self._deleting)}
 
+    def statistics(self) -> SendingStatistics:
+        first = self.buffer.first
+        return SendingStatistics(
+            waiting=len(self.buffer),
+            in_flight=sum(map(len, self._in_flight.values())),
+            batches_in_flight=len(self._in_flight),
+            acknowledged=len(self._sent) + len(self._deleting),
+            buffer_bytes=self.buffer.used_bytes,
+            latched=self.circuit.latched,
+            paused=self.paused,
+            oldest_sent_at=first.envelope.sent_at if first else None,
+        )
+
     # ------------------------------------------------------------------ its loops
 
     async def run(self) -> None:
@@ -163,11 +180,13 @@ class SendingAgent:
             self._changed.set()
 
     async def _send_timely(self, batch: Sequence[Leased], ticket: int) -> None:
+        began = time.perf_counter()
         try:
-            outcomes = await self._sender.send([lease.envelope for lease in batch])
+            outcomes = await self._deliver([lease.envelope for lease in batch])
         except TransportError as error:
             await self._batch_failed(batch, str(error), ticket)
         else:
+            self._counters.durations.observe(time.perf_counter() - began)
             await self._settle(batch, outcomes, ticket)
 
     async def _without_late(self, batch: Sequence[Leased]) -> Sequence[Leased]:
@@ -176,11 +195,18 @@ class SendingAgent:
         late = [lease for lease in batch if lease.envelope.is_late(now)]
         if not late:
             return batch
-        found = await self._database.insist(outbox.expire, self._node, late)
+        keep_body = self._settings.history_bodies
+        found = await self._database.insist(outbox.expire, self._node, late, keep_body=keep_body)
         self._counters.add(Event.EXPIRED, len(found.expired))
         gone = {lease.key for lease in late if lease.envelope.id not in found.timely}
         self._done([lease for lease in batch if lease.key in gone])
         return [lease for lease in batch if lease.key not in gone]
+
+    async def _deliver(self, batch: Sequence[Envelope]) -> list[Outcome]:
+        if self._spans is None:
+            return await self._sender.send(batch)
+        with self._spans.sending(self.destination, batch):
+            return await self._sender.send(batch)
 
     async def _settle(self, batch: Sequence[Leased], outcomes: Sequence[Outcome], ticket: int) -> None:
         keep: list[Leased] = []
@@ -233,7 +259,7 @@ class SendingAgent:
         await self._database.insist(outbox.count_failed_attempt, self._node, batch)
 
     async def _dead_letter(self, rejected: Sequence[tuple[Leased, Letter]]) -> None:
-        await self._database.insist(outbox.dead_letter, self._node, rejected)
+        await self._database.insist(outbox.dead_letter, self._node, rejected, keep_body=self._settings.history_bodies)
         self._counters.add(Event.REJECTED, len(rejected))
         self._done([lease for lease, _ in rejected])
 
@@ -254,7 +280,8 @@ class SendingAgent:
                 self._deleting = []
 
     async def _delete(self, sent: Sequence[Leased]) -> None:
-        deleted = await self._database.insist(outbox.delete_sent, self._node, sent)
+        keep_body = self._settings.history_bodies
+        deleted = await self._database.insist(outbox.delete_sent, self._node, sent, keep_body=keep_body)
         self._counters.add(Event.SENT, deleted)
         if deleted < len(sent):
             self._counters.add(Event.LEASE_LOST, len(sent) - deleted)

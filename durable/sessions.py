@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 
 from durable.composing import Composer
 from durable.settings import Settings
-from durable.storage.database import AGENTS_LONGEST_IDLE, async_url, end_idle_transactions, sync_url
+from durable.statistics import PoolStatistics
+from durable.storage.database import AGENTS_LONGEST_IDLE, async_url, end_idle_transactions, pool_statistics, sync_url
 from durable.unit_of_work import Dispatcher, Outbox, Scope, enlist
 
 
@@ -76,6 +77,11 @@ class Sessions:
     def outbox(self, session: Session | AsyncSession) -> Outbox:
         """The outbox of this session, made when it is first asked for."""
         return enlist(session, self._settings.db_schema, self._composer, self._dispatcher)
+
+    def pools(self) -> dict[str, PoolStatistics]:
+        """Of the engines that there are: one that was not used yet has none."""
+        engines = {"async": self._given[0] or self._made, "sync": self._given[1] or self._made_sync}
+        return {name: pool_statistics(engine) for name, engine in engines.items() if engine is not None}
 
     async def close(self) -> None:
         """Close the engines that were made here; those that were given belong to the application."""

@@ -152,12 +152,36 @@ class Settings(BaseSettings):
 
     dedupe_window: Duration = Field(default=timedelta(days=7), description="for which a duplicate is recognised")
     history_retention: Duration = Field(default=timedelta(days=30), description="for which the history is kept")
+    history_bodies: bool = Field(
+        default=False, description="keep bodies and headers in the history, to replay messages from an archive of it"
+    )
+    lake: str | None = Field(
+        default=None, description="where the pipeline keeps history: a folder, or the URL of an object store"
+    )
     dead_letter_retention: Duration = Field(
         default=timedelta(days=90), description="for which a dead letter is kept after it was resolved"
     )
     partitions_ahead: Count = Field(default=7, description="days for which partitions are made ahead")
     maintenance_interval: Duration = Field(
         default=timedelta(minutes=10), description="between runs of the maintenance task"
+    )
+
+    metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = Field(
+        default=None, description="serve /metrics to Prometheus, and /health, on this port; 0: on a free one"
+    )
+    metrics_host: str = Field(default="127.0.0.1", min_length=1, description="the address that they are served on")
+    health_unattended: Duration = Field(
+        default=timedelta(minutes=1),
+        description="for which work may wait while no node is alive, or be overdue, until the service is unhealthy",
+    )
+    health_lag: Duration | None = Field(
+        default=None, description="age of a waiting message from which on the service is unhealthy"
+    )
+    health_latched: Duration | None = Field(
+        default=None, description="for which a destination may be latched until the service is unhealthy"
+    )
+    health_dead_letters: Annotated[int, Field(ge=1, le=1_000)] | None = Field(
+        default=None, description="unresolved dead letters from which on the service is unhealthy"
     )
 
     @model_validator(mode="after")

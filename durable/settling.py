@@ -28,11 +28,14 @@ from durable.telemetry import Counters, Event, log
 class Settling:
     """Settles messages that this node owns, for the handler of this type; a lease that was lost settles nothing."""
 
-    def __init__(self, handler: str, database: Database, node: NodeId, counters: Counters) -> None:
+    def __init__(
+        self, handler: str, database: Database, node: NodeId, counters: Counters, *, keep_body: bool = False
+    ) -> None:
         self._handler = handler
         self._database = database
         self._node = node
         self._counters = counters
+        self._keep_body = keep_body
 
     async def settle(
         self,
@@ -73,7 +76,7 @@ class Settling:
 
     async def expire(self, lease: Leased) -> bool:
         """By the database's clock; False when that is behind this node's."""
-        expired = await self._database.insist(inbox.expire, self._node, lease)
+        expired = await self._database.insist(inbox.expire, self._node, lease, keep_body=self._keep_body)
         self._counters.add(Event.EXPIRED, int(expired))
         return expired
 
@@ -83,7 +86,12 @@ class Settling:
             return False
         reason = f"the next attempt, {delay} later, would come after its deliver_by; this one failed: {error!r}"
         expired = await self._database.insist(
-            inbox.expire, self._node, lease, within=delay, reason=storable(reason, LONGEST_REASON)
+            inbox.expire,
+            self._node,
+            lease,
+            within=delay,
+            reason=storable(reason, LONGEST_REASON),
+            keep_body=self._keep_body,
         )
         self._counters.add(Event.EXPIRED, int(expired))
         return expired
@@ -92,7 +100,13 @@ class Settling:
         self, lease: Leased, letter: Letter, *, counted: int = 1, failures: Sequence[Failure] = ()
     ) -> None:
         moved = await self._database.insist(
-            inbox.dead_letter, self._node, lease, letter, counted=counted, failures=failures
+            inbox.dead_letter,
+            self._node,
+            lease,
+            letter,
+            counted=counted,
+            failures=failures,
+            keep_body=self._keep_body,
         )
         if moved:
             self._counters.add(Event.DEAD_LETTERED)

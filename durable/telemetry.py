@@ -1,14 +1,27 @@
 """The names of what happens: for the logs, and counted by the agents.
 
 Log messages are constant, with %-arguments; ids always, bodies and secrets never.
+
+Each agent is given the counters of its subject when it is made, and adds to them once a batch or an attempt. All of
+it happens in the event loop, so there is no lock.
+
+    Counters of the process --of(DESTINATION, "tcp://...")--> those of one destination
+                            --of(MESSAGE_TYPE, "orders.order-placed")--> those of one handler
+                            --of(ENDPOINT, "orders")--> those of one listener's key
+                            --of(RECOVERY, "recovery")--> those of recovery
 """
 
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from enum import StrEnum
+from typing import Final, NamedTuple, Protocol
+
+from durable.envelope import Envelope
 
 log = logging.getLogger("durable")
 
@@ -24,6 +37,7 @@ class Event(StrEnum):
     DUPLICATE = "duplicate"
     QUARANTINED = "quarantined"
     HANDLED = "handled"
+    ATTEMPT_FAILED = "attempt_failed"
     RETRIED = "retried"
     DEAD_LETTERED = "dead_lettered"
     EXPIRED = "expired"
@@ -37,17 +51,84 @@ class Event(StrEnum):
     CIRCUIT_CLOSED = "circuit_closed"
 
 
-class Counters:
-    """How often each event happened since the process started."""
+class Subject(StrEnum):
+    """What something happens to."""
+
+    DESTINATION = "destination"
+    MESSAGE_TYPE = "message_type"
+    ENDPOINT = "endpoint"
+    RECOVERY = "recovery"
+
+
+BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Upper ends of the buckets in which durations are counted, in seconds."""
+
+
+class Distribution(NamedTuple):
+    """How many durations fell into each bucket of BOUNDS, with one more for those above, and their sum in seconds."""
+
+    counts: Sequence[int]
+    total_seconds: float
+
+
+class Histogram:
+    """Counts durations by their size."""
 
     def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS) + 1)
+        self._total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(BOUNDS, seconds)] += 1
+        self._total += seconds
+
+    def snapshot(self) -> Distribution:
+        return Distribution(tuple(self._counts), self._total)
+
+
+class BatchSpans(Protocol):
+    """How traces see the batches of the agents: each is sent, or stored, inside such a block."""
+
+    def sending(self, destination: str, batch: Sequence[Envelope]) -> AbstractContextManager[object]: ...
+
+    def receiving(self, endpoint: str, batch: Sequence[Envelope]) -> AbstractContextManager[object]: ...
+
+
+class Tally(NamedTuple):
+    """What was counted of one subject, and how long its batches or attempts took."""
+
+    counts: Mapping[Event, int]
+    durations: Distribution
+
+
+class Counters:
+    """How often each event happened since the process started; to one subject, or to all of them."""
+
+    def __init__(self) -> None:
+        self.durations = Histogram()
         self._counts: Counter[Event] = Counter()
+        self._parts: dict[tuple[Subject, str], Counters] = {}
+
+    def of(self, subject: Subject, name: str) -> Counters:
+        """Those of one subject, which are counted in these too."""
+        part = self._parts.get((subject, name))
+        if part is None:
+            part = self._parts[subject, name] = Counters()
+        return part
 
     def add(self, event: Event, count: int = 1) -> None:
         self._counts[event] += count
 
     def __getitem__(self, event: Event) -> int:
-        return self._counts[event]
+        return self._counts[event] + sum(part[event] for part in self._parts.values())
 
     def snapshot(self) -> Mapping[str, int]:
-        return {event.value: self._counts[event] for event in Event}
+        return {event.value: self[event] for event in Event}
+
+    def tallies(self, subject: Subject) -> dict[str, Tally]:
+        """Of each subject of this kind, by name."""
+        return {
+            name: Tally(dict(part._counts), part.durations.snapshot())
+            for (kind, name), part in self._parts.items()
+            if kind is subject
+        }

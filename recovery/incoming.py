@@ -28,7 +28,7 @@ async def claim_incoming(
         if message_type in agents:
             waiting.append(message_type)
         elif await database.transaction(_nobody_handles, message_type):
-            dead = await database.transaction(_dead_letter_unknown, message_type, node)
+            dead = await database.transaction(_dead_letter_unknown, message_type, node, settings.history_bodies)
             counters.add(Event.DEAD_LETTERED, dead)
             log.error("no node has a handler for %s: %d messages became dead letters", message_type, dead)
     while waiting:  # in turn: an agent may serve several versions, and one of them must not take all the room
@@ -79,7 +79,9 @@ def _nobody_handles(conn: Connection, schema: str, message_type: str) -> bool:
     return not any(message_type in types for types in known)
 
 
-def _dead_letter_unknown(conn: Connection, schema: str, message_type: str, node: NodeId) -> int:
+def _dead_letter_unknown(conn: Connection, schema: str, message_type: str, node: NodeId, keep_body: bool) -> int:
     letter = Letter.because(f"no node has a handler for {message_type}", "unknown message type")
     claimed = inbox.claim(conn, schema, message_type=message_type, batch_size=100, node=node)
-    return sum(inbox.dead_letter(conn, schema, node, lease, letter, counted=0) for lease in claimed)
+    return sum(
+        inbox.dead_letter(conn, schema, node, lease, letter, counted=0, keep_body=keep_body) for lease in claimed
+    )

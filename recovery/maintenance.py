@@ -1,4 +1,4 @@
-"""Keeps partitions ahead of time and drops them after their retention; forgets dead letters that were resolved."""
+"""Keeps partitions ahead and drops them after their retention; forgets resolved dead letters and staged rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from durable.failpoints import failpoint
 from durable.settings import Settings
-from durable.storage import circuits, dead_letters, maintenance
+from durable.storage import circuits, dead_letters, maintenance, staging
 from durable.storage.database import Database
 from durable.telemetry import log
 
@@ -32,5 +32,7 @@ async def maintain(database: Database, settings: Settings) -> None:
         ):
             log.info("purged %d dead letters and failed attempts past their retention", purged)
             failpoint("C21")
+        if swept := await database.transaction(staging.sweep, keep_batches=max(keep_ids, keep_history)):
+            log.info("dropped what was staged by jobs that died: %s", ", ".join(swept))
     except SQLAlchemyError as error:
         log.error("maintenance failed, the next run tries again: %s", error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from durable.envelope import NodeId
 from durable.failpoints import failpoint
+from durable.settings import Settings
 from durable.storage import leases, statements
 from durable.storage.database import Database
 from durable.telemetry import Counters, Event
@@ -22,10 +23,12 @@ async def promote_due(database: Database, counters: Counters) -> None:
                 failpoint("C20")
 
 
-async def expire(database: Database, node: NodeId, counters: Counters) -> None:
+async def expire(database: Database, settings: Settings, node: NodeId, counters: Counters) -> None:
     """Also what waits for a latched destination."""
     for table in (statements.OUTGOING, statements.INCOMING):
         expired = _AT_ONCE
         while expired == _AT_ONCE:
-            expired = await database.transaction(leases.expire, table, node, _AT_ONCE)
+            expired = await database.transaction(
+                leases.expire, table, node, _AT_ONCE, keep_body=settings.history_bodies
+            )
             counters.add(Event.EXPIRED, expired)

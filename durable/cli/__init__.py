@@ -5,6 +5,7 @@
     output     one JSON document, tables, or aligned text
     run · migrate · status · inspect · send · doctor · demo      a command each, or a few that belong together
     dead_letters · replay_local · letter_*      what failed for good: chosen, shown, resolved, run again here
+    pipeline · pipeline_*                    history as data: into a lake, reports, audits, replays (Spark)
     health     whether a schema is healthy, and which node is alive
     checks_*   what doctor looks at
     logs       how `run` logs

@@ -21,6 +21,7 @@ from durable.cli import (
     inspect,
     migrate,
     pauses,
+    pipeline,
     replay_local,
     run,
     scheduled,
@@ -53,6 +54,7 @@ for command in (
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(scheduled.app, name="scheduled")
 app.command()(replay_local.replay_local)
+app.add_typer(pipeline.app, name="pipeline")
 
 
 def _print_version(wanted: bool) -> None:

@@ -13,7 +13,7 @@ from durable.cli.checks import Check, attempted, fail, ok, warn
 from durable.cli.target import connection
 from durable.errors import StorageUnavailable
 from durable.settings import Settings
-from durable.storage import migrator, nodes, status
+from durable.storage import maintenance, migrator, nodes, status
 from durable.storage.database import lock_url
 
 OLDEST_POSTGRES: Final = 14
@@ -112,7 +112,7 @@ def schema_version(conn: Connection, schema: str) -> Check:
 
 
 def partitions(conn: Connection, settings: Settings) -> Check:
-    days = status.partitioned_days(conn, settings.db_schema)
+    days = maintenance.partitioned_days(conn, settings.db_schema)
     detail = f"{days - 1} days ahead" if days else "today has none"
     if days < 2:
         return fail("partitions", detail, "start a node: its maintenance makes them")

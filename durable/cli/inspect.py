@@ -105,7 +105,7 @@ def _report(settings: Settings) -> dict[str, Any]:
     if mismatch is not None:
         return report | {"healthy": False, "problems": [mismatch]}
     picture, dormant = health.look(lambda: _read(settings), settings)
-    found = health.problems(picture, dormant)
+    found = health.problems(picture, dormant, settings)
     return report | {"healthy": not found, "problems": found} | views.status_rows(picture, settings.heartbeat_stale)
 
 

@@ -99,7 +99,8 @@ def cancel(
     debug: Debug = False,
 ) -> None:
     """Let nothing become of messages; the history records them. Or forget schedules that no node declares."""
-    change = partial(delayed.cancel, actor=by or actor_name(), reason=reason)
+    keep_body = chosen.settings.history_bodies
+    change = partial(delayed.cancel, actor=by or actor_name(), reason=reason, keep_body=keep_body)
 
     def forget(conn: Connection, schema: str, name: str) -> bool:
         return schedules.remove_orphan(conn, schema, name)

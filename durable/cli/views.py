@@ -7,8 +7,8 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
-from durable.cli.health import NodeState, node_states
 from durable.cli.output import Block, Table, age
+from durable.health import NodeState, node_states
 from durable.storage.circuits import Kind, OpenCircuit
 from durable.storage.leases import Backlog
 from durable.storage.status import Picture
@@ -17,20 +17,21 @@ Row = dict[str, Any]
 
 
 def status_rows(picture: Picture, stale: timedelta) -> Row:
-    states = list(node_states(picture, stale).values())
+    states = list(node_states(picture.gauges, stale).values())
     return {
-        "outgoing": [_backlog_row("destination", group, picture.now) for group in picture.outgoing],
-        "incoming": [_backlog_row("message_type", group, picture.now) for group in picture.incoming],
+        "outgoing": [_backlog_row("destination", group) for group in picture.outgoing],
+        "incoming": [_backlog_row("message_type", group) for group in picture.incoming],
+        "overdue_seconds": _seconds(picture.gauges.overdue),
         "dead_letters": [asdict(group) for group in picture.dead_letters],
         "circuits": circuit_rows(picture),
         "nodes": {state.value: states.count(state) for state in NodeState},
-        "partitions_ahead": picture.partitioned_days - 1,
+        "partitions_ahead": picture.gauges.partitioned_days - 1,
     }
 
 
 def node_rows(picture: Picture, stale: timedelta) -> list[Row]:
     """The registered nodes, and the owners that are registered no more: of those only the id is known."""
-    registered = {node.node_id: node for node in picture.nodes}
+    registered = {node.node_id: node for node in picture.gauges.nodes}
     return [
         {
             "node_id": node_id,
@@ -39,21 +40,21 @@ def node_rows(picture: Picture, stale: timedelta) -> list[Row]:
             "version": node and node.version,
             "started_at": node and node.started_at,
             "heartbeat_age_seconds": node and node.heartbeat_age.total_seconds(),
-            "holds_lock": node_id in picture.locked,
+            "holds_lock": node_id in picture.gauges.locked,
             "owned_outgoing": picture.owned_outgoing.get(node_id, 0),
             "owned_incoming": picture.owned_incoming.get(node_id, 0),
             "state": state.value,
         }
-        for node_id, state in node_states(picture, stale).items()
+        for node_id, state in node_states(picture.gauges, stale).items()
         for node in [registered.get(node_id)]
     ]
 
 
 def circuit_rows(picture: Picture) -> list[Row]:
+    now = picture.gauges.now
     return [
-        circuit._asdict()
-        | {"state": _state(circuit, picture.now), "open_seconds": (picture.now - circuit.since).total_seconds()}
-        for circuit in picture.circuits
+        circuit._asdict() | {"state": _state(circuit, now), "open_seconds": (now - circuit.since).total_seconds()}
+        for circuit in picture.gauges.circuits
     ]
 
 
@@ -78,6 +79,7 @@ def status(report: Row) -> list[Block]:
             f"partitions: {report['partitions_ahead']} days ahead",
             _backlog_table("outgoing, by destination", "destination", report["outgoing"]),
             _backlog_table("incoming, by message type", "message_type", report["incoming"]),
+            *_overdue(report["overdue_seconds"]),
             *_dead_letters(report["dead_letters"]),
             *circuits(report["circuits"]),
             "",
@@ -115,23 +117,29 @@ def circuits(rows: Sequence[Row]) -> list[Block]:
     return [Table("open circuits", columns, cells)] if cells else ["no open circuit"]
 
 
-def _backlog_row(name: str, group: Backlog, now: datetime) -> Row:
+def _backlog_row(name: str, group: Backlog) -> Row:
     return {
         name: group.name,
         "waiting": group.total,
         "unowned": group.unowned,
         "scheduled": group.scheduled,
-        "oldest_age_seconds": (now - group.oldest).total_seconds(),
+        "oldest_age_seconds": _seconds(group.oldest_age),
+        "oldest_unowned_age_seconds": _seconds(group.oldest_unowned_age),
     }
 
 
 def _backlog_table(title: str, name: str, rows: Sequence[Row]) -> Block:
-    columns = (name.replace("_", " "), "waiting", "unowned", "scheduled", "oldest")
+    columns = (name.replace("_", " "), "waiting", "unowned", "scheduled", "oldest", "oldest unowned")
     cells = [
-        (row[name], row["waiting"], row["unowned"], row["scheduled"], age(timedelta(seconds=row["oldest_age_seconds"])))
+        (row[name], row["waiting"], row["unowned"], row["scheduled"], _age(row["oldest_age_seconds"]),
+         _age(row["oldest_unowned_age_seconds"]))
         for row in rows
-    ]
+    ]  # fmt: skip
     return Table(title, columns, cells) if cells else f"{title}: nothing waits"
+
+
+def _overdue(seconds: float | None) -> list[Block]:
+    return [] if seconds is None else [f"scheduled work is overdue by {_age(seconds)}"]
 
 
 def _dead_letters(rows: Sequence[Row]) -> list[Block]:
@@ -145,6 +153,14 @@ def _dead_letters(rows: Sequence[Row]) -> list[Block]:
 
 def _time(moment: datetime | None) -> str | None:
     return None if moment is None else f"{moment:%Y-%m-%d %H:%M:%S%z}"
+
+
+def _seconds(duration: timedelta | None) -> float | None:
+    return None if duration is None else duration.total_seconds()
+
+
+def _age(seconds: float | None) -> str | None:
+    return None if seconds is None else age(timedelta(seconds=seconds))
 
 
 def _seconds_ago(seconds: float | None) -> str | None:

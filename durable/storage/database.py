@@ -18,10 +18,12 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DataError, DBAPIError, SQLAlchemyError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import QueuePool
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
 from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
 from durable.settings import Settings
+from durable.statistics import PoolStatistics
 from durable.telemetry import log
 
 P = ParamSpec("P")
@@ -79,8 +81,17 @@ class Database:
         """Raise StorageUnavailable unless the database answers."""
         await self.transaction(_answer)
 
+    def pool(self) -> PoolStatistics:
+        return pool_statistics(self.engine)
+
     async def close(self) -> None:
         await self.engine.dispose()
+
+
+def pool_statistics(engine: AsyncEngine | Engine) -> PoolStatistics:
+    """Of an engine whose pool does not count, such as NullPool, nothing."""
+    pool = engine.pool
+    return PoolStatistics(pool.size(), pool.checkedout()) if isinstance(pool, QueuePool) else PoolStatistics(0, 0)
 
 
 def _answer(conn: Connection, schema: str) -> None:

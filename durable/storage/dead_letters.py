@@ -255,9 +255,17 @@ def discard(
     return _resolve(conn, schema, statements.DISCARD_LETTERS, selection, stretch, {"actor": actor, "reason": reason})
 
 
-def handle(conn: Connection, schema: str, letter_id: int, *, actor: str, reason: str | None = None) -> bool:
+def handle(
+    conn: Connection,
+    schema: str,
+    letter_id: int,
+    *,
+    actor: str,
+    reason: str | None = None,
+    keep_body: bool = False,
+) -> bool:
     """In the transaction of its handler: it is handled by hand. False when somebody else has resolved it meanwhile."""
-    params = {"letter": letter_id, "actor": actor, "reason": reason}
+    params = {"letter": letter_id, "actor": actor, "reason": reason, "keep_body": keep_body}
     return int(conn.execute(statements.HANDLE_LETTER.within(schema), params).scalar_one()) == 1
 
 

@@ -101,11 +101,21 @@ def whereabouts(conn: Connection, schema: str, ids: Sequence[UUID]) -> list[Wher
 
 
 def cancel(
-    conn: Connection, schema: str, selection: Selection, stretch: Stretch, *, side: Side, actor: str, reason: str | None
+    conn: Connection,
+    schema: str,
+    selection: Selection,
+    stretch: Stretch,
+    *,
+    side: Side,
+    actor: str,
+    reason: str | None,
+    keep_body: bool = False,
 ) -> Resolved:
     """Nothing becomes of them; the history says so."""
     told = f"cancelled by {actor}" + (f": {reason}" if reason else "")
-    return _change(conn, schema, statements.WAITING[side].cancel, selection, stretch, {"reason": told})
+    return _change(
+        conn, schema, statements.WAITING[side].cancel, selection, stretch, {"reason": told, "keep_body": keep_body}
+    )
 
 
 def run_now(conn: Connection, schema: str, selection: Selection, stretch: Stretch, *, side: Side) -> Resolved:
@@ -145,10 +155,15 @@ def _change(
 # ---------------------------------------------------------------- one message, wherever it waits
 
 
-def cancel_message(conn: Connection, schema: str, message: UUID, *, actor: str, reason: str | None) -> bool:
+def cancel_message(
+    conn: Connection, schema: str, message: UUID, *, actor: str, reason: str | None, keep_body: bool = False
+) -> bool:
     """False when it does not wait for its time."""
     only = Selection(ids=[message])
-    cancelled = [cancel(conn, schema, only, _EVERYTHING, side=side, actor=actor, reason=reason) for side in SIDES]
+    cancelled = [
+        cancel(conn, schema, only, _EVERYTHING, side=side, actor=actor, reason=reason, keep_body=keep_body)
+        for side in SIDES
+    ]
     return any(each.done for each in cancelled)
 
 

@@ -75,13 +75,12 @@ def claim(conn: Connection, schema: str, *, message_type: str, batch_size: int, 
     return [leased(row) for row in rows]
 
 
-def finish_handled(conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased]) -> int:
+def finish_handled(
+    conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased], *, keep_body: bool = False
+) -> int:
     """In the handler's transaction: its messages are done. Returns how many rows were still this node's."""
-    return int(
-        conn.execute(
-            statements.FINISH_HANDLED.within(schema), fence(node, [lease.key for lease in leases])
-        ).scalar_one()
-    )
+    params = fence(node, [lease.key for lease in leases]) | {"keep_body": keep_body}
+    return int(conn.execute(statements.FINISH_HANDLED.within(schema), params).scalar_one())
 
 
 def begin_suspect_attempt(conn: Connection, schema: str, node: NodeId, lease: Leased) -> int | None:
@@ -115,11 +114,12 @@ def dead_letter(
     *,
     counted: int = 1,
     failures: Sequence[Failure] = (),
+    keep_body: bool = False,
 ) -> bool:
     """Move it into dead_letters, with its failures. False when the lease was lost, or it was handled after all."""
     digest = message_digest(lease.envelope.message_type, lease.envelope.body)
     params = _one(node, lease) | letter.parameters() | failure_columns(failures)
-    params |= {"counted": counted, "message_digest": digest}
+    params |= {"counted": counted, "message_digest": digest, "keep_body": keep_body}
     return int(conn.execute(statements.DEAD_LETTER_INCOMING.within(schema), params).scalar_one()) == 1
 
 
@@ -131,10 +131,11 @@ def expire(
     *,
     within: timedelta = timedelta(0),
     reason: str = "expired before it was handled",
+    keep_body: bool = False,
 ) -> bool:
     """Finish it without handling it, if its deliver_by has passed by the database's clock, or passes within this time.
     True when it has."""
-    params = _one(node, lease) | {"within": within, "reason": reason}
+    params = _one(node, lease) | {"within": within, "reason": reason, "keep_body": keep_body}
     return int(conn.execute(statements.EXPIRE_OWNED_INCOMING.within(schema), params).scalar_one()) == 1
 
 

@@ -6,7 +6,7 @@ The same for both tables: `table` is `statements.OUTGOING` or `statements.INCOMI
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
@@ -16,13 +16,17 @@ from durable.storage.statements import Recovery
 
 
 class Backlog(NamedTuple):
-    """What waits under one name (a destination or a message type)."""
+    """What waits under one name (a destination or a message type).
+
+    Ages are those of the oldest since it was sent, leaving out what is put off to a later time.
+    """
 
     name: str
     total: int
     unowned: int
     scheduled: int
-    oldest: datetime
+    oldest_age: timedelta | None
+    oldest_unowned_age: timedelta | None
 
 
 def unowned_groups(conn: Connection, schema: str, table: Recovery) -> list[str]:
@@ -66,9 +70,12 @@ def promote_due(conn: Connection, schema: str, table: Recovery, batch_size: int)
     return conn.execute(table.promote_due.within(schema), {"batch_size": batch_size}).rowcount
 
 
-def expire(conn: Connection, schema: str, table: Recovery, node: NodeId, batch_size: int) -> int:
+def expire(
+    conn: Connection, schema: str, table: Recovery, node: NodeId, batch_size: int, *, keep_body: bool = False
+) -> int:
     """Finish unowned rows whose deliver_by has passed; the history records them. Returns how many."""
-    return int(conn.execute(table.expire.within(schema), {"node": node, "batch_size": batch_size}).scalar_one())
+    params = {"node": node, "batch_size": batch_size, "keep_body": keep_body}
+    return int(conn.execute(table.expire.within(schema), params).scalar_one())
 
 
 def backlog(conn: Connection, schema: str, table: Recovery) -> list[Backlog]:

@@ -99,7 +99,8 @@ _NEXT: Final = f"""
     SELECT * FROM {{schema}}.dead_letters
     WHERE {_SELECTED} AND resolved_at IS NULL AND letter_id > :after AND letter_id <= :newest"""
 _RESOLVED: Final = (
-    "resolved_at = clock_timestamp(), resolved_by = CAST(:actor AS text), resolution_reason = CAST(:reason AS text)"
+    "resolved_at = clock_timestamp(), resolved_by = CAST(:actor AS text), resolution_reason = CAST(:reason AS text), "
+    "xid = DEFAULT"  # what becomes of a letter is archived again
 )
 
 # The epoch goes on from where it was, so that a node which is still at work on an earlier attempt can finish nothing.
@@ -164,19 +165,23 @@ WITH handled AS (
     ON CONFLICT DO NOTHING
 ), history AS (
     INSERT INTO {{schema}}.envelope_history (id, side, outcome, address, message_type, source, correlation_id,
-        causation_id, partition_key, sent_at, attempts, interruptions, node_id)
+        causation_id, partition_key, sent_at, attempts, interruptions, node_id, content_type, headers, body)
     SELECT id, 'incoming', 'handled', address, message_type, source, correlation_id, causation_id, partition_key,
-        sent_at, 0, 0, 0 FROM handled
+        sent_at, 0, 0, 0, CASE WHEN CAST(:keep_body AS boolean) THEN content_type END,
+        CASE WHEN CAST(:keep_body AS boolean) THEN headers END,
+        CASE WHEN CAST(:keep_body AS boolean) THEN COALESCE(edited_body, body) END
+    FROM handled
 )
 SELECT count(*) FROM handled
 """)
 
 # ---------------------------------------------------------------- forgetting
 
-# Their attempts go with them, by the foreign key. Only what was resolved goes.
+# Their attempts go with them, by the foreign key. Only what was resolved goes, and was archived, where that is done.
 PURGE_LETTERS = Statement("""
 DELETE FROM {schema}.dead_letters WHERE letter_id = ANY (ARRAY(
     SELECT letter_id FROM {schema}.dead_letters WHERE resolved_at < now() - CAST(:keep_letters AS interval)
+        AND NOT EXISTS (SELECT FROM {schema}.archives WHERE table_name = 'dead_letters' AND archived_below <= xid)
     ORDER BY resolved_at LIMIT :batch_size))
 """)
 # The failures of what was handled in the end, or goes on being retried for so long.

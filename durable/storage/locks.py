@@ -1,7 +1,8 @@
 """Advisory locks, in the two-int form: a class that durable derives from its schema, and a key within it.
 
 nodes_class(schema), node id    held by a node's own connection for as long as the node lives
-jobs_class(schema), Job         held by one transaction, so that one node at a time does that job
+jobs_class(schema), Job         held by one transaction, so that one node at a time does that job; that of ARCHIVE by
+                                a session, because an archiver's work is many transactions
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class Job(enum.IntEnum):
     SWEEP = 1
     PARTITIONS = 2
     MIGRATE = 3
+    ARCHIVE = 4
 
 
 def nodes_class(schema: str) -> int:

@@ -37,3 +37,13 @@ def purge_defaults(conn: Connection, schema: str, *, keep_ids: timedelta, keep_h
         housekeeping.PURGE_DEFAULT_HISTORY.within(schema), {"keep_history": keep_history, "batch_size": _PURGE_BATCH}
     )
     return ids.rowcount + history.rowcount
+
+
+def partitioned_days(conn: Connection, schema: str) -> int:
+    """For how many days in a row, from today on, every partition is there."""
+    rows = conn.execute(housekeeping.READ_PARTITION_DAYS.within(schema), {"schema": schema})
+    found = {(row.parent, row.days_from_today) for row in rows}
+    days = 0
+    while all((parent, days) in found for parent in ("received_ids", "envelope_history")):
+        days += 1
+    return days

@@ -62,9 +62,12 @@ def claim(conn: Connection, schema: str, *, destination: str, batch_size: int, n
     return [leased(row) for row in rows]
 
 
-def delete_sent(conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased]) -> int:
+def delete_sent(
+    conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased], *, keep_body: bool = False
+) -> int:
     """The peer has them: delete the rows and write their history. Returns how many were still this node's."""
-    return int(conn.execute(statements.DELETE_SENT.within(schema), _mine(node, leases)).scalar_one())
+    params = _mine(node, leases) | {"keep_body": keep_body}
+    return int(conn.execute(statements.DELETE_SENT.within(schema), params).scalar_one())
 
 
 class Expiry(NamedTuple):
@@ -74,9 +77,10 @@ class Expiry(NamedTuple):
     timely: set[UUID]
 
 
-def expire(conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased]) -> Expiry:
+def expire(conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased], *, keep_body: bool = False) -> Expiry:
     """Finish those whose deliver_by has passed by the database's clock. What is in neither set is not this node's."""
-    rows = conn.execute(statements.EXPIRE_OWNED_OUTGOING.within(schema), _mine(node, leases)).all()
+    params = _mine(node, leases) | {"keep_body": keep_body}
+    rows = conn.execute(statements.EXPIRE_OWNED_OUTGOING.within(schema), params).all()
     return Expiry({row.id for row in rows if row.expired}, {row.id for row in rows if not row.expired})
 
 
@@ -84,10 +88,12 @@ def count_failed_attempt(conn: Connection, schema: str, node: NodeId, leases: Se
     conn.execute(statements.COUNT_FAILED_SEND.within(schema), _mine(node, leases))
 
 
-def dead_letter(conn: Connection, schema: str, node: NodeId, rejected: Iterable[tuple[Leased, Letter]]) -> None:
+def dead_letter(
+    conn: Connection, schema: str, node: NodeId, rejected: Iterable[tuple[Leased, Letter]], *, keep_body: bool = False
+) -> None:
     """The peer refuses them for good: move each into dead_letters with the peer's reason."""
     for lease, letter in rejected:
-        params = _mine(node, [lease]) | letter.parameters()
+        params = _mine(node, [lease]) | letter.parameters() | {"keep_body": keep_body}
         conn.execute(statements.DEAD_LETTER_OUTGOING.within(schema), params)
 
 

@@ -59,15 +59,19 @@ _THIS: Final = "id = :id AND endpoint = :endpoint AND owner_id + 0 = :node AND e
 
 _HISTORY: Final = (
     "id, side, outcome, address, message_type, source, correlation_id, causation_id, partition_key, sent_at, "
-    "received_at, attempts, interruptions, node_id, error"
+    "received_at, attempts, interruptions, content_type, headers, body, node_id, error"
+)
+# Without the setting history_bodies these three stay NULL, and cost nothing.
+_KEPT: Final = ", ".join(
+    f"CASE WHEN CAST(:keep_body AS boolean) THEN {column} END" for column in ("content_type", "headers", "body")
 )
 _FROM_OUTGOING: Final = (
     "destination, message_type, source, correlation_id, causation_id, partition_key, sent_at, "
-    "CAST(NULL AS timestamptz), attempts, interruptions"
+    f"CAST(NULL AS timestamptz), attempts, interruptions, {_KEPT}"
 )
 _FROM_INCOMING: Final = (
     "endpoint, message_type, source, correlation_id, causation_id, partition_key, sent_at, received_at, attempts, "
-    "interruptions"
+    f"interruptions, {_KEPT}"
 )
 _LETTER: Final = (
     "side, address, id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, "
@@ -411,7 +415,9 @@ SELECT count(*) FROM expired
 """)
         self.backlog = Statement(f"""
 SELECT {group_column} AS name, count(*) AS total, count(*) FILTER (WHERE owner_id = 0) AS unowned,
-    count(*) FILTER (WHERE execution_time IS NOT NULL) AS scheduled, min(sent_at) AS oldest
+    count(*) FILTER (WHERE execution_time IS NOT NULL) AS scheduled,
+    clock_timestamp() - min(sent_at) FILTER (WHERE execution_time IS NULL) AS oldest_age,
+    clock_timestamp() - min(sent_at) FILTER (WHERE execution_time IS NULL AND owner_id = 0) AS oldest_unowned_age
 FROM {{schema}}.{table} GROUP BY {group_column} ORDER BY {group_column}
 """)
         self.owned_counts = Statement(f"""

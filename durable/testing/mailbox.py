@@ -249,7 +249,14 @@ class Mailbox:
         self.release(INCOMING, node, [lease.key])
 
     def dead_letter(
-        self, _node: NodeId, lease: Leased, letter: Letter, *, counted: int = 1, failures: Sequence[Failure] = ()
+        self,
+        _node: NodeId,
+        lease: Leased,
+        letter: Letter,
+        *,
+        counted: int = 1,
+        failures: Sequence[Failure] = (),
+        keep_body: bool = False,
     ) -> bool:
         if not self.owns(lease):
             return False
@@ -257,7 +264,15 @@ class Mailbox:
         self._bury(row.envelope, letter, attempts=row.attempts + counted, endpoint=row.endpoint)
         return True
 
-    def expire(self, _node: NodeId, lease: Leased, *, within: timedelta = timedelta(0), reason: str = "") -> bool:
+    def expire(
+        self,
+        _node: NodeId,
+        lease: Leased,
+        *,
+        within: timedelta = timedelta(0),
+        reason: str = "",
+        keep_body: bool = False,
+    ) -> bool:
         if not lease.envelope.is_late(self.clock.now() + within):
             return False
         row = self.incoming.pop(_key(lease), None)
@@ -278,7 +293,7 @@ class Mailbox:
 
     # ------------------------------------------------------------------ what people ask of storage
 
-    def cancel_message(self, message: UUID, *, actor: str, reason: str | None) -> bool:
+    def cancel_message(self, message: UUID, *, actor: str, reason: str | None, keep_body: bool = False) -> bool:
         return bool([rows.pop(row.key) for rows, row in self._waiting_for_time(message)])
 
     def run_message_now(self, message: UUID) -> bool:

@@ -88,6 +88,8 @@ CREATE TABLE "{schema}".envelope_history (
     interruptions integer NOT NULL,
     node_id integer NOT NULL,
     error text,
+    content_type text,
+    headers jsonb,
     body bytea,
     xid bigint NOT NULL DEFAULT (pg_current_xact_id()::text)::bigint
 ) PARTITION BY RANGE (finished_at);
@@ -126,6 +128,7 @@ CREATE TABLE "{schema}".dead_letters (
     resolved_by text,
     resolution_reason text,
     edited_body bytea,
+    xid bigint NOT NULL DEFAULT (pg_current_xact_id()::text)::bigint,
     CHECK ((resolution IS NULL) = (resolved_at IS NULL))
 );
 CREATE INDEX dead_letters_unresolved ON "{schema}".dead_letters (fingerprint, letter_id) WHERE resolved_at IS NULL;
@@ -133,6 +136,18 @@ CREATE INDEX dead_letters_resolved ON "{schema}".dead_letters (resolved_at) WHER
 CREATE INDEX dead_letters_by_id ON "{schema}".dead_letters (id) WHERE id IS NOT NULL;
 CREATE INDEX dead_letters_by_conversation ON "{schema}".dead_letters (correlation_id)
     WHERE correlation_id IS NOT NULL;
+CREATE INDEX dead_letters_xid ON "{schema}".dead_letters (xid);
+
+CREATE TABLE "{schema}".archives (
+    table_name text PRIMARY KEY CHECK (table_name IN ('envelope_history', 'dead_letters')),
+    service text NOT NULL,
+    app_id text NOT NULL,
+    lake text NOT NULL,
+    lake_id text NOT NULL,
+    claimed_below bigint NOT NULL DEFAULT 0,
+    archived_below bigint NOT NULL DEFAULT 0,
+    archived_at timestamptz
+);
 
 CREATE TABLE "{schema}".failed_attempts (
     attempt_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -192,6 +207,15 @@ CREATE TABLE "{schema}".schedules (
     changed_at timestamptz,
     error text
 );
+
+CREATE TABLE "{schema}".published_batches (
+    batch text PRIMARY KEY,
+    job uuid NOT NULL,
+    number bigint,
+    row_count bigint NOT NULL DEFAULT 0,
+    added_count bigint NOT NULL DEFAULT 0,
+    published_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
 """
 
 # The runtime role may call these without any right to create or drop tables. `lock_timeout` keeps them from queueing
@@ -246,11 +270,13 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock
 SET timezone = 'UTC' AS $$
 DECLARE
     child text;
+    archived bigint;
 BEGIN
     PERFORM pg_advisory_xact_lock({class_id}, 2);
     IF keep_ids < interval '1 hour' OR keep_history < interval '1 hour' THEN
         RAISE EXCEPTION 'a retention below an hour would forget messages that are still under way';
     END IF;
+    SELECT archived_below INTO archived FROM "{schema}".archives WHERE table_name = 'envelope_history';
     FOR child IN
         SELECT c.relname FROM pg_inherits i
         JOIN pg_class c ON c.oid = i.inhrelid
@@ -261,21 +287,104 @@ BEGIN
             (p.relname = 'envelope_history' AND to_date(right(c.relname, 8), 'YYYYMMDD') + 1 < now() - keep_history))
         ORDER BY c.relname
     LOOP
+        CONTINUE WHEN left(child, 16) = 'envelope_history' AND NOT "{schema}".is_archived(child, archived);
         EXECUTE 'DROP TABLE "{schema}".' || quote_ident(child);
         RETURN NEXT child;
     END LOOP;
 END $$;
 
+-- Whether a day holds nothing that has yet to be archived: anything will do where nobody archives. It is looked at
+-- once more under the lock of the DROP, for what a long transaction has committed to the day meanwhile.
+CREATE FUNCTION "{schema}".is_archived(child text, archived bigint) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    part text := '"{schema}".' || quote_ident(child);
+    missing boolean;
+BEGIN
+    IF archived IS NULL THEN
+        RETURN true;
+    END IF;
+    EXECUTE 'SELECT EXISTS (SELECT FROM ' || part || ' WHERE xid >= $1)' INTO missing USING archived;
+    IF NOT missing THEN
+        EXECUTE 'LOCK TABLE ' || part || ' IN ACCESS EXCLUSIVE MODE';
+        EXECUTE 'SELECT EXISTS (SELECT FROM ' || part || ' WHERE xid >= $1)' INTO missing USING archived;
+    END IF;
+    RETURN NOT missing;
+END $$;
+
+-- For `pipeline purge`, which has compared the day with the lake before.
+CREATE FUNCTION "{schema}".drop_archived_history(day date) RETURNS text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
+DECLARE
+    child text := 'envelope_history_' || to_char(day, 'YYYYMMDD');
+    archived bigint;
+BEGIN
+    PERFORM pg_advisory_xact_lock({class_id}, 2);
+    SELECT archived_below INTO archived FROM "{schema}".archives WHERE table_name = 'envelope_history';
+    IF archived IS NULL OR NOT "{schema}".is_archived(child, archived) THEN
+        RAISE EXCEPTION 'the history of this day is not archived whole';
+    END IF;
+    EXECUTE 'ALTER TABLE "{schema}".envelope_history DETACH PARTITION "{schema}".' || quote_ident(child);
+    EXECUTE 'DROP TABLE "{schema}".' || quote_ident(child);
+    RETURN child;
+END $$;
+
 REVOKE EXECUTE ON FUNCTION "{schema}".make_partitions(integer) FROM PUBLIC;
 REVOKE EXECUTE ON FUNCTION "{schema}".drop_partitions(interval, interval) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION "{schema}".is_archived(text, bigint) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION "{schema}".drop_archived_history(date) FROM PUBLIC;
 SELECT "{schema}".make_partitions(7);
 """
 
+# Tables in which bulk publishing gathers rows, each named after its job, with the time at which that began, and the
+# attempt of a task that fills it. They are made at run time, so the names are checked here.
+STAGING = """
+CREATE FUNCTION "{schema}".make_staging(staging text, for_role text) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF staging !~ '^staged_[0-9a-f]{{32}}_[0-9]{{1,18}}$' THEN
+        RAISE EXCEPTION USING MESSAGE = staging || ' is no name of a staging table';
+    END IF;
+    EXECUTE 'CREATE UNLOGGED TABLE "{schema}".' || staging || ' (destination text NOT NULL, endpoint text, '
+        'id uuid NOT NULL, message_type text NOT NULL, source text NOT NULL, correlation_id uuid NOT NULL, '
+        'causation_id uuid, partition_key text, content_type text NOT NULL, headers text NOT NULL, '
+        'body bytea NOT NULL, sent_at timestamptz NOT NULL, deliver_by timestamptz, execution_time timestamptz, '
+        'message_digest bigint)';
+    EXECUTE 'GRANT SELECT, INSERT ON "{schema}".' || staging || ' TO ' || quote_ident(for_role);
+END $$;
+
+CREATE FUNCTION "{schema}".drop_staging(chosen text, keep interval) RETURNS SETOF text
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
+DECLARE
+    staging text;
+BEGIN
+    FOR staging IN
+        SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = '{schema}' AND c.relkind = 'r' AND c.relname ~ '^staged_[0-9a-f]{{32}}_[0-9]+$'
+            AND (c.relname = chosen OR (right(chosen, 1) = '_' AND starts_with(c.relname, chosen)))
+            AND to_timestamp(('x' || lpad(substr(c.relname, 8, 12), 16, '0'))::bit(64)::bigint / 1000.0) <= now() - keep
+        ORDER BY c.relname
+    LOOP
+        EXECUTE 'DROP TABLE IF EXISTS "{schema}".' || quote_ident(staging);
+        RETURN NEXT staging;
+    END LOOP;
+END $$;
+
+REVOKE EXECUTE ON FUNCTION "{schema}".make_staging(text, text) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION "{schema}".drop_staging(text, interval) FROM PUBLIC;
+"""
+
 DOWNGRADE = """
+SELECT "{schema}".drop_staging('staged_', interval '-1 day');
+DROP FUNCTION "{schema}".drop_staging(text, interval);
+DROP FUNCTION "{schema}".make_staging(text, text);
+DROP FUNCTION "{schema}".drop_archived_history(date);
+DROP FUNCTION "{schema}".is_archived(text, bigint);
 DROP FUNCTION "{schema}".drop_partitions(interval, interval);
 DROP FUNCTION "{schema}".make_partitions(integer);
 DROP FUNCTION "{schema}".make_partition(text, text, text, text, text, text);
-DROP TABLE "{schema}".schedules, "{schema}".circuits, "{schema}".nodes, "{schema}".failed_attempts,
+DROP TABLE "{schema}".published_batches, "{schema}".schedules, "{schema}".circuits, "{schema}".nodes,
+    "{schema}".failed_attempts, "{schema}".archives,
     "{schema}".dead_letters, "{schema}".envelope_history, "{schema}".received_ids, "{schema}".incoming_envelopes,
     "{schema}".outgoing_envelopes CASCADE;
 """
@@ -285,6 +394,7 @@ def upgrade() -> None:
     schema, class_id = context.config.attributes["schema"], context.config.attributes["jobs_class_id"]
     op.execute(UPGRADE.format(schema=schema, envelope=ENVELOPE, queue=QUEUE))
     op.execute(FUNCTIONS.format(schema=schema, class_id=class_id))
+    op.execute(STAGING.format(schema=schema))
 
 
 def downgrade() -> None:

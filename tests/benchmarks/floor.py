@@ -131,6 +131,7 @@ async def delete(conn: Pool, claimed: Sequence[Claimed]) -> None:
         addresses=[envelope.destination for envelope, _ in claimed],
         epochs=[epoch for _, epoch in claimed],
         node=1,
+        keep_body=False,
     )
 
 
@@ -200,7 +201,7 @@ async def handle_lists(pool: Pool, items: Sequence[Envelope]) -> None:
 
 def _finished(batch: Sequence[Envelope]) -> dict[str, Any]:
     ids = [envelope.id for envelope in batch]
-    return {"ids": ids, "addresses": ["bench"] * len(ids), "epochs": [0] * len(ids), "node": 1}
+    return {"ids": ids, "addresses": ["bench"] * len(ids), "epochs": [0] * len(ids), "node": 1, "keep_body": False}
 
 
 def _fields(row: Any) -> dict[str, Any]:

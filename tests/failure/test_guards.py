@@ -92,8 +92,8 @@ async def test_a_node_that_was_declared_dead_leaves_no_second_effect(
     if not guarded:
         finish = inbox.finish_handled
 
-        def uncounted(conn: Connection, schema: str, node: NodeId, owned: Sequence[Leased]) -> int:
-            finish(conn, schema, node, owned)
+        def uncounted(conn: Connection, schema: str, node: NodeId, owned: Sequence[Leased], **options: bool) -> int:
+            finish(conn, schema, node, owned, **options)
             return len(owned)
 
         monkeypatch.setattr(inbox, "finish_handled", uncounted)

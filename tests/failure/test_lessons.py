@@ -279,10 +279,10 @@ async def test_an_agent_never_gives_up_what_it_has_to_write(shop: str, monkeypat
     failures = iter(range(4))
     delete = outbox.delete_sent
 
-    def failing(*args: Any) -> int:
+    def failing(*args: Any, **options: Any) -> int:
         if next(failures, None) is not None:
             raise StorageUnavailable("the database is away")
-        return delete(*args)
+        return delete(*args, **options)
 
     monkeypatch.setattr(outbox, "delete_sent", failing)
     leftovers.unsent_orders(shop, [1], PEER, ANY_NODE)

@@ -10,7 +10,6 @@ import asyncio
 import signal
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -57,8 +56,8 @@ def runs(database: str) -> list[datetime]:
         return [row[0] for row in conn.execute("SELECT occurrence FROM runs ORDER BY occurrence")]
 
 
-def has_run(database: str, times: int) -> bool:
-    return len(runs(database)) >= times
+async def until_it_has_run(database: str, times: int) -> None:
+    await eventually(lambda: len(runs(database)) >= times, within=30)
 
 
 def is_whole(database: str) -> bool:
@@ -85,8 +84,8 @@ async def test_an_occurrence_is_neither_lost_nor_doubled_when_its_node_dies(
         await asyncio.to_thread(dies.crashes_at_its_failpoint)
         lives = [Running(clockwork), Running(clockwork)]
         wanted = len(runs(clockwork.database)) + 3
-        await eventually(partial(has_run, clockwork.database, wanted))
-        await eventually(lambda: is_whole(clockwork.database))
+        await until_it_has_run(clockwork.database, wanted)
+        await eventually(lambda: is_whole(clockwork.database), within=30)
         for process in lives:
             process.stop()
     finally:
@@ -98,12 +97,12 @@ async def test_an_occurrence_is_neither_lost_nor_doubled_when_its_node_dies(
 async def test_the_others_go_on_when_a_node_is_killed_in_the_middle(clockwork: Clockwork) -> None:
     nodes = [Running(clockwork) for _ in range(3)]
     try:
-        await eventually(partial(has_run, clockwork.database, 2))
+        await until_it_has_run(clockwork.database, 2)
         for victim in nodes[:2]:
             victim.signal(signal.SIGKILL)
             wanted = len(runs(clockwork.database)) + 2
-            await eventually(partial(has_run, clockwork.database, wanted))
-        await eventually(lambda: is_whole(clockwork.database))
+            await until_it_has_run(clockwork.database, wanted)
+        await eventually(lambda: is_whole(clockwork.database), within=30)
         nodes[2].stop()
     finally:
         for process in nodes:

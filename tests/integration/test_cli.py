@@ -208,7 +208,10 @@ def store_owned_by(conn: psycopg.Connection[Any], owner: int) -> None:
     )
 
 
-def test_status_counts_what_waits_and_what_failed(agent: Agent, database: str, conn: psycopg.Connection[Any]) -> None:
+def test_status_counts_what_waits_and_what_failed(
+    agent: Agent, database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DURABLE_HEALTH_UNATTENDED", "P1D")
     store_owned_by(conn, 0)
     store_owned_by(conn, 0)
     conn.execute(
@@ -222,13 +225,68 @@ def test_status_counts_what_waits_and_what_failed(agent: Agent, database: str, c
     assert report["versions"]["schema_version"] == report["versions"]["needed_schema_version"]
     (group,) = report["outgoing"]
     assert 3_599 < group.pop("oldest_age_seconds") < 3_700
+    assert 3_599 < group.pop("oldest_unowned_age_seconds") < 3_700
     assert group == {"destination": "tcp://127.0.0.1:1", "waiting": 2, "unowned": 2, "scheduled": 0}
     assert [(row["exception_type"], row["count"]) for row in report["dead_letters"]] == [("ValueError", 1)]
     assert report["partitions_ahead"] == 7
     text = agent("status").out.splitlines()
-    assert "  destination        waiting  unowned  scheduled  oldest" in text
-    assert "  tcp://127.0.0.1:1        2        2          0  60 min" in text
+    assert "  destination        waiting  unowned  scheduled  oldest  oldest unowned" in text
+    assert "  tcp://127.0.0.1:1        2        2          0  60 min  60 min" in text
     assert text[-1] == "healthy"
+
+
+def test_work_that_waits_while_no_node_is_alive_is_unhealthy_once_it_has_waited_for_health_unattended(
+    agent: Agent, database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_owned_by(conn, 0)
+
+    [problem] = document(agent, "status", code=1)["problems"]
+
+    assert "no node is alive: start one with durable-agent run APP:BUS" in problem
+    assert "unhealthy: work has waited for 36" in agent("status").out
+    monkeypatch.setenv("DURABLE_HEALTH_UNATTENDED", "PT2H")
+    assert document(agent, "status")["problems"] == []
+
+
+def test_status_tells_what_is_overdue(agent: Agent, database: str, conn: psycopg.Connection[Any]) -> None:
+    assert document(agent, "status")["overdue_seconds"] is None
+    store_owned_by(conn, 0)
+    conn.execute("UPDATE durable.outgoing_envelopes SET execution_time = now() - interval '5 min'")
+
+    report = document(agent, "status", code=1)
+
+    assert 299 < report["overdue_seconds"] < 400
+    assert report["outgoing"][0]["oldest_age_seconds"] is None
+    text = agent("status").out
+    assert "scheduled work is overdue by 5 min" in text
+    assert "unhealthy: scheduled work is overdue by 30" in text
+
+
+def test_each_threshold_that_is_set_is_judged_and_named(
+    agent: Agent, database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DURABLE_HEALTH_UNATTENDED", "P1D")
+    store_owned_by(conn, 0)
+    conn.execute(
+        "INSERT INTO durable.circuits (kind, key, reason, since, actor, probing)"
+        " VALUES ('destination', 'tcp://127.0.0.1:2', 'refused', now() - interval '10 min', 'node 1', true)"
+    )
+    conn.execute(
+        "INSERT INTO durable.dead_letters (side, address, body, exception_type, reason, fingerprint, node_id)"
+        " VALUES ('incoming', 'orders', '', 'ValueError', 'no', 'f', 1)"
+    )
+    assert document(agent, "status")["healthy"]
+    monkeypatch.setenv("DURABLE_HEALTH_LAG", "PT30M")
+    monkeypatch.setenv("DURABLE_HEALTH_LATCHED", "PT5M")
+    monkeypatch.setenv("DURABLE_HEALTH_DEAD_LETTERS", "1")
+
+    problems = document(agent, "status", code=1)["problems"]
+
+    assert [problem.partition(":")[0] for problem in problems] == [
+        "outgoing tcp",
+        "tcp",
+        "1 dead letters are unresolved",
+    ]
 
 
 def test_a_dormant_node_that_owns_something_is_unhealthy(

@@ -589,6 +589,24 @@ class TestForgetting:
         assert self.left(tables) == [0, 3]
         assert tables.count("failed_attempts") == 2, "they go with their letter, and not before"
 
+    async def test_a_service_that_archives_keeps_a_letter_until_its_last_state_is_archived(
+        self, tables: Tables, database: Database
+    ) -> None:
+        given(tables, letters.incoming, [envelope(0)])
+        failed = tables.one("SELECT xid FROM durable.dead_letters")
+        stored(tables, dead_letters.discard, ALL, WHOLE, actor="ada", reason="no")
+        resolved = tables.one("SELECT xid FROM durable.dead_letters")
+        assert resolved > failed
+        self.resolve(tables, 0, 100)
+
+        archive = "INSERT INTO durable.archives VALUES ('dead_letters', 'shop', 'app', 'lake', 'id', %s, %s, NULL)"
+        tables.execute(archive, resolved, resolved)
+        await maintain(database, load_settings())
+        assert self.left(tables) == [0]
+        tables.execute("UPDATE durable.archives SET archived_below = %s", resolved + 1)
+        await maintain(database, load_settings())
+        assert self.left(tables) == []
+
     def test_a_role_that_only_runs_nodes_may_do_all_of_it(self, tables: Tables) -> None:
         role = f"runner_{uuid4().hex[:8]}"
         tables.execute(f"CREATE ROLE {role}")

@@ -327,6 +327,54 @@ def test_days_past_their_retention_are_dropped_and_no_others(engine: Engine) -> 
         assert partitions(conn, "received_ids") == {"_default", *(day(n) for n in range(-1, 8)), day(-8)}
 
 
+ARCHIVED_BELOW = "INSERT INTO durable.archives VALUES (%s, 'shop', 'app', 'lake', 'id', %s, %s, NULL)"
+
+
+def test_a_service_that_archives_keeps_history_until_it_is_archived(engine: Engine) -> None:
+    """Whole days, and what lies in no day."""
+    with engine.begin() as conn:
+        for offset in (-40, -39):
+            add_day(conn, offset)
+            add_history(conn, datetime.now(UTC) + timedelta(days=offset))
+        add_history(conn, datetime.now(UTC) - timedelta(days=60))
+        conn.exec_driver_sql(
+            "UPDATE durable.envelope_history SET xid = round(extract(epoch FROM now() - finished_at) / 86400)"
+        )
+        conn.exec_driver_sql(ARCHIVED_BELOW, ("envelope_history", 40, 40))
+        keep = {"keep_ids": KEEP_IDS, "keep_history": KEEP_HISTORY}
+
+        dropped = set(maintenance.drop_partitions(conn, SCHEMA, **keep))
+        assert dropped == {f"received_ids_{day(-40)}", f"received_ids_{day(-39)}", f"envelope_history_{day(-39)}"}
+        assert maintenance.purge_defaults(conn, SCHEMA, **keep) == 0
+
+        conn.exec_driver_sql("UPDATE durable.archives SET archived_below = 41")
+        assert maintenance.drop_partitions(conn, SCHEMA, **keep) == [f"envelope_history_{day(-40)}"]
+        assert maintenance.purge_defaults(conn, SCHEMA, **keep) == 0
+        conn.exec_driver_sql("DELETE FROM durable.archives")
+        assert maintenance.purge_defaults(conn, SCHEMA, **keep) == 1
+
+
+async def test_a_day_is_kept_for_a_row_that_is_committed_while_it_is_about_to_be_dropped(
+    engine: Engine, database: str
+) -> None:
+    with engine.begin() as conn:
+        add_day(conn, -40)
+        conn.exec_driver_sql(ARCHIVED_BELOW, ("envelope_history", 3, 3))
+
+    def drop() -> list[str]:
+        with engine.begin() as conn:
+            return maintenance.drop_partitions(conn, SCHEMA, keep_ids=KEEP_IDS, keep_history=KEEP_HISTORY)
+
+    with engine.connect() as late:
+        add_history(late, datetime.now(UTC) - timedelta(days=40))
+        dropping = asyncio.create_task(asyncio.to_thread(drop))
+        await eventually(lambda: waits_for_a_lock(database))
+        late.commit()
+    assert await dropping == [f"received_ids_{day(-40)}"]
+    with engine.connect() as conn:
+        assert conn.exec_driver_sql("SELECT count(*) FROM durable.envelope_history").scalar_one() == 1
+
+
 def test_a_retention_that_would_forget_work_under_way_is_refused(engine: Engine) -> None:
     with engine.connect() as conn, pytest.raises(DBAPIError, match="below an hour"):
         maintenance.drop_partitions(conn, SCHEMA, keep_ids=timedelta(minutes=59), keep_history=KEEP_HISTORY)

@@ -23,7 +23,6 @@ from durable.storage import circuits, housekeeping, inbox, leases, locks, nodes,
 from durable.storage.circuits import Kind
 from durable.storage.database import Database, channel
 from durable.storage.inbox import Arrival
-from durable.storage.leases import Backlog
 from durable.storage.locks import Job
 from durable.storage.outbox import Sent
 from durable.storage.rows import Letter, failure_columns
@@ -288,7 +287,11 @@ async def _stop(store: Store, duration: timedelta) -> None:
 
 async def _claim_trial(store: Store, node: NodeId = A) -> Leased | None:
     lease: Leased | None = await store.run(
-        circuits.claim_probe, message_type=MESSAGE_TYPE, node=node, lease=timedelta(minutes=1)
+        circuits.claim_probe,
+        message_type=MESSAGE_TYPE,
+        handler=MESSAGE_TYPE,
+        node=node,
+        lease=timedelta(minutes=1),
     )
     return lease
 
@@ -472,7 +475,7 @@ def explain(conn: Connection, schema: str, name: str, keys: Sequence[tuple[Any, 
     statement = getattr(getattr(statements, owner), attribute) if attribute else getattr(statements, name)
     params = leases.fence(A, keys) | dict(zip(("id", "endpoint", "epoch"), keys[0], strict=True))
     params |= LETTER.parameters() | failure_columns(()) | {"message_digest": 0, "earlier": 20}
-    params |= {"delay": timedelta(seconds=1), "counted": 1, "within": timedelta(0)}
+    params |= {"delay": timedelta(seconds=1), "counted": 1, "within": timedelta(0), "keep_body": False}
     explained = text(f"EXPLAIN (FORMAT JSON) {statement.within(schema).text}")
     plan = conn.execute(explained, {key: params[key] for key in explained.compile().params}).scalar_one()
     return json.loads(plan) if isinstance(plan, str) else plan
@@ -739,13 +742,17 @@ async def test_unowned_rows_expire_bounded_and_owned_ones_do_not(store: Store, t
     ) == [(side_of(table), "expired", B, 3)]
 
 
-async def test_the_backlog_is_counted_by_destination(store: Store) -> None:
-    oldest = datetime(2026, 1, 2, tzinfo=UTC)
-    await store.send(outgoing(1, sent_at=oldest), outgoing(2))
-    await store.send(outgoing(3), owner=A)
-    await store.send(outgoing(4, execution_time=datetime.now(UTC) + timedelta(days=1)))
+async def test_the_backlog_is_counted_by_destination_and_what_is_put_off_ages_nothing(store: Store) -> None:
+    now = datetime.now(UTC)
+    day, tomorrow = timedelta(days=1), now + timedelta(days=1)
+    await store.send(outgoing(1, sent_at=now - day), outgoing(2))
+    await store.send(outgoing(3, sent_at=now - 2 * day), owner=A)
+    await store.send(outgoing(4, sent_at=now - 3 * day, execution_time=tomorrow))
 
-    assert await store.run(leases.backlog, OUTGOING) == [Backlog(PEER, 4, 3, 1, oldest)]
+    [group] = await store.run(leases.backlog, OUTGOING)
+
+    assert group[:4] == (PEER, 4, 3, 1)
+    assert [age is not None and age // day for age in group[4:]] == [2, 1]
 
 
 # ---------------------------------------------------------------- nodes, locks, circuits

@@ -23,6 +23,8 @@ _TABLES = (
     "nodes",
     "circuits",
     "schedules",
+    "published_batches",
+    "archives",
 )
 
 

@@ -1,0 +1,139 @@
+"""Whether a service is healthy: rules over what was read.
+
+    unhealthy, always                                       unhealthy, when its setting says so
+    a dormant node owns work that nobody takes over         health_lag            something has waited for so long
+    partitions are missing for today or tomorrow            health_latched        a destination is latched for so long
+    no node is alive, and work has waited for               health_dead_letters   so many are unresolved
+    health_unattended; or scheduled work is overdue by it
+
+What is latched or paused may wait as long as it likes. `durable-agent status` and the monitor of each process judge by
+these rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from enum import StrEnum
+
+from durable.envelope import NodeId
+from durable.recovery.policy import DormancyPolicy, NodeFacts
+from durable.settings import Settings
+from durable.storage.circuits import Kind
+from durable.storage.gauges import MOST_COUNTED, Gauges, Side
+
+_NEEDED_DAYS = 2
+
+Waits = Mapping[tuple[Side, str], timedelta]
+"""For how long the oldest message of each destination, or message type, has waited."""
+
+
+class NodeState(StrEnum):
+    ALIVE = "alive"
+    STALE = "stale"
+    """It holds its lock and writes no heartbeat: paused, or behind a half-open connection."""
+    DEAD = "dead"
+    """Its lock is gone."""
+
+
+def owners(gauges: Gauges) -> set[NodeId]:
+    return {node for owned in gauges.owned.values() for node in owned}
+
+
+def node_states(gauges: Gauges, stale: timedelta) -> dict[NodeId, NodeState]:
+    """Of every registered node, and of every owner that is not registered any more."""
+    ages = {node.node_id: node.heartbeat_age for node in gauges.nodes}
+    return {node: _state(node in gauges.locked, ages.get(node), stale) for node in sorted(ages.keys() | owners(gauges))}
+
+
+def _state(holds_lock: bool, heartbeat_age: timedelta | None, stale: timedelta) -> NodeState:
+    if not holds_lock or heartbeat_age is None:
+        return NodeState.DEAD
+    return NodeState.STALE if heartbeat_age >= stale else NodeState.ALIVE
+
+
+def dormant(policy: DormancyPolicy, gauges: Gauges, now: float) -> list[NodeId]:
+    """The nodes that are dormant by the rule that recovery follows; `now` is monotonic."""
+    ages = {node.node_id: node.heartbeat_age for node in gauges.nodes}
+    facts = [NodeFacts(node, node in gauges.locked, ages.get(node)) for node in ages.keys() | owners(gauges)]
+    return policy.dormant(facts, server_uptime=gauges.uptime, now=now)
+
+
+def unowned_waits(gauges: Gauges) -> Waits:
+    return {(side, group.name): group.oldest_age for side, groups in gauges.unowned.items() for group in groups}
+
+
+def problems(gauges: Gauges, dormant: list[NodeId], waits: Waits, settings: Settings) -> list[str]:
+    """Why this is not healthy, and what to do about it; nothing when it is."""
+    return [
+        *_abandoned(gauges, dormant),
+        *_unattended(gauges, settings),
+        *_late(gauges, waits, settings.health_lag),
+        *_latched(gauges, settings.health_latched),
+        *_dead_letters(gauges, settings.health_dead_letters),
+        *_unpartitioned(gauges),
+    ]
+
+
+def _abandoned(gauges: Gauges, dormant: list[NodeId]) -> Iterator[str]:
+    for node in dormant:
+        count = sum(owned.get(node, 0) for owned in gauges.owned.values())
+        if count:
+            yield (
+                f"node {node} is dormant, owns {_counted(count)} envelopes and nobody takes them over: "
+                "start a node with durable-agent run APP:BUS"
+            )
+
+
+def _unattended(gauges: Gauges, settings: Settings) -> Iterator[str]:
+    limit = settings.health_unattended
+    is_attended = NodeState.ALIVE in node_states(gauges, settings.heartbeat_stale).values()
+    oldest = max(unowned_waits(gauges).values(), default=None)
+    if not is_attended and oldest is not None and oldest >= limit:
+        yield f"work has waited for {_seconds(oldest)} and no node is alive: start one with durable-agent run APP:BUS"
+    if gauges.overdue is not None and gauges.overdue >= limit:
+        todo = (
+            "see the log of a node for 'claim work'" if is_attended else "start a node with durable-agent run APP:BUS"
+        )
+        yield f"scheduled work is overdue by {_seconds(gauges.overdue)}: {todo}"
+
+
+def _late(gauges: Gauges, waits: Waits, limit: timedelta | None) -> Iterator[str]:
+    stopped = {(_SIDES[kind], circuit.key) for circuit in gauges.circuits if (kind := circuit.kind) in _SIDES}
+    for (side, name), age in waits.items():
+        if limit is not None and age >= limit and (side, name) not in stopped:
+            yield (
+                f"{side} {name} lags: its oldest message has waited for {_seconds(age)} (health_lag is "
+                f"{_seconds(limit)}); see durable-agent nodes, and add nodes or concurrency"
+            )
+
+
+def _latched(gauges: Gauges, limit: timedelta | None) -> Iterator[str]:
+    for circuit in gauges.circuits:
+        age = gauges.now - circuit.since
+        if limit is not None and circuit.kind == Kind.DESTINATION and circuit.probing and age >= limit:
+            yield f"{circuit.key} is latched for {_seconds(age)}: {circuit.reason}; see to this peer"
+
+
+def _dead_letters(gauges: Gauges, limit: int | None) -> Iterator[str]:
+    if limit is not None and gauges.dead_letters >= min(limit, MOST_COUNTED):
+        yield f"{_counted(gauges.dead_letters)} dead letters are unresolved: see durable-agent dead-letters list"
+
+
+def _unpartitioned(gauges: Gauges) -> Iterator[str]:
+    if gauges.partitioned_days < _NEEDED_DAYS:
+        yield (
+            "partitions are missing for today or tomorrow: a running node makes them; "
+            "if one runs, see its log for 'maintenance failed'"
+        )
+
+
+_SIDES = {Kind.DESTINATION.value: Side.OUTGOING, Kind.HANDLER.value: Side.INCOMING}
+
+
+def _counted(count: int) -> str:
+    return str(count) if count < MOST_COUNTED else f"{MOST_COUNTED} or more"
+
+
+def _seconds(duration: timedelta) -> str:
+    return f"{duration.total_seconds():.0f} s"

@@ -1,0 +1,25 @@
+"""How late the event loop is: a blocking call in a handler delays every agent of the process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from durable.telemetry import Histogram
+
+_INTERVAL: Final = 0.5  # seconds: a block that is shorter is found now and then, one that is longer every time
+
+
+class LoopWatch:
+    """Sleeps, and counts by how much it overslept."""
+
+    def __init__(self) -> None:
+        self.lag = Histogram()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + _INTERVAL
+            await asyncio.sleep(_INTERVAL)
+            self.lag.observe(max(0.0, loop.time() - due))

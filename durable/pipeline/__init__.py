@@ -1,0 +1,17 @@
+"""What becomes of messages, as data: from Postgres into a lake, through Spark, and back into the outbox.
+
+    Postgres of a service                 lake: Delta tables in a folder or an object store
+    ┌───────────────────┐   archive      ┌───────────────────────────┐   report · audit · conversations
+    │ envelope_history  ├───────────────>│ history/day=.../*.parquet ├───────────────────────────────> tables, a page
+    │ dead_letters      │   purge        │ dead_letters/day=...      │
+    │                   │<───verified────┤ each with a _delta_log/   ├───┐
+    │ outgoing_envelopes│                └───────────────────────────┘   │
+    │                   │<───────────────────────────────────────────────┘
+    └───────────────────┘   replay, df.write.format("durable")
+
+    columns    the tables' columns in SQL, Arrow and Spark
+    session    the Spark session: in this process, on a cluster, or over Spark Connect
+    lake       the Delta tables: what was committed, up to where, and how Spark reads it
+
+Nothing here is imported by the rest of durable, and Spark only where a function needs it.
+"""

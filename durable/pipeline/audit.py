@@ -1,0 +1,157 @@
+"""The audit: the senders' lakes against the receivers', and what it found.
+
+    lakes ──> totals ──> edges: what can be judged ──> ledger: suspicious ids ──> findings ──> Verdict
+
+It fails when anything is lost or was handled twice. What is alien or late is shown, and so is what is still open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from durable.errors import InvalidSetting
+from durable.pipeline.session import needs_spark
+
+with needs_spark():
+    from pyspark import StorageLevel
+    from pyspark.sql import DataFrame
+    from pyspark.sql import functions as F
+
+from durable.pipeline.lake import Lake, LakeTable
+from durable.pipeline.matching import FINDINGS, Edges, History, findings, inside, totals, unbalanced
+from durable.pipeline.rows import records
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Show = Callable[[int, int], None]
+
+_CLOCK_SKEW: Final = timedelta(days=1)  # by which a row may be filed under an earlier day than its message was sent
+_FEW: Final = 200_000  # ids that each worker may be sent as a whole
+_STEPS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the audit found. `examples` are the oldest of each kind."""
+
+    since: datetime | None
+    sent_until: datetime | None
+    received_until: datetime | None
+    totals: Sequence[Mapping[str, Any]]
+    counts: Mapping[str, int]
+    examples: Sequence[Mapping[str, Any]]
+
+    @property
+    def failed(self) -> bool:
+        return self.counts["lost"] > 0 or self.counts["twice"] > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is to be audited.
+
+    `since`, `until`: by the time when messages were sent. Without `since`, from where every lake has rows.
+    `archived_until`: up to when every lake was archived; without it, up to the last commit of each. `settle`: how long
+    before that something must have happened for the lake to have it, and for a message to have come to its end.
+    """
+
+    since: datetime | None = None
+    until: datetime | None = None
+    settle: timedelta = timedelta(minutes=15)
+    archived_until: datetime | None = None
+    late_after: timedelta | None = None
+    example_count: int = 10
+
+
+def audit(
+    spark: SparkSession,
+    senders: Sequence[Lake],
+    receivers: Sequence[Lake],
+    question: Question,
+    *,
+    out: str | None = None,
+    show: Show = lambda done, total: None,
+) -> Verdict:
+    """Compare them. With `out`, every finding is written there as Parquet. Raises InvalidSetting for an empty lake."""
+    for lake in (*senders, *receivers):
+        if not lake.files("history"):
+            raise InvalidSetting(f"lake {lake.url}: it holds no history; fill it with durable-agent pipeline archive")
+    show(0, _STEPS)
+    sent, received = _rows(spark, senders, "outgoing", question), _rows(spark, receivers, "incoming", question)
+    counted = records(totals(sent.unionByName(received)).orderBy("lake", "service", "side", "outcome"))
+    edges = _edges(senders, receivers, counted, question)
+    services = {row["service"] for row in counted if row["side"] == "outgoing"}
+    quarantined = _all(spark, receivers, "dead_letters").where("side = 'incoming' AND id IS NOT NULL")
+    history = History(inside(sent, edges), inside(received, edges), quarantined, services)
+    show(1, _STEPS)
+    suspects = unbalanced(history).persist(StorageLevel.MEMORY_AND_DISK)
+    is_few = suspects.limit(_FEW + 1).count() <= _FEW
+    show(2, _STEPS)
+    found = findings(history, edges, F.broadcast(suspects) if is_few else suspects, question.late_after)
+    found = found.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        counts = {row["finding"]: row["count"] for row in records(found.groupBy("finding").count())}
+        if out is not None:
+            found.write.parquet(out if "://" in out else f"file://{Path(out).absolute()}")
+        verdict = Verdict(
+            edges.since,
+            edges.sent_until,
+            edges.received_until,
+            counted,
+            {kind: counts.get(kind, 0) for kind in FINDINGS},
+            _examples(found, counts, question.example_count),
+        )
+    finally:
+        found.unpersist()
+        suspects.unpersist()
+    show(3, _STEPS)
+    return verdict
+
+
+def _rows(spark: SparkSession, lakes: Sequence[Lake], side: str, question: Question) -> DataFrame:
+    """The history of one side. Only its first days can be left out: a message may come to its end at any later time."""
+    since = question.since and (question.since - _CLOCK_SKEW).date()
+    return _all(spark, lakes, "history", since).where(F.col("side") == side)
+
+
+def _all(spark: SparkSession, lakes: Sequence[Lake], table: LakeTable, since: date | None = None) -> DataFrame:
+    each = {lake.url: lake.read(spark, table, since).withColumn("lake", F.lit(lake.url)) for lake in lakes}
+    return reduce(DataFrame.unionByName, each.values())
+
+
+def _edges(
+    senders: Sequence[Lake], receivers: Sequence[Lake], counted: Sequence[Mapping[str, Any]], question: Question
+) -> Edges:
+    firsts: dict[tuple[str, str], datetime] = {}
+    for row in counted:
+        place = row["lake"], row["side"]
+        firsts[place] = min(row["first"], firsts.get(place, row["first"]))
+    return Edges(
+        since=question.since or max(firsts.values(), default=None),
+        until=question.until,
+        sent_until=_settled(senders, question),
+        received_until=_settled(receivers, question),
+    )
+
+
+def _settled(lakes: Sequence[Lake], question: Question) -> datetime | None:
+    """Up to when all of these lakes are complete, less the margin."""
+    written = [moment for lake in lakes if (moment := lake.archived_at("history")) is not None]
+    complete = question.archived_until or min(written, default=None)
+    return complete and complete - question.settle
+
+
+def _examples(found: DataFrame, kinds: Collection[str], count: int) -> list[dict[str, Any]]:
+    """The oldest of each kind."""
+    each = (
+        found.where(F.col("finding") == kind).orderBy("sent_at", "id").limit(count)
+        for kind in FINDINGS
+        if kind in kinds
+    )
+    return [record for examples in each for record in records(examples)]

@@ -1,0 +1,78 @@
+"""How rows leave Postgres: one COPY for each slice, in Arrow batches, by ADBC. No row is ever a Python object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, Engine, create_engine, pool
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from durable.errors import InvalidSetting, StorageUnavailable
+from durable.settings import check_database_url
+from durable.storage.database import translated
+from durable.storage.slices import Slice, join_sql
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_BATCH_BYTES = 4 << 20
+_NETWORK = {  # a peer that is gone is noticed within some 20 seconds
+    "connect_timeout": "10",
+    "keepalives_idle": "5",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "application_name": "durable-pipeline",
+}
+
+
+def copy(
+    url: str, part: Slice, columns: Sequence[str], *, snapshot: str | None = None
+) -> Iterator[pyarrow.RecordBatch]:
+    """The rows of this slice. Raises StorageUnavailable when the database cannot be used, or the snapshot is over."""
+    from adbc_driver_manager import Error
+    from adbc_driver_postgresql import StatementOptions, dbapi
+
+    options = {StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
+    try:
+        with closing(dbapi.connect(libpq_url(url), autocommit=True)) as conn, closing(conn.cursor()) as cursor:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            if snapshot is not None:
+                cursor.execute(join_sql(snapshot))
+            cursor.adbc_statement.set_options(**options)
+            cursor.execute(part.select(columns))
+            with closing(cursor.fetch_record_batch()) as batches:
+                yield from (batch for batch in batches if batch.num_rows)
+    except Error as error:
+        raise StorageUnavailable(f"reading {part.relation} failed: {str(error).strip()}") from error
+
+
+@contextmanager
+def connection(url: str) -> Iterator[Connection]:
+    """A transaction of our own, committed at the end. Raises StorageUnavailable."""
+    with opened(url) as engine, translated(), engine.begin() as conn:
+        yield conn
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Engine]:
+    """An engine without a pool: a connection is closed when it is given back."""
+    engine = create_engine(_url(url).set(drivername="postgresql+psycopg"), poolclass=pool.NullPool)
+    yield engine
+    engine.dispose()
+
+
+def libpq_url(url: str) -> str:
+    """As libpq wants it, and everything that is built on it."""
+    return _url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+def _url(url: str) -> URL:
+    check_database_url(url)
+    try:
+        parsed = make_url(url)
+    except SQLAlchemyError:
+        raise InvalidSetting("database_url: not a database URL") from None
+    return parsed.update_query_dict({**_NETWORK, **{key: str(value) for key, value in parsed.query.items()}})

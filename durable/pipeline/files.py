@@ -1,0 +1,164 @@
+"""The Parquet files that one task writes: one for each day, and for each side of a day.
+
+    Arrow batches ──> sorted by day and side ──> gathered into row groups ──> part-<name>-<n>.parquet
+
+A day is a partition of the lake; a file of one side has statistics that let a reader of the other side pass it over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from durable.pipeline.lake import DAY_OF, DataFile, LakeTable, file_schema
+from durable.pipeline.places import created
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+_GROUP_ROWS = 1 << 17
+_GROUP_BYTES = 64 << 20
+_FEW_VALUES: Final = (
+    "service",
+    "side",
+    "outcome",
+    "address",
+    "message_type",
+    "source",
+    "content_type",
+    "attempts",
+    "interruptions",
+    "node_id",
+    "exception_type",
+    "resolution",
+    "fingerprint",
+)
+"""Columns whose values come again and again: the others are not worth a dictionary."""
+
+_STATISTICS: Final = ("side", "outcome", "address", "message_type", "finished_at", "failed_at", "xid")
+"""By which readers pass files over."""
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    path: str
+    day: date
+    stream: Any
+    writer: pq.ParquetWriter
+    described: list[pq.FileMetaData]
+    """One, when the writer is closed."""
+    closing: ExitStack
+    gathered: list[pa.RecordBatch] = field(default_factory=list)
+    gathered_rows: int = 0
+    gathered_bytes: int = 0
+    rows: int = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.gathered.append(batch)
+        self.gathered_rows += batch.num_rows
+        self.gathered_bytes += batch.nbytes
+        if self.gathered_rows >= _GROUP_ROWS or self.gathered_bytes >= _GROUP_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was gathered as one row group."""
+        import pyarrow as pa
+
+        if self.gathered:
+            self.writer.write_table(pa.Table.from_batches(self.gathered), row_group_size=self.gathered_rows)
+            self.rows += self.gathered_rows
+            self.gathered, self.gathered_rows, self.gathered_bytes = [], 0, 0
+
+
+class TaskFiles:
+    """Takes the rows of one task as Postgres gives them. `files` is complete when the context has ended."""
+
+    def __init__(self, table_url: str, table: LakeTable, service: str, name: str) -> None:
+        """`name` must be given to no other attempt of any task: a file is never written over."""
+        self._table_url = table_url
+        self._table = table
+        self._service = service
+        self._name = name
+        self._schema = file_schema(table)
+        self._open: dict[tuple[date, str], _OpenFile] = {}
+        self._closing = ExitStack()
+        self.files: list[DataFile] = []
+
+    def __enter__(self) -> TaskFiles:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._closing.close()  # what was written is no part of the lake
+            return
+        for file in self._open.values():
+            self.files.append(self._finished(file))
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        import pyarrow as pa
+
+        services = pa.array([self._service]).take(pa.array([0] * batch.num_rows, pa.int32()))
+        whole = pa.RecordBatch.from_arrays([services, *batch.columns], schema=self._schema)
+        for key, rows in self._by_day_and_side(whole):
+            file = self._open.get(key)
+            if file is None:
+                file = self._open[key] = self._begun(*key)
+            file.add(rows)
+
+    def _by_day_and_side(self, batch: pa.RecordBatch) -> Iterator[tuple[tuple[date, str], pa.RecordBatch]]:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        days = pc.cast(batch.column(DAY_OF[self._table]), pa.date32())
+        sides = batch.column("side")
+        for day in pc.unique(days):
+            for side in pc.unique(sides):
+                here = pc.and_(pc.equal(days, day), pc.equal(sides, side))
+                rows = batch if pc.all(here).as_py() else batch.filter(here)
+                if rows.num_rows:
+                    yield (day.as_py(), side.as_py()), rows
+
+    def _begun(self, day: date, side: str) -> _OpenFile:
+        import pyarrow.parquet as pq
+
+        path = f"day={day}/part-{self._name}-{len(self._open)}.parquet"
+        closing = self._closing.enter_context(ExitStack())
+        stream = closing.enter_context(created(self._table_url, path))
+        few = [name for name in self._schema.names if name in _FEW_VALUES]
+        described: list[pq.FileMetaData] = []
+        writer = pq.ParquetWriter(
+            stream, self._schema, compression="zstd", use_dictionary=few, metadata_collector=described
+        )
+        closing.callback(writer.close)
+        return _OpenFile(path, day, stream, writer, described, closing)
+
+    def _finished(self, file: _OpenFile) -> DataFile:
+        file.flush()
+        file.writer.close()
+        size = file.stream.tell()
+        file.closing.close()
+        return DataFile(file.path, file.day, file.rows, size, _statistics(file.described[0]))
+
+
+def _statistics(metadata: pq.FileMetaData) -> str:
+    """What Delta wants to know of a file, as JSON."""
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for index, name in enumerate(metadata.schema.names):
+        if name in _STATISTICS:
+            found = [metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)]
+            if all(each is not None and each.has_min_max for each in found):
+                low[name] = _in_json(min(each.min for each in found))
+                high[name] = _in_json(max(each.max for each in found))
+                nulls[name] = sum(each.null_count for each in found)
+    return json.dumps({"numRecords": metadata.num_rows, "minValues": low, "maxValues": high, "nullCount": nulls})
+
+
+def _in_json(value: Any) -> Any:
+    return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ") if isinstance(value, datetime) else value

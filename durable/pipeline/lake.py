@@ -1,0 +1,206 @@
+"""The lake: Delta tables in a folder or an object store, with the history of any number of services.
+
+    LAKE/history/day=2026-11-20/part-<batch>-<task>-<n>.parquet      one table for both sides, and one for all services
+    LAKE/history/_delta_log/                                         what is part of it, and up to where it was archived
+    LAKE/dead_letters/...                                            each state of each letter; the newest counts
+
+A commit adds files and moves an offset, both or neither: so no row is there twice, and none is passed over. Parquet
+files that no commit names are not part of the lake.
+
+The tables are written by `deltalake` and read by Spark as plain Parquet files, so that neither side needs a jar.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+from durable.errors import ArchiveConflict, InvalidSetting
+from durable.pipeline import places
+from durable.pipeline.columns import COLUMNS
+from durable.pipeline.session import needs_spark
+
+if TYPE_CHECKING:
+    import pyarrow
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+LakeTable = Literal["history", "dead_letters"]
+SOURCES: Final[Mapping[LakeTable, str]] = {"history": "envelope_history", "dead_letters": "dead_letters"}
+"""Which table of Postgres each table of the lake is filled from."""
+
+DAY_OF: Final[Mapping[LakeTable, str]] = {"history": "finished_at", "dead_letters": "failed_at"}
+"""The column whose UTC date is the partition."""
+
+_FIRST_DAY, _LAST_DAY = date.min, date.max
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A Parquet file that is to become part of the lake: `stats` are Delta's, as JSON."""
+
+    path: str
+    """Relative to its table."""
+    day: date
+    rows: int
+    size: int
+    stats: str
+
+
+class Lake:
+    """Reads the logs of its tables anew whenever it is asked."""
+
+    def __init__(self, url: str) -> None:
+        """`url`: a folder, or the URL of an object store, whose credentials are in the environment."""
+        self.url = url.rstrip("/") if "://" in url else str(Path(url).absolute())
+
+    def table_url(self, table: LakeTable) -> str:
+        return f"{self.url}/{table}"
+
+    # ---------------------------------------------------------------- reading
+
+    def read(
+        self, spark: SparkSession, table: LakeTable, since: date | None = None, until: date | None = None
+    ) -> DataFrame:
+        """The rows of these days as a DataFrame; `since` is included, `until` is not. Columns as in spark_schema()."""
+        files = self.files(table, since, until)
+        schema = spark_schema(table)
+        if not files:
+            return spark.createDataFrame([], schema)
+        return spark.read.schema(schema).option("basePath", _hadoop(self.table_url(table))).parquet(*files)
+
+    def files(self, table: LakeTable, since: date | None = None, until: date | None = None) -> list[str]:
+        """The URLs of the files that hold these days."""
+        if not self.exists(table):
+            return []
+        low, high = since or _FIRST_DAY, until or _LAST_DAY
+        with _readable(self.url):
+            named = self.opened(table).file_uris(file_pruning_predicate=f"day >= '{low}' AND day < '{high}'")
+        return [_hadoop(file) for file in named]
+
+    def exists(self, table: LakeTable) -> bool:
+        with needs_spark():
+            from deltalake import DeltaTable
+        with _readable(self.url):
+            return DeltaTable.is_deltatable(self.table_url(table))
+
+    def offset(self, app_id: str, table: LakeTable) -> int:
+        """Up to which transaction (not included) this was archived here; 0 if never. Always read anew."""
+        if not self.exists(table):
+            return 0
+        with _readable(self.url):
+            return self.opened(table).transaction_version(app_id) or 0
+
+    def archived_at(self, table: LakeTable) -> datetime | None:
+        """When rows were last committed; None if never. What had happened long before is in the table."""
+        if not self.exists(table):
+            return None
+        with _readable(self.url):
+            commits = self.opened(table).history()
+        written = [commit["timestamp"] for commit in commits if commit.get("operation") == "WRITE"]
+        return datetime.fromtimestamp(max(written) / 1_000, UTC) if written else None
+
+    # ---------------------------------------------------------------- writing
+
+    def create(self, table: LakeTable) -> str:
+        """Make the table unless it is there. Returns its id, which no other table ever has."""
+        with needs_spark():
+            from deltalake import DeltaTable, Schema
+        with _readable(self.url):
+            if not self.exists(table):
+                schema = Schema.from_arrow(arrow_schema(table))
+                DeltaTable.create(self.table_url(table), schema, mode="ignore", partition_by=["day"])
+            return str(self.opened(table).metadata().id)
+
+    def commit(self, table: LakeTable, files: Sequence[DataFile], *, app_id: str, low: int, high: int) -> None:
+        """Make these files part of the table and move the offset of `app_id` from `low` to `high`: both or neither.
+
+        Raises ArchiveConflict when the offset is not `low` any more: somebody else has archived these rows.
+        """
+        from deltalake import CommitProperties
+        from deltalake.exceptions import CommitFailedError
+        from deltalake.transaction import AddAction, Transaction
+
+        opened = self.opened(table)
+        now = int(time.time() * 1_000)
+        adds = [AddAction(file.path, file.size, {"day": str(file.day)}, now, True, file.stats) for file in files]
+        if (opened.transaction_version(app_id) or 0) != low:
+            raise ArchiveConflict
+        properties = CommitProperties(
+            custom_metadata={"durable.low": str(low), "durable.high": str(high)},
+            app_transactions=[Transaction(app_id, high)],
+        )
+        try:
+            opened.create_write_transaction(
+                list(adds), mode="append", schema=opened.schema(), partition_by=["day"], commit_properties=properties
+            )
+        except CommitFailedError as error:
+            raise ArchiveConflict from error
+
+    # ---------------------------------------------------------------- files that are no part of it
+
+    def unlisted(self, table: LakeTable, day: date) -> list[str]:
+        """The files in the folder of this day which no commit has made part of the table, relative to the table."""
+        folder = f"day={day}"
+        listed = {file.rpartition("/")[2] for file in self.files(table, day, day + timedelta(days=1))}
+        return [f"{folder}/{name}" for name in places.names(self.table_url(table), folder) if name not in listed]
+
+    def remove(self, table: LakeTable, path: str) -> None:
+        places.remove(self.table_url(table), path)
+
+    def opened(self, table: LakeTable) -> DeltaTable:
+        from deltalake import DeltaTable
+
+        return DeltaTable(self.table_url(table))
+
+
+# ---------------------------------------------------------------- schemas
+
+
+def spark_schema(table: LakeTable) -> str:
+    """The columns of a table of the lake, as Spark's schemas are written: those of Postgres, `service` and `day`."""
+    columns = ", ".join(column.ddl.removesuffix(" NOT NULL") for column in COLUMNS[SOURCES[table]])
+    return f"service STRING, {columns}, day DATE"
+
+
+def arrow_schema(table: LakeTable) -> pyarrow.Schema:
+    """The same for Arrow."""
+    import pyarrow as pa
+
+    columns = [column.arrow.with_nullable(True) for column in COLUMNS[SOURCES[table]]]
+    return pa.schema([pa.field("service", pa.string()), *columns, pa.field("day", pa.date32())])
+
+
+def file_schema(table: LakeTable) -> pyarrow.Schema:
+    """What a file holds: the day is in its path."""
+    whole = arrow_schema(table)
+    return whole.remove(whole.get_field_index("day"))
+
+
+# ---------------------------------------------------------------- places
+
+
+def _hadoop(url: str) -> str:
+    """As Spark's file systems name it."""
+    if url.startswith("s3://"):
+        return f"s3a://{url.removeprefix('s3://')}"
+    return url if "://" in url else f"file://{url}"
+
+
+@contextmanager
+def _readable(url: str) -> Iterator[None]:
+    """What the library says of a place that it cannot use, in one line that names the place."""
+    from deltalake.exceptions import DeltaError
+
+    try:
+        yield
+    except (DeltaError, OSError, ValueError) as error:
+        said = str(error).partition("\n")[0]
+        raise InvalidSetting(
+            f"lake {url}: {said}; name a folder or the URL of an object store that this machine may read"
+        ) from error

@@ -1,0 +1,275 @@
+"""What was sent against what was received: rows of history in, findings out. DataFrames only, no lake and no files.
+
+                               outgoing rows of the senders          incoming rows of the receivers
+    every row                         └────────────> ledger <────────────┘       one pass, grouped by id
+    the few ids that do not balance                    │
+    their rows once more                               └─> findings: lost · open · alien · twice
+
+A delivery is an id and a destination; a receipt is an id, a service and an endpoint. Which destination leads to which
+endpoint is known to nobody but the network, so an id balances when it has as many receipts as deliveries: an event
+that went to two destinations must be seen at two places. What it came to there is no loss: handled, dead-lettered and
+expired are all ends, and so is a quarantined dead letter, which has no row of history.
+
+    no row of history       a duplicate that the receiver recognised; what still waits in an outbox or an inbox
+    only an incoming row    a local message, which is its sender's own
+    several rows            a dead letter that was replayed: `dead-lettered`, then `handled`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from durable.pipeline.transform import uuid_text
+from durable.routing import LOCAL
+
+FINDINGS: Final = ("lost", "twice", "alien", "late", "open")
+_COLUMNS: Final = (
+    "finding",
+    "id",
+    "message_type",
+    "source",
+    "service",
+    "address",
+    "sent_at",
+    "finished_at",
+    "copies",
+    "detail",
+)
+
+# A group of the ledger has two numbers. `weight` counts: what was sent in its lowest 20 bits, what was handled in the
+# next, and local messages above. `places` has a bit for the hash of each address, and one that says: look closer. Two
+# addresses with one bit make an id suspect, never innocent. Primitive sums are what Spark aggregates fastest.
+_COUNT_BITS: Final = 20
+_PLACE_BITS: Final = 31
+_COUNT_MASK: Final = (1 << _COUNT_BITS) - 1
+_PLACE_MASK: Final = (1 << _PLACE_BITS) - 1
+_LOOK_CLOSER: Final = 1 << (2 * _PLACE_BITS)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The rows that are compared. All have the columns of the lake's tables."""
+
+    sent: DataFrame
+    """Outgoing rows of all senders."""
+    received: DataFrame
+    """Incoming rows of all receivers."""
+    quarantined: DataFrame
+    """Incoming dead letters of all receivers."""
+    senders: Collection[str]
+    """The services whose outgoing rows these are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Which findings can be judged, and which only look like findings because the lakes end somewhere."""
+
+    since: datetime | None = None
+    """What was sent before may have lost its counterpart to retention, or to the time before the archive began."""
+    until: datetime | None = None
+    sent_until: datetime | None = None
+    """What the receivers had before is in the senders' lakes, if there was a sender."""
+    received_until: datetime | None = None
+    """What the senders had sent before is in the receivers' lakes, if it came to an end."""
+
+
+def findings(history: History, edges: Edges, suspects: DataFrame, late_after: timedelta | None = None) -> DataFrame:
+    """A row for each: lost, open, alien and twice among the suspects, and late among all."""
+    sent, received, quarantined = (
+        rows.join(suspects, "id", "left_semi") for rows in (history.sent, history.received, history.quarantined)
+    )
+    of_suspects = History(sent, received, quarantined, history.senders)
+    found = compared(of_suspects, edges).unionByName(late(history.received, late_after))
+    return found.where(_within("sent_at", edges)).withColumn("id", uuid_text("id"))
+
+
+# ---------------------------------------------------------------- every row: which ids need a closer look
+
+
+def unbalanced(history: History) -> DataFrame:
+    """The ids (column `id`) that are not simply sent to n places, seen at n places, and handled once at each."""
+    ledger = (
+        _entries(history.sent, "sent", 0)
+        .unionByName(_entries(history.received, "handled", 1))
+        .repartition("id")  # nearly every id is a new one: what a partial aggregation before the shuffle does is lost
+        .groupBy("id")
+        .agg(F.sum("weight").alias("weight"), F.bit_or("places").alias("places"))
+    )
+    sent_count, received_count = _bits("weight", 0, _COUNT_BITS), _bits("weight", _COUNT_BITS, _COUNT_BITS)
+    is_balanced = (
+        (F.col("places") < _LOOK_CLOSER)
+        & (sent_count == received_count)
+        & (sent_count == F.bit_count(_bits("places", 0, _PLACE_BITS)))
+        & (received_count == F.bit_count(_bits("places", _PLACE_BITS, _PLACE_BITS)))
+        & (F.shiftright("weight", 2 * _COUNT_BITS) <= 1)
+    )
+    return ledger.where(~is_balanced).select("id")
+
+
+def _entries(rows: DataFrame, expected: str, side: int) -> DataFrame:
+    """Each row as it is added to the ledger; `side` 0 is sending and 1 receiving."""
+    is_local = F.col("address") == LOCAL
+    weight = F.lit(1 << (side * _COUNT_BITS)).cast("bigint")
+    place = F.expr(
+        f"shiftleft(1L, CAST(pmod(xxhash64(service, address), {_PLACE_BITS}) AS INT) + {side * _PLACE_BITS})"
+    )
+    nothing = F.lit(0).cast("bigint")
+    return rows.select(
+        "id",
+        F.when(is_local, F.lit(1 << (2 * _COUNT_BITS)).cast("bigint")).otherwise(weight).alias("weight"),
+        F.when(F.col("outcome") != expected, F.lit(_LOOK_CLOSER))
+        .when(is_local, nothing)
+        .otherwise(place)
+        .alias("places"),
+    )
+
+
+def _bits(column: str, first: int, count: int) -> Column:
+    return F.shiftright(column, first).bitwiseAND(F.lit((1 << count) - 1))
+
+
+# ---------------------------------------------------------------- the rows of suspicious ids
+
+
+def compared(history: History, edges: Edges) -> DataFrame:
+    """Lost, open, alien and twice, exactly, among all rows of these ids."""
+    remote = history.received.where(F.col("address") != LOCAL)
+    return (
+        _missing(history.sent, remote, history.quarantined, edges)
+        .unionByName(_alien(history.sent, remote, history.senders, edges))
+        .unionByName(_twice(history.received))
+    )
+
+
+def _missing(sent: DataFrame, remote: DataFrame, quarantined: DataFrame, edges: Edges) -> DataFrame:
+    """Sent to more places than it was seen at; open while the last copy may still be on its way to an end."""
+    deliveries = (
+        sent.where("outcome = 'sent'")
+        .groupBy("id")
+        .agg(
+            *(F.first(name).alias(name) for name in ("message_type", "source", "service")),
+            F.array_sort(F.collect_set("address")).alias("destinations"),
+            F.min("sent_at").alias("sent_at"),
+            F.max("finished_at").alias("finished_at"),
+        )
+    )
+    places = ("id", "service", "address")
+    receipts = (
+        remote.select(*places)
+        .unionByName(quarantined.select(*places))
+        .groupBy("id")
+        .agg(F.array_sort(F.collect_set(F.concat_ws(" ", "service", "address"))).alias("seen"))
+    )
+    seen = F.coalesce("seen", F.array().cast("array<string>"))
+    copies = F.size("destinations") - F.size(seen)
+    may_come = _not_before("finished_at", edges.received_until)
+    return (
+        deliveries.join(receipts, "id", "left")
+        .withColumn("copies", copies)
+        .where("copies > 0")
+        .withColumn("finding", F.when(may_come, "open").otherwise("lost"))
+        .withColumn("address", F.concat_ws(" ", "destinations"))
+        .withColumn("detail", _listed("seen only at ", seen, "seen nowhere"))
+        .select(*_COLUMNS)
+    )
+
+
+def _alien(sent: DataFrame, remote: DataFrame, senders: Collection[str], edges: Edges) -> DataFrame:
+    """Received, and no sender has a row of it, whatever its outcome; open while that row may still be archived."""
+    may_come = _not_before("finished_at", edges.sent_until)
+    why = F.when(F.col("source").isin(list(senders)), "its source has no record of it")
+    why = why.otherwise("its source is none of the senders")
+    return (
+        remote.join(sent.select("id"), "id", "left_anti")
+        .groupBy("id", "service", "address")
+        .agg(
+            *(F.first(name).alias(name) for name in ("message_type", "source")),
+            F.min("sent_at").alias("sent_at"),
+            F.min("finished_at").alias("finished_at"),
+            F.first(why).alias("detail"),
+        )
+        .withColumn("finding", F.when(may_come, "open").otherwise("alien"))
+        .withColumn("copies", F.lit(1))
+        .select(*_COLUMNS)
+    )
+
+
+def _twice(received: DataFrame) -> DataFrame:
+    """Handled more than once by one endpoint of one service."""
+    return (
+        received.where("outcome = 'handled'")
+        .groupBy("id", "service", "address")
+        .agg(
+            *(F.first(name).alias(name) for name in ("message_type", "source")),
+            F.min("sent_at").alias("sent_at"),
+            F.max("finished_at").alias("finished_at"),
+            F.count("*").cast("int").alias("copies"),
+            F.array_sort(F.collect_list(F.date_format("finished_at", "yyyy-MM-dd HH:mm:ss.SSSSSS"))).alias("times"),
+        )
+        .where("copies > 1")
+        .withColumn("finding", F.lit("twice"))
+        .withColumn("detail", F.concat(F.lit("handled at "), F.concat_ws(" and ", "times")))
+        .select(*_COLUMNS)
+    )
+
+
+# ---------------------------------------------------------------- what needs no counterpart
+
+
+def late(received: DataFrame, late_after: timedelta | None = None) -> DataFrame:
+    """Handled after the deadline that its sender gave it, or so long after it was sent."""
+    took = F.unix_micros("finished_at") - F.unix_micros("sent_at")
+    deadline = F.col("deliver_by") if "deliver_by" in received.columns else F.lit(None).cast("timestamp")
+    is_slow = F.lit(False) if late_after is None else took > F.lit(int(late_after.total_seconds() * 1e6))
+    return (
+        received.where("outcome = 'handled'")
+        .where(is_slow | F.coalesce(F.col("finished_at") > deadline, F.lit(False)))
+        .withColumn("finding", F.lit("late"))
+        .withColumn("copies", F.lit(1))
+        .withColumn("detail", F.format_string("handled %.3f s after it was sent", took / 1e6))
+        .select(*_COLUMNS)
+    )
+
+
+def totals(rows: DataFrame) -> DataFrame:
+    """How many rows each lake has of each service and outcome, and from when to when."""
+    return rows.groupBy("lake", "service", "side", "outcome").agg(
+        F.count("*").alias("count"),
+        F.count(F.when(F.col("address") == LOCAL, 1)).alias("local"),
+        F.min("finished_at").alias("first"),
+        F.max("finished_at").alias("last"),
+    )
+
+
+# ---------------------------------------------------------------- edges
+
+# Transports may carry times with less precision than the database keeps: the counterpart of a row just inside the
+# edge must not be cut off.
+_PRECISION: Final = timedelta(seconds=1)
+
+
+def inside(rows: DataFrame, edges: Edges) -> DataFrame:
+    """By the time that both sides know: when it was sent."""
+    low = edges.since and edges.since - _PRECISION
+    high = edges.until and edges.until + _PRECISION
+    return rows.where(_within("sent_at", Edges(low, high)))
+
+
+def _within(column: str, edges: Edges) -> Column:
+    low = F.lit(True) if edges.since is None else F.col(column) >= F.lit(edges.since)
+    high = F.lit(True) if edges.until is None else F.col(column) < F.lit(edges.until)
+    return low & high
+
+
+def _not_before(column: str, moment: datetime | None) -> Column:
+    return F.lit(False) if moment is None else F.col(column) >= F.lit(moment)
+
+
+def _listed(intro: str, names: Column, otherwise: str) -> Column:
+    return F.when(F.size(names) == 0, otherwise).otherwise(F.concat(F.lit(intro), F.array_join(names, " ")))

@@ -1,0 +1,50 @@
+"""The database whose tables are archived, and the one archiver that may be at work on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Engine
+
+from durable.errors import ArchiveConflict, InvalidSetting
+from durable.pipeline.copying import connection
+from durable.settings import Settings
+from durable.storage import archives, migrator
+from durable.storage.database import lock_url, translated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """A service's tables."""
+
+    url: str
+    """Direct, not through a pooler: a lock and a snapshot last for as long as the archiver works."""
+    schema: str
+    service: str
+
+
+def find_origin(settings: Settings, service: str | None) -> Origin:
+    """The database of these settings. Its service is what is given here, or the one whose nodes use it.
+
+    Raises InvalidSetting when it has several or none; SchemaMismatch; StorageUnavailable.
+    """
+    url, schema = lock_url(settings), settings.db_schema
+    with connection(url) as conn:
+        migrator.check_version(conn, schema)
+        known = archives.services(conn, schema) if service is None else [service]
+    if len(known) != 1:
+        found = f"its nodes are of {', '.join(known)}" if known else "it has no nodes now"
+        raise InvalidSetting(f"service: whose history this is cannot be told, {found}; give APP:BUS or --service NAME")
+    return Origin(url=url, schema=schema, service=known[0])
+
+
+@contextmanager
+def locked(engine: Engine, schema: str) -> Iterator[Connection]:
+    """A connection that holds the archiver's lock, each of whose statements is committed at once."""
+    with translated(), engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        migrator.check_version(conn, schema)
+        if not archives.try_lock(conn, schema):
+            raise ArchiveConflict("another archiver is at work on this database; wait for it to end")
+        yield conn

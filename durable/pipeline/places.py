@@ -1,0 +1,56 @@
+"""Where the files of a table of the lake lie: a folder, or a place in an object store.
+
+An object store is reached as `deltalake` reaches it, so that the credentials in the environment serve both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
+
+@contextmanager
+def created(table_url: str, path: str) -> Iterator[IO[bytes] | Any]:
+    """A new file to write into. It is on the disk, or in the store, when the context has ended without an error."""
+    if "://" in table_url:
+        with _store(table_url).open_output_stream(path) as stream:
+            yield stream
+        return
+    where = Path(table_url) / path
+    where.parent.mkdir(parents=True, exist_ok=True)
+    with where.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def names(table_url: str, folder: str) -> list[str]:
+    """The names of the files in a folder of the table; none where there is no such folder."""
+    if "://" not in table_url:
+        where = Path(table_url) / folder
+        return sorted(entry.name for entry in where.iterdir()) if where.is_dir() else []
+    from pyarrow.fs import FileSelector
+
+    found = _store(table_url).get_file_info(FileSelector(folder, allow_not_found=True))
+    return sorted(each.base_name for each in found if each.is_file)
+
+
+def remove(table_url: str, path: str) -> None:
+    """A file that is not there any more is as good."""
+    if "://" in table_url:
+        _store(table_url).delete_file(path)
+    else:
+        (Path(table_url) / path).unlink(missing_ok=True)
+
+
+def _store(table_url: str) -> FileSystem:
+    from deltalake.fs import DeltaStorageHandler
+    from pyarrow.fs import PyFileSystem
+
+    return PyFileSystem(DeltaStorageHandler(table_url))

@@ -1,0 +1,31 @@
+"""How far a Spark job has come, while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+_LOOK_INTERVAL_SECONDS = 0.25
+
+
+def collected(spark: SparkSession, frame: DataFrame, tasks: int, show: Callable[[int, int], None]) -> list[Row]:
+    """The rows of a frame that `tasks` tasks make, with `show(done, tasks)` now and then until they are there."""
+    with ThreadPoolExecutor(1, thread_name_prefix="spark job") as threads:
+        job: Future[list[Row]] = threads.submit(frame.collect)
+        while not wait([job], _LOOK_INTERVAL_SECONDS).done:
+            show(_done(spark), tasks)
+    show(tasks, tasks)
+    return job.result()
+
+
+def _done(spark: SparkSession) -> int:
+    """Tasks that the stages which run now have finished; unknown over Spark Connect, which is 0."""
+    if not hasattr(spark, "_jsparkSession"):
+        return 0
+    tracker = spark.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    return sum(stage.numCompletedTasks for stage in stages if stage is not None)

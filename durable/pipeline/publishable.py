@@ -1,0 +1,136 @@
+"""The columns of a DataFrame that can be published, and how they are staged.
+
+    Spark                                        staged
+    id              BINARY, 16 bytes             uuid
+    destination     STRING                       text           "local" for this service's own inbox
+    endpoint        STRING        [NULL]         text           where it was received, to go into the inbox again
+    message_type    STRING                       text
+    source          STRING                       text           the service that sends
+    body            BINARY or STRING             bytea          a STRING is stored as UTF-8
+    correlation_id  BINARY        [id]           uuid
+    causation_id    BINARY        [NULL]         uuid
+    partition_key   STRING        [NULL]         text
+    content_type    STRING        [JSON]         text
+    headers         STRING        [{}]           text           a JSON object of texts
+    sent_at         TIMESTAMP     [now]          timestamptz
+    deliver_by      TIMESTAMP     [NULL]         timestamptz
+    execution_time  TIMESTAMP     [NULL]         timestamptz
+
+`durable.pipeline.publish.envelopes` makes them of any DataFrame with a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute
+
+from durable.digest import message_digest
+from durable.envelope import JSON
+from durable.errors import InvalidSetting
+from durable.routing import LOCAL
+from durable.settings import suggestion
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
+
+
+class Field(NamedTuple):
+    """A column, and the types of Spark's that it may have."""
+
+    types: Sequence[str]
+    is_required: bool = False
+
+
+FIELDS: Final[Mapping[str, Field]] = {
+    "id": Field(("binary",), True),
+    "destination": Field(("string",), True),
+    "endpoint": Field(("string",)),
+    "message_type": Field(("string",), True),
+    "source": Field(("string",), True),
+    "body": Field(("binary", "string"), True),
+    "correlation_id": Field(("binary",)),
+    "causation_id": Field(("binary",)),
+    "partition_key": Field(("string",)),
+    "content_type": Field(("string",)),
+    "headers": Field(("string",)),
+    "sent_at": Field(("timestamp",)),
+    "deliver_by": Field(("timestamp",)),
+    "execution_time": Field(("timestamp",)),
+}
+IDS: Final = ("id", "correlation_id", "causation_id")
+TEXTS: Final = ("destination", "endpoint", "message_type", "source", "partition_key", "content_type", "headers")
+TIMES: Final = ("sent_at", "deliver_by", "execution_time")
+NEVER_NULL: Final = ("id", "destination", "message_type", "source", "body")
+
+_MADE_BY = "durable.pipeline.publish.envelopes() makes it from a key"
+_MOMENT = pa.timestamp("us", tz="UTC")
+
+
+def check_schema(schema: StructType) -> None:
+    """Raise InvalidSetting, which names the column and what is expected, unless these columns can be published."""
+    given = {field.name: field.dataType.simpleString() for field in schema.fields}
+    for name, kind in given.items():
+        if name not in FIELDS:
+            known = ", ".join(FIELDS)
+            raise InvalidSetting(f"column {name}: unknown{suggestion(name, FIELDS)}; the columns are: {known}")
+        if kind not in FIELDS[name].types:
+            raise InvalidSetting(f"column {name}: is {kind.upper()}, must be {_expected(name)}")
+    for name, field in FIELDS.items():
+        if field.is_required and name not in given:
+            hint = f"; {_MADE_BY}" if name == "id" else ""
+            raise InvalidSetting(f"column {name}: missing; must be {_expected(name)}{hint}")
+
+
+def whole(batch: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
+    """The batch with every column in its place and type; what is missing, or NULL where it must not be, by default."""
+    columns = {name: _column(batch, name) for name in FIELDS}
+    local = pc.if_else(pc.equal(columns["destination"], LOCAL), LOCAL, pa.scalar(None, pa.string()))
+    columns["endpoint"] = pc.coalesce(columns["endpoint"], local)
+    columns["correlation_id"] = pc.coalesce(columns["correlation_id"], columns["id"])
+    columns["content_type"] = pc.fill_null(columns["content_type"], JSON)
+    columns["headers"] = pc.fill_null(columns["headers"], "{}")
+    columns["sent_at"] = pc.fill_null(columns["sent_at"], pa.scalar(now, _MOMENT))
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def staged(batch: pa.RecordBatch, local: pa.BooleanArray) -> pa.RecordBatch:
+    """A whole batch as a staging table holds it: ids are uuids, and local rows have their digest."""
+    columns = {name: batch.column(name) for name in FIELDS}
+    for name in IDS:
+        columns[name] = pa.ExtensionArray.from_storage(pa.uuid(), columns[name].cast(pa.binary(16)))
+    columns["message_digest"] = _digests(batch, local)
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def is_local(batch: pa.RecordBatch) -> pa.BooleanArray:
+    """Which rows go into this service's own inbox."""
+    return pc.is_valid(batch.column("endpoint"))
+
+
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    kind = pa.binary() if name in (*IDS, "body") else _MOMENT if name in TIMES else pa.string()
+    index = batch.schema.get_field_index(name)
+    if index < 0:
+        return pa.nulls(batch.num_rows, kind)
+    return batch.column(index).cast(kind)
+
+
+def _digests(batch: pa.RecordBatch, local: pa.BooleanArray) -> pa.Array:
+    """Only the inbox compares digests."""
+    if not pc.any(local).as_py():
+        return pa.nulls(batch.num_rows, pa.int64())
+    pairs = zip(local, batch.column("message_type"), batch.column("body"), strict=True)
+    digests = [message_digest(kind.as_py(), body.as_py()) if here.as_py() else None for here, kind, body in pairs]
+    return pa.array(digests, pa.int64())
+
+
+def _expected(name: str) -> str:
+    length = " of 16 bytes" if name in IDS else ""
+    return " or ".join(kind.upper() for kind in FIELDS[name].types) + length

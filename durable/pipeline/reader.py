@@ -1,0 +1,83 @@
+"""The batch half of the data source: slices of a table, each one COPY, with Spark's filters answered by Postgres."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from durable.errors import InvalidSetting
+from durable.pipeline.columns import COLUMNS
+from durable.pipeline.copying import connection, copy
+from durable.pipeline.filters import condition
+from durable.pipeline.source import ReadOptions, selected
+from durable.storage import migrator, slices
+from durable.storage.slices import Slice
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+_PARTITIONS = 8
+
+
+class SlicePartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, part: Slice) -> None:
+        super().__init__(part)
+        self.part = part
+
+
+class EnvelopeReader(DataSourceReader):
+    """Planned in the driver, pickled, and read by tasks."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._conditions: list[str] = []
+        if options.snapshot is None and (options.partitions or 1) > 1:
+            raise InvalidSetting(
+                "option partitions: several tasks see one state of a table only within one snapshot; "
+                "read within `with consistent(url) as options`, or leave partitions out"
+            )
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Takes those that mean the same in Postgres; yields the others back to Spark."""
+        kinds = {column.name: column.kind for column in COLUMNS[self._options.table]}
+        for each in filters:
+            sql = condition(each, kinds)
+            if sql is None:
+                yield each
+            else:
+                self._conditions.append(sql)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        with connection(options.url) as conn:
+            migrator.check_version(conn, options.schema)
+            if options.snapshot is None:
+                parts = [Slice(slices.relation(options.schema, options.table))]
+            else:
+                parts = slices.by_blocks(conn, options.schema, options.table, options.partitions or _PARTITIONS)
+        return [SlicePartition(replace(part, filters=tuple(self._conditions))) for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        assert isinstance(partition, SlicePartition)
+        columns = selected(self._options, self._schema)
+        yield from as_spark(
+            copy(self._options.url, partition.part, columns, snapshot=self._options.snapshot), self._schema
+        )
+
+
+def as_spark(batches: Iterator[pyarrow.RecordBatch], schema: StructType) -> Iterator[pyarrow.RecordBatch]:
+    """With exactly the Arrow schema that Spark wants: names, types and what may be NULL."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    target = to_arrow_schema(schema, timezone="UTC")
+    for batch in batches:
+        yield pa.RecordBatch.from_arrays(batch.columns, schema=target)

@@ -1,0 +1,126 @@
+"""Messages of the past, sent or handled once more: out of the lake, or out of any DataFrame that has them.
+
+    choosing ──> messages(): under new ids ──> chunk after chunk, the oldest first ──> publish()
+
+A new id follows from the name of the replay and the old id: the same replay adds nothing the second time, and one with
+another name does it again. With `same_ids` the ids stay, and only who has never seen a message handles it.
+
+What was outgoing goes into the outbox again, and what was incoming into the inbox. Both remember what was replayed for
+as long as duplicates are recognised.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import UUID
+
+from durable.envelope import new_id
+from durable.errors import InvalidSetting
+from durable.pipeline.publish import publish, uuid8, uuid8_of
+from durable.pipeline.session import spark_errors
+from durable.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+Show = Callable[[int, int], None]
+CHUNK: Final = 50_000
+_SECONDS_OF_A_CHUNK = 5  # when the rate is limited: nobody is to be flooded for longer
+
+
+class Replayed(NamedTuple):
+    """How many messages were replayed, and how many of them were added."""
+
+    rows: int
+    added: int
+
+
+def messages(rows: DataFrame, *, name: str, same_ids: bool = False, destination: str | None = None) -> DataFrame:
+    """The rows that have a body, as the messages of this replay: for where they went, or came in, or `destination`.
+
+    They keep their correlation and causation. With `same_ids` they also keep the time at which they were sent.
+    """
+    from pyspark.sql import functions as F
+
+    came_in = F.when(F.col("side") == "incoming", F.col("address"))
+    columns: dict[str, Column] = {
+        "id": F.col("id") if same_ids else uuid8(F.concat(F.lit(f"{name}/"), F.lower(F.hex("id")))),
+        "destination": F.lit(destination) if destination else F.col("address"),
+        "endpoint": F.lit(None).cast("string") if destination else came_in,
+        **{kept: F.col(kept) for kept in ("message_type", "source", "body", "correlation_id", "causation_id")},
+        **{kept: F.col(kept) for kept in ("partition_key", "content_type", "headers", "moment")},
+        **({"sent_at": F.col("sent_at")} if same_ids else {}),
+    }
+    return rows.where(F.col("body").isNotNull()).select(*(column.alias(kept) for kept, column in columns.items()))
+
+
+def new_id_of(old: UUID, *, name: str) -> UUID:
+    """The id that a message has in the replay of this name."""
+    return uuid8_of(f"{name}/{old.hex}")
+
+
+def replay(
+    chosen: DataFrame,
+    settings: Settings,
+    *,
+    total: int,
+    chunk_size: int = CHUNK,
+    rate: float | None = None,
+    show: Show = lambda done, total: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Replayed:
+    """Publish messages(), about `chunk_size` at a time and no more than `rate` a second. `total`: how many they are.
+
+    Each chunk is one transaction; who is interrupted begins again under the same name. Raises as publish() does.
+    """
+    if rate is not None:
+        chunk_size = max(1, min(chunk_size, int(rate * _SECONDS_OF_A_CHUNK)))
+    began, rows, added = time.monotonic(), 0, 0
+    for chunk in _chunks(chosen, total, chunk_size):
+        if rate is not None:
+            sleep(max(0.0, began + rows / rate - time.monotonic()))
+        published = publish(chunk.drop("moment"), settings, batch=f"replay {new_id()}", once=True)
+        if published is not None:
+            rows, added = rows + published.rows, added + published.added
+        show(rows, total)
+    return Replayed(rows, added)
+
+
+def refuse_forgotten(chosen: DataFrame, dedupe_window: timedelta) -> None:
+    """Raise InvalidSetting when duplicates of these messages would not be recognised any more under the same ids."""
+    from pyspark.sql import functions as F
+
+    made = F.conv(F.hex(F.substring("id", 1, 6)), 16, 10).cast("bigint")
+    is_v7 = F.substring(F.hex("id"), 13, 1) == "7"
+    made = F.when(is_v7, made).otherwise(F.unix_millis("sent_at"))
+    oldest = F.unix_millis(F.current_timestamp()) - int(dedupe_window.total_seconds() * 1_000)
+    with spark_errors():
+        forgotten = chosen.where(made < oldest).count()
+    if forgotten:
+        raise InvalidSetting(
+            f"same_ids: {forgotten:,} of these messages are older than dedupe_window ({dedupe_window}), and nobody "
+            "could tell whether they were received; choose later ones, or replay them under new ids"
+        )
+
+
+def _chunks(chosen: DataFrame, total: int, chunk_size: int) -> Iterator[DataFrame]:
+    """Parts of about this size, one after the other in time."""
+    from pyspark.sql import functions as F
+
+    count = -(-total // chunk_size)
+    if count < 2:
+        yield from [chosen] if count else []
+        return
+    microseconds = F.unix_micros("moment")
+    shares = [number / count for number in range(1, count)]
+    with spark_errors():
+        (found,) = chosen.select(F.percentile_approx(microseconds, shares, max(10_000, 10 * count))).first() or (None,)
+    bounds: list[int | None] = [None, *sorted(set(found or ())), None]
+    for low, high in pairwise(bounds):
+        part = chosen if low is None else chosen.where(microseconds >= low)
+        part = part if high is None else part.where(microseconds < high)
+        yield part if low is not None else part.union(chosen.where(F.col("moment").isNull()))

@@ -1,0 +1,167 @@
+"""The report: what a lake tells about throughput, latencies and failures, as tables that a page or JSON shows.
+
+    lake ──> rollups of new days ──> merged over the days that are asked for ──> Report ──> page, JSON
+
+Latencies are milliseconds. Every table is a list of plain rows, and small however long the history is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from durable.errors import InvalidSetting
+from durable.pipeline.session import needs_spark
+
+with needs_spark():
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import functions as F
+
+from durable.pipeline import rollups, transform
+from durable.pipeline.columns import COLUMNS
+from durable.pipeline.lake import SOURCES, Lake
+from durable.pipeline.rows import records
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Show = Callable[[int, int], None]
+Record = Mapping[str, Any]
+
+_WINDOWS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 43_200, 86_400)  # seconds
+_MOST_WINDOWS: Final = 180
+_MINUTE: Final = 60
+_MOST_VALUES: Final = 25
+_MOST_CAUSES: Final = 100
+_SLOWEST: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened, to be drawn over time."""
+
+    time: datetime
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All tables of a report, the largest or slowest first where there is no other order."""
+
+    lake: str
+    first: datetime
+    last: datetime
+    days_computed: int
+    window_seconds: int
+    totals: Record
+    throughput: Sequence[Record]
+    series: Sequence[Record]
+    """By service, side, address and message type: counts, rates and percentiles."""
+    message_types: Sequence[Record]
+    """The same by message type, of what was handled."""
+    nodes: Sequence[Record]
+    marks: Sequence[Mark]
+    volumes: Mapping[str, Sequence[Record]]
+    """By dimension."""
+    causes: Sequence[Record]
+    conversations: Sequence[Record]
+
+
+def report(
+    spark: SparkSession,
+    lake: Lake,
+    *,
+    since: date | None = None,
+    until: date | None = None,
+    dimensions: Sequence[str] = (),
+    marks: Sequence[Mark] = (),
+    show: Show = lambda done, total: None,
+) -> Report:
+    """Compute it for these UTC days, `until` not included. Raises InvalidSetting when the lake has none of them."""
+    by = {name: dimension(name) for name in dimensions}
+    if not lake.files("history", since, until):
+        raise InvalidSetting(f"lake {lake.url}: it holds no history of these days; see durable-agent pipeline archive")
+    computed = rollups.bring_up_to_date(spark, lake, since, until, show)
+
+    def of_days(rollup: str) -> DataFrame:
+        return rollups.read(spark, lake, rollup, since, until)
+
+    nodes = records(transform.lifetimes(of_days("nodes")))
+    daily = of_days("daily").cache()
+    try:
+        series = records(transform.summed(daily, *transform.SERIES[1:]).orderBy(F.desc("total"), *transform.SERIES[1:]))
+        types = transform.summed(daily.where("side = 'incoming'"), "message_type")
+        message_types = records(types.orderBy(F.desc("total"), "message_type"))
+        totals = records(transform.summed(daily))[0]
+    finally:
+        daily.unpersist()
+    history = lake.read(spark, "history", since, until)
+    minutes = of_days("minutes")
+    first, last = _span(minutes)
+    seconds = _window_seconds(first, last)
+    windows = minutes if seconds >= _MINUTE else transform.minutes(history, seconds)
+    throughput = records(transform.throughput(windows, seconds))
+    counted = history.where(F.col("side") == ("incoming" if message_types else "outgoing"))  # each message once
+    letters = lake.read(spark, "dead_letters", since, until)
+    return Report(
+        lake=lake.url,
+        first=first,
+        last=last,
+        days_computed=computed,
+        window_seconds=seconds,
+        totals=totals,
+        throughput=throughput,
+        series=series,
+        message_types=message_types,
+        nodes=nodes,
+        marks=sorted([*marks, *_seen(throughput, nodes, timedelta(seconds=seconds))], key=lambda mark: mark.time),
+        volumes={name: records(transform.volume(counted, column, _MOST_VALUES)) for name, column in by.items()},
+        causes=records(transform.causes(letters).limit(_MOST_CAUSES)),
+        conversations=records(transform.slowest(of_days("threads"), _SLOWEST)),
+    )
+
+
+def dimension(name: str) -> Column:
+    """A column of the history, or a field of its JSON bodies or headers, such as `body.carrier`."""
+    column, _, path = name.partition(".")
+    known = {each.name for each in COLUMNS[SOURCES["history"]]} | {"service"}
+    if path and column in ("body", "headers") and column in known:
+        return F.get_json_object(F.col(column).cast("string"), f"$.{path}")
+    if path or column not in known - {"id", "body"}:
+        raise InvalidSetting(
+            f"--by: {name!r} is no dimension; name a column of the history, such as partition_key, "
+            "or a field of JSON bodies, such as body.customer, where bodies are kept (history_bodies)"
+        )
+    return F.col(name)
+
+
+def _span(minutes: DataFrame) -> tuple[datetime, datetime]:
+    """When the first window begins and the last one ends."""
+    row = records(minutes.agg(F.min("window").alias("first"), F.max("window").alias("last")))[0]
+    return row["first"], row["last"] + timedelta(seconds=_MINUTE)
+
+
+def _window_seconds(first: datetime, last: datetime) -> int:
+    """Windows that divide the span into as many as a plot shows well."""
+    wanted = (last - first).total_seconds() / _MOST_WINDOWS
+    return next((seconds for seconds in _WINDOWS if seconds >= wanted), _WINDOWS[-1])
+
+
+def _seen(throughput: Sequence[Record], nodes: Sequence[Record], window: timedelta) -> list[Mark]:
+    """What the history itself shows: a node that begins after the others, and envelopes whose node died."""
+    begun: dict[str, datetime] = {}
+    for node in nodes:
+        begun.setdefault(node["service"], node["first"])
+    starts = [
+        Mark(node["first"], f"{node['service']}: node {node['node_id']} begins")
+        for node in nodes
+        if node["first"] > begun[node["service"]] + window
+    ]
+    deaths = [
+        Mark(row["window"], f"{row['service']}: {row['interrupted']:,} envelopes had lost their node")
+        for row in throughput
+        if row["interrupted"]
+    ]
+    return starts + deaths

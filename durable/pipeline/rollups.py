@@ -1,0 +1,99 @@
+"""What was computed of each day, kept beside the history, so that a report over months reads only days that are new.
+
+    LAKE/history     ──> of the days whose files have changed ──> LAKE/reports/{daily,minutes,nodes,threads}
+    LAKE/reports/... ──> of the days that are asked for ──> DataFrames, to be merged by durable.pipeline.transform
+
+A day is known by the names of its files: the rows of its rollups carry them, and are replaced when they differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from datetime import date
+from typing import TYPE_CHECKING, Final
+
+from durable.pipeline.session import needs_spark
+
+with needs_spark():
+    import pyarrow as pa
+    from deltalake import DeltaTable, write_deltalake
+    from pyspark.sql import DataFrame
+
+from durable.pipeline import transform
+from durable.pipeline.lake import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Show = Callable[[int, int], None]
+
+ROLLUPS: Final[Mapping[str, Callable[[DataFrame], DataFrame]]] = {
+    "daily": transform.daily,
+    "minutes": transform.minutes,
+    "nodes": transform.nodes,
+    "threads": transform.threads,
+}
+_DAYS_AT_ONCE: Final = 30
+
+
+def bring_up_to_date(
+    spark: SparkSession, lake: Lake, since: date | None, until: date | None, show: Show = lambda done, total: None
+) -> int:
+    """Compute what is new among these days. Returns how many days that were."""
+    files = {
+        day: name
+        for day, name in _files_by_day(lake).items()
+        if (since is None or day >= since) and (until is None or day < until)
+    }
+    stale = sorted(day for day, name in files.items() if any(_known(lake, each).get(day) != name for each in ROLLUPS))
+    for first in range(0, len(stale), _DAYS_AT_ONCE):
+        show(first, len(stale))
+        _replace(spark, lake, {day: files[day] for day in stale[first : first + _DAYS_AT_ONCE]})
+    show(len(stale), len(stale))
+    return len(stale)
+
+
+def read(
+    spark: SparkSession, lake: Lake, rollup: str, since: date | None = None, until: date | None = None
+) -> DataFrame:
+    """The rows of these days."""
+    days = [("day", ">=", since or date.min), ("day", "<", until or date.max)]
+    table = DeltaTable(_url(lake, rollup)).to_pyarrow_table(filters=days)
+    return spark.createDataFrame(table.drop_columns("files"))
+
+
+def _replace(spark: SparkSession, lake: Lake, files: Mapping[date, str]) -> None:
+    """Each rollup of these days, in one commit each."""
+    days = sorted(files)
+    history = lake.read(spark, "history", days[0]).where(transform.is_of("day", days))
+    for name, compute in ROLLUPS.items():
+        rows = compute(history).toArrow()
+        named = [files[day] for day in rows["day"].to_pylist()]
+        predicate = "day IN ({})".format(", ".join(f"'{day}'" for day in days))
+        table, url = rows.append_column("files", pa.array(named, pa.string())), _url(lake, name)
+        is_new = not DeltaTable.is_deltatable(url)
+        write_deltalake(url, table, mode="overwrite", partition_by=["day"], predicate=None if is_new else predicate)
+
+
+def _known(lake: Lake, rollup: str) -> dict[date, str]:
+    """The days that were computed, and the files that they were computed from."""
+    url = _url(lake, rollup)
+    if not DeltaTable.is_deltatable(url):
+        return {}
+    rows = DeltaTable(url).to_pyarrow_table(columns=["day", "files"])
+    found = rows.group_by("day").aggregate([("files", "min")])
+    return dict(zip(found["day"].to_pylist(), found["files_min"].to_pylist(), strict=True))
+
+
+def _files_by_day(lake: Lake) -> dict[date, str]:
+    """The days of the history, each with a name for the set of its files."""
+    adds = pa.table(DeltaTable(lake.table_url("history")).get_add_actions(flatten=True))
+    by_day: dict[date, list[str]] = {}
+    for day, path in zip(adds["partition.day"].to_pylist(), adds["path"].to_pylist(), strict=True):
+        by_day.setdefault(day, []).append(path)
+    return {day: hashlib.sha256("\n".join(sorted(paths)).encode()).hexdigest() for day, paths in by_day.items()}
+
+
+def _url(lake: Lake, rollup: str) -> str:
+    return f"{lake.url}/reports/{rollup}"

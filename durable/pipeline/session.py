@@ -1,0 +1,152 @@
+"""The Spark session that the pipeline's jobs run on.
+
+spark_session()                                local[*]: in this process, with a JVM that starts quickly
+spark_session(master="spark://host:7077")      on a cluster
+spark_session(remote="sc://host:15002")        over Spark Connect: no Java here
+under spark-submit, or where one exists        the session that is there
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from durable import errors
+from durable.errors import DurableError, InvalidSetting
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OLDEST_JAVA = 17
+_JVMS = Path("/usr/lib/jvm")
+_LOCAL_PARTITIONS = 4  # of a shuffle: Spark's 200 are for a cluster
+
+_EVERYWHERE = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+_LOCAL = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": str(_LOCAL_PARTITIONS),
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+
+
+def spark_session(*, master: str | None = None, remote: str | None = None, app_name: str = "durable") -> SparkSession:
+    """The session that exists, or a new one. Times are UTC in either.
+
+    Raises InvalidSetting when pyspark is not installed, Java is missing or too old, or both places are given.
+    """
+    if master is not None and remote is not None:
+        raise InvalidSetting("--master and --remote: give one of them; a Spark Connect server has its own master")
+    with needs_spark():
+        from pyspark.sql import SparkSession
+    existing = SparkSession.getActiveSession()
+    if existing is not None:
+        return _configured(existing)
+    builder = SparkSession.builder.appName(app_name)
+    if remote is not None:
+        return _configured(builder.remote(remote).getOrCreate())
+    if not _is_submitted():
+        os.environ["JAVA_HOME"] = str(find_java())
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        where = master or "local[*]"
+        settings = _EVERYWHERE | (_LOCAL if where.startswith("local") else {})
+        builder = builder.master(where)
+        for name, value in settings.items():
+            builder = builder.config(name, value)
+    elif master is not None:
+        raise InvalidSetting("--master: spark-submit has chosen it already; give it to spark-submit")
+    return _configured(builder.getOrCreate())
+
+
+@contextmanager
+def needs_spark() -> Iterator[None]:
+    """Says what to install where an import fails for want of the extra."""
+    try:
+        yield
+    except ImportError as error:
+        raise InvalidSetting(f"the pipeline needs {error.name}; run: pip install 'durable-bus[spark]'") from error
+
+
+@contextmanager
+def spark_errors() -> Iterator[None]:
+    """What went wrong in a task, as the error that was raised there, or in one line of Spark's own."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise _raised_in_task(str(error)) from error
+
+
+def _raised_in_task(said: str) -> DurableError:
+    """Of a traceback that crossed processes only its text is left."""
+    for name, message in re.findall(r"^(?:durable\.errors\.)(\w+): (.+)$", said, re.MULTILINE):
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, DurableError):
+            return kind(message)
+    lines = [line for line in said.splitlines() if line.strip()]
+    return DurableError(f"Spark failed: {lines[0] if lines else 'it said nothing'}")
+
+
+def find_java() -> Path:
+    """The home of the first Java that is new enough: JAVA_HOME, that on the PATH, those installed in /usr/lib/jvm.
+
+    Raises InvalidSetting, which says how to get one.
+    """
+    found: dict[Path, int] = {}
+    for home in _java_homes():
+        if home not in found:
+            found[home] = _java_version(home)
+            if found[home] >= OLDEST_JAVA:
+                return home
+    older = "; ".join(f"{home} is version {version}" for home, version in found.items() if version)
+    raise InvalidSetting(
+        f"Spark needs Java {OLDEST_JAVA} or newer, and there is none{f' ({older})' if older else ''}; "
+        "run: apt-get install openjdk-17-jre-headless, or set JAVA_HOME, or use --remote sc://HOST:15002"
+    )
+
+
+def _java_homes() -> Iterator[Path]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home)
+    if on_path := shutil.which("java"):
+        yield Path(on_path).resolve().parent.parent
+    if _JVMS.is_dir():
+        yield from sorted(_JVMS.iterdir())
+
+
+def _java_version(home: Path) -> int:
+    """Its major version; 0 when there is no Java that runs."""
+    try:
+        said = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    version = re.search(r'version "(?:1\.)?(\d+)', said.stderr)
+    return int(version.group(1)) if version else 0
+
+
+def _is_submitted() -> bool:
+    """Did spark-submit start this process, with a JVM beside it?"""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _configured(session: SparkSession) -> SparkSession:
+    """What the jobs rely on, also in a session that somebody else has made."""
+    for name, value in _EVERYWHERE.items():
+        session.conf.set(name, value)
+    return session

@@ -1,0 +1,234 @@
+"""The writing half of the data source: DataFrames into the outbox, or into this service's own inbox.
+
+                   each task                                       once, when all tasks are done
+    atomic    COPY into a staging table of the attempt         the batch's id and all rows, in one transaction
+    fast      the same, and move it in a second transaction    the batch's id; nodes are told
+
+What a task finds wrong with its rows it does not raise, since Spark would let it try three times more: it is in the
+task's message, and the commit refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Literal, get_args
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from durable.envelope import new_id
+from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
+from durable.failpoints import failpoint
+from durable.pipeline import contents
+from durable.pipeline.contents import Contents
+from durable.pipeline.copying import connection, libpq_url
+from durable.pipeline.publishable import check_schema, is_local, staged, whole
+from durable.pipeline.screens import Limits, flaw
+from durable.settings import load_settings, suggestion
+from durable.storage import migrator, staging
+from durable.storage.staging import Batch, Published, Staged
+
+pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
+
+Mode = Literal["atomic", "fast"]
+OPTIONS: Final = ("url", "schema", "mode", "batch", "job", "once", "max_message_bytes", "dedupe_window")
+_SPARKS_OWN: Final = ("checkpointlocation", "path", "queryname")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the rows go, and what is accepted there."""
+
+    url: str
+    schema: str
+    limits: Limits
+    mode: Mode
+    job: UUID
+    batch: str | None
+    once: bool
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task has done."""
+
+    job: UUID
+    staged: Staged
+    contents: Contents
+    added: int = 0
+    flaw: str | None = None
+    query: str | None = None
+
+
+class EnvelopeWriter(DataSourceArrowWriter):
+    """Publishes a DataFrame."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        self._target = target(options, schema, overwrite)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return stage(self._target, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        written = _sound(self._target, messages)
+        name = self._target.batch or contents.name_of(contents.merged(each.contents for each in written))
+        with connection(self._target.url) as conn:
+            if self._target.mode == "atomic":
+                parts = [each.staged for each in written]
+                staging.publish(conn, self._target.schema, self._target.job, Batch(name), parts, once=self._target.once)
+            else:
+                done = Published(name, sum(each.staged.rows for each in written), sum(each.added for each in written))
+                staging.parts_published(conn, self._target.schema, self._target.job, done)
+        failpoint("P2")
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        with connection(self._target.url) as conn:
+            staging.drop(conn, self._target.schema, self._target.job)
+
+
+class EnvelopeStreamWriter(DataSourceStreamArrowWriter):
+    """Publishes the micro-batches of a query, each once. Another instance commits than the one that writes."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        self._target = target(options, schema, overwrite)
+        if self._target.mode != "atomic":
+            raise InvalidSetting(f"mode: is {self._target.mode!r}; a streaming query writes 'atomic'")
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return stage(self._target, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        written = _sound(self._target, messages)
+        if not any(each.staged.rows for each in written):
+            return
+        batch = Batch(self._target.batch or f"query {written[0].query}", batchId)
+        with connection(self._target.url) as conn:
+            parts = [each.staged for each in written]
+            staging.publish(conn, self._target.schema, written[0].job, batch, parts, once=self._target.once)
+        failpoint("P2")
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        with connection(self._target.url) as conn:
+            for job in {each.job for each in messages if isinstance(each, Written)}:
+                staging.drop(conn, self._target.schema, job)
+
+
+def target(options: Mapping[str, str], schema: StructType, overwrite: bool) -> Target:
+    """What the options say. Raises InvalidSetting and SchemaMismatch."""
+    if overwrite:
+        raise InvalidSetting('mode: only "append": what was published cannot be taken back')
+    for name in options:
+        if name not in OPTIONS and name not in _SPARKS_OWN:
+            raise InvalidSetting(f"option {name}: unknown{suggestion(name, OPTIONS)}")
+    mode = options.get("mode", "atomic")
+    if mode not in get_args(Mode):
+        raise InvalidSetting(f"option mode: {mode!r}; must be atomic or fast")
+    check_schema(schema)
+    named = {"database_url": "url", "db_schema": "schema"}
+    named |= {name: name for name in ("max_message_bytes", "dedupe_window")}
+    settings = load_settings(**{name: options[given] for name, given in named.items() if given in options})
+    if settings.database_url is None:
+        raise InvalidSetting("option url: missing; give the database's URL, or set DURABLE_DATABASE_URL")
+    url = settings.database_url.get_secret_value()
+    with connection(url) as conn:
+        migrator.check_version(conn, settings.db_schema)
+    limits = Limits(settings.max_message_bytes, settings.dedupe_window)
+    job = UUID(options["job"]) if "job" in options else new_id()
+    once = options.get("once", "false").lower() == "true"
+    return Target(
+        url, settings.db_schema, limits, "fast" if mode == "fast" else "atomic", job, options.get("batch"), once
+    )
+
+
+# ---------------------------------------------------------------- in the tasks
+
+
+class _Flawed(Exception):
+    """Ends the COPY."""
+
+
+class _Intake:
+    """Screens what Spark hands over, turns it into staged rows, and counts it on the way."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.rows = self.local_rows = 0
+        self.flaw: str | None = None
+        self.contents: Contents = contents.NOTHING
+        self._limits = limits
+        self._now = datetime.now(UTC)
+
+    def staged(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for given in batches:
+            if not given.num_rows:
+                continue
+            batch = whole(given, self._now)
+            self.flaw = flaw(batch, self._limits, self._now)
+            if self.flaw is not None:
+                raise _Flawed
+            local = is_local(batch)
+            self.rows += batch.num_rows
+            self.local_rows += pc.sum(local).as_py()
+            self.contents = contents.merged([self.contents, contents.of(batch)])
+            yield staged(batch, local)
+
+
+def stage(to: Target, batches: Iterator[pa.RecordBatch]) -> Written:
+    """One attempt of one task."""
+    context = TaskContext.get()
+    assert context is not None
+    table = staging.table_name(to.job, context.taskAttemptId())
+    intake = _Intake(to.limits)
+    try:
+        _copy(to, table, intake.staged(batches))
+    except Exception:
+        if intake.flaw is None:
+            raise
+    found = Staged(table, 0 if intake.flaw else intake.rows, intake.local_rows)
+    written = Written(to.job, found, intake.contents, flaw=intake.flaw)
+    written.query = context.getLocalProperty("sql.streaming.queryId")
+    if to.mode == "fast" and found.rows:
+        with connection(to.url) as conn:
+            written.added = staging.publish_part(conn, to.schema, found, once=to.once)
+    return written
+
+
+def _copy(to: Target, table: str, batches: Iterator[pa.RecordBatch]) -> None:
+    """Into a table that this transaction makes: of an attempt that dies nothing is left."""
+    from adbc_driver_manager import Error
+    from adbc_driver_postgresql import dbapi
+
+    first = next(batches, None)
+    if first is None:
+        return
+    rows = pa.RecordBatchReader.from_batches(first.schema, _chain(first, batches))
+    try:
+        with closing(dbapi.connect(libpq_url(to.url))) as conn, closing(conn.cursor()) as cursor:
+            cursor.execute(staging.make_sql(to.schema), (table,))
+            cursor.adbc_ingest(table, rows, mode="append", db_schema_name=to.schema)
+            conn.commit()
+    except Error as error:
+        raise StorageUnavailable(f"the rows could not be staged: {str(error).strip()}") from error
+
+
+def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+# ---------------------------------------------------------------- when they are done
+
+
+def _sound(to: Target, messages: list[WriterCommitMessage | None]) -> list[Written]:
+    """The messages; raises InvalidMessage when a task has met a row that cannot be published."""
+    written = [each for each in messages if isinstance(each, Written)]
+    for each in written:
+        if each.flaw is not None:
+            raise InvalidMessage(f"nothing was published: {each.flaw}")
+    return written

@@ -1,0 +1,81 @@
+"""What a process is doing now and has done since it started, as plain values. Reading them costs the agents nothing.
+
+    bus.statistics() --> Statistics
+                           sending     each destination's agent       handling   each handler's agent
+                           receiving   what waits to be stored        listeners  each bound address
+                           pools       database connections           tallies    events and durations by subject
+
+What agents are doing is theirs, and gone with their node; what was counted belongs to the process. Durations are
+seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from durable.telemetry import Distribution, Subject, Tally
+
+
+@dataclass(frozen=True, slots=True)
+class SendingStatistics:
+    """One sending agent. `waiting` and what follows are envelopes in its memory."""
+
+    waiting: int
+    in_flight: int
+    """Sent, and not answered yet."""
+    batches_in_flight: int
+    acknowledged: int
+    """Stored by the peer, and not deleted here yet."""
+    buffer_bytes: int
+    latched: bool
+    paused: bool
+    oldest_sent_at: datetime | None
+    """When the first of those that wait was sent by the application."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandlingStatistics:
+    """One handling agent. `waiting` and `running` are messages in its memory."""
+
+    waiting: int
+    running: int
+    buffer_bytes: int
+    paused: bool
+    """Is it paused, or its circuit open?"""
+    oldest_sent_at: datetime | None
+    """When the first of those that wait was sent by the application."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivingStatistics:
+    """The receiving agent: what has arrived and is not stored yet."""
+
+    waiting: int
+    waiting_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """One pool of database connections; `size` is how many it may open."""
+
+    size: int
+    in_use: int
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """One process of a service. `node_id` is None while it is no node."""
+
+    service: str
+    node_id: int | None
+    sending: Mapping[str, SendingStatistics]
+    handling: Mapping[str, HandlingStatistics]
+    receiving: ReceivingStatistics | None
+    listeners: Mapping[str, Mapping[str, int]]
+    """What each listener has counted since it was bound, by its address."""
+    pools: Mapping[str, PoolStatistics]
+    tallies: Mapping[Subject, Mapping[str, Tally]]
+    loop_lag: Distribution
+    """By how much the event loop was late, measured twice a second."""

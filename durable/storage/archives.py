@@ -1,0 +1,174 @@
+"""What the database knows of its own archiving, one row for each table that is archived.
+
+    archived_below    everything that transactions below it wrote is in the lake: maintenance may drop it, and only it
+    claimed_below     an archiver may have committed up to here, and have died before it could say so
+
+The lake's own log is the truth; the row follows it. A lake that is further than `claimed_below` has archived what this
+database does not remember: it was restored to an earlier state, and its transactions are numbered as those before.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, time, timedelta
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from durable.storage import archive_statements as statements
+from durable.storage.locks import Job, jobs_class
+from durable.storage.slices import relation
+
+
+class Place(NamedTuple):
+    """Which lake, and under which name the lake keeps this table's offset."""
+
+    service: str
+    app_id: str
+    lake: str
+    lake_id: str
+
+
+class Archive(NamedTuple):
+    """Where a table is archived, and how far."""
+
+    service: str
+    app_id: str
+    lake: str
+    lake_id: str
+    claimed_below: int
+    archived_below: int
+    archived_at: datetime | None
+
+
+class Lag(NamedTuple):
+    """What is not archived yet."""
+
+    rows: int
+    age: timedelta | None
+
+
+class Holder(NamedTuple):
+    """The transaction that holds the horizon back."""
+
+    who: str
+    age: timedelta
+    query: str
+
+
+class DayDigest(NamedTuple):
+    """What one side of a day holds: a count, and sums over the halves of the ids and over the transactions."""
+
+    day: date
+    side: str
+    rows: int
+    high: int
+    low: int
+    xids: int
+
+
+def try_lock(conn: Connection, schema: str) -> bool:
+    """Take the archiver's lock for as long as this connection lasts, or return False at once."""
+    params = {"class_id": jobs_class(schema), "key": int(Job.ARCHIVE)}
+    return bool(conn.execute(statements.LOCK_ARCHIVE.within(schema), params).scalar_one())
+
+
+def app_id(conn: Connection, schema: str, service: str, table: str) -> str:
+    """The name under which a lake keeps the offset of this table: no two databases have the same one."""
+    system, database = conn.execute(statements.READ_IDENTITY.within(schema)).one()
+    return f"{service}:{system}:{database}.{schema}.{table}"
+
+
+def services(conn: Connection, schema: str) -> list[str]:
+    """The service whose tables were archived, or else those whose nodes use this schema now."""
+    return list(conn.execute(statements.READ_SERVICES.within(schema)).scalars())
+
+
+def find(conn: Connection, schema: str, table: str) -> Archive | None:
+    row = conn.execute(statements.READ_ARCHIVE.within(schema), {"table": table}).one_or_none()
+    return None if row is None else Archive(*row)
+
+
+def begin(conn: Connection, schema: str, table: str, place: Place) -> Archive:
+    """Say that this table is archived there from now on, unless it is archived; returns what holds."""
+    conn.execute(statements.BEGIN_ARCHIVE.within(schema), {"table": table, **place._asdict()})
+    return Archive(*conn.execute(statements.READ_ARCHIVE.within(schema), {"table": table}).one())
+
+
+def move(conn: Connection, schema: str, table: str, place: Place) -> None:
+    """Archive into another lake from now on, from the beginning."""
+    conn.execute(statements.MOVE_ARCHIVE.within(schema), {"table": table, **place._asdict()})
+
+
+def end(conn: Connection, schema: str) -> int:
+    """Archive no more: maintenance drops what is past its retention again. Returns how many tables were archived."""
+    return conn.execute(statements.END_ARCHIVES.within(schema)).rowcount
+
+
+def claim(conn: Connection, schema: str, table: str, high: int) -> None:
+    conn.execute(statements.CLAIM_ARCHIVE.within(schema), {"table": table, "high": high})
+
+
+def confirm(conn: Connection, schema: str, table: str, high: int) -> None:
+    """The lake has committed everything below `high`."""
+    conn.execute(statements.CONFIRM_ARCHIVE.within(schema), {"table": table, "high": high})
+
+
+def horizon(conn: Connection, schema: str) -> int:
+    """Every transaction below it is finished."""
+    return int(conn.execute(statements.READ_HORIZON.within(schema)).scalar_one())
+
+
+def end_of_batch(conn: Connection, schema: str, table: str, low: int, high: int, rows: int | None) -> int | None:
+    """Where a batch that begins at `low` ends: at `high`, or after about so many rows. None when it would be empty."""
+    of_table, params = statements.BY_TRANSACTION[table], {"low": low, "high": high}
+    if rows is not None:
+        end = conn.execute(of_table.find_end.within(schema), params | {"rows": rows}).scalar_one()
+        return None if end is None else int(end)
+    return high if conn.execute(of_table.exists.within(schema), params).scalar_one() else None
+
+
+def lag(conn: Connection, schema: str, table: str, low: int) -> Lag:
+    return Lag(*conn.execute(statements.BY_TRANSACTION[table].lag.within(schema), {"low": low}).one())
+
+
+def holder(conn: Connection, schema: str) -> Holder | None:
+    """Who has held a transaction number for the longest time; a prepared transaction holds it until it is ended."""
+    prepared = conn.execute(statements.READ_OLDEST_PREPARED.within(schema)).one_or_none()
+    running = conn.execute(statements.READ_OLDEST_TRANSACTION.within(schema)).one_or_none()
+    found = []
+    if prepared is not None:
+        found.append(Holder(f"prepared transaction {prepared.gid}", prepared.age, ""))
+    if running is not None:
+        who = f"process {running.pid} ({running.application_name or 'unnamed'}, role {running.role}), {running.state}"
+        found.append(Holder(who, running.age, running.query))
+    return max(found, key=lambda each: each.age, default=None)
+
+
+def digests(
+    conn: Connection, schema: str, high: int, since: date | None = None, until: date | None = None
+) -> list[DayDigest]:
+    """The archived history that is here, by day and side; `since` is included, `until` is not."""
+    params = {"high": high, "since": _midnight(since), "until": _midnight(until)}
+    rows = conn.execute(statements.DIGEST_HISTORY.within(schema), params)
+    return [DayDigest(row.day, row.side, row.rows, int(row.high), int(row.low), int(row.xids)) for row in rows]
+
+
+def unarchived_days(conn: Connection, schema: str, low: int, until: date) -> dict[date, int]:
+    """How many rows of the days before `until` are not archived, where there are any."""
+    params = {"low": low, "until": _midnight(until)}
+    return {row.day: row.rows for row in conn.execute(statements.COUNT_UNARCHIVED.within(schema), params)}
+
+
+def days_older_than(conn: Connection, schema: str, keep: timedelta) -> list[date]:
+    """The days of history that have a partition and are past this retention, the oldest first."""
+    params = {"table": relation(schema, "envelope_history"), "keep": keep}
+    return list(conn.execute(statements.READ_OLD_DAYS.within(schema), params).scalars())
+
+
+def drop_day(conn: Connection, schema: str, day: date) -> str:
+    """Detach and drop this day's partition. The database refuses unless all of it is archived."""
+    return str(conn.execute(statements.DROP_ARCHIVED_HISTORY.within(schema), {"day": day}).scalar_one())
+
+
+def _midnight(day: date | None) -> datetime | None:
+    return None if day is None else datetime.combine(day, time.min, UTC)

@@ -1,0 +1,107 @@
+"""What a monitor looks at every few seconds: read by index and up to a limit, so that it costs the same at any backlog.
+
+Measured with 350,000 messages of 20 types that nobody owns: 3 ms, or 12 ms before the first vacuum. What counts every
+row, and takes 90 ms to do it, is durable.storage.status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from sqlalchemy import Connection
+
+from durable.envelope import NodeId
+from durable.storage import circuits, gauge_statements, maintenance, nodes
+from durable.storage.circuits import OpenCircuit
+from durable.storage.nodes import Node
+from durable.storage.statements import Statement
+
+MOST_COUNTED: Final = 1_000
+"""Rows of one group; a count that reaches it means that many or more."""
+
+_MOST_GROUPS: Final = 200
+
+
+class Side(StrEnum):
+    OUTGOING = "outgoing"
+    INCOMING = "incoming"
+
+
+class Unowned(NamedTuple):
+    """What no node owns of one destination or message type; the age is that of the oldest, since it was sent."""
+
+    name: str
+    waiting: int
+    oldest_age: timedelta
+
+
+class Estimate(NamedTuple):
+    """What Postgres thinks that a table holds."""
+
+    rows: int
+    size_bytes: int
+
+
+class Gauges(NamedTuple):
+    """The state of one schema, by the database's clock. Counts end at MOST_COUNTED."""
+
+    now: datetime
+    uptime: timedelta
+    unowned: Mapping[Side, Sequence[Unowned]]
+    owned: Mapping[Side, Mapping[NodeId, int]]
+    scheduled: Mapping[Side, int]
+    overdue: timedelta | None
+    """By how much the first of what is put off is overdue."""
+    dead_letters: int
+    """Unresolved ones."""
+    circuits: Sequence[OpenCircuit]
+    nodes: Sequence[Node]
+    locked: set[NodeId]
+    partitioned_days: int
+    estimates: Mapping[str, Estimate]
+
+
+def read(conn: Connection, schema: str) -> Gauges:
+    """Owners are read before nodes: a node that registers in between owns nothing that was seen."""
+    owned = {side: _owned(conn, schema, statement) for side, statement in _OWNED.items()}
+    unowned = {side: _unowned(conn, schema, statement) for side, statement in _UNOWNED.items()}
+    limit = {"limit": MOST_COUNTED}
+    scheduled = conn.execute(gauge_statements.READ_SCHEDULED.within(schema), limit).one()
+    estimates = conn.execute(gauge_statements.READ_ESTIMATES.within(schema), {"schema": schema})
+    return Gauges(
+        now=scheduled.now,
+        uptime=nodes.server_uptime(conn, schema),
+        unowned=unowned,
+        owned=owned,
+        scheduled={Side.OUTGOING: scheduled.outgoing, Side.INCOMING: scheduled.incoming},
+        overdue=scheduled.overdue,
+        dead_letters=conn.execute(gauge_statements.COUNT_UNRESOLVED.within(schema), limit).scalar_one(),
+        circuits=circuits.read(conn, schema),
+        nodes=nodes.read(conn, schema),
+        locked=nodes.locked(conn, schema),
+        partitioned_days=maintenance.partitioned_days(conn, schema),
+        estimates={row.name: Estimate(row.rows, row.size_bytes) for row in estimates},
+    )
+
+
+_UNOWNED: Final = {
+    Side.OUTGOING: gauge_statements.READ_UNOWNED_OUTGOING,
+    Side.INCOMING: gauge_statements.READ_UNOWNED_INCOMING,
+}
+_OWNED: Final = {
+    Side.OUTGOING: gauge_statements.READ_OWNED_OUTGOING,
+    Side.INCOMING: gauge_statements.READ_OWNED_INCOMING,
+}
+_BOUNDS: Final = {"limit": MOST_COUNTED, "groups": _MOST_GROUPS}
+
+
+def _unowned(conn: Connection, schema: str, statement: Statement) -> list[Unowned]:
+    rows = conn.execute(statement.within(schema), _BOUNDS)
+    return [Unowned(*row) for row in rows if row.oldest_age is not None]  # None: it was claimed just now
+
+
+def _owned(conn: Connection, schema: str, statement: Statement) -> dict[NodeId, int]:
+    return {NodeId(row.owner_id): int(row[1]) for row in conn.execute(statement.within(schema), _BOUNDS)}

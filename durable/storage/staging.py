@@ -1,0 +1,175 @@
+"""Publishing in bulk: rows that many tasks have staged move into the outbox, or the inbox, in one transaction.
+
+    task 1 ── COPY ──> staged_<job>_<attempt 1> ──┐
+    task 2 ── COPY ──> staged_<job>_<attempt 2> ──┼── publish(): the batch's id, and all rows ──> outgoing_envelopes
+       and again ────> staged_<job>_<attempt 3> ──┘                                               incoming_envelopes
+
+An attempt that dies takes its table with it, because it makes the table in the transaction of its COPY. What moves is
+what the caller names; every other table of the job is dropped with it, and those of jobs that died after a day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection, TextClause, text
+
+from durable.errors import InvalidMessage, StorageUnavailable
+from durable.failpoints import failpoint
+from durable.storage import staging_statements as statements
+from durable.storage.database import channel
+from durable.storage.locks import Job, try_lock
+from durable.storage.statements import Statement
+
+LONGEST_JOB: Final = timedelta(days=1)
+"""A job that has not published after this time has lost its rows, and must be run again."""
+
+
+class Staged(NamedTuple):
+    """What one attempt has staged. `local_rows` are those for the inbox."""
+
+    table: str
+    rows: int
+    local_rows: int
+
+
+class Batch(NamedTuple):
+    """What makes a batch the same batch: its name, and for a stream the number of the micro-batch."""
+
+    name: str
+    number: int | None = None
+
+
+class Published(NamedTuple):
+    """How many rows a batch had, and how many of them were new."""
+
+    batch: str
+    rows: int
+    added: int
+
+
+def table_name(job: UUID, attempt: int) -> str:
+    return f"{_prefix(job)}{attempt}"
+
+
+def make_sql(schema: str) -> str:
+    """The statement that makes a staging table of the name $1: for the connection that copies into it."""
+    return statements.MAKE_STAGING.within(schema).text.replace(":staging", "$1")
+
+
+def publish(
+    conn: Connection, schema: str, job: UUID, batch: Batch, staged: Sequence[Staged], *, once: bool = False
+) -> Published | None:
+    """Move what these attempts have staged, under the batch's id, and drop the job's tables. Rows are unowned.
+
+    `once`: for as long as duplicates are recognised, add nothing that was published before, even if it was sent since.
+    None when the batch was published before: then nothing moves. Raises InvalidMessage when two of the rows are two
+    messages under one id, and StorageUnavailable when staged rows are gone.
+    """
+    begun = conn.execute(
+        statements.BEGIN_BATCH.within(schema), {"batch": batch.name, "job": job, "number": batch.number}
+    ).first()
+    published = None
+    if begun is not None:
+        added = _move(conn, schema, staged, once=once)
+        published = Published(batch.name, sum(each.rows for each in staged), added)
+        _record(conn, schema, published)
+    drop(conn, schema, job)
+    failpoint("P1")
+    return published
+
+
+def publish_part(conn: Connection, schema: str, staged: Staged, *, once: bool = False) -> int:
+    """Move what one attempt has staged, by itself, and drop its table; returns how many rows were new.
+
+    Raises as publish() does.
+    """
+    added = _move(conn, schema, [staged], once=once)
+    conn.execute(statements.DROP_STAGING.within(schema), {"chosen": staged.table, "keep": -LONGEST_JOB})
+    failpoint("P1")
+    return added
+
+
+def parts_published(conn: Connection, schema: str, job: UUID, published: Published) -> None:
+    """All parts were published: remember the batch, and wake the nodes."""
+    params = {"batch": published.batch, "job": job, "number": None}
+    if conn.execute(statements.BEGIN_BATCH.within(schema), params).first() is None:
+        wake(conn, schema)
+    else:
+        _record(conn, schema, published)
+    drop(conn, schema, job)
+
+
+def _record(conn: Connection, schema: str, published: Published) -> None:
+    counts = {"batch": published.batch, "row_count": published.rows, "added_count": published.added}
+    conn.execute(statements.COUNT_BATCH.within(schema), counts)
+    wake(conn, schema)
+
+
+def _move(conn: Connection, schema: str, staged: Sequence[Staged], *, once: bool) -> int:
+    """Returns how many rows were new."""
+    staged = [each for each in staged if each.rows]
+    rows = added = 0
+    remote = statements.MOVE_REMOTE_ONCE if once else statements.MOVE_REMOTE
+    for each in staged:
+        found = int(conn.execute(_over(statements.COUNT_STAGED, schema, each.table)).scalar_one())
+        if found != each.rows:
+            raise StorageUnavailable(
+                f"{each.rows - found} of {each.rows} staged rows are gone: the server was restarted meanwhile; "
+                "nothing was published, publish it again"
+            )
+        if each.local_rows < each.rows:
+            added += conn.execute(_over(remote, schema, each.table)).rowcount
+        if each.local_rows:
+            added += conn.execute(_over(statements.MOVE_LOCAL, schema, each.table)).rowcount
+        rows += each.rows
+    if added < rows:
+        _refuse_ambiguous(conn, schema, [each.table for each in staged])
+    return added
+
+
+def find(conn: Connection, schema: str, job: UUID) -> Published | None:
+    """What this job has published, if it was the one that did."""
+    row = conn.execute(statements.READ_BATCH.within(schema), {"job": job}).first()
+    return None if row is None else Published(*row)
+
+
+def wake(conn: Connection, schema: str) -> None:
+    """Tell the nodes at COMMIT that there is work without an owner."""
+    conn.execute(statements.NOTIFY.within(schema), {"channel": channel(schema)})
+
+
+def drop(conn: Connection, schema: str, job: UUID) -> None:
+    """Every staging table of this job."""
+    conn.execute(statements.DROP_STAGING.within(schema), {"chosen": _prefix(job), "keep": -LONGEST_JOB})
+
+
+def sweep(conn: Connection, schema: str, *, keep_batches: timedelta) -> list[str]:
+    """Drop the tables of jobs that died, and forget batches of long ago. Returns the names of the tables."""
+    if not try_lock(conn, schema, Job.PARTITIONS):
+        return []
+    conn.execute(statements.PURGE_BATCHES.within(schema), {"keep": keep_batches})
+    dropped = conn.execute(statements.DROP_STAGING.within(schema), {"chosen": "staged_", "keep": LONGEST_JOB})
+    return list(dropped.scalars())
+
+
+def _refuse_ambiguous(conn: Connection, schema: str, tables: Sequence[str]) -> None:
+    """Some rows were not new: because they were there before, or because there are two of one id here?"""
+    ambiguous = conn.execute(_over(statements.FIND_AMBIGUOUS, schema, *tables)).first()
+    if ambiguous is not None:
+        raise InvalidMessage(
+            f"two rows of type {ambiguous.message_type} have the id {ambiguous.id} and different bodies: "
+            "choose a key that is another for each message"
+        )
+
+
+def _over(statement: Statement, schema: str, *tables: str) -> TextClause:
+    union = " UNION ALL ".join(f'SELECT * FROM "{schema}".{table}' for table in tables)
+    return text(statement.within(schema).text.replace("{staged}", f"({union}) AS staged"))
+
+
+def _prefix(job: UUID) -> str:
+    return f"staged_{job.hex}_"

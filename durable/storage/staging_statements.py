@@ -1,0 +1,83 @@
+"""The SQL statements of publishing in bulk: rows gather in staging tables, and move into the outbox or the inbox.
+
+A staging table belongs to one attempt of one task. It is unlogged, and a crash of the server empties it: so what moves
+is counted. Functions of the schema's owner make and drop it; the runtime role needs no DDL rights.
+
+`{staged}` stands for one staging table or more, as `durable.storage.staging` names them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from durable.storage.statements import Statement
+
+_ENVELOPE: Final = (
+    "id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, body, sent_at, "
+    "deliver_by, execution_time"
+)
+_SELECT_ENVELOPE: Final = _ENVELOPE.replace("headers", "CAST(headers AS jsonb)")
+
+MAKE_STAGING = Statement("SELECT {schema}.make_staging(CAST(:staging AS text), CAST(current_user AS text))")
+# One table, or, when the name ends with an underscore, all that begin with it.
+DROP_STAGING = Statement("SELECT {schema}.drop_staging(CAST(:chosen AS text), CAST(:keep AS interval))")
+COUNT_STAGED = Statement("SELECT count(*) FROM {staged}")
+
+# Sorted, so that the primary key grows from left to right.
+MOVE_REMOTE = Statement(f"""
+INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, owner_id)
+SELECT destination, {_SELECT_ENVELOPE}, 0 FROM {{staged}} WHERE endpoint IS NULL
+ORDER BY id
+ON CONFLICT DO NOTHING
+""")
+# An outbox forgets what it has sent. What is to be published once, also after that, is remembered as what was received.
+MOVE_REMOTE_ONCE = Statement(f"""
+WITH fresh AS (
+    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
+    SELECT id, destination, 0 FROM {{staged}} WHERE endpoint IS NULL
+    ORDER BY id
+    ON CONFLICT DO NOTHING RETURNING id, endpoint AS destination
+)
+INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, owner_id)
+SELECT destination, {_SELECT_ENVELOPE}, 0 FROM {{staged}} JOIN fresh USING (id, destination) WHERE endpoint IS NULL
+ORDER BY id
+ON CONFLICT DO NOTHING
+""")
+# As for all that arrives, the insert into received_ids is the check for duplicates.
+MOVE_LOCAL = Statement(f"""
+WITH fresh AS (
+    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
+    SELECT id, endpoint, message_digest FROM {{staged}} WHERE endpoint IS NOT NULL
+    ORDER BY id
+    ON CONFLICT DO NOTHING RETURNING id, endpoint
+)
+INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, owner_id)
+SELECT DISTINCT ON (id, endpoint) endpoint, {_SELECT_ENVELOPE}, 0 FROM {{staged}} JOIN fresh USING (id, endpoint)
+ORDER BY id, endpoint
+""")
+# Two rows under one id that are two messages: one of them would be lost without a word.
+FIND_AMBIGUOUS = Statement("""
+SELECT id, min(message_type) AS message_type FROM {staged} GROUP BY id, destination, endpoint
+HAVING count(*) > 1 AND (count(DISTINCT body) > 1 OR count(DISTINCT message_type) > 1) LIMIT 1
+""")
+
+# A row comes back unless this batch, or this or a later micro-batch of a stream, was published before. Who publishes
+# the same batch at the same time waits here for the first.
+BEGIN_BATCH = Statement("""
+INSERT INTO {schema}.published_batches AS known (batch, job, number)
+VALUES (:batch, CAST(:job AS uuid), CAST(:number AS bigint))
+ON CONFLICT (batch) DO UPDATE SET job = excluded.job, number = excluded.number, published_at = clock_timestamp()
+WHERE known.number < excluded.number
+RETURNING batch
+""")
+COUNT_BATCH = Statement("""
+UPDATE {schema}.published_batches SET row_count = :row_count, added_count = :added_count WHERE batch = :batch
+""")
+READ_BATCH = Statement("""
+SELECT batch, row_count, added_count FROM {schema}.published_batches WHERE job = CAST(:job AS uuid)
+""")
+NOTIFY = Statement("SELECT pg_notify(CAST(:channel AS text), '')")
+# What streams have come to is kept: a query may be started again on its checkpoint after any time.
+PURGE_BATCHES = Statement("""
+DELETE FROM {schema}.published_batches WHERE number IS NULL AND published_at < now() - CAST(:keep AS interval)
+""")

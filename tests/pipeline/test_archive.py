@@ -1,0 +1,310 @@
+"""Archiving: each row of history is in the lake once, whatever dies, commits late, or runs at the same time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from durable.errors import ArchiveConflict, DurableError, InvalidSetting, StorageUnavailable
+from durable.failpoints import EXIT_STATUS
+from durable.pipeline.archive import Archived, archive
+from durable.pipeline.copying import opened
+from durable.pipeline.lake import Lake, LakeTable
+from durable.pipeline.origin import Origin
+from durable.storage import archives
+from tests.support.command import ROOT
+from tests.support.history import add_history, add_letters, numbers
+
+MIDNIGHT = datetime(2026, 11, 20, tzinfo=UTC)
+
+
+@pytest.fixture
+def conn(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        yield connection
+
+
+class Archiver:
+    """Archives one database into one lake, and looks at what is there."""
+
+    def __init__(self, spark: SparkSession, url: str, folder: Path) -> None:
+        self.spark = spark
+        self.lake = Lake(str(folder / "lake"))
+        self.origin = Origin(url=url, schema="durable", service="shop")
+
+    def run(self, table: LakeTable = "history", **options: Any) -> Archived:
+        return archive(self.spark, self.lake, table, self.origin, **options)
+
+    def ids(self, table: LakeTable = "history") -> list[int]:
+        return numbers([row.id for row in self.lake.read(self.spark, table).select("id").collect()])
+
+    def files(self) -> list[Path]:
+        """Also those that are no part of it."""
+        return sorted(Path(self.lake.table_url("history")).glob("day=*/*.parquet"))
+
+    def crashes(self, failpoint: str) -> None:
+        """In a process of its own, whose Spark session dies with it."""
+        script = (
+            "import sys; from durable.pipeline.archive import archive; from durable.pipeline.origin import Origin\n"
+            "from durable.pipeline.lake import Lake; from durable.pipeline.session import spark_session\n"
+            "archive(spark_session(master='local[1]'), Lake(sys.argv[1]), 'history',\n"
+            "        Origin(url=sys.argv[2], schema='durable', service='shop'))\n"
+        )
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "DURABLE_FAILPOINT": failpoint}
+        command = [sys.executable, "-c", script, self.lake.url, self.origin.url]
+        died = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+        assert died.returncode == EXIT_STATUS, died.stderr
+
+
+@pytest.fixture
+def archiver(spark: SparkSession, database_url: str, tmp_path: Path) -> Archiver:
+    return Archiver(spark, database_url, tmp_path)
+
+
+# ---------------------------------------------------------------- what is archived
+
+
+def test_what_is_new_is_archived_and_only_once(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
+    add_history(conn, 100)
+    first = archiver.run()
+    assert (first.rows, archiver.ids()) == (100, [*range(1, 101)])
+    assert archiver.run().rows == 0
+    add_history(conn, 3, first=101)
+    assert archiver.run().rows == 3
+    assert archiver.ids() == [*range(1, 104)]
+
+
+def test_rows_keep_their_values_and_carry_their_service_and_day(
+    archiver: Archiver, conn: psycopg.Connection[Any]
+) -> None:
+    add_history(conn, 1, first=1, side="outgoing", outcome="sent", finished_at=MIDNIGHT - timedelta(microseconds=1))
+    add_history(conn, 1, first=2, finished_at=MIDNIGHT)
+    archiver.run()
+    rows = archiver.lake.read(archiver.spark, "history").orderBy("id").collect()
+
+    assert [(row.service, row.day, row.side, row.outcome) for row in rows] == [
+        ("shop", date(2026, 11, 19), "outgoing", "sent"),
+        ("shop", date(2026, 11, 20), "incoming", "handled"),
+    ]
+    assert rows[0].finished_at.replace(tzinfo=UTC) == MIDNIGHT - timedelta(microseconds=1)
+    assert rows[1].received_at.replace(tzinfo=UTC) == MIDNIGHT - timedelta(seconds=2)
+    written = conn.execute("SELECT xid FROM durable.envelope_history ORDER BY id").fetchall()
+    assert [(row.xid,) for row in rows] == written
+
+
+def test_each_side_of_a_day_has_files_of_its_own_with_statistics(
+    archiver: Archiver, conn: psycopg.Connection[Any]
+) -> None:
+    add_history(conn, 10, finished_at=MIDNIGHT)
+    add_history(conn, 5, first=11, side="outgoing", outcome="sent", finished_at=MIDNIGHT)
+    archiver.run()
+    actions = archiver.lake.opened("history").get_add_actions(flatten=True)
+    described = {
+        side: (count, low, high)
+        for side, count, low, high in zip(
+            *(actions[name].to_pylist() for name in ("min.side", "num_records", "min.finished_at", "max.finished_at")),
+            strict=True,
+        )
+    }
+    assert described == {"incoming": (10, MIDNIGHT, MIDNIGHT), "outgoing": (5, MIDNIGHT, MIDNIGHT)}
+
+
+def test_a_letter_is_archived_again_when_it_is_resolved(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
+    add_letters(conn, 2)
+    assert archiver.run("dead_letters").rows == 2
+    with opened(archiver.origin.url) as engine, engine.begin() as storage:
+        from durable.storage import dead_letters
+
+        survey = dead_letters.survey(storage, "durable", dead_letters.Selection())
+        stretch = dead_letters.Stretch(0, 1, survey.total)
+        dead_letters.discard(storage, "durable", dead_letters.Selection(), stretch, actor="a test", reason="enough")
+    assert archiver.run("dead_letters").rows == 1
+    states = archiver.lake.read(archiver.spark, "dead_letters").orderBy("letter_id", "xid")
+    assert [(row.letter_id, row.resolution) for row in states.collect()] == [(1, None), (1, "discarded"), (2, None)]
+
+
+# ---------------------------------------------------------------- exactly once
+
+
+def test_a_transaction_that_commits_late_is_archived_then(
+    archiver: Archiver, conn: psycopg.Connection[Any], database_url: str
+) -> None:
+    add_history(conn, 5)
+    with psycopg.connect(database_url) as late:
+        add_history(late, 1, first=6)
+        add_history(conn, 4, first=7)
+        assert archiver.run().rows == 5, "what began after the oldest transaction that runs waits for it"
+    assert archiver.run().rows == 5
+    assert archiver.ids() == [*range(1, 11)]
+
+
+def test_a_driver_that_dies_before_the_commit_has_archived_nothing(
+    archiver: Archiver, conn: psycopg.Connection[Any]
+) -> None:
+    add_history(conn, 50)
+    archiver.crashes("A1")
+    left_behind = archiver.files()
+    assert left_behind
+    assert archiver.ids() == []
+
+    archiver.run()
+    assert archiver.ids() == [*range(1, 51)]
+    assert not set(left_behind) & set(archiver.files()), "what the dead attempt has written is removed"
+
+
+def test_a_driver_that_dies_after_the_commit_has_archived_everything(
+    archiver: Archiver, conn: psycopg.Connection[Any]
+) -> None:
+    add_history(conn, 50)
+    archiver.crashes("A2")
+    assert archiver.ids() == [*range(1, 51)]
+    confirmed = "SELECT archived_below >= claimed_below FROM durable.archives"
+    assert conn.execute(confirmed).fetchone() == (False,)
+
+    assert archiver.run().rows == 0
+    assert conn.execute(confirmed).fetchone() == (True,)
+    assert archiver.ids() == [*range(1, 51)]
+
+
+def test_files_of_others_are_left_alone(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
+    add_history(conn, 5, finished_at=MIDNIGHT)
+    archiver.run()
+    folder = archiver.files()[0].parent
+    committed = archiver.files()[0].name.split("-")
+    others = [
+        folder / "part-00000000-1-aaaaaaaa-1-0.parquet",
+        folder / "-".join([*committed[:2], "999999999999", *committed[3:]]),
+        folder / "part-of-something-else.parquet",
+    ]
+    for other in others:
+        other.write_bytes(b"not ours, or not yet past")
+    add_history(conn, 5, first=6, finished_at=MIDNIGHT)
+    archiver.run()
+    assert set(others) <= set(archiver.files())
+
+
+def test_two_archivers_do_not_work_at_once(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
+    add_history(conn, 5)
+    with opened(archiver.origin.url) as engine, engine.connect() as other:
+        assert archives.try_lock(other, "durable")
+        with pytest.raises(ArchiveConflict, match="another archiver is at work"):
+            archiver.run()
+    assert archiver.run().rows == 5
+
+
+def test_of_two_archivers_that_do_not_see_each_others_lock_one_commits(
+    archiver: Archiver, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the connection that holds the lock is cut, and its driver lives on."""
+    add_history(conn, 20)
+    monkeypatch.setattr(archives, "try_lock", lambda conn, schema: True)
+    commit, outcomes = Lake.commit, []
+
+    def commit_after_the_other(lake: Lake, *args: Any, **kwargs: Any) -> None:
+        monkeypatch.setattr(Lake, "commit", commit)
+        outcomes.append(archiver.run().rows)
+        commit(lake, *args, **kwargs)
+
+    monkeypatch.setattr(Lake, "commit", commit_after_the_other)
+    with pytest.raises(ArchiveConflict, match="Run it again"):
+        archiver.run()
+    assert outcomes == [20]
+    assert archiver.ids() == [*range(1, 21)]
+
+
+def test_history_that_moves_between_partitions_meanwhile_is_archived_once(
+    archiver: Archiver, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day that is made late takes its rows out of the default partition."""
+    add_history(conn, 40, finished_at=datetime.now(UTC) + timedelta(days=9))
+    copied = archives.claim
+
+    def move_and_claim(*args: Any) -> None:
+        conn.execute("SELECT durable.make_partitions(10)")
+        copied(*args)
+
+    monkeypatch.setattr(archives, "claim", move_and_claim)
+    assert archiver.run().rows == 40
+    assert archiver.ids() == [*range(1, 41)]
+
+
+def test_when_the_tasks_did_not_write_what_is_there_nothing_is_archived(
+    archiver: Archiver, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_history(conn, 5)
+    from durable.storage import slices
+
+    def miscount(*args: Any) -> Any:
+        return [each._replace(rows=each.rows + 1) for each in survey(*args)]
+
+    survey = slices.survey
+    monkeypatch.setattr(slices, "survey", miscount)
+    with pytest.raises(DurableError, match="wrote 5 rows of 6"):
+        archiver.run()
+    assert (archiver.ids(), archiver.files()) == ([], [])
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def test_a_second_lake_is_refused_unless_it_is_meant(
+    archiver: Archiver, conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    add_history(conn, 5)
+    archiver.run()
+    first, archiver.lake = archiver.lake, Lake(str(tmp_path / "elsewhere"))
+    with pytest.raises(InvalidSetting, match=f"is archived into {first.table_url('history')}.*--new-lake"):
+        archiver.run()
+    assert archiver.run(is_new_lake=True).rows == 5
+    assert archiver.run().rows == 0
+
+
+def test_a_database_that_was_restored_to_an_earlier_state_is_told(
+    archiver: Archiver, conn: psycopg.Connection[Any]
+) -> None:
+    add_history(conn, 5)
+    archiver.run()
+    conn.execute("UPDATE durable.archives SET claimed_below = 3, archived_below = 3")
+    with pytest.raises(InvalidSetting, match="it was restored to an earlier state"):
+        archiver.run()
+
+
+def test_two_databases_of_one_service_have_offsets_of_their_own(
+    archiver: Archiver, conn: psycopg.Connection[Any], make_database: Any
+) -> None:
+    second = make_database("second")
+    with psycopg.connect(second, autocommit=True) as other:
+        add_history(other, 3, first=100)
+    add_history(conn, 2)
+    archiver.run()
+    archive(archiver.spark, archiver.lake, "history", replace(archiver.origin, url=second))
+    assert archiver.ids() == [1, 2, 100, 101, 102]
+
+
+def test_a_database_that_goes_away_while_tasks_read_is_told(
+    archiver: Archiver, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_history(conn, 5)
+    confirm = archives.claim
+
+    def cut(*args: Any) -> None:
+        confirm(*args)
+        conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
+            "AND state = 'idle in transaction'"
+        )
+
+    monkeypatch.setattr(archives, "claim", cut)
+    with pytest.raises(StorageUnavailable):
+        archiver.run()
+    assert archiver.ids() == []

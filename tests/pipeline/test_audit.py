@@ -1,0 +1,185 @@
+"""The audit: what is planted among good history is found, all of it and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+
+from durable.errors import InvalidSetting
+from durable.pipeline.audit import Question, audit
+from durable.pipeline.lake import Lake
+from durable.pipeline.matching import Edges, History, findings, unbalanced
+from durable.pipeline.rows import records
+from tests.support.lakes import SHOP, at, fill, frame, handled, letter, many, message_id, sent, table
+
+NOTHING = {"lost": 0, "twice": 0, "alien": 0, "late": 0, "open": 0}
+EVERYTHING = Edges()
+Rows = Sequence[Mapping[str, Any]]
+
+
+def found(
+    spark: SparkSession, sends: Rows, receipts: Rows, letters: Rows = (), edges: Edges = EVERYTHING, **late: timedelta
+) -> set[tuple[str, int]]:
+    """The findings among these rows: kind, and number of the message."""
+    history = History(frame(spark, sends), frame(spark, receipts), frame(spark, letters, "dead_letters"), {SHOP})
+    rows = records(findings(history, edges, unbalanced(history), **late))
+    return {(row["finding"], int(row["id"].replace("-", ""), 16)) for row in rows}
+
+
+def test_a_message_that_was_sent_and_handled_once_is_no_finding(spark: SparkSession) -> None:
+    assert found(spark, [sent(1), sent(2)], [handled(1), handled(2)]) == set()
+
+
+def test_each_kind_is_found_among_its_neighbours(spark: SparkSession) -> None:
+    sends = [sent(1), sent(2), sent(3)]
+    receipts = [handled(1), handled(3), handled(3, finished_at=at(9)), handled(4)]
+    assert found(spark, sends, receipts) == {("lost", 2), ("twice", 3), ("alien", 4)}
+
+
+@pytest.mark.parametrize("outcome", ["dead-lettered", "expired"])
+def test_what_came_to_another_end_at_the_receiver_is_not_lost(spark: SparkSession, outcome: str) -> None:
+    assert found(spark, [sent(1)], [handled(1, outcome=outcome)]) == set()
+
+
+@pytest.mark.parametrize("outcome", ["dead-lettered", "expired"])
+def test_what_never_left_the_sender_is_neither_lost_nor_alien(spark: SparkSession, outcome: str) -> None:
+    ended = sent(1, outcome=outcome)
+    assert found(spark, [ended], []) == set()
+    # Its acknowledgement was lost: the sender has given it up, and the receiver has it.
+    assert found(spark, [ended], [handled(1)]) == set()
+
+
+def test_a_replayed_dead_letter_that_was_handled_is_not_twice(spark: SparkSession) -> None:
+    receipts = [handled(1, outcome="dead-lettered"), handled(1, finished_at=at(60))]
+    assert found(spark, [sent(1)], receipts) == set()
+
+
+def test_a_dead_letter_of_the_sender_that_was_replayed_is_sent_once(spark: SparkSession) -> None:
+    sends = [sent(1, outcome="dead-lettered"), sent(1, finished_at=at(60))]
+    assert found(spark, sends, [handled(1, finished_at=at(61))]) == set()
+    assert found(spark, sends, []) == {("lost", 1)}
+
+
+def test_what_the_receiver_quarantined_is_not_lost_though_no_history_tells(spark: SparkSession) -> None:
+    assert found(spark, [sent(1), sent(2)], [], [letter(1)]) == {("lost", 2)}
+    assert found(spark, [sent(1)], [], [letter(7, id=None)]) == {("lost", 1)}
+
+
+def test_an_event_must_be_seen_at_as_many_places_as_it_was_sent_to(spark: SparkSession) -> None:
+    sends = [sent(n, address=address) for n in (1, 2, 3) for address in ("tcp://billing:1", "tcp://shipping:1")]
+    both = [handled(1), handled(1, service="shipping")]
+    one = [handled(2), handled(2, finished_at=at(9))]  # twice here, and never there
+    assert found(spark, sends, [*both, *one, handled(3)]) == {("lost", 2), ("twice", 2), ("lost", 3)}
+
+
+def test_an_event_may_be_handled_at_two_endpoints_of_one_service(spark: SparkSession) -> None:
+    sends = [sent(1, address="tcp://billing:1"), sent(1, address="tcp://billing:2")]
+    assert found(spark, sends, [handled(1, address="main"), handled(1, address="reports")]) == set()
+
+
+def test_a_broker_that_copies_a_message_makes_no_aliens(spark: SparkSession) -> None:
+    assert found(spark, [sent(1)], [handled(1), handled(1, service="shipping")]) == set()
+
+
+def test_local_messages_have_only_an_incoming_row(spark: SparkSession) -> None:
+    local = handled(1, service=SHOP, address="local")
+    assert found(spark, [], [local]) == set()
+    assert found(spark, [], [local, local]) == {("twice", 1)}
+
+
+def test_a_local_copy_of_an_event_hides_no_lost_remote_one(spark: SparkSession) -> None:
+    assert found(spark, [sent(1)], [handled(1, service=SHOP, address="local")]) == {("lost", 1)}
+
+
+def test_what_was_resent_under_its_id_after_it_was_acknowledged_is_one_delivery(spark: SparkSession) -> None:
+    assert found(spark, [sent(1), sent(1, finished_at=at(60))], [handled(1)]) == set()
+
+
+def test_late_is_what_was_handled_after_the_bound(spark: SparkSession) -> None:
+    receipts = [handled(1), handled(2, finished_at=at(12.5)), handled(3, finished_at=at(99), outcome="expired")]
+    sends = [sent(1), sent(2), sent(3)]
+    assert found(spark, sends, receipts, late_after=timedelta(seconds=10)) == {("late", 2)}
+    assert found(spark, sends, receipts, late_after=timedelta(seconds=11)) == set()
+
+
+def test_what_is_too_new_to_be_judged_is_open(spark: SparkSession) -> None:
+    edges = Edges(sent_until=at(60), received_until=at(40))
+    sends, receipts = [sent(30), sent(50)], [handled(31), handled(70)]
+    assert found(spark, sends, receipts, edges=edges) == {("lost", 30), ("open", 50), ("alien", 31), ("open", 70)}
+
+
+def test_what_was_sent_before_the_lakes_begin_is_not_judged(spark: SparkSession) -> None:
+    edges = Edges(since=at(10), until=at(20))
+    assert found(spark, [sent(n) for n in (9, 10, 20)], [handled(n) for n in (8, 11, 21)], edges=edges) == {
+        ("lost", 10),
+        ("alien", 11),
+    }
+
+
+def test_a_time_that_lost_its_precision_on_the_way_has_its_counterpart(spark: SparkSession) -> None:
+    edges = Edges(since=at(10))
+    assert found(spark, [sent(10, sent_at=at(10.0004))], [handled(10, sent_at=at(9.9996))], edges=edges) == set()
+
+
+# ---------------------------------------------------------------- over lakes
+
+LOST, TWICE, ALIEN, LATE = (1_111, 50_000, 999_000), (1_112, 222_222), (1_113, 500_000, 700_000, 888_888), (7, 8, 9)
+
+
+@pytest.fixture(scope="module")
+def million(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, Lake]:
+    """A million messages sent by the shop and handled by billing, and what was planted among them."""
+    folder = tmp_path_factory.mktemp("million")
+    every = np.arange(1_000, 1_001_000)
+    again = [handled(0, id=message_id(n), sent_at=at(n / 1_000), finished_at=at(n / 1_000 + 60)) for n in TWICE]
+    sent_slowly = [sent(n, sent_at=at(500), finished_at=at(501)) for n in LATE]
+    handled_late = [handled(n, sent_at=at(500), finished_at=at(2_000)) for n in LATE]
+    sends, receipts = np.setdiff1d(every, ALIEN), np.setdiff1d(every, LOST)
+    return (
+        fill(Lake(str(folder / "sender")), many(sends, "outgoing"), table(sent_slowly)),
+        fill(Lake(str(folder / "receiver")), many(receipts, "incoming"), table([*again, *handled_late])),
+    )
+
+
+def test_what_was_planted_among_a_million_is_found_exactly(
+    spark: SparkSession, million: tuple[Lake, Lake], tmp_path: Path
+) -> None:
+    sender, receiver = million
+    out = str(tmp_path / "findings")
+    verdict = audit(spark, [sender], [receiver], Question(late_after=timedelta(minutes=15)), out=out)
+    assert verdict.failed
+    assert verdict.counts == {"lost": 3, "twice": 2, "alien": 4, "late": 3, "open": 0}
+    shown = {(row["finding"], row["id"]) for row in verdict.examples}
+    planted = {"lost": LOST, "twice": TWICE, "alien": ALIEN, "late": LATE}
+    assert shown == {(kind, str(message_id(n))) for kind, numbers in planted.items() for n in numbers}
+    written = spark.read.parquet(f"file://{out}")
+    assert {(row.finding, row.id) for row in written.collect()} == shown
+
+
+def test_one_lake_may_hold_both_sides(spark: SparkSession, tmp_path: Path) -> None:
+    numbers = np.arange(1_000)
+    lake = fill(Lake(str(tmp_path / "lake")), many(numbers, "outgoing"), many(numbers, "incoming"))
+    verdict = audit(spark, [lake], [lake], Question())
+    assert (verdict.counts, verdict.failed) == (NOTHING, False)
+    assert [(row["service"], row["outcome"], row["count"]) for row in verdict.totals] == [
+        ("billing", "handled", 1_000),
+        ("shop", "sent", 1_000),
+    ]
+
+
+def test_what_a_receiver_has_had_no_time_to_archive_is_open(spark: SparkSession, tmp_path: Path) -> None:
+    sender = fill(Lake(str(tmp_path / "sender")), table([sent(1), sent(2, finished_at=datetime.now(UTC))]))
+    receiver = fill(Lake(str(tmp_path / "receiver")), table([handled(0)]))
+    verdict = audit(spark, [sender], [receiver], Question(since=at(1)))
+    assert verdict.counts == NOTHING | {"lost": 1, "open": 1}
+
+
+def test_a_lake_without_history_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="holds no history; fill it with"):
+        audit(spark, [Lake(str(tmp_path))], [Lake(str(tmp_path))], Question())

@@ -1,0 +1,238 @@
+"""`durable-agent pipeline archive|verify|purge|status`: what they do, print and end with."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from durable.pipeline import session
+from durable.pipeline.lake import DataFile, Lake
+from tests.support.command import Agent
+from tests.support.history import add_history, add_letters
+
+MAKE_DAY = "SELECT durable.make_partition('envelope_history', %s, 'finished_at', %s, %s, 'timestamptz')"
+
+
+@pytest.fixture
+def agent(
+    spark: SparkSession,
+    tmp_path: Path,
+    database_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Agent:
+    """Commands use the session that is there."""
+    monkeypatch.setenv("DURABLE_DATABASE_URL", database_url)
+    monkeypatch.setenv("DURABLE_LAKE", str(tmp_path / "lake"))
+    return Agent(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture
+def conn(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        yield connection
+
+
+def document(agent: Agent, *arguments: str, code: int = 0) -> Any:
+    ended = agent("pipeline", *arguments, "--json")
+    assert (ended.code, ended.err) == (code, "")
+    return json.loads(ended.out)
+
+
+def archive(agent: Agent) -> Any:
+    return document(agent, "archive", "--service", "shop")
+
+
+def add_old_day(conn: psycopg.Connection[Any], days: int, count: int, first: int = 1) -> str:
+    """A day in the past with its partition and these rows; returns the partition's name."""
+    low = (datetime.now(UTC) - timedelta(days=days)).replace(hour=0, minute=0, second=0, microsecond=0)
+    name = f"envelope_history_{low:%Y%m%d}"
+    conn.execute(MAKE_DAY, (name, low.isoformat(), (low + timedelta(days=1)).isoformat()))
+    add_history(conn, count, first=first, finished_at=low + timedelta(hours=1))
+    return name
+
+
+def partitions(conn: psycopg.Connection[Any]) -> set[str]:
+    rows = conn.execute("SELECT relname FROM pg_class WHERE relname LIKE 'envelope\\_history\\_2%' AND relkind = 'r'")
+    return {row[0] for row in rows}
+
+
+# ---------------------------------------------------------------- archive and status
+
+
+def test_archive_tells_what_it_did_and_status_what_is_left(agent: Agent, conn: psycopg.Connection[Any]) -> None:
+    add_history(conn, 7, age=timedelta(hours=2))
+    add_letters(conn, 2)
+    before = document(agent, "status")
+    assert [(each["table"], each["offset"], each["lag_rows"]) for each in before["tables"]] == [
+        ("history", None, 7),
+        ("dead_letters", None, 2),
+    ]
+    assert before["tables"][0]["lag_age"] >= 7_200
+
+    done = archive(agent)
+    assert [(each["table"], each["rows"]) for each in done["tables"]] == [("history", 7), ("dead_letters", 2)]
+    after = document(agent, "status")
+    assert [each["lag_rows"] for each in after["tables"]] == [0, 0]
+    assert all(each["offset"] == each["confirmed"] <= after["horizon"] for each in after["tables"])
+    assert "rows behind" in agent("pipeline", "status").out
+
+
+def test_status_names_the_transaction_that_holds_the_archive_back(
+    agent: Agent, conn: psycopg.Connection[Any], database_url: str
+) -> None:
+    with psycopg.connect(database_url, application_name="the culprit") as late:
+        add_history(late, 1)
+        add_history(conn, 3, first=2)
+        archive(agent)
+        status = document(agent, "status")
+        assert "the culprit" in status["held_back_by"]["who"]
+        assert status["tables"][0]["lag_rows"] == 3
+        assert "the culprit" in agent("pipeline", "status").out
+
+
+def test_a_node_tells_whose_history_it_is(agent: Agent, conn: psycopg.Connection[Any]) -> None:
+    add_history(conn, 1)
+    unknown = agent("pipeline", "archive")
+    assert (unknown.code, "give APP:BUS or --service NAME" in unknown.err) == (2, True)
+    conn.execute("INSERT INTO durable.nodes (service, description, version) VALUES ('billing', '', '')")
+    assert document(agent, "archive")["service"] == "billing"
+
+
+def test_archiving_can_be_ended(agent: Agent, conn: psycopg.Connection[Any]) -> None:
+    archive(agent)
+    assert document(agent, "archive", "--end") == {"ended": 2}
+    assert conn.execute("SELECT count(*) FROM durable.archives").fetchone() == (0,)
+
+
+# ---------------------------------------------------------------- verify
+
+
+def test_verify_finds_what_is_missing_in_the_lake(agent: Agent, conn: psycopg.Connection[Any], tmp_path: Path) -> None:
+    add_history(conn, 20)
+    add_history(conn, 10, first=101, side="outgoing", outcome="sent")
+    conn.execute("UPDATE durable.envelope_history SET id = gen_random_uuid() WHERE side = 'outgoing'")
+    add_letters(conn, 3)
+    archive(agent)
+    whole = document(agent, "verify")
+    assert [(each["table"], each["rows"], each["whole"]) for each in whole["tables"]] == [
+        ("history", 30, True),
+        ("dead_letters", 3, True),
+    ]
+
+    conn.execute("UPDATE durable.envelope_history SET xid = 1 WHERE id = '00000000-0000-0000-0000-000000000005'")
+    lacking = document(agent, "verify", code=1)
+    assert (lacking["tables"][0]["missing"], lacking["tables"][0]["twice"]) == (1, 0)
+
+
+def test_verify_finds_a_row_that_is_in_the_lake_twice(agent: Agent, conn: psycopg.Connection[Any]) -> None:
+    add_history(conn, 5)
+    archive(agent)
+    lake = Lake(str(agent.folder / "lake"))
+    (file,) = Path(lake.table_url("history")).glob("day=*/*.parquet")
+
+    copied = file.with_name("copied.parquet")
+    copied.write_bytes(file.read_bytes())
+    day = datetime.now(UTC).date()
+    twice = DataFile(f"{file.parent.name}/{copied.name}", day, 5, file.stat().st_size, '{"numRecords": 5}')
+    lake.commit("history", [twice], app_id="somebody else", low=0, high=1)
+    assert document(agent, "verify", code=1)["tables"][0]["twice"] == 5
+
+
+# ---------------------------------------------------------------- purge
+
+
+def test_purge_drops_whole_days_that_are_archived_and_old(agent: Agent, conn: psycopg.Connection[Any]) -> None:
+    old, recent = add_old_day(conn, 40, 5), add_old_day(conn, 20, 5, first=6)
+    archive(agent)
+    purged = document(agent, "purge", "--keep", "30")
+    assert (len(purged["days"]), purged["rows"]) == (1, 5)
+    assert old not in partitions(conn)
+    assert recent in partitions(conn)
+    assert "no day of history is older" in agent("pipeline", "purge", "--keep", "30").out
+    assert [each["whole"] for each in document(agent, "verify")["tables"]] == [True, True]
+
+
+def test_purge_refuses_a_retention_that_would_pass_the_offset(agent: Agent, conn: psycopg.Connection[Any]) -> None:
+    old = add_old_day(conn, 40, 5)
+    archive(agent)
+    late = add_old_day(conn, 39, 2, first=6)
+    refused = agent("pipeline", "purge", "--keep", "30")
+    assert (refused.code, refused.out) == (2, "")
+    assert re.search(r"--keep: it would pass what is archived: 2 rows of .* are not in the lake", refused.err)
+    assert {old, late} <= partitions(conn)
+
+
+def test_purge_drops_nothing_that_the_lake_has_lost(agent: Agent, conn: psycopg.Connection[Any]) -> None:
+    old = add_old_day(conn, 40, 5)
+    archive(agent)
+    conn.execute("UPDATE durable.envelope_history SET id = gen_random_uuid()")
+    refused = agent("pipeline", "purge", "--keep", "30")
+    assert (refused.code, "the lake lacks 5 rows" in refused.err) == (1, True)
+    assert old in partitions(conn)
+
+
+def test_the_database_itself_refuses_to_drop_a_day_that_is_not_archived(conn: psycopg.Connection[Any]) -> None:
+    add_old_day(conn, 40, 5)
+    day = (datetime.now(UTC) - timedelta(days=40)).date()
+    with pytest.raises(psycopg.errors.RaiseException, match="not archived whole"):
+        conn.execute("SELECT durable.drop_archived_history(%s)", (day,))
+    conn.execute("INSERT INTO durable.archives VALUES ('envelope_history', 's', 'a', 'b', 'c', 3, 3, NULL)")
+    with pytest.raises(psycopg.errors.RaiseException, match="not archived whole"):
+        conn.execute("SELECT durable.drop_archived_history(%s)", (day,))
+
+
+def test_purge_wants_an_archive_and_the_right_lake(agent: Agent, conn: psycopg.Connection[Any], tmp_path: Path) -> None:
+    assert "is not archived; run" in agent("pipeline", "purge", "--service", "shop").err
+    archive(agent)
+    elsewhere = agent("pipeline", "purge", "--service", "shop", "--lake", str(tmp_path / "elsewhere"))
+    assert (elsewhere.code, "is archived into" in elsewhere.err) == (2, True)
+    for days in ("0", "-1", "1e9", "0.01"):
+        assert agent("pipeline", "purge", "--service", "shop", "--keep", days).code == 2
+
+
+# ---------------------------------------------------------------- bad input
+
+
+BAD_INPUT = {
+    "lake: not set": ("archive", "--lake", ""),
+    "has no durable tables": ("archive", "--schema", "elsewhere"),
+    "the database cannot be used": ("status", "--database", "postgresql://nobody@127.0.0.1:1/none"),
+    "lake gopher://x": ("archive", "--lake", "gopher://x", "--service", "shop"),
+    "give one of them": ("archive", "--service", "shop", "--master", "local", "--remote", "sc://localhost"),
+    "is not archived; run: durable-agent pipeline archive": ("verify", "--service", "shop"),
+}
+
+
+@pytest.mark.parametrize("said", BAD_INPUT)
+def test_bad_input_is_refused_in_one_line(agent: Agent, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    if said == "lake: not set":
+        monkeypatch.delenv("DURABLE_LAKE")
+    ended = agent("pipeline", *BAD_INPUT[said])
+    assert (ended.out, ended.err.count("\n")) == ("", 1)
+    assert said in ended.err
+    assert ended.code == (1 if "cannot be used" in said else 2)
+
+
+def test_a_schema_of_another_version_is_refused(agent: Agent, conn: psycopg.Connection[Any]) -> None:
+    conn.execute("UPDATE durable.alembic_version SET version_num = '9999'")
+    ended = agent("pipeline", "archive", "--service", "shop")
+    assert (ended.code, "newer than this code" in ended.err) == (2, True)
+
+
+def test_without_java_it_says_how_to_get_one(agent: Agent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr(session, "_JVMS", tmp_path)
+    monkeypatch.setattr(SparkSession, "getActiveSession", classmethod(lambda cls: None))
+    ended = agent("pipeline", "archive", "--service", "shop")
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert "Spark needs Java 17 or newer, and there is none; run: apt-get install openjdk-17" in ended.err

@@ -1,0 +1,95 @@
+"""The lake: files and offset are one commit, and Spark reads what was committed and nothing else."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from durable.errors import ArchiveConflict, InvalidSetting
+from durable.pipeline.lake import DataFile, Lake, arrow_schema
+
+DAY = date(2026, 11, 20)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    lake = Lake(str(tmp_path / "lake"))
+    lake.create("history")
+    return lake
+
+
+def data_file(lake: Lake, day: date = DAY, rows: int = 3) -> DataFile:
+    """A file of history, which lies in the lake and is no part of it yet."""
+    path = f"day={day}/part-{uuid4().hex}.parquet"
+    schema = pa.schema([field for field in arrow_schema("history") if field.name != "day"])
+    moment = datetime.combine(day, datetime.min.time(), UTC)
+    values = {
+        pa.binary(): uuid4().bytes, pa.string(): "x", pa.int32(): 1, pa.int64(): 700, pa.timestamp("us", "UTC"): moment
+    }  # fmt: skip
+    table = pa.table({field.name: [values[field.type]] * rows for field in schema}, schema=schema)
+    where = Path(lake.table_url("history")) / path
+    where.parent.mkdir(exist_ok=True)
+    pq.write_table(table, where)
+    return DataFile(path, day, rows, where.stat().st_size, f'{{"numRecords": {rows}}}')
+
+
+def test_an_empty_lake_is_read_as_no_rows(spark: SparkSession, tmp_path: Path) -> None:
+    empty = Lake(str(tmp_path / "nothing"))
+    assert empty.read(spark, "history").count() == 0
+    assert empty.offset("shop", "history") == 0
+
+
+def test_what_was_committed_is_read_by_days(spark: SparkSession, lake: Lake) -> None:
+    files = [data_file(lake, date(2026, 11, day), rows=day) for day in (19, 20, 21)]
+    lake.commit("history", files, app_id="shop", low=0, high=900)
+    data_file(lake)  # of an attempt that died
+
+    assert lake.offset("shop", "history") == 900
+    assert lake.read(spark, "history").count() == 60
+    assert lake.read(spark, "history", date(2026, 11, 20), date(2026, 11, 21)).count() == 20
+    row = lake.read(spark, "history").where("day = DATE '2026-11-21'").first()
+    assert row is not None
+    assert (row.service, row.finished_at, len(row.id)) == ("x", datetime(2026, 11, 21), 16)
+
+
+def test_of_two_commits_from_one_offset_one_is_refused(lake: Lake) -> None:
+    lake.commit("history", [data_file(lake)], app_id="shop", low=0, high=900)
+    with pytest.raises(ArchiveConflict, match="Run it again"):
+        lake.commit("history", [data_file(lake)], app_id="shop", low=0, high=950)
+    assert lake.offset("shop", "history") == 900
+    assert len(lake.files("history")) == 1
+
+
+def test_of_two_who_commit_at_the_same_moment_one_is_refused(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have read the log before either wrote to it."""
+    before = lake.opened("history")
+    lake.commit("history", [data_file(lake)], app_id="shop", low=0, high=900)
+    monkeypatch.setattr(lake, "opened", lambda table: before)
+    with pytest.raises(ArchiveConflict):
+        lake.commit("history", [data_file(lake)], app_id="shop", low=0, high=900)
+    lake.commit("history", [data_file(lake)], app_id="billing", low=0, high=17)
+    monkeypatch.undo()
+    assert (lake.offset("shop", "history"), lake.offset("billing", "history")) == (900, 17)
+    assert len(lake.files("history")) == 2
+
+
+def test_each_service_has_an_offset_of_its_own(lake: Lake) -> None:
+    lake.commit("history", [data_file(lake)], app_id="shop", low=0, high=900)
+    lake.commit("history", [data_file(lake)], app_id="billing", low=0, high=17)
+    assert (lake.offset("shop", "history"), lake.offset("billing", "history")) == (900, 17)
+
+
+def test_a_table_is_made_once_and_keeps_its_id(lake: Lake) -> None:
+    assert lake.create("history") == lake.create("history")
+
+
+@pytest.mark.parametrize("place", ["gopher://lake", "/proc/nowhere"])
+def test_a_place_that_cannot_be_used_is_named(place: str) -> None:
+    with pytest.raises(InvalidSetting, match=place):
+        Lake(place).create("history")

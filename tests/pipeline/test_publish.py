@@ -1,0 +1,317 @@
+"""Publishing in bulk: every row once, whatever is repeated, fails or dies, and nothing that does not fit."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from sqlalchemy import make_url
+
+from durable.digest import message_digest
+from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
+from durable.pipeline import publish
+from durable.pipeline.publish import message_id_of
+from durable.pipeline.source import register
+from durable.settings import Settings, load_settings
+from durable.storage import grants, staging
+from durable.storage.database import channel
+from durable.storage.staging import Batch, Staged
+from tests.failure.leftovers import SCHEMA, transaction
+from tests.support.publishing import (
+    MESSAGE_TYPE,
+    PEER,
+    SOURCE,
+    FailingSource,
+    Outbox,
+    messages,
+    orders,
+    write,
+)
+
+pytestmark = pytest.mark.timeout(600)  # to be cut off amid a call leaves the session of all tests unusable
+MODES = pytest.mark.parametrize("mode", ["atomic", "fast"])
+
+
+@pytest.fixture(autouse=True)
+def sources(spark: SparkSession) -> None:
+    register(spark)
+    spark.dataSource.register(FailingSource)
+
+
+@pytest.fixture
+def outbox(database_url: str) -> Outbox:
+    return Outbox(database_url)
+
+
+@pytest.fixture
+def settings(database_url: str) -> Settings:
+    return load_settings(database_url=database_url)
+
+
+# ---------------------------------------------------------------- what is published
+
+
+def test_a_row_becomes_an_unowned_envelope_whose_id_follows_from_its_key(spark: SparkSession, outbox: Outbox) -> None:
+    rows = orders(spark, 2).withColumn("tenant", F.lit("a"))
+    made = publish.envelopes(
+        rows,
+        key="order_id",
+        message_type=MESSAGE_TYPE,
+        source=SOURCE,
+        destination=PEER,
+        body=F.to_json(F.struct("order_id")),
+        partition_key="order_id",
+        headers=F.create_map(F.lit("tenant"), F.col("tenant")),
+        deliver_by=F.lit(datetime(2100, 1, 1, tzinfo=UTC)),
+    )
+    write(made, outbox.url)
+
+    first = outbox.rows(
+        "SELECT id, correlation_id, causation_id, destination, message_type, source, partition_key, content_type, "
+        "headers, body, deliver_by, execution_time, attempts, owner_id, epoch, sent_at > now() - interval '1 minute' "
+        "FROM durable.outgoing_envelopes ORDER BY partition_key"
+    )[0]
+    made_id = message_id_of("0", message_type=MESSAGE_TYPE, source=SOURCE)
+    assert first == (
+        *(made_id, made_id, None, PEER, MESSAGE_TYPE, SOURCE, "0", "application/json"),
+        *({"tenant": "a"}, b'{"order_id":0}', datetime(2100, 1, 1, tzinfo=UTC), None, 0, 0, 0, True),
+    )
+
+
+def test_a_local_message_goes_into_the_inbox_and_is_remembered_as_received(spark: SparkSession, outbox: Outbox) -> None:
+    write(messages(orders(spark, 3), "local"), outbox.url)
+    assert (outbox.inbox, outbox.orders) == ([0, 1, 2], [])
+    known = outbox.rows("SELECT id, endpoint, message_digest FROM durable.received_ids")
+    assert len(known) == 3
+    made_id = message_id_of("1", message_type=MESSAGE_TYPE, source=SOURCE)
+    assert (made_id, "local", message_digest(MESSAGE_TYPE, b'{"order_id":1,"total":2}')) in known
+    endpoints = "SELECT DISTINCT endpoint, owner_id FROM durable.incoming_envelopes"
+    assert outbox.rows(endpoints) == [("local", 0)]
+
+
+def test_an_event_goes_to_each_destination_under_one_id(spark: SparkSession, outbox: Outbox) -> None:
+    event = messages(orders(spark, 2))
+    write(event.union(messages(orders(spark, 2), "local")).union(messages(orders(spark, 2), "tcp://b:1")), outbox.url)
+    assert (outbox.orders, outbox.inbox) == ([0, 0, 1, 1], [0, 1])
+    assert outbox.one("SELECT count(DISTINCT id) FROM durable.outgoing_envelopes") == 2
+
+
+@MODES
+def test_the_nodes_are_told(spark: SparkSession, outbox: Outbox, mode: str) -> None:
+    with psycopg.connect(outbox.url, autocommit=True) as listening:
+        listening.execute(f"LISTEN {channel(SCHEMA)}".encode())
+        write(messages(orders(spark, 3)), outbox.url, mode=mode)
+        assert [told.channel for told in listening.notifies(timeout=20, stop_after=1)] == [channel(SCHEMA)]
+
+
+# ---------------------------------------------------------------- each row once
+
+
+@MODES
+def test_a_repeat_adds_nothing(spark: SparkSession, outbox: Outbox, settings: Settings, mode: str) -> None:
+    first = publish.publish(messages(orders(spark, 100)), settings, mode=mode)
+    again = publish.publish(messages(orders(spark, 150, partitions=3)), settings, mode=mode)
+    assert first is not None
+    assert again is not None
+    assert [(each.rows, each.added) for each in (first, again)] == [(100, 100), (150, 50)]
+    assert outbox.orders == list(range(150))
+    assert outbox.leftovers == []
+
+
+def test_a_batch_that_was_published_adds_nothing_also_after_it_was_sent(
+    spark: SparkSession, outbox: Outbox, settings: Settings
+) -> None:
+    publish.publish(messages(orders(spark, 100)), settings)
+    outbox.empty()
+    assert publish.publish(messages(orders(spark, 100, partitions=5)), settings) is None, "however it is shared out"
+    assert publish.publish(messages(orders(spark, 10)), settings, batch="May") is not None
+    outbox.empty()
+    assert publish.publish(messages(orders(spark, 20)), settings, batch="May") is None, "a name is a name"
+    assert outbox.orders == []
+
+
+def test_with_once_a_row_adds_nothing_also_after_it_was_sent(
+    spark: SparkSession, outbox: Outbox, settings: Settings
+) -> None:
+    publish.publish(messages(orders(spark, 10)), settings, once=True)
+    outbox.empty()
+    again = publish.publish(messages(orders(spark, 15)), settings, once=True)
+    assert again is not None
+    assert (again.rows, again.added, outbox.orders) == (15, 5, [10, 11, 12, 13, 14])
+
+
+def test_rows_that_are_copies_are_one_message(spark: SparkSession, outbox: Outbox) -> None:
+    write(messages(orders(spark, 10).union(orders(spark, 10))), outbox.url)
+    assert (outbox.orders, outbox.batches) == (list(range(10)), [(20, 10)])
+
+
+@pytest.mark.parametrize("partitions", [1, 2], ids=["in one task", "in two tasks"])
+@pytest.mark.parametrize("destination", [PEER, "local"])
+def test_two_messages_under_one_key_are_refused(
+    spark: SparkSession, outbox: Outbox, settings: Settings, partitions: int, destination: str
+) -> None:
+    other = orders(spark, 10).withColumn("total", F.lit(-1))
+    both = messages(orders(spark, 10).union(other).coalesce(partitions), destination)
+    with pytest.raises(InvalidMessage, match=r"have the id .* and different bodies: choose a key"):
+        publish.publish(both, settings)
+    assert (outbox.orders, outbox.inbox, outbox.batches, outbox.leftovers) == ([], [], [], [])
+
+
+def test_staged_rows_that_a_crash_has_emptied_are_missed(outbox: Outbox) -> None:
+    """An unlogged table is empty after a crash of the server; a batch of nothing would be lost for good."""
+    job = uuid4()
+    with transaction(outbox.url) as conn:
+        conn.exec_driver_sql("SELECT durable.make_staging(%s, current_user::text)", (staging.table_name(job, 1),))
+    with (
+        pytest.raises(StorageUnavailable, match=r"5 of 5 staged rows are gone.*publish it again"),
+        transaction(outbox.url) as conn,
+    ):
+        staging.publish(conn, SCHEMA, job, Batch("May"), [Staged(staging.table_name(job, 1), 5, 0)])
+    assert outbox.batches == []
+
+
+def test_a_dataframe_without_rows_publishes_nothing(spark: SparkSession, outbox: Outbox) -> None:
+    write(messages(orders(spark, 10).where("order_id > 99")), outbox.url)
+    assert (outbox.orders, outbox.leftovers) == ([], [])
+
+
+# ---------------------------------------------------------------- tasks that fail
+
+
+@MODES
+@pytest.mark.parametrize("end", ["in mid-copy", "after its copy"])
+def test_a_task_that_is_tried_again_publishes_its_rows_once(
+    spark: SparkSession, outbox: Outbox, tmp_path: Path, mode: str, end: str
+) -> None:
+    """Killed in mid-copy it leaves nothing; after its copy it leaves rows as a speculative attempt does."""
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
+    try:
+        write(messages(orders(spark, 1_000)), outbox.url, source="failing", mode=mode, end=end, died=tmp_path / "died")
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+    assert (tmp_path / "died").read_text() == ("200" if end == "in mid-copy" else "500")
+    assert outbox.orders == list(range(1_000))
+    assert outbox.leftovers == []
+
+
+def test_what_a_job_that_died_has_staged_is_swept(outbox: Outbox) -> None:
+    old, young = (
+        f"staged_{int((datetime.now(UTC) - age).timestamp() * 1_000):012x}{'7' * 20}_1"
+        for age in (staging.LONGEST_JOB + timedelta(minutes=1), timedelta(0))
+    )
+    with transaction(outbox.url) as conn:
+        for name in (old, young):
+            conn.exec_driver_sql("SELECT durable.make_staging(%s, current_user::text)", (name,))
+        conn.exec_driver_sql(
+            "INSERT INTO durable.published_batches (batch, job, number, published_at) VALUES "
+            "('old', gen_random_uuid(), NULL, now() - interval '9 days'), ('new', gen_random_uuid(), NULL, now()), "
+            "('a query', gen_random_uuid(), 3, now() - interval '900 days')"
+        )
+    with transaction(outbox.url) as conn:
+        assert staging.sweep(conn, SCHEMA, keep_batches=timedelta(days=8)) == [old]
+    assert outbox.leftovers == [young]
+    assert outbox.rows("SELECT batch FROM durable.published_batches ORDER BY batch") == [("a query",), ("new",)]
+
+
+@pytest.mark.parametrize(
+    "name", ["nodes", "staged_x", 'staged_1"; DROP TABLE nodes; --', "staged_" + "0" * 32 + "_1; x"]
+)
+def test_only_staging_tables_are_made_and_dropped(outbox: Outbox, name: str) -> None:
+    with pytest.raises(psycopg.Error, match="is no name of a staging table"):
+        outbox.rows("SELECT durable.make_staging(%s, current_user::text)", name)
+    assert outbox.rows("SELECT durable.drop_staging(%s, interval '-1 day')", name) == []
+
+
+# ---------------------------------------------------------------- what does not fit
+
+
+def changed(rows: DataFrame, **columns: Any) -> DataFrame:
+    return rows.withColumns({name: F.expr(sql) for name, sql in columns.items()})
+
+
+BAD_COLUMNS: dict[str, tuple[Any, str]] = {
+    "missing": (lambda rows: rows.drop("id"), r"column id: missing; must be BINARY of 16 bytes; .*envelopes\(\)"),
+    "another type": (lambda rows: changed(rows, body="17"), "column body: is INT, must be BINARY or STRING"),
+    "a text id": (lambda rows: changed(rows, id="uuid()"), "column id: is STRING, must be BINARY of 16 bytes"),
+    "no time zone": (
+        lambda rows: changed(rows, deliver_by="localtimestamp()"),
+        "column deliver_by: is TIMESTAMP_NTZ, must be TIMESTAMP",
+    ),
+    "unknown": (lambda rows: changed(rows, destinaton="1"), "column destinaton: unknown; did you mean 'destination'"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_COLUMNS)
+def test_a_column_that_does_not_fit_is_named_with_what_is_expected(
+    spark: SparkSession, outbox: Outbox, settings: Settings, bad: str
+) -> None:
+    change, reason = BAD_COLUMNS[bad]
+    with pytest.raises(InvalidSetting, match=reason):
+        publish.publish(change(messages(orders(spark, 3))), settings)
+    assert (outbox.orders, outbox.leftovers) == ([], [])
+
+
+BAD_ROWS = {
+    "NULL": ({"destination": "IF(key, NULL, destination)"}, "column destination: is NULL"),
+    "a NUL": ({"partition_key": r"IF(key, '\u0000', '')"}, "partition_key has a control character"),
+    "too large": ({"body": "IF(key, repeat('x', 1048577), 'x')"}, "the body has 1048577 bytes, more than max_message"),
+    "headers": ({"headers": "IF(key, '[]', '{}')"}, "column headers: is no JSON object of texts"),
+    "a short id": ({"id": "IF(key, X'00', id)"}, "column id: has not 16 bytes"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_ROWS)
+def test_a_row_that_send_would_refuse_is_named_and_nothing_is_published(
+    spark: SparkSession, outbox: Outbox, settings: Settings, bad: str
+) -> None:
+    columns, reason = BAD_ROWS[bad]
+    one = {name: sql.replace("key", "body LIKE '%:77,%'") for name, sql in columns.items()}
+    rows = changed(messages(orders(spark, 100)), **one)
+    with pytest.raises(InvalidMessage, match=f"nothing was published: {reason}.*row .*{re.escape(MESSAGE_TYPE)}"):
+        publish.publish(rows, settings)
+    assert (outbox.orders, outbox.batches, outbox.leftovers) == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"save_mode": "overwrite"}, "only .append.: what was published cannot be taken back"),
+        ({"mode": "swift"}, "option mode: 'swift'; must be atomic or fast"),
+        ({"batsh": "x"}, "option batsh: unknown; did you mean 'batch'"),
+        ({"schema": "nowhere"}, "run: durable-agent migrate"),
+        ({"max_message_bytes": "many"}, "max_message_bytes: "),
+    ],
+    ids=["overwrite", "mode", "unknown option", "no tables", "a limit"],
+)
+def test_a_write_that_is_put_wrongly_says_what_to_do(
+    spark: SparkSession, outbox: Outbox, options: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(PySparkException, match=reason):
+        write(messages(orders(spark, 3)), outbox.url, **options)
+    assert outbox.orders == []
+
+
+@MODES
+def test_a_role_without_rights_to_make_tables_publishes(
+    spark: SparkSession, outbox: Outbox, server: Any, mode: str
+) -> None:
+    role = f"publisher_{uuid4().hex[:12]}"
+    outbox.rows(f"CREATE ROLE {role} LOGIN")
+    try:
+        with transaction(outbox.url) as conn:
+            grants.grant_runtime(conn, SCHEMA, role)
+        url = make_url(outbox.url).set(username=role).render_as_string()
+        write(messages(orders(spark, 3)), url, mode=mode)
+        assert (outbox.orders, outbox.leftovers) == ([0, 1, 2], [])
+    finally:
+        outbox.rows(f"DROP OWNED BY {role}")
+        outbox.rows(f"DROP ROLE {role}")

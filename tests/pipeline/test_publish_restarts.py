@@ -1,0 +1,120 @@
+"""Publishing that is cut off and begun again: a driver that is killed inside its commit, and a streaming query."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from durable.errors import InvalidSetting
+from durable.pipeline import publish
+from durable.pipeline.session import spark_errors
+from durable.pipeline.source import register
+from durable.settings import load_settings
+from tests.support.command import ROOT
+from tests.support.publishing import Outbox, messages, orders
+
+pytestmark = pytest.mark.timeout(600)  # to be cut off amid a call leaves the session of all tests unusable
+
+
+@pytest.fixture(autouse=True)
+def source(spark: SparkSession) -> None:
+    register(spark)
+
+
+@pytest.fixture
+def outbox(database_url: str) -> Outbox:
+    return Outbox(database_url)
+
+
+# ---------------------------------------------------------------- a driver that is killed
+
+
+def publish_and_die(url: str, point: str) -> int:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "DURABLE_FAILPOINT": point}
+    program = [sys.executable, "-m", "tests.support.publishing", url]
+    return subprocess.run(program, env=environment, start_new_session=True, timeout=240, capture_output=True).returncode
+
+
+@pytest.mark.parametrize(("point", "published"), [("P1", 0), ("P2", 1_000)], ids=["before COMMIT", "after COMMIT"])
+def test_a_driver_that_is_killed_in_its_commit_has_published_all_or_nothing(
+    spark: SparkSession, outbox: Outbox, point: str, published: int
+) -> None:
+    assert publish_and_die(outbox.url, point) == -9
+    assert len(outbox.orders) == published
+    assert bool(outbox.leftovers) == (published == 0), "they are swept when they are old"
+
+    publish.publish(messages(orders(spark, 1_000)), load_settings(database_url=outbox.url))
+    assert outbox.orders == list(range(1_000))
+    assert outbox.batches == [(1_000, 1_000)]
+
+
+# ---------------------------------------------------------------- a streaming query
+
+
+@pytest.fixture
+def run(spark: SparkSession, outbox: Outbox, tmp_path: Path) -> Callable[..., None]:
+    """Publish what has come into the folder `orders` since, as one query on one checkpoint."""
+
+    def run_query(**options: str) -> None:
+        rows = spark.readStream.schema("order_id BIGINT, total BIGINT").parquet(str(tmp_path / "orders"))
+        writer = messages(rows).writeStream.format("durable").options(url=outbox.url, **options)
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).queryName("orders")
+        with spark_errors():
+            query: StreamingQuery = writer.trigger(availableNow=True).start()
+            query.awaitTermination()
+
+    return run_query
+
+
+def come_in(spark: SparkSession, folder: Path, first: int) -> None:
+    orders(spark, 10, first=first).write.mode("append").parquet(str(folder / "orders"))
+
+
+def test_a_query_that_is_started_again_on_its_checkpoint_publishes_each_batch_once(
+    spark: SparkSession, outbox: Outbox, run: Callable[..., None], tmp_path: Path
+) -> None:
+    come_in(spark, tmp_path, 0)
+    run()
+    assert outbox.orders == list(range(10))
+
+    # As if it had died after our COMMIT, before Spark wrote down that the batch was done. Meanwhile all was sent.
+    outbox.empty()
+    (tmp_path / "checkpoint" / "commits" / "0").unlink()
+    (tmp_path / "checkpoint" / "commits" / ".0.crc").unlink()
+    run()
+    assert outbox.orders == []
+
+    come_in(spark, tmp_path, 10)
+    run()
+    assert outbox.orders == list(range(10, 20))
+    assert outbox.leftovers == []
+    (batch,) = outbox.rows("SELECT batch, number, row_count FROM durable.published_batches")
+    assert batch[0].startswith("query ")
+    assert batch[1:] == (1, 10)
+
+
+def test_another_query_publishes_for_itself(
+    spark: SparkSession, outbox: Outbox, run: Callable[..., None], tmp_path: Path
+) -> None:
+    come_in(spark, tmp_path, 0)
+    run()
+    (tmp_path / "checkpoint").rename(tmp_path / "of another query")
+    run()
+    assert outbox.orders == list(range(10)), "the ids are the same"
+    assert outbox.one("SELECT count(*) FROM durable.published_batches") == 2
+
+
+def test_a_query_writes_atomically_or_not_at_all(
+    spark: SparkSession, outbox: Outbox, run: Callable[..., None], tmp_path: Path
+) -> None:
+    come_in(spark, tmp_path, 0)
+    with pytest.raises(InvalidSetting, match="a streaming query writes 'atomic'"):
+        run(mode="fast")
+    assert outbox.orders == []

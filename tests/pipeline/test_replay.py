@@ -1,0 +1,363 @@
+"""Replaying: archived messages are sent or handled again, once under each name, and only what was chosen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import msgspec
+import psycopg
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from durable import Bus, Context, message
+from durable.errors import InvalidSetting
+from durable.pipeline import choosing, replay
+from durable.pipeline.archive import archive
+from durable.pipeline.choosing import Choice
+from durable.pipeline.lake import Lake, LakeTable
+from durable.pipeline.origin import Origin
+from durable.settings import load_settings
+from durable.testing import eventually
+from tests.support.command import Agent
+from tests.support.history import add_history, add_letters
+from tests.support.publishing import Outbox
+
+pytestmark = pytest.mark.timeout(600)  # to be cut off amid a call leaves the session of all tests unusable
+NOW = datetime.now(UTC).replace(microsecond=0)
+
+
+@message("replayed.placed")
+class Placed(msgspec.Struct):
+    number: int
+
+
+@message("replayed.billed")
+class Billed(msgspec.Struct):
+    number: int
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(str(tmp_path / "lake"))
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Agent:
+    return Agent(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture
+def again(spark: SparkSession, agent: Agent, lake: Lake) -> Callable[..., dict[str, Any]]:
+    """`pipeline replay --json` on the lake."""
+
+    def run(url: str, *arguments: str) -> dict[str, Any]:
+        command = ("pipeline", "replay", "--json", "--lake", lake.url, "--database", url)
+        ended = agent(*command, *arguments)
+        assert ended.code == 0, ended.err
+        return dict(json.loads(ended.out))
+
+    return run
+
+
+def archived(spark: SparkSession, lake: Lake, url: str, service: str = "shop", table: LakeTable = "history") -> None:
+    archive(spark, lake, table, Origin(url=url, schema="durable", service=service))
+
+
+# ---------------------------------------------------------------- from one end to the other
+
+
+async def test_what_was_handled_is_handled_once_more_for_each_name(
+    spark: SparkSession, lake: Lake, again: Callable[..., dict[str, Any]], database_url: str
+) -> None:
+    handled: list[tuple[int, UUID, UUID]] = []
+    shop = Bus("shop", database=database_url, history_bodies=True)
+
+    @shop.handles(Placed)
+    async def place(placed: Placed, ctx: Context) -> None:
+        handled.append((placed.number, ctx.id, ctx.correlation_id))
+
+    async def handle(count: int) -> None:
+        async with shop:
+            await eventually(lambda: len(handled) == count and not Outbox(database_url).rows(WAITING))
+
+    async with shop.unit_of_work():
+        for number in range(5):
+            shop.send(Placed(number), headers={"tenant": "a"})
+    await handle(5)
+    archived(spark, lake, database_url)
+
+    first = again(database_url, "--name", "prices were wrong", "--type", "replayed.placed")
+    assert (first["messages"], first["added"]) == (5, 5)
+    assert Outbox(database_url).rows("SELECT DISTINCT headers FROM durable.incoming_envelopes") == [({"tenant": "a"},)]
+    await handle(10)
+    assert again(database_url, "--name", "prices were wrong", "--type", "replayed.placed")["added"] == 0
+    assert again(database_url, "--name", "once more", "--type", "replayed.placed")["added"] == 5
+    await handle(15)
+
+    assert sorted(number for number, _, _ in handled) == sorted([*range(5)] * 3)
+    for number, made, correlation_id in handled[:5]:
+        names = ("prices were wrong", "once more")
+        copies = {(number, replay.new_id_of(made, name=name), correlation_id) for name in names}
+        assert copies < set(handled)
+
+
+WAITING = "SELECT 1 FROM durable.incoming_envelopes UNION ALL SELECT 1 FROM durable.outgoing_envelopes"
+
+
+async def test_with_the_same_ids_only_a_receiver_that_never_saw_a_message_handles_it(
+    spark: SparkSession,
+    lake: Lake,
+    again: Callable[..., dict[str, Any]],
+    make_database: Callable[[str], str],
+    tmp_path: Path,
+) -> None:
+    sent_from, received_in = make_database("shop"), make_database("billing")
+    peer = f"unix://{tmp_path}/billing.sock"
+    handled: list[int] = []
+    billing = Bus("billing", database=received_in)
+    billing.listen(peer)
+    shop = Bus("shop", database=sent_from, history_bodies=True)
+    shop.route(Billed, to=peer)
+
+    @billing.handles(Billed)
+    async def bill(billed: Billed) -> None:
+        handled.append(billed.number)
+
+    async def settle() -> None:
+        async with billing, shop:
+            await eventually(lambda: not Outbox(sent_from).rows(WAITING) and not Outbox(received_in).rows(WAITING))
+
+    async with shop.unit_of_work():
+        for number in range(5):
+            shop.send(Billed(number))
+    await settle()
+    archived(spark, lake, sent_from)
+    Outbox(received_in).rows(
+        "DELETE FROM durable.received_ids WHERE id IN (SELECT id FROM durable.envelope_history ORDER BY id LIMIT 2)"
+    )
+
+    again_to_billing = ("--name", "billing lost some", "--side", "outgoing", "--all", "--same-ids")
+    assert again(sent_from, *again_to_billing)["added"] == 5
+    await settle()
+    assert sorted(handled) == [0, 0, 1, 1, 2, 3, 4]
+    assert again(sent_from, *again_to_billing)["added"] == 0
+    assert again(sent_from, "--name", "all of it", "--all", "--side", "outgoing")["added"] == 5
+    await settle()
+    assert sorted(handled) == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_dead_letters_of_the_lake_are_replayed_unless_they_were_resolved(
+    spark: SparkSession, lake: Lake, again: Callable[..., dict[str, Any]], database_url: str
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        add_letters(conn, 5)
+        archived(spark, lake, database_url, table="dead_letters")
+        conn.execute(
+            "UPDATE durable.dead_letters SET resolution = 'discarded', resolved_at = now(), xid = DEFAULT "
+            "WHERE letter_id = 2"
+        )
+        archived(spark, lake, database_url, table="dead_letters")
+
+    done = again(database_url, "--name", "fixed", "--from", "dead-letters", "--where", "reason = 'a test'")
+    assert (done["messages"], done["added"]) == (4, 4)
+    rows = Outbox(database_url).rows("SELECT DISTINCT endpoint, headers, owner_id FROM durable.incoming_envelopes")
+    assert rows == [("shop", {"tenant": "a"}, 0)]
+
+
+# ---------------------------------------------------------------- choosing
+
+
+def history(spark: SparkSession, count: int = 10, **columns: str) -> DataFrame:
+    """Rows of history with bodies, a minute apart, oldest first: id 0 is `count` minutes old."""
+    values = {
+        "service": "'shop'",
+        "id": "unhex(lpad(hex(n), 32, '0'))",
+        "side": "'outgoing'",
+        "outcome": "'sent'",
+        "address": "'tcp://127.0.0.1:2301'",
+        "message_type": "IF(n % 2 = 0, 'even', 'odd')",
+        "source": "'shop'",
+        "correlation_id": "unhex(lpad(hex(n + 1000), 32, '0'))",
+        "causation_id": "unhex(lpad(hex(n + 2000), 32, '0'))",
+        "body": "CAST(concat('{\"order_id\":', n, '}') AS BINARY)",
+        "sent_at": f"TIMESTAMP'{NOW:%Y-%m-%d %H:%M:%S}' - make_interval(0, 0, 0, 0, 0, {count} - n)",
+    } | columns
+    return (
+        spark.range(0, count, 1, 2)
+        .withColumnRenamed("id", "n")
+        .selectExpr(*(f"{sql} AS {name}" for name, sql in values.items()))
+    )
+
+
+def uuid(number: int) -> UUID:
+    return UUID(int=number)
+
+
+CHOICES: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "types": ({"types": ["odd"]}, [1, 3, 5, 7, 9]),
+    "ids": ({"ids": [uuid(3), uuid(4), uuid(99)]}, [3, 4]),
+    "addresses": ({"addresses": ["tcp://127.0.0.1:2301"]}, list(range(10))),
+    "another address": ({"addresses": ["local"]}, []),
+    "time": ({"since": NOW - timedelta(minutes=8), "until": NOW - timedelta(minutes=5)}, [2, 3, 4]),
+    "a condition": ({"where": "body LIKE '%7%' OR id = X'" + "0" * 31 + "2'"}, [2, 7]),
+    "all of them": ({"types": ["odd"], "where": "hex(id) > '" + "0" * 31 + "5'"}, [7, 9]),
+    "side": ({"side": "incoming"}, []),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_messages_are_chosen_by_all_that_is_given(spark: SparkSession, name: str) -> None:
+    given, numbers = CHOICES[name]
+    rows = choosing.matching(choosing.complete(history(spark)), Choice(**given))
+    found = sorted(int.from_bytes(row.id) for row in rows.select("id").collect())
+    assert found == numbers
+
+
+def test_a_survey_counts_what_was_chosen_and_what_has_no_body(spark: SparkSession) -> None:
+    rows = choosing.complete(history(spark, 5, body="IF(n < 3, NULL, CAST('{}' AS BINARY))"))
+    groups = [(g.service, g.side, g.message_type, g.messages, g.without_body) for g in choosing.survey(rows)]
+    assert groups == [("shop", "outgoing", "even", 3, 2), ("shop", "outgoing", "odd", 2, 1)]
+    assert replay.messages(rows, name="x").count() == 2
+
+
+# ---------------------------------------------------------------- publishing in chunks
+
+
+def test_chunks_follow_in_time_and_each_is_one_batch(spark: SparkSession, database_url: str) -> None:
+    shown: list[tuple[int, int]] = []
+    chosen = replay.messages(choosing.complete(history(spark, 10)), name="x")
+    done = replay.replay(
+        chosen,
+        load_settings(database_url=database_url),
+        total=10,
+        chunk_size=4,
+        show=lambda done, total: shown.append((done, total)),
+    )
+    assert done == (10, 10)
+    assert [total for _, total in shown] == [10, 10, 10]
+    assert shown[-1][0] == 10
+    outbox = Outbox(database_url)
+    assert len(outbox.batches) == 3
+    orders = "(convert_from(body, 'UTF8')::json->>'order_id')::integer"
+    in_order = [n for (n,) in outbox.rows(f"SELECT {orders} FROM durable.outgoing_envelopes ORDER BY seq")]
+    first = shown[0][0]
+    assert sorted(in_order[:first]) == list(range(first)), "the oldest go first"
+    kept = outbox.rows(
+        f"SELECT correlation_id, causation_id, id, attempts FROM durable.outgoing_envelopes WHERE {orders} = 3"
+    )
+    assert kept == [(uuid(1003), uuid(2003), replay.new_id_of(uuid(3), name="x"), 0)]
+
+
+def test_the_rate_bounds_how_soon_the_next_chunk_follows(spark: SparkSession, database_url: str) -> None:
+    pauses: list[float] = []
+    chosen = replay.messages(choosing.complete(history(spark, 10)), name="x")
+    settings = load_settings(database_url=database_url)
+    done = replay.replay(chosen, settings, total=10, rate=1.0, sleep=pauses.append)
+    assert done == (10, 10)
+    assert len(pauses) == 2, "five seconds' worth at once"
+    assert pauses[0] == 0
+    assert 0 <= pauses[1] <= 5
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def parquet(spark: SparkSession, tmp_path: Path) -> str:
+    place = str(tmp_path / "messages")
+    history(spark).write.parquet(place)
+    return place
+
+
+def test_a_dry_run_counts_and_changes_nothing(
+    again: Callable[..., dict[str, Any]], database_url: str, parquet: str
+) -> None:
+    counted = again(database_url, "--name", "x", "--parquet", parquet, "--type", "odd", "--dry-run")
+    assert (counted["messages"], counted["added"], counted["without_body"]) == (5, 0, 0)
+    (group,) = counted["groups"]
+    assert (group["message_type"], group["messages"], group["address"]) == ("odd", 5, "tcp://127.0.0.1:2301")
+    assert Outbox(database_url).orders == []
+
+
+def test_they_can_be_sent_elsewhere(again: Callable[..., dict[str, Any]], database_url: str, parquet: str) -> None:
+    again(database_url, "--name", "x", "--parquet", parquet, "--all", "--destination", "local", "--chunk", "6")
+    assert Outbox(database_url).inbox == list(range(10))
+
+
+def test_it_tells_people_what_it_did(agent: Agent, spark: SparkSession, database_url: str, parquet: str) -> None:
+    ended = agent("pipeline", "replay", "--name", "x", "--parquet", parquet, "--all", "--database", database_url)
+    assert ended.code == 0
+    assert "10 messages replayed, 10 of them added" in ended.out
+    assert "odd" in ended.out
+
+
+REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
+    "no filter": ((), "filter the messages, such as by --type or --since; or give --all"),
+    "a bad id": (("--id", "17"), "--id: '17' is no UUID of a message"),
+    "a bad time": (("--since", "May"), "--since: 'May' is no time"),
+    "a bad condition": (("--where", "colour = 'red'"), "where: \"colour = 'red'\" is no condition over these columns"),
+    "malformed SQL": (("--where", "id ="), "where: 'id =' is no condition over these columns"),
+    "no name": (("--all", "--name", " "), "--name: printable text"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_command_that_is_put_wrongly_ends_with_one_line(
+    agent: Agent, spark: SparkSession, database_url: str, parquet: str, name: str
+) -> None:
+    arguments, reason = REFUSALS[name]
+    command = ("pipeline", "replay", "--name", "x", "--parquet", parquet, "--database", database_url)
+    ended = agent(*command, *arguments)
+    assert (ended.code, ended.err.count("\n")) == (2, 1), ended.err
+    assert reason in ended.err
+    assert Outbox(database_url).orders == []
+
+
+WRONG_ROWS: dict[str, tuple[dict[str, str], tuple[str, ...], str]] = {
+    "both sides": ({"side": "IF(n > 5, 'incoming', 'outgoing')"}, (), "--side: these are of incoming and outgoing"),
+    "services": ({"service": "IF(n > 5, 'a', 'b')"}, (), "--service: these are of a and b; choose one"),
+    "no bodies": ({"body": "CAST(NULL AS BINARY)"}, (), "history_bodies: none of these messages has its body"),
+    "too old": (
+        {"sent_at": "TIMESTAMP'2020-01-01 00:00:00'"},
+        ("--same-ids",),
+        "same_ids: 10 of these messages are older than dedupe_window",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_ROWS)
+def test_messages_that_cannot_be_replayed_are_refused_before_anything_happens(
+    agent: Agent, spark: SparkSession, database_url: str, tmp_path: Path, name: str
+) -> None:
+    columns: dict[str, Any]
+    columns, options, reason = WRONG_ROWS[name]
+    place = str(tmp_path / f"wrong {uuid4().hex}")
+    history(spark, 10, **columns).write.parquet(place)
+    command = ("pipeline", "replay", "--name", "x", "--parquet", place, "--all", "--database", database_url)
+    ended = agent(*command, *options)
+    assert (ended.code, ended.err.count("\n")) == (2, 1), ended.err
+    assert reason in ended.err
+    assert Outbox(database_url).orders == []
+
+
+def test_files_without_what_a_message_needs_are_refused(spark: SparkSession) -> None:
+    with pytest.raises(InvalidSetting, match="column body: missing; a replay needs"):
+        choosing.complete(history(spark).drop("body"))
+    plain = history(spark).withColumn("destination", F.col("address")).drop("side", "address", "service", "headers")
+    assert replay.messages(choosing.complete(plain), name="x").count() == 10
+
+
+def test_history_without_bodies_says_which_setting_keeps_them(
+    spark: SparkSession, lake: Lake, agent: Agent, database_url: str
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        add_history(conn, 3)
+    archived(spark, lake, database_url)
+    ended = agent("pipeline", "replay", "--name", "x", "--all", "--lake", lake.url, "--database", database_url)
+    assert (ended.code, "history_bodies" in ended.err) == (2, True)

@@ -1,0 +1,289 @@
+"""The data source `durable`: what it reads, at which moment, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import BinaryType, DecimalType, StringType, StructType
+
+from durable.errors import InvalidSetting
+from durable.pipeline.source import ReadOptions, checked, consistent, register
+from tests.support.history import add_history, add_letters, numbers
+
+
+@pytest.fixture
+def conn(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def source(spark: SparkSession) -> SparkSession:
+    register(spark)
+    return spark
+
+
+def read(spark: SparkSession, url: str, **options: object) -> DataFrame:
+    return spark.read.format("durable").options(url=url, **{key: str(value) for key, value in options.items()}).load()
+
+
+def ids(frame: DataFrame) -> list[int]:
+    return numbers([row.id for row in frame.select("id").collect()])
+
+
+# ---------------------------------------------------------------- tables and columns
+
+
+def test_history_comes_with_every_column_as_it_was_written(
+    source: SparkSession, conn: psycopg.Connection[Any], database_url: str
+) -> None:
+    moment = datetime(2026, 11, 20, 23, 59, 59, 999_999, UTC)
+    add_history(conn, 1, first=17, finished_at=moment)
+    row = read(source, database_url).first()
+
+    assert row is not None
+    assert bytes(row.id) == (17).to_bytes(16)
+    assert (row.side, row.outcome, row.address, row.node_id) == ("incoming", "handled", "shop", 7)
+    assert (row.causation_id, row.error, row.body) == (None, None, None)
+    assert row.finished_at.astimezone(UTC) == moment
+    written = conn.execute("SELECT xid FROM durable.envelope_history").fetchone()
+    assert written == (row.xid,)
+
+
+@pytest.mark.parametrize("table", ["envelope_history", "dead_letters", "outgoing_envelopes", "incoming_envelopes"])
+def test_an_empty_table_is_no_rows(source: SparkSession, database_url: str, table: str) -> None:
+    frame = read(source, database_url, table=table)
+    assert frame.count() == 0
+    assert "id" in frame.columns
+
+
+def test_dead_letters_are_read_with_their_headers_as_json(
+    source: SparkSession, conn: psycopg.Connection[Any], database_url: str
+) -> None:
+    add_letters(conn, 3)
+    with consistent(database_url) as options:
+        letters = source.read.format("durable").options(**options).option("table", "dead_letters").load()
+        rows = letters.orderBy("letter_id").collect()
+    assert [(row.letter_id, row.headers, bytes(row.body)) for row in rows] == [
+        (letter, '{"tenant": "a"}', b"{}") for letter in (1, 2, 3)
+    ]
+
+
+def test_only_the_columns_that_are_asked_for_leave_the_database(
+    source: SparkSession, conn: psycopg.Connection[Any], database_url: str
+) -> None:
+    add_history(conn, 3)
+    frame = read(source, database_url, columns="outcome, id")
+    assert frame.columns == ["outcome", "id"]
+    assert ids(frame) == [1, 2, 3]
+
+
+# ---------------------------------------------------------------- filters
+
+
+TWO = "X'00000000000000000000000000000002'"
+FILTERS = {
+    "equal id": (f"id = {TWO}", [2]),
+    "text by its bytes": ("address < 'a'", [3]),
+    "number in": ("node_id IN (7, 8)", [1, 2, 3]),
+    "time": ("finished_at >= TIMESTAMP '2026-11-20 12:00:00Z'", [2]),
+    "null": ("error IS NULL", [1, 2, 3]),
+    "not null": ("error IS NOT NULL", []),
+    "quoted": (r"address = 'it\'s \\a'", [2]),
+    "with what Spark must do": ("node_id = 7 AND address LIKE '%hop%'", [1]),
+}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_filter_means_the_same_wherever_it_is_answered(
+    source: SparkSession, conn: psycopg.Connection[Any], database_url: str, name: str
+) -> None:
+    noon = datetime(2026, 11, 20, 12, tzinfo=UTC)
+    add_history(conn, 1, first=1, address="shop", finished_at=noon - timedelta(microseconds=1))
+    add_history(conn, 1, first=2, address="it's \\a", finished_at=noon)
+    add_history(conn, 1, first=3, address="Zoo", finished_at=noon - timedelta(days=1))
+    asked, expected = FILTERS[name]
+    frame = read(source, database_url, columns="id,address,finished_at,node_id,error")
+    assert ids(frame.where(asked)) == expected
+
+
+def test_filters_are_answered_by_postgres(
+    source: SparkSession, conn: psycopg.Connection[Any], database_url: str
+) -> None:
+    add_history(conn, 100)
+    frame = read(source, database_url).where(f"id = {TWO} AND outcome = 'handled'")
+    plan = frame._jdf.queryExecution().executedPlan().toString()
+    assert frame.count() == 1
+    assert not re.search(r"\bFilter\b", plan), plan
+
+
+# ---------------------------------------------------------------- one state of a changing table
+
+
+def test_tasks_within_one_snapshot_see_one_state_of_a_table_that_changes(
+    source: SparkSession, conn: psycopg.Connection[Any], database_url: str
+) -> None:
+    """Rows are moved all the time, of which there are always as many."""
+    add_history(conn, 5_000)
+    move = """WITH gone AS (DELETE FROM durable.envelope_history WHERE id IN (
+        SELECT id FROM durable.envelope_history ORDER BY random() LIMIT 1000) RETURNING *)
+        INSERT INTO durable.envelope_history SELECT * FROM gone"""
+    stopping = Event()
+
+    def churn() -> None:
+        with psycopg.connect(database_url, autocommit=True) as other:
+            while not stopping.is_set():
+                other.execute(move)
+
+    mover = Thread(target=churn, name="churn")
+    mover.start()
+    try:
+        with consistent(database_url) as options:
+            frame = source.read.format("durable").options(**options).option("columns", "id").load()
+            counted = frame.agg(F.count("id"), F.count_distinct("id")).collect()[0]
+            again = frame.count()
+    finally:
+        stopping.set()
+        mover.join()
+    assert (tuple(counted), again) == ((5_000, 5_000), 5_000)
+    assert frame.rdd.getNumPartitions() >= 8
+
+
+def test_without_a_snapshot_the_table_is_read_by_one_statement(
+    source: SparkSession, conn: psycopg.Connection[Any], database_url: str
+) -> None:
+    add_history(conn, 10)
+    assert read(source, database_url).rdd.getNumPartitions() == 1
+
+
+def test_a_snapshot_that_is_over_is_told(source: SparkSession, database_url: str) -> None:
+    with consistent(database_url) as options:
+        pass
+    with pytest.raises(PySparkException, match=r"reading .*snapshot"):
+        source.read.format("durable").options(**options).load().count()
+
+
+# ---------------------------------------------------------------- bad input
+
+
+BAD_OPTIONS: dict[str, dict[str, str]] = {
+    "'nodes' is not one of envelope_history, dead_letters": {"table": "nodes"},
+    "no column 'outcom'; did you mean 'outcome'": {"columns": "id,outcom"},
+    "name each column once": {"columns": "id,id"},
+    "name each column once, such as": {"columns": " "},
+    "option partitions: must be a whole number above 0": {"partitions": "0"},
+    "option max_rows: must be a whole number": {"max_rows": "x"},
+    "option start: must be earliest or latest": {"start": "noon"},
+    "option tabel: unknown; did you mean 'table'": {"tabel": "dead_letters"},
+    "db_schema": {"schema": 'a";drop'},
+    "not a Postgres URL": {"url": "mysql://localhost/x"},
+}
+
+
+@pytest.mark.parametrize("said", BAD_OPTIONS)
+def test_bad_options_are_named(said: str) -> None:
+    with pytest.raises(InvalidSetting, match=re.escape(said)):
+        ReadOptions.parse({"url": "postgresql://localhost/x"} | BAD_OPTIONS[said])
+
+
+def test_a_read_without_a_database_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DURABLE_DATABASE_URL", raising=False)
+    with pytest.raises(InvalidSetting, match="option url: missing"):
+        ReadOptions.parse({})
+
+
+BAD_SCHEMAS = {
+    "envelope_history has no column 'total'": StructType().add("total", DecimalType()),
+    "column id: envelope_history has it as binary, the schema that was given as string": StructType().add(
+        "id", StringType()
+    ),
+    "column causation_id: may be NULL in envelope_history": StructType().add("causation_id", BinaryType(), False),
+}
+
+
+@pytest.mark.parametrize("said", BAD_SCHEMAS)
+def test_a_schema_that_does_not_fit_is_refused(said: str) -> None:
+    with pytest.raises(InvalidSetting, match=said):
+        checked(BAD_SCHEMAS[said], "envelope_history")
+
+
+REFUSED_BY_SPARK: dict[str, dict[str, str]] = {
+    "several tasks see one state of a table only within one snapshot": {"partitions": "4"},
+    "has no durable tables": {"schema": "elsewhere"},
+    "the database cannot be used": {"url": "postgresql://nobody@127.0.0.1:1/none"},
+}
+
+
+@pytest.mark.parametrize("said", REFUSED_BY_SPARK)
+def test_what_planning_finds_out_reaches_the_caller(source: SparkSession, database_url: str, said: str) -> None:
+    with pytest.raises(PySparkException) as refused:
+        read(source, **({"url": database_url} | REFUSED_BY_SPARK[said])).count()
+    assert said in str(refused.value)
+
+
+# ---------------------------------------------------------------- streams
+
+
+class Stream:
+    """A query into Parquet files with a checkpoint, run until it has read what was there when it began."""
+
+    def __init__(self, spark: SparkSession, url: str, folder: Path) -> None:
+        self._spark, self._url, self._folder = spark, url, folder
+        self.batches = 0
+
+    def run(self, **options: str | int) -> list[int]:
+        frame = self._spark.readStream.format("durable").options(url=self._url, columns="id,xid", **options).load()
+        writing = frame.writeStream.format("parquet").option("checkpointLocation", str(self._folder / "checkpoint"))
+        query = writing.trigger(availableNow=True).start(str(self._folder / "rows"))
+        assert query.awaitTermination(60)
+        self.batches = sum(1 for each in query.recentProgress if each["numInputRows"])
+        return ids(self._spark.read.schema("id BINARY").parquet(str(self._folder / "rows")))
+
+
+@pytest.fixture
+def stream(source: SparkSession, database_url: str, tmp_path: Path) -> Stream:
+    return Stream(source, database_url, tmp_path)
+
+
+def test_a_stream_goes_on_from_its_checkpoint(stream: Stream, conn: psycopg.Connection[Any]) -> None:
+    for first in (1, 11, 21):
+        add_history(conn, 10, first=first)
+    assert stream.run(max_rows=10) == [*range(1, 31)]
+    assert stream.batches == 3
+    add_history(conn, 5, first=31)
+    assert stream.run() == [*range(1, 36)]
+    assert stream.run() == [*range(1, 36)]
+    assert stream.batches == 0, "writes elsewhere make no empty batches"
+
+
+def test_a_stream_does_not_pass_over_a_transaction_that_commits_late(
+    stream: Stream, conn: psycopg.Connection[Any], database_url: str
+) -> None:
+    with psycopg.connect(database_url) as late:
+        add_history(late, 1, first=1)
+        add_history(conn, 10, first=2)
+        assert stream.run() == [], "below the oldest transaction that runs there is nothing yet"
+    assert stream.run() == [*range(1, 12)]
+
+
+def test_a_stream_from_the_latest_reads_what_comes(stream: Stream, conn: psycopg.Connection[Any]) -> None:
+    add_history(conn, 3)
+    assert stream.run(start="latest") == []
+    add_history(conn, 2, first=4)
+    assert stream.run(start="latest") == [4, 5]
+
+
+def test_a_table_without_transactions_is_no_stream(source: SparkSession, database_url: str) -> None:
+    frame = source.readStream.format("durable").options(url=database_url, table="outgoing_envelopes").load()
+    with pytest.raises(PySparkException, match="cannot be read as a stream"):
+        frame.writeStream.format("memory").queryName("none").trigger(availableNow=True).start().processAllAvailable()

@@ -1,0 +1,74 @@
+"""Conversations as trees, from rows in any order and of any kind."""
+
+from __future__ import annotations
+
+from durable.pipeline.trees import Row, children, conversation, conversations, depths
+
+
+def row(number: int, cause: int | None, sent_at: int, ended_at: int, conversation: int = 1) -> Row:
+    def name(value: int) -> bytes:
+        return value.to_bytes(16)
+
+    return Row(
+        name(conversation),
+        name(number),
+        None if cause is None else name(cause),
+        f"type-{number}",
+        "shop",
+        "billing",
+        "incoming",
+        "handled",
+        "main",
+        sent_at,
+        ended_at,
+    )
+
+
+def numbers(ids: list[bytes]) -> list[int]:
+    return [int.from_bytes(each) for each in ids]
+
+
+def test_the_critical_path_leads_to_what_ended_last() -> None:
+    #   1 ──> 2 ──> 4
+    #    └──> 3
+    found = conversation([row(1, None, 0, 10), row(2, 1, 5, 20), row(3, 1, 6, 90), row(4, 2, 15, 40)])
+    assert (found.depth, found.began_at, found.ended_at) == (3, 0, 90)
+    assert numbers([message.id for message in found.path]) == [1, 3]
+
+
+def test_a_message_is_one_node_however_many_rows_it_has() -> None:
+    found = conversation([row(1, None, 0, 5), row(1, None, 0, 30), row(2, 1, 9, 20)])
+    assert len(found.messages) == 2
+    first = found.messages[(1).to_bytes(16)]
+    assert (len(first.rows), first.ended_at) == (2, 30)
+
+
+def test_the_order_of_rows_does_not_matter() -> None:
+    rows = [row(3, 2, 20, 30), row(1, None, 0, 10), row(2, 1, 10, 20)]
+    for given in (rows, rows[::-1]):
+        found = conversation(given)
+        assert numbers([message.id for message in found.path]) == [1, 2, 3]
+        assert sorted(depths(found.messages).values()) == [1, 2, 3]
+
+
+def test_what_was_caused_by_a_message_that_is_not_there_is_a_root() -> None:
+    found = conversation([row(5, 4, 0, 10), row(6, 5, 3, 20)])
+    assert (found.depth, numbers([message.id for message in found.path])) == (2, [5, 6])
+
+
+def test_rows_that_cause_each_other_are_cut_and_none_is_missing() -> None:
+    found = conversation([row(1, 3, 0, 10), row(2, 1, 5, 20), row(3, 2, 9, 30), row(4, 4, 10, 40)])
+    below = children(found.messages)
+    assert sorted(numbers([each.id for messages in below.values() for each in messages])) == [1, 2, 3, 4]
+    assert found.depth == 3
+
+
+def test_a_chain_of_any_length_is_followed() -> None:
+    found = conversation([row(n, n - 1 or None, n, n + 1) for n in range(1, 20_001)])
+    assert (found.depth, len(found.path)) == (20_000, 20_000)
+
+
+def test_rows_are_taken_conversation_by_conversation() -> None:
+    rows = [row(1, None, 0, 10, conversation=1), row(2, 1, 3, 20, conversation=1), row(3, None, 5, 6, conversation=2)]
+    assert [(len(found.messages), found.ended_at) for found in conversations(rows)] == [(2, 20), (1, 6)]
+    assert list(conversations([])) == []

@@ -1,0 +1,170 @@
+"""Orders that are published in bulk, and how tests look at what became of them.
+
+Run as a program with a database's URL it publishes a thousand of them, and dies at the failpoint of DURABLE_FAILPOINT.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from durable import failpoints
+from durable.pipeline import publish
+from durable.pipeline.session import spark_session
+from durable.pipeline.source import EnvelopeSource
+from durable.pipeline.writer import EnvelopeWriter, Written
+
+PEER = "tcp://127.0.0.1:2301"
+MESSAGE_TYPE = "orders.order-placed"
+SOURCE = "orders"
+
+
+def orders(spark: SparkSession, count: int, *, first: int = 0, partitions: int = 2) -> DataFrame:
+    return spark.range(first, first + count, 1, partitions).selectExpr("id AS order_id", "id * 2 AS total")
+
+
+def messages(rows: DataFrame, destination: str = PEER) -> DataFrame:
+    return publish.envelopes(rows, key="order_id", message_type=MESSAGE_TYPE, source=SOURCE, destination=destination)
+
+
+def write(rows: DataFrame, url: str, *, save_mode: str = "append", source: str = "durable", **options: object) -> None:
+    named = {name: str(value) for name, value in options.items()}
+    rows.write.format(source).mode(save_mode).options(url=url, **named).save()
+
+
+class Outbox:
+    """What was published, as Postgres has it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def rows(self, query: str, *params: object) -> list[Any]:
+        with psycopg.connect(self.url, autocommit=True) as conn:
+            cursor = conn.execute(query.encode(), params)
+            return cursor.fetchall() if cursor.description else []
+
+    def one(self, query: str, *params: object) -> Any:
+        ((value,),) = self.rows(query, *params)
+        return value
+
+    @property
+    def orders(self) -> list[int]:
+        """Those that wait to be sent, in order; one that waits twice is there twice."""
+        return self._orders("outgoing_envelopes")
+
+    @property
+    def inbox(self) -> list[int]:
+        return self._orders("incoming_envelopes")
+
+    @property
+    def batches(self) -> list[tuple[int, int]]:
+        """Rows and added rows of each batch, in the order in which they were published."""
+        return self.rows("SELECT row_count, added_count FROM durable.published_batches ORDER BY published_at")
+
+    @property
+    def leftovers(self) -> list[str]:
+        """The staging tables."""
+        return [name for (name,) in self.rows("SELECT relname FROM pg_class WHERE relname ~ '^staged_' ORDER BY 1")]
+
+    def empty(self) -> None:
+        """As if all of it had been sent."""
+        self.rows("DELETE FROM durable.outgoing_envelopes")
+
+    def _orders(self, table: str) -> list[int]:
+        number = "(convert_from(body, 'UTF8')::json->>'order_id')::integer"
+        return [order for (order,) in self.rows(f"SELECT {number} AS n FROM durable.{table} ORDER BY n")]
+
+
+# ---------------------------------------------------------------- tasks that fail
+
+
+class FailingWriter(EnvelopeWriter):
+    """The first attempt of its second partition comes to grief."""
+
+    def __init__(self, source: FailingSource, schema: StructType, overwrite: bool) -> None:
+        options = dict(source.options)
+        self._end, self._died = options.pop("end"), Path(options.pop("died"))
+        super().__init__(options, schema, overwrite)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        context = TaskContext.get()
+        assert context is not None
+        if context.partitionId() != 1 or context.attemptNumber() > 0:
+            return super().write(iterator)
+        if self._end == "in mid-copy":
+            return super().write(self._until_killed(iterator))
+        written = super().write(iterator)
+        self._died.write_text(f"{written.staged.rows}")
+        raise RuntimeError("the task fails after its copy was committed")
+
+    def _until_killed(self, iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(iterator):
+            if number == 2:
+                self._died.write_text(f"{number * batch.num_rows}")
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield batch
+
+
+class FailingSource(EnvelopeSource):
+    """`format("failing")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "failing"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return FailingWriter(self, schema, overwrite)
+
+
+# ---------------------------------------------------------------- drivers that die
+
+
+class MortalWriter(EnvelopeWriter):
+    """At the failpoint of DURABLE_FAILPOINT its whole driver dies, and not only the process that commits."""
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        failpoints._die_when_due = _kill_session
+        super().commit(messages)
+
+
+class MortalSource(EnvelopeSource):
+    """`format("mortal")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "mortal"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return MortalWriter(self.options, schema, overwrite)
+
+
+def _kill_session() -> None:
+    """Every process of this session, this one last: the driver, its JVM, and the workers."""
+    mine = os.getsid(0)
+    others = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+    for pid in (*filter(lambda pid: _session_of(pid) == mine, others), os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+if __name__ == "__main__":
+    session = spark_session(master="local[2]")
+    session.dataSource.register(MortalSource)
+    write(messages(orders(session, 1_000)), sys.argv[1], source="mortal")
