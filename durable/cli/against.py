@@ -2,6 +2,7 @@
 
     inbox, scheduled     decodes for its handler · does not · has none here
     dead letters         the same, for those that decoded when they failed: could they still be replayed?
+    recurring            is every schedule that runs there one that this code declares?
 
 Everything is read in one read-only transaction, page by page, and each statement sees what is there at its time: no
 snapshot is held that would keep the database from tidying up. Nothing is handled, only decoded and upcast.
@@ -24,11 +25,11 @@ from durable.cli.target import connection
 from durable.errors import InvalidMessage, SchemaMismatch
 from durable.in_flight import Trial
 from durable.settings import Settings
-from durable.storage import dead_letters, in_flight, migrator, nodes
+from durable.storage import dead_letters, in_flight, migrator, nodes, schedules
 from durable.storage.dead_letters import DeadLetter, Selection, Stretch
 from durable.storage.in_flight import InFlight, Page
 
-Place = Literal["inbox", "scheduled", "dead letters"]
+Place = Literal["inbox", "scheduled", "dead letters", "recurring"]
 
 _PAGE: Final = Page(batch_size=1_000, batch_bytes=8 << 20)
 _LETTERS_AT_ONCE: Final = 100
@@ -37,6 +38,7 @@ _FIRST: Final = UUID(int=0), ""
 
 _DECODE: Final = "write an upcaster, or keep the old class until they are handled"
 _HANDLE: Final = "keep its handler until they are handled: otherwise they become dead letters"
+_RECUR: Final = "declare it with bus.every(), unless it is meant to end"
 _REPLAY: Final = "replay or discard them before, or write an upcaster"
 
 
@@ -65,7 +67,8 @@ def findings(application: Application, settings: Settings) -> list[Finding]:
         with progress("decoded") as show:
             survey.look(_inbox(conn, schema), in_flight.count(conn, schema) + letters.replayable, show)
             survey.look_at_letters(_letters(conn, schema, letters.newest), show)
-        return survey.findings(_others(conn, schema, application.service))
+        found = survey.findings(_others(conn, schema, application.service)) + _undeclared(conn, schema, application)
+    return sorted(found, key=lambda each: (each.message_type, each.place))
 
 
 class _Survey:
@@ -94,8 +97,7 @@ class _Survey:
     def findings(self, others: dict[str, str]) -> list[Finding]:
         """`others` are message types that other services handle in the same database, and which."""
         found = [_finding(key, trial) for key, trial in self._trials.items()]
-        found += [_unhandled(key, count, others.get(key[0])) for key, count in self._unhandled.items()]
-        return sorted(found, key=lambda each: (each.message_type, each.place))
+        return found + [_unhandled(key, count, others.get(key[0])) for key, count in self._unhandled.items()]
 
     def _try(self, place: Place, message: InFlight) -> None:
         key = message.message_type, place
@@ -149,6 +151,24 @@ def _others(conn: Connection, schema: str, service: str) -> dict[str, str]:
         if node.service != service
         for message_type in json.loads(node.capabilities).get("message_types", [])
     }
+
+
+def _undeclared(conn: Connection, schema: str, application: Application) -> list[Finding]:
+    """The schedules that a node of this service runs, and that this code does not know."""
+    own = {node.node_id for node in nodes.read(conn, schema) if node.service == application.service}
+    return [
+        Finding(
+            row.message_type or "",
+            "recurring",
+            Verdict.WARN,
+            count=1,
+            undecodable=0,
+            detail=f"the schedule {row.name} ({row.cron}) is not declared by this code, and would run no more",
+            advice=_RECUR,
+        )
+        for row in schedules.read(conn, schema)
+        if row.declared_by in own and row.name not in application.schedules
+    ]
 
 
 def _finding(key: tuple[str, Place], trial: Trial) -> Finding:

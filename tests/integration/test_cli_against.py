@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection
 
 from durable.cli import against
@@ -142,6 +142,25 @@ def test_a_letter_that_could_be_replayed_before_must_be_one_that_still_can(agent
     assert checked(agent, tables, module, code=1)[0] == ("fail", ".order-placed", "dead letters", 1, 1)
 
 
+def test_a_schedule_that_would_run_no_more_is_a_warning(agent: Agent, tables: Tables) -> None:
+    module = agent.application(DEPLOYED + 'bus.every("0 3 * * *", OrderPlaced(1), name="kept")')
+    for service in (module, "till"):
+        node = tables.one(
+            "INSERT INTO durable.nodes (service, description, version) VALUES (%s, '', '') RETURNING node_id", service
+        )
+        for name in ("kept", "dropped"):
+            tables.execute(
+                "INSERT INTO durable.schedules (name, cron, tz, missed, message_type, declaration, declared_by, due_at)"
+                " VALUES (%s, '0 3 * * *', 'UTC', 'once', %s, '', %s, now())",
+                name if service == module else f"till-{name}",
+                f"{module}.order-placed",
+                node,
+            )
+    assert checked(agent, tables, module, code=0) == [("warn", ".order-placed", "recurring", 1, 0)]
+    told = agent("doctor", f"{module}:bus", "--against", tables.url).out
+    assert "the schedule dropped (0 3 * * *) is not declared by this code, and would run no more" in told
+
+
 def test_more_than_a_page_is_read_to_its_end(agent: Agent, tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(against, "_PAGE", Page(3, 30))
     module = agent.application(DEPLOYED)
@@ -201,7 +220,7 @@ def test_a_role_that_may_only_read_is_enough(agent: Agent, tables: Tables) -> No
     try:
         tables.execute(f"GRANT USAGE ON SCHEMA durable TO {role}")
         tables.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA durable TO {role}")
-        parts = psycopg.conninfo.conninfo_to_dict(tables.url)
+        parts = conninfo_to_dict(tables.url)
         parts |= {"user": role, "password": "secret"}
         url = f"postgresql:///{parts['dbname']}?" + "&".join(
             f"{name}={value}" for name, value in parts.items() if name != "dbname"

@@ -299,10 +299,8 @@ class TestReading:
         assert [row.id for row in newest] == [ids[-1]]
 
     async def test_the_ways_to_wait_are_merged_in_order(self, tables: Tables, database: Database) -> None:
-        ids = [
-            put(tables, "flight.placed", GOOD, **how)[0]
-            for how in ({"owner": 5}, {}, {"due": LATER}, {}, {"owner": 5}, {"due": LATER})
-        ]
+        ways: list[dict[str, Any]] = [{"owner": 5}, {}, {"due": LATER}, {}, {"owner": 5}, {"due": LATER}]
+        ids = [put(tables, "flight.placed", GOOD, **how)[0] for how in ways]
         put(tables, "flight.shipped", GOOD)
         page = Page(batch_size=4, batch_bytes=1 << 20)
         oldest = await database.transaction(in_flight.oldest, "flight.placed", page)

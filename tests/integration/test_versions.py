@@ -238,11 +238,7 @@ class TestCircuits:
         async with bus:
             await send(bus, PlacedV1(1, "1"))
             await eventually(lambda: tables.rows("SELECT key FROM durable.circuits") == [NEW])
-            node = bus.runtime.node
-            await eventually(lambda: node is not None and node.handlers[NEW].circuit.is_open)
             await send(bus, PlacedV1(2, "1"), Placed(number=3, cents=1))
-            await bus.runtime.database.ping()
-            assert calls == [1]
             assert await bus.resume(Placed)
             await eventually(lambda: {2, 3} <= set(calls))
 
@@ -263,8 +259,13 @@ class TestCircuits:
             await send(bus, *[PlacedV1(number, "1") for number in range(5)])
             await eventually(lambda: tables.rows("SELECT key, probing FROM durable.circuits") == [(NEW, True)])
             down.clear()
+
+            async def is_closed() -> bool:
+                await send(bus, PlacedV1(9, "1"))  # there must be something to try it with
+                return tables.count("circuits") == 0
+
+            await eventually(is_closed)
             await eventually(lambda: tables.count("incoming_envelopes") == 0)
-            await eventually(lambda: tables.count("circuits") == 0)
         assert tables.count("dead_letters") == 0
 
 

@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from durable import Bus, InvalidMessage, InvalidSetting, UnknownMessageType, message, messages, upcaster, upcasting
+from durable.cli.topology import needed
 from durable.codecs.msgpack import MSGPACK
 from durable.composing import Composer
 from durable.routing import LOCAL
@@ -189,3 +190,14 @@ class TestHandlers:
         assert (sent.destination, sent.message_type) == (LOCAL, V1_TYPE)
         assert [envelope.destination for envelope in composer.event(V2(cents=1))[1]] == [LOCAL]
         assert shop.application.routes.destinations() == {V3_TYPE: [LOCAL]}
+
+    def test_rabbitmq_is_asked_for_every_version(self) -> None:
+        declare_chain()
+        shop = Bus("shop", "postgresql://localhost/shop", amqp_url="amqp://localhost")
+        shop.handles(V3)(handle)
+        shop.listen("rabbitmq://default/topic/orders")
+        bindings = needed(shop)["default"].bindings
+        assert [binding.routing_key for binding in bindings] == [
+            f"orders-{each}" for each in (V1_TYPE, V2_TYPE, V3_TYPE)
+        ]
+        assert shop.runtime._handled() == dict.fromkeys((V3_TYPE, V1_TYPE, V2_TYPE), V3)  # what its listener asks
