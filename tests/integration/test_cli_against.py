@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection
 
 from durable.cli import against
-from durable.embedded import Embedded
 from durable.storage import in_flight
 from durable.storage.in_flight import Page
 from durable.storage.rows import Letter
@@ -22,7 +20,7 @@ from tests.failure import leftovers
 from tests.support import letters
 from tests.support.command import Agent
 from tests.support.letters import envelope
-from tests.support.tables import Tables, shared_tables
+from tests.support.tables import Tables
 from tests.support.waiting_messages import put
 
 LATER = datetime(2999, 1, 1, tzinfo=UTC)
@@ -44,19 +42,6 @@ def with_total(old: OrderPlaced) -> OrderPlacedV2:
 async def place(order: OrderPlacedV2) -> None:
     raise AssertionError("nothing is handled")
 """
-
-
-@pytest.fixture(scope="module")
-def shared(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
-    with shared_tables(servers(18)) as tables:
-        yield tables
-
-
-@pytest.fixture
-def tables(shared: Tables) -> Tables:
-    """Of the database that is deployed to; the environment names none."""
-    shared.clear()
-    return shared
 
 
 @pytest.fixture
@@ -201,7 +186,7 @@ def test_a_role_that_may_only_read_is_enough(agent: Agent, tables: Tables) -> No
     try:
         tables.execute(f"GRANT USAGE ON SCHEMA durable TO {role}")
         tables.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA durable TO {role}")
-        parts = psycopg.conninfo.conninfo_to_dict(tables.url)
+        parts = conninfo_to_dict(tables.url)
         parts |= {"user": role, "password": "secret"}
         url = f"postgresql:///{parts['dbname']}?" + "&".join(
             f"{name}={value}" for name, value in parts.items() if name != "dbname"
