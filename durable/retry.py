@@ -171,6 +171,10 @@ class Policy:
                 return Pause(time, str(error), listener=True)
             case Reject() | InvalidMessage():
                 return DeadLetter()
+            case _:
+                return self._by_rule(error, attempt, age, rng)
+
+    def _by_rule(self, error: BaseException, attempt: int, age: timedelta, rng: random.Random | None) -> Decision:
         match self._of(error):
             case RetryAfter() as rule:
                 return Pause(rule.time(error), f"{type(error).__name__}: {error}")

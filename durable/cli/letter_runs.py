@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from durable.bus import Bus
-from durable.cli.runs import change_until_done, progress
+from durable.cli.output import progress
+from durable.cli.runs import change_until_done
 from durable.rehearsing import Rehearsed, rehearsal
 from durable.resolving import Resolution, Run
 from durable.settings import Settings

@@ -59,7 +59,7 @@ def progress(verb: str) -> Iterator[Show]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as drawn:
         task = drawn.add_task(verb, total=None)
-        yield lambda done, total: drawn.update(task, completed=done, total=total)
+        yield lambda done, total: drawn.update(task, completed=done, total=total or None)
 
 
 def age(duration: timedelta) -> str:

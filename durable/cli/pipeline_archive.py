@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from durable.cli.output import Cell, Table, age, print_blocks, print_json
-from durable.cli.pipeline_options import LakeUrl, Master, Remote, Service, find_lake, open_session, progress
+from durable.cli.output import Cell, Table, age, print_blocks, print_json, progress
+from durable.cli.pipeline_options import LakeUrl, Master, Remote, Service, find_lake, open_session
 from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, connection, load_target
 from durable.errors import InvalidSetting
 from durable.pipeline.lake import SOURCES, Lake

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from durable.cli.arguments import parse_time
-from durable.cli.output import Block, Table, print_blocks, print_json
-from durable.cli.pipeline_options import Master, Remote, open_session, progress
+from durable.cli.output import Block, Table, print_blocks, print_json, progress
+from durable.cli.pipeline_options import Master, Remote, open_session
 from durable.cli.target import Debug, Json
 from durable.errors import InvalidSetting
 from durable.pipeline.lake import Lake

@@ -1,17 +1,15 @@
-"""What the commands of `durable-agent pipeline` share: where Spark runs, where the lake is, and a progress bar."""
+"""What the commands of `durable-agent pipeline` share: where Spark runs, and where the lake is."""
 
 from __future__ import annotations
 
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from durable.errors import InvalidSetting
 from durable.pipeline.lake import Lake
@@ -20,8 +18,6 @@ from durable.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-Show = Callable[[int, int], None]
 
 Master = Annotated[
     str | None, typer.Option("--master", metavar="URL", help="Spark's master, such as spark://host:7077 [local[*]]")
@@ -65,15 +61,3 @@ def _errors_to_nowhere() -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-
-
-@contextmanager
-def progress(what: str) -> Iterator[Show]:
-    """A bar on a terminal, on standard error: `show(done, total)`."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as drawn:
-        task = drawn.add_task(what, total=None)
-        yield lambda done, total: drawn.update(task, completed=done, total=total or None)

@@ -12,8 +12,8 @@ import typer
 
 from durable.cli.arguments import parse_time
 from durable.cli.letter_selection import SideName
-from durable.cli.output import Table, print_blocks, print_json
-from durable.cli.pipeline_options import LakeUrl, Master, Remote, find_lake, progress
+from durable.cli.output import Table, print_blocks, print_json, progress
+from durable.cli.pipeline_options import LakeUrl, Master, Remote, find_lake
 from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, load_target
 from durable.errors import InvalidSetting
 from durable.pipeline.session import needs_spark, spark_errors, spark_session

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from durable.cli.arguments import parse_time
-from durable.cli.output import print_json
-from durable.cli.pipeline_options import LakeUrl, Master, Remote, find_lake, open_session, progress
+from durable.cli.output import print_json, progress
+from durable.cli.pipeline_options import LakeUrl, Master, Remote, find_lake, open_session
 from durable.cli.target import Debug, Json
 from durable.errors import InvalidSetting
 from durable.pipeline.session import spark_errors

@@ -6,14 +6,11 @@ import asyncio
 import getpass
 import signal
 import socket
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+from durable.cli.output import progress
 from durable.errors import StorageUnavailable
 from durable.resolving import Change, Count, Run, change_all
 from durable.settings import Settings
@@ -21,7 +18,6 @@ from durable.storage import migrator
 from durable.storage.database import Database
 
 S = TypeVar("S")
-Show = Callable[[int, int], None]
 
 
 def actor_name() -> str:
@@ -91,15 +87,3 @@ def stopped_by_signals(stopping: asyncio.Event) -> Iterator[None]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
-
-
-@contextmanager
-def progress(verb: str) -> Iterator[Show]:
-    """A bar on a terminal, on standard error, so that what is printed can go elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as drawn:
-        task = drawn.add_task(verb, total=None)
-        yield lambda done, total: drawn.update(task, completed=done, total=total)

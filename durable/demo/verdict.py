@@ -49,7 +49,7 @@ def expected_totals(flights: int) -> dict[str, Totals]:
     import pandas
 
     columns = ["carrier", "dep_delay", "arr_delay"]
-    table = pandas.read_csv(data_folder() / "flights.csv.zip", usecols=columns, nrows=flights)
+    table = pandas.read_csv(data_folder() / "flights.csv.zip", usecols=columns.__contains__, nrows=flights)
     by_carrier: Any = table.groupby("carrier")
     return {
         carrier: Totals(

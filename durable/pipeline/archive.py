@@ -18,7 +18,7 @@ tasks return only the files' names.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ from durable.pipeline.copying import copy, opened
 from durable.pipeline.files import TaskFiles
 from durable.pipeline.lake import SOURCES, DataFile, Lake, LakeTable
 from durable.pipeline.origin import Origin, locked
-from durable.pipeline.progress import collected
+from durable.pipeline.progress import Show, collected
 from durable.pipeline.session import spark_errors
 from durable.storage import archives, slices
 from durable.storage.archives import Archive, Place
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-Show = Callable[[int, int], None]
 
 _SLICE_BLOCKS = 4_096  # 32 MiB: a task of a few seconds, and a file of some MiB
 _MOST_SLICES = 10_000
@@ -144,7 +143,8 @@ class _Run:
         low: int,
         snapshot: Snapshot,
     ) -> None:
-        self._spark, self._lake, self._table, self._origin = spark, lake, table, origin
+        self._spark, self._lake, self._origin = spark, lake, origin
+        self._table: LakeTable = table
         self._snapshot = snapshot
         self._low = low
         self._app = f"{zlib.crc32(app_id.encode()):08x}"

@@ -7,7 +7,7 @@ It fails when anything is lost or was handled twice. What is alien or late is sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import reduce
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from durable.errors import InvalidSetting
+from durable.pipeline.progress import Show
 from durable.pipeline.session import needs_spark
 
 with needs_spark():
@@ -29,7 +30,6 @@ from durable.pipeline.rows import records
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Show = Callable[[int, int], None]
 
 _CLOCK_SKEW: Final = timedelta(days=1)  # by which a row may be filed under an earlier day than its message was sent
 _FEW: Final = 200_000  # ids that each worker may be sent as a whole

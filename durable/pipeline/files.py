@@ -81,7 +81,7 @@ class TaskFiles:
     def __init__(self, table_url: str, table: LakeTable, service: str, name: str) -> None:
         """`name` must be given to no other attempt of any task: a file is never written over."""
         self._table_url = table_url
-        self._table = table
+        self._table: LakeTable = table
         self._service = service
         self._name = name
         self._schema = file_schema(table)
@@ -112,8 +112,9 @@ class TaskFiles:
 
     def _by_day_and_side(self, batch: pa.RecordBatch) -> Iterator[tuple[tuple[date, str], pa.RecordBatch]]:
         import pyarrow as pa
-        import pyarrow.compute as pc
+        import pyarrow.compute
 
+        pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
         days = pc.cast(batch.column(DAY_OF[self._table]), pa.date32())
         sides = batch.column("side")
         for day in pc.unique(days):
@@ -129,7 +130,7 @@ class TaskFiles:
         path = f"day={day}/part-{self._name}-{len(self._open)}.parquet"
         closing = self._closing.enter_context(ExitStack())
         stream = closing.enter_context(created(self._table_url, path))
-        few = [name for name in self._schema.names if name in _FEW_VALUES]
+        few: Any = [name for name in self._schema.names if name in _FEW_VALUES]  # its default reads as a bool
         described: list[pq.FileMetaData] = []
         writer = pq.ParquetWriter(
             stream, self._schema, compression="zstd", use_dictionary=few, metadata_collector=described

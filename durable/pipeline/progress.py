@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
+Show = Callable[[int, int], None]
+"""Is given how many tasks, or rows, are done, and how many there are."""
 _LOOK_INTERVAL_SECONDS = 0.25
 
 
-def collected(spark: SparkSession, frame: DataFrame, tasks: int, show: Callable[[int, int], None]) -> list[Row]:
+def collected(spark: SparkSession, frame: DataFrame, tasks: int, show: Show) -> list[Row]:
     """The rows of a frame that `tasks` tasks make, with `show(done, tasks)` now and then until they are there."""
     with ThreadPoolExecutor(1, thread_name_prefix="spark job") as threads:
         job: Future[list[Row]] = threads.submit(frame.collect)

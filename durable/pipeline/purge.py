@@ -21,6 +21,7 @@ from durable.errors import DurableError, InvalidSetting
 from durable.pipeline.copying import opened
 from durable.pipeline.lake import SOURCES, Lake
 from durable.pipeline.origin import Origin, locked
+from durable.pipeline.progress import Show
 from durable.pipeline.verify import Verified, verify_history
 from durable.storage import archives
 from durable.storage.archives import Archive
@@ -45,7 +46,7 @@ def purge(
     origin: Origin,
     keep: timedelta,
     *,
-    show: Callable[[int, int], None] = lambda done, total: None,
+    show: Show = lambda done, total: None,
 ) -> Purged:
     """Drop the days of history that ended longer ago than `keep`. `spark` is asked for a session if there are any.
 

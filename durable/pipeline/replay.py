@@ -20,6 +20,7 @@ from uuid import UUID
 
 from durable.envelope import new_id
 from durable.errors import InvalidSetting
+from durable.pipeline.progress import Show
 from durable.pipeline.publish import publish, uuid8, uuid8_of
 from durable.pipeline.session import spark_errors
 from durable.settings import Settings
@@ -27,7 +28,6 @@ from durable.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-Show = Callable[[int, int], None]
 CHUNK: Final = 50_000
 _SECONDS_OF_A_CHUNK = 5  # when the rate is limited: nobody is to be flooded for longer
 

@@ -7,12 +7,13 @@ Latencies are milliseconds. Every table is a list of plain rows, and small howev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from durable.errors import InvalidSetting
+from durable.pipeline.progress import Show
 from durable.pipeline.session import needs_spark
 
 with needs_spark():
@@ -27,7 +28,6 @@ from durable.pipeline.rows import records
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Show = Callable[[int, int], None]
 Record = Mapping[str, Any]
 
 _WINDOWS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 43_200, 86_400)  # seconds

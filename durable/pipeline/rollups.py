@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from datetime import date
 from typing import TYPE_CHECKING, Final
 
+from durable.pipeline.progress import Show
 from durable.pipeline.session import needs_spark
 
 with needs_spark():
@@ -26,7 +27,6 @@ from durable.pipeline.lake import Lake
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Show = Callable[[int, int], None]
 
 ROLLUPS: Final[Mapping[str, Callable[[DataFrame], DataFrame]]] = {
     "daily": transform.daily,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection
 
 from durable.cli import against
-from durable.embedded import Embedded
 from durable.storage import in_flight
 from durable.storage.in_flight import Page
 from durable.storage.rows import Letter
@@ -22,7 +20,7 @@ from tests.failure import leftovers
 from tests.support import letters
 from tests.support.command import Agent
 from tests.support.letters import envelope
-from tests.support.tables import Tables, shared_tables
+from tests.support.tables import Tables
 from tests.support.waiting_messages import put
 
 LATER = datetime(2999, 1, 1, tzinfo=UTC)
@@ -44,19 +42,6 @@ def with_total(old: OrderPlaced) -> OrderPlacedV2:
 async def place(order: OrderPlacedV2) -> None:
     raise AssertionError("nothing is handled")
 """
-
-
-@pytest.fixture(scope="module")
-def shared(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
-    with shared_tables(servers(18)) as tables:
-        yield tables
-
-
-@pytest.fixture
-def tables(shared: Tables) -> Tables:
-    """Of the database that is deployed to; the environment names none."""
-    shared.clear()
-    return shared
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, new_id
 from durable.routing import LOCAL
 from durable.storage import outbox, schedules
@@ -20,15 +18,9 @@ from durable.storage.outbox import Sent
 from durable.storage.schedules import Declaration
 from tests.failure import leftovers
 from tests.support.command import Agent, Ended
-from tests.support.tables import Tables, shared_tables
+from tests.support.tables import Tables
 
 PEER = "tcp://127.0.0.1:1"
-
-
-@pytest.fixture(scope="module")
-def shared(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
-    with shared_tables(servers(18)) as tables:
-        yield tables
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
@@ -14,13 +14,12 @@ from pydantic import BaseModel
 
 from durable import Bus, Envelope, InvalidSetting, JsonCodec, codec, message, register_codec, upcaster
 from durable.codecs.msgpack import MSGPACK
-from durable.embedded import Embedded
 from durable.testing import eventually
 from durable.transports.cloudevents import STRUCTURED
 from durable.transports.http_openapi import describe
 from tests.failure.services import free_port
 from tests.failure.workbench import QUICK
-from tests.support.tables import Tables, shared_tables
+from tests.support.tables import Tables
 
 VENDOR = "application/vnd.acme.order+json"
 LINES = "text/x-lines"
@@ -86,12 +85,6 @@ def to_number(old: PlacedV1) -> Placed:
 
 
 CLASSES: list[type[Any]] = [Plain, Packed, Event, Vendor, Lines, Placed]
-
-
-@pytest.fixture(scope="module")
-def shared(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
-    with shared_tables(servers(18)) as tables:
-        yield tables
 
 
 class Shop:

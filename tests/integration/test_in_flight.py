@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from sqlalchemy import Connection, text
 
 from durable import Bus, UndecodableMessages, message, upcaster, upcasting
 from durable.codecs.msgpack import MSGPACK
-from durable.embedded import Embedded
 from durable.settings import load_settings
 from durable.storage import in_flight
 from durable.storage.database import Database
@@ -24,7 +23,7 @@ from durable.upcasting import Upcaster
 from tests.failure.waiting import eventually
 from tests.failure.workbench import QUICK
 from tests.support.command import Agent
-from tests.support.tables import Tables, shared_tables
+from tests.support.tables import Tables
 from tests.support.waiting_messages import put
 
 LATER = datetime(2999, 1, 1, tzinfo=UTC)
@@ -77,12 +76,6 @@ class Shop:
 
         handle.__annotations__["arrived"] = cls
         return handle
-
-
-@pytest.fixture(scope="module")
-def shared(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
-    with shared_tables(servers(18)) as tables:
-        yield tables
 
 
 @pytest.fixture
@@ -300,7 +293,7 @@ class TestReading:
 
     async def test_the_ways_to_wait_are_merged_in_order(self, tables: Tables, database: Database) -> None:
         ways: list[dict[str, Any]] = [{"owner": 5}, {}, {"due": LATER}, {}, {"owner": 5}, {"due": LATER}]
-        ids = [put(tables, "flight.placed", GOOD, **how)[0] for how in ways]
+        ids = [put(tables, "flight.placed", GOOD, **way)[0] for way in ways]
         put(tables, "flight.shipped", GOOD)
         page = Page(batch_size=4, batch_bytes=1 << 20)
         oldest = await database.transaction(in_flight.oldest, "flight.placed", page)

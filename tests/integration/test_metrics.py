@@ -81,7 +81,7 @@ class Probe:
 
 @asynccontextmanager
 async def probed(bus: Bus) -> AsyncIterator[Probe]:
-    async with bus, httpx.AsyncClient() as client:
+    async with bus, httpx.AsyncClient(timeout=60) as client:
         yield Probe(bus, client)
 
 
@@ -90,9 +90,10 @@ def make_bus(name: str, url: str, **settings: Any) -> Bus:
 
 
 @pytest.fixture(autouse=True)
-def _always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tables are read at each look; one test turns that off."""
+def _fresh_and_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables are read at each look, however slow this machine is; two tests turn that off."""
     monkeypatch.setattr("durable.monitor._FRESH", 0.0)
+    monkeypatch.setattr("durable.monitor._PATIENCE", 60.0)
 
 
 async def test_what_was_sent_received_and_handled_is_counted_on_both_sides(make_database: Callable[[str], str]) -> None:
@@ -233,7 +234,6 @@ async def test_health_is_503_and_says_why(database_url: str) -> None:
 async def test_a_process_whose_database_is_gone_answers_all_the_same(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("durable.monitor._PATIENCE", 0.2)
     bus = make_bus("shop", database_url)
     bus.route(Placed, to=NOBODY)
     async with probed(bus) as probe:
@@ -242,6 +242,7 @@ async def test_a_process_whose_database_is_gone_answers_all_the_same(
             await asyncio.sleep(60)
 
         with monkeypatch.context() as hanging:
+            hanging.setattr("durable.monitor._PATIENCE", 0.2)
             hanging.setattr(bus.runtime.database, "transaction", never)
             answer, scrape = await probe.get("/health"), await probe.scrape()
         assert answer.status_code == 503

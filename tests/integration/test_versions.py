@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import chain
 from typing import Any
@@ -14,12 +14,11 @@ from pydantic import BaseModel
 
 from durable import Bus, CircuitBreaker, Context, PauseListener, Retry, message, upcaster
 from durable.codecs.msgpack import MSGPACK
-from durable.embedded import Embedded
 from durable.testing import InMemoryBus
 from tests.failure.services import free_port
 from tests.failure.waiting import eventually
 from tests.failure.workbench import QUICK
-from tests.support.tables import Tables, shared_tables
+from tests.support.tables import Tables
 from tests.support.waiting_messages import put
 
 OLD, NEW = "versions.placed", "versions.placed.v2"
@@ -40,18 +39,6 @@ class Placed(BaseModel):
 @upcaster(PlacedV1, to=Placed)
 def to_cents(old: PlacedV1) -> Placed:
     return Placed(number=old.number, cents=int(old.total))
-
-
-@pytest.fixture(scope="module")
-def shared(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
-    with shared_tables(servers(18)) as tables:
-        yield tables
-
-
-@pytest.fixture
-def tables(shared: Tables) -> Tables:
-    shared.clear()
-    return shared
 
 
 class New:

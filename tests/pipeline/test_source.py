@@ -122,7 +122,8 @@ def test_filters_are_answered_by_postgres(
 ) -> None:
     add_history(conn, 100)
     frame = read(source, database_url).where(f"id = {TWO} AND outcome = 'handled'")
-    plan = frame._jdf.queryExecution().executedPlan().toString()
+    java: Any = frame._jdf
+    plan = java.queryExecution().executedPlan().toString()
     assert frame.count() == 1
     assert not re.search(r"\bFilter\b", plan), plan
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from durable import Bus, Context, Reject, message
-from durable.errors import InvalidMessage, WiringError
+from durable.errors import InvalidMessage
 from durable.testing import InMemoryBus, ManualClock
 
 BEGIN = datetime(2030, 3, 1, 12, 30, tzinfo=UTC)
@@ -92,10 +92,6 @@ class TestSchedules:
         memory.clock.advance(timedelta(days=1_000))
         with pytest.raises(AssertionError, match="advance less, and drain"):
             await memory.drain()
-
-    async def test_what_only_a_database_can_do_is_told(self, memory: InMemoryBus, bus: Bus) -> None:
-        with pytest.raises(WiringError, match="in memory a handler cannot be paused"):
-            await bus.pause(Chime)
 
 
 class TestMessages:
