@@ -30,7 +30,7 @@ from tests.support.lakes import fill, many
 ROUNDS = 3
 FILES = 8
 PLANTED = 5
-"""Every so many-millionth message is lost, and another one alien."""
+"""So many messages are lost, and so many others alien."""
 
 Findings = Mapping[str, int]
 
@@ -48,11 +48,12 @@ SELECT count(*) FILTER (sent.copies > coalesce(seen.copies, 0)) AS lost, count(*
 """
 _LATE = """
 SELECT count(*) FROM read_parquet($received)
-WHERE side = 'incoming' AND outcome = 'handled' AND (finished_at - sent_at > INTERVAL 1 HOUR OR finished_at > deliver_by)
+WHERE side = 'incoming' AND outcome = 'handled'
+    AND (finished_at - sent_at > INTERVAL 1 HOUR OR finished_at > deliver_by)
 """
-_TOTALS = (
-    "SELECT service, side, outcome, count(*), min(finished_at), max(finished_at) FROM read_parquet($1) GROUP BY ALL"
-)
+_TOTALS = """
+SELECT service, side, outcome, count(*), min(finished_at), max(finished_at) FROM read_parquet($1) GROUP BY ALL
+"""
 
 
 class Auditing:
@@ -60,7 +61,7 @@ class Auditing:
 
     def __init__(self, folder: Path, count: int) -> None:
         numbers = np.arange(count)
-        lost, alien = numbers[7 :: count // PLANTED], numbers[11 :: count // PLANTED]
+        lost, alien = numbers[1_007 :: count // PLANTED], numbers[1_011 :: count // PLANTED]
         sends = many(np.setdiff1d(numbers, alien), "outgoing")
         receipts = many(np.random.default_rng(7).permutation(np.setdiff1d(numbers, lost)), "incoming")
         self.planted = {"lost": len(lost), "twice": 0, "alien": len(alien), "late": 0}
