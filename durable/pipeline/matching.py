@@ -225,11 +225,10 @@ def _twice(received: DataFrame) -> DataFrame:
 def late(received: DataFrame, late_after: timedelta | None = None) -> DataFrame:
     """Handled after the deadline that its sender gave it, or so long after it was sent."""
     took = F.unix_micros("finished_at") - F.unix_micros("sent_at")
-    deadline = F.col("deliver_by") if "deliver_by" in received.columns else F.lit(None).cast("timestamp")
     is_slow = F.lit(False) if late_after is None else took > F.lit(int(late_after.total_seconds() * 1e6))
     return (
         received.where("outcome = 'handled'")
-        .where(is_slow | F.coalesce(F.col("finished_at") > deadline, F.lit(False)))
+        .where(is_slow | F.coalesce(F.col("finished_at") > F.col("deliver_by"), F.lit(False)))
         .withColumn("finding", F.lit("late"))
         .withColumn("copies", F.lit(1))
         .withColumn("detail", F.format_string("handled %.3f s after it was sent", took / 1e6))

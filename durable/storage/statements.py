@@ -65,19 +65,19 @@ _THIS: Final = "id = :id AND endpoint = :endpoint AND owner_id + 0 = :node AND e
 
 _HISTORY: Final = (
     "id, side, outcome, address, message_type, source, correlation_id, causation_id, partition_key, sent_at, "
-    "received_at, attempts, interruptions, content_type, headers, body, node_id, error"
+    "deliver_by, received_at, attempts, interruptions, content_type, headers, body, node_id, error"
 )
 # Without the setting history_bodies these three stay NULL, and cost nothing.
 _KEPT: Final = ", ".join(
     f"CASE WHEN CAST(:keep_body AS boolean) THEN {column} END" for column in ("content_type", "headers", "body")
 )
 _FROM_OUTGOING: Final = (
-    "destination, message_type, source, correlation_id, causation_id, partition_key, sent_at, "
+    "destination, message_type, source, correlation_id, causation_id, partition_key, sent_at, deliver_by, "
     f"CAST(NULL AS timestamptz), attempts, interruptions, {_KEPT}"
 )
 _FROM_INCOMING: Final = (
-    "endpoint, message_type, source, correlation_id, causation_id, partition_key, sent_at, received_at, attempts, "
-    f"interruptions, {_KEPT}"
+    "endpoint, message_type, source, correlation_id, causation_id, partition_key, sent_at, deliver_by, received_at, "
+    f"attempts, interruptions, {_KEPT}"
 )
 # The unowned rows that are due, by whether their place among others matters; word for word as in the partial indexes.
 FREE_OUTGOING: Final = "owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL"

@@ -66,6 +66,7 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             Column("causation_id", Uuid),
             Column("partition_key", Text),
             Column("sent_at", _TIME, nullable=False),
+            Column("deliver_by", _TIME),
             Column("received_at", _TIME),
             _defaulted("finished_at", _TIME),
             Column("attempts", Integer, nullable=False),

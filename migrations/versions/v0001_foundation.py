@@ -99,6 +99,7 @@ CREATE TABLE "{schema}".envelope_history (
     causation_id uuid,
     partition_key text,
     sent_at timestamptz NOT NULL,
+    deliver_by timestamptz,
     received_at timestamptz,
     finished_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     attempts integer NOT NULL,

@@ -556,6 +556,18 @@ async def test_what_is_finished_is_in_the_history(store: Store) -> None:
     )
 
 
+async def test_the_history_of_both_sides_keeps_the_deadline(store: Store) -> None:
+    deadline = datetime.now(UTC) + timedelta(days=1)
+    await store.send(outgoing(1, deliver_by=deadline))
+    await store.receive(msgspec.structs.replace(envelope(2), deliver_by=deadline))
+    await store.run(outbox.delete_sent, A, await store.claim_outgoing())
+    await store.run(inbox.finish_handled, A, await store.claim_incoming())
+    assert (
+        await store.one("SELECT count(*) FROM durable.envelope_history WHERE deliver_by = :deadline", deadline=deadline)
+        == 2
+    )
+
+
 async def test_a_dead_letter_is_the_whole_envelope_and_why(store: Store) -> None:
     await store.receive(msgspec.structs.replace(envelope(1), headers={"a": "b"}, partition_key="k", body=b"\0raw"))
     (lease,) = await store.claim_incoming()

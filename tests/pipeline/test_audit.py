@@ -108,6 +108,11 @@ def test_late_is_what_was_handled_after_the_bound(spark: SparkSession) -> None:
     assert found(spark, sends, receipts, late_after=timedelta(seconds=11)) == set()
 
 
+def test_late_is_what_was_handled_after_its_deadline(spark: SparkSession) -> None:
+    receipts = [handled(1, deliver_by=at(1.024)), handled(2, deliver_by=at(2.026)), handled(3)]
+    assert found(spark, [sent(1), sent(2), sent(3)], receipts) == {("late", 1)}
+
+
 def test_what_is_too_new_to_be_judged_is_open(spark: SparkSession) -> None:
     edges = Edges(sent_until=at(60), received_until=at(40))
     sends, receipts = [sent(30), sent(50)], [handled(31), handled(70)]
