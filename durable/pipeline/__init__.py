@@ -12,6 +12,8 @@
     columns    the tables' columns in SQL, Arrow and Spark
     session    the Spark session: in this process, on a cluster, or over Spark Connect
     lake       the Delta tables: what was committed, up to where, and how Spark reads it
+    publish    a DataFrame as messages, and their ids: publishable · screens · contents · writer
+    replay     archived messages once more; choosing says which
 
 Nothing here is imported by the rest of durable, and Spark only where a function needs it.
 """

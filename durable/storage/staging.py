@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, TextClause, text
+from sqlalchemy.exc import IntegrityError
 
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.failpoints import failpoint
@@ -113,7 +114,7 @@ def _move(conn: Connection, schema: str, staged: Sequence[Staged], *, once: bool
     """Returns how many rows were new."""
     staged = [each for each in staged if each.rows]
     rows = added = 0
-    remote = statements.MOVE_REMOTE_ONCE if once else statements.MOVE_REMOTE
+    move_remote = _move_remote_once if once else _move_remote
     for each in staged:
         found = int(conn.execute(_over(statements.COUNT_STAGED, schema, each.table)).scalar_one())
         if found != each.rows:
@@ -122,13 +123,26 @@ def _move(conn: Connection, schema: str, staged: Sequence[Staged], *, once: bool
                 "nothing was published, publish it again"
             )
         if each.local_rows < each.rows:
-            added += conn.execute(_over(remote, schema, each.table)).rowcount
+            added += move_remote(conn, schema, each.table)
         if each.local_rows:
             added += conn.execute(_over(statements.MOVE_LOCAL, schema, each.table)).rowcount
         rows += each.rows
     if added < rows:
         _refuse_ambiguous(conn, schema, [each.table for each in staged])
     return added
+
+
+def _move_remote(conn: Connection, schema: str, table: str) -> int:
+    """As if none of them were there; when one is, once more with care."""
+    try:
+        with conn.begin_nested():
+            return conn.execute(_over(statements.MOVE_REMOTE_NEW, schema, table)).rowcount
+    except IntegrityError:
+        return conn.execute(_over(statements.MOVE_REMOTE, schema, table)).rowcount
+
+
+def _move_remote_once(conn: Connection, schema: str, table: str) -> int:
+    return conn.execute(_over(statements.MOVE_REMOTE_ONCE, schema, table)).rowcount
 
 
 def find(conn: Connection, schema: str, job: UUID) -> Published | None:

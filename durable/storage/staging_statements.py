@@ -23,13 +23,15 @@ MAKE_STAGING = Statement("SELECT {schema}.make_staging(CAST(:staging AS text), C
 DROP_STAGING = Statement("SELECT {schema}.drop_staging(CAST(:chosen AS text), CAST(:keep AS interval))")
 COUNT_STAGED = Statement("SELECT count(*) FROM {staged}")
 
-# Sorted, so that the primary key grows from left to right.
-MOVE_REMOTE = Statement(f"""
+# Sorted, so that the primary key grows from left to right. ON CONFLICT costs a quarter of an insert, and is only needed
+# where some of the rows are there.
+_MOVE_REMOTE: Final = f"""
 INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, owner_id)
 SELECT destination, {_SELECT_ENVELOPE}, 0 FROM {{staged}} WHERE endpoint IS NULL
 ORDER BY id
-ON CONFLICT DO NOTHING
-""")
+"""
+MOVE_REMOTE_NEW = Statement(_MOVE_REMOTE)
+MOVE_REMOTE = Statement(f"{_MOVE_REMOTE} ON CONFLICT DO NOTHING")
 # An outbox forgets what it has sent. What is to be published once, also after that, is remembered as what was received.
 MOVE_REMOTE_ONCE = Statement(f"""
 WITH fresh AS (
