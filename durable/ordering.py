@@ -92,3 +92,8 @@ def share_of(envelope: Envelope, header: str) -> str:
     if header == BY_KEY:
         return envelope.partition_key or ""
     return envelope.headers.get(header, "")
+
+
+def ordered_handler(ordering_key: str | None) -> str | None:
+    """The message type of the handler that is ordered as a whole, if it is that which orders."""
+    return ordering_key.removeprefix(_WHOLE) if ordering_key and ordering_key.startswith(_WHOLE) else None

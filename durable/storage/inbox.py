@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from durable.digest import message_digest
 from durable.envelope import Envelope, Leased, NodeId
-from durable.ordering import FREE, Place
+from durable.ordering import FREE, Place, ordered_handler
 from durable.storage import circuits, statements
 from durable.storage.circuits import Kind
 from durable.storage.leases import fence
@@ -147,9 +147,10 @@ def dead_letter(
 
 def parked(lease: Leased) -> tuple[Kind, str]:
     """What stops with it: its key, or the handler that is ordered as a whole."""
-    if lease.ordering_key == lease.envelope.partition_key is not None:
-        return Kind.KEY, lease.envelope.partition_key
-    return Kind.HANDLER, lease.envelope.message_type
+    key = lease.envelope.partition_key
+    if key is not None and key == lease.ordering_key:
+        return Kind.KEY, key
+    return Kind.HANDLER, ordered_handler(lease.ordering_key) or lease.envelope.message_type
 
 
 def expire(

@@ -83,7 +83,8 @@ def node(database: str, log: Log, settings: dict[str, Any] | None = None, **opti
 async def send(bus: Bus, *steps: Step | Stride, **options: Any) -> None:
     async with bus.unit_of_work() as uow:
         for step in steps:
-            uow.send(step, **({"key": step.key} | options))
+            keyed: dict[str, Any] = {"key": step.key, **options}
+            uow.send(step, **keyed)
 
 
 def rows(database: str, query: str) -> list[tuple[Any, ...]]:

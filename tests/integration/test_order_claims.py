@@ -183,7 +183,7 @@ class TestWhoseTurn:
         desk.receive(2, message_type=TYPES[1])
         with psycopg.connect(desk.url) as conn:
             conn.execute(
-                f"INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('handler', '{TYPES[0]}', 'x', 'y')"
+                "INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('handler', %s, 'x', 'y')", [TYPES[0]]
             )
         assert desk.claim() == []
 

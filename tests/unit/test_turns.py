@@ -170,6 +170,8 @@ def test_no_key_is_ever_out_twice_and_each_comes_in_its_order(seed: int) -> None
                 failed = out.pop(rng.randrange(len(out)))
                 buffer.put_back(failed)
                 buffer.settled(failed)
+            case _:
+                pass
     for done in out:
         for each in done:
             seen[each.ordering_key or "none"].append(number(each))
