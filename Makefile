@@ -35,8 +35,9 @@ check: setup ## Check style, types and the floors
 bench: setup ## Run the benchmarks
 	.venv/bin/python -m tests.benchmarks
 
-load: setup ## Load a web service with wrk while a worker is killed, and compare
+load: setup ## Load a web service while a worker is killed; then a storm of failures beside healthy work
 	.venv/bin/python -m tests.load
+	.venv/bin/python -m tests.load.storm
 
 clean: ## Remove what was built and cached; .venv stays
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*

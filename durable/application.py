@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from durable import upcasting
 from durable.errors import InvalidSetting
 from durable.handlers import Handler
-from durable.retry import Policy, Retry
+from durable.middleware import Onion
+from durable.retry import Policy, Retry, RetryAfter
 from durable.routing import LOCAL, Routes
+from durable.schedules import Schedule
 from durable.settings import suggestion
 from durable.transports.base import Transport
 
@@ -28,18 +31,52 @@ class Application:
     service: str
     routes: Routes = field(default_factory=Routes)
     handlers: dict[str, Handler] = field(default_factory=dict)
-    by_error: dict[type[Exception], Retry] = field(default_factory=dict)
+    by_error: dict[type[Exception], Retry | RetryAfter] = field(default_factory=dict)
     listeners: list[Listening] = field(default_factory=list)
     transports: list[Transport] = field(default_factory=list)
+    onion: Onion = field(default_factory=Onion)
+    schedules: dict[str, Schedule] = field(default_factory=dict)
 
     def policy(self, handler: Handler) -> Policy:
         """What the failures of this handler lead to: its own rules come before those of the service."""
         return Policy(handler.retry, {**self.by_error, **handler.by_error})
 
+    def declare(self, handler: Handler) -> None:
+        """Raises InvalidSetting when one of its messages, or of their older versions, has a handler already."""
+        known = self.handlers.get(handler.message_type)
+        if known is not None:
+            raise InvalidSetting(
+                f"{handler.message_type} is handled by {known.name} already; one handler may call others"
+            )
+        _by_type({**self.handlers, handler.message_type: handler})
+        self.handlers[handler.message_type] = handler
+        self.routes.handled_here(handler.message_type)
+
+    def by_type(self) -> dict[str, Handler]:
+        """The handler of each message type that is handled here: its own, and those that are upcast to it.
+
+        Raises InvalidSetting when two handlers could have one, by an upcaster that was declared after them.
+        """
+        return _by_type(self.handlers)
+
     def destinations(self) -> list[str]:
         """Every remote destination that is declared, once each."""
         declared = self.routes.destinations().values()
         return sorted({uri for uris in declared for uri in uris if uri != LOCAL})
+
+
+def _by_type(handlers: Mapping[str, Handler]) -> dict[str, Handler]:
+    found = dict(handlers)
+    for older in upcasting.upcast_types():
+        chain = [handlers[name] for name in (older, *upcasting.newer_types(older)) if name in handlers]
+        if len(chain) > 1:
+            raise InvalidSetting(
+                f"{older} is handled by {chain[0].name}, and upcast for {chain[1].name}; remove that handler, "
+                "or the upcaster"
+            )
+        for handler in chain:
+            found[older] = handler
+    return found
 
 
 class Transports:

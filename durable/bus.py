@@ -15,9 +15,9 @@ import asyncio
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
 from sqlalchemy import Engine
@@ -25,14 +25,19 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.application import Application, Listening
-from durable.composing import SendOptions
-from durable.errors import InvalidSetting, Verdict, WiringError
+from durable.breaker import CircuitBreaker
+from durable.composing import SendOptions, due_time
+from durable.cron import Missed
+from durable.duration import Duration, duration
+from durable.errors import InvalidMessage, InvalidSetting, Verdict, WiringError
 from durable.handlers import Handler
 from durable.messages import name_of
-from durable.retry import ByError, Retry
+from durable.middleware import Group, Middleware
+from durable.retry import ByError, Retry, RetryAfter
 from durable.runtime import Runtime
+from durable.schedules import Factory, declare
 from durable.settings import Settings, load_settings
-from durable.storage import circuits
+from durable.storage import circuits, delayed, schedules
 from durable.storage.circuits import Kind
 from durable.transports.base import Transport
 from durable.unit_of_work import Outbox, Scope, UnitOfWork
@@ -42,6 +47,14 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 Mode = Literal["full", "send-only"]
+
+
+class Circuits(TypedDict, total=False):
+    """What pause() and resume() can name besides the class of a handler."""
+
+    listener: str
+    destination: str
+    schedule: str
 
 
 class Bus:
@@ -94,9 +107,11 @@ class Bus:
         on_error: ByError | None = None,
         concurrency: int | None = None,
         group: int = 1,
-        timeout: timedelta | float | None = None,
+        timeout: Duration | None = None,
+        circuit_breaker: CircuitBreaker | None = None,
+        inherit_deliver_by: bool = False,
     ) -> Callable[[F], F]:
-        """Declare the handler of a message class.
+        """Declare the handler of a message class, and of the older ones that upcasters make into it.
 
         A failed message runs again as `retry` says; an error of a class in `on_error` (`{TimeoutError: Retry(...)}`)
         has a policy of its own, the nearest class counting.
@@ -104,35 +119,45 @@ class Bus:
         waiting messages share one transaction: much faster for small handlers; when one fails each is run alone. A
         handler whose message is annotated list[cls] is called once for all of them, and what it sends begins new
         conversations.
-        `timeout` (timedelta or seconds) bounds one attempt. Raises InvalidSetting for a parameter that cannot be
-        given, or a second handler of the same class.
+        `timeout` (timedelta or seconds) bounds one attempt. With a `circuit_breaker` the handler is stopped on every
+        node while too many of its messages fail. With `inherit_deliver_by` what the handler sends expires when its
+        message does, unless it is sent with a deliver_by= of its own. Raises InvalidSetting for a parameter that
+        cannot be given, or a second handler of the same class.
         """
         message_type = name_of(cls)
-        seconds = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout
 
         def declare(function: F) -> F:
-            known = self._application.handlers.get(message_type)
-            if known is not None:
-                raise InvalidSetting(f"{message_type} is handled by {known.name} already; one handler may call others")
-            self._application.handlers[message_type] = Handler(
-                message_type=message_type,
-                cls=cls,
-                function=function,
-                retry=retry or Retry(),
-                by_error=_checked(on_error or {}),
-                concurrency=concurrency,
-                group=group,
-                timeout=seconds,
+            self._application.declare(
+                Handler(
+                    message_type=message_type,
+                    cls=cls,
+                    function=function,
+                    retry=retry or Retry(),
+                    by_error=_checked(on_error or {}),
+                    concurrency=concurrency,
+                    group=group,
+                    timeout=None if timeout is None else duration(timeout),
+                    circuit_breaker=circuit_breaker,
+                    inherit_deliver_by=inherit_deliver_by,
+                )
             )
-            self._application.routes.handled_here(message_type)
             return function
 
         return declare
 
-    def on_error(self, *errors: type[Exception], retry: Retry) -> None:
+    def on_error(self, *errors: type[Exception], retry: Retry | RetryAfter) -> None:
         """The policy of these errors in every handler that has none of its own for them:
-        `bus.on_error(TimeoutError, retry=Retry(immediate=0, delays=[5, 60]))`."""
+        `bus.on_error(TimeoutError, retry=Retry(immediate=0, delays=[5, 60]))`, or
+        `bus.on_error(RateLimited, retry=RetryAfter())`, which stops the handler for as long as the error asks for."""
         self._application.by_error.update(_checked(dict.fromkeys(errors, retry)))
+
+    def use(self, middleware: Middleware, *, group: Group = "core") -> None:
+        """Put a component around everything that is sent and every handler: "before" is around "core", "core" around
+        "after", and in each group what was used first is around the rest. See docs/middleware.md.
+
+        Raises WiringError once the bus has started or sent, and InvalidSetting for what is no Middleware.
+        """
+        self._application.onion.use(middleware, group)
 
     def listen(self, uri: str, *, name: str | None = None) -> None:
         """Receive on this address. `name` is the key under which duplicates are recognised (default: the service):
@@ -159,6 +184,35 @@ class Bus:
         """Events of this class go to this destination too."""
         message_type = name_of(cls)
         self._application.routes.subscribe(message_type, self.runtime.transports().resolve(to, message_type))
+
+    def every(
+        self,
+        cron: str,
+        message: object | Factory,
+        *,
+        name: str,
+        tz: str = "UTC",
+        missed: Missed = "once",
+        to: str | None = None,
+        **options: Unpack[SendOptions],
+    ) -> None:
+        """Send this message at every time that `cron` names in the time zone `tz`: once over all nodes.
+
+        A function instead of a message is called with the time of the occurrence, an aware datetime in UTC, and
+        returns the message; it must be quick. `name` is what operators and other versions of the code know it by: the
+        declaration of the youngest node counts. Occurrences that came while no node ran are run `missed`: "once" for
+        all of them, "all" (the last 100), or "skip". `to` and `options` as in send(); deliver_by= is a timedelta.
+        A process with mode="send-only" runs none. Raises InvalidSetting.
+        """
+        if self.runtime.is_running:
+            raise WiringError(f"every {name!r}: declare schedules before the bus starts")
+        if name in self._application.schedules:
+            raise InvalidSetting(f"every {name!r}: there is a schedule of this name already; give each its own")
+        if to is not None:
+            self.runtime.transports().of(to)
+        self._application.schedules[name] = declare(
+            cron, message, name=name, tz=tz, missed=missed, to=to, options=options
+        )
 
     def configure(self, **overrides: Any) -> None:
         """Change settings after the bus was made, as the command line does; not while it runs."""
@@ -199,28 +253,79 @@ class Bus:
         self,
         cls: type | None = None,
         *,
-        listener: str | None = None,
-        for_: timedelta | float | None = None,
+        for_: Duration | None = None,
         reason: str = "paused by the application",
+        **named: Unpack[Circuits],
     ) -> None:
-        """Let no node run the handler of this class, or let the listener of this name take nothing.
+        """Let no node run the handler of this class, let the listener of this name take nothing, let nothing be sent
+        to this destination, or pass over the occurrences of this schedule.
 
-        It lasts for this time (a timedelta or seconds), or until resume(). What waits goes on waiting; senders see
-        Busy. It is a row of `circuits`, committed when this returns, and obeyed by the other nodes within a moment.
-        Call it while the bus runs; elsewhere there is `durable-agent pause`. Raises InvalidSetting for a time that is
-        not above 0, or when not exactly one thing is named.
+        It lasts for this time (a timedelta or seconds), or until resume(). What waits goes on waiting; senders to a
+        listener see Busy. It is a row of `circuits`, committed when this returns, and obeyed by the other nodes within
+        a moment. Call it while the bus runs; elsewhere there is `durable-agent pause`. Raises InvalidSetting for a
+        time that is not above 0, or when not exactly one thing is named.
         """
-        duration = timedelta(seconds=for_) if isinstance(for_, int | float) else for_
-        if duration is not None and duration <= timedelta(0):
+        time = None if for_ is None else duration(for_)
+        if time is not None and time <= timedelta(0):
             raise InvalidSetting(f"pause: for_={for_!r} is over before it begins; give a time above 0, or none")
-        kind, key = _circuit(cls, listener)
+        kind, key = self._circuit(cls, named)
         await self.runtime.database.transaction(
-            circuits.pause, kind, key, reason=reason, actor=self.service, duration=duration
+            circuits.pause, kind, key, reason=reason, actor=self.service, duration=time
         )
 
-    async def resume(self, cls: type | None = None, *, listener: str | None = None) -> bool:
-        """End a pause before its time. False when there was none."""
-        return await self.runtime.database.transaction(circuits.resume, *_circuit(cls, listener))
+    async def resume(self, cls: type | None = None, **named: Unpack[Circuits]) -> bool:
+        """End a pause before its time, or close a circuit that failures have opened. False when there was none."""
+        return await self.runtime.database.transaction(circuits.resume, *self._circuit(cls, named))
+
+    def _circuit(self, cls: type | None, named: Circuits) -> tuple[Kind, str]:
+        chosen = [(Kind(kind), str(key)) for kind, key in named.items() if key is not None]
+        if cls is not None:
+            chosen.append((Kind.HANDLER, name_of(cls)))
+        if len(chosen) != 1:
+            names = ", ".join(f"{name}=" for name in Circuits.__annotations__)
+            raise InvalidSetting(f"pause: name a message class, or one of {names}; one of them")
+        if chosen[0][0] is Kind.DESTINATION:
+            self.runtime.transports().of(chosen[0][1])
+        return chosen[0]
+
+    # ------------------------------------------------------------------ what waits for its time
+
+    async def cancel(self, message: UUID, *, reason: str | None = None) -> bool:
+        """Let nothing become of a message that waits for its time; the history records it as cancelled.
+
+        False when it does not wait any more: it is due, or done, and cannot be called back. An event that has several
+        destinations is cancelled for those that it has not left for. Call it while the bus runs, as the next two.
+        """
+        return await self.runtime.database.transaction(
+            delayed.cancel_message, message, actor=self.service, reason=reason
+        )
+
+    async def run_now(self, what: UUID | str) -> bool:
+        """Let a message that waits for its time be due; or run a schedule, by its name, once more than it would.
+
+        False when the message does not wait any more, or no node runs the schedule.
+        """
+        if isinstance(what, str):
+            return await self.runtime.database.transaction(schedules.ask, what, actor=self.service)
+        return await self.runtime.database.transaction(delayed.run_message_now, what)
+
+    async def reschedule(
+        self, what: UUID | str, *, at: datetime | None = None, delay: timedelta | float | None = None
+    ) -> bool:
+        """Let a message that waits for its time, or the next occurrence of a schedule, be due at another one.
+
+        False when the message does not wait any more, or there is no such schedule. Raises InvalidMessage when the
+        message would expire before, or be older then than its receiver's dedupe_window.
+        """
+        moment = due_time(at, delay, self.runtime.clock.now())
+        database = self.runtime.database
+        if isinstance(what, str):
+            return await database.transaction(schedules.reschedule, what, at=moment, actor=self.service)
+        window = self.settings.dedupe_window
+        changed = await database.transaction(delayed.reschedule_message, what, at=moment, dedupe_window=window)
+        if changed.left and not changed.done:
+            raise InvalidMessage(f"{what} cannot wait until {moment}: it would expire, or be too old for its receiver")
+        return bool(changed.done)
 
     # ------------------------------------------------------------------ run
 
@@ -286,16 +391,6 @@ class Bus:
         if asked.is_set():
             raise SystemExit(1)
         asked.set()
-
-
-def _circuit(cls: type | None, listener: str | None) -> tuple[Kind, str]:
-    match cls, listener:
-        case type(), None:
-            return Kind.HANDLER, name_of(cls)
-        case None, str():
-            return Kind.LISTENER, listener
-        case _:
-            raise InvalidSetting("pause: name a message class or a listener=, one of them")
 
 
 def _checked(by_error: ByError) -> ByError:

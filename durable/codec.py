@@ -1,86 +1,121 @@
-"""Message <-> bytes, by the message's class. JSON through msgspec, pydantic models through pydantic.
+"""Message <-> bytes, by content type.
 
-Encoding is strict about what another language could not read (NaN and infinities), decoding about what could
-exhaust this process (nesting, enormous integers): both raise InvalidMessage.
+encoded   by the codec that the message's class names: @message(..., content_type=...), JSON unless it says so
+decoded   by the codec of the content type that arrived, whatever the class names: the sender may be older or newer
+
+application/json                durable.codecs.json
+application/msgpack             durable.codecs.msgpack
+application/cloudevents+json    durable.codecs.cloudevents
+any other                       yours, by register_codec()
+
+Content types are compared in lower case and without parameters. What no codec understands, or its codec refuses, is
+InvalidMessage: an error at send(), and a dead letter where it arrives.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, Protocol
 
-import msgspec
-from pydantic import BaseModel
-
-from durable.envelope import JSON
-from durable.errors import InvalidMessage
-
-_decoders: dict[type[Any], Callable[[bytes], Any]] = {}
-_encoder = msgspec.json.Encoder(decimal_format="string")
-_parse = msgspec.json.Decoder(msgspec.Raw).decode
-
-# NaN and infinity become null, unless a pydantic model is configured to write them out.
-_MARKS_OF_NOT_FINITE = (b"null", b"NaN", b"Infinity")
+from durable.codecs.cloudevents import CloudEventsCodec
+from durable.codecs.json import JsonCodec
+from durable.codecs.msgpack import MsgpackCodec
+from durable.envelope import JSON, Envelope, is_media_type, media_type
+from durable.errors import InvalidMessage, InvalidSetting
 
 
-def encode(message: object) -> bytes:
-    """The JSON of a message; raises InvalidMessage when it cannot be represented faithfully."""
+class Codec(Protocol):
+    """Makes and reads the bodies of one content type. Whatever a method raises makes the message invalid."""
+
+    @property
+    def content_type(self) -> str:
+        """In lower case and without parameters, such as "application/vnd.acme.order+json"."""
+        ...
+
+    def encode(self, message: object, envelope: Envelope, /) -> bytes:
+        """The body of this message. `envelope` is what it is for, as yet without it: id, source, type, times, headers.
+
+        What is sent twice under one id must be the same bytes, or the receiver takes it for another message.
+        """
+        ...
+
+    def decode(self, body: bytes, cls: type[Any], /) -> Any:
+        """The message of this class in these bytes."""
+        ...
+
+
+_OWN: Sequence[Codec] = (JsonCodec(), MsgpackCodec(), CloudEventsCodec())
+_codecs: dict[str, Codec] = {codec.content_type: codec for codec in _OWN}
+
+
+def register_codec(codec: Codec) -> None:
+    """Use this codec for its content type, in the place of any other. Call it where your messages are declared.
+
+    Raises InvalidSetting for what is no content type.
+    """
+    if not is_media_type(codec.content_type):
+        raise InvalidSetting(
+            f"register_codec: {codec.content_type!r} is no content type; write it like 'application/vnd.acme+json'"
+        )
+    _codecs[codec.content_type] = codec
+
+
+def content_types() -> Collection[str]:
+    """What can be decoded here."""
+    return _codecs.keys()
+
+
+def codec_for(content_type: str) -> Codec:
+    """What encodes it; raises InvalidSetting, saying what to do, when there is nothing."""
+    codec = _codec_of(content_type)
+    if codec is None:
+        raise InvalidSetting(
+            f"no codec is registered for {content_type!r} (known: {_known()}); "
+            "call durable.register_codec() where the message is declared"
+        )
+    return codec
+
+
+def encode(message: object, envelope: Envelope) -> bytes:
+    """The body of this message in the content type of its envelope, which has none yet.
+
+    Raises InvalidMessage when the message cannot be represented faithfully, InvalidSetting when no codec is registered.
+    """
+    codec = codec_for(envelope.content_type)
     try:
-        body = message.model_dump_json().encode() if isinstance(message, BaseModel) else _encoder.encode(message)
-        if any(mark in body for mark in _MARKS_OF_NOT_FINITE):
-            _refuse_not_finite(message, type(message).__qualname__)
-    except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError, a lone surrogate, is a ValueError
-        raise InvalidMessage(f"{type(message).__qualname__} cannot be encoded: {error}") from error
+        body = codec.encode(message, envelope)
+    except InvalidMessage:
+        raise
+    except Exception as error:  # the class's own hooks are called, and codecs of the application
+        raise InvalidMessage(f"{type(message).__qualname__} cannot be encoded: {_said(error)}") from error
+    if not isinstance(body, bytes):
+        raise InvalidMessage(f"{type(codec).__qualname__}.encode() returned {type(body).__name__}, not bytes")
     return body
 
 
 def decode(body: bytes, cls: type[Any], content_type: str = JSON) -> Any:
     """The message of this class in these bytes; raises InvalidMessage."""
-    if content_type != JSON:
-        raise InvalidMessage(f"content type {content_type!r} is not understood; expected {JSON}")
+    codec = _codec_of(content_type)
+    if codec is None:
+        raise InvalidMessage(f"content type {content_type!r} is not understood; known: {_known()}")
     try:
-        return _decoder(cls)(body)
+        message = codec.decode(body, cls)
     except Exception as error:  # the class's own validators are called, and may raise anything
-        raise InvalidMessage(f"the body is no {cls.__qualname__}: {error}") from error
+        raise InvalidMessage(f"the body is no {cls.__qualname__}: {_said(error)}") from error
+    if not isinstance(message, cls):
+        raise InvalidMessage(
+            f"{type(codec).__qualname__}.decode() returned {type(message).__name__}, not {cls.__qualname__}"
+        )
+    return message
 
 
-def _decoder(cls: type[Any]) -> Callable[[bytes], Any]:
-    decoder = _decoders.get(cls)
-    if decoder is None:
-        model = issubclass(cls, BaseModel)
-        decoder = _decoders[cls] = _model_decoder(cls) if model else msgspec.json.Decoder(cls).decode
-    return decoder
+def _codec_of(content_type: str) -> Codec | None:
+    return _codecs.get(content_type) or _codecs.get(media_type(content_type))
 
 
-def _model_decoder(cls: type[BaseModel]) -> Callable[[bytes], BaseModel]:
-    def decode_model(body: bytes) -> BaseModel:
-        _parse(body)  # pydantic alone would take NaN and infinities, which are no JSON
-        return cls.model_validate_json(body)
-
-    return decode_model
+def _known() -> str:
+    return ", ".join(_codecs)
 
 
-def _refuse_not_finite(value: object, path: str) -> None:
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise InvalidMessage(f"{path} is {value}, which JSON cannot represent")
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            _refuse_not_finite(item, f"{path}[{key!r}]")
-    elif isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes | bytearray):
-        for index, item in enumerate(value):
-            _refuse_not_finite(item, f"{path}[{index}]")
-    else:
-        for name in _field_names(type(value)):
-            _refuse_not_finite(getattr(value, name, None), f"{path}.{name}")
-
-
-def _field_names(cls: type[Any]) -> tuple[str, ...]:
-    if issubclass(cls, BaseModel):
-        return tuple(cls.model_fields)
-    for attribute in ("__struct_fields__", "__dataclass_fields__", "__attrs_attrs__"):
-        fields = getattr(cls, attribute, None)
-        if fields is not None:
-            return tuple(getattr(field, "name", field) for field in fields)
-    return ()
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__qualname__

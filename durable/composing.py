@@ -8,15 +8,18 @@ again, for whatever reason, it sends the same ids again, and what was received b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
-from typing import TypedDict, Unpack
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Any, Literal, Self, TypedDict, Unpack
 from uuid import UUID, uuid5
+
+import msgspec
 
 from durable import codec, screening
 from durable.clock import Clock
 from durable.envelope import Envelope, new_id
 from durable.errors import InvalidMessage
-from durable.messages import name_of
+from durable.messages import content_type_of, name_of
 from durable.routing import LOCAL, Routes
 from durable.settings import Settings
 
@@ -25,12 +28,24 @@ REPLY_TO = "reply-to"
 _BUSINESS_KEYS = UUID("6f0d1b4e-5c0a-5d57-9a3c-2d8f6b1e7a94")
 """The namespace of ids that are made of business keys; any fixed one would do."""
 
+_NO_ID = UUID(int=0)
+_NO_ENVELOPE = Envelope(
+    id=_NO_ID,
+    message_type="",
+    destination="",
+    source="",
+    correlation_id=_NO_ID,
+    body=b"",
+    sent_at=datetime(2000, 1, 1, tzinfo=UTC),
+)
+
 
 class SendOptions(TypedDict, total=False):
     """What send() and publish() take besides the message."""
 
-    deliver_by: datetime | timedelta
-    """Expire the message when it has not been handled by then; an aware datetime, or a time from now."""
+    deliver_by: datetime | timedelta | None
+    """Expire the message when it has not been handled by then; an aware datetime, or a time from now. None: never, even
+    where a deadline would be inherited."""
     delay: timedelta | float
     """Send it only after this time (a timedelta or seconds)."""
     at: datetime
@@ -46,10 +61,14 @@ class SendOptions(TypedDict, total=False):
 
 
 class Cause:
-    """The message that is being handled: what is sent meanwhile follows from it, in the order in which it is sent."""
+    """The message that is being handled: what is sent meanwhile follows from it, in the order in which it is sent.
 
-    def __init__(self, envelope: Envelope) -> None:
+    `deliver_by` is that of what is sent meanwhile, where its sender gives none.
+    """
+
+    def __init__(self, envelope: Envelope, deliver_by: datetime | None = None) -> None:
         self.envelope = envelope
+        self.deliver_by = deliver_by
         self._sent = 0
 
     def next_id(self, service: str, message_type: str) -> UUID:
@@ -58,8 +77,39 @@ class Cause:
         return uuid5(self.envelope.id, f"{service}/{self._sent}/{message_type}")
 
 
+class Outgoing(msgspec.Struct, frozen=True, eq=False):
+    """A message on its way into the outbox. Immutable: `replace` and `with_headers` make another one."""
+
+    message: object
+    kind: Literal["command", "event", "cascade"] = "command"
+    """Was it sent, published, or returned by a handler? A cascade is an event if it has subscribers, else a command."""
+    to: str | None = None
+    """This destination instead of the declared one; events have none."""
+    options: SendOptions = {}
+    """What was given to send() besides the message."""
+    cause: Cause | None = None
+    """The message that is being handled meanwhile, if it is one."""
+    remember: Callable[[Sequence[Envelope]], None] = lambda _envelopes: None
+    """Takes the envelopes that are made of it: its outbox, which is not a middleware's concern."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self.options.get("headers", {})
+
+    def replace(self, **changes: Any) -> Self:
+        """The same with other fields: `outgoing.replace(message=other)`."""
+        return msgspec.structs.replace(self, **changes)
+
+    def with_headers(self, headers: Mapping[str, str]) -> Self:
+        """The same with these headers besides its own, which they override."""
+        return self.replace(options={**self.options, "headers": {**self.headers, **headers}})
+
+
+Send = Callable[[Outgoing], UUID | None]
+
+
 class Composer:
-    """Makes the envelopes of one service."""
+    """Makes the envelopes of one service. `around` puts middleware around what it is given: it is asked for once."""
 
     def __init__(
         self,
@@ -69,6 +119,7 @@ class Composer:
         clock: Clock,
         *,
         resolve: Callable[[str, str], str] = lambda uri, _message_type: uri,
+        around: Callable[[Send], Send] = lambda send: send,
     ) -> None:
         self._service = service
         self._routes = routes
@@ -76,6 +127,25 @@ class Composer:
         self._dedupe_window = settings.dedupe_window
         self._clock = clock
         self._resolve = resolve
+        self._around = around
+
+    @cached_property
+    def send(self) -> Send:
+        """Make the envelopes of a message and let its outbox remember them, within the middleware of sending."""
+        return self._around(self._send)
+
+    def _send(self, outgoing: Outgoing) -> UUID:
+        message, cause, options = outgoing.message, outgoing.cause, outgoing.options
+        if outgoing.kind == "event":
+            event_id, envelopes = self.event(message, cause=cause, **options)
+            outgoing.remember(envelopes)
+            return event_id
+        if outgoing.kind == "command" or outgoing.to is not None:
+            envelopes = [self.command(message, to=outgoing.to, cause=cause, **options)]
+        else:
+            envelopes = self.cascaded(message, cause=cause, **options)
+        outgoing.remember(envelopes)
+        return envelopes[0].id
 
     def command(
         self, message: object, *, to: str | None = None, cause: Cause | None = None, **options: Unpack[SendOptions]
@@ -94,49 +164,58 @@ class Composer:
         """The id of an event and an envelope for each subscriber, all with this id; raises InvalidMessage."""
         destinations = self._routes.for_publish(name_of(type(message)))
         if not destinations:
-            codec.encode(message)  # an event that nobody wants is still checked
+            codec.encode(message, blank(message))  # an event that nobody wants is still checked
             return new_id(), []
         envelopes = self._compose(message, destinations, cause, options)
         return envelopes[0].id, envelopes
 
-    def cascaded(self, message: object, *, cause: Cause | None) -> list[Envelope]:
-        """The envelopes of a message that a handler returned: an event when it has subscribers, else a command."""
+    def cascaded(self, message: object, *, cause: Cause | None, **options: Unpack[SendOptions]) -> list[Envelope]:
+        """The envelopes of a message that a handler returned, or a schedule brings: an event when it has subscribers,
+        else a command."""
         if self._routes.is_event(name_of(type(message))):
-            return self.event(message, cause=cause)[1]
-        return [self.command(message, cause=cause)]
+            return self.event(message, cause=cause, **options)[1]
+        return [self.command(message, cause=cause, **options)]
 
     def _compose(
         self, message: object, destinations: Sequence[str], cause: Cause | None, options: SendOptions
     ) -> list[Envelope]:
+        draft = self._draft(message, cause, options)
+        body = codec.encode(message, draft)
+        envelopes = [msgspec.structs.replace(draft, destination=each, body=body) for each in destinations]
+        for envelope in envelopes:
+            self._refuse_distant(envelope)
+        if reason := screening.flaw(envelopes[0], max_message_bytes=self._max_message_bytes):
+            raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {reason}")
+        if screening.never_due(envelopes[0]):
+            raise InvalidMessage(
+                f"{type(message).__qualname__} cannot be sent: it would be due at {envelopes[0].execution_time}, when "
+                f"its deliver_by ({envelopes[0].deliver_by}) has passed; give it longer, or send it earlier"
+            )
+        return envelopes
+
+    def _draft(self, message: object, cause: Cause | None, options: SendOptions) -> Envelope:
+        """The envelope but for its destination and its body, which the codec makes for it."""
         now = self._clock.now()
         message_type = name_of(type(message))
         envelope_id = self._id(message_type, cause, options)
         headers = dict(options.get("headers", {}))
         if "reply_to" in options:
             headers[REPLY_TO] = options["reply_to"]
-        body = codec.encode(message)
-        envelopes = [
-            Envelope(
-                id=envelope_id,
-                message_type=message_type,
-                destination=destination,
-                source=self._service,
-                correlation_id=cause.envelope.correlation_id if cause else envelope_id,
-                causation_id=cause.envelope.id if cause else None,
-                partition_key=options.get("key"),
-                headers=headers,
-                body=body,
-                sent_at=now,
-                deliver_by=_moment(options.get("deliver_by"), now),
-                execution_time=_execution_time(options, now),
-            )
-            for destination in destinations
-        ]
-        for envelope in envelopes:
-            self._refuse_distant(envelope)
-        if reason := screening.flaw(envelopes[0], max_message_bytes=self._max_message_bytes):
-            raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {reason}")
-        return envelopes
+        return Envelope(
+            id=envelope_id,
+            message_type=message_type,
+            destination="",
+            source=self._service,
+            correlation_id=cause.envelope.correlation_id if cause else envelope_id,
+            causation_id=cause.envelope.id if cause else None,
+            partition_key=options.get("key"),
+            headers=headers,
+            content_type=content_type_of(type(message)),
+            body=b"",
+            sent_at=now,
+            deliver_by=_moment(options.get("deliver_by", cause.deliver_by if cause else None), now),
+            execution_time=_execution_time(options, now),
+        )
 
     def _id(self, message_type: str, cause: Cause | None, options: SendOptions) -> UUID:
         key = options.get("id_from")
@@ -158,10 +237,26 @@ class Composer:
             )
 
 
+def blank(message: object) -> Envelope:
+    """An envelope for nobody, to encode a message that is only looked at, or compared with another."""
+    facts = {"message_type": name_of(type(message)), "content_type": content_type_of(type(message))}
+    return msgspec.structs.replace(_NO_ENVELOPE, **facts)
+
+
 def _execution_time(options: SendOptions, now: datetime) -> datetime | None:
     if "at" in options and "delay" in options:
         raise InvalidMessage("give at= or delay=, not both")
     return options.get("at") or _moment(options.get("delay"), now)
+
+
+def due_time(at: datetime | None, delay: timedelta | float | None, now: datetime) -> datetime:
+    """The one of both that is given, as a time; raises InvalidMessage."""
+    moment = at if delay is None else _moment(delay, now)
+    if moment is None or (at is not None and delay is not None):
+        raise InvalidMessage("give at= or delay=, one of them")
+    if moment.tzinfo is None or not screening.EARLIEST <= moment <= screening.LATEST:
+        raise InvalidMessage(f"at={moment}: give an aware datetime within the calendar")
+    return moment
 
 
 def _moment(value: datetime | timedelta | float | None, now: datetime) -> datetime | None:

@@ -6,6 +6,7 @@ be queried. An envelope is immutable; what changes (owner, epoch, attempts) belo
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Final, NewType
 from uuid import UUID
@@ -20,6 +21,7 @@ ANY_NODE: Final = NodeId(0)
 
 JSON: Final = "application/json"
 
+_MEDIA_TYPE: Final = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,126}/[a-z0-9][a-z0-9!#$&^_.+-]{0,126}")
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 """A time with its zone; decoding refuses one without."""
@@ -45,6 +47,10 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     headers: dict[str, str] = {}
     deliver_by: Moment | None = None
     execution_time: Moment | None = None
+
+    def is_late(self, now: datetime) -> bool:
+        """Has its deliver_by passed?"""
+        return self.deliver_by is not None and self.deliver_by < now
 
     @property
     def weight_bytes(self) -> int:
@@ -75,6 +81,16 @@ class Leased(msgspec.Struct, frozen=True, gc=False):
 
 Lease = tuple[UUID, str, int]
 """Id, address and epoch: one ownership of one row."""
+
+
+def media_type(content_type: str) -> str:
+    """A content type without its parameters, in lower case: what content types are compared by."""
+    return content_type.partition(";")[0].strip().lower()
+
+
+def is_media_type(text: str) -> bool:
+    """Is it like "application/vnd.acme.order+json", lower case and without parameters (RFC 6838)?"""
+    return _MEDIA_TYPE.fullmatch(text) is not None
 
 
 def new_id() -> UUID:

@@ -6,7 +6,8 @@
     │   ├── NoUnitOfWork           send() was called where no transaction is in scope
     │   ├── RoutingError           no destination, or too many for a command
     │   ├── UnknownMessageType     a class or a name that no @message has registered
-    │   └── SchemaMismatch         the database is older or newer than this code
+    │   ├── SchemaMismatch         the database is older or newer than this code
+    │   └── UndecodableMessages    messages wait that this code cannot decode
     ├── InvalidMessage             this message can never be stored or decoded: dead-letter it
     ├── TransportError             try again later
     │   ├── ConnectionFailed       the peer could not be reached, or went away
@@ -26,7 +27,7 @@ An error raised without a message says the first line of its docstring.
 
 from __future__ import annotations
 
-from datetime import timedelta
+from durable.duration import Duration, duration
 
 
 class DurableError(Exception):
@@ -58,6 +59,10 @@ class UnknownMessageType(WiringError):
 
 class SchemaMismatch(WiringError):
     """The database is at another schema version than this code."""
+
+
+class UndecodableMessages(WiringError):
+    """Messages wait for handlers whose code cannot decode them; a line for each type says which."""
 
 
 class InvalidMessage(DurableError):
@@ -103,9 +108,9 @@ class Reject(Verdict):
 class RetryLater(Verdict):
     """The handler asks to see the message again later."""
 
-    def __init__(self, after: timedelta | float, reason: str | None = None) -> None:
+    def __init__(self, after: Duration, reason: str | None = None) -> None:
         super().__init__(reason)
-        self.after = after if isinstance(after, timedelta) else timedelta(seconds=after)
+        self.after = duration(after)
 
 
 class Release(Verdict):
@@ -118,6 +123,6 @@ class PauseListener(Verdict):
     For this time no node runs the handler, and nothing more is received where the message came from.
     """
 
-    def __init__(self, for_: timedelta | float, reason: str | None = None) -> None:
+    def __init__(self, for_: Duration, reason: str | None = None) -> None:
         super().__init__(reason)
-        self.for_ = for_ if isinstance(for_, timedelta) else timedelta(seconds=for_)
+        self.for_ = duration(for_)

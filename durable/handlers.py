@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -27,14 +27,17 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
 from types import GenericAlias
-from typing import Annotated, Any, Unpack, get_args, get_origin
+from typing import Annotated, Any, Self, Unpack, get_args, get_origin
 from uuid import UUID
 
+import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from durable.composing import REPLY_TO, SendOptions
-from durable.envelope import Leased
+from durable.breaker import CircuitBreaker
+from durable.circuit_control import CircuitControl, PauseRequest
+from durable.composing import REPLY_TO, Cause, SendOptions
+from durable.envelope import Envelope, Leased
 from durable.errors import InvalidSetting, RoutingError
 from durable.retry import ByError, Retry
 from durable.unit_of_work import Outbox
@@ -50,9 +53,11 @@ class Depends:
 class Context:
     """What a handler may know and do besides its message. Read-only; valid while the handler runs."""
 
-    def __init__(self, lease: Leased, attempt: int, outbox: Outbox) -> None:
+    def __init__(self, lease: Leased, attempt: int, outbox: Outbox, asked: list[PauseRequest] | None = None) -> None:
         self._envelope = lease.envelope
         self._outbox = outbox
+        self.circuit = CircuitControl(lease.envelope.message_type, [] if asked is None else asked)
+        """Stops this handler, or a destination, on every node: `ctx.circuit.open(for_=60, reason="quota used up")`."""
         self.attempt = attempt
         """Which attempt this is, from 1."""
 
@@ -84,6 +89,11 @@ class Context:
         return self._envelope.sent_at
 
     @property
+    def deliver_by(self) -> datetime | None:
+        """When the message expires unless it has been handled; give it to send() for what is of no use later."""
+        return self._envelope.deliver_by
+
+    @property
     def headers(self) -> Mapping[str, str]:
         return self._envelope.headers
 
@@ -107,20 +117,46 @@ class Context:
             raise RoutingError(f"message {self.id} asks for no reply: its sender gave no reply_to=")
         return self._outbox.send(message, to=address, **options)
 
+    def cascade(self, result: object) -> None:
+        """Send what a handler returned: a message, several in a list or tuple, or None."""
+        self._outbox.cascade(result)
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What one attempt has to give to a handler."""
+
+class Incoming(msgspec.Struct, frozen=True, eq=False):
+    """One call of a handler: what it is given. Immutable; `replace` makes another one."""
 
     message: object
+    """The message; a list of them for a handler that takes a list."""
     session: Session | AsyncSession
-    context: Context
+    """The transaction that the message is finished in. A sync handler's Session does its I/O in threads only."""
+    contexts: Sequence[Context]
+    """The context of each message: one, except for a handler that takes a list."""
+    handler: str = ""
+    """The dotted name of the handler."""
+
+    @property
+    def messages(self) -> Sequence[object]:
+        """The message in a list of its own, or the list of them."""
+        return self.message if isinstance(self.message, list) else (self.message,)
+
+    @property
+    def context(self) -> Context:
+        """That of the message, or of the first of the list."""
+        return self.contexts[0]
+
+    @property
+    def attempt(self) -> int:
+        return self.contexts[0].attempt
+
+    def replace(self, **changes: Any) -> Self:
+        """The same with other fields: `incoming.replace(message=other)`."""
+        return msgspec.structs.replace(self, **changes)
 
 
 class _Source(typing.Protocol):
     """Where the value of one parameter comes from."""
 
-    def __call__(self, call: Call) -> Any: ...
+    def __call__(self, call: Incoming) -> Any: ...
 
 
 _MESSAGE: _Source = lambda call: call.message  # noqa: E731
@@ -144,7 +180,7 @@ class _Injected:
     def _opens_sync(self) -> Callable[..., AbstractContextManager[Any]] | None:
         return contextmanager(self.function) if inspect.isgeneratorfunction(self.function) else None
 
-    async def call(self, call: Call, stack: AsyncExitStack) -> Any:
+    async def call(self, call: Incoming, stack: AsyncExitStack) -> Any:
         values = {name: source(call) for name, source in self.direct.items()}
         for name, dependency in self.dependencies.items():
             values[name] = await dependency.call(call, stack)
@@ -155,7 +191,7 @@ class _Injected:
         result = self.function(**values)
         return await result if inspect.isawaitable(result) else result
 
-    def call_sync(self, call: Call, stack: ExitStack) -> Any:
+    def call_sync(self, call: Incoming, stack: ExitStack) -> Any:
         values = {name: source(call) for name, source in self.direct.items()}
         for name, dependency in self.dependencies.items():
             values[name] = dependency.call_sync(call, stack)
@@ -180,6 +216,10 @@ class Handler:
     """For one attempt; None: as the settings say."""
     by_error: ByError = field(default_factory=dict)
     """What errors of these classes lead to instead of `retry`."""
+    circuit_breaker: CircuitBreaker | None = None
+    """When its failures stop it; None: never."""
+    inherit_deliver_by: bool = False
+    """Does what it sends expire when its message does, unless it says otherwise?"""
     is_async: bool = field(init=False)
     takes_list: bool = field(init=False)
     """Is it called once with all messages of its transaction?"""
@@ -191,22 +231,32 @@ class Handler:
         is_async = inspect.iscoroutinefunction(self.function)
         object.__setattr__(self, "is_async", is_async)
         object.__setattr__(self, "takes_list", _takes_list(self.function, self.cls, of=self.name))
+        if self.takes_list and self.inherit_deliver_by:
+            raise InvalidSetting(f"{self.name}: a list of messages has no one deliver_by to inherit; take them singly")
         object.__setattr__(self, "_injected", _resolve(self.function, self.cls, is_async=is_async, of=self.name))
 
     @property
     def name(self) -> str:
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
-    async def run(self, call: Call) -> Any:
-        """Run an async handler and return what it returned."""
-        async with AsyncExitStack() as stack:
-            return await self._injected.call(call, stack)
+    def cause(self, envelope: Envelope) -> Cause:
+        """What follows from this message is sent with this cause."""
+        return Cause(envelope, envelope.deliver_by if self.inherit_deliver_by else None)
 
-    def run_sync(self, call: Call) -> Any:
-        """Run a sync handler, in the thread that this is called in."""
+    async def run(self, call: Incoming) -> Any:
+        """Run an async handler, send what it returned, and return that."""
+        async with AsyncExitStack() as stack:
+            result = await self._injected.call(call, stack)
+        call.context.cascade(result)
+        return result
+
+    def run_sync(self, call: Incoming) -> Any:
+        """As run(), for a sync handler, in the thread that this is called in."""
         try:
             with ExitStack() as stack:
-                return self._injected.call_sync(call, stack)
+                result = self._injected.call_sync(call, stack)
+            call.context.cascade(result)
+            return result
         except StopIteration as error:  # no Future can carry it; coroutines do the same (PEP 479)
             raise RuntimeError("the handler raised StopIteration") from error
 

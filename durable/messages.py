@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from durable.envelope import JSON, is_media_type
 from durable.errors import InvalidSetting, UnknownMessageType
 from durable.settings import suggestion
 
@@ -20,18 +21,24 @@ _MAX_NAME = 200  # a RabbitMQ routing key holds 255 bytes, and the service's nam
 
 _by_name: dict[str, type] = {}
 _by_class: dict[type, str] = {}
+_content_types: dict[type, str] = {}
 
 
-def message(name: str, *, version: int = 1) -> Callable[[type[T]], type[T]]:
+def message(name: str, *, version: int = 1, content_type: str = JSON) -> Callable[[type[T]], type[T]]:
     """Register a class (msgspec Struct, dataclass, pydantic model or attrs class) under a stable name.
 
     `name` is dotted lower case, like "orders.order-placed". A new `version` is a type of its own, stored as
-    "orders.order-placed.v2". Raises InvalidSetting for another form, or a name that another class has.
+    "orders.order-placed.v2"; durable.upcaster() makes it of the one before. `content_type` says how it is encoded
+    (durable.codec). Raises InvalidSetting for another form, or a name that another class has.
     """
     if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
         raise InvalidSetting(f"@message({name!r}): use dotted lower-case words, like 'orders.order-placed'")
     if version < 1:
         raise InvalidSetting(f"@message({name!r}): version must be at least 1")
+    if not is_media_type(content_type):
+        raise InvalidSetting(
+            f"@message({name!r}): {content_type!r} is no content type; write it like 'application/msgpack'"
+        )
     full_name = name if version == 1 else f"{name}.v{version}"
 
     def register(cls: type[T]) -> type[T]:
@@ -40,6 +47,7 @@ def message(name: str, *, version: int = 1) -> Callable[[type[T]], type[T]]:
             raise InvalidSetting(f"@message({full_name!r}) is taken by {known.__module__}.{known.__qualname__}")
         _by_name[full_name] = cls
         _by_class[cls] = full_name
+        _content_types[cls] = content_type
         return cls
 
     return register
@@ -51,6 +59,11 @@ def name_of(cls: type) -> str:
         return _by_class[cls]
     except KeyError:
         raise UnknownMessageType(f"{cls.__qualname__} is not a message: decorate it with @message(name)") from None
+
+
+def content_type_of(cls: type) -> str:
+    """How messages of this class are encoded."""
+    return _content_types.get(cls, JSON)
 
 
 def class_of(name: str) -> type:

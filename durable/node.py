@@ -12,14 +12,18 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from durable.application import Application, Transports
+from durable.attempts import Attempts
 from durable.clock import Clock
+from durable.composing import Composer
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.failpoints import failpoint
-from durable.handling import HandlingAgent, Lanes
+from durable.handling import HandlingAgent
+from durable.lanes import Lanes
 from durable.receiving import ReceivingAgent
 from durable.recovery.agent import RecoveryAgent
 from durable.recovery.membership import Membership
+from durable.recovery.recurring import Recurring
 from durable.routing import LOCAL
 from durable.sending import SendingAgent
 from durable.sessions import Sessions
@@ -42,6 +46,7 @@ class Node:
         database: Database,
         sessions: Sessions,
         transports: Transports,
+        composer: Composer,
         clock: Clock,
         counters: Counters,
     ) -> None:
@@ -51,15 +56,18 @@ class Node:
         self._database = database
         self._sessions = sessions
         self._transports = transports
+        self._composer = composer
         self._clock = clock
         self._counters = counters
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
         self.senders: dict[str, SendingAgent] = {}
         self.handlers: dict[str, HandlingAgent] = {}
+        self._by_type: dict[str, HandlingAgent] = {}
+        """With the older types that they serve, too."""
         self.listeners: list[Listener] = []
         self.receiver: ReceivingAgent | None = None
-        self._lanes = Lanes(self.handlers)
+        self._lanes = Lanes(self._by_type)
         self._sending: list[asyncio.Task[None]] = []
         self._tasks: asyncio.TaskGroup
 
@@ -67,7 +75,7 @@ class Node:
         """Live until `stopping` is set or the membership is lost. `started` is done once the agents run."""
         application = self._application
         membership = Membership(
-            application.service, self._settings, message_types=list(application.handlers), wake=self._woken.set
+            application.service, self._settings, message_types=list(application.by_type()), wake=self._woken.set
         )
         node_id = await membership.join()
         log.info("node %d of %s joined", node_id, application.service)
@@ -101,15 +109,16 @@ class Node:
             woken=self._woken,
             senders=self.senders,
             agent_for=self.agent_for,
-            handlers=self.handlers,
+            handlers=self._by_type,
             receiving=receiving,
+            recurring=Recurring(self._database, node_id, self._application.schedules, self._composer, self._counters),
         )
         await self._listen(receiving)  # first: an address that is taken is an error of its own, not one of a group's
         async with asyncio.TaskGroup() as self._tasks:
             storing = self._tasks.create_task(receiving.run(), name="receiving")
             handling = [
-                self._tasks.create_task(agent.run(), name=f"handling {message_type}")
-                for message_type, agent in self.handlers.items()
+                self._tasks.create_task(agent.run(), name=f"handling {agent.handler.message_type}")
+                for agent in self.handlers.values()
             ]
             self.node_id = node_id
             for destination in self._application.destinations():
@@ -158,9 +167,15 @@ class Node:
         for message_type, handler in self._application.handlers.items():
             self.handlers[message_type] = HandlingAgent(
                 handler,
+                Attempts(
+                    handler,
+                    sessions=self._sessions,
+                    node=node_id,
+                    settings=self._settings,
+                    onion=self._application.onion,
+                ),
                 policy=self._application.policy(handler),
                 database=self._database,
-                sessions=self._sessions,
                 node=node_id,
                 settings=self._settings,
                 clock=self._clock,
@@ -168,6 +183,8 @@ class Node:
                 has_room=self._woken.set,
                 suspects=suspects,
             )
+        served = self._application.by_type().items()
+        self._by_type.update({name: self.handlers[handler.message_type] for name, handler in served})
         return ReceivingAgent(
             database=self._database,
             node=node_id,
@@ -197,6 +214,7 @@ class Node:
             settings=self._settings,
             counters=self._counters,
             has_room=self._woken.set,
+            clock=self._clock,
         )
         self._sending.append(self._tasks.create_task(agent.run(), name=f"sending to {destination}"))
         return agent
@@ -204,6 +222,8 @@ class Node:
     def reserve(self, envelope: Envelope) -> NodeId:
         if envelope.execution_time is not None:
             return ANY_NODE
+        if envelope.deliver_by is not None and envelope.is_late(self._clock.now()):
+            return ANY_NODE  # it expires where it lies
         if envelope.destination == LOCAL:
             return self._lanes.reserve(envelope)
         sender = self.senders.get(envelope.destination)

@@ -221,8 +221,12 @@ class ReceivingAgent:
 
     async def _store_fit(self, envelopes: Sequence[tuple[str, Envelope]]) -> _Found:
         """Store envelopes that seem sound; when the database refuses one of them, find it by halving."""
-        # What is to wait is nobody's work until it is due.
-        owners = [ANY_NODE if e.execution_time is not None else self._intake.reserve(e) for _, e in envelopes]
+        # What is to wait is nobody's work until it is due, and what has come too late nobody's at all: it expires.
+        now = self._clock.now()
+        owners = [
+            ANY_NODE if e.execution_time is not None or e.is_late(now) else self._intake.reserve(e)
+            for _, e in envelopes
+        ]
         arrivals = [Arrival(*pair, owner) for pair, owner in zip(envelopes, owners, strict=True)]
         found = _Found(set(), set())
         try:

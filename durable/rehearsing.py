@@ -19,13 +19,14 @@ from typing import Literal
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from durable import codec
+from durable import upcasting
 from durable.bus import Bus
 from durable.composing import Cause
 from durable.envelope import Envelope, Leased
 from durable.errors import DurableError, InvalidMessage, UnknownMessageType, WiringError
-from durable.handlers import Call, Context, Handler
+from durable.handlers import Context, Handler, Incoming
 from durable.joined_sessions import JoinedSessions, RehearsalRuntime
+from durable.middleware import HandleNext
 from durable.sessions import Sessions
 from durable.storage import dead_letters, letter_statements
 from durable.storage.dead_letters import DeadLetter
@@ -82,7 +83,7 @@ class Rehearsal:
     async def _attempt(self, handler: Handler, lease: Leased) -> None:
         limit = (handler.timeout or self._bus.settings.handler_timeout).total_seconds()
         async with asyncio.timeout(None if self._unhurried else limit) as timeout:
-            await attempt(handler, lease, self._sessions, _look, unhurried=self._unhurried)
+            await attempt(self._bus, handler, lease, _look, unhurried=self._unhurried)
             if (deadline := timeout.when()) is not None and asyncio.get_running_loop().time() > deadline:
                 raise TimeoutError  # a sync handler has kept the loop from noticing
 
@@ -119,7 +120,7 @@ async def handle(bus: Bus, letter: DeadLetter, *, actor: str, reason: str | None
         session.commit()
 
     try:
-        await attempt(handler_of(bus, letter), whole(letter), bus.runtime.sessions, commit, unhurried=True)
+        await attempt(bus, handler_of(bus, letter), whole(letter), commit, unhurried=True)
     finally:
         await bus.runtime.sessions.close()
     return sends
@@ -131,7 +132,7 @@ async def handle(bus: Bus, letter: DeadLetter, *, actor: str, reason: str | None
 def handler_of(bus: Bus, letter: DeadLetter) -> Handler:
     """Its handler today; raises UnknownMessageType."""
     message_type = letter.summary.message_type
-    handler = bus.application.handlers.get(message_type or "")
+    handler = bus.application.by_type().get(message_type or "")
     if handler is None:
         raise UnknownMessageType(f"{bus.service} has no handler for {message_type or 'what has no type'}")
     return handler
@@ -147,27 +148,35 @@ def whole(letter: DeadLetter) -> Leased:
     return lease
 
 
-async def attempt(
-    handler: Handler, lease: Leased, sessions: Sessions, finish: Finish, *, unhurried: bool = False
-) -> None:
-    """Run the handler in this very thread, a sync one too; then let `finish` end the transaction."""
-    message = codec.decode(lease.envelope.body, handler.cls, lease.envelope.content_type)
+async def attempt(bus: Bus, handler: Handler, lease: Leased, finish: Finish, *, unhurried: bool = False) -> None:
+    """Run the handler in this very thread, a sync one too, within its middleware; then let `finish` end the
+    transaction."""
+    sessions = bus.runtime.sessions
+    handle = bus.application.onion.around_handling(_in_this_thread(handler))
+    message = upcasting.decode(lease.envelope, handler.cls)
     given = [message] if handler.takes_list else message
-    cause = None if handler.takes_list else Cause(lease.envelope)  # as in the handling agent
+    cause = None if handler.takes_list else handler.cause(lease.envelope)  # as in the handling agent
     if handler.is_async:
         async with sessions.open() as session:
             if unhurried:
                 await session.run_sync(_allow_idling)
             with _entered(sessions, session, cause) as outbox:
-                outbox.cascade(await handler.run(Call(given, session, Context(lease, 1, outbox))))
+                await handle(Incoming(given, session, [Context(lease, 1, outbox)], handler.name))
             await session.run_sync(finish, outbox)
     else:
-        with sessions.open_sync() as session:
+        with sessions.open_sync() as session_sync:
             if unhurried:
-                _allow_idling(session)
-            with _entered(sessions, session, cause) as outbox:
-                outbox.cascade(handler.run_sync(Call(given, session, Context(lease, 1, outbox))))
-            finish(session, outbox)
+                _allow_idling(session_sync)
+            with _entered(sessions, session_sync, cause) as outbox:
+                await handle(Incoming(given, session_sync, [Context(lease, 1, outbox)], handler.name))
+            finish(session_sync, outbox)
+
+
+def _in_this_thread(handler: Handler) -> HandleNext:
+    async def run(incoming: Incoming) -> object:
+        return await handler.run(incoming) if handler.is_async else handler.run_sync(incoming)
+
+    return run
 
 
 @contextmanager

@@ -1,10 +1,10 @@
-"""Many dead letters resolved in one run: in batches, at a rate, until done or stopped.
+"""Many rows changed in one run, as dead letters are resolved: in batches, at a rate, until done or stopped.
 
-    survey --> [ batch: one statement, one transaction ] --> pause --> next batch, from the last letter on
+    survey --> [ batch: one statement, one transaction ] --> pause --> next batch, from the last row on
                           |
                 stopped, or dead: what was committed is done, the rest is as it was, and another run goes on with it
 
-A run ends at the newest letter that there was when it began: what it replays may fail again meanwhile.
+A run ends at the newest row that there was when it began: what it replays may fail again meanwhile.
 """
 
 from __future__ import annotations
@@ -14,22 +14,36 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from sqlalchemy import Connection
 
 from durable.storage import dead_letters
 from durable.storage.database import Database
-from durable.storage.dead_letters import Resolved, Selection, Stretch
+from durable.storage.dead_letters import Resolved, Selection, Stretch, Survey
 
 BATCH_SIZE: Final = 100
 _BATCHES_A_SECOND = 4  # at a rate, so that it is even and a stop is prompt
 
 
-class Resolution(Protocol):
-    """What is done with a stretch: dead_letters.replay or discard, with the rest of their arguments."""
+S = TypeVar("S")
+S_contra = TypeVar("S_contra", contravariant=True)
 
-    def __call__(self, conn: Connection, schema: str, selection: Selection, stretch: Stretch) -> Resolved: ...
+
+class Change(Protocol[S_contra]):
+    """What is done with a stretch of what is selected: one statement."""
+
+    def __call__(self, conn: Connection, schema: str, selection: S_contra, stretch: Stretch) -> Resolved: ...
+
+
+class Count(Protocol[S_contra]):
+    """How much there is to do."""
+
+    def __call__(self, conn: Connection, schema: str, selection: S_contra) -> Survey: ...
+
+
+Resolution = Change[Selection]
+"""What becomes of letters: dead_letters.replay or discard, with the rest of their arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +91,41 @@ async def resolve(
     `rate` is in letters a second. With `replayable` only those count that can be replayed. Raises StorageUnavailable:
     the batches before it are done, and so may be the one that it happened in.
     """
+    return await change_all(
+        database,
+        dead_letters.survey,
+        resolution,
+        selection,
+        replayable=replayable,
+        rate=rate,
+        limit=limit,
+        stopping=stopping,
+        tell=tell,
+    )
+
+
+async def change_all(
+    database: Database,
+    count: Count[S],
+    change: Change[S],
+    selection: S,
+    *,
+    replayable: bool = False,
+    rate: float | None = None,
+    limit: int | None = None,
+    stopping: asyncio.Event | None = None,
+    tell: Callable[[Run], None] = lambda run: None,
+) -> Run:
+    """resolve(), for rows of any kind."""
     stopping, pace = stopping or asyncio.Event(), Pace(rate)
-    survey = await database.transaction(dead_letters.survey, selection)
+    survey = await database.transaction(count, selection)
     total, unfit = (survey.replayable, survey.total - survey.replayable) if replayable else (survey.total, 0)
     run = Run(total if limit is None else min(total, limit), unfit=unfit)
     after, began = 0, time.monotonic()
     tell(run)
     while run.done < run.total and not stopping.is_set():
         stretch = Stretch(after, survey.newest, min(pace.batch_size, run.total - run.done))
-        resolved = await database.transaction(resolution, selection, stretch)
+        resolved = await database.transaction(change, selection, stretch)
         if not resolved.done and not resolved.left:
             break
         after = max(resolved.done + resolved.left)

@@ -3,6 +3,7 @@
     failed --immediate attempts left--> RunAgain          in this process, in a fresh session
            --delays left-------------> RunLater(delay)    a row with an execution time; no memory, no slot
            --otherwise---------------> DeadLetter
+           or, by a RetryAfter-------> Pause              the handler, on every node, for as long as the error asks for
 
 A handler's own verdict (Reject, RetryLater, Release, PauseListener) comes before the policy, and so does
 InvalidMessage: a message that cannot be decoded today is not going to be decodable in a minute. Then the nearest class
@@ -15,8 +16,10 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from typing import Self
 
+from durable.duration import Duration, duration
 from durable.errors import InvalidMessage, InvalidSetting, PauseListener, Reject, Release, RetryLater
 
 
@@ -41,8 +44,10 @@ class HandBack:
 class Pause:
     """Unowned and uncounted, and nobody takes any more of them for this time."""
 
-    duration: timedelta
+    time: timedelta
     reason: str
+    listener: bool = False
+    """Is nothing more to be received, either, where the message came from?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +68,9 @@ class Retry:
     """
 
     immediate: int = 2
-    delays: Sequence[float | timedelta] = (1, 10, 60)
+    delays: Sequence[Duration] = (1, 10, 60)
     jitter: float = 0.1
-    max_age: float | timedelta | None = None
+    max_age: Duration | None = None
 
     @classmethod
     def never(cls) -> Self:
@@ -73,9 +78,9 @@ class Retry:
         return cls(immediate=0, delays=())
 
     def __post_init__(self) -> None:
-        if self.immediate < 0 or any(_seconds(delay) < 0 for delay in self.delays):
+        if self.immediate < 0 or any(duration(delay) < timedelta(0) for delay in self.delays):
             raise InvalidSetting("Retry: immediate and delays must not be negative")
-        if self.max_age is not None and _seconds(self.max_age) <= 0:
+        if self.max_age is not None and duration(self.max_age) <= timedelta(0):
             raise InvalidSetting("Retry: max_age must be above 0")
         if not 0 <= self.jitter < 1:
             raise InvalidSetting("Retry: jitter must be at least 0 and below 1")
@@ -88,7 +93,7 @@ class Retry:
         """What to do after this failed attempt of a message of this age."""
         decision = self._next(attempt, rng)
         wait = decision.delay if isinstance(decision, RunLater) else timedelta(0)
-        if self.max_age is not None and (age + wait).total_seconds() > _seconds(self.max_age):
+        if self.max_age is not None and age + wait > duration(self.max_age):
             return DeadLetter()
         return decision
 
@@ -100,15 +105,50 @@ class Retry:
         return DeadLetter()
 
     def _varied(self, delay: float | timedelta, rng: random.Random) -> timedelta:
-        return timedelta(seconds=_seconds(delay) * rng.uniform(1 - self.jitter, 1 + self.jitter))
+        return duration(delay) * rng.uniform(1 - self.jitter, 1 + self.jitter)
 
     @property
     def horizon(self) -> timedelta:
         """The longest a message may go on being retried: less than the time for which duplicates are recognised."""
-        return timedelta(seconds=sum(_seconds(delay) for delay in self.delays) * (1 + self.jitter))
+        return sum(map(duration, self.delays), timedelta(0)) * (1 + self.jitter)
 
 
-ByError = Mapping[type[Exception], Retry]
+@dataclass(frozen=True, slots=True)
+class RetryAfter:
+    """The error says for how long its handler is to be left alone: until then no node runs it.
+
+    That is the error's `retry_after` (a timedelta or seconds), or the Retry-After header of its `response`, as httpx
+    and requests raise it (RFC 9110, 10.2.3), else `default`; at most `longest`. The message is handed back uncounted.
+    """
+
+    default: Duration = 30
+    longest: Duration = 3600
+
+    def __post_init__(self) -> None:
+        if min(duration(self.default), duration(self.longest)) <= timedelta(0):
+            raise InvalidSetting("RetryAfter: default and longest must be above 0")
+
+    def time(self, error: BaseException) -> timedelta:
+        asked = getattr(error, "retry_after", None)
+        if not isinstance(asked, timedelta | int | float):
+            asked = _retry_after(getattr(getattr(error, "response", None), "headers", {}))
+        wanted = duration(self.default if asked is None else asked)
+        return min(max(wanted, timedelta(0)), duration(self.longest))
+
+
+def _retry_after(headers: Mapping[str, str]) -> timedelta | None:
+    """Seconds, or a date by the clock of the peer, which says in another header what it shows now."""
+    value = headers.get("retry-after") or headers.get("Retry-After") or ""
+    try:
+        if value.strip().isdigit():
+            return timedelta(seconds=int(value))
+        now = headers.get("date") or headers.get("Date") or ""
+        return parsedate_to_datetime(value) - parsedate_to_datetime(now)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+ByError = Mapping[type[Exception], Retry | RetryAfter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +167,17 @@ class Policy:
                 return RunLater(after)
             case Release():
                 return HandBack()
-            case PauseListener(for_=duration):
-                return Pause(duration, str(error))
+            case PauseListener(for_=time):
+                return Pause(time, str(error), listener=True)
             case Reject() | InvalidMessage():
                 return DeadLetter()
-            case _:
-                return self._of(error).next(attempt, age, rng or random.Random())
+        match self._of(error):
+            case RetryAfter() as rule:
+                return Pause(rule.time(error), f"{type(error).__name__}: {error}")
+            case Retry() as rule:
+                return rule.next(attempt, age, rng or random.Random())
 
-    def _of(self, error: BaseException) -> Retry:
+    def _of(self, error: BaseException) -> Retry | RetryAfter:
         nearest = next((cls for cls in type(error).__mro__ if cls in self.by_error), None)
         return self.retry if nearest is None else self.by_error[nearest]
 
@@ -149,13 +192,11 @@ class Policy:
 
     def steady(self) -> Self:
         """The same without jitter."""
-        by_error = {error: replace(retry, jitter=0) for error, retry in self.by_error.items()}
+        by_error = {
+            error: replace(rule, jitter=0) if isinstance(rule, Retry) else rule for error, rule in self.by_error.items()
+        }
         return replace(self, retry=replace(self.retry, jitter=0), by_error=by_error)
 
     @property
     def _all(self) -> list[Retry]:
-        return [self.retry, *self.by_error.values()]
-
-
-def _seconds(delay: float | timedelta) -> float:
-    return delay.total_seconds() if isinstance(delay, timedelta) else delay
+        return [self.retry, *(rule for rule in self.by_error.values() if isinstance(rule, Retry))]

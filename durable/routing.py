@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from durable.errors import RoutingError
+from durable.upcasting import newer_types
 
 LOCAL = "local"
 """The destination of a message whose handler is in the same service: its own inbox, without any transport."""
@@ -42,7 +43,7 @@ class Routes:
             return to
         if (command := self._commands.get(message_type)) is not None:
             return command
-        if message_type in self._local:
+        if self._is_handled_here(message_type):
             return LOCAL
         subscribers = self._subscribers.get(message_type, [])
         if len(subscribers) == 1:
@@ -58,7 +59,7 @@ class Routes:
         """Every subscriber; raises RoutingError for a command."""
         if message_type in self._commands:
             raise RoutingError(f"{message_type} is a command with one route: use send()")
-        local = [LOCAL] if message_type in self._local else []
+        local = [LOCAL] if self._is_handled_here(message_type) else []
         return [*self._subscribers.get(message_type, []), *local]
 
     def is_event(self, message_type: str) -> bool:
@@ -69,6 +70,10 @@ class Routes:
         """Every declared destination by message type, for display."""
         types = sorted({*self._commands, *self._subscribers, *self._local})
         return {name: self._all(name) for name in types}
+
+    def _is_handled_here(self, message_type: str) -> bool:
+        """Also after upcasting."""
+        return message_type in self._local or any(newer in self._local for newer in newer_types(message_type))
 
     def _all(self, name: str) -> list[str]:
         command = [self._commands[name]] if name in self._commands else []

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from durable import codec, in_flight
 from durable.application import Application, Transports
 from durable.clock import Clock, SystemClock
 from durable.composing import Composer
 from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.errors import InvalidSetting, StorageUnavailable
+from durable.messages import class_of, content_type_of
 from durable.node import Node
 from durable.receiving import LeftToOthers, ReceivingAgent
 from durable.retry import Policy
@@ -52,6 +54,7 @@ class Runtime:
             settings,
             self.clock,
             resolve=lambda uri, message_type: self.transports().resolve(uri, message_type),
+            around=application.onion.around_sending,
         )
         self.sessions = Sessions(settings, self.composer, self, scope, **engines)
         self.node: Node | None = None
@@ -91,8 +94,8 @@ class Runtime:
         return RabbitTransport(self.settings, service=self.application.service, messages=self._handled)
 
     def _handled(self) -> Mapping[str, type]:
-        """The classes of the messages that are handled here, by name; more may be declared later."""
-        return {name: handler.cls for name, handler in self.application.handlers.items()}
+        """As which class messages of each type are handled here; more may be declared later."""
+        return {name: handler.cls for name, handler in self.application.by_type().items()}
 
     @property
     def receiver(self) -> Receiver | None:
@@ -115,6 +118,10 @@ class Runtime:
         transports = self.transports()
         for uri in [*self.application.destinations(), *(listening.uri for listening in self.application.listeners)]:
             transports.of(uri)
+        for name in self.application.by_type().keys() | self.application.routes.destinations().keys():
+            codec.codec_for(content_type_of(class_of(name)))
+        for schedule in self.application.schedules.values():
+            schedule.check(self.composer)
         horizon = max((policy.horizon for policy in self._policies()), default=None)
         if horizon is not None and horizon >= self.settings.dedupe_window:
             raise InvalidSetting(
@@ -127,8 +134,9 @@ class Runtime:
         return map(self.application.policy, self.application.handlers.values())
 
     async def start(self) -> None:
-        """Check the wiring, join the nodes and start the agents; raises when the first node cannot start."""
+        """Check the wiring and what is in flight, join the nodes, start the agents; raises when the first cannot."""
         await self.check()
+        await in_flight.guard(self.database, self.application, self.settings)
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._living = asyncio.create_task(self._live(started), name=f"durable {self.application.service}")
         await started
@@ -183,6 +191,7 @@ class Runtime:
             database=self.database,
             sessions=self.sessions,
             transports=self.transports(),
+            composer=self.composer,
             clock=self.clock,
             counters=self.counters,
         )

@@ -50,6 +50,12 @@ def flaw(envelope: Envelope, *, max_message_bytes: int) -> str | None:
     return None
 
 
+def never_due(envelope: Envelope) -> bool:
+    """Does it expire before it is due?"""
+    due, deliver_by = envelope.execution_time, envelope.deliver_by
+    return due is not None and deliver_by is not None and due >= deliver_by
+
+
 def too_old(envelope: Envelope, now: datetime, dedupe_window: timedelta) -> bool:
     """Is it older than duplicates are remembered? Then nobody can tell whether it was handled."""
     made_ms = unix_ms(envelope.id)

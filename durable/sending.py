@@ -19,6 +19,7 @@ from itertools import chain
 
 from durable.batching import Buffer, is_due
 from durable.circuit import Circuit
+from durable.clock import Clock, SystemClock
 from durable.envelope import Envelope, Lease, Leased, NodeId
 from durable.errors import TransportError
 from durable.failpoints import failpoint
@@ -50,11 +51,13 @@ class SendingAgent:
         settings: Settings,
         counters: Counters,
         has_room: Callable[[], None],
+        clock: Clock | None = None,
     ) -> None:
         self.destination = destination
         self.circuit = Circuit(settings.failures_to_latch)
         self.buffer: Buffer[Leased] = Buffer(settings.buffer_size, settings.buffer_bytes)
         self.wants_more = False
+        self.paused = False
         self.latch_generation = 0
         self._sender = sender
         self._database = database
@@ -62,6 +65,7 @@ class SendingAgent:
         self._settings = settings
         self._counters = counters
         self._has_room = has_room
+        self._clock = clock or SystemClock()
         self._in_flight: dict[int, Sequence[Leased]] = {}
         self._sent: list[Leased] = []
         self._deleting: list[Leased] = []
@@ -76,7 +80,7 @@ class SendingAgent:
 
     def reserve(self, envelope: Envelope) -> bool:
         """Keep room for an envelope that is about to be committed. From any thread."""
-        return not (self.circuit.latched or self._stopping) and self.buffer.reserve([envelope])
+        return not (self.circuit.latched or self.paused or self._stopping) and self.buffer.reserve([envelope])
 
     def abandon(self, envelopes: Sequence[Envelope]) -> None:
         """Their transaction was rolled back. From any thread."""
@@ -96,6 +100,14 @@ class SendingAgent:
         else:
             self.circuit.unlatch()
         self._changed.set()
+
+    def observe_pause(self, paused: bool) -> None:
+        """Follow what an operator or a handler has said: while it is paused nothing is sent, not even a ping."""
+        if paused != self.paused:
+            log.warning("%s is %s", self.destination, "paused" if paused else "resumed")
+            self.paused = paused
+            self._changed.set()
+            self._has_room()
 
     def stop(self) -> None:
         """Send what is in memory, then end run()."""
@@ -119,9 +131,11 @@ class SendingAgent:
 
     async def _send_batches(self, batches: asyncio.TaskGroup) -> None:
         limits = self._settings
-        while not (self._stopping and (self.circuit.latched or not len(self.buffer))):
+        while not (self._stopping and (self.circuit.latched or self.paused or not len(self.buffer))):
             self._changed.clear()
-            if self.circuit.latched:
+            if self.paused:
+                await self._stay_paused()
+            elif self.circuit.latched:
                 await self._stay_latched()
             elif (pause := self._busy_until - asyncio.get_running_loop().time()) > 0:
                 await self._wait(pause)
@@ -142,14 +156,31 @@ class SendingAgent:
         failpoint("C5")
         ticket = self.circuit.ticket
         try:
+            if timely := await self._without_late(batch):
+                await self._send_timely(timely, ticket)
+        finally:
+            del self._in_flight[id(batch)]
+            self._changed.set()
+
+    async def _send_timely(self, batch: Sequence[Leased], ticket: int) -> None:
+        try:
             outcomes = await self._sender.send([lease.envelope for lease in batch])
         except TransportError as error:
             await self._batch_failed(batch, str(error), ticket)
         else:
             await self._settle(batch, outcomes, ticket)
-        finally:
-            del self._in_flight[id(batch)]
-            self._changed.set()
+
+    async def _without_late(self, batch: Sequence[Leased]) -> Sequence[Leased]:
+        """What is still to be sent; the rest has expired while it waited here."""
+        now = self._clock.now()
+        late = [lease for lease in batch if lease.envelope.is_late(now)]
+        if not late:
+            return batch
+        found = await self._database.insist(outbox.expire, self._node, late, keep_body=self._settings.history_bodies)
+        self._counters.add(Event.EXPIRED, len(found.expired))
+        gone = {lease.key for lease in late if lease.envelope.id not in found.timely}
+        self._done([lease for lease in batch if lease.key in gone])
+        return [lease for lease in batch if lease.key not in gone]
 
     async def _settle(self, batch: Sequence[Leased], outcomes: Sequence[Outcome], ticket: int) -> None:
         keep: list[Leased] = []
@@ -263,6 +294,13 @@ class SendingAgent:
             log.warning("unlatched %s", self.destination)
             self._counters.add(Event.UNLATCHED)
         self._has_room()
+
+    async def _stay_paused(self) -> None:
+        """Hold nothing, until something changes; a batch that is under way may still bring some of it back."""
+        if len(self.buffer):
+            await self._release_waiting()
+        else:
+            await self._changed.wait()
 
     async def _release_waiting(self) -> None:
         waiting = self.buffer.take(self._settings.buffer_size, self._settings.buffer_bytes)

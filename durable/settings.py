@@ -97,6 +97,13 @@ class Settings(BaseSettings):
     )
     handler_timeout: Duration = Field(default=timedelta(seconds=60), description="for one attempt of a handler")
     drain_timeout: Duration = Field(default=timedelta(seconds=10), description="for work under way when the node stops")
+    check_in_flight: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        default=1_000,
+        description="messages of each type that are decoded before a node starts, the oldest and the newest; 0: none",
+    )
+    pause_undecodable: bool = Field(
+        default=False, description="pause the types that do not decode then, on every node, instead of not starting"
+    )
 
     amqp_url: SecretStr | None = Field(
         default=None, description="the RabbitMQ broker 'default', such as amqp://user:secret@host:5672/vhost"

@@ -31,7 +31,10 @@ class Event(StrEnum):
     CLAIMED = "claimed"
     RECOVERED = "recovered"
     PROMOTED = "promoted"
+    RECURRED = "recurred"
     FORGOTTEN = "forgotten"
+    CIRCUIT_OPENED = "circuit_opened"
+    CIRCUIT_CLOSED = "circuit_closed"
 
 
 class Counters:

@@ -26,8 +26,8 @@ from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, SessionTransaction
 
-from durable.composing import Cause, Composer, SendOptions
-from durable.envelope import Envelope, NodeId
+from durable.composing import Cause, Composer, Outgoing, SendOptions
+from durable.envelope import Envelope, NodeId, new_id
 from durable.errors import NoUnitOfWork, WiringError
 from durable.failpoints import failpoint
 from durable.routing import LOCAL
@@ -74,15 +74,11 @@ class Outbox:
         Raises RoutingError when the message has not exactly one destination, InvalidMessage when it could not be
         stored or decoded.
         """
-        envelope = self._composer.command(message, to=to, cause=self.cause, **options)
-        self._remember([envelope])
-        return envelope.id
+        return self._send(Outgoing(message, "command", to, options, self.cause, self._remember))
 
     def publish(self, message: object, **options: Unpack[SendOptions]) -> UUID:
         """Send an event to every subscriber when the session commits; returns the id that all copies share."""
-        envelope_id, envelopes = self._composer.event(message, cause=self.cause, **options)
-        self._remember(envelopes)
-        return envelope_id
+        return self._send(Outgoing(message, "event", None, options, self.cause, self._remember))
 
     @property
     def pending(self) -> Sequence[Envelope]:
@@ -93,7 +89,11 @@ class Outbox:
         """Send what a handler returned: a message, several in a list or tuple, or None."""
         for message in result if isinstance(result, list | tuple) else [result]:
             if message is not None:
-                self._remember(self._composer.cascaded(message, cause=self.cause))
+                self._send(Outgoing(message, "cascade", None, {}, self.cause, self._remember))
+
+    def _send(self, outgoing: Outgoing) -> UUID:
+        """Its id; what middleware drops gets one too, that nothing has."""
+        return self._composer.send(outgoing) or new_id()
 
     def _remember(self, envelopes: Sequence[Envelope]) -> None:
         if not self.session.in_transaction():

@@ -17,12 +17,14 @@ Recovered
     `outgoing`        claims unowned envelopes for the destinations that are not latched, as far as there is room
     `incoming`        claims unowned messages for the handlers, as far as there is room
     `scheduled`       makes due rows claimable, and finishes expired ones
+    `recurring`       runs the schedules that the application declares, each occurrence once over all nodes
     `forgotten`       releases what this node owns and does not work on, after commits whose reply was lost
     `maintenance`     makes and drops partitions
 
 When
     `agent` runs these when it is woken: by NOTIFY from a commit that left rows unowned, by an agent that has room
-    again, and by the clock in any case. A wake-up that is lost costs one poll interval and nothing else.
+    again, by the clock when something is due, and by polling in any case. A wake-up that is lost costs one poll
+    interval and nothing else.
 """
 
 if __name__ != "durable.recovery":

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
 from itertools import chain
+from typing import Final
 
 from durable.envelope import Lease, NodeId
 from durable.errors import StorageUnavailable
@@ -16,15 +18,18 @@ from durable.recovery.forgotten import Forgotten
 from durable.recovery.incoming import claim_incoming
 from durable.recovery.maintenance import maintain
 from durable.recovery.outgoing import AgentFor, claim_outgoing
+from durable.recovery.recurring import Recurring
 from durable.recovery.scheduled import expire, promote_due
 from durable.sending import SendingAgent
 from durable.settings import Settings
-from durable.storage import circuits, statements
+from durable.storage import circuits, delayed, statements
 from durable.storage.circuits import Kind
 from durable.storage.database import Database
 from durable.telemetry import Counters, log
 
 Story = Callable[[], Awaitable[None]]
+
+_SHORTEST_WAIT: Final = 0.005  # seconds: what is due within so little goes in one round
 
 
 class RecoveryAgent:
@@ -42,6 +47,7 @@ class RecoveryAgent:
         agent_for: AgentFor,
         handlers: Mapping[str, HandlingAgent],
         receiving: ReceivingAgent,
+        recurring: Recurring,
     ) -> None:
         self._database = database
         self._settings = settings
@@ -52,6 +58,8 @@ class RecoveryAgent:
         self._agent_for = agent_for
         self._handlers = handlers
         self._receiving = receiving
+        self._recurring = recurring
+        self._due_in: list[timedelta | None] = []
         self._dormant = DormantNodes(database, settings, counters)
         self._forgotten = [
             Forgotten(database, statements.OUTGOING, node, counters, _held_by(senders)),
@@ -70,15 +78,25 @@ class RecoveryAgent:
                 tasks.create_task(self._repeat(name, story, interval.total_seconds()), name=name)
 
     async def _claim_when_woken(self) -> None:
-        poll = self._settings.poll_interval.total_seconds()
         while True:
             self._woken.clear()
+            self._due_in = []
+            await self._surviving("run schedules", self._run_schedules)
             await self._surviving("claim work", self._claim)
             try:
-                async with asyncio.timeout(poll * random.uniform(0.8, 1.2)):
+                async with asyncio.timeout(self._longest_wait()):
                     await self._woken.wait()
             except TimeoutError:
                 pass
+
+    def _longest_wait(self) -> float:
+        """Seconds until the next look: until the next poll, or until something is due before that."""
+        poll = self._settings.poll_interval.total_seconds() * random.uniform(0.8, 1.2)
+        soonest = min([poll, *(due.total_seconds() for due in self._due_in if due is not None)])
+        return max(_SHORTEST_WAIT, soonest)
+
+    async def _run_schedules(self) -> None:
+        self._due_in.append(await self._recurring.look())
 
     async def _claim(self) -> None:
         await self._obey_circuits()
@@ -86,20 +104,26 @@ class RecoveryAgent:
         await expire(self._database, self._settings, self._node, self._counters)
         await claim_outgoing(self._database, self._settings, self._node, self._counters, self._agent_for)
         await claim_incoming(self._database, self._settings, self._node, self._counters, self._handlers)
+        if not self._woken.is_set():
+            self._due_in.append(await self._database.transaction(delayed.next_due))
 
     async def _obey_circuits(self) -> None:
         generations = {destination: agent.latch_generation for destination, agent in self._senders.items()}
         rows = await self._database.transaction(circuits.read)
-        is_open = {(row.kind, row.key) for row in rows}
-        for message_type, handler in self._handlers.items():
-            handler.observe_circuit((Kind.HANDLER, message_type) in is_open)
-        self._receiving.observe_circuits({key for kind, key in is_open if kind == Kind.LISTENER})
-        latched = {key for kind, key in is_open if kind == Kind.DESTINATION}
+        probing = {(row.kind, row.key): row.probing for row in rows}
+        handlers = {key: is_probing for (kind, key), is_probing in probing.items() if kind == Kind.HANDLER}
+        for handler in set(self._handlers.values()):
+            handler.observe_circuits(handlers)
+        self._receiving.observe_circuits({key for kind, key in probing if kind == Kind.LISTENER})
+        destinations = {key: latched for (kind, key), latched in probing.items() if kind == Kind.DESTINATION}
+        latched = {key for key, is_latched in destinations.items() if is_latched}
+        paused = destinations.keys() - latched
         for destination in latched - self._senders.keys():
             self._agent_for(destination)  # somebody must ping it, also when its last sender has died
         for destination, agent in list(self._senders.items()):
             generation = generations.get(destination, agent.latch_generation)
             agent.observe_circuit(destination in latched, generation)
+            agent.observe_pause(destination in paused)
 
     async def _sweep(self) -> None:
         if await self._dormant.sweep():

@@ -4,48 +4,73 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import timedelta
 
 from sqlalchemy import Connection
 
 from durable.envelope import NodeId
 from durable.handling import HandlingAgent
 from durable.settings import Settings
-from durable.storage import inbox, leases, nodes, statements
+from durable.storage import circuits, inbox, leases, nodes, statements
 from durable.storage.database import Database
 from durable.storage.rows import Letter
 from durable.telemetry import Counters, Event, log
+
+_SETTLING_TIME = timedelta(seconds=10)  # beyond its attempts, before another node tries
 
 
 async def claim_incoming(
     database: Database, settings: Settings, node: NodeId, counters: Counters, agents: Mapping[str, HandlingAgent]
 ) -> None:
     """Claim for every message type that has a handler here; what no node can handle becomes a dead letter."""
+    waiting: list[str] = []
     for message_type in await database.transaction(leases.unowned_groups, statements.INCOMING):
-        agent = agents.get(message_type)
-        if agent is not None:
-            await _claim_for(agent, message_type, database, settings, node, counters)
+        if message_type in agents:
+            waiting.append(message_type)
         elif await database.transaction(_nobody_handles, message_type):
             dead = await database.transaction(_dead_letter_unknown, message_type, node, settings.history_bodies)
             counters.add(Event.DEAD_LETTERED, dead)
             log.error("no node has a handler for %s: %d messages became dead letters", message_type, dead)
+    while waiting:  # in turn: an agent may serve several versions, and one of them must not take all the room
+        waiting = [
+            message_type
+            for message_type in waiting
+            if await _claim_batch(agents[message_type], message_type, database, settings, node, counters)
+        ]
 
 
-async def _claim_for(
-    agent: HandlingAgent,
-    message_type: str,
-    database: Database,
-    settings: Settings,
-    node: NodeId,
-    counters: Counters,
+async def _claim_batch(
+    agent: HandlingAgent, message_type: str, database: Database, settings: Settings, node: NodeId, counters: Counters
+) -> bool:
+    """False when that was all of it, or all that there is room for."""
+    if agent.is_paused(message_type):
+        return False
+    if agent.circuit.probing:
+        await _claim_trial(agent, message_type, database, settings, node)
+        return False
+    batch_size = min(settings.batch_size, agent.buffer.room)
+    if agent.circuit.is_open or not batch_size:
+        agent.wants_more = not agent.circuit.is_open
+        return False
+    claimed = await database.transaction(inbox.claim, message_type=message_type, batch_size=batch_size, node=node)
+    counters.add(Event.CLAIMED, len(claimed))
+    agent.buffer.force(claimed)
+    agent.accept(claimed)
+    return len(claimed) == batch_size
+
+
+async def _claim_trial(
+    agent: HandlingAgent, message_type: str, database: Database, settings: Settings, node: NodeId
 ) -> None:
-    while not agent.paused and (batch_size := min(settings.batch_size, agent.buffer.room)):
-        claimed = await database.transaction(inbox.claim, message_type=message_type, batch_size=batch_size, node=node)
-        counters.add(Event.CLAIMED, len(claimed))
-        agent.buffer.force(claimed)
-        agent.accept(claimed)
-        if len(claimed) < batch_size:
-            return
-    agent.wants_more = not agent.paused
+    trial = await database.transaction(
+        circuits.claim_probe,
+        handler=agent.handler.message_type,
+        message_type=message_type,
+        node=node,
+        lease=settings.handler_timeout + _SETTLING_TIME,
+    )
+    if trial is not None:
+        agent.probe(trial)
 
 
 def _nobody_handles(conn: Connection, schema: str, message_type: str) -> bool:

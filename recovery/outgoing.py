@@ -28,7 +28,7 @@ async def claim_outgoing(
 async def _claim_for(
     agent: SendingAgent, database: Database, settings: Settings, node: NodeId, counters: Counters
 ) -> None:
-    while not agent.circuit.latched:
+    while not (agent.circuit.latched or agent.paused):
         batch_size = min(settings.batch_size, agent.buffer.room)
         if not batch_size:
             agent.wants_more = True

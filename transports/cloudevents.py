@@ -1,7 +1,7 @@
-"""CloudEvents 1.0 over HTTP: what an event says becomes the parts of an envelope.
+"""CloudEvents 1.0: what an event says becomes the parts of an envelope, and an envelope an event.
 
     structured   the body is one JSON object with the attributes and the data
-    binary       the body is the data, Content-Type its type, and each other attribute a header ce-NAME
+    binary       over HTTP: the body is the data, Content-Type its type, each other attribute a header ce-NAME
 
     attribute                becomes
     source and id            the envelope's id, a UUIDv5 of both: an event's own id is unique for its source only
@@ -12,6 +12,9 @@
     traceparent, tracestate  headers of these names
     id and all others        headers ce-NAME, as in binary mode
 
+An event is made the same way round; its id is the envelope's. An id that is no UUIDv7 is made of a business key, or of
+what caused the message, so that it may be sent again: then the event must be the same bytes, and says no times.
+
 https://github.com/cloudevents/spec: cloudevents/spec.md, bindings/http-protocol-binding.md, formats/json-format.md.
 """
 
@@ -19,17 +22,17 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Final
-from urllib.parse import unquote_to_bytes
+from typing import Annotated, Any, Final
+from urllib.parse import quote, unquote_to_bytes
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 import msgspec
 
-from durable.envelope import JSON, Moment
+from durable.envelope import JSON, Envelope, Moment, media_type, unix_ms
 from durable.errors import InvalidMessage
 
 STRUCTURED: Final = "application/cloudevents+json"
@@ -40,6 +43,8 @@ _VERSION: Final = "1.0"
 _REQUIRED: Final = ("specversion", "id", "source", "type")
 _TRACING: Final = ("traceparent", "tracestate")
 _COLUMNS: Final = ("specversion", "source", "type", "time", "datacontenttype", "partitionkey", "expirytime")
+_KINDS_OF_JSON: Final = ("/json", "+json")
+_URI_REFERENCE: Final = "/:@!$&'()*+,;=~"
 _NAME: Final = re.compile(r"[a-z0-9]+")
 _ESCAPED: Final = re.compile(rb"\\(.)")
 
@@ -47,6 +52,7 @@ _INTEGER = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_value = msgspec.json.Decoder(_INTEGER | bool | str | None).decode
 _decode_text = msgspec.json.Decoder(str).decode
+_encode_object = msgspec.json.Encoder(order="deterministic").encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +70,57 @@ class Event:
     headers: dict[str, str]
 
 
-def from_structured(document: bytes) -> Event:
-    """The event in this JSON object; raises InvalidMessage, which says what is wrong with it."""
+def to_structured(envelope: Envelope, data: bytes) -> bytes:
+    """The JSON object of an event with this data, which is JSON; headers ce-NAME are its further attributes."""
+    attributes: dict[str, Any] = {
+        name.removeprefix(HEADER_PREFIX): value
+        for name, value in envelope.headers.items()
+        if name.startswith(HEADER_PREFIX) and _NAME.fullmatch(name.removeprefix(HEADER_PREFIX))
+    }
+    attributes |= {
+        "specversion": _VERSION,
+        "id": str(envelope.id),
+        "source": quote(envelope.source, safe=_URI_REFERENCE),
+        "type": envelope.message_type,
+        "datacontenttype": JSON,
+        "data": msgspec.Raw(data),
+    }
+    if envelope.partition_key is not None:
+        attributes["partitionkey"] = envelope.partition_key
+    if unix_ms(envelope.id) is not None:
+        attributes["time"] = envelope.sent_at
+        if envelope.deliver_by is not None:
+            attributes["expirytime"] = envelope.deliver_by
+        attributes |= {name: envelope.headers[name] for name in _TRACING if name in envelope.headers}
+    return _encode_object(attributes)
+
+
+def from_structured(document: bytes, *, understood: Container[str] = ()) -> Event:
+    """The event in this JSON object; raises InvalidMessage, which says what is wrong with it.
+
+    Data of a type that ends in +json is taken for JSON, unless that type itself is `understood`.
+    """
     with _explained("the body is no CloudEvent in JSON"):
         members = _decode_object(document)
     data, encoded = members.pop("data", None), members.pop("data_base64", None)
     if data is not None and encoded is not None:
         raise InvalidMessage("the event has data and data_base64; give one of them")
     attributes = dict(_attributes(members))
-    content_type = _media_type(attributes.get("datacontenttype", JSON))
+    content_type = _data_type(attributes.get("datacontenttype", JSON), understood)
     body = bytes(data or b"")
     if encoded is not None:
         with _explained("data_base64 is no text in base64"):
             body = base64.b64decode(_decode_text(encoded), validate=True)
-    elif data is not None and content_type != JSON:
+    elif data is not None and not content_type.endswith(_KINDS_OF_JSON):
         with _explained(f"data of the type {content_type} is no text"):
             body = _decode_text(data).encode()
     return _event(attributes, content_type, body)
 
 
-def from_binary(headers: Iterable[tuple[bytes, bytes]], content_type: str, body: bytes) -> Event:
-    """The event in these headers and this body; raises InvalidMessage, which says what is wrong with it."""
+def from_binary(
+    headers: Iterable[tuple[bytes, bytes]], content_type: str, body: bytes, *, understood: Container[str] = ()
+) -> Event:
+    """The event in these headers and this body; as from_structured()."""
     attributes: dict[str, str] = {}
     for header, value in headers:
         name = header.decode("latin-1").lower()
@@ -96,7 +132,7 @@ def from_binary(headers: Iterable[tuple[bytes, bytes]], content_type: str, body:
     attributes = {name.removeprefix(HEADER_PREFIX): value for name, value in attributes.items()}
     if "datacontenttype" in attributes:
         raise InvalidMessage("ce-datacontenttype must not be given: the type of the data is Content-Type")
-    return _event(attributes, _media_type(content_type), body)
+    return _event(attributes, _data_type(content_type, understood), body)
 
 
 def _event(attributes: Mapping[str, str], content_type: str, body: bytes) -> Event:
@@ -139,10 +175,10 @@ def _moment(attributes: Mapping[str, str], name: str) -> datetime | None:
         return msgspec.convert(attributes.get(name), Moment | None)
 
 
-def _media_type(value: str) -> str:
+def _data_type(value: str, understood: Container[str]) -> str:
     """Without its parameters; every kind of JSON is JSON, as the specification has it."""
-    bare = value.partition(";")[0].strip().lower()
-    return JSON if bare.endswith(("/json", "+json")) else bare
+    bare = media_type(value)
+    return JSON if bare.endswith(_KINDS_OF_JSON) and bare not in understood else bare
 
 
 def _unquoted(value: bytes) -> bytes:

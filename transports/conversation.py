@@ -22,12 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 from typing import Final
 
 from durable.envelope import Envelope
 from durable.errors import ConnectionFailed, InvalidMessage, ProtocolViolation
 from durable.outcomes import BUSY, LONGEST_REASON, Failed, Outcome, Rejected, merged, printable, tidy
+from durable.transports.deadlines import departure
 from durable.transports.frames import (
     MAX_ENVELOPES,
     VERSIONS,
@@ -111,8 +113,11 @@ class ClientSide:
     def greet(self) -> Frame:
         return Frame(self._hello)
 
-    def offer(self, envelopes: Sequence[Envelope]) -> Sendable | Unsendable | None:
-        """Spend credit on as many of these as may be sent in one frame; None: wait until something is heard."""
+    def offer(self, envelopes: Sequence[Envelope], now: datetime | None = None) -> Sendable | Unsendable | None:
+        """Spend credit on as many of these as may be sent in one frame; None: wait until something is heard.
+
+        `now` is told to the server with what has a deadline.
+        """
         count = min(len(envelopes), self._max_envelopes)
         if self.state is not ClientState.OPEN or self.credit == 0:
             return None
@@ -120,7 +125,7 @@ class ClientSide:
             if self._outstanding:
                 return None
             count = self.credit
-        return self._pack(envelopes, count)
+        return self._pack(envelopes, count, now)
 
     def ping(self) -> Frame:
         return Frame(Ping(), self._next_channel())
@@ -177,12 +182,13 @@ class ClientSide:
         self.credit += count
         return Answered(channel, [Failed(printable(reason))] * count)
 
-    def _pack(self, envelopes: Sequence[Envelope], count: int) -> Sendable | Unsendable:
+    def _pack(self, envelopes: Sequence[Envelope], count: int, now: datetime | None) -> Sendable | Unsendable:
         """Halve what does not fit until it does: a large batch travels in parts, an impossible envelope is found."""
         channel = self._next_channel()
         while True:
             try:
-                data = encode(Frame(Batch(count, list(envelopes[:count])), channel), self._max_frame_bytes)
+                part = list(envelopes[:count])
+                data = encode(Frame(Batch(count, part, departure(part, now)), channel), self._max_frame_bytes)
             except InvalidMessage as error:
                 if count == 1:
                     return Unsendable(f"envelope {envelopes[0].id}: {error}")
@@ -221,6 +227,8 @@ class Deliver:
     envelopes: list[Envelope]
     size_bytes: int
     rejected: dict[int, Rejected] = field(default_factory=dict)
+    clock: datetime | None = None
+    """What the client's said, when one of the envelopes has a deadline."""
 
     def outcomes(self, received: list[Outcome]) -> list[Outcome]:
         """One outcome for each envelope of the batch: the receiver's, and Rejected for those it was not given."""
@@ -324,7 +332,7 @@ class ServerSide:
             return Reply(self._outcomes(channel, [BUSY] * held, room))
         self.unspent -= held
         self._under_way[channel] = held
-        return Deliver(channel, batch.envelopes, frame.size_bytes, rejected)
+        return Deliver(channel, batch.envelopes, frame.size_bytes, rejected, batch.clock)
 
     def _pinged(self, channel: int) -> Probe:
         if len(self._pings) >= MAX_PINGS:

@@ -17,12 +17,13 @@ in durable.transports.conversation, how it becomes bytes in durable.transports.w
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import IntEnum
 from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
-from durable.envelope import Envelope
+from durable.envelope import Envelope, Moment
 from durable.outcomes import Outcome, Rejected
 
 VERSIONS: Final = (1,)
@@ -58,8 +59,11 @@ class Refused(Struct, array_like=True, frozen=True):
 
 
 class Batch(Struct, array_like=True, frozen=True):
+    """`clock` is what the sender's says, when one of the envelopes has a deadline."""
+
     count: Count
     envelopes: Annotated[list[Envelope], Meta(max_length=MAX_ENVELOPES)]
+    clock: Moment | None = None
 
 
 class Outcomes(Struct, array_like=True, frozen=True):
@@ -92,6 +96,7 @@ class PartlyReadable(Struct, frozen=True):
     count: int
     envelopes: list[Envelope]
     rejected: dict[int, Rejected]
+    clock: datetime | None = None
 
 
 class Kind(IntEnum):

@@ -7,6 +7,7 @@ on its way, authentication and database included.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from functools import partial
 
 from starlette.exceptions import HTTPException
@@ -17,6 +18,7 @@ from starlette.routing import BaseRoute, Route
 from durable.errors import ProtocolViolation
 from durable.failpoints import failpoint
 from durable.outcomes import BUSY, Outcome, merged
+from durable.transports.deadlines import counted_anew
 from durable.transports.frames import PartlyReadable
 from durable.transports.http_exchange import RETRY_SOON, Door, admitted
 from durable.transports.http_wire import BATCH, OUTCOMES, decode_batch, encode_outcomes
@@ -44,7 +46,7 @@ async def _store(door: Door, request: Request) -> Response:
 
 async def _receive(door: Door, batch: PartlyReadable) -> list[Outcome]:
     receiver = door.open()
-    fitting = batch.envelopes[: receiver.credit()]
+    fitting = counted_anew(batch.envelopes[: receiver.credit()], batch.clock, datetime.now(UTC))
     received = await receiver.receive(door.endpoint, fitting) if fitting else []
     busy = [BUSY] * (len(batch.envelopes) - len(fitting))
     return merged([*received, *busy], batch.rejected)

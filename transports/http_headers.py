@@ -4,6 +4,7 @@
     Durable-Correlation-Id    the fields of Options; times as in RFC 3339, with their zone
     Durable-Partition-Key
     Durable-Deliver-By
+    Durable-Time-To-Live      in seconds from its arrival, instead of Durable-Deliver-By
     Durable-Execute-At
     Durable-Source
     Durable-Header-NAME       a header of the application's own; its name arrives in lower case
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from datetime import datetime, timedelta
 from typing import Annotated, Final
 from uuid import NAMESPACE_URL, UUID, uuid5
 
@@ -36,6 +38,7 @@ TRACING: Final = ("traceparent", "tracestate")
 _KEY: Final = re.compile(rf"[\x20-\x7e]{{1,{LONGEST_KEY}}}")
 _QUOTED: Final = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
 _ESCAPED: Final = re.compile(r"\\(.)")
+_SECONDS: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -51,8 +54,19 @@ class Options(msgspec.Struct, frozen=True, rename=_header):
     correlation_id: UUID | None = None
     partition_key: _Text | None = None
     deliver_by: Moment | None = None
+    time_to_live: _Text | None = None
     execute_at: Moment | None = None
     source: _Text = "http"
+
+    def deadline(self, now: datetime) -> datetime | None:
+        """When it expires, if it arrives now; raises InvalidMessage."""
+        if self.time_to_live is None:
+            return self.deliver_by
+        if self.deliver_by is not None:
+            raise InvalidMessage("give Durable-Time-To-Live or Durable-Deliver-By, not both")
+        if not _SECONDS.fullmatch(self.time_to_live):
+            raise InvalidMessage(f"Durable-Time-To-Live: {self.time_to_live[:100]!r} is no time; write seconds, as 30")
+        return now + timedelta(seconds=float(self.time_to_live))
 
 
 OPTIONS: Final = Options.__struct_encode_fields__

@@ -1,6 +1,6 @@
 """The endpoints for any HTTP client: one message a request, answered when it is committed.
 
-    POST /messages/{type}    the body is the message in JSON; headers say the rest
+    POST /messages/{type}    the body is the message, in JSON or for another codec; headers say the rest
     POST /messages           the body, or the headers too, are a CloudEvent (durable.transports.cloudevents)
 
     202  stored now                          4xx  it can never be stored like this: the problem says why
@@ -29,8 +29,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from durable import codec, screening
-from durable.envelope import JSON, Envelope, new_id
+from durable import codec, screening, upcasting
+from durable.envelope import Envelope, new_id
 from durable.errors import InvalidMessage
 from durable.outcomes import Busy, Duplicate, Failed, Rejected, Stored
 from durable.settings import suggestion
@@ -51,7 +51,7 @@ def routes(door: Door) -> list[BaseRoute]:
 
 async def _take_message(door: Door, request: Request) -> Response:
     message_type: str = request.path_params["message_type"]
-    async with admitted(request, door, JSON, most_bytes=door.settings.max_message_bytes) as body:
+    async with admitted(request, door, *_content_types(), most_bytes=door.settings.max_message_bytes) as body:
         cls = _class_of(door, message_type, status=404)
         with _refused(400):
             envelope = _envelope_of_message(door, message_type, request, body)
@@ -61,12 +61,13 @@ async def _take_message(door: Door, request: Request) -> Response:
 async def _take_event(door: Door, request: Request) -> Response:
     if request.headers.get("content-type", "").lower().startswith(cloudevents.BATCHED):
         raise HTTPException(415, "batches of CloudEvents are not taken: send each event in a request of its own")
-    async with admitted(request, door, JSON, cloudevents.STRUCTURED) as body:
+    async with admitted(request, door, *_content_types(), cloudevents.STRUCTURED) as body:
         with _refused(400):
             event = _read_event(request, body)
         cls = _class_of(door, event.message_type, status=422)
-        if event.content_type != JSON:
-            raise HTTPException(415, f"the data of an event must be {JSON}, not {event.content_type[:100]!r}")
+        if event.content_type not in _content_types():
+            understood = " or ".join(_content_types())
+            raise HTTPException(415, f"the data of an event must be {understood}, not {event.content_type[:100]!r}")
         return await _store(door, _envelope_of_event(door, event, request), cls, key="source and id")
 
 
@@ -98,6 +99,8 @@ def _refuse_unfit(door: Door, envelope: Envelope, cls: type) -> None:
         raise HTTPException(413, f"a message has at most {settings.max_message_bytes} bytes here")
     if reason := screening.flaw(envelope, max_message_bytes=settings.max_message_bytes):
         raise HTTPException(422, reason)
+    if screening.never_due(envelope):
+        raise HTTPException(422, "it would expire before it is due: give it longer, or an earlier Durable-Execute-At")
     if screening.too_old(envelope, now, settings.dedupe_window):
         raise HTTPException(
             422,
@@ -107,7 +110,12 @@ def _refuse_unfit(door: Door, envelope: Envelope, cls: type) -> None:
     if envelope.execution_time is not None and envelope.execution_time - now >= settings.dedupe_window:
         raise HTTPException(422, f"a message may be put off by less than dedupe_window ({settings.dedupe_window})")
     with _refused(422):
-        codec.decode(envelope.body, cls, envelope.content_type)
+        upcasting.decode(envelope, cls)
+
+
+def _content_types() -> list[str]:
+    """Of messages: a CloudEvent is more than one."""
+    return [each for each in codec.content_types() if each != cloudevents.STRUCTURED]
 
 
 def _class_of(door: Door, message_type: str, *, status: int) -> type:
@@ -123,7 +131,7 @@ def _envelope_of_message(door: Door, message_type: str, request: Request, body: 
     if _VERSION_HEADER in request.headers:
         raise InvalidMessage("a CloudEvent says of what type it is: post it to /messages")
     options = http_headers.read_options(headers)
-    envelope_id = _id_of(door, message_type, request)
+    envelope_id, now = _id_of(door, message_type, request), datetime.now(UTC)
     return Envelope(
         id=envelope_id,
         message_type=message_type,
@@ -131,10 +139,11 @@ def _envelope_of_message(door: Door, message_type: str, request: Request, body: 
         source=options.source,
         correlation_id=options.correlation_id or envelope_id,
         body=body,
-        sent_at=datetime.now(UTC),
+        content_type=require_content_type(request, *_content_types()),
+        sent_at=now,
         partition_key=options.partition_key,
         headers=http_headers.trace_context(headers) | http_headers.own_headers(headers),
-        deliver_by=options.deliver_by,
+        deliver_by=options.deadline(now),
         execution_time=options.execute_at,
     )
 
@@ -153,11 +162,13 @@ def _read_event(request: Request, body: bytes) -> cloudevents.Event:
     for name in request.headers:
         if name == http_headers.KEY or name.startswith(http_headers.PREFIX):
             raise InvalidMessage(f"the header {name!r} is not for CloudEvents, which have attributes for all that")
-    if require_content_type(request, JSON, cloudevents.STRUCTURED) == cloudevents.STRUCTURED:
-        return cloudevents.from_structured(body)
+    understood = _content_types()
+    content_type = require_content_type(request, *understood, cloudevents.STRUCTURED)
+    if content_type == cloudevents.STRUCTURED:
+        return cloudevents.from_structured(body, understood=understood)
     if _VERSION_HEADER not in request.headers:
         raise InvalidMessage("there is no header ce-specversion, so this is no CloudEvent: post it to /messages/{type}")
-    return cloudevents.from_binary(request.headers.raw, JSON, body)
+    return cloudevents.from_binary(request.headers.raw, content_type, body, understood=understood)
 
 
 def _envelope_of_event(door: Door, event: cloudevents.Event, request: Request) -> Envelope:
@@ -168,6 +179,7 @@ def _envelope_of_event(door: Door, event: cloudevents.Event, request: Request) -
         source=event.source,
         correlation_id=event.id,
         body=event.body,
+        content_type=event.content_type,
         sent_at=event.sent_at or datetime.now(UTC),
         partition_key=event.partition_key,
         headers=http_headers.trace_context(request.headers.raw) | event.headers,

@@ -17,11 +17,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from durable.envelope import JSON
+from durable.messages import content_type_of
 from durable.transports import http_auth
 from durable.transports.cloudevents import STRUCTURED
 from durable.transports.http_exchange import PROBLEM, Door, admitted
 from durable.transports.http_headers import LONGEST_KEY
 from durable.transports.http_wire import BATCH, OUTCOMES
+from durable.upcasting import sent_class
 from durable.version import __version__
 
 Json = dict[str, Any]
@@ -41,6 +43,7 @@ _MESSAGE_HEADERS: Final[Mapping[str, tuple[Json, str]]] = {
     "Durable-Correlation-Id": (_UUID, "The conversation that the message belongs to"),
     "Durable-Partition-Key": (_TEXT, "What the message is about, such as order-17"),
     "Durable-Deliver-By": (_TIME, "It expires when it has not been handled by then"),
+    "Durable-Time-To-Live": (_TEXT, "The same in seconds from its arrival; one of both"),
     "Durable-Execute-At": (_TIME, "It is not handled before"),
     "Durable-Source": (_TEXT, "Who sends it"),
 }
@@ -63,9 +66,9 @@ _EVENT: Final[Json] = {
         "time": _TIME,
         "expirytime": _TIME | {"description": "It expires when it has not been handled by then"},
         "partitionkey": _TEXT,
-        "datacontenttype": {"const": JSON},
+        "datacontenttype": _TEXT | {"default": JSON},
         "data": {},
-        "data_base64": {"type": "string", "contentEncoding": "base64", "contentMediaType": JSON},
+        "data_base64": {"type": "string", "contentEncoding": "base64"},
     },
     "propertyNames": {"pattern": "^([a-z0-9]+|data_base64)$"},
     "additionalProperties": {"type": ["string", "integer", "boolean", "null"]},
@@ -119,13 +122,14 @@ async def _describe(door: Door, request: Request) -> Response:
 def describe(service: str, messages: Mapping[str, type], *, secured: bool = True, url: str = "/") -> Json:
     """The OpenAPI document of a service at this URL that handles these messages."""
     schemas: Json = {"CloudEvent": _EVENT, "Problem": _PROBLEM, "Receipt": _RECEIPT}
-    types = {name: _schema(name, messages[name], schemas) for name in sorted(messages)}
+    sent = {name: sent_class(name, messages[name]) for name in sorted(messages)}
+    types = {name: _schema(name, cls, schemas) for name, cls in sent.items()}
     return {
         "openapi": "3.1.0",
         "info": {"title": f"Messages for {service}", "version": __version__, "description": _ABOUT},
         "servers": [{"url": url}],
         "security": [{"signature": []}, {"bearer": []}] if secured else [],
-        "paths": _paths(types),
+        "paths": _paths(types, sent),
         "components": {
             "schemas": schemas,
             "responses": {str(status): _answer(why, PROBLEM, _ref("Problem")) for status, why in _WHY.items()},
@@ -149,8 +153,8 @@ def _schema(message_type: str, cls: type, schemas: Json) -> Json:
     return schema
 
 
-def _paths(types: Mapping[str, Json]) -> Json:
-    paths = {f"/messages/{name}": {"post": _post_message(name, schema)} for name, schema in types.items()}
+def _paths(types: Mapping[str, Json], sent: Mapping[str, type]) -> Json:
+    paths = {f"/messages/{name}": {"post": _post_message(name, schema, sent[name])} for name, schema in types.items()}
     if types:
         paths["/messages"] = {"post": _post_event(types)}
     paths["/batches"] = {
@@ -169,8 +173,11 @@ def _paths(types: Mapping[str, Json]) -> Json:
     return paths
 
 
-def _post_message(message_type: str, schema: Json) -> Json:
-    return {"operationId": f"send-{message_type}"} | _storing(message_type, _MESSAGE_HEADERS, {JSON: schema})
+def _post_message(message_type: str, schema: Json, cls: type) -> Json:
+    """In JSON, or as durable itself encodes the class."""
+    content = {content_type_of(cls): {}, JSON: schema}
+    content.pop(STRUCTURED, None)
+    return {"operationId": f"send-{message_type}"} | _storing(message_type, _MESSAGE_HEADERS, content)
 
 
 def _post_event(types: Mapping[str, Json]) -> Json:

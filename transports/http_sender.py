@@ -12,6 +12,7 @@ from __future__ import annotations
 import ssl
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from http import HTTPStatus
 from types import TracebackType
 from typing import Final, Self
@@ -79,7 +80,7 @@ class HttpSender:
 
     async def _deliver(self, envelopes: Sequence[Envelope]) -> list[Outcome]:
         """Raises InvalidMessage when they cannot be encoded, or are too large for one request."""
-        body = encode_batch(envelopes)
+        body = encode_batch(envelopes, datetime.now(UTC))
         if len(body) > self._most_bytes:
             raise InvalidMessage(f"a request of {len(body):,} bytes; at most {self._most_bytes:,} are sent")
         if len(body) >= self._too_many_bytes and len(envelopes) > 1:

@@ -1,7 +1,7 @@
 """A batch and its outcomes as the bodies of HTTP requests and responses.
 
-    batch      [version, count, [envelope, ...]]     application/vnd.durable.batch+msgpack
-    outcomes   [outcome, ...]                        application/vnd.durable.outcomes+msgpack
+    batch      [version, count, [envelope, ...], clock]     application/vnd.durable.batch+msgpack
+    outcomes   [outcome, ...]                               application/vnd.durable.outcomes+msgpack
 
 Both are msgpack; envelopes and outcomes are encoded as on TCP connections. Later versions of durable add fields at the
 end, which earlier ones skip; a batch that an earlier one must not read has a higher version.
@@ -10,14 +10,16 @@ end, which earlier ones skip; a batch that an earlier one must not read has a hi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta, Struct
 
-from durable.envelope import Envelope
+from durable.envelope import Envelope, Moment
 from durable.errors import InvalidMessage, ProtocolViolation
 from durable.outcomes import Outcome, printable, tidy
+from durable.transports.deadlines import departure
 from durable.transports.frames import MAX_ENVELOPES, Count, PartlyReadable
 from durable.transports.wire import UNREADABLE, UNWRITABLE, read_envelopes
 
@@ -30,12 +32,14 @@ class _Batch(Struct, array_like=True):
     version: Count
     count: Count
     envelopes: Annotated[list[Envelope], Meta(min_length=1, max_length=MAX_ENVELOPES)]
+    clock: Moment | None = None
 
 
 class _RawBatch(Struct, array_like=True):
     version: Count
     count: Count
     envelopes: Annotated[list[msgspec.Raw], Meta(min_length=1, max_length=MAX_ENVELOPES)]
+    clock: Moment | None = None
 
 
 class _Versioned(Struct, array_like=True):
@@ -49,10 +53,11 @@ _version_decoder: Final = msgspec.msgpack.Decoder(_Versioned)
 _outcomes_decoder: Final = msgspec.msgpack.Decoder(Annotated[list[Outcome], Meta(max_length=MAX_ENVELOPES)])
 
 
-def encode_batch(envelopes: Sequence[Envelope]) -> bytes:
-    """Raises InvalidMessage when an envelope holds what msgpack cannot."""
+def encode_batch(envelopes: Sequence[Envelope], now: datetime | None = None) -> bytes:
+    """`now` is told to the peer with what has a deadline. Raises InvalidMessage when an envelope holds what msgpack
+    cannot."""
     try:
-        return _encoder.encode(_Batch(VERSION, len(envelopes), list(envelopes)))
+        return _encoder.encode(_Batch(VERSION, len(envelopes), list(envelopes), departure(envelopes, now)))
     except UNWRITABLE as error:
         raise InvalidMessage(f"the batch cannot be encoded: {error}") from error
 
@@ -77,8 +82,8 @@ def _read(body: bytes) -> PartlyReadable:
         batch = _batch_decoder.decode(body)
     except UNREADABLE:  # one by one, because one bad envelope must not harm its neighbours
         raw_batch = _raw_batch_decoder.decode(body)
-        return PartlyReadable(raw_batch.count, *read_envelopes(raw_batch.envelopes))
-    return PartlyReadable(batch.count, batch.envelopes, {})
+        return PartlyReadable(raw_batch.count, *read_envelopes(raw_batch.envelopes), raw_batch.clock)
+    return PartlyReadable(batch.count, batch.envelopes, {}, batch.clock)
 
 
 def encode_outcomes(outcomes: list[Outcome]) -> bytes:

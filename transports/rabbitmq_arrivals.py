@@ -11,15 +11,16 @@ An id is what duplicates are recognised by: a broker delivers again whatever was
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 from uuid import UUID, uuid5
 
 from pamqp.commands import Basic
 
-from durable.envelope import JSON, Envelope
+from durable.envelope import JSON, Envelope, media_type
 from durable.errors import InvalidMessage
 from durable.transports.rabbitmq_message import as_text, is_ours, parsed_uuid, received
 
@@ -47,13 +48,13 @@ class Origin:
 def mapped(
     delivery: Basic.Deliver, about: Basic.Properties, body: bytes, *, origin: Origin, limit_bytes: int, now: datetime
 ) -> Envelope | Unmappable:
-    """The envelope in what arrived. `now` is when a message without a timestamp was sent."""
+    """The envelope in what arrived `now`."""
     try:
         if len(body) > limit_bytes:
             raise InvalidMessage(f"the body has {len(body)} bytes, more than max_message_bytes ({limit_bytes})")
         headers = about.headers or {}
         if is_ours(headers):
-            return received(about, headers, body)
+            return received(about, headers, body, now)
         return _foreign(about, headers, body, origin, now)
     except (InvalidMessage, RecursionError) as error:
         facts = metadata(delivery, about, origin)
@@ -101,11 +102,21 @@ def _foreign(
         sent_at=about.timestamp or now,
         content_type=_content_type(about.content_type),
         headers={name: as_text(value) for name, value in headers.items()},
+        deliver_by=_deadline(about.expiration, now),
     )
+
+
+def _deadline(expiration: str | None, now: datetime) -> datetime | None:
+    """What was left to it in milliseconds when its queue got it; how long ago that was, the broker does not tell."""
+    if expiration is None:
+        return None
+    if not re.fullmatch("[0-9]{1,12}", expiration):
+        raise InvalidMessage(f"expiration {expiration[:100]!r} is no number of milliseconds")
+    return now + timedelta(milliseconds=int(expiration))
 
 
 def _content_type(given: str | None) -> str:
     """JSON is JSON, whatever charset is said beside it (RFC 8259: it is UTF-8)."""
-    if not given or given.partition(";")[0].strip().lower() == JSON:
+    if not given or media_type(given) == JSON:
         return JSON
     return given

@@ -8,6 +8,8 @@
     destination, causation_id, partition_key, deliver_by, execution_time     headers durable-destination, durable-...
     headers                                                                  headers
 
+With a deliver_by goes durable-published-at, what the sender's clock says: see durable.transports.deadlines.
+
 A header of the application whose name is taken, by durable (`durable-...`) or by the broker (`CC`, `x-death`, ...),
 travels as `durable-header-` and its name. So the broker cannot mistake it, and what the broker adds on the way is known
 by its name and left out. Every message is persistent: a broker may confirm others and lose them in a crash. None has
@@ -29,6 +31,7 @@ from pamqp.header import ContentHeader
 
 from durable.envelope import Envelope
 from durable.errors import InvalidMessage
+from durable.transports.deadlines import moved
 from durable.transports.rabbitmq_options import LONGEST_NAME
 
 PERSISTENT: Final = 2
@@ -43,6 +46,7 @@ _SENT_AT: Final = "durable-sent-at"
 _CAUSATION_ID: Final = "durable-causation-id"
 _PARTITION_KEY: Final = "durable-partition-key"
 _DELIVER_BY: Final = "durable-deliver-by"
+_PUBLISHED_AT: Final = "durable-published-at"
 _EXECUTION_TIME: Final = "durable-execution-time"
 
 # What RabbitMQ reads (CC and BCC, of any other type than an array, close the channel) or writes on the way.
@@ -57,11 +61,11 @@ _FRAME_OVERHEAD: Final = 8
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
-def content(envelope: Envelope, *, channel: int, max_frame_bytes: int) -> bytes:
+def content(envelope: Envelope, *, channel: int, max_frame_bytes: int, now: datetime | None = None) -> bytes:
     """The frames that follow Basic.Publish: header and body. Raises InvalidMessage if AMQP cannot carry it."""
     body = envelope.body
     try:
-        header = marshal(ContentHeader(body_size=len(body), properties=properties(envelope)), channel)
+        header = marshal(ContentHeader(body_size=len(body), properties=properties(envelope, now)), channel)
     except (TypeError, ValueError, struct.error) as error:  # such as a lone surrogate, which is a ValueError
         raise InvalidMessage(f"AMQP cannot carry it: {error}") from error
     if len(header) > max_frame_bytes:
@@ -73,8 +77,9 @@ def content(envelope: Envelope, *, channel: int, max_frame_bytes: int) -> bytes:
     return header + b"".join(marshal(ContentBody(part), channel) for part in parts)
 
 
-def properties(envelope: Envelope) -> Basic.Properties:
-    """Raises InvalidMessage for what would be left out or cut off, or would close the connection."""
+def properties(envelope: Envelope, now: datetime | None = None) -> Basic.Properties:
+    """`now` is told with a deadline. Raises InvalidMessage for what would be left out or cut off, or would close the
+    connection."""
     for name, value in (
         ("message_type", envelope.message_type),
         ("source", envelope.source),
@@ -86,7 +91,7 @@ def properties(envelope: Envelope) -> Basic.Properties:
             raise InvalidMessage(f"{name} has {size} bytes, more than the {LONGEST_NAME} of AMQP")
     return Basic.Properties(
         content_type=envelope.content_type,
-        headers=_headers(envelope),
+        headers=_headers(envelope, now),
         delivery_mode=PERSISTENT,
         correlation_id=str(envelope.correlation_id),
         message_id=str(envelope.id),
@@ -96,7 +101,7 @@ def properties(envelope: Envelope) -> Basic.Properties:
     )
 
 
-def _headers(envelope: Envelope) -> dict[str, Any]:
+def _headers(envelope: Envelope, now: datetime | None) -> dict[str, Any]:
     if not envelope.destination:
         raise InvalidMessage("destination is empty")
     headers: dict[str, Any] = {_DESTINATION: envelope.destination, _SENT_AT: envelope.sent_at.isoformat()}
@@ -106,6 +111,8 @@ def _headers(envelope: Envelope) -> dict[str, Any]:
         headers[_PARTITION_KEY] = envelope.partition_key
     if envelope.deliver_by is not None:
         headers[_DELIVER_BY] = _written("deliver_by", envelope.deliver_by)
+        if now is not None:
+            headers[_PUBLISHED_AT] = now.isoformat()
     if envelope.execution_time is not None:
         headers[_EXECUTION_TIME] = _written("execution_time", envelope.execution_time)
     for name, value in envelope.headers.items():
@@ -129,8 +136,9 @@ def is_ours(headers: Mapping[str, Any]) -> bool:
     return any(name.startswith(_OURS) for name in headers)
 
 
-def received(about: Basic.Properties, headers: Mapping[str, Any], body: bytes) -> Envelope:
-    """The envelope that durable has sent; raises InvalidMessage when something of it is missing or broken.
+def received(about: Basic.Properties, headers: Mapping[str, Any], body: bytes, now: datetime) -> Envelope:
+    """The envelope that durable has sent and that arrives `now`; raises InvalidMessage when something of it is missing
+    or broken.
 
     Headers of a later version of durable are not known here, and left out.
     """
@@ -155,9 +163,17 @@ def received(about: Basic.Properties, headers: Mapping[str, Any], body: bytes) -
             for name, value in headers.items()
             if name.startswith(_ESCAPED) or not name.startswith(_TAKEN)
         },
-        deliver_by=_moment(headers, _DELIVER_BY),
+        deliver_by=_deadline(headers, now),
         execution_time=_moment(headers, _EXECUTION_TIME),
     )
+
+
+def _deadline(headers: Mapping[str, Any], now: datetime) -> datetime | None:
+    """How long it has waited at the broker nobody knows for certain: the earlier of what both clocks say."""
+    deliver_by, published_at = _moment(headers, _DELIVER_BY), _moment(headers, _PUBLISHED_AT)
+    if deliver_by is None or published_at is None:
+        return deliver_by
+    return min(deliver_by, moved(deliver_by, published_at, now))
 
 
 def _missing(name: str) -> Any:

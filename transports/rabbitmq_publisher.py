@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Final, cast
 
 from aiormq.channel import Channel
@@ -118,7 +119,8 @@ class Publisher:
             # A message is returned by its id alone: of two under way nobody could tell which one it was.
             batch.settle(index, BUSY)
             return []
-        frames = content(envelope, channel=channel.number, max_frame_bytes=self._max_frame_bytes)
+        now = None if envelope.deliver_by is None else datetime.now(UTC)
+        frames = content(envelope, channel=channel.number, max_frame_bytes=self._max_frame_bytes, now=now)
         channel.delivery_tag += 1
         channel.message_id_delivery_tag[message_id] = channel.delivery_tag
         confirmation = _Confirmation(batch, index, channel, message_id)

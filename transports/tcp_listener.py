@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime
 from typing import Final, NoReturn
 
 from durable.envelope import Envelope
@@ -28,6 +29,7 @@ from durable.settings import Settings
 from durable.telemetry import log
 from durable.transports.base import Receiver
 from durable.transports.conversation import Deliver, Leave, Probe, Reply, ServerSide, ServerState
+from durable.transports.deadlines import counted_anew
 from durable.transports.frames import Refused
 from durable.transports.tcp_address import Address, Bound
 from durable.transports.tcp_stream import LINGER_SECONDS, FrameStream, translated
@@ -270,7 +272,7 @@ class _Connection:
 
     async def _store(self, batch: Deliver) -> None:
         try:
-            stored = await self._receive(batch.envelopes)
+            stored = await self._receive(counted_anew(batch.envelopes, batch.clock, datetime.now(UTC)))
             failpoint("C10")
             self._intake.counts["batches"] += 1
             self._intake.counts["envelopes"] += len(batch.envelopes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -170,7 +171,7 @@ class _Connection:
         """What to write; None when the peer grants no credit in time, or wants nothing new on this connection."""
         try:
             async with asyncio.timeout(self._send_seconds), self._turn:
-                while (offer := self._side.offer(envelopes)) is None and self.is_usable:
+                while (offer := self._side.offer(envelopes, datetime.now(UTC))) is None and self.is_usable:
                     self._heard.clear()
                     await self._heard.wait()
                 return offer

@@ -34,7 +34,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from durable.envelope import Envelope
+from durable.envelope import Envelope, Moment
 from durable.errors import InvalidMessage, ProtocolViolation
 from durable.outcomes import Rejected
 from durable.transports.frames import (
@@ -62,6 +62,7 @@ _LONGEST: Final = 2**32 - 1
 class _RawBatch(Struct, array_like=True):
     count: Count
     envelopes: Annotated[list[msgspec.Raw], Meta(max_length=MAX_ENVELOPES)]
+    clock: Moment | None = None
 
 
 _encoder: Final = msgspec.msgpack.Encoder(uuid_format="bytes")
@@ -200,7 +201,7 @@ def _salvage_batch(payload: memoryview, channel: int, size_bytes: int) -> Receiv
         return Damaged(channel, f"this is no batch: {error}")
     except UNREADABLE as error:
         raise ProtocolViolation(f"a BATCH frame cannot be read: {error}") from error
-    return Frame(PartlyReadable(batch.count, *read_envelopes(batch.envelopes)), channel, size_bytes)
+    return Frame(PartlyReadable(batch.count, *read_envelopes(batch.envelopes), batch.clock), channel, size_bytes)
 
 
 def read_envelopes(raws: Iterable[msgspec.Raw]) -> tuple[list[Envelope], dict[int, Rejected]]:

@@ -24,11 +24,12 @@ from durable.cli import (
     pipeline,
     replay_local,
     run,
+    scheduled,
     send,
     topology,
 )
 from durable.cli.output import one_line
-from durable.errors import DurableError, StorageUnavailable, WiringError
+from durable.errors import DurableError, StorageUnavailable, UndecodableMessages, WiringError
 from durable.version import __version__
 
 _NAME = "durable-agent"
@@ -51,6 +52,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(dead_letters.app, name="dead-letters")
+app.add_typer(scheduled.app, name="scheduled")
 app.command()(replay_local.replay_local)
 app.add_typer(pipeline.app, name="pipeline")
 
@@ -78,6 +80,11 @@ def durable_agent(context: typer.Context, version: Version = False) -> None:
 class Ending(NamedTuple):
     code: int
     message: str
+    has_lines: bool = False
+
+    @property
+    def lines(self) -> list[str]:
+        return self.message.splitlines() if self.has_lines else [self.message]
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -100,7 +107,8 @@ def _run(arguments: list[str]) -> int:
         if "--debug" in arguments:
             traceback.print_exc()
         ending = _ending(error)
-        print(f"error: {one_line(ending.message)}", file=sys.stderr)
+        for line in ending.lines:
+            print(f"error: {one_line(line)}", file=sys.stderr)
         return ending.code
 
 
@@ -113,6 +121,8 @@ def _ending(error: BaseException) -> Ending:
             return Ending(error.exit_code, _usage(error))
         case typer.Abort():
             return Ending(_FAILED, "aborted")
+        case UndecodableMessages():
+            return Ending(_BAD_USAGE, str(error), has_lines=True)
         case WiringError():
             return Ending(_BAD_USAGE, str(error))
         case StorageUnavailable():

@@ -15,9 +15,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from durable import codec
+from durable.application import Application
+from durable.cli import letter_bodies
 from durable.cli import letter_views as views
-from durable.cli.letter_runs import actor_name, rehearse_all, resolve_all
+from durable.cli.letter_runs import rehearse_all, resolve_all
 from durable.cli.letter_selection import (
     LARGEST_LETTER,
     Chosen,
@@ -29,11 +30,10 @@ from durable.cli.letter_selection import (
     refuse_unknown,
 )
 from durable.cli.output import Block, print_blocks, print_json
+from durable.cli.runs import actor_name
 from durable.cli.send import read_body
 from durable.cli.target import DatabaseUrl, Debug, Json, SchemaName, connection, load_target
-from durable.envelope import JSON
 from durable.errors import DurableError, InvalidMessage, InvalidSetting
-from durable.messages import class_of
 from durable.resolving import Run
 from durable.settings import Settings
 from durable.storage import dead_letters as storage
@@ -206,12 +206,13 @@ def edit(
 ) -> None:
     """Replay one letter with another body; the old one stays with the letter.
 
-    With APP:BUS the new body must be one of the message's class, without it only JSON.
+    It is written in JSON, whatever the body is encoded in. With APP:BUS it must be one of the message's class; without
+    it only JSON, and only for what is JSON already.
     """
     name, letters, ids = parse_words(words or [])
     bus, settings = load_target(name, database, schema)
     letter = find_letter(settings, Selection(letters=letters, ids=ids))
-    changed = _checked_body(letter, body, settings, typed=bus is not None)
+    changed = _checked_body(letter, body, settings, bus.application if bus is not None else None)
     chosen = Chosen(bus, settings, Selection(letters=[letter.summary.letter_id]))
     if rehearse:
         _rehearse(chosen, None, json, changed)
@@ -223,16 +224,12 @@ def edit(
     _report(run, "replayed", json)
 
 
-def _checked_body(letter: DeadLetter, body: str, settings: Settings, *, typed: bool) -> bytes:
+def _checked_body(letter: DeadLetter, body: str, settings: Settings, application: Application | None) -> bytes:
     """The new body; raises WiringError for what its handler could not read."""
     try:
-        changed = read_body(body, settings.max_message_bytes)
+        changed = letter_bodies.edited(letter, read_body(body, settings.max_message_bytes), application)
         if len(changed) > settings.max_message_bytes:
             raise InvalidMessage(f"it has {len(changed)} bytes, more than max_message_bytes")
-        if typed and letter.summary.message_type is not None:
-            codec.decode(changed, class_of(letter.summary.message_type), letter.content_type or JSON)
-        elif letter.content_type == JSON:
-            msgspec.json.decode(changed)
     except (InvalidMessage, msgspec.DecodeError) as error:
         raise InvalidSetting(f"--body: {error}") from error
     return changed

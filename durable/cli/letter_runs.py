@@ -1,39 +1,21 @@
-"""Runs over dead letters: with a progress bar on a terminal, and ended in good order by the first Ctrl-C or SIGTERM."""
+"""Runs over dead letters: resolved, or rehearsed."""
 
 from __future__ import annotations
 
-import asyncio
-import getpass
-import signal
-import socket
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from durable.bus import Bus
-from durable.errors import StorageUnavailable
+from durable.cli.runs import change_until_done, progress
 from durable.rehearsing import Rehearsed, rehearsal
-from durable.resolving import Resolution, Run, resolve
+from durable.resolving import Resolution, Run
 from durable.settings import Settings
-from durable.storage import dead_letters, migrator
+from durable.storage import dead_letters
 from durable.storage.database import Database
 from durable.storage.dead_letters import DeadLetter, Selection, Stretch
 
-Show = Callable[[int, int], None]
 _READ_AT_ONCE = 10  # whole letters, of up to some MiB each
-
-
-def actor_name() -> str:
-    """Who is at work here, as well as the machine knows."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container may have no name for its user
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"
 
 
 async def resolve_all(
@@ -47,30 +29,17 @@ async def resolve_all(
     limit: int | None = None,
 ) -> Run:
     """resolve(), until it is done or interrupted. Raises StorageUnavailable, which says how far it came."""
-    database, stopping, done = Database(settings), asyncio.Event(), 0
-    try:
-        await database.transaction(migrator.check_version)
-        with _stopped_by_signals(stopping), _progress(verb) as show:
-
-            def tell(run: Run) -> None:
-                nonlocal done
-                done = run.done
-                show(run.done, run.total)
-
-            return await resolve(
-                database,
-                resolution,
-                selection,
-                replayable=replayable,
-                rate=rate,
-                limit=limit,
-                stopping=stopping,
-                tell=tell,
-            )
-    except StorageUnavailable as error:
-        raise StorageUnavailable(f"{error}; {done:,} letters were {verb} before, run it again to go on") from error
-    finally:
-        await database.close()
+    return await change_until_done(
+        settings,
+        dead_letters.survey,
+        resolution,
+        selection,
+        verb=verb,
+        what="letters",
+        replayable=replayable,
+        rate=rate,
+        limit=limit,
+    )
 
 
 async def rehearse_all(
@@ -84,7 +53,7 @@ async def rehearse_all(
         survey = await runtime.database.transaction(dead_letters.survey, selection)
         total = survey.total if limit is None else min(limit, survey.total)
         async with rehearsal(bus) as stage:
-            with _progress("rehearsed") as show:
+            with progress("rehearsed") as show:
                 async for letter in _letters(runtime.database, selection, survey.newest):
                     if len(rehearsed) == total:
                         break
@@ -106,35 +75,3 @@ async def _letters(database: Database, selection: Selection, newest: int) -> Asy
         for letter in letters:
             yield letter
         after = letters[-1].summary.letter_id
-
-
-@contextmanager
-def _stopped_by_signals(stopping: asyncio.Event) -> Iterator[None]:
-    """The first asks for an end, the second is not caught any more."""
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-
-    def stop() -> None:
-        stopping.set()
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-    for number in numbers:
-        loop.add_signal_handler(number, stop)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-
-@contextmanager
-def _progress(verb: str) -> Iterator[Show]:
-    """A bar on a terminal, on standard error, so that what is printed can go elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as drawn:
-        task = drawn.add_task(verb, total=None)
-        yield lambda done, total: drawn.update(task, completed=done, total=total)

@@ -5,20 +5,20 @@ A command that is decorated with @over_letters takes all these as arguments, and
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 from uuid import UUID
 
 import typer
 
 from durable.bus import Bus
+from durable.cli.arguments import parse_time, with_arguments_of
 from durable.cli.target import DatabaseUrl, SchemaName, connection, load_target
-from durable.errors import DurableError, InvalidSetting, WiringError
+from durable.errors import DurableError, InvalidSetting
 from durable.settings import Settings
 from durable.storage import dead_letters, migrator
 from durable.storage.dead_letters import DeadLetter, Selection, Stretch, Summary
@@ -80,19 +80,7 @@ class Chosen(NamedTuple):
 
 def over_letters(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command with a parameter `chosen` these arguments instead of it."""
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "chosen"]
-    common = list(inspect.signature(choose, eval_str=True).parameters.values())
-    names = {parameter.name for parameter in common}
-
-    def run(**given: Any) -> None:
-        chosen = choose(**{name: value for name, value in given.items() if name in names})
-        command(chosen=chosen, **{name: value for name, value in given.items() if name not in names})
-
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in (*common, *own)]
-    run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
-    run.__annotations__ = {}
-    return run
+    return with_arguments_of(choose, command)
 
 
 def choose(
@@ -150,27 +138,6 @@ def _parse_id(word: str) -> UUID:
             f"LETTER: {word!r} is neither the number of a dead letter nor the UUID of a message "
             "(a bus comes first, and is written like app:bus)"
         ) from None
-
-
-_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
-
-
-def parse_time(text: str, now: datetime, *, option: str) -> datetime:
-    """An aware time, from `2h` or `2h ago`, or ISO 8601 with a zone. Raises WiringError."""
-    ago = re.fullmatch(r"([0-9]{1,9}) ?(s|m|min|h|d)( ago)?", text.strip())
-    try:
-        if ago is not None:
-            return now - timedelta(seconds=int(ago[1]) * _UNITS[ago[2]])
-        moment = datetime.fromisoformat(text)
-        return moment.astimezone(UTC) if moment.tzinfo is not None else _refuse(option, text)
-    except (ValueError, OverflowError):
-        return _refuse(option, text)
-
-
-def _refuse(option: str, text: str) -> datetime:
-    raise WiringError(
-        f"{option}: {text!r} is no time; write 90s, 30m, 2h or 7d for that long ago, or 2030-12-31T23:59Z"
-    )
 
 
 # ---------------------------------------------------------------- in the database

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+from durable.cli import letter_bodies
 from durable.cli.output import Block, Table, one_line
 from durable.envelope import Envelope
 from durable.rehearsing import Rehearsed
@@ -28,7 +28,8 @@ def summary_rows(letters: Sequence[Summary]) -> list[Row]:
 
 
 def letter_row(letter: DeadLetter) -> Row:
-    """All of it; bodies as text where they are text."""
+    """All of it; bodies as text where that can be."""
+    kind = letter.content_type, letter.summary.message_type
     return {
         **letter.summary._asdict(),
         "correlation_id": letter.correlation_id,
@@ -39,8 +40,8 @@ def letter_row(letter: DeadLetter) -> Row:
         "sent_at": letter.sent_at,
         "deliver_by": letter.deliver_by,
         "traceback": letter.traceback,
-        **_body("body", letter.body),
-        **(_body("edited_body", letter.edited_body) if letter.edited_body is not None else {}),
+        **letter_bodies.row("body", letter.body, *kind),
+        **(letter_bodies.row("edited_body", letter.edited_body, *kind) if letter.edited_body is not None else {}),
     }
 
 
@@ -75,15 +76,8 @@ def _sent_row(envelope: Envelope) -> Row:
         "message_type": envelope.message_type,
         "destination": envelope.destination,
         "execution_time": envelope.execution_time,
-        **_body("body", envelope.body),
+        **letter_bodies.row("body", envelope.body, envelope.content_type, envelope.message_type),
     }
-
-
-def _body(name: str, body: bytes) -> Row:
-    try:
-        return {name: body.decode()}
-    except UnicodeDecodeError:
-        return {name: None, f"{name}_base64": base64.b64encode(body).decode()}
 
 
 # ---------------------------------------------------------------- as text

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
 import msgspec
 from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
 Cell = str | int | None
+Show = Callable[[int, int], None]
+"""How many are done, and how many there are."""
 _NEVER_FOLDED = 20  # characters, such as those of a fingerprint, which somebody is going to copy
 
 
@@ -44,6 +48,18 @@ def print_blocks(blocks: Iterable[Block]) -> None:
 def rich(blocks: Iterable[Block]) -> RenderableType:
     """The same for a terminal."""
     return Group(*(Text(safe(block)) if isinstance(block, str) else _rich_table(block) for block in blocks))
+
+
+@contextmanager
+def progress(verb: str) -> Iterator[Show]:
+    """A bar on a terminal, on standard error, so that what is printed can go elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as drawn:
+        task = drawn.add_task(verb, total=None)
+        yield lambda done, total: drawn.update(task, completed=done, total=total)
 
 
 def age(duration: timedelta) -> str:

@@ -1,4 +1,4 @@
-"""pause and resume: a handler or a listener, on every node of the service, by a row of `circuits`."""
+"""pause and resume: a handler, a listener or a destination, on every node of the service, by a row of `circuits`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from durable.application import Application
 from durable.cli.output import age, print_json
 from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, connection, load_target
 from durable.errors import InvalidSetting, WiringError
@@ -22,6 +23,10 @@ HandlerName = Annotated[
 ListenerName = Annotated[
     str | None, typer.Option("--listener", metavar="NAME", help="the listener of this name", show_default=False)
 ]
+DestinationName = Annotated[
+    str | None,
+    typer.Option("--destination", metavar="URI", help="what is sent there, as status shows it", show_default=False),
+]
 Seconds = Annotated[
     float | None, typer.Option("--for", metavar="SECONDS", help="resume by itself after this time", show_default=False)
 ]
@@ -32,6 +37,7 @@ def pause(
     app: OptionalBusName = None,
     handler: HandlerName = None,
     listener: ListenerName = None,
+    destination: DestinationName = None,
     seconds: Seconds = None,
     reason: Reason = "paused by an operator",
     database: DatabaseUrl = None,
@@ -39,14 +45,16 @@ def pause(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Pause a handler or a listener on every node: what waits goes on waiting, and senders see Busy."""
+    """Pause a handler, a listener or a destination on every node: what waits goes on waiting.
+
+    A paused listener answers Busy to its senders. To a paused destination nothing is sent, not even a ping.
+    """
     if seconds is not None and not 0 < seconds < timedelta(days=36_500).total_seconds():
         raise InvalidSetting(f"--for: {seconds:g} is no time; write seconds, such as 60")
     bus, settings = load_target(app, database, schema)
-    kind, key = _named(handler, listener)
-    if bus is not None and kind is Kind.HANDLER and key not in bus.application.handlers:
-        known = bus.application.handlers
-        raise InvalidSetting(f"--handler: {key!r} has no handler here{suggestion(key, known)}")
+    kind, key = _named(handler, listener, destination)
+    if bus is not None:
+        _refuse_unknown(bus.application, kind, key)
     duration = None if seconds is None else timedelta(seconds=seconds)
     with connection(settings) as conn:
         migrator.check_version(conn, settings.db_schema)
@@ -62,14 +70,15 @@ def resume(
     app: OptionalBusName = None,
     handler: HandlerName = None,
     listener: ListenerName = None,
+    destination: DestinationName = None,
     database: DatabaseUrl = None,
     schema: SchemaName = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """End a pause. Ends with 1 when there was none."""
+    """End a pause, or close a circuit that failures have opened. Ends with 1 when there was none."""
     _, settings = load_target(app, database, schema)
-    kind, key = _named(handler, listener)
+    kind, key = _named(handler, listener, destination)
     with connection(settings) as conn:
         migrator.check_version(conn, settings.db_schema)
         was_paused = circuits.resume(conn, settings.db_schema, kind, key)
@@ -81,11 +90,19 @@ def resume(
         raise typer.Exit(1)
 
 
-def _named(handler: str | None, listener: str | None) -> tuple[Kind, str]:
-    match handler, listener:
-        case str(), None:
-            return Kind.HANDLER, handler
-        case None, str():
-            return Kind.LISTENER, listener
-        case _:
-            raise WiringError("give --handler TYPE or --listener NAME, one of them")
+def _named(handler: str | None, listener: str | None, destination: str | None) -> tuple[Kind, str]:
+    given = {Kind.HANDLER: handler, Kind.LISTENER: listener, Kind.DESTINATION: destination}
+    named = [(kind, key) for kind, key in given.items() if key is not None]
+    if len(named) != 1:
+        raise WiringError("give --handler TYPE, --listener NAME or --destination URI, one of them")
+    return named[0]
+
+
+def _refuse_unknown(application: Application, kind: Kind, key: str) -> None:
+    """A pause of a misspelt name would pause nothing, and say that it did. Destinations may be of other versions of
+    the code, and listeners of other processes."""
+    if kind is Kind.HANDLER and key not in (handled := application.by_type()):
+        raise InvalidSetting(f"--handler: {key!r} has no handler here{suggestion(key, handled)}")
+    if kind is Kind.DESTINATION and "://" not in key:
+        known = application.destinations()
+        raise InvalidSetting(f"--destination: {key!r} is no URI{suggestion(key, known)}; known: {', '.join(known)}")

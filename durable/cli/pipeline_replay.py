@@ -10,7 +10,8 @@ from uuid import UUID
 
 import typer
 
-from durable.cli.letter_selection import SideName, parse_time
+from durable.cli.arguments import parse_time
+from durable.cli.letter_selection import SideName
 from durable.cli.output import Table, print_blocks, print_json
 from durable.cli.pipeline_options import LakeUrl, Master, Remote, find_lake, progress
 from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, load_target

@@ -12,9 +12,9 @@ import typer
 from durable.bus import Bus
 from durable.cli import letter_views as views
 from durable.cli.dead_letters import By, Note
-from durable.cli.letter_runs import actor_name
 from durable.cli.letter_selection import find_letter, parse_words
 from durable.cli.output import print_blocks, print_json
+from durable.cli.runs import actor_name
 from durable.cli.target import BusName, Debug, Json, load_bus
 from durable.rehearsing import AlreadyResolved, Rehearsed, handle, handler_of, rehearsal, whole
 from durable.storage.dead_letters import DeadLetter, Selection

@@ -34,7 +34,7 @@ def run(
     log_level: LogLevel = Level.INFO,
     json: JsonLines = False,
     debug: Debug = False,
-    **settings: str | None,
+    **settings: str | bool | None,
 ) -> None:
     """Run a bus: its listeners, handlers, sending and recovery agents.
 
@@ -52,17 +52,17 @@ def run(
 
 def _setting_flag(name: str, field: FieldInfo) -> inspect.Parameter:
     """The flag of one setting. Its value is text, read as the same text in the environment would be."""
-    default = "" if field.default is None else f"; default {_typed(field.default)}"
+    flag, is_switch = name.replace("_", "-"), field.annotation is bool
+    default = "" if field.default is None or is_switch else f"; default {_typed(field.default)}"
     option = typer.Option(
-        f"--{name.replace('_', '-')}",
+        f"--{flag}/--no-{flag}" if is_switch else f"--{flag}",
         help=f"{field.description}{default}",
-        metavar=_metavar(field),
+        metavar=None if is_switch else _metavar(field),
         show_default=False,
         rich_help_panel=_PANEL,
     )
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
-    )
+    kind: Any = bool | None if is_switch else str | None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
 
 
 def _typed(default: object) -> str:

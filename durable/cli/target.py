@@ -71,11 +71,18 @@ def load_target(
 
 
 @contextmanager
-def connection(settings: Settings, *, isolation: str = "READ COMMITTED") -> Iterator[Connection]:
+def connection(
+    settings: Settings, *, isolation: str = "READ COMMITTED", read_only: bool = False
+) -> Iterator[Connection]:
     """A connection of our own, committed at the end. Raises StorageUnavailable."""
     seconds = int(settings.connect_timeout.total_seconds()) or 1
     options = {"connect_timeout": seconds, "application_name": "durable-agent"}
-    engine = create_engine(sync_url(settings), poolclass=pool.NullPool, connect_args=options, isolation_level=isolation)
+    engine = create_engine(
+        sync_url(settings),
+        poolclass=pool.NullPool,
+        connect_args=options,
+        execution_options={"isolation_level": isolation, "postgresql_readonly": read_only},
+    )
     with translated(), engine.begin() as conn:
         yield conn
 

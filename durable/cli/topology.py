@@ -62,7 +62,7 @@ def topology(app: BusName, apply: Apply = False, json: Json = False, debug: Debu
 
 def needed(bus: Bus) -> dict[str, Topology]:
     """By broker. Raises InvalidSetting for an address that is not known, listened on or sent to like that."""
-    settings, service, handled = bus.settings, bus.service, bus.application.handlers
+    settings, service, handled = bus.settings, bus.service, bus.application.by_type()
     parts: dict[str, list[Topology]] = {}
     for uri in _checked(bus, (listener.uri for listener in bus.application.listeners)):
         source = addresses.source(uri)

@@ -9,6 +9,7 @@ from typing import Any
 
 from durable.cli.health import NodeState, node_states
 from durable.cli.output import Block, Table, age
+from durable.storage.circuits import Kind, OpenCircuit
 from durable.storage.leases import Backlog
 from durable.storage.status import Picture
 
@@ -50,9 +51,18 @@ def node_rows(picture: Picture, stale: timedelta) -> list[Row]:
 
 def circuit_rows(picture: Picture) -> list[Row]:
     return [
-        circuit._asdict() | {"open_seconds": (picture.now - circuit.since).total_seconds()}
+        circuit._asdict()
+        | {"state": _state(circuit, picture.now), "open_seconds": (picture.now - circuit.since).total_seconds()}
         for circuit in picture.circuits
     ]
+
+
+def _state(circuit: OpenCircuit, now: datetime) -> str:
+    if not circuit.probing:
+        return "paused"
+    if circuit.kind == Kind.DESTINATION:
+        return "latched"
+    return "open" if circuit.until is not None and circuit.until > now else "half-open"
 
 
 def status(report: Row) -> list[Block]:
@@ -96,16 +106,13 @@ def nodes(rows: Sequence[Row]) -> list[Block]:
 
 
 def circuits(rows: Sequence[Row]) -> list[Block]:
+    columns = ("kind", "key", "is", "for", "until", "reason", "by")
     cells = [
-        (row["kind"], row["key"], age(timedelta(seconds=row["open_seconds"])), _time(row["until"]), row["reason"],
-         row["actor"])
+        (row["kind"], row["key"], row["state"], age(timedelta(seconds=row["open_seconds"])), _time(row["until"]),
+         row["reason"], row["actor"])
         for row in rows
     ]  # fmt: skip
-    return (
-        [Table("open circuits", ("kind", "key", "for", "until", "reason", "by"), cells)]
-        if cells
-        else ["no open circuit"]
-    )
+    return [Table("open circuits", columns, cells)] if cells else ["no open circuit"]
 
 
 def _backlog_row(name: str, group: Backlog, now: datetime) -> Row:

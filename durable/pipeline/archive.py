@@ -144,7 +144,8 @@ class _Run:
         low: int,
         snapshot: Snapshot,
     ) -> None:
-        self._spark, self._lake, self._table, self._origin = spark, lake, table, origin
+        self._spark, self._lake, self._origin = spark, lake, origin
+        self._table: LakeTable = table
         self._snapshot = snapshot
         self._low = low
         self._app = f"{zlib.crc32(app_id.encode()):08x}"

@@ -81,7 +81,7 @@ class TaskFiles:
     def __init__(self, table_url: str, table: LakeTable, service: str, name: str) -> None:
         """`name` must be given to no other attempt of any task: a file is never written over."""
         self._table_url = table_url
-        self._table = table
+        self._table: LakeTable = table
         self._service = service
         self._name = name
         self._schema = file_schema(table)
@@ -112,14 +112,16 @@ class TaskFiles:
 
     def _by_day_and_side(self, batch: pa.RecordBatch) -> Iterator[tuple[tuple[date, str], pa.RecordBatch]]:
         import pyarrow as pa
-        import pyarrow.compute as pc
+        from pyarrow.compute import call_function
 
-        days = pc.cast(batch.column(DAY_OF[self._table]), pa.date32())
+        days = batch.column(DAY_OF[self._table]).cast(pa.date32())
         sides = batch.column("side")
-        for day in pc.unique(days):
-            for side in pc.unique(sides):
-                here = pc.and_(pc.equal(days, day), pc.equal(sides, side))
-                rows = batch if pc.all(here).as_py() else batch.filter(here)
+        for day in days.unique():
+            for side in sides.unique():
+                here = call_function(
+                    "and", [call_function("equal", [days, day]), call_function("equal", [sides, side])]
+                )
+                rows = batch if here.true_count == batch.num_rows else batch.filter(here)
                 if rows.num_rows:
                     yield (day.as_py(), side.as_py()), rows
 
@@ -129,7 +131,7 @@ class TaskFiles:
         path = f"day={day}/part-{self._name}-{len(self._open)}.parquet"
         closing = self._closing.enter_context(ExitStack())
         stream = closing.enter_context(created(self._table_url, path))
-        few = [name for name in self._schema.names if name in _FEW_VALUES]
+        few: Any = [name for name in self._schema.names if name in _FEW_VALUES]
         described: list[pq.FileMetaData] = []
         writer = pq.ParquetWriter(
             stream, self._schema, compression="zstd", use_dictionary=few, metadata_collector=described

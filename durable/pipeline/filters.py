@@ -58,7 +58,8 @@ def condition(asked: Filter, kinds: Mapping[str, str]) -> str | None:
         case _ if type(asked) in _COMPARISONS:
             literal = _literal(getattr(asked, "value", None), kind)
             return None if literal is None else f"{_column(name, kind)} {_COMPARISONS[type(asked)]} {literal}"
-    return None
+        case _:
+            return None
 
 
 def _column(name: str, kind: str) -> str:
@@ -80,4 +81,5 @@ def _literal(value: Any, kind: str) -> str | None:
             return "true" if value else "false"
         case "bigint" | "integer", int() if not isinstance(value, bool):
             return str(value)
-    return None
+        case _:
+            return None

@@ -8,14 +8,17 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from durable.storage import housekeeping
+from durable.envelope import Leased, NodeId
+from durable.storage import circuit_statements
 from durable.storage.database import channel
+from durable.storage.rows import leased
 
 
 class Kind(StrEnum):
     DESTINATION = "destination"
     HANDLER = "handler"
     LISTENER = "listener"
+    SCHEDULE = "schedule"
 
 
 class OpenCircuit(NamedTuple):
@@ -24,21 +27,26 @@ class OpenCircuit(NamedTuple):
     reason: str
     since: datetime
     until: datetime | None
+    """When it ends, or is tried again."""
     actor: str
+    probing: bool
+    """Was it opened by failures, and closes when something gets through?"""
 
 
 def open_circuit(
     conn: Connection, schema: str, kind: Kind, key: str, *, reason: str, actor: str, duration: timedelta | None = None
 ) -> None:
-    """Record that it is open; one that is open already keeps its reason and its start."""
+    """Because of failures: open until close_circuit(), and tried after this time. One that is open stays as it is."""
     conn.execute(
-        housekeeping.OPEN_CIRCUIT.within(schema),
-        {"kind": kind.value, "key": key, "reason": reason, "duration": duration, "actor": actor},
+        circuit_statements.OPEN_CIRCUIT.within(schema),
+        _named(schema, kind, key) | {"reason": reason, "duration": duration, "actor": actor},
     )
 
 
-def close_circuit(conn: Connection, schema: str, kind: Kind, key: str) -> None:
-    conn.execute(housekeeping.CLOSE_CIRCUIT.within(schema), {"kind": kind.value, "key": key})
+def close_circuit(conn: Connection, schema: str, kind: Kind, key: str) -> bool:
+    """Something got through. False when it was not open, or is paused."""
+    closed = conn.execute(circuit_statements.CLOSE_CIRCUIT.within(schema), _named(schema, kind, key)).scalar_one()
+    return bool(closed)
 
 
 def pause(
@@ -46,25 +54,52 @@ def pause(
 ) -> None:
     """Open it now, for this time or until resume(), and tell the nodes at once."""
     conn.execute(
-        housekeeping.PAUSE.within(schema),
+        circuit_statements.PAUSE.within(schema),
         _named(schema, kind, key) | {"reason": reason, "duration": duration, "actor": actor},
     )
 
 
 def resume(conn: Connection, schema: str, kind: Kind, key: str) -> bool:
     """Close it and tell the nodes at once. False when it was not open."""
-    return int(conn.execute(housekeeping.RESUME.within(schema), _named(schema, kind, key)).scalar_one()) == 1
+    return int(conn.execute(circuit_statements.RESUME.within(schema), _named(schema, kind, key)).scalar_one()) == 1
 
 
 def close_ended(conn: Connection, schema: str) -> None:
     """Close those whose time is over."""
-    conn.execute(housekeeping.CLOSE_ENDED_CIRCUITS.within(schema))
+    conn.execute(circuit_statements.CLOSE_ENDED_CIRCUITS.within(schema))
 
 
-def _named(schema: str, kind: Kind, key: str) -> dict[str, str]:
-    return {"kind": kind.value, "key": key, "channel": channel(schema)}
+def claim_probe(
+    conn: Connection, schema: str, *, handler: str, message_type: str, node: NodeId, lease: timedelta
+) -> Leased | None:
+    """The one message with which this node may try a handler, if its circuit is due and nobody tries it already.
+
+    The message is of this type, the handler's own or an older version. Nobody else is given one before `lease` is over.
+    """
+    params = {"handler": handler, "message_type": message_type, "node": node, "lease": lease}
+    row = conn.execute(circuit_statements.CLAIM_PROBE.within(schema), params).first()
+    return None if row is None else leased(row)
+
+
+def put_off_probe(
+    conn: Connection, schema: str, message_type: str, *, reason: str, shortest: timedelta, longest: timedelta
+) -> None:
+    """The try has failed: the next one after as long as the circuit is open already, within these bounds."""
+    conn.execute(
+        circuit_statements.PUT_OFF_PROBE.within(schema),
+        {"key": message_type, "reason": reason, "shortest": shortest, "longest": longest},
+    )
+
+
+def try_again(conn: Connection, schema: str, message_type: str) -> None:
+    """The try has told nothing about the handler: the next one may follow at once."""
+    conn.execute(circuit_statements.TRY_AGAIN.within(schema), {"key": message_type})
 
 
 def read(conn: Connection, schema: str) -> list[OpenCircuit]:
     """Those that are open now."""
-    return [OpenCircuit(*row) for row in conn.execute(housekeeping.READ_CIRCUITS.within(schema))]
+    return [OpenCircuit(*row) for row in conn.execute(circuit_statements.READ_CIRCUITS.within(schema))]
+
+
+def _named(schema: str, kind: Kind, key: str) -> dict[str, str]:
+    return {"kind": kind.value, "key": key, "channel": channel(schema)}

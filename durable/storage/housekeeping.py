@@ -1,10 +1,10 @@
-"""The SQL statements that touch no envelope: nodes, locks, circuits, partitions, versions and rights."""
+"""The SQL statements that touch no envelope: nodes, locks, partitions, versions and rights."""
 
 from __future__ import annotations
 
 from durable.storage.statements import Statement
 
-# ---------------------------------------------------------------- nodes, locks, circuits
+# ---------------------------------------------------------------- nodes, locks
 
 REGISTER_NODE = Statement("""
 INSERT INTO {schema}.nodes (service, description, version, capabilities)
@@ -36,35 +36,6 @@ READ_SERVER_UPTIME = Statement("SELECT clock_timestamp() - pg_postmaster_start_t
 
 TRY_JOB_LOCK = Statement("SELECT pg_try_advisory_xact_lock(:class_id, :key)")
 LOCK_JOB = Statement("SELECT pg_advisory_xact_lock(:class_id, :key)")
-
-OPEN_CIRCUIT = Statement("""
-INSERT INTO {schema}.circuits (kind, key, reason, until, actor)
-VALUES (:kind, :key, :reason, now() + CAST(:duration AS interval), :actor) ON CONFLICT (kind, key) DO UPDATE
-SET reason = excluded.reason, since = clock_timestamp(), until = excluded.until, actor = excluded.actor
-WHERE circuits.until <= now()
-""")
-# By an operator or by code: a circuit that is open already is open from now on for this reason and this time.
-PAUSE = Statement("""
-WITH paused AS (
-    INSERT INTO {schema}.circuits (kind, key, reason, until, actor)
-    VALUES (:kind, :key, :reason, now() + CAST(:duration AS interval), :actor)
-    ON CONFLICT (kind, key) DO UPDATE
-    SET reason = excluded.reason, since = clock_timestamp(), until = excluded.until, actor = excluded.actor
-    RETURNING key
-)
-SELECT pg_notify(CAST(:channel AS text), '') FROM paused
-""")
-RESUME = Statement("""
-WITH resumed AS (DELETE FROM {schema}.circuits WHERE kind = :kind AND key = :key RETURNING key),
-told AS (SELECT pg_notify(CAST(:channel AS text), '') FROM resumed)
-SELECT count(*) FROM told
-""")
-CLOSE_ENDED_CIRCUITS = Statement("DELETE FROM {schema}.circuits WHERE until <= now()")
-CLOSE_CIRCUIT = Statement("DELETE FROM {schema}.circuits WHERE kind = :kind AND key = :key")
-READ_CIRCUITS = Statement("""
-SELECT kind, key, reason, since, until, actor FROM {schema}.circuits
-WHERE until IS NULL OR until > now() ORDER BY kind, key
-""")
 
 # ---------------------------------------------------------------- maintenance, status, versions
 

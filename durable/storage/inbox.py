@@ -123,9 +123,19 @@ def dead_letter(
     return int(conn.execute(statements.DEAD_LETTER_INCOMING.within(schema), params).scalar_one()) == 1
 
 
-def expire(conn: Connection, schema: str, node: NodeId, lease: Leased, *, keep_body: bool = False) -> bool:
-    """Finish it without handling it, if its deliver_by has passed by the database's clock. True when it has."""
-    params = _one(node, lease) | {"keep_body": keep_body}
+def expire(
+    conn: Connection,
+    schema: str,
+    node: NodeId,
+    lease: Leased,
+    *,
+    within: timedelta = timedelta(0),
+    reason: str = "expired before it was handled",
+    keep_body: bool = False,
+) -> bool:
+    """Finish it without handling it, if its deliver_by has passed by the database's clock, or passes within this time.
+    True when it has."""
+    params = _one(node, lease) | {"within": within, "reason": reason, "keep_body": keep_body}
     return int(conn.execute(statements.EXPIRE_OWNED_INCOMING.within(schema), params).scalar_one()) == 1
 
 

@@ -70,6 +70,20 @@ def delete_sent(
     return int(conn.execute(statements.DELETE_SENT.within(schema), params).scalar_one())
 
 
+class Expiry(NamedTuple):
+    """The ids of those that have expired, and of those that are to be sent all the same."""
+
+    expired: set[UUID]
+    timely: set[UUID]
+
+
+def expire(conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased], *, keep_body: bool = False) -> Expiry:
+    """Finish those whose deliver_by has passed by the database's clock. What is in neither set is not this node's."""
+    params = _mine(node, leases) | {"keep_body": keep_body}
+    rows = conn.execute(statements.EXPIRE_OWNED_OUTGOING.within(schema), params).all()
+    return Expiry({row.id for row in rows if row.expired}, {row.id for row in rows if not row.expired})
+
+
 def count_failed_attempt(conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased]) -> None:
     conn.execute(statements.COUNT_FAILED_SEND.within(schema), _mine(node, leases))
 

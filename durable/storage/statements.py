@@ -1,7 +1,7 @@
 """Every SQL statement that touches an envelope, named, with why it is written so.
 
-Those about nodes, locks, circuits, partitions and versions are in durable.storage.housekeeping; those that read and
-resolve dead letters in durable.storage.letter_statements.
+Those about nodes, locks, partitions and versions are in durable.storage.housekeeping, those about circuits in
+durable.storage.circuit_statements, and those that read and resolve dead letters in durable.storage.letter_statements.
 
 Rules that hold throughout:
 - Batches travel as arrays through unnest: one statement for any number of envelopes.
@@ -37,6 +37,7 @@ _ENVELOPE: Final = (
     "id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, body, sent_at, "
     "deliver_by"
 )
+CLAIMED_ENVELOPE: Final = _ENVELOPE.replace("headers", "CAST(headers AS text) AS headers")
 _UNNEST_ENVELOPE: Final = """
     CAST(:id AS uuid[]), CAST(:message_type AS text[]), CAST(:source AS text[]), CAST(:correlation_id AS uuid[]),
     CAST(:causation_id AS uuid[]), CAST(:partition_key AS text[]), CAST(:content_type AS text[]),
@@ -130,7 +131,7 @@ WITH unowned AS (
         AND (deliver_by IS NULL OR deliver_by > now())
         AND NOT EXISTS (
             SELECT FROM {{schema}}.circuits
-            WHERE kind = 'destination' AND key = :destination AND (until IS NULL OR until > now())
+            WHERE kind = 'destination' AND key = :destination AND (probing OR until IS NULL OR until > now())
         )
     ORDER BY seq LIMIT :batch_size FOR UPDATE SKIP LOCKED
 ), claimed AS (
@@ -138,7 +139,7 @@ WITH unowned AS (
     FROM unowned WHERE row.id = unowned.id AND row.destination = unowned.destination
     RETURNING row.*
 )
-SELECT {_ENVELOPE.replace("headers", "CAST(headers AS text) AS headers")}, destination, epoch, attempts, interruptions
+SELECT {CLAIMED_ENVELOPE}, destination, epoch, attempts, interruptions
 FROM claimed ORDER BY seq
 """)
 
@@ -174,6 +175,23 @@ WITH moved AS (
     SELECT id, 'outgoing', 'dead-lettered', {_FROM_OUTGOING}, :node, :reason FROM moved
 )
 SELECT count(*) FROM moved
+""")
+
+# Late is what the database's clock says. What comes back neither expired nor not is this node's no more: perhaps it
+# expired by an earlier run of this statement, whose reply was lost, and it must not be sent then.
+EXPIRE_OWNED_OUTGOING = Statement(f"""
+WITH expired AS (
+    DELETE FROM {{schema}}.outgoing_envelopes AS row USING {_MINE}
+    WHERE {_FENCE_OUTGOING} AND row.deliver_by < clock_timestamp()
+    RETURNING row.*
+), history AS (
+    INSERT INTO {{schema}}.envelope_history ({_HISTORY})
+    SELECT id, 'outgoing', 'expired', {_FROM_OUTGOING}, :node, 'expired before it was sent' FROM expired
+)
+SELECT id, true AS expired FROM expired
+UNION ALL
+SELECT row.id, false FROM {{schema}}.outgoing_envelopes AS row, {_MINE}
+WHERE {_FENCE_OUTGOING} AND row.id NOT IN (SELECT id FROM expired)
 """)
 
 # ---------------------------------------------------------------- receiving
@@ -226,7 +244,7 @@ WITH unowned AS (
         AND (deliver_by IS NULL OR deliver_by > now())
         AND NOT EXISTS (
             SELECT FROM {{schema}}.circuits
-            WHERE kind = 'handler' AND key = :message_type AND (until IS NULL OR until > now())
+            WHERE kind = 'handler' AND key = :message_type AND (probing OR until IS NULL OR until > now())
         )
     ORDER BY seq LIMIT :batch_size FOR UPDATE SKIP LOCKED
 ), claimed AS (
@@ -234,7 +252,7 @@ WITH unowned AS (
     FROM unowned WHERE row.id = unowned.id AND row.endpoint = unowned.endpoint
     RETURNING row.*
 )
-SELECT {_ENVELOPE.replace("headers", "CAST(headers AS text) AS headers")}, endpoint, epoch, attempts, interruptions
+SELECT {CLAIMED_ENVELOPE}, endpoint, epoch, attempts, interruptions
 FROM claimed ORDER BY seq
 """)
 
@@ -311,11 +329,11 @@ SELECT count(*) FROM moved
 EXPIRE_OWNED_INCOMING = Statement(f"""
 WITH expired AS (
     DELETE FROM {{schema}}.incoming_envelopes
-    WHERE {_THIS} AND deliver_by < clock_timestamp()
+    WHERE {_THIS} AND deliver_by < clock_timestamp() + CAST(:within AS interval)
     RETURNING *
 ), history AS (
     INSERT INTO {{schema}}.envelope_history ({_HISTORY})
-    SELECT id, 'incoming', 'expired', {_FROM_INCOMING}, :node, 'expired before it was handled' FROM expired
+    SELECT id, 'incoming', 'expired', {_FROM_INCOMING}, :node, CAST(:reason AS text) FROM expired
 )
 SELECT count(*) FROM expired
 """)

@@ -9,12 +9,25 @@
 The bus keeps its declarations; handlers, units of work, retries and dead letters work as they do on Postgres, which
 one suite of contract tests holds both to. Nothing waits: time is a clock that the test advances.
 
+`bus.use(Chaos(fail=0.2, crash=0.01))` lets things go wrong by chance, in memory and on a database.
+
 Tests of transports are in `durable.testing.transports`, which needs pytest.
 """
 
 from durable.testing.bus import InMemoryBus
+from durable.testing.chaos import Chaos, ChaosError
 from durable.testing.clock import ManualClock
 from durable.testing.mailbox import DeadLetter, Expired, Handled, Scheduled
 from durable.testing.waiting import eventually
 
-__all__ = ["DeadLetter", "Expired", "Handled", "InMemoryBus", "ManualClock", "Scheduled", "eventually"]
+__all__ = [
+    "Chaos",
+    "ChaosError",
+    "DeadLetter",
+    "Expired",
+    "Handled",
+    "InMemoryBus",
+    "ManualClock",
+    "Scheduled",
+    "eventually",
+]

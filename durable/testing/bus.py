@@ -25,6 +25,7 @@ from durable.testing.faults import Fault, Faults
 from durable.testing.handling import MemoryHandling
 from durable.testing.mailbox import DeadLetter, Expired, Handled, Mailbox, Scheduled, decoded
 from durable.testing.runtime import MemoryRuntime
+from durable.testing.schedules import MemorySchedules
 from durable.testing.sessions import SessionFactory
 
 T = TypeVar("T")
@@ -39,7 +40,8 @@ class InMemoryBus:
     Mock. Without one they get sessions that commit and roll back, and raise WiringError at the first statement.
 
     Messages are handled one after another, in the order in which they were sent. Each is encoded and decoded as on
-    the wire. `clock` stands still until it is advanced; two buses that are connected should share one.
+    the wire. `clock` stands still until it is advanced; two buses that are connected should share one. drain() runs
+    every occurrence of `bus.every()` that the clock has passed.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class InMemoryBus:
         self._sent: list[Envelope] = []
         self._peers: dict[str, InMemoryBus] = {}
         self._agents: dict[str, MemoryHandling] = {}
+        self._schedules: MemorySchedules
         self._runtime: MemoryRuntime
         self._entered = ExitStack()
         self._draining = False
@@ -65,10 +68,12 @@ class InMemoryBus:
     async def __aenter__(self) -> Self:
         if self.bus.runtime.node is not None:
             raise WiringError("this bus runs on a database already: put it into memory before it starts")
+        self._schedules = MemorySchedules(self.bus.application.schedules, self.clock, self._mailbox.circuits)
         self._runtime = MemoryRuntime(
             self.bus,
             self.clock,
             self._mailbox,
+            self._schedules,
             when_committed=self._committed,
             receive=self._receive_at,
             **self._factories,
@@ -207,12 +212,12 @@ class InMemoryBus:
 
     async def _step(self) -> bool:
         """Send what is due and handle the first message. False when there was nothing to do."""
+        self._committed(self._schedules.due(self._runtime.composer))
         self._runtime.counters.add(Event.EXPIRED, self._mailbox.expire_late())
         departing = self._mailbox.departing(self._reachable().keys())
         for row in departing:
             self._reachable()[row.endpoint]._receive(row.envelope)
-        handlers = self.bus.application.handlers
-        taken = self._mailbox.take({message_type: handler.group for message_type, handler in handlers.items()})
+        taken = self._mailbox.take(self.bus.application.by_type())
         if taken:
             await self._handle(taken)
         return bool(departing or taken)
@@ -221,26 +226,29 @@ class InMemoryBus:
         message_type = taken[0].envelope.message_type
         agent = self._agent(message_type)
         if agent is not None:
-            await agent.handle(taken)
+            await agent.settle(taken)
             return
         letter = Letter.because(f"no node has a handler for {message_type}", "unknown message type")
         for lease in taken:
             self._mailbox.dead_letter(ANY_NODE, lease, letter, counted=0)
 
     def _agent(self, message_type: str) -> MemoryHandling | None:
-        handler = self.bus.application.handlers.get(message_type)
-        if handler is not None and message_type not in self._agents:
-            self._agents[message_type] = MemoryHandling(
+        handler = self.bus.application.by_type().get(message_type)
+        if handler is None:
+            return None
+        if handler.message_type not in self._agents:
+            self._agents[handler.message_type] = MemoryHandling(
                 handler,
                 policy=self.bus.application.policy(handler),
                 mailbox=self._mailbox,
                 faults=self._faults,
                 sessions=self._runtime.sessions,
                 settings=self.bus.settings,
+                onion=self.bus.application.onion,
                 clock=self.clock,
                 counters=self._runtime.counters,
             )
-        return self._agents.get(message_type)
+        return self._agents[handler.message_type]
 
     def _receive(self, envelope: Envelope) -> None:
         endpoints = dict(self.bus.application.listeners)

@@ -6,19 +6,62 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
+from durable.attempts import Attempts, Task
 from durable.clock import Clock
 from durable.envelope import ANY_NODE, Leased
 from durable.errors import LeaseLost
 from durable.handlers import Handler
-from durable.handling import HandlingAgent, Task
+from durable.handling import HandlingAgent
+from durable.middleware import Onion
 from durable.retry import Policy
 from durable.sessions import Sessions
 from durable.settings import Settings
+from durable.storage.circuits import Kind
 from durable.telemetry import Counters
 from durable.testing.faults import Fault, Faults
 from durable.testing.mailbox import Handled, Mailbox, MemoryDatabase
 from durable.testing.sessions import MemoryOutbox
 from durable.unit_of_work import Outbox
+
+
+class MemoryAttempts(Attempts):
+    """Attempts with the test's faults, that are completed in the mailbox."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        sessions: Sessions,
+        settings: Settings,
+        onion: Onion,
+        mailbox: Mailbox,
+        faults: Faults,
+    ) -> None:
+        super().__init__(handler, sessions=sessions, node=ANY_NODE, settings=settings, onion=onion)
+        self._mailbox = mailbox
+        self._faults = faults
+        self._fault: Fault | None = None
+
+    async def run(self, tasks: Sequence[Task]) -> None:
+        self._fault = self._faults.next(self.handler.message_type)
+        if self._fault is not None:
+            if len(tasks) == 1:  # a group that fails is run again, each message alone: the fault is that of one
+                self._fault.use()
+            if not self._fault.after_handling:
+                self._fault.happen()
+        await super().run(tasks)
+
+    def _complete(self, session: Session, outbox: Outbox, tasks: Sequence[Task]) -> None:
+        session.flush()
+        if self._fault is not None:
+            self._fault.happen()
+        leases = [task.lease for task in tasks]
+        if not all(map(self._mailbox.owns, leases)):
+            raise LeaseLost
+        assert isinstance(outbox, MemoryOutbox)
+        handled = [Handled(task.message, task.lease.envelope, task.attempt) for task in tasks]
+        outbox.when_committed = lambda: self._mailbox.finish(handled, leases)
+        outbox.commits_itself = True
 
 
 class MemoryHandling(HandlingAgent):
@@ -33,14 +76,15 @@ class MemoryHandling(HandlingAgent):
         faults: Faults,
         sessions: Sessions,
         settings: Settings,
+        onion: Onion,
         clock: Clock,
         counters: Counters,
     ) -> None:
         super().__init__(
             handler,
+            MemoryAttempts(handler, sessions=sessions, settings=settings, onion=onion, mailbox=mailbox, faults=faults),
             policy=policy.steady(),
-            database=MemoryDatabase(settings, mailbox),
-            sessions=sessions,
+            database=MemoryDatabase(settings, mailbox, mailbox.circuits),
             node=ANY_NODE,
             settings=settings,
             clock=clock,
@@ -48,38 +92,19 @@ class MemoryHandling(HandlingAgent):
             has_room=lambda: None,
         )
         self._mailbox = mailbox
-        self._faults = faults
-        self._fault: Fault | None = None
 
-    async def handle(self, taken: Sequence[Leased]) -> None:
+    async def settle(self, taken: Sequence[Leased]) -> None:
         """Handle these, in one transaction if possible; raises AssertionError when one of them has come to no end."""
+        circuit = self._mailbox.circuits.of(Kind.HANDLER, self.handler.message_type)
+        self.observe_circuit(circuit is not None, probing=circuit is not None and circuit.probing)
         self.buffer.force(taken)
-        await self._handle(taken)
+        if circuit is None:
+            await self.handle(taken)
+        else:
+            await self._try(*taken)
         left = [lease.envelope for lease in taken if self._mailbox.owns(lease)]
         if left:
             raise AssertionError(f"{self.handler.name} has not settled {left}: see the log of 'durable'")
 
     def close(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown()
-
-    async def _attempt(self, tasks: Sequence[Task]) -> None:
-        self._fault = self._faults.next(self.handler.message_type)
-        if self._fault is not None:
-            if len(tasks) == 1:  # a group that fails is run again, each message alone: the fault is that of one
-                self._fault.use()
-            if not self._fault.after_handling:
-                self._fault.happen()
-        await super()._attempt(tasks)
-
-    def _complete(self, session: Session, outbox: Outbox, tasks: Sequence[Task]) -> None:
-        session.flush()
-        if self._fault is not None:
-            self._fault.happen()
-        leases = [task.lease for task in tasks]
-        if not all(map(self._mailbox.owns, leases)):
-            raise LeaseLost
-        assert isinstance(outbox, MemoryOutbox)
-        handled = [Handled(task.message, task.lease.envelope, task.attempt) for task in tasks]
-        outbox.when_committed = lambda: self._mailbox.finish(handled, leases)
-        outbox.commits_itself = True
+        self._attempts.close()

@@ -5,8 +5,11 @@
                   +-----------------------+--dead_letter()             dead letters
     waiting, deliver_by passed ---------------------------------->     expired
 
-`retry_later`, `release`, `dead_letter` and `expire` do what the functions of these names do in durable.storage, and
-are called for them by MemoryDatabase.
+    waiting, not due --cancel_message()----------------------->     cancelled
+                     --reschedule_message(), run_message_now()  waiting again
+
+`retry_later`, `release`, `dead_letter`, `expire` and those that end in `_message` or `_now` do what the functions of
+these names do in durable.storage, and are called for them by MemoryDatabase.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from uuid import UUID
 
 import msgspec
 from sqlalchemy import Connection
@@ -24,14 +28,19 @@ from durable import codec, messages
 from durable.clock import Clock
 from durable.digest import message_digest
 from durable.envelope import Envelope, Lease, Leased, NodeId, new_id
-from durable.errors import InvalidMessage, UnknownMessageType
+from durable.errors import InvalidMessage, UnknownMessageType, WiringError
+from durable.handlers import Handler
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
+from durable.retry import Pause
 from durable.routing import LOCAL
 from durable.settings import Settings
+from durable.storage.circuits import Kind
 from durable.storage.database import Database
+from durable.storage.dead_letters import Resolved
 from durable.storage.inbox import Key
 from durable.storage.rows import Failure, Letter
-from durable.storage.statements import Recovery
+from durable.storage.statements import INCOMING, Recovery
+from durable.testing.circuits import MemoryCircuits
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -98,7 +107,7 @@ class Row:
         return self.due is None or self.due <= now
 
     def is_late(self, now: datetime) -> bool:
-        return self.envelope.deliver_by is not None and self.envelope.deliver_by < now
+        return self.envelope.is_late(now)
 
 
 @dataclass
@@ -106,12 +115,16 @@ class Mailbox:
     """The rows of one bus in memory, in order of arrival."""
 
     clock: Clock
+    circuits: MemoryCircuits = field(init=False)
     incoming: dict[Key, Row] = field(default_factory=dict)
     outgoing: dict[Key, Row] = field(default_factory=dict)
     handled: list[Handled] = field(default_factory=list)
     dead_letters: list[DeadLetter] = field(default_factory=list)
     expired: list[Expired] = field(default_factory=list)
     _received: dict[Key, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.circuits = MemoryCircuits(self.clock)
 
     # ------------------------------------------------------------------ arriving and waiting
 
@@ -155,16 +168,25 @@ class Mailbox:
         )
         self.quarantine(envelope, reason)
 
-    def take(self, group_of: Mapping[str, int]) -> list[Leased]:
-        """The first message that is due, and with it others of its type, as many as its handler groups."""
+    def take(self, handlers: Mapping[str, Handler]) -> list[Leased]:
+        """The first message that is due, and with it others of its type, as many as its handler groups; none of a
+        handler that is stopped, and one of a handler that is tried."""
         now = self.clock.now()
-        due = (row for row in self.incoming.values() if row.is_due(now))
+        stopped = {
+            message_type
+            for message_type, handler in handlers.items()
+            if not (self.circuits.may_take(message_type) and self.circuits.may_take(handler.message_type))
+        }
+        due = (row for row in self.incoming.values() if row.is_due(now) and row.envelope.message_type not in stopped)
         first = next(due, None)
         if first is None:
             return []
         message_type = first.envelope.message_type
+        handler = handlers.get(message_type)
+        if handler is None or self.circuits.of(Kind.HANDLER, handler.message_type) is not None:
+            return [first.lease()]
         others = (row for row in due if row.envelope.message_type == message_type)
-        return [row.lease() for row in (first, *islice(others, group_of.get(message_type, 1) - 1))]
+        return [row.lease() for row in (first, *islice(others, handler.group - 1))]
 
     def departing(self, destinations: Collection[str]) -> list[Row]:
         """Take out what is due for these destinations."""
@@ -222,6 +244,10 @@ class Mailbox:
             row.epoch += 1
         return len(rows)
 
+    def pause_and_release(self, node: NodeId, handler: str, lease: Leased, decision: Pause) -> None:
+        self.circuits.pause(Kind.HANDLER, handler, reason=decision.reason, actor="memory", duration=decision.time)
+        self.release(INCOMING, node, [lease.key])
+
     def dead_letter(
         self, _node: NodeId, lease: Leased, letter: Letter, *, counted: int = 1, failures: Sequence[Failure] = ()
     ) -> bool:
@@ -231,7 +257,9 @@ class Mailbox:
         self._bury(row.envelope, letter, attempts=row.attempts + counted, endpoint=row.endpoint)
         return True
 
-    def expire(self, _node: NodeId, lease: Leased) -> bool:
+    def expire(self, _node: NodeId, lease: Leased, *, within: timedelta = timedelta(0), reason: str = "") -> bool:
+        if not lease.envelope.is_late(self.clock.now() + within):
+            return False
         row = self.incoming.pop(_key(lease), None)
         if row is not None:
             self.expired.append(Expired(decoded(row.envelope), row.envelope))
@@ -242,8 +270,38 @@ class Mailbox:
         if letter.endpoint is None:
             raise ValueError(f"it was quarantined, and cannot be handled: {letter.reason}")
         self.dead_letters = [each for each in self.dead_letters if each is not letter]
-        row = Row(letter.envelope, letter.endpoint)
+        envelope = letter.envelope
+        if envelope.is_late(self.clock.now()):  # it would expire at once
+            envelope = msgspec.structs.replace(envelope, deliver_by=None)
+        row = Row(envelope, letter.endpoint)
         self.incoming[row.key] = row
+
+    # ------------------------------------------------------------------ what people ask of storage
+
+    def cancel_message(self, message: UUID, *, actor: str, reason: str | None) -> bool:
+        return bool([rows.pop(row.key) for rows, row in self._waiting_for_time(message)])
+
+    def run_message_now(self, message: UUID) -> bool:
+        found = self._waiting_for_time(message)
+        for _, row in found:
+            row.due = None
+        return bool(found)
+
+    def reschedule_message(self, message: UUID, *, at: datetime, dedupe_window: timedelta) -> Resolved:
+        done, left = [], []
+        for rows, row in self._waiting_for_time(message):
+            too_old = rows is self.outgoing and at >= row.envelope.sent_at + dedupe_window
+            if too_old or row.envelope.is_late(at) or row.envelope.deliver_by == at:
+                left.append(0)
+            else:
+                row.due = at
+                done.append(0)
+        return Resolved(done, left)
+
+    def _waiting_for_time(self, message: UUID) -> list[tuple[dict[Key, Row], Row]]:
+        now = self.clock.now()
+        every = [(rows, row) for rows in (self.incoming, self.outgoing) for row in rows.values()]
+        return [(rows, row) for rows, row in every if row.envelope.id == message and not row.is_due(now)]
 
     def _bury(self, envelope: Envelope, letter: Letter, *, attempts: int, endpoint: str | None = None) -> None:
         why = letter.exception_type, letter.reason, letter.traceback
@@ -251,16 +309,19 @@ class Mailbox:
 
 
 class MemoryDatabase(Database):
-    """Runs storage functions on a mailbox, by their names."""
+    """Runs storage functions on a mailbox, or on what else keeps rows in memory, by their names."""
 
-    def __init__(self, settings: Settings, mailbox: Mailbox) -> None:
+    def __init__(self, settings: Settings, *keepers: object) -> None:
         self.schema = settings.db_schema
-        self._mailbox = mailbox
+        self._keepers = keepers
 
     async def transaction(
         self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        return cast(T, getattr(self._mailbox, work.__name__)(*args, **kwargs))
+        for keeper in self._keepers:
+            if hasattr(keeper, work.__name__):
+                return cast(T, getattr(keeper, work.__name__)(*args, **kwargs))
+        raise WiringError(f"this bus is in memory: it has no database for {work.__qualname__}()")
 
 
 def decoded(envelope: Envelope) -> Any:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from durable.bus import Bus
 from durable.clock import Clock
 from durable.envelope import ANY_NODE, Envelope, NodeId
-from durable.errors import WiringError
 from durable.outcomes import Outcome
 from durable.runtime import Runtime
 from durable.storage.database import Database
 from durable.storage.outbox import Sent
-from durable.testing.mailbox import Mailbox
+from durable.testing.mailbox import Mailbox, MemoryDatabase
+from durable.testing.schedules import MemorySchedules
 from durable.testing.sessions import MemorySessions, SessionFactory
 from durable.transports.base import Receiver
 
@@ -49,6 +49,7 @@ class MemoryRuntime(Runtime):
         bus: Bus,
         clock: Clock,
         mailbox: Mailbox,
+        schedules: MemorySchedules,
         *,
         session_factory: SessionFactory | None,
         sync_session_factory: SessionFactory | None,
@@ -58,6 +59,7 @@ class MemoryRuntime(Runtime):
         scope = bus.runtime.sessions.scope
         super().__init__(bus.application, bus.settings, scope, clock=clock)
         self.sessions = MemorySessions(bus.settings, self.composer, self, scope, session_factory, sync_session_factory)
+        self._in_memory = MemoryDatabase(bus.settings, schedules, mailbox, mailbox.circuits)
         self._when_committed = when_committed
         self._receiver = MemoryReceiver(bus.settings.buffer_size, mailbox, receive)
 
@@ -67,7 +69,7 @@ class MemoryRuntime(Runtime):
 
     @property
     def database(self) -> Database:
-        raise WiringError("this bus is in memory: it has no database")
+        return self._in_memory
 
     async def check(self) -> None:
         """The wiring was checked as it was declared."""

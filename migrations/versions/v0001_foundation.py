@@ -56,6 +56,8 @@ CREATE TABLE "{schema}".incoming_envelopes (
 ) {queue};
 CREATE INDEX incoming_unowned ON "{schema}".incoming_envelopes (message_type, seq)
     WHERE owner_id = 0 AND execution_time IS NULL;
+CREATE INDEX incoming_scheduled ON "{schema}".incoming_envelopes (message_type, seq)
+    WHERE execution_time IS NOT NULL;
 CREATE INDEX incoming_owned ON "{schema}".incoming_envelopes (owner_id) WHERE owner_id <> 0;
 CREATE INDEX incoming_due ON "{schema}".incoming_envelopes (execution_time) WHERE execution_time IS NOT NULL;
 CREATE INDEX incoming_expiring ON "{schema}".incoming_envelopes (deliver_by) WHERE deliver_by IS NOT NULL;
@@ -72,7 +74,7 @@ CREATE TABLE "{schema}".received_ids_default PARTITION OF "{schema}".received_id
 CREATE TABLE "{schema}".envelope_history (
     id uuid NOT NULL,
     side text NOT NULL CHECK (side IN ('outgoing', 'incoming')),
-    outcome text NOT NULL CHECK (outcome IN ('sent', 'handled', 'dead-lettered', 'expired')),
+    outcome text NOT NULL CHECK (outcome IN ('sent', 'handled', 'dead-lettered', 'expired', 'cancelled')),
     address text NOT NULL,
     message_type text NOT NULL,
     source text NOT NULL,
@@ -176,12 +178,13 @@ CREATE TABLE "{schema}".nodes (
 ALTER SEQUENCE "{schema}".node_ids OWNED BY "{schema}".nodes.node_id;
 
 CREATE TABLE "{schema}".circuits (
-    kind text NOT NULL CHECK (kind IN ('destination', 'handler', 'listener')),
+    kind text NOT NULL CHECK (kind IN ('destination', 'handler', 'listener', 'schedule')),
     key text NOT NULL,
     reason text NOT NULL,
     since timestamptz NOT NULL DEFAULT clock_timestamp(),
     until timestamptz,
     actor text NOT NULL,
+    probing boolean NOT NULL DEFAULT false,
     PRIMARY KEY (kind, key)
 );
 
@@ -192,6 +195,26 @@ CREATE TABLE "{schema}".published_batches (
     row_count bigint NOT NULL DEFAULT 0,
     added_count bigint NOT NULL DEFAULT 0,
     published_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+CREATE TABLE "{schema}".schedules (
+    name text PRIMARY KEY,
+    cron text NOT NULL,
+    tz text NOT NULL,
+    missed text NOT NULL,
+    message_type text,
+    destination text,
+    declaration text NOT NULL,
+    declared_by integer NOT NULL,
+    declared_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    occurrence_at timestamptz,
+    due_at timestamptz NOT NULL,
+    asked_at timestamptz,
+    last_at timestamptz,
+    ran_at timestamptz,
+    changed_by text,
+    changed_at timestamptz,
+    error text
 );
 """
 
@@ -360,8 +383,8 @@ DROP FUNCTION "{schema}".is_archived(text, bigint);
 DROP FUNCTION "{schema}".drop_partitions(interval, interval);
 DROP FUNCTION "{schema}".make_partitions(integer);
 DROP FUNCTION "{schema}".make_partition(text, text, text, text, text, text);
-DROP TABLE "{schema}".published_batches, "{schema}".circuits, "{schema}".nodes, "{schema}".failed_attempts,
-    "{schema}".archives,
+DROP TABLE "{schema}".published_batches, "{schema}".archives, "{schema}".schedules, "{schema}".circuits,
+    "{schema}".nodes, "{schema}".failed_attempts,
     "{schema}".dead_letters, "{schema}".envelope_history, "{schema}".received_ids, "{schema}".incoming_envelopes,
     "{schema}".outgoing_envelopes CASCADE;
 """

@@ -5,6 +5,7 @@ when the machine's speed drifts. Statements and commits are counted per message 
 row is about: a unit of work's for storing, the agents' for sending, the handlers' for handling.
 
     local        storing what is sent, handling what has arrived       durable and floor in this process
+    onion        what four components of middleware add                durable in this process
     contests     a row for each transport and each of its floors       each as a sender and a receiver process
 """
 
@@ -26,11 +27,21 @@ from durable.errors import InvalidSetting
 from tests.benchmarks import contests, floor
 from tests.benchmarks.databases import Databases
 from tests.benchmarks.local import Local
+from tests.benchmarks.onion import Onions
 from tests.benchmarks.racing import Processes
-from tests.benchmarks.rows import Row, show
+from tests.benchmarks.rows import Cost, Row, show, show_costs
 
 ROUNDS = 3
-PARTS = ("local", "tcp", "http", "rabbitmq")
+PARTS = ("local", "onion", "tcp", "http", "rabbitmq")
+_PASSES = 100_000  # through the onion: a thing of microseconds
+
+
+def run_onions() -> list[Cost]:
+    """The costs of the onions."""
+    onions = Onions(_PASSES)
+    for _ in range(ROUNDS):
+        onions.run_round()
+    return onions.costs
 
 
 def run(count: int, parts: Sequence[str]) -> list[Row]:
@@ -41,7 +52,7 @@ def run(count: int, parts: Sequence[str]) -> list[Row]:
         local = Local(databases, count)
         broker = stack.enter_context(rabbitmq(folder / "rabbitmq")) if "rabbitmq" in parts else None
         processes = stack.enter_context(Processes())
-        transports = [contests.of(name, broker) for name in parts if name != "local"]
+        transports = [contests.of(name, broker) for name in parts if name not in ("local", "onion")]
         for _ in range(ROUNDS):
             if "local" in parts:
                 asyncio.run(local.run_round())
@@ -58,15 +69,21 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
+    parts = arguments.only or PARTS
+    costs = run_onions() if "onion" in parts else []
     try:
-        rows = run(arguments.count, arguments.only or PARTS)
+        rows = run(arguments.count, parts) if set(parts) != {"onion"} else []
     except InvalidSetting as error:
         print(f"error: {error}; or choose parts with --only", file=sys.stderr)
         return 2
     if arguments.json:
-        json.dump([asdict(row) | {"ratio": row.ratio} for row in rows], sys.stdout, indent=2)
-    else:
+        told = [asdict(row) | {"ratio": row.ratio} for row in rows]
+        json.dump([*told, *(asdict(cost) | {"added": cost.added} for cost in costs)], sys.stdout, indent=2)
+        return 0
+    if rows:
         show(rows, f"{arguments.count} messages of {len(floor.BODY)} bytes, best of {ROUNDS} rounds")
+    if costs:
+        show_costs(costs)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,23 @@ class Row:
     def cost(self, counts: Counts, messages: int) -> None:
         self.statements_per_message = counts.statements / messages
         self.commits_per_message = counts.commits / messages
+
+
+@dataclass
+class Cost:
+    """What something adds to each message, in microseconds: the best of each, without it and with it."""
+
+    name: str
+    without: float = math.inf
+    within: float = math.inf
+
+    @property
+    def added(self) -> float:
+        return self.within - self.without
+
+    def measured(self, without: float, within: float) -> None:
+        self.without = min(self.without, without)
+        self.within = min(self.within, within)
 
 
 @contextmanager
@@ -73,4 +91,13 @@ def show(rows: Sequence[Row], title: str) -> None:
             f"{row.statements_per_message:.3f}",
             f"{row.commits_per_message:.3f}",
         )
+    Console(width=150).print(table)
+
+
+def show_costs(costs: Sequence[Cost]) -> None:
+    table = Table(title="microseconds for each message")
+    for column in ("durable", "without", "with", "added"):
+        table.add_column(column, justify="left" if column == "durable" else "right")
+    for cost in costs:
+        table.add_row(cost.name, f"{cost.without:.2f}", f"{cost.within:.2f}", f"{cost.added:.2f}")
     Console(width=150).print(table)

@@ -6,8 +6,9 @@ import asyncio
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, NamedTuple, Self
@@ -25,14 +26,19 @@ from durable import (
     Bus,
     Context,
     Depends,
+    HandleNext,
+    Incoming,
     InvalidMessage,
     InvalidSetting,
+    Middleware,
     NoUnitOfWork,
+    Outgoing,
     Reject,
     Release,
     Retry,
     RetryLater,
     RoutingError,
+    SendNext,
     UnknownMessageType,
     WiringError,
     message,
@@ -145,6 +151,10 @@ class World(ABC):
         """Type and body of everything that has reached this destination."""
 
     @abstractmethod
+    def deadlines(self, destination: str) -> list[datetime | None]:
+        """The deliver_by of what went there."""
+
+    @abstractmethod
     def dead_letters(self) -> list[Letter]: ...
 
     @abstractmethod
@@ -209,6 +219,9 @@ class OnPostgres(World):
     def sent_to(self, destination: str) -> list[tuple[str, bytes]]:
         return [(e.message_type, e.body) for e in self._receivers[destination].stored.values()]
 
+    def deadlines(self, destination: str) -> list[datetime | None]:
+        return [e.deliver_by for e in self._receivers[destination].stored.values()]
+
     def dead_letters(self) -> list[Letter]:
         rows = self._tables.rows(
             "SELECT message_type, exception_type, reason, COALESCE(traceback, ''), attempts "
@@ -260,6 +273,9 @@ class InMemory(World):
         # The others handle nothing, so what arrived there are dead letters.
         letters = self._others[destination].dead_letters
         return [(letter.envelope.message_type, letter.envelope.body) for letter in letters]
+
+    def deadlines(self, destination: str) -> list[datetime | None]:
+        return [e.deliver_by for e in self._memory.envelopes() if e.destination == destination]
 
     def dead_letters(self) -> list[Letter]:
         return [
@@ -581,14 +597,52 @@ class TestSending:
         async with world:
             async with world.bus.unit_of_work():
                 world.bus.send(OrderPlaced(1), deliver_by=datetime.now(UTC) - timedelta(hours=1))
-                world.bus.send(OrderPlaced(2), deliver_by=timedelta(seconds=30), delay=60)
-                world.bus.send(OrderPlaced(3), deliver_by=timedelta(hours=2), delay=60)
+                world.bus.send(OrderPlaced(2), deliver_by=timedelta(hours=2), delay=60)
             await world.settle()
             assert world.expired() == ["contract.order-placed"]
             await world.advance(timedelta(seconds=61))
-            assert world.expired() == ["contract.order-placed"] * 2
-            assert seen == [OrderPlaced(3)]
+            assert world.expired() == ["contract.order-placed"]
+            assert seen == [OrderPlaced(2)]
             assert world.dead_letters() == []
+
+    async def test_a_message_that_would_be_due_after_its_deliver_by_is_refused(self, world: World) -> None:
+        async with world, world.bus.unit_of_work():
+            given: list[dict[str, Any]] = [{"delay": 60}, {"delay": 30}, {"at": datetime.now(UTC) + timedelta(hours=1)}]
+            for late in given:
+                with pytest.raises(InvalidMessage, match="when its deliver_by"):
+                    world.bus.send(OrderPlaced(1), to=BILLING, deliver_by=timedelta(seconds=30), **late)
+
+    async def test_a_message_whose_next_attempt_would_come_too_late_expires_at_once(self, world: World) -> None:
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[60]))
+        async def fail(order: OrderPlaced) -> None:
+            raise LookupError("no such order")
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1), deliver_by=timedelta(seconds=30))
+                world.bus.send(OrderPlaced(2), deliver_by=timedelta(seconds=90))
+            await world.settle()
+            assert world.expired() == ["contract.order-placed"]
+            assert (world.scheduled(), world.dead_letters()) == (1, [])
+
+    async def test_what_a_handler_sends_expires_when_its_message_does_if_it_is_declared_so(self, world: World) -> None:
+        @world.bus.handles(OrderPlaced, inherit_deliver_by=True)
+        async def ship(order: OrderPlaced, ctx: Context) -> list[OrderShipped]:
+            assert ctx.deliver_by is not None
+            world.bus.send(OrderShipped(2), to=BILLING, deliver_by=timedelta(hours=9))
+            ctx.send(OrderShipped(3), to=BILLING, deliver_by=None)
+            return [OrderShipped(1)]
+
+        world.bus.route(OrderShipped, to=BILLING)
+        deadline = datetime.now(UTC) + timedelta(hours=1)
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1), deliver_by=deadline)
+            await world.settle()
+        own, none, inherited = world.deadlines(BILLING)
+        assert own is not None
+        assert abs(own - deadline - timedelta(hours=8)) < timedelta(minutes=5)
+        assert (none, inherited) == (None, deadline)
 
     @pytest.mark.parametrize("cls", [AsStruct, AsDataclass, AsModel, AsAttrs])
     async def test_a_message_may_be_of_any_of_the_four_kinds(self, world: World, cls: type) -> None:
@@ -1046,6 +1100,481 @@ class TestFailing:
             await world.settle()
             (letter,) = world.dead_letters()
             assert "StopIteration" in letter.reason
+
+
+tenant: ContextVar[str] = ContextVar("tenant", default="none")
+
+
+class Watching(Middleware):
+    """Keeps what passes by."""
+
+    def __init__(self) -> None:
+        self.sent: list[Outgoing] = []
+        self.ids: list[UUID | None] = []
+        self.handled: list[Incoming] = []
+
+    def send(self, outgoing: Outgoing, call_next: SendNext) -> UUID | None:
+        self.sent.append(outgoing)
+        self.ids.append(call_next(outgoing))
+        return self.ids[-1]
+
+    async def handle(self, incoming: Incoming, call_next: HandleNext) -> object:
+        self.handled.append(incoming)
+        return await call_next(incoming)
+
+
+class Sending(Middleware):
+    """A component of one function, around what is sent."""
+
+    def __init__(self, function: Callable[[Outgoing, SendNext], UUID | None]) -> None:
+        self._function = function
+
+    def send(self, outgoing: Outgoing, call_next: SendNext) -> UUID | None:
+        return self._function(outgoing, call_next)
+
+
+class Handling(Middleware):
+    """A component of one function, around what is handled of one class."""
+
+    def __init__(self, function: Callable[[Incoming, HandleNext], Awaitable[object]], cls: type = OrderPlaced) -> None:
+        self._function = function
+        self._cls = cls
+
+    async def handle(self, incoming: Incoming, call_next: HandleNext) -> object:
+        if isinstance(incoming.message, self._cls):
+            return await self._function(incoming, call_next)
+        return await call_next(incoming)
+
+
+class TestMiddlewareOfSending:
+    async def test_all_that_is_sent_passes_it_once_and_the_headers_it_gives_arrive(self, world: World) -> None:
+        watching, contexts = Watching(), list[Context]()
+        world.bus.use(Sending(lambda outgoing, call_next: call_next(outgoing.with_headers({"tenant": "blue"}))))
+        world.bus.use(watching, group="after")
+        world.bus.subscribe(OrderBilled, to=BILLING)
+        world.bus.subscribe(OrderBilled, to=MAIL)
+
+        @world.bus.handles(OrderPlaced)
+        async def place(order: OrderPlaced, ctx: Context) -> OrderShipped:
+            contexts.append(ctx)
+            ctx.publish(OrderBilled(order.number))
+            return OrderShipped(order.number)
+
+        @world.bus.handles(OrderShipped)
+        async def ship(order: OrderShipped, ctx: Context) -> None:
+            contexts.append(ctx)
+
+        async with world:
+            async with world.bus.unit_of_work():
+                sent = world.bus.send(OrderPlaced(1), headers={"user": "ann"})
+                world.bus.publish(NobodyWantsThis())
+            await world.settle()
+            assert world.sent_to(BILLING) == world.sent_to(MAIL) == [("contract.order-billed", b'{"number":1}')]
+        kinds = [(outgoing.kind, type(outgoing.message)) for outgoing in watching.sent]
+        assert kinds == [
+            ("command", OrderPlaced),
+            ("event", NobodyWantsThis),
+            ("event", OrderBilled),
+            ("cascade", OrderShipped),
+        ]
+        causes = [outgoing.cause and outgoing.cause.envelope.id for outgoing in watching.sent]
+        assert causes == [None, None, sent, sent]
+        assert [ctx.id for ctx in contexts] == [watching.ids[0], watching.ids[3]]
+        assert [ctx.headers for ctx in contexts] == [{"user": "ann", "tenant": "blue"}, {"tenant": "blue"}]
+
+    async def test_what_it_drops_is_not_sent_and_its_sender_goes_on(self, world: World) -> None:
+        dropping = Sending(lambda outgoing, call_next: None if outgoing.options.get("key") else call_next(outgoing))
+        world.bus.use(dropping)
+        seen = collect(world.bus)
+        async with world:
+            async with world.bus.unit_of_work():
+                dropped = world.bus.send(OrderPlaced(1), key="dropped")
+                sent = world.bus.send(OrderPlaced(2))
+            await world.settle()
+            assert (seen, world.waiting()) == ([OrderPlaced(2)], 0)
+        assert isinstance(dropped, UUID)
+        assert dropped != sent
+
+    async def test_another_message_goes_where_that_one_goes(self, world: World) -> None:
+        def replace(outgoing: Outgoing, call_next: SendNext) -> UUID | None:
+            assert isinstance(outgoing.message, OrderPlaced)
+            return call_next(outgoing.replace(message=OrderBilled(outgoing.message.number)))
+
+        world.bus.use(Sending(replace))
+        world.bus.route(OrderBilled, to=BILLING)
+        seen = collect(world.bus)
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(7))
+            await world.settle()
+            assert world.sent_to(BILLING) == [("contract.order-billed", b'{"number":7}')]
+        assert seen == []
+
+    async def test_what_is_sent_twice_is_two_messages_and_a_repeated_attempt_sends_the_same_two(
+        self, world: World
+    ) -> None:
+        attempts: list[list[UUID | None]] = []
+
+        def twice(outgoing: Outgoing, call_next: SendNext) -> UUID | None:
+            if not isinstance(outgoing.message, OrderShipped):
+                return call_next(outgoing)
+            attempts[-1] += [call_next(outgoing), call_next(outgoing)]
+            return attempts[-1][0]
+
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=1, delays=[]))
+        async def place(order: OrderPlaced, ctx: Context) -> OrderShipped:
+            attempts.append([])
+            assert ctx.send(OrderShipped(1)) == attempts[-1][0]
+            if ctx.attempt == 1:
+                raise RuntimeError("not yet")
+            return OrderShipped(2)
+
+        world.bus.use(Sending(twice))
+        shipped = collect(world.bus, OrderShipped)
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+        assert sorted(order.number for order in shipped) == [1, 1, 2, 2]
+        assert attempts[0] == attempts[1][:2]
+        assert len(set(attempts[1])) == 4
+
+    async def test_what_it_raises_the_sender_sees_and_the_rest_is_sent(self, world: World) -> None:
+        def refuse(outgoing: Outgoing, call_next: SendNext) -> UUID | None:
+            if outgoing.message == OrderPlaced(2):
+                raise PermissionError("not today")
+            return call_next(outgoing)
+
+        world.bus.use(Sending(refuse))
+        seen = collect(world.bus, concurrency=1)
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+                with pytest.raises(PermissionError, match="not today"):
+                    world.bus.send(OrderPlaced(2))
+                world.bus.send(OrderPlaced(3))
+            await world.settle()
+            assert seen == [OrderPlaced(1), OrderPlaced(3)]
+
+    async def test_it_cannot_be_used_once_the_bus_works(self, world: World) -> None:
+        seen = collect(world.bus)
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            with pytest.raises(WiringError, match="before it starts or sends"):
+                world.bus.use(Watching())
+            await world.settle()
+            assert seen == [OrderPlaced(1)]
+
+
+class TestMiddlewareOfHandling:
+    async def test_it_is_told_what_is_handled_by_whom_and_how_often_it_was_tried(self, world: World) -> None:
+        watching = Watching()
+        world.bus.use(watching)
+
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=1, delays=[]))
+        async def place(order: OrderPlaced, ctx: Context) -> None:
+            if ctx.attempt == 1:
+                raise RuntimeError("not yet")
+
+        async with world:
+            async with world.bus.unit_of_work():
+                sent = world.bus.send(OrderPlaced(1), headers={"user": "ann"})
+            await world.settle()
+        assert [incoming.attempt for incoming in watching.handled] == [1, 2]
+        for incoming in watching.handled:
+            assert (incoming.message, incoming.context.id) == (OrderPlaced(1), sent)
+            assert incoming.context.headers == {"user": "ann"}
+            assert incoming.handler.endswith("place")
+
+    async def test_a_message_may_be_finished_without_its_handler(self, world: World) -> None:
+        async def skip(incoming: Incoming, call_next: HandleNext) -> object:
+            return None if incoming.message == OrderPlaced(1) else await call_next(incoming)
+
+        world.bus.use(Handling(skip))
+        seen = collect(world.bus)
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+                world.bus.send(OrderPlaced(2))
+            await world.settle()
+            assert (seen, world.dead_letters(), world.waiting()) == ([OrderPlaced(2)], [], 0)
+
+    async def test_the_handler_may_be_given_another_message(self, world: World) -> None:
+        async def annotate(incoming: Incoming, call_next: HandleNext) -> object:
+            assert isinstance(incoming.message, OrderPlaced)
+            return await call_next(incoming.replace(message=OrderPlaced(incoming.message.number, "annotated")))
+
+        world.bus.use(Handling(annotate))
+        seen = collect(world.bus)
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            assert seen == [OrderPlaced(1, "annotated")]
+
+    async def test_what_it_raises_counts_as_raised_by_the_handler(self, world: World) -> None:
+        async def refuse(incoming: Incoming, call_next: HandleNext) -> object:
+            match incoming.message, incoming.attempt:
+                case OrderPlaced(1), _:
+                    raise Reject("never")
+                case OrderPlaced(2), 1:
+                    raise RetryLater(5)
+                case OrderPlaced(3), 1 | 2:
+                    raise ConnectionError("try again")
+                case _:
+                    return await call_next(incoming)
+
+        world.bus.use(Handling(refuse))
+        seen = collect(world.bus, retry=Retry(immediate=2, delays=[1]))
+        async with world:
+            async with world.bus.unit_of_work():
+                for number in (1, 2, 3):
+                    world.bus.send(OrderPlaced(number))
+            await world.settle()
+            assert [(letter.reason, letter.attempts) for letter in world.dead_letters()] == [("never", 1)]
+            assert (seen, world.scheduled()) == ([OrderPlaced(3)], 1)
+            await world.advance(5 * SECOND)
+            assert seen == [OrderPlaced(3), OrderPlaced(2)]
+
+    async def test_what_happened_within_it_is_undone_when_it_fails_afterwards(self, world_with_tables: World) -> None:
+        async def fail_once(incoming: Incoming, call_next: HandleNext) -> object:
+            result = await call_next(incoming)
+            if incoming.attempt == 1:
+                raise ConnectionError
+            return result
+
+        world = world_with_tables
+        world.bus.use(Handling(fail_once))
+        shipped = collect(world.bus, OrderShipped)
+
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=1, delays=[]))
+        async def place(order: OrderPlaced, session: AsyncSession) -> OrderShipped:
+            await session.execute(text("INSERT INTO effects VALUES (:number)"), {"number": order.number})
+            return OrderShipped(order.number)
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(7))
+            await world.settle()
+            async with world.bus.unit_of_work() as uow:
+                assert list(await uow.session.scalars(text("SELECT number FROM effects"))) == [7]
+        assert shipped == [OrderShipped(7)]
+
+    async def test_a_handler_that_runs_twice_sends_twice_and_its_message_is_finished_once(self, world: World) -> None:
+        async def twice(incoming: Incoming, call_next: HandleNext) -> object:
+            await call_next(incoming)
+            return await call_next(incoming)
+
+        world.bus.use(Handling(twice))
+        shipped = collect(world.bus, OrderShipped)
+
+        @world.bus.handles(OrderPlaced)
+        async def place(order: OrderPlaced, ctx: Context) -> OrderShipped:
+            ctx.send(OrderShipped(1))
+            return OrderShipped(2)
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            assert sorted(order.number for order in shipped) == [1, 1, 2, 2]
+            assert (world.dead_letters(), world.waiting()) == ([], 0)
+
+    async def test_a_run_in_a_savepoint_can_be_forgotten_and_repeated(self, world_with_tables: World) -> None:
+        async def repeat(incoming: Incoming, call_next: HandleNext) -> object:
+            assert isinstance(incoming.session, AsyncSession)
+            try:
+                async with incoming.session.begin_nested():
+                    return await call_next(incoming)
+            except ConnectionError:
+                return await call_next(incoming)
+
+        world = world_with_tables
+        world.bus.use(Handling(repeat))
+        shipped, runs = collect(world.bus, OrderShipped), list[int]()
+
+        @world.bus.handles(OrderPlaced, retry=NEVER)
+        async def place(order: OrderPlaced, session: AsyncSession, ctx: Context) -> None:
+            runs.append(ctx.attempt)
+            await session.execute(text("INSERT INTO effects VALUES (:number)"), {"number": len(runs)})
+            ctx.send(OrderShipped(len(runs)))
+            if len(runs) == 1:
+                raise ConnectionError
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            assert (runs, shipped, world.dead_letters()) == ([1, 1], [OrderShipped(2)], [])
+            async with world.bus.unit_of_work() as uow:
+                assert list(await uow.session.scalars(text("SELECT number FROM effects"))) == [2]
+
+    async def test_what_it_sets_up_holds_for_the_handler_and_all_that_it_sends(self, world: World) -> None:
+        async def set_up(incoming: Incoming, call_next: HandleNext) -> object:
+            token = tenant.set(incoming.context.headers.get("tenant", "none"))
+            try:
+                return await call_next(incoming)
+            finally:
+                tenant.reset(token)
+
+        contexts: dict[int, Context] = {}
+        world.bus.use(Handling(set_up, object))
+        world.bus.use(Sending(lambda outgoing, call_next: call_next(outgoing.with_headers({"tenant": tenant.get()}))))
+
+        @world.bus.handles(OrderPlaced)
+        async def place(order: OrderPlaced, ctx: Context) -> OrderShipped:
+            ctx.send(OrderShipped(1))
+            return OrderShipped(2)
+
+        @world.bus.handles(OrderShipped)
+        def ship(order: OrderShipped, ctx: Context) -> OrderBilled:
+            contexts[order.number] = ctx
+            return OrderBilled(order.number + 2)
+
+        @world.bus.handles(OrderBilled)
+        async def bill(order: OrderBilled, ctx: Context) -> None:
+            contexts[order.number] = ctx
+
+        async with world:
+            tenant.set("blue")
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            tenant.set("none")
+            await world.settle()
+        assert {number: ctx.headers["tenant"] for number, ctx in contexts.items()} == dict.fromkeys(
+            (1, 2, 3, 4), "blue"
+        )
+
+    async def test_each_message_of_a_group_passes_it_and_one_that_fails_is_run_alone(self, world: World) -> None:
+        async def refuse(incoming: Incoming, call_next: HandleNext) -> object:
+            if incoming.message == OrderPlaced(3):
+                raise ZeroDivisionError
+            return await call_next(incoming)
+
+        watching = Watching()
+        world.bus.use(watching, group="before")
+        world.bus.use(Handling(refuse))
+
+        @world.bus.handles(OrderPlaced, group=10, concurrency=1, retry=NEVER)
+        async def place(order: OrderPlaced) -> OrderShipped:
+            return OrderShipped(order.number)
+
+        shipped = collect(world.bus, OrderShipped)
+        async with world:
+            async with world.bus.unit_of_work():
+                for number in range(6):
+                    world.bus.send(OrderPlaced(number))
+            await world.settle()
+            assert sorted(order.number for order in shipped) == [0, 1, 2, 4, 5]
+            assert [letter.exception_type for letter in world.dead_letters()] == ["ZeroDivisionError"]
+        placed = [each.message for each in watching.handled if isinstance(each.message, OrderPlaced)]
+        assert placed == [OrderPlaced(number) for number in (0, 1, 2, 3, 0, 1, 2, 3, 4, 5)]
+
+    async def test_a_handler_of_a_list_passes_it_once_with_every_context(self, world: World) -> None:
+        watching, seen = Watching(), list[list[OrderPlaced]]()
+        world.bus.use(watching)
+
+        @world.bus.handles(OrderPlaced, group=100, concurrency=1)
+        async def place(orders: list[OrderPlaced]) -> None:
+            seen.append(orders)
+
+        async with world:
+            async with world.bus.unit_of_work():
+                sent = [world.bus.send(OrderPlaced(number)) for number in range(5)]
+            await world.settle()
+        (incoming,) = watching.handled
+        assert incoming.message == incoming.messages == seen[0] == [OrderPlaced(number) for number in range(5)]
+        assert [ctx.id for ctx in incoming.contexts] == sent
+        assert incoming.context is incoming.contexts[0]
+
+
+class TestMiddlewareOfSyncHandlers:
+    async def test_it_stays_in_the_loop_and_the_handler_runs_in_its_thread_and_transaction(
+        self, world_with_tables: World
+    ) -> None:
+        threads: dict[str, str] = {}
+
+        async def around(incoming: Incoming, call_next: HandleNext) -> object:
+            threads["middleware"] = threading.current_thread().name
+            await asyncio.sleep(0)
+            result = await call_next(incoming)
+            session = incoming.session
+            assert isinstance(session, Session)
+            await asyncio.to_thread(session.execute, text("INSERT INTO effects VALUES (:n)"), {"n": 2})
+            return result
+
+        world = world_with_tables
+        world.bus.use(Handling(around))
+        shipped = collect(world.bus, OrderShipped)
+
+        @world.bus.handles(OrderPlaced)
+        def place(order: OrderPlaced, session: Session, ctx: Context) -> OrderShipped:
+            threads.setdefault("handler", threading.current_thread().name)
+            session.execute(text("INSERT INTO effects VALUES (:number)"), {"number": order.number})
+            world.bus.send(OrderShipped(1))
+            return OrderShipped(2)
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            async with world.bus.unit_of_work() as uow:
+                assert sorted(await uow.session.scalars(text("SELECT number FROM effects"))) == [1, 2]
+        assert sorted(order.number for order in shipped) == [1, 2]
+        assert threads["middleware"] == threading.main_thread().name
+        assert threads["handler"].startswith("durable contract.order-placed")
+
+    async def test_an_attempt_that_fails_is_undone_and_repeated(self, world_with_tables: World) -> None:
+        async def fail_once(incoming: Incoming, call_next: HandleNext) -> object:
+            result = await call_next(incoming)
+            if incoming.attempt == 1:
+                raise ConnectionError
+            return result
+
+        world = world_with_tables
+        world.bus.use(Handling(fail_once))
+        shipped = collect(world.bus, OrderShipped)
+
+        @world.bus.handles(OrderPlaced, group=10, concurrency=1, retry=Retry(immediate=2, delays=[]))
+        def place(order: OrderPlaced, session: Session, ctx: Context) -> OrderShipped:
+            session.execute(text("INSERT INTO effects VALUES (:number)"), {"number": order.number})
+            if (order.number, ctx.attempt) == (2, 2):
+                raise StopIteration
+            return OrderShipped(order.number)
+
+        async with world:
+            async with world.bus.unit_of_work():
+                for number in (1, 2, 3):
+                    world.bus.send(OrderPlaced(number))
+            await world.settle()
+            async with world.bus.unit_of_work() as uow:
+                assert sorted(await uow.session.scalars(text("SELECT number FROM effects"))) == [1, 2, 3]
+        assert sorted(order.number for order in shipped) == [1, 2, 3]
+        assert world.dead_letters() == []
+
+    async def test_one_that_takes_too_long_fails_and_what_it_does_later_is_not_committed(self, world: World) -> None:
+        let_go, went_on = threading.Event(), threading.Event()
+        watching = Watching()
+        world.bus.use(watching)
+        shipped = collect(world.bus, OrderShipped)
+
+        @world.bus.handles(OrderPlaced, timeout=0.05, retry=NEVER)
+        def place(order: OrderPlaced) -> OrderShipped:
+            let_go.wait(5)
+            went_on.set()
+            return OrderShipped(1)
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            (letter,) = world.dead_letters()
+            assert letter.exception_type == "TimeoutError"
+            let_go.set()
+            await eventually(went_on.is_set)
+        assert len(watching.handled) == 1
+        assert shipped == []
 
 
 class TestArriving:

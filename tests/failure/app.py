@@ -18,6 +18,7 @@ import signal
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -25,6 +26,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from durable import Bus, Context, Retry, failpoints, message
+from durable.testing import Chaos
 
 RETRY = Retry(immediate=0, delays=(0.1, 0.1))
 
@@ -88,6 +90,8 @@ class Service:
     work: Work | None = None
     failpoint: str = ""
     settings: dict[str, str] = field(default_factory=dict)
+    chaos: dict[str, Any] = field(default_factory=dict)
+    """What Chaos is given; empty: there is none."""
 
     def run(self) -> None:
         """The whole life of the process."""
@@ -102,6 +106,8 @@ class Service:
 
     async def _serve(self) -> None:
         bus = Bus(self.name, self.database)
+        if self.chaos:
+            bus.use(Chaos(**self.chaos))
         if self.name == "orders":
             bus.route(OrderPlaced, to=self.uri)
         else:

@@ -46,7 +46,8 @@ class Books:
         """One sentence for each breach of an invariant. `at_rest`: everything should be finished by now."""
         waiting = {row.id for row in self.pending}
         expired = self.finished("outgoing", "expired") | self.finished("incoming", "expired")
-        accounted = self.effects.keys() | self.dead.keys() | expired | waiting
+        cancelled = self.finished("outgoing", "cancelled") | self.finished("incoming", "cancelled")
+        accounted = self.effects.keys() | self.dead.keys() | expired | cancelled | waiting
         found = [f"I1 lost: {self._name(lost)} was committed and is nowhere" for lost in self.sent.keys() - accounted]
         found += [f"I2 {self._name(key)} has {count} effects" for key, count in self.effects.items() if count > 1]
         found += [f"I3 ghost: {key} has an effect and was never committed" for key in self.effects.keys() - self.sent]

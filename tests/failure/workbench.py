@@ -14,6 +14,7 @@ from typing import Any, Self
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from durable import Context, Retry
+from durable.attempts import Attempts
 from durable.clock import SystemClock
 from durable.composing import Composer
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
@@ -123,9 +124,9 @@ class Workbench:
         )
         agent = HandlingAgent(
             handler,
+            Attempts(handler, sessions=self.sessions, node=node, settings=self.settings),
             policy=Policy(handler.retry),
             database=self.database,
-            sessions=self.sessions,
             node=node,
             settings=self.settings,
             clock=SystemClock(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import pty
@@ -258,6 +259,100 @@ def test_an_edited_body_must_be_one_that_its_handler_can_read(agent: Agent, tabl
     shown = document(agent, "dead-letters", "show", one)["letter"]
     assert (shown["body"], shown["edited_body"]) == ('{"order_id":1}', '{"order_id": 2}')
     assert dead_letters(agent, *edit, "{}").code == 1, "it was resolved"
+
+
+PACKED = """
+from decimal import Decimal
+from uuid import UUID
+
+@message("NAME.packed", content_type="application/msgpack")
+class Packed(msgspec.Struct):
+    order_id: UUID
+    total: Decimal
+    picture: bytes = b"\\xff\\x00"
+
+@bus.handles(Packed)
+async def unpack(packed: Packed) -> None: ...
+"""
+ID = "019b76da-a800-7cc1-8a2f-2b1c0d9a3e41"
+
+
+def packed(tables: Tables, module: str, body: object, content_type: str = "application/msgpack") -> int:
+    made = msgspec.structs.replace(
+        envelope(1, message_type=f"{module}.packed"),
+        body=body if isinstance(body, bytes) else msgspec.msgpack.encode(body),
+        content_type=content_type,
+    )
+    return dead(tables, made)[0]
+
+
+def test_a_body_in_msgpack_is_shown_and_edited_as_json(agent: Agent, tables: Tables) -> None:
+    module = agent.application(PACKED)
+    before = {"order_id": ID, "total": "4.20", "picture": b"\xff\x00"}
+    letter = packed(tables, module, before)
+    for words in ([letter], [f"{module}:bus", letter]):
+        shown = document(agent, "dead-letters", "show", *words)["letter"]
+        assert json.loads(shown["body"]) == {"order_id": ID, "total": "4.20", "picture": "/wA="}
+        assert base64.b64decode(shown["body_base64"]) == msgspec.msgpack.encode(before)
+    assert '"total":"4.20"' in dead_letters(agent, "show", letter).out
+
+    changed = json.dumps({"order_id": ID, "total": "4.30", "picture": "/wE="})
+    refused = dead_letters(agent, "edit", letter, "--body", changed)
+    assert (refused.code, "name the bus" in refused.err) == (2, True)
+    refused = dead_letters(agent, "edit", f"{module}:bus", letter, "--body", '{"order_id": 7}')
+    assert (refused.code, "the body is no Packed" in refused.err) == (2, True)
+    assert dead_letters(agent, "edit", f"{module}:bus", letter, "--body", changed).code == 0
+
+    [(kind, body)] = tables.rows("SELECT content_type, body FROM durable.incoming_envelopes")
+    assert kind == "application/msgpack"
+    assert msgspec.msgpack.decode(body) == {"order_id": ID, "total": "4.30", "picture": b"\xff\x01"}
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type", "text"),
+    [
+        (b"\xc1", "application/msgpack", None),
+        (b"\x81\xa1a\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00", "application/msgpack", '{"a":null}'),
+        (b"\xff", "application/x-unknown", None),
+        (b"readable", "application/x-unknown", "readable"),
+        (b"\xff", "application/json", None),
+        (b"{", "application/json", "{"),
+    ],
+)
+def test_a_body_that_is_nothing_of_the_sort_is_shown_as_it_is(
+    agent: Agent, tables: Tables, body: bytes, content_type: str, text: str | None
+) -> None:
+    letter = packed(tables, "nobody", body, content_type)
+    shown = document(agent, "dead-letters", "show", letter)["letter"]
+    assert shown["body"] == text
+    if text is None or text.encode() != body:
+        assert base64.b64decode(shown["body_base64"]) == body
+
+
+def test_an_edited_body_of_an_old_version_must_be_one_that_can_be_upcast(agent: Agent, tables: Tables) -> None:
+    module = agent.application("""
+from durable import upcaster
+
+@message("NAME.order-placed", version=2)
+class OrderPlacedV2(msgspec.Struct):
+    order_id: int
+
+@upcaster(OrderPlaced, to=OrderPlacedV2)
+def newer(old: OrderPlaced) -> OrderPlacedV2:
+    if old.order_id < 0:
+        raise ValueError("no such order")
+    return OrderPlacedV2(old.order_id)
+
+@bus.handles(OrderPlacedV2)
+async def place(order: OrderPlacedV2) -> None: ...
+""")
+    (letter,) = dead(tables, order(module, -1))
+    [rehearsed] = document(agent, "dead-letters", "replay", f"{module}:bus", letter, "--rehearse", code=1)["rehearsed"]
+    assert "no such order" in rehearsed["error"]["message"]
+    refused = dead_letters(agent, "edit", f"{module}:bus", letter, "--body", '{"order_id": -2}')
+    assert (refused.code, "no such order" in refused.err) == (2, True)
+    assert agent("replay-local", f"{module}:bus", str(letter)).code == 1
+    assert dead_letters(agent, "edit", f"{module}:bus", letter, "--body", '{"order_id": 2}').code == 0
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
-"""docs/examples, as its README says to run them: two services, two workers each, on a Postgres each."""
+"""docs/examples, as its README says to run them: two services, two workers each, on a Postgres each; and what the page
+on middleware shows."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -15,9 +18,11 @@ import httpx
 import psycopg
 import pytest
 
+from durable import InvalidMessage
+from durable.testing import InMemoryBus
 from tests.failure.services import free_port
 from tests.failure.waiting import eventually
-from tests.support.web import EXAMPLES, WebService, environment_of, serving
+from tests.support.web import EXAMPLES, ROOT, WebService, environment_of, serving
 
 
 class Shop:
@@ -165,3 +170,46 @@ async def test_web_processes_may_leave_the_work_to_an_agent_beside_them(shop: Sh
         orders.stop()
         billing.stop()
     assert shop.left_over() == []
+
+
+def test_the_page_on_middleware_shows_what_is_in_its_example() -> None:
+    example = (EXAMPLES / "middleware.py").read_text()
+    shown = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "middleware.md").read_text(), re.DOTALL)
+    assert len(shown) == 4
+    for block in shown:
+        assert block in example
+
+
+async def test_the_components_of_that_page_do_what_they_say() -> None:
+    spec = importlib.util.spec_from_file_location("example_of_middleware", EXAMPLES / "middleware.py")
+    assert spec is not None
+    assert spec.loader is not None
+    shop: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(shop)
+
+    class LostAtFirst(list[Any]):
+        """What is shipped, after a first attempt to."""
+
+        is_lost = True
+
+        def append(self, item: Any) -> None:
+            if self.is_lost:
+                self.is_lost = False
+                raise ConnectionError
+            super().append(item)
+
+    shop.shipped = LostAtFirst()
+    async with InMemoryBus(shop.bus) as memory:
+        async with shop.bus.unit_of_work():
+            shop.tenant.set("blue")
+            shop.bus.send(shop.OrderPlaced(1, total=42))
+            shop.bus.send(shop.Newsletter("buy more"))
+            with pytest.raises(InvalidMessage, match="refused by has_a_total"):
+                shop.bus.send(shop.OrderPlaced(2, total=0))
+            shop.tenant.set("red")
+            shop.bus.send(shop.OrderPlaced(3, total=17))
+        await memory.drain()
+        memory.assert_no_dead_letters()
+        assert sorted(shop.shipped) == [(1, "blue"), (3, "red")]
+        assert {handled.attempt for handled in memory.handled} == {1}
+        assert not memory.sent(shop.Newsletter)

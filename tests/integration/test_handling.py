@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable import Context, Reject, Release, Retry, message
+from durable.attempts import Attempts
 from durable.clock import Clock, SystemClock
 from durable.composing import Composer
 from durable.embedded import Embedded
@@ -83,9 +84,9 @@ class Shop:
         handler = Handler(message_type="handling.placed", cls=Placed, function=function, **options | changes)
         self.agent = HandlingAgent(
             handler,
+            Attempts(handler, sessions=self.sessions, node=NODE, settings=self.settings),
             policy=Policy(handler.retry, handler.by_error),
             database=self.database,
-            sessions=self.sessions,
             node=NODE,
             settings=self.settings,
             clock=self._clock,

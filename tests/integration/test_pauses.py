@@ -63,7 +63,7 @@ async def ignore(placed: Placed) -> None:
 
 def is_paused(bus: Bus) -> bool:
     node = bus.runtime.node
-    return node is not None and node.handlers["pauses.placed"].paused
+    return node is not None and node.handlers["pauses.placed"].circuit.is_open
 
 
 @pytest.fixture
@@ -253,6 +253,7 @@ def test_an_operator_pauses_and_resumes(agent: Agent) -> None:
     [
         ([], "one of them"),
         (["--handler", "a", "--listener", "b"], "one of them"),
+        (["--destination", "tcp://127.0.0.1:1", "--listener", "b"], "one of them"),
         (["--handler", "a", "--for", "0"], "--for: 0 is no time"),
         (["--handler", "a", "--for", "nan"], "--for: nan is no time"),
     ],
@@ -261,6 +262,18 @@ def test_what_makes_no_sense_is_refused(agent: Agent, arguments: list[str], reas
     ended = agent("pause", *arguments)
     assert ended.code == 2
     assert reason in ended.err
+
+
+def test_an_operator_pauses_a_destination(agent: Agent) -> None:
+    name = agent.application('bus.route(OrderPlaced, to="tcp://127.0.0.1:2302")\n')
+    assert agent("pause", f"{name}:bus", "--destination", "tcp://127.0.0.1:2302").out == (
+        "the destination tcp://127.0.0.1:2302 is paused until it is resumed\n"
+    )
+    [circuit] = msgspec.json.decode(agent("circuits", "--json").out)
+    assert (circuit["kind"], circuit["state"], circuit["probing"]) == ("destination", "paused", False)
+    assert agent("resume", f"{name}:bus", "--destination", "tcp://127.0.0.1:2302").code == 0
+    ended = agent("pause", f"{name}:bus", "--destination", "billing")
+    assert (ended.code, "known: tcp://127.0.0.1:2302" in ended.err) == (2, True)
 
 
 def test_a_type_that_the_application_does_not_handle_is_refused_with_the_nearest(agent: Agent) -> None:

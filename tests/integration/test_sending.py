@@ -12,6 +12,7 @@ from typing import Any, Self
 import pytest
 from sqlalchemy import event
 
+from durable.clock import Clock
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
 from durable.errors import ConnectionFailed, TransportError
@@ -23,7 +24,7 @@ from durable.storage import outbox
 from durable.storage.database import Database
 from durable.storage.outbox import Sent
 from durable.telemetry import Counters, Event
-from durable.testing import eventually
+from durable.testing import ManualClock, eventually
 from tests.support.tables import Tables, shared_tables
 
 NODE = NodeId(7)
@@ -109,7 +110,7 @@ class Office:
         self.peers: dict[str, Peer] = {}
         self.asked_for_work = 0
 
-    def agent(self, destination: str = BILLING) -> SendingAgent:
+    def agent(self, destination: str = BILLING, clock: Clock | None = None) -> SendingAgent:
         peer = self.peers[destination] = Peer()
         self.agents[destination] = SendingAgent(
             destination,
@@ -119,16 +120,19 @@ class Office:
             settings=self.settings,
             counters=self.counters,
             has_room=self._ask,
+            clock=clock,
         )
         return self.agents[destination]
 
     def _ask(self) -> None:
         self.asked_for_work += 1
 
-    async def commit(self, count: int, destination: str = BILLING) -> list[Envelope]:
+    async def commit(
+        self, count: int, destination: str = BILLING, deliver_by: datetime | None = None
+    ) -> list[Envelope]:
         """Store so many envelopes, as a unit of work does, and hand them to their agent."""
         agent = self.agents[destination]
-        envelopes = [envelope(destination) for _ in range(count)]
+        envelopes = [envelope(destination, deliver_by) for _ in range(count)]
         sent = [Sent(e, None, NODE if agent.reserve(e) else ANY_NODE) for e in envelopes]
         await self.database.transaction(outbox.store, sent)
         agent.accept([Leased(e, endpoint=destination) for e, _, owner in sent if owner == NODE])
@@ -156,7 +160,7 @@ class Office:
         return self.tables.count("outgoing_envelopes") == 0
 
 
-def envelope(destination: str = BILLING) -> Envelope:
+def envelope(destination: str = BILLING, deliver_by: datetime | None = None) -> Envelope:
     return Envelope(
         id=new_id(),
         message_type="sending.placed",
@@ -165,6 +169,7 @@ def envelope(destination: str = BILLING) -> Envelope:
         correlation_id=new_id(),
         body=b"{}",
         sent_at=datetime.now(UTC),
+        deliver_by=deliver_by,
     )
 
 
@@ -206,6 +211,45 @@ async def office(tables: Tables) -> AsyncIterator[Office]:
     office = Office(tables, settings)
     yield office
     await office.database.close()
+
+
+class TestExpiry:
+    async def test_what_expires_while_it_waits_in_memory_is_not_sent(self, office: Office) -> None:
+        agent = office.agent()
+        peer = office.peers[BILLING]
+        async with running(agent):
+            peer.hold()
+            [first] = await office.commit(1)
+            await eventually(lambda: peer.sizes == [1])
+            deadline = datetime.now(UTC) + timedelta(milliseconds=20)
+            await office.commit(3, deliver_by=deadline)
+            [timely] = await office.commit(1, deliver_by=deadline + timedelta(hours=1))
+            await eventually(lambda: office.tables.one("SELECT clock_timestamp() > %s", deadline))
+            peer.release()
+            await eventually(office.is_empty)
+        assert [each.id for batch in peer.batches for each in batch] == [first.id, timely.id]
+        ends = "SELECT outcome, count(*) FROM durable.envelope_history GROUP BY outcome ORDER BY outcome"
+        assert office.tables.rows(ends) == [("expired", 3), ("sent", 2)]
+        assert office.counters[Event.EXPIRED] == 3
+        assert agent.buffer.used_count == 0
+
+    async def test_a_node_whose_clock_is_fast_sends_what_is_not_late(self, office: Office) -> None:
+        agent = office.agent(clock=ManualClock(datetime.now(UTC) + timedelta(hours=2)))
+        async with running(agent):
+            await office.commit(2, deliver_by=datetime.now(UTC) + timedelta(hours=1))
+            await eventually(office.is_empty)
+        assert office.peers[BILLING].sizes == [2]
+        assert office.counters[Event.EXPIRED] == 0
+
+    async def test_what_was_found_expired_before_is_not_sent_when_the_answer_was_lost(self, office: Office) -> None:
+        agent = office.agent()
+        past = datetime.now(UTC) - timedelta(seconds=1)
+        [late] = await office.commit(1, deliver_by=past)
+        await office.database.transaction(outbox.expire, NODE, [Leased(late, endpoint=BILLING)])
+        async with running(agent):
+            await eventually(lambda: agent.buffer.used_count == 0)
+        assert office.peers[BILLING].sizes == []
+        assert office.tables.rows("SELECT outcome FROM durable.envelope_history") == ["expired"]
 
 
 class TestBatching:
@@ -347,6 +391,25 @@ class TestLatching:
             await eventually(lambda: not agent.circuit.latched)
             agent.observe_circuit(True, generation)  # was read before this node unlatched
             assert not agent.circuit.latched
+
+    async def test_while_it_is_paused_it_holds_nothing_and_sends_nothing_not_even_pings(self, office: Office) -> None:
+        agent = office.agent()
+        peer = office.peers[BILLING]
+        async with running(agent):
+            agent.observe_pause(True)
+            assert not agent.reserve(envelope())
+            agent.observe_circuit(True, agent.latch_generation)  # latched as well, as some node has seen it
+            office.store_backlog(3)
+            claimed = await office.database.transaction(outbox.claim, destination=BILLING, batch_size=3, node=NODE)
+            agent.buffer.force(claimed)  # claimed before the pause was heard of
+            agent.accept(claimed)
+            await eventually(lambda: agent.buffer.used_count == 0)
+            await asyncio.sleep(0.1)  # several pings of one that is latched
+            assert (peer.pings, peer.batches) == (0, [])
+            agent.observe_circuit(False, agent.latch_generation)
+            agent.observe_pause(False)
+            await office.claim()
+            await eventually(office.is_empty)
 
     async def test_what_fails_while_it_is_latched_is_given_back_too(self, office: Office) -> None:
         agent = office.agent()

@@ -263,6 +263,79 @@ async def test_a_circuit_whose_time_is_over_can_be_opened_again_and_is_closed_by
     assert await store.rows("SELECT kind FROM durable.circuits") == [("destination",)]
 
 
+async def test_what_gets_through_ends_no_pause(store: Store) -> None:
+    paused = {"reason": "stocktaking", "actor": "ops", "duration": None}
+    await store.run(circuits.open_circuit, Kind.HANDLER, MESSAGE_TYPE, reason="down", actor="node 1")
+    await store.run(circuits.pause, Kind.HANDLER, MESSAGE_TYPE, **paused)
+    assert not await store.run(circuits.close_circuit, Kind.HANDLER, MESSAGE_TYPE)
+    assert [circuit.reason for circuit in await store.run(circuits.read)] == ["stocktaking"]
+
+    await store.run(circuits.resume, Kind.HANDLER, MESSAGE_TYPE)
+    await store.run(circuits.open_circuit, Kind.HANDLER, MESSAGE_TYPE, reason="down", actor="node 1")
+    assert await store.run(circuits.close_circuit, Kind.HANDLER, MESSAGE_TYPE)
+
+
+async def test_failures_do_not_replace_a_pause(store: Store) -> None:
+    paused = {"reason": "stocktaking", "actor": "ops", "duration": timedelta(hours=1)}
+    await store.run(circuits.pause, Kind.HANDLER, MESSAGE_TYPE, **paused)
+    await store.run(circuits.open_circuit, Kind.HANDLER, MESSAGE_TYPE, reason="down", actor="node 1")
+    assert [(circuit.reason, circuit.probing) for circuit in await store.run(circuits.read)] == [("stocktaking", False)]
+
+
+async def _stop(store: Store, duration: timedelta) -> None:
+    await store.run(circuits.open_circuit, Kind.HANDLER, MESSAGE_TYPE, reason="down", actor="node 1", duration=duration)
+
+
+async def _claim_trial(store: Store, node: NodeId = A) -> Leased | None:
+    lease: Leased | None = await store.run(
+        circuits.claim_probe, message_type=MESSAGE_TYPE, node=node, lease=timedelta(minutes=1)
+    )
+    return lease
+
+
+async def test_a_stopped_handler_is_tried_when_its_time_is_over_by_one_node_with_one_message(store: Store) -> None:
+    await store.receive(*(envelope(number) for number in range(3)))
+    await _stop(store, timedelta(hours=1))
+    assert await _claim_trial(store) is None
+
+    await store.rows("UPDATE durable.circuits SET until = now() RETURNING key")
+    assert await store.claim_incoming() == []  # still open: only trials
+    trial = await _claim_trial(store)
+    assert trial is not None
+    assert (orders([trial]), trial.epoch) == ([0], 1)
+    assert await _claim_trial(store, B) is None
+
+    await store.rows("UPDATE durable.circuits SET until = now() RETURNING key")  # the node that tried it has died
+    trial = await _claim_trial(store, B)
+    assert trial is not None
+    assert orders([trial]) == [1]
+
+
+async def test_a_circuit_is_still_due_when_nothing_waited_that_it_could_be_tried_with(store: Store) -> None:
+    await _stop(store, timedelta(seconds=-1))
+    assert await _claim_trial(store) is None
+    await store.receive(envelope(1))
+    assert await _claim_trial(store) is not None
+
+
+@pytest.mark.parametrize(
+    ("open_for", "next_try"),
+    [(timedelta(0), 10), (timedelta(seconds=20), 20), (timedelta(minutes=2), 120), (timedelta(hours=1), 300)],
+)
+async def test_each_trial_that_fails_doubles_the_time_to_the_next(
+    store: Store, open_for: timedelta, next_try: int
+) -> None:
+    await _stop(store, timedelta(seconds=-1))
+    await store.rows("UPDATE durable.circuits SET since = now() - CAST(:t AS interval) RETURNING key", t=open_for)
+    bounds = {"shortest": timedelta(seconds=10), "longest": timedelta(minutes=5)}
+    await store.run(circuits.put_off_probe, MESSAGE_TYPE, reason="still down", **bounds)
+    ((reason, seconds),) = await store.rows(
+        "SELECT reason, CAST(extract(epoch FROM until - clock_timestamp()) AS float) FROM durable.circuits"
+    )
+    assert reason == "still down"
+    assert next_try - 5 < seconds <= next_try + 5
+
+
 @pytest.mark.parametrize("side", ["outgoing", "incoming"])
 async def test_two_nodes_that_claim_at_once_get_different_rows_and_do_not_wait(store: Store, side: str) -> None:
     await store.send(*(outgoing(number) for number in range(10)))
@@ -364,6 +437,7 @@ FENCED = {
     "DELETE_SENT": "outgoing",
     "COUNT_FAILED_SEND": "outgoing",
     "DEAD_LETTER_OUTGOING": "outgoing",
+    "EXPIRE_OWNED_OUTGOING": "outgoing",
     "OUTGOING.release": "outgoing",
     "FINISH_HANDLED": "incoming",
     "INCOMING.release": "incoming",
@@ -398,7 +472,7 @@ def explain(conn: Connection, schema: str, name: str, keys: Sequence[tuple[Any, 
     statement = getattr(getattr(statements, owner), attribute) if attribute else getattr(statements, name)
     params = leases.fence(A, keys) | dict(zip(("id", "endpoint", "epoch"), keys[0], strict=True))
     params |= LETTER.parameters() | failure_columns(()) | {"message_digest": 0, "earlier": 20}
-    params |= {"delay": timedelta(seconds=1), "counted": 1, "keep_body": False}
+    params |= {"delay": timedelta(seconds=1), "counted": 1, "within": timedelta(0), "keep_body": False}
     explained = text(f"EXPLAIN (FORMAT JSON) {statement.within(schema).text}")
     plan = conn.execute(explained, {key: params[key] for key in explained.compile().params}).scalar_one()
     return json.loads(plan) if isinstance(plan, str) else plan

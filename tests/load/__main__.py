@@ -13,22 +13,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from durable.embedded import postgres
-from durable.storage import migrator
-from tests.failure.books import Books, open_books, read_books
+from tests.failure.books import Books, read_books
 from tests.failure.services import free_port
 from tests.failure.waiting import eventually
 from tests.failure.web import is_refused
+from tests.load.databases import migrated_database
 from tests.support.web import ROOT, WebService, serving
 
 SCRIPT = Path(__file__).with_name("orders.lua")
@@ -91,15 +87,6 @@ def wrk() -> str:
 def answered(folder: Path) -> Counter[int]:
     """The orders of all answers that wrk has read."""
     return Counter(int(line) for path in folder.glob("taken-*") for line in path.read_text().split())
-
-
-@contextmanager
-def migrated_database(folder: Path) -> Iterator[str]:
-    with warnings.catch_warnings(action="ignore"), postgres(folder) as server:
-        url = server.url("shop")
-        migrator.upgrade(url.replace("postgresql://", "postgresql+psycopg://"), "durable")
-        open_books(url)
-        yield url
 
 
 def main() -> int:

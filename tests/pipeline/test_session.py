@@ -2,12 +2,70 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+import pytest
 from pyspark.sql import SparkSession
 
-from durable.pipeline.session import spark_session
+from durable.errors import DurableError, InvalidSetting, StorageUnavailable
+from durable.pipeline import session
+from durable.pipeline.session import find_java, spark_errors, spark_session
 
 
 def test_a_session_that_exists_is_used_again_and_counts_in_utc(spark: SparkSession) -> None:
     assert spark_session() is spark
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.sql("SELECT CAST(TIMESTAMP '2026-01-01 00:00:00Z' AS string)").collect()[0][0] == "2026-01-01 00:00:00"
+
+
+def test_a_session_is_in_one_place() -> None:
+    with pytest.raises(InvalidSetting, match="give one of them"):
+        spark_session(master="local", remote="sc://localhost")
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    with pytest.raises(InvalidSetting, match=r"pip install 'durable-bus\[spark\]'"):
+        spark_session()
+
+
+def java(home: Path, version: str) -> Path:
+    """A home whose Java says that it is of this version."""
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2030-01-01' >&2\n")
+    program.chmod(0o755)
+    return home
+
+
+@pytest.fixture
+def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(session, "_JVMS", tmp_path / "jvm")
+    return tmp_path
+
+
+def test_java_is_looked_for_until_one_is_new_enough(no_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(java(no_java / "old", "1.8.0_402")))
+    java(no_java / "jvm" / "java-11", "11.0.2")
+    expected = java(no_java / "jvm" / "java-21", "21.0.1")
+    assert find_java() == expected
+
+
+def test_a_java_that_is_too_old_is_named(no_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = java(no_java / "old", "11.0.2")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    with pytest.raises(InvalidSetting, match=f"there is none .{home} is version 11.*openjdk-17"):
+        find_java()
+
+
+def test_an_error_of_a_task_is_raised_as_what_it_was_there(spark: SparkSession) -> None:
+    def fail(batches: object) -> object:
+        raise StorageUnavailable("the database went away")
+
+    with pytest.raises(StorageUnavailable, match=r"^the database went away$"), spark_errors():
+        spark.range(0, 1, 1, 1).mapInArrow(fail, "id bigint").collect()  # type: ignore[arg-type]
+    with pytest.raises(DurableError, match=r"Spark failed: .*PARSE_SYNTAX_ERROR"), spark_errors():
+        spark.sql("SELEKT 1")

@@ -118,12 +118,14 @@ def test_a_filter_means_the_same_wherever_it_is_answered(
 
 
 def test_filters_are_answered_by_postgres(
-    source: SparkSession, conn: psycopg.Connection[Any], database_url: str
+    source: SparkSession, conn: psycopg.Connection[Any], database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add_history(conn, 100)
     frame = read(source, database_url).where(f"id = {TWO} AND outcome = 'handled'")
-    plan = frame._jdf.queryExecution().executedPlan().toString()
     assert frame.count() == 1
+    frame.explain()
+    plan = capsys.readouterr().out
+    assert "BatchScan" in plan
     assert not re.search(r"\bFilter\b", plan), plan
 
 

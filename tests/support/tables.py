@@ -24,6 +24,7 @@ _TABLES = (
     "circuits",
     "published_batches",
     "archives",
+    "schedules",
 )
 
 

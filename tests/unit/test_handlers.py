@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from durable.composing import REPLY_TO
 from durable.envelope import Envelope, Leased, new_id
 from durable.errors import InvalidSetting, RoutingError
-from durable.handlers import Call, Context, Depends, Handler
+from durable.handlers import Context, Depends, Handler, Incoming
 from durable.retry import Retry
 
 
@@ -40,6 +40,9 @@ class Posting:
     def publish(self, message: object, **options: Any) -> UUID:
         self.posted.append(("publish", message, options))
         return new_id()
+
+    def cascade(self, result: object) -> None:
+        self.posted.append(("cascade", result, {}))
 
 
 def declared(function: Callable[..., Any], **changes: Any) -> Handler:
@@ -69,8 +72,8 @@ def context(posting: Posting | None = None, **headers: str) -> Context:
     return Context(Leased(envelope), 3, posting or Posting())  # type: ignore[arg-type]
 
 
-def call(session: Any = None) -> Call:
-    return Call(Placed(17), session, context())
+def call(session: Any = None) -> Incoming:
+    return Incoming(Placed(17), session, [context()])
 
 
 # Annotations are resolved among a module's names, so what handlers depend on is here.
@@ -113,7 +116,7 @@ class TestWhatIsGiven:
             return "result"
 
         session, made = AsyncSession(), context()
-        assert await declared(handle).run(Call(Placed(17), session, made)) == "result"
+        assert await declared(handle).run(Incoming(Placed(17), session, [made])) == "result"
         assert given == [made, session, Placed(17)]
 
     async def test_dependencies_may_depend_on_each_other_and_be_async_or_not(self) -> None:
@@ -163,6 +166,20 @@ class TestWhatIsGiven:
 
         assert declared(handle).run_sync(call(Session())) == (17, True)
         assert steps == ["taken", "handled", "given back"]
+
+    async def test_what_it_returns_is_sent_when_its_dependencies_are_closed(self) -> None:
+        async def handle(order: Placed, a: Annotated[str, Depends(resource)]) -> str:
+            assert not posting.posted
+            return a
+
+        def handle_sync(order: Placed, a: Annotated[str, Depends(resource)]) -> str:
+            return a
+
+        posting = Posting()
+        incoming = Incoming(Placed(17), AsyncSession(), [context(posting)])
+        assert await declared(handle).run(incoming) == "resource"
+        assert declared(handle_sync).run_sync(incoming) == "resource"
+        assert posting.posted == [("cascade", "resource", {})] * 2
 
     def test_a_sync_handler_that_raises_stop_iteration_fails_with_an_error_that_a_future_can_carry(self) -> None:
         def handle(order: Placed) -> None:

@@ -8,7 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from durable.cli.letter_selection import parse_time, parse_words
+from durable.cli.arguments import parse_time
+from durable.cli.letter_selection import parse_words
 from durable.errors import WiringError
 from durable.storage.dead_letters import Selection
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from datetime import timedelta
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from durable.errors import InvalidMessage, InvalidSetting, Reject, Release, RetryLater
-from durable.retry import DeadLetter, Decision, HandBack, Policy, Retry, RunAgain, RunLater
+from durable.retry import DeadLetter, Decision, HandBack, Pause, Policy, Retry, RetryAfter, RunAgain, RunLater
 
 policies = st.builds(
     Retry,
@@ -135,5 +136,46 @@ def test_an_age_that_nothing_has_is_refused(max_age: float | timedelta) -> None:
 
 
 def test_a_steady_policy_has_no_jitter() -> None:
-    steady = Policy(Retry(jitter=0.5), {OSError: Retry(jitter=0.5)}).steady()
-    assert [steady.retry.jitter, steady.by_error[OSError].jitter] == [0, 0]
+    steady = Policy(Retry(jitter=0.5), {OSError: Retry(jitter=0.5), KeyError: RetryAfter(5)}).steady()
+    assert steady.retry.jitter == 0
+    assert steady.by_error == {OSError: Retry(jitter=0), KeyError: RetryAfter(5)}
+
+
+class RateLimited(Exception):
+    def __init__(self, retry_after: object = None, headers: dict[str, str] | None = None) -> None:
+        super().__init__("too many requests")
+        self.retry_after = retry_after
+        if headers is not None:
+            self.response = SimpleNamespace(headers=headers)
+
+
+NOW = {"Date": "Fri, 20 Nov 2026 12:00:00 GMT"}
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (RateLimited(12), 12),
+        (RateLimited(timedelta(minutes=1)), 60),
+        (RateLimited(headers={"retry-after": "17"}), 17),
+        (RateLimited(headers={"Retry-After": "Fri, 20 Nov 2026 12:00:45 GMT", **NOW}), 45),
+        (RateLimited(headers={"Retry-After": "Fri, 20 Nov 2026 11:00:00 GMT", **NOW}), 0),
+        (RateLimited(headers={"Retry-After": "Fri, 20 Nov 2026 12:00:45 GMT"}), 30),
+        (RateLimited(headers={"Retry-After": "in a while", **NOW}), 30),
+        (RateLimited(headers={"Retry-After": "9" * 400}), 30),
+        (RateLimited(headers={}), 30),
+        (RateLimited("soon"), 30),
+        (RateLimited(), 30),
+        (RateLimited(1e9), 3600),
+    ],
+)
+def test_an_error_says_for_how_long_its_handler_is_left_alone(error: RateLimited, seconds: float) -> None:
+    policy = Policy(by_error={RateLimited: RetryAfter(default=30, longest=3600)})
+    decision = policy.decide(error, attempt=99)
+    assert decision == Pause(timedelta(seconds=seconds), "RateLimited: too many requests")
+
+
+@pytest.mark.parametrize("wrong", [{"default": 0}, {"longest": -1}])
+def test_a_time_that_nothing_has_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidSetting, match="above 0"):
+        RetryAfter(**wrong)

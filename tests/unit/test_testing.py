@@ -15,9 +15,21 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
-from durable import Bus, Context, InvalidMessage, Retry, RoutingError, WiringError, message
+from durable import (
+    Bus,
+    CircuitBreaker,
+    Context,
+    InvalidMessage,
+    PauseListener,
+    Retry,
+    RetryAfter,
+    RoutingError,
+    WiringError,
+    message,
+)
 from durable.envelope import Envelope, new_id
 from durable.runtime import Runtime
+from durable.storage import nodes
 from durable.testing import InMemoryBus, ManualClock, eventually
 
 BILLING = "tcp://127.0.0.1:2302"
@@ -33,6 +45,10 @@ class Placed(msgspec.Struct):
 @message("testing.billed")
 class Billed(msgspec.Struct):
     number: int
+
+
+class RateLimited(Exception):
+    retry_after = 60
 
 
 @pytest.fixture
@@ -536,8 +552,89 @@ class TestTheBlock:
 
     async def test_there_is_no_database_to_ask(self, bus: Bus, memory: InMemoryBus) -> None:
         with pytest.raises(WiringError, match="in memory"):
-            _ = bus.runtime.database
+            await bus.runtime.database.transaction(nodes.read)
         assert isinstance(bus.runtime, Runtime)
+
+
+class TestCircuits:
+    async def test_a_pause_lasts_for_its_time_on_the_clock_of_the_test(self, bus: Bus, memory: InMemoryBus) -> None:
+        seen = handling(bus)
+        await bus.pause(Placed, for_=60)
+        await send(bus, Placed(1))
+        await memory.drain()
+        assert seen == []
+        memory.clock.advance(timedelta(seconds=61))
+        await memory.drain()
+        assert seen == [1]
+
+    async def test_a_pause_is_resumed(self, bus: Bus, memory: InMemoryBus) -> None:
+        seen = handling(bus)
+        await bus.pause(Placed)
+        await send(bus, Placed(1))
+        assert await bus.resume(Placed)
+        assert not await bus.resume(Placed)
+        await memory.drain()
+        assert seen == [1]
+
+    @pytest.mark.parametrize("verdict", [PauseListener(60), RateLimited()])
+    async def test_a_handler_that_asks_for_a_pause_sees_its_message_again(
+        self, bus: Bus, memory: InMemoryBus, verdict: Exception
+    ) -> None:
+        attempts: list[int] = []
+
+        @bus.handles(Placed, on_error={RateLimited: RetryAfter()})
+        async def handle(order: Placed, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            if len(attempts) == 1:
+                raise verdict
+
+        await send(bus, Placed(1))
+        await memory.drain()
+        assert attempts == [1]
+        memory.clock.advance(timedelta(seconds=61))
+        await memory.drain()
+        assert attempts == [1, 1]
+
+    async def test_a_handler_opens_its_own_circuit(self, bus: Bus, memory: InMemoryBus) -> None:
+        seen: list[int] = []
+
+        @bus.handles(Placed)
+        async def handle(order: Placed, ctx: Context) -> None:
+            seen.append(order.number)
+            ctx.circuit.open(60)
+
+        await send(bus, Placed(1), Placed(2))
+        await memory.drain()
+        assert seen == [1]
+        memory.clock.advance(timedelta(seconds=61))
+        await memory.drain()
+        assert seen == [1, 2]
+
+    async def test_a_breaker_stops_the_handler_and_tries_it_with_one_message(
+        self, bus: Bus, memory: InMemoryBus
+    ) -> None:
+        is_down = True
+        seen: list[int] = []
+
+        @bus.handles(
+            Placed, retry=Retry(immediate=0, delays=[0] * 9), circuit_breaker=CircuitBreaker(0.5, 4, open_for=10)
+        )
+        async def handle(order: Placed) -> None:
+            seen.append(order.number)
+            if is_down:
+                raise ConnectionError
+
+        await send(bus, *map(Placed, range(6)))
+        await memory.drain()
+        assert len(seen) == 4
+        memory.clock.advance(timedelta(seconds=11))
+        await memory.drain()
+        assert len(seen) == 5
+        is_down = False
+        memory.clock.advance(timedelta(seconds=21))
+        await memory.drain()
+        assert sorted(set(seen)) == list(range(6))
+        assert len(memory.handled) == 6
 
 
 class TestEventually:

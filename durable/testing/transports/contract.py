@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from durable.circuit import Circuit
@@ -45,6 +46,10 @@ ODD = Envelope(
 """An envelope with something in every field."""
 
 
+def without_deadline(envelope: Envelope) -> Envelope:
+    return msgspec.structs.replace(envelope, deliver_by=None)
+
+
 class TransportContract:
     """The base of both contracts; a test module derives its class from one of them, and gives it a link.
 
@@ -65,8 +70,19 @@ class TransportContract:
         async with link.sender() as sender:
             assert await sender.send(batch) == [STORED] * 7
             await link.receiver.stores(7)
-        assert link.receiver.envelopes == batch
+        arrived = link.receiver.envelopes
+        assert [without_deadline(envelope) for envelope in arrived] == [without_deadline(sent) for sent in batch]
         assert link.receiver.endpoints == {link.listener.endpoint} == {"billing-in"}
+
+    async def test_a_deadline_is_as_far_away_when_it_arrives(self, link: Link) -> None:
+        """A transport may count what is left of it by the receiver's clock, which is this one."""
+        async with link.sender() as sender:
+            await sender.send([ODD])
+            await link.receiver.stores(1)
+        [arrived] = link.receiver.envelopes
+        assert ODD.deliver_by is not None
+        assert arrived.deliver_by is not None
+        assert abs(arrived.deliver_by - ODD.deliver_by) < timedelta(minutes=1)
 
     async def test_an_empty_batch_has_no_outcomes_and_reaches_nobody(self, link: Link) -> None:
         async with link.sender() as sender:

@@ -1,0 +1,96 @@
+"""A shop whose messages carry their tenant, are validated and logged: the components of docs/middleware.md."""
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from durable import Bus, HandleNext, Incoming, Middleware, Outgoing, SendNext, message
+from durable.middlewares import Logging, Validation
+
+
+@message("shop.order-placed")
+@dataclass
+class OrderPlaced:
+    number: int
+    total: int
+
+
+@message("shop.order-shipped")
+@dataclass
+class OrderShipped:
+    number: int
+
+
+@message("shop.newsletter")
+@dataclass
+class Newsletter:
+    text: str
+
+
+tenant: ContextVar[str] = ContextVar("tenant", default="")
+
+
+class Tenant(Middleware):
+    """What is sent while a tenant's message is handled is the tenant's too."""
+
+    def send(self, outgoing: Outgoing, call_next: SendNext) -> UUID | None:
+        return call_next(outgoing.with_headers({"tenant": tenant.get()}))
+
+    async def handle(self, incoming: Incoming, call_next: HandleNext) -> object:
+        token = tenant.set(incoming.context.headers.get("tenant", ""))
+        try:
+            return await call_next(incoming)
+        finally:
+            tenant.reset(token)
+
+
+class NoNewsletters(Middleware):
+    """Drops them: whoever sends one goes on as if it were sent."""
+
+    def send(self, outgoing: Outgoing, call_next: SendNext) -> UUID | None:
+        if isinstance(outgoing.message, Newsletter):
+            return None
+        return call_next(outgoing)
+
+
+class OnceMore(Middleware):
+    """Lets a handler that has lost a connection try again at once, in the transaction that it has."""
+
+    async def handle(self, incoming: Incoming, call_next: HandleNext) -> object:
+        assert isinstance(incoming.session, AsyncSession)
+        try:
+            async with incoming.session.begin_nested():  # undoes what the first run wrote and sent
+                return await call_next(incoming)
+        except ConnectionError:
+            return await call_next(incoming)
+
+
+def has_a_total(order: OrderPlaced) -> bool:
+    return order.total > 0
+
+
+bus = Bus("shop")
+bus.use(Logging(), group="before")
+bus.use(Validation({OrderPlaced: has_a_total}))
+bus.use(Tenant())
+bus.use(NoNewsletters())
+bus.use(OnceMore(), group="after")
+
+shipped: list[tuple[int, str]] = []
+
+
+@bus.handles(OrderPlaced)
+async def place(order: OrderPlaced) -> OrderShipped:
+    return OrderShipped(order.number)
+
+
+@bus.handles(OrderShipped)
+async def ship(order: OrderShipped) -> None:
+    shipped.append((order.number, tenant.get()))
+
+
+@bus.handles(Newsletter)
+async def post(newsletter: Newsletter) -> None:
+    raise NotImplementedError

@@ -1,0 +1,44 @@
+"""`ctx.circuit`: what a handler may stop."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import NamedTuple
+
+from durable.duration import Duration, duration
+from durable.errors import InvalidSetting
+from durable.storage.circuits import Kind
+
+
+class PauseRequest(NamedTuple):
+    """What is to be stopped on every node, for this time or until somebody resumes it."""
+
+    kind: Kind
+    key: str
+    time: timedelta | None
+    reason: str
+
+
+class CircuitControl:
+    """Opens circuits from within a handler."""
+
+    def __init__(self, message_type: str, asked: list[PauseRequest]) -> None:
+        self._message_type = message_type
+        self._asked = asked
+
+    def open(
+        self,
+        for_: Duration | None = None,
+        *,
+        reason: str = "opened by its handler",
+        destination: str | None = None,
+    ) -> None:
+        """Let no node run this handler any more, or send to this destination, for this time (a timedelta or seconds).
+
+        Without a time it lasts until somebody resumes it. It takes effect when the attempt ends, whether it commits or
+        fails; what becomes of this message is for the handler to say, by its return or its exception.
+        """
+        if for_ is not None and duration(for_) <= timedelta(0):
+            raise InvalidSetting(f"circuit.open: for_={for_!r} is over before it begins; give a time above 0, or none")
+        kind, key = (Kind.HANDLER, self._message_type) if destination is None else (Kind.DESTINATION, destination)
+        self._asked.append(PauseRequest(kind, key, None if for_ is None else duration(for_), reason))

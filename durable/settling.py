@@ -1,0 +1,125 @@
+"""How a message that was not handled comes to its end, or to its next attempt: each is one statement.
+
+RunLater     unowned, due later, its failures kept      Pause        its handler is stopped, and it is handed back
+HandBack     unowned, uncounted                         DeadLetter   moved, with every failure that is known
+expired      moved to the history
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from sqlalchemy import Connection
+
+from durable.envelope import Leased, NodeId
+from durable.failpoints import failpoint
+from durable.outcomes import LONGEST_REASON
+from durable.retry import DeadLetter, HandBack, Pause, RunLater
+from durable.routing import LOCAL
+from durable.storage import circuits, inbox, leases
+from durable.storage.circuits import Kind
+from durable.storage.database import Database
+from durable.storage.rows import Failure, Letter, storable
+from durable.storage.statements import INCOMING
+from durable.telemetry import Counters, Event, log
+
+
+class Settling:
+    """Settles messages that this node owns, for the handler of this type; a lease that was lost settles nothing."""
+
+    def __init__(
+        self, handler: str, database: Database, node: NodeId, counters: Counters, *, keep_bodies: bool = False
+    ) -> None:
+        self._handler = handler
+        self._database = database
+        self._node = node
+        self._counters = counters
+        self._keep_body = keep_bodies
+
+    async def settle(
+        self,
+        lease: Leased,
+        decision: RunLater | HandBack | Pause | DeadLetter,
+        error: Exception,
+        *,
+        counted: int,
+        failures: Sequence[Failure],
+    ) -> None:
+        """Do as was decided after `error`; `counted` attempts are not in the row yet."""
+        match decision:
+            case RunLater(delay=delay):
+                if await self._expires_within(lease, delay, error):
+                    return
+                failpoint("C19")
+                await self._database.insist(
+                    inbox.retry_later, self._node, lease, delay=delay, counted=counted, failures=failures
+                )
+                failpoint("C19")
+                self._counters.add(Event.RETRIED)
+            case HandBack():
+                await self.hand_back([lease])
+            case Pause():
+                await self._database.insist(pause_and_release, self._node, self._handler, lease, decision)
+            case DeadLetter():
+                failpoint("C19")
+                await self.dead_letter(lease, Letter.from_error(error), counted=counted, failures=failures)
+                failpoint("C19")
+
+    async def hand_back(self, owned: Sequence[Leased]) -> None:
+        """To any node, as they are."""
+        await self._database.insist(leases.release, INCOMING, self._node, [lease.key for lease in owned])
+
+    async def begin_suspect_attempt(self, lease: Leased) -> int | None:
+        """Count the attempt before it runs; the new count, or None when the lease was lost."""
+        return await self._database.insist(inbox.begin_suspect_attempt, self._node, lease)
+
+    async def expire(self, lease: Leased) -> bool:
+        """By the database's clock; False when that is behind this node's."""
+        expired = await self._database.insist(inbox.expire, self._node, lease, keep_body=self._keep_body)
+        self._counters.add(Event.EXPIRED, int(expired))
+        return expired
+
+    async def _expires_within(self, lease: Leased, delay: timedelta, error: Exception) -> bool:
+        """End it now if another attempt after this delay would come too late: nothing could save it until then."""
+        if lease.envelope.deliver_by is None:
+            return False
+        reason = f"the next attempt, {delay} later, would come after its deliver_by; this one failed: {error!r}"
+        expired = await self._database.insist(
+            inbox.expire,
+            self._node,
+            lease,
+            within=delay,
+            reason=storable(reason, LONGEST_REASON),
+            keep_body=self._keep_body,
+        )
+        self._counters.add(Event.EXPIRED, int(expired))
+        return expired
+
+    async def dead_letter(
+        self, lease: Leased, letter: Letter, *, counted: int = 1, failures: Sequence[Failure] = ()
+    ) -> None:
+        moved = await self._database.insist(
+            inbox.dead_letter,
+            self._node,
+            lease,
+            letter,
+            counted=counted,
+            failures=failures,
+            keep_body=self._keep_body,
+        )
+        if moved:
+            self._counters.add(Event.DEAD_LETTERED)
+            log.error("dead letter %s (%s): %s", lease.envelope.id, lease.envelope.message_type, letter.reason)
+
+
+def pause_and_release(
+    conn: Connection, schema: str, node: NodeId, handler: str, lease: Leased, decision: Pause
+) -> None:
+    """Its handler, and perhaps the endpoint that it came by, for every node; then hand it back."""
+    paused = [(Kind.HANDLER, handler)]
+    if decision.listener and lease.endpoint != LOCAL:
+        paused.append((Kind.LISTENER, lease.endpoint))
+    for kind, key in paused:
+        circuits.pause(conn, schema, kind, key, reason=decision.reason, actor=f"node {node}", duration=decision.time)
+    leases.release(conn, schema, INCOMING, node, [lease.key])

@@ -1,0 +1,52 @@
+"""A sync session whose work is done in threads, one step at a time, and waited for in the loop.
+
+    loop      between steps -- await --> between steps -- await --> closed
+    threads                   [ step ]                  [ step ]
+
+Each step runs in any of the threads, with the context variables of who waits for it. It cannot be stopped: when nobody
+waits for it any more, the session is closed, and so rolled back, as soon as it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from contextvars import copy_context
+from typing import Any, ParamSpec, TypeVar
+
+from sqlalchemy.orm import Session
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_LAST = "durable.step"
+
+
+async def step(
+    threads: ThreadPoolExecutor, session: Session, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Run the next step of this session in a thread, and wait for what it returns."""
+    context = copy_context()
+    future = threads.submit(lambda: context.run(function, *args, **kwargs))
+    session.info[_LAST] = future
+    return await asyncio.wrap_future(future)
+
+
+@asynccontextmanager
+async def closing(threads: ThreadPoolExecutor, session: Session) -> AsyncIterator[Session]:
+    """Close this session in a thread, after the last of its steps."""
+    try:
+        yield session
+    except asyncio.CancelledError:
+        last: Future[Any] | None = session.info.get(_LAST)
+        if last is None or last.done():
+            threads.submit(session.close)
+        else:
+            last.add_done_callback(lambda _: session.close())
+        raise
+    except BaseException:
+        await step(threads, session, session.close)  # the next attempt meets none of its locks
+        raise
+    await step(threads, session, session.close)

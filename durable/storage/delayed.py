@@ -1,0 +1,171 @@
+"""Messages that wait for their time: sent with `delay=` or `at=`, or put off after a failed attempt.
+
+waiting --promoted--> due                          by the nodes, when the time has come
+        --cancel()--> cancelled, in the history    by people, as the others
+        --run_now()-> due
+        --reschedule()-> waiting
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, NamedTuple, get_args
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from durable.storage import schedule_statements as statements
+from durable.storage.database import channel
+from durable.storage.dead_letters import Resolved, Stretch, Survey
+from durable.storage.statements import Statement
+
+Side = Literal["incoming", "outgoing"]
+SIDES: Final[tuple[Side, ...]] = get_args(Side)
+
+_EVERYTHING: Final = Stretch(0, 2**63 - 1, 2**31 - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which messages; what is None does not matter. `address` is where it came in, or where it goes."""
+
+    ids: Sequence[UUID] | None = None
+    message_type: str | None = None
+    address: str | None = None
+    due_before: datetime | None = None
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Is it less than everything?"""
+        return any(getattr(self, field.name) is not None for field in fields(self))
+
+    def parameters(self) -> dict[str, Any]:
+        return asdict(self) | {"ids": None if self.ids is None else list(self.ids)}
+
+
+class Delayed(NamedTuple):
+    """A message that waits for its time."""
+
+    side: Side
+    id: UUID
+    message_type: str
+    address: str
+    source: str
+    due_at: datetime
+    due_in: timedelta
+    attempts: int
+    sent_at: datetime
+    deliver_by: datetime | None
+
+    @property
+    def is_retry(self) -> bool:
+        """Has an attempt to handle it failed?"""
+        return self.side == "incoming" and self.attempts > 0
+
+
+class Whereabouts(NamedTuple):
+    id: UUID
+    state: str
+
+
+def next_due(conn: Connection, schema: str) -> timedelta | None:
+    """How long it is until something will be due; None: nothing waits for its time."""
+    wait: timedelta | None = conn.execute(statements.READ_NEXT_DUE.within(schema)).scalar_one()
+    return wait
+
+
+def page(conn: Connection, schema: str, selection: Selection, *, limit: int) -> list[Delayed]:
+    """The next ones to be due."""
+    params = selection.parameters() | {"limit": limit}
+    rows = (
+        Delayed(*row) for side in SIDES for row in conn.execute(statements.WAITING[side].list.within(schema), params)
+    )
+    return sorted(rows, key=lambda row: row.due_at)[:limit]
+
+
+def survey(conn: Connection, schema: str, selection: Selection, *, side: Side) -> Survey:
+    """How many there are on this side, and the newest of them."""
+    row = conn.execute(statements.WAITING[side].survey.within(schema), selection.parameters()).one()
+    return Survey(row.total, row.total, row.newest)
+
+
+def whereabouts(conn: Connection, schema: str, ids: Sequence[UUID]) -> list[Whereabouts]:
+    """Where these are, unless they are finished."""
+    rows = conn.execute(statements.READ_WHEREABOUTS.within(schema), {"ids": list(ids)})
+    return [Whereabouts(*row) for row in rows]
+
+
+# ---------------------------------------------------------------- changed, a stretch of one side at a time
+
+
+def cancel(
+    conn: Connection, schema: str, selection: Selection, stretch: Stretch, *, side: Side, actor: str, reason: str | None
+) -> Resolved:
+    """Nothing becomes of them; the history says so."""
+    told = f"cancelled by {actor}" + (f": {reason}" if reason else "")
+    return _change(
+        conn, schema, statements.WAITING[side].cancel, selection, stretch, {"reason": told, "keep_body": False}
+    )
+
+
+def run_now(conn: Connection, schema: str, selection: Selection, stretch: Stretch, *, side: Side) -> Resolved:
+    """They are due."""
+    params = {"channel": channel(schema)}
+    return _change(conn, schema, statements.WAITING[side].run_now, selection, stretch, params)
+
+
+def reschedule(
+    conn: Connection,
+    schema: str,
+    selection: Selection,
+    stretch: Stretch,
+    *,
+    side: Side,
+    at: datetime,
+    dedupe_window: timedelta,
+) -> Resolved:
+    """They are due at this time. Left are those that would expire before, or be too old for their receiver."""
+    params = {"at": at, "dedupe_window": dedupe_window, "channel": channel(schema)}
+    return _change(conn, schema, statements.WAITING[side].reschedule, selection, stretch, params)
+
+
+def _change(
+    conn: Connection,
+    schema: str,
+    statement: Statement,
+    selection: Selection,
+    stretch: Stretch,
+    params: dict[str, Any],
+) -> Resolved:
+    rows = conn.execute(statement.within(schema), selection.parameters() | stretch._asdict() | params).all()
+    found = sorted((row.seq, row.done) for row in rows if row.seq is not None)
+    return Resolved([seq for seq, done in found if done], [seq for seq, done in found if not done])
+
+
+# ---------------------------------------------------------------- one message, wherever it waits
+
+
+def cancel_message(conn: Connection, schema: str, message: UUID, *, actor: str, reason: str | None) -> bool:
+    """False when it does not wait for its time."""
+    only = Selection(ids=[message])
+    cancelled = [cancel(conn, schema, only, _EVERYTHING, side=side, actor=actor, reason=reason) for side in SIDES]
+    return any(each.done for each in cancelled)
+
+
+def run_message_now(conn: Connection, schema: str, message: UUID) -> bool:
+    """False when it does not wait for its time."""
+    changed = [run_now(conn, schema, Selection(ids=[message]), _EVERYTHING, side=side) for side in SIDES]
+    return any(each.done for each in changed)
+
+
+def reschedule_message(
+    conn: Connection, schema: str, message: UUID, *, at: datetime, dedupe_window: timedelta
+) -> Resolved:
+    """What was done, on either side, and what was left."""
+    only = Selection(ids=[message])
+    changed = [
+        reschedule(conn, schema, only, _EVERYTHING, side=side, at=at, dedupe_window=dedupe_window) for side in SIDES
+    ]
+    return Resolved([seq for each in changed for seq in each.done], [seq for each in changed for seq in each.left])

@@ -1,0 +1,148 @@
+"""Recurring schedules, one row each for all nodes of the service.
+
+declare()                  by each node that starts; the youngest that lives has the say
+lock_due() -> move_on()    an occurrence: in one transaction with the message that it brings
+           -> fail()       it brought none, and is tried again
+ask(), reschedule(), remove_orphan()    by people
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from durable.envelope import NodeId
+from durable.storage import schedule_statements as statements
+from durable.storage.database import channel
+
+
+class Declaration(NamedTuple):
+    """What a version of the code says of a schedule; `destination` is None where the routes decide."""
+
+    name: str
+    cron: str
+    tz: str
+    missed: str
+    message_type: str | None
+    destination: str | None
+    declaration: str
+
+
+class Row(NamedTuple):
+    """A schedule. It is an orphan unless the node that declared it lives: then another will have it in a moment, or no
+    running code knows of it any more."""
+
+    name: str
+    cron: str
+    tz: str
+    missed: str
+    message_type: str | None
+    destination: str | None
+    declaration: str
+    declared_by: NodeId
+    declared_at: datetime
+    is_live: bool
+    is_paused: bool
+    occurrence_at: datetime | None
+    due_at: datetime
+    due_in: timedelta
+    asked_at: datetime | None
+    last_at: datetime | None
+    ran_at: datetime | None
+    changed_by: str | None
+    changed_at: datetime | None
+    error: str | None
+
+
+class Due(NamedTuple):
+    """A locked schedule that is due, or was asked for; `now` is by the database's clock."""
+
+    occurrence_at: datetime | None
+    due_at: datetime
+    is_due: bool
+    asked_at: datetime | None
+    is_paused: bool
+    now: datetime
+
+
+def read(conn: Connection, schema: str, names: Sequence[str] | None = None) -> list[Row]:
+    """These, or all of them, by name."""
+    params = {"names": None if names is None else list(names)}
+    return [Row(*row) for row in conn.execute(statements.READ_SCHEDULES.within(schema), params)]
+
+
+def declare(conn: Connection, schema: str, node: NodeId, declared: Sequence[Declaration]) -> None:
+    """What this node's code says, for those that no younger living node has declared."""
+    columns = dict(zip(Declaration._fields, map(list, zip(*declared, strict=True)), strict=True))
+    conn.execute(statements.DECLARE_SCHEDULES.within(schema), columns | {"node": node})
+
+
+def lock_due(conn: Connection, schema: str, name: str, declaration: str) -> Due | None:
+    """Lock it until the transaction ends; None when there is nothing to do, or another node is at it."""
+    params = {"name": name, "declaration": declaration}
+    row = conn.execute(statements.LOCK_DUE_SCHEDULE.within(schema), params).first()
+    return None if row is None else Due(*row)
+
+
+def move_on(
+    conn: Connection,
+    schema: str,
+    name: str,
+    *,
+    occurrence_at: datetime | None,
+    due_at: datetime,
+    last_at: datetime | None,
+    ran: bool,
+    message_type: str | None,
+) -> None:
+    """To this occurrence; `last_at` is the last that ran now, if any did."""
+    params = {
+        "name": name,
+        "occurrence_at": occurrence_at,
+        "due_at": due_at,
+        "last_at": last_at,
+        "ran": ran,
+        "message_type": message_type,
+    }
+    conn.execute(statements.MOVE_SCHEDULE_ON.within(schema), params)
+
+
+def fail(
+    conn: Connection,
+    schema: str,
+    name: str,
+    declaration: str,
+    *,
+    occurrence_at: datetime | None,
+    delay: timedelta,
+    error: str,
+) -> None:
+    """Show why it brought no message, and try this occurrence again later."""
+    params = {
+        "name": name,
+        "declaration": declaration,
+        "occurrence_at": occurrence_at,
+        "delay": delay,
+        "error": error,
+    }
+    conn.execute(statements.SCHEDULE_FAILED.within(schema), params)
+
+
+def ask(conn: Connection, schema: str, name: str, *, actor: str) -> bool:
+    """Have it run now, besides its occurrences. False when no node lives that would."""
+    params = {"name": name, "actor": actor, "channel": channel(schema)}
+    return conn.execute(statements.ASK_FOR_SCHEDULE.within(schema), params).first() is not None
+
+
+def reschedule(conn: Connection, schema: str, name: str, *, at: datetime, actor: str) -> bool:
+    """Have the next occurrence run at this time. False when there is no such schedule, or no next occurrence yet."""
+    params = {"name": name, "at": at, "actor": actor, "channel": channel(schema)}
+    return conn.execute(statements.RESCHEDULE.within(schema), params).first() is not None
+
+
+def remove_orphan(conn: Connection, schema: str, name: str) -> bool:
+    """Forget a schedule that no living node declares. False when one does, or there is none."""
+    return conn.execute(statements.REMOVE_ORPHAN.within(schema), {"name": name}).first() is not None

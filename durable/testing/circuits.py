@@ -1,0 +1,76 @@
+"""What `circuits` is to a bus in memory; its methods do what the functions of these names do in durable.storage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from durable.clock import Clock
+from durable.storage.circuits import Kind
+
+
+@dataclass
+class MemoryCircuit:
+    reason: str
+    since: datetime
+    until: datetime | None
+    probing: bool
+
+    def has_ended(self, now: datetime) -> bool:
+        return not self.probing and self.until is not None and self.until <= now
+
+    def is_tried(self, now: datetime) -> bool:
+        return self.probing and self.until is not None and self.until <= now
+
+
+@dataclass
+class MemoryCircuits:
+    """Time is the bus's own clock."""
+
+    clock: Clock
+    _rows: dict[tuple[str, str], MemoryCircuit] = field(default_factory=dict)
+
+    def of(self, kind: Kind, key: str) -> MemoryCircuit | None:
+        """The circuit, if it is open."""
+        circuit = self._rows.get((kind, key))
+        if circuit is not None and circuit.has_ended(self.clock.now()):
+            del self._rows[kind, key]
+            return None
+        return circuit
+
+    def may_take(self, message_type: str) -> bool:
+        circuit = self.of(Kind.HANDLER, message_type)
+        return circuit is None or circuit.is_tried(self.clock.now())
+
+    def pause(self, kind: Kind, key: str, *, reason: str, actor: str, duration: timedelta | None) -> None:
+        self._open(kind, key, reason, duration, probing=False)
+
+    def resume(self, kind: Kind, key: str) -> bool:
+        return self._rows.pop((kind, key), None) is not None
+
+    def open_circuit(self, kind: Kind, key: str, *, reason: str, actor: str, duration: timedelta | None = None) -> None:
+        if self.of(kind, key) is None:
+            self._open(kind, key, reason, duration, probing=True)
+
+    def close_circuit(self, kind: Kind, key: str) -> bool:
+        circuit = self.of(kind, key)
+        if circuit is None or not circuit.probing:
+            return False
+        del self._rows[kind, key]
+        return True
+
+    def put_off_probe(self, message_type: str, *, reason: str, shortest: timedelta, longest: timedelta) -> None:
+        circuit, now = self.of(Kind.HANDLER, message_type), self.clock.now()
+        if circuit is not None and circuit.probing:
+            circuit.reason = reason
+            circuit.until = now + max(shortest, min(now - circuit.since, longest))
+
+    def try_again(self, message_type: str) -> None:
+        circuit = self.of(Kind.HANDLER, message_type)
+        if circuit is not None and circuit.probing:
+            circuit.until = self.clock.now()
+
+    def _open(self, kind: Kind, key: str, reason: str, duration: timedelta | None, *, probing: bool) -> None:
+        now = self.clock.now()
+        until = None if duration is None else now + duration
+        self._rows[kind, key] = MemoryCircuit(reason, now, until, probing)

@@ -1,0 +1,157 @@
+"""Runs the recurring schedules that this node's code declares: each occurrence once over all nodes.
+
+    look() --> rows --not declared, or by a node that is older or gone--> declare
+                    --due, and declared as here--> [ lock, make the message, store it, move on ] one transaction
+                    --otherwise--> wait, no longer than until the next is due
+
+A node whose code declares a schedule otherwise than the youngest node does leaves it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from sqlalchemy import Connection
+
+from durable.composing import Composer
+from durable.cron import look
+from durable.envelope import ANY_NODE, Envelope, NodeId
+from durable.errors import StorageUnavailable
+from durable.failpoints import failpoint
+from durable.routing import LOCAL
+from durable.schedules import Schedule
+from durable.storage import outbox
+from durable.storage import schedules as storage
+from durable.storage.database import Database
+from durable.storage.outbox import Sent
+from durable.storage.rows import storable
+from durable.storage.schedules import Declaration, Due, Row
+from durable.telemetry import Counters, Event, log
+
+_TRY_AGAIN_AFTER: Final = timedelta(minutes=1)
+_LONGEST_ERROR: Final = 1_000
+
+
+class Recurring:
+    """The schedules of one node."""
+
+    def __init__(
+        self,
+        database: Database,
+        node: NodeId,
+        schedules: Mapping[str, Schedule],
+        composer: Composer,
+        counters: Counters,
+    ) -> None:
+        self._database = database
+        self._node = node
+        self._schedules = schedules
+        self._composer = composer
+        self._counters = counters
+
+    async def look(self) -> timedelta | None:
+        """Run what is due. Returns the time until the next will be; None: there is none."""
+        if not self._schedules:
+            return None
+        rows = await self._read()
+        if unclaimed := [s for name, s in self._schedules.items() if self._has_a_say(rows.get(name))]:
+            await self._database.transaction(storage.declare, self._node, [_declaration(s) for s in unclaimed])
+            rows = await self._read()
+        if due := [row.name for row in rows.values() if self._is_due(row)]:
+            for name in due:
+                await self._run(self._schedules[name])
+            rows = await self._read()
+        return min((row.due_in for row in rows.values() if row.due_in > timedelta(0)), default=None)
+
+    async def _read(self) -> dict[str, Row]:
+        rows = await self._database.transaction(storage.read, list(self._schedules))
+        return {row.name: row for row in rows}
+
+    def _has_a_say(self, row: Row | None) -> bool:
+        return row is None or row.declared_by < self._node or not row.is_live
+
+    def _is_due(self, row: Row) -> bool:
+        wanted = row.due_in <= timedelta(0) or row.asked_at is not None
+        return wanted and row.declaration == self._schedules[row.name].declaration
+
+    async def _run(self, schedule: Schedule) -> None:
+        try:
+            ran = await self._database.transaction(self._run_locked, schedule)
+        except StorageUnavailable:
+            raise
+        except Exception as error:  # what it makes, or where that goes, is the application's
+            log.exception("schedule %s cannot run, and is tried again", schedule.name)
+            await self._database.transaction(self._fail, schedule, error)
+            return
+        failpoint("C22")
+        self._counters.add(Event.RECURRED, ran)
+
+    def _run_locked(self, conn: Connection, schema: str, schedule: Schedule) -> int:
+        """Store what is due of it and move it on. Returns how many times it ran."""
+        row = storage.lock_due(conn, schema, schedule.name, schedule.declaration)
+        if row is None:
+            return 0
+        occurrences, following = _due(schedule, row)
+        try:
+            envelopes = [e for at in occurrences for e in schedule.envelopes(self._composer, at)]
+            if row.asked_at is not None:
+                envelopes += schedule.envelopes(self._composer, row.asked_at, asked_for=True)
+        except OSError as error:  # a factory's: nobody is to take it for the database's
+            raise RuntimeError(str(error)) from error
+        if envelopes:
+            outbox.store(conn, schema, _unowned(envelopes))
+        failpoint("C22")
+        moved = following is not None
+        storage.move_on(
+            conn,
+            schema,
+            schedule.name,
+            occurrence_at=following if moved else row.occurrence_at,
+            due_at=following or row.due_at,
+            last_at=occurrences[-1] if occurrences else None,
+            ran=bool(envelopes),
+            message_type=envelopes[0].message_type if envelopes else None,
+        )
+        return len(occurrences) + (row.asked_at is not None)
+
+    def _fail(self, conn: Connection, schema: str, schedule: Schedule, error: Exception) -> None:
+        row = storage.lock_due(conn, schema, schedule.name, schedule.declaration)
+        if row is None:
+            return
+        occurrences, _ = _due(schedule, row)
+        storage.fail(
+            conn,
+            schema,
+            schedule.name,
+            schedule.declaration,
+            occurrence_at=row.occurrence_at or (occurrences[0] if occurrences else None),
+            delay=_TRY_AGAIN_AFTER,
+            error=storable(f"{type(error).__name__}: {error}", _LONGEST_ERROR),
+        )
+
+
+def _due(schedule: Schedule, row: Due) -> tuple[Sequence[datetime], datetime | None]:
+    """The occurrences to run now, and the one to wait for, which is another only if it was due."""
+    if not row.is_due:
+        return [], None
+    found = look(schedule.cron, schedule.missed, occurrence=row.occurrence_at, due=row.due_at, now=row.now)
+    return [] if row.is_paused else found.run, found.next
+
+
+def _unowned(envelopes: Sequence[Envelope]) -> list[Sent]:
+    """For any node to claim: this one does so in the same round."""
+    return [Sent(e, LOCAL if e.destination == LOCAL else None, ANY_NODE) for e in envelopes]
+
+
+def _declaration(schedule: Schedule) -> Declaration:
+    return Declaration(
+        schedule.name,
+        schedule.cron.expression,
+        schedule.cron.tz,
+        schedule.missed,
+        schedule.message_type,
+        schedule.to,
+        schedule.declaration,
+    )

@@ -1,0 +1,322 @@
+"""Recurring schedules with real nodes on a real Postgres: once over all of them, and by the newest declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+
+from durable import Bus, Context, message
+from durable.embedded import Embedded
+from durable.errors import InvalidMessage, RoutingError
+from durable.testing import eventually
+from durable.transports.memory import MemoryTransport
+from tests.failure.workbench import QUICK
+from tests.support.tables import Tables, shared_tables
+
+NEVER = "0 0 29 2 *"  # not while a test runs, unless on a bad day
+EVERY_SECOND = "* * * * * *"
+PEER = "memory://elsewhere"
+
+
+@message("recurring.tick")
+class Tick(msgspec.Struct):
+    number: int = 0
+
+
+@pytest.fixture(scope="module")
+def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
+    with shared_tables(servers(18)) as tables:
+        yield tables
+
+
+class Works:
+    """Nodes of one service on one database, and what they have handled."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self.handled: list[tuple[int, str]] = []
+        """Numbers, and the occurrences that their headers name."""
+
+    def node(self, cron: str = NEVER, made: Any = Tick(), name: str = "ticks", **options: Any) -> Bus:  # noqa: B008
+        settings = {**QUICK, **options.pop("settings", {})}
+        bus = Bus("works", self.tables.url, transports=[MemoryTransport(Bus("x").settings)], **settings)
+
+        @bus.handles(Tick)
+        async def tick(tick: Tick, ctx: Context) -> None:
+            self.handled.append((tick.number, ctx.headers.get("occurrence", "")))
+
+        if cron:
+            bus.every(cron, made, name=name, **options)
+        return bus
+
+    def row(self, columns: str = "*", name: str = "ticks") -> Any:
+        return self.tables.one(f"SELECT {columns} FROM durable.schedules WHERE name = %s", name)
+
+    async def looked_at(self, name: str = "ticks") -> None:
+        """Until a node has found its next occurrence."""
+        there = "SELECT occurrence_at IS NOT NULL FROM durable.schedules WHERE name = %s"
+        await eventually(lambda: self.tables.rows(there, name) == [True])
+
+    def miss(self, by: timedelta) -> None:
+        """As if no node had run for so long."""
+        self.tables.execute("UPDATE durable.schedules SET occurrence_at = now() - %s, due_at = now() - %s", by, by)
+
+    def has_finished(self, count: int) -> bool:
+        return self.tables.count("envelope_history") >= count
+
+    @property
+    def numbers(self) -> list[int]:
+        return [number for number, _ in self.handled]
+
+
+@pytest.fixture
+def works(database: Tables) -> Works:
+    database.clear()
+    return Works(database)
+
+
+class TestOnceOverAllNodes:
+    async def test_each_occurrence_runs_once_and_on_time_however_many_nodes_there_are(self, works: Works) -> None:
+        slow = {"poll_interval": timedelta(minutes=5)}  # so it is the schedule that wakes them
+        nodes = [works.node(EVERY_SECOND, missed="all", settings=slow) for _ in range(3)]
+        async with nodes[0], nodes[1], nodes[2]:
+            await eventually(lambda: len(works.handled) >= 3)
+        occurrences = [datetime.fromisoformat(occurrence) for _, occurrence in works.handled]
+        assert len(set(occurrences)) == len(occurrences)
+        assert {b - a for a, b in pairwise(sorted(occurrences))} == {timedelta(seconds=1)}
+        received = works.tables.rows("SELECT received_at FROM durable.envelope_history ORDER BY received_at")
+        assert all(at - due < timedelta(minutes=1) for at, due in zip(received, occurrences, strict=False))
+
+    async def test_occurrences_that_two_nodes_find_at_once_are_one(self, works: Works) -> None:
+        first, second = works.node(), works.node()
+        async with first, second:
+            await works.looked_at()
+            for count in range(1, 21):
+                works.miss(timedelta(seconds=1))
+                works.tables.execute("SELECT pg_notify('durable_durable', '')")
+                await eventually(partial(works.has_finished, count))
+        assert len(works.handled) == 20
+
+    async def test_a_message_goes_where_it_is_routed(self, works: Works) -> None:
+        bus = works.node("", settings={"poll_interval": timedelta(seconds=5)})
+        bus.every(EVERY_SECOND, Tick(), name="far", to=PEER)
+        async with bus:
+            await eventually(lambda: works.tables.count("outgoing_envelopes") > 0)
+        assert works.tables.rows("SELECT DISTINCT destination FROM durable.outgoing_envelopes") == [PEER]
+        assert works.handled == []
+
+    async def test_a_message_that_cannot_be_sent_anywhere_keeps_the_bus_from_starting(self, works: Works) -> None:
+        bus = Bus("works", works.tables.url, **QUICK)
+        bus.every(NEVER, Tick(), name="ticks")
+        with pytest.raises(RoutingError, match="no destination"):
+            async with bus:
+                pass
+
+
+class TestMissed:
+    @pytest.mark.parametrize(("missed", "count"), [("once", 1), ("all", 4), ("skip", 0)])
+    async def test_what_was_missed_while_no_node_ran_runs_as_declared(
+        self, works: Works, missed: Any, count: int
+    ) -> None:
+        async with works.node("0 * * * *", missed=missed):
+            await works.looked_at()
+        works.tables.execute(
+            "UPDATE durable.schedules SET occurrence_at = date_trunc('hour', now()) - interval '3 hours', "
+            "due_at = date_trunc('hour', now()) - interval '3 hours'"
+        )
+        within_the_grace = works.tables.one("SELECT now() - date_trunc('hour', now()) <= interval '2 minutes'")
+        async with works.node("0 * * * *", missed=missed):
+            await eventually(lambda: works.row("due_at > now()"))
+            await eventually(lambda: works.tables.count("incoming_envelopes") == 0)
+        if not (missed == "skip" and within_the_grace):
+            assert len(works.handled) == count
+        assert works.handled == sorted(works.handled)
+
+    async def test_nothing_is_missed_by_a_schedule_that_is_new(self, works: Works) -> None:
+        async with works.node("0 * * * *"):
+            await works.looked_at()
+        assert works.row("due_at = occurrence_at AND due_at > now() AND last_at IS NULL")
+
+
+class TestVersionsOfTheCode:
+    async def test_the_declaration_of_the_youngest_node_counts(self, works: Works) -> None:
+        old, new = works.node(made=Tick(1)), works.node(made=Tick(2))
+        async with old:
+            await works.looked_at()
+            async with new:
+                young = new.runtime.node_id
+                await eventually(lambda: works.row("declared_by") == young)
+                works.miss(timedelta(seconds=1))
+                await eventually(lambda: works.numbers == [2])
+            await eventually(lambda: works.row("declared_by") == old.runtime.node_id)
+            works.miss(timedelta(seconds=1))
+            await eventually(lambda: works.numbers == [2, 1])
+
+    async def test_another_cron_counts_from_its_declaration_on(self, works: Works) -> None:
+        async with works.node("0 0 1 1 *"):
+            await works.looked_at()
+        works.miss(timedelta(days=1))
+        async with works.node("0 0 1 2 *"):
+            await eventually(lambda: works.row("cron") == "0 0 1 2 *")
+            await works.looked_at()
+        assert works.handled == []
+        assert works.row("EXTRACT(month FROM due_at AT TIME ZONE 'UTC')") == 2
+
+    async def test_the_same_times_go_on_where_they_were_when_the_message_is_another(self, works: Works) -> None:
+        async with works.node(made=Tick(1)):
+            await works.looked_at()
+        works.miss(timedelta(seconds=1))
+        async with works.node(made=Tick(2)):
+            await eventually(lambda: works.numbers == [2])
+
+    async def test_what_no_running_code_declares_is_not_run(self, works: Works) -> None:
+        async with works.node():
+            await works.looked_at()
+        works.miss(timedelta(hours=1))
+        async with works.node(""), works.node(name="others"):
+            await works.looked_at("others")
+            assert works.row("due_at < now()")
+            assert works.handled == []
+        async with works.node():
+            await eventually(lambda: works.numbers == [0])
+
+
+class TestTrouble:
+    async def test_what_makes_no_message_is_shown_and_tried_again_and_harms_no_other(self, works: Works) -> None:
+        broken = [True]
+
+        def make(at: datetime) -> Tick:
+            if broken:
+                raise TimeoutError("the rates are not out yet")
+            return Tick(at.year)
+
+        bus = works.node(made=make, name="broken")
+        bus.every(EVERY_SECOND, Tick(7), name="sound")
+        async with bus:
+            await works.looked_at("broken")
+            works.tables.execute("UPDATE durable.schedules SET due_at = now() WHERE name = 'broken'")
+            await eventually(lambda: works.row("error", "broken") == "RuntimeError: the rates are not out yet")
+            await eventually(lambda: 7 in works.numbers)
+            due = works.row("occurrence_at", "broken")
+            broken.clear()
+            works.tables.execute("UPDATE durable.schedules SET due_at = now() WHERE name = 'broken'")
+            await eventually(lambda: due.year in works.numbers)
+            assert works.row("last_at", "broken") == due
+            assert works.row("error", "broken") is None
+
+    async def test_what_the_database_refuses_is_shown_too(self, works: Works) -> None:
+        bus = works.node(made=lambda at: Tick(), headers={"a": "b"})
+        async with bus:
+            await works.looked_at()
+            works.tables.execute(
+                "ALTER TABLE durable.incoming_envelopes ADD CONSTRAINT refused CHECK (message_type <> 'recurring.tick')"
+            )
+            try:
+                works.miss(timedelta(seconds=1))
+                await eventually(lambda: works.row("error") is not None)
+            finally:
+                works.tables.execute("ALTER TABLE durable.incoming_envelopes DROP CONSTRAINT refused")
+            works.tables.execute("UPDATE durable.schedules SET due_at = now()")
+            await eventually(lambda: len(works.handled) == 1)
+
+
+class TestByPeople:
+    async def test_a_schedule_runs_once_more_when_it_is_asked_for(self, works: Works) -> None:
+        bus = works.node()
+        async with bus:
+            await works.looked_at()
+            due = works.row("due_at")
+            assert await bus.run_now("ticks")
+            await eventually(lambda: len(works.handled) == 1)
+            assert works.row("asked_at IS NULL AND changed_by = 'works'")
+            assert works.row("due_at") == due
+            assert not await bus.run_now("tocks")
+
+    async def test_what_comes_while_it_is_paused_is_passed_over(self, works: Works) -> None:
+        bus = works.node()
+        async with bus:
+            await works.looked_at()
+            await bus.pause(schedule="ticks", reason="month end")
+            works.miss(timedelta(seconds=1))
+            await eventually(lambda: works.row("due_at > now()"))
+            assert works.row("last_at IS NULL")
+            assert await bus.run_now("ticks")  # by hand all the same
+            await eventually(lambda: len(works.handled) == 1)
+            assert await bus.resume(schedule="ticks")
+            works.miss(timedelta(seconds=1))
+            await eventually(lambda: len(works.handled) == 2)
+
+    async def test_the_next_occurrence_can_be_moved(self, works: Works) -> None:
+        bus = works.node()
+        async with bus:
+            await works.looked_at()
+            occurrence = works.row("occurrence_at")
+            assert await bus.reschedule("ticks", delay=0.05)
+            await eventually(lambda: len(works.handled) == 1)
+            assert datetime.fromisoformat(works.handled[0][1]) == occurrence
+            await eventually(lambda: works.row("occurrence_at") > occurrence)
+            assert not await bus.reschedule("tocks", delay=1)
+
+
+class TestMessagesThatWait:
+    async def test_one_is_cancelled_and_the_history_says_by_whom_and_why(self, works: Works) -> None:
+        bus = works.node("")
+        async with bus:
+            async with bus.unit_of_work():
+                here = bus.send(Tick(1), delay=60)
+                there = bus.send(Tick(2), to=PEER, delay=60)
+            assert await bus.cancel(here, reason="a mistake")
+            assert await bus.cancel(there)
+            assert not await bus.cancel(here)
+        ended = "SELECT side, outcome, error FROM durable.envelope_history ORDER BY side"
+        assert works.tables.rows(ended) == [
+            ("incoming", "cancelled", "cancelled by works: a mistake"),
+            ("outgoing", "cancelled", "cancelled by works"),
+        ]
+        assert works.tables.count("incoming_envelopes") + works.tables.count("outgoing_envelopes") == 0
+
+    async def test_one_is_made_due_or_put_off(self, works: Works) -> None:
+        bus = works.node("", settings={"poll_interval": timedelta(minutes=5)})
+        async with bus:
+            async with bus.unit_of_work():
+                now, later = (bus.send(Tick(number), delay=3_600) for number in (1, 2))
+            assert await bus.run_now(now)
+            await eventually(lambda: works.numbers == [1])
+            assert await bus.reschedule(later, delay=0.2)
+            await eventually(lambda: works.numbers == [1, 2])
+            for _ in range(2):
+                assert not await bus.reschedule(later, delay=1)
+                assert not await bus.run_now(now)
+
+    async def test_none_is_put_off_until_it_would_expire_or_be_too_old(self, works: Works) -> None:
+        bus = works.node("")
+        async with bus:
+            async with bus.unit_of_work():
+                urgent = bus.send(Tick(1), delay=60, deliver_by=timedelta(hours=1))
+                far = bus.send(Tick(2), to=PEER, delay=60)
+            for message_id, delay in ((urgent, timedelta(hours=1)), (far, timedelta(days=7))):
+                with pytest.raises(InvalidMessage, match="would expire, or be too old"):
+                    await bus.reschedule(message_id, delay=delay)
+            with pytest.raises(InvalidMessage, match="one of them"):
+                await bus.reschedule(far)
+            with pytest.raises(InvalidMessage, match="aware datetime"):
+                await bus.reschedule(far, at=datetime(2030, 1, 1))
+        assert works.tables.one(
+            "SELECT max(execution_time) < now() + interval '2 minutes' FROM durable.incoming_envelopes"
+        )
+
+    async def test_what_is_being_handled_cannot_be_called_back(self, works: Works) -> None:
+        bus = works.node("")
+        async with bus:
+            async with bus.unit_of_work():
+                message_id = bus.send(Tick(1), delay=60)
+            works.tables.execute("UPDATE durable.incoming_envelopes SET execution_time = NULL, owner_id = 999")
+            assert not await bus.cancel(message_id)
+            assert not await bus.reschedule(message_id, delay=1)
+            assert works.tables.count("incoming_envelopes") == 1

@@ -1,0 +1,141 @@
+"""When schedules run: time zones, the days on which clocks change, and what was missed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from durable.cron import MISSED_AFTER, MOST_AT_ONCE, Cron, Look, Missed, look
+from durable.errors import InvalidSetting
+
+VIENNA = "Europe/Vienna"
+
+
+def utc(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+def following(cron: Cron, start: str, count: int) -> list[str]:
+    """The next occurrences, as day and time in UTC."""
+    found, moment = [], utc(start)
+    for _ in range(count):
+        moment = cron.after(moment)
+        found.append(f"{moment:%d %H:%M}")
+    return found
+
+
+class TestOccurrences:
+    def test_a_schedule_keeps_its_hour_over_a_summer_and_a_winter(self) -> None:
+        cron = Cron("0 3 * * *", VIENNA)
+        assert cron.after(utc("2025-01-10")) == utc("2025-01-10T02:00")
+        assert cron.after(utc("2025-07-10")) == utc("2025-07-10T01:00")
+
+    def test_an_hour_that_is_skipped_in_spring_runs_once_when_it_is_over(self) -> None:
+        # At 02:00 (01:00 UTC) the clocks go to 03:00.
+        assert following(Cron("30 2 * * *", VIENNA), "2025-03-29", 3) == ["29 01:30", "30 01:00", "31 00:30"]
+        assert following(Cron("0,30 2 * * *", VIENNA), "2025-03-30", 2) == ["30 01:00", "31 00:00"]
+
+    def test_an_hour_that_comes_twice_in_autumn_runs_the_first_time_only(self) -> None:
+        # At 03:00 (01:00 UTC) the clocks go to 02:00.
+        assert following(Cron("30 2 * * *", VIENNA), "2025-10-25", 3) == ["25 00:30", "26 00:30", "27 01:30"]
+
+    def test_a_look_within_the_repeated_hour_finds_nothing_again(self) -> None:
+        cron = Cron("30 2 * * *", VIENNA)
+        assert cron.after(utc("2025-10-26T01:10")) == utc("2025-10-27T01:30")
+        assert next(cron.back_from(utc("2025-10-26T01:10"))) == utc("2025-10-26T00:30")
+
+    def test_what_runs_every_hour_goes_by_the_time_that_passes(self) -> None:
+        cron = Cron("0 * * * *", VIENNA)
+        assert following(cron, "2025-03-30T00:30", 3) == ["30 01:00", "30 02:00", "30 03:00"]
+        assert following(cron, "2025-10-25T23:30", 3) == ["26 00:00", "26 01:00", "26 02:00"]
+
+    def test_seconds_are_a_sixth_field(self) -> None:
+        assert Cron("*/20 * * * * *").after(utc("2025-01-01T00:00:21")) == utc("2025-01-01T00:00:40")
+
+    @given(
+        st.sampled_from(["*/7 * * * *", "30 2 * * *", "0 0 1 * *", "15 1-3 * * *", "0 12 * * MON-FRI", "0 */5 * * *"]),
+        st.sampled_from(["UTC", VIENNA, "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata"]),
+        st.datetimes(datetime(2024, 1, 1), datetime(2026, 1, 1)),
+    )
+    def test_forwards_and_backwards_find_the_same(self, expression: str, tz: str, start: datetime) -> None:
+        cron, moment = Cron(expression, tz), start.replace(tzinfo=UTC)
+        first = cron.after(moment)
+        second = cron.after(first)
+        assert moment < first < second
+        assert list(islice(cron.back_from(second), 2)) == [second, first]
+        assert next(cron.back_from(second - timedelta(microseconds=1))) == first
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(
+        ("expression", "told"),
+        [
+            ("* * *", "wrong number of fields"),
+            ("61 * * * *", "bad minute"),
+            ("every day", "wrong number of fields"),
+            ("0 0 30 2 *", "bad day-of-month"),
+            ("0 0 * * 8", "bad day-of-week"),
+            ("", "wrong number of fields"),
+            (None, "not understood"),
+        ],
+    )
+    def test_a_bad_expression_is_refused_with_what_is_wrong(self, expression: str, told: str) -> None:
+        with pytest.raises(InvalidSetting, match=rf"^cron {expression!r}: {told}; write minute".replace("*", r"\*")):
+            Cron(expression)
+
+    @pytest.mark.parametrize("tz", ["Europe/Wien", "Europe", "", "../etc", None])
+    def test_a_bad_time_zone_is_refused(self, tz: str) -> None:
+        with pytest.raises(InvalidSetting, match="there is no such time zone"):
+            Cron("* * * * *", tz)
+
+    def test_the_nearest_time_zone_is_suggested(self) -> None:
+        with pytest.raises(InvalidSetting, match="did you mean 'Europe/Vienna'"):
+            Cron("* * * * *", "europe/vienna")
+
+
+HOURLY = Cron("0 * * * *")
+NOON = utc("2025-01-01T12:00")
+HOUR = timedelta(hours=1)
+
+
+class TestLook:
+    def test_what_is_on_time_runs_and_the_next_is_waited_for(self) -> None:
+        for missed in ("once", "all", "skip"):
+            found = look(HOURLY, missed, occurrence=NOON, due=NOON, now=NOON + timedelta(seconds=1))
+            assert found == Look([NOON], NOON + HOUR)
+
+    @pytest.mark.parametrize(
+        ("missed", "run"),
+        [("once", [NOON + 3 * HOUR]), ("all", [NOON + n * HOUR for n in range(4)]), ("skip", [])],
+    )
+    def test_what_was_missed_runs_as_declared(self, missed: Missed, run: list[datetime]) -> None:
+        found = look(HOURLY, missed, occurrence=NOON, due=NOON, now=NOON + 3 * HOUR + 2 * MISSED_AFTER)
+        assert found == Look(run, NOON + 4 * HOUR)
+
+    def test_a_little_late_is_not_missed(self) -> None:
+        assert look(HOURLY, "skip", occurrence=NOON, due=NOON, now=NOON + MISSED_AFTER).run == [NOON]
+
+    def test_of_very_many_the_last_are_run(self) -> None:
+        now = NOON + timedelta(days=365)
+        run = look(HOURLY, "all", occurrence=NOON, due=NOON, now=now).run
+        assert (len(run), run[-1]) == (MOST_AT_ONCE, now)
+        assert list(run) == sorted(run)
+
+    def test_a_new_schedule_has_missed_nothing(self) -> None:
+        begun = NOON + timedelta(minutes=10)
+        assert look(HOURLY, "all", occurrence=None, due=begun, now=begun) == Look([], NOON + HOUR)
+
+    def test_what_comes_while_a_new_schedule_is_declared_counts(self) -> None:
+        assert look(HOURLY, "once", occurrence=None, due=NOON - HOUR / 2, now=NOON).run == [NOON]
+
+    def test_an_occurrence_that_is_moved_ahead_runs_once(self) -> None:
+        now = NOON - timedelta(minutes=20)
+        assert look(HOURLY, "once", occurrence=NOON, due=now, now=now) == Look([NOON], NOON + HOUR)
+
+    def test_an_occurrence_that_is_put_off_is_not_missed(self) -> None:
+        due = NOON + timedelta(minutes=30)
+        assert look(HOURLY, "skip", occurrence=NOON, due=due, now=due).run == [NOON]
