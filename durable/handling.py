@@ -276,6 +276,7 @@ class HandlingAgent:
             return None
         envelope, attempt = lease.envelope, lease.attempts + 1
         if self.is_paused(envelope.message_type):
+            held.hold(lease)
             await self._settling.hand_back([lease])
             return None
         if envelope.is_late(self._clock.now()) and await self._settling.expire(lease):

@@ -16,7 +16,7 @@ An agent that nobody asks for order or fairness uses the plain queue alone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from durable.batching import Buffer
@@ -68,6 +68,15 @@ class Turns(Buffer[Leased]):
     def __len__(self) -> int:
         """How many wait, also behind one that is out."""
         return super().__len__() + self._queued
+
+    @property
+    def first(self) -> Leased | None:
+        """One that heads its queue: the oldest of those without an order or a share, if there is one."""
+        return super().first or next(self._heads(), None)
+
+    def _heads(self) -> Iterator[Leased]:
+        yield from (waiting[0] for waiting in self._keys.values())
+        yield from (share.plain[0] for share in self._shares.values() if share.plain)
 
     @property
     def has_turn(self) -> bool:

@@ -92,7 +92,7 @@ class OrderedClaims:
     async def _look(self, destination: str | None, after: str) -> bool:
         """From this key to the last one; False when it ended before."""
         in_vain = 0
-        while in_vain < _LOOKS_IN_VAIN and self._agents_with_room(destination):
+        while in_vain < _LOOKS_IN_VAIN:
             found = await self._database.transaction(
                 ordering.look, destination=destination, after=after, count=self._batch_size
             )
@@ -106,6 +106,8 @@ class OrderedClaims:
                 return True
             after = found[-1].key
             in_vain = 0 if keys else in_vain + 1
+            if not self._agents_with_room(destination):
+                break
         self._looked_until[destination] = after
         self._crowded.add(destination)
         return False
@@ -116,6 +118,8 @@ class OrderedClaims:
         """Returns the keys that somebody else is claiming."""
         agents = self._agents_with_room(destination)
         if not agents:
+            if tell_others and destination is None:
+                await self._database.transaction(ordering.tell, keys)
             return []
         claimed, contested = await self._database.transaction(
             ordering.claim,

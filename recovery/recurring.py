@@ -101,7 +101,7 @@ class Recurring:
         except OSError as error:  # a factory's: nobody is to take it for the database's
             raise RuntimeError(str(error)) from error
         if envelopes:
-            outbox.store(conn, schema, _unowned(envelopes))
+            outbox.store(conn, schema, self._unowned(envelopes))
         failpoint("C22")
         moved = following is not None
         storage.move_on(
@@ -115,6 +115,12 @@ class Recurring:
             message_type=envelopes[0].message_type if envelopes else None,
         )
         return len(occurrences) + (row.asked_at is not None)
+
+    def _unowned(self, envelopes: Sequence[Envelope]) -> list[Sent]:
+        """For any node to claim: this one does so in the same round."""
+        return [
+            Sent(e, LOCAL if e.destination == LOCAL else None, ANY_NODE, self._composer.place(e)) for e in envelopes
+        ]
 
     def _fail(self, conn: Connection, schema: str, schedule: Schedule, error: Exception) -> None:
         row = storage.lock_due(conn, schema, schedule.name, schedule.declaration)
@@ -138,11 +144,6 @@ def _due(schedule: Schedule, row: Due) -> tuple[Sequence[datetime], datetime | N
         return [], None
     found = look(schedule.cron, schedule.missed, occurrence=row.occurrence_at, due=row.due_at, now=row.now)
     return [] if row.is_paused else found.run, found.next
-
-
-def _unowned(envelopes: Sequence[Envelope]) -> list[Sent]:
-    """For any node to claim: this one does so in the same round."""
-    return [Sent(e, LOCAL if e.destination == LOCAL else None, ANY_NODE) for e in envelopes]
 
 
 def _declaration(schedule: Schedule) -> Declaration:

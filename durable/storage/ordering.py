@@ -73,10 +73,15 @@ def claim(
     )
     leases = [leased(row) for row in rows]
     left = set(locked) - {lease.ordering_key for lease in leases}
-    if left and tell_others is not None:
-        told = {"keys": list(left), "message_types": list(tell_others), "channel": channel(schema)}
-        conn.execute(table.tell.within(schema), scope | told)
+    if left and tell_others is not None and destination is None:
+        tell(conn, schema, left, except_types=tell_others)
     return Claimed(leases, contested)
+
+
+def tell(conn: Connection, schema: str, keys: Collection[str], *, except_types: Collection[str] = ()) -> None:
+    """Wake the other nodes if one of these keys of the inbox is free, and its turn is at another type than these."""
+    told = {"keys": list(keys), "message_types": list(except_types), "channel": channel(schema)}
+    conn.execute(INCOMING.tell.within(schema), told)
 
 
 def destinations(conn: Connection, schema: str) -> list[str]:

@@ -17,6 +17,8 @@ _ENVELOPE: Final = (
     "deliver_by, execution_time"
 )
 _SELECT_ENVELOPE: Final = _ENVELOPE.replace("headers", "CAST(headers AS jsonb)")
+# The messages of one key come in the order of their ids: a batch has no other.
+_ORDERING_KEY: Final = "NULLIF(partition_key, '')"
 
 MAKE_STAGING = Statement("SELECT {schema}.make_staging(CAST(:staging AS text), CAST(current_user AS text))")
 # One table, or, when the name ends with an underscore, all that begin with it.
@@ -26,8 +28,8 @@ COUNT_STAGED = Statement("SELECT count(*) FROM {staged}")
 # Sorted, so that the primary key grows from left to right. ON CONFLICT costs a quarter of an insert, and is only needed
 # where some of the rows are there.
 _MOVE_REMOTE: Final = f"""
-INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, owner_id)
-SELECT destination, {_SELECT_ENVELOPE}, 0 FROM {{staged}} WHERE endpoint IS NULL
+INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, owner_id, ordering_key)
+SELECT destination, {_SELECT_ENVELOPE}, 0, {_ORDERING_KEY} FROM {{staged}} WHERE endpoint IS NULL
 ORDER BY id
 """
 MOVE_REMOTE_NEW = Statement(_MOVE_REMOTE)
@@ -40,8 +42,9 @@ WITH fresh AS (
     ORDER BY id
     ON CONFLICT DO NOTHING RETURNING id, endpoint AS destination
 )
-INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, owner_id)
-SELECT destination, {_SELECT_ENVELOPE}, 0 FROM {{staged}} JOIN fresh USING (id, destination) WHERE endpoint IS NULL
+INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, owner_id, ordering_key)
+SELECT destination, {_SELECT_ENVELOPE}, 0, {_ORDERING_KEY} FROM {{staged}} JOIN fresh USING (id, destination)
+WHERE endpoint IS NULL
 ORDER BY id
 ON CONFLICT DO NOTHING
 """)
@@ -53,8 +56,9 @@ WITH fresh AS (
     ORDER BY id
     ON CONFLICT DO NOTHING RETURNING id, endpoint
 )
-INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, owner_id)
-SELECT DISTINCT ON (id, endpoint) endpoint, {_SELECT_ENVELOPE}, 0 FROM {{staged}} JOIN fresh USING (id, endpoint)
+INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, owner_id, ordering_key)
+SELECT DISTINCT ON (id, endpoint) endpoint, {_SELECT_ENVELOPE}, 0, {_ORDERING_KEY}
+FROM {{staged}} JOIN fresh USING (id, endpoint)
 ORDER BY id, endpoint
 """)
 # Two rows under one id that are two messages: one of them would be lost without a word.

@@ -10,6 +10,7 @@ from durable.envelope import Leased, NodeId
 from durable.storage import circuits, inbox, ordering
 
 _KEYS_AT_ONCE = 100
+_LOOKS = 20  # as many keys may be held, or have their turn at other handlers, before the one that is looked for
 
 
 def claim_trial(
@@ -38,14 +39,16 @@ def _claim_share(conn: Connection, schema: str, message_type: str, node: NodeId)
 
 
 def _claim_in_order(conn: Connection, schema: str, message_type: str, node: NodeId) -> list[Leased]:
-    found = ordering.look(conn, schema, destination=None, after="", count=_KEYS_AT_ONCE)
-    return ordering.claim(
-        conn,
-        schema,
-        destination=None,
-        keys=[waiting.key for waiting in found if waiting.message_type == message_type],
-        message_types=[message_type],
-        batch_size=1,
-        node=node,
-        is_trial=True,
-    ).leases
+    after = ""
+    for _ in range(_LOOKS):
+        found = ordering.look(conn, schema, destination=None, after=after, count=_KEYS_AT_ONCE)
+        keys = [waiting.key for waiting in found if waiting.message_type == message_type]
+        types = [message_type]
+        if claimed := ordering.claim(
+            conn, schema, destination=None, keys=keys, message_types=types, batch_size=1, node=node, is_trial=True
+        ).leases:
+            return claimed
+        if len(found) < _KEYS_AT_ONCE:
+            break
+        after = found[-1].key
+    return []

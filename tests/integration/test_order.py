@@ -15,7 +15,7 @@ import msgspec
 import psycopg
 import pytest
 
-from durable import Bus, InvalidMessage, Reject, Retry, message
+from durable import Bus, CircuitBreaker, InvalidMessage, Reject, Retry, message
 from durable.outcomes import BUSY, Failed, Outcome
 from durable.settings import load_settings
 from durable.storage import dead_letters
@@ -168,6 +168,45 @@ class TestAKey:
             for number in range(6):
                 await send(steps, Step("k", number) if number % 2 else Stride("k", number))
             await eventually(lambda: log.done["k"] == list(range(6)), within=20)
+
+    async def test_is_told_to_the_nodes_that_can_handle_it_by_one_that_cannot(self, database_url: str) -> None:
+        log = Log()
+        without = Bus("workshop", database_url, **SLOW_TO_LOOK)
+        without.application.routes.handled_here("order.step")
+        async with without, node(database_url, log, SLOW_TO_LOOK):
+            await send(without, *(Step("k", number) for number in range(3)))
+            await eventually(lambda: log.done["k"] == [0, 1, 2])
+
+    async def test_is_tried_in_its_turn_when_failures_have_stopped_its_handler(self, database_url: str) -> None:
+        log, mended = Log(), asyncio.Event()
+        bus = Bus("workshop", database_url, **QUICK)
+        breaker = CircuitBreaker(failure_rate=0.5, at_least=2, open_for=0.05, longest=0.1)
+
+        @bus.handles(Step, retry=OFTEN, circuit_breaker=breaker)
+        async def handle(step: Step) -> None:
+            if not mended.is_set():
+                raise RuntimeError("the whole service is down")
+            await log.handle(step)
+
+        async with bus:
+            await send(bus, *(Step(key, number) for number in range(3) for key in "ab"))
+            await eventually(lambda: bus.runtime.counters[Event.CIRCUIT_OPENED] == 1)
+            mended.set()
+            await eventually(lambda: log.done["a"] == log.done["b"] == [0, 1, 2], within=20)
+            await eventually(lambda: rows(database_url, "SELECT kind FROM durable.circuits") == [])
+
+    async def test_orders_what_a_schedule_brings_too(self, database_url: str) -> None:
+        log = Log()
+        bus = node(database_url, log)
+        bus.every("0 0 1 1 *", Step("k", 1), name="yearly", key="k")
+        async with bus:
+            await bus.pause(key="k")
+            await eventually(lambda: rows(database_url, "SELECT name FROM durable.schedules") != [])
+            assert await bus.run_now("yearly")
+            waiting = "SELECT ordering_key, owner_id FROM durable.incoming_envelopes"
+            await eventually(lambda: rows(database_url, waiting) == [("k", 0)])
+            await bus.resume(key="k")
+            await eventually(lambda: log.done["k"] == [1])
 
     async def test_more_keys_than_there_is_room_for_all_have_their_turn(self, database_url: str) -> None:
         log = Log()

@@ -75,13 +75,14 @@ def test_a_row_becomes_an_unowned_envelope_whose_id_follows_from_its_key(spark: 
     write(made, outbox.url)
 
     first = outbox.rows(
-        "SELECT id, correlation_id, causation_id, destination, message_type, source, partition_key, content_type, "
-        "headers, body, deliver_by, execution_time, attempts, owner_id, epoch, sent_at > now() - interval '1 minute' "
+        "SELECT id, correlation_id, causation_id, destination, message_type, source, partition_key, ordering_key, "
+        "content_type, headers, body, deliver_by, execution_time, attempts, owner_id, epoch, "
+        "sent_at > now() - interval '1 minute' "
         "FROM durable.outgoing_envelopes ORDER BY partition_key"
     )[0]
     made_id = message_id_of("0", message_type=MESSAGE_TYPE, source=SOURCE)
     assert first == (
-        *(made_id, made_id, None, PEER, MESSAGE_TYPE, SOURCE, "0", "application/json"),
+        *(made_id, made_id, None, PEER, MESSAGE_TYPE, SOURCE, "0", "0", "application/json"),
         *({"tenant": "a"}, b'{"order_id":0}', datetime(2100, 1, 1, tzinfo=UTC), None, 0, 0, 0, True),
     )
 

@@ -129,6 +129,16 @@ def test_everything_can_be_taken_away_at_once() -> None:
     assert (len(buffer), buffer.has_turn, buffer.take(1, 100)) == (0, False, [])
 
 
+def test_the_first_is_one_that_heads_its_queue() -> None:
+    buffer = turns(share_of=by_tenant)
+    assert buffer.first is None
+    buffer.put([lease(1, tenant="x"), lease(2, tenant="x")])
+    assert buffer.first is not None
+    assert number(buffer.first) == 1
+    buffer.put([lease(3, "a"), lease(4, "a")])
+    assert number(buffer.first) == 3
+
+
 def test_tenants_take_turns_whatever_they_have_waiting() -> None:
     buffer = turns(share_of=by_tenant)
     buffer.put([lease(n, tenant="large") for n in range(500)])
