@@ -41,6 +41,8 @@ class HandlerCircuit:
         self.is_open = False
         self.probing = False
         """Is it for a single message to close it again?"""
+        self.generation = 0
+        """Changes when this node opens it: what was read of `circuits` before that is old news."""
         self._message_type = message_type
         self._breaker = breaker or _NEVER
         self._window = FailureWindow(breaker) if breaker is not None else None
@@ -96,6 +98,7 @@ class HandlerCircuit:
             if kind is Kind.HANDLER:
                 key = self._message_type  # which may not be the message's: that may be an older version
             await self._database.insist(circuits.pause, kind, key, reason=reason, actor=self._actor, duration=time)
+        self.generation += 1
         return any(request.kind is Kind.HANDLER for request in asked)
 
     async def _open(self, reason: str) -> None:
@@ -108,6 +111,7 @@ class HandlerCircuit:
             actor=self._actor,
             duration=duration(self._breaker.open_for),
         )
+        self.generation += 1
         self._counters.add(Event.CIRCUIT_OPENED)
 
     async def _put_off(self, error: Exception) -> None:

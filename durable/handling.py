@@ -122,8 +122,11 @@ class HandlingAgent:
         self.buffer.put(claimed)
         self._changed.set()
 
-    def observe_circuits(self, is_probing: Mapping[str, bool]) -> None:
-        """Follow what `circuits` says of the open ones: its own, and those of older versions, which wait alone."""
+    def observe_circuits(self, is_probing: Mapping[str, bool], generation: int) -> None:
+        """Follow what `circuits` said of the open ones at a time when this one was at `generation`; older news is
+        ignored. Those of older versions wait alone."""
+        if generation != self.circuit.generation:
+            return
         own = self.handler.message_type
         self._paused_versions = is_probing.keys() - {own}
         self.observe_circuit(own in is_probing, probing=is_probing.get(own, False))
@@ -369,6 +372,7 @@ class HandlingAgent:
         await self._settling.settle(lease, decision, error, counted=counted, failures=failures, parks=self._parks)
         await self.circuit.failed(lease, error)
         if isinstance(decision, Pause):
+            self.circuit.generation += 1
             self.observe_circuit(True)
         return False
 

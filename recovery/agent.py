@@ -123,12 +123,13 @@ class RecoveryAgent:
 
     async def _obey_circuits(self) -> None:
         generations = {destination: agent.latch_generation for destination, agent in self._senders.items()}
+        handlers = {agent: agent.circuit.generation for agent in self._handlers.values()}
         rows = await self._database.transaction(circuits.read)
         probing = {(row.kind, row.key): row.probing for row in rows}
-        handlers = {key: is_probing for (kind, key), is_probing in probing.items() if kind == Kind.HANDLER}
+        stopped = {key: is_probing for (kind, key), is_probing in probing.items() if kind == Kind.HANDLER}
         parked = {key for kind, key in probing if kind == Kind.KEY}
-        for handler in set(self._handlers.values()):
-            handler.observe_circuits(handlers)
+        for handler, generation in handlers.items():
+            handler.observe_circuits(stopped, generation)
             handler.observe_parked(parked)
         self._receiving.observe_circuits({key for kind, key in probing if kind == Kind.LISTENER})
         destinations = {key: latched for (kind, key), latched in probing.items() if kind == Kind.DESTINATION}

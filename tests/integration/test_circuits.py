@@ -153,6 +153,26 @@ async def test_a_success_from_before_the_outage_does_not_close_it(database_url: 
         assert bus.runtime.counters[Event.CIRCUIT_CLOSED] == 0
 
 
+async def test_what_was_read_before_it_was_opened_here_is_old_news(database_url: str) -> None:
+    bus = Bus("shop", database_url, **{**QUICK, "poll_interval": timedelta(minutes=5)})
+
+    @bus.handles(Placed, concurrency=1)
+    async def handle(placed: Placed, ctx: Context) -> None:
+        ctx.circuit.open(3600)
+
+    async with bus:
+        node = bus.runtime.node
+        assert node is not None
+        agent = node.handlers["circuits.placed"]
+        generation = agent.circuit.generation
+        await place(bus, 1)
+        await eventually(lambda: agent.circuit.is_open)
+        agent.observe_circuits({}, generation)
+        assert agent.circuit.is_open
+        agent.observe_circuits({}, agent.circuit.generation)
+        assert not agent.circuit.is_open
+
+
 async def test_what_a_handler_decides_about_a_message_is_no_failure_of_the_handler(database_url: str) -> None:
     bus = Bus("shop", database_url, **QUICK)
 
