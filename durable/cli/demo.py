@@ -50,6 +50,4 @@ def demo(
     from durable.demo import run_demo, run_pipeline  # its libraries are an extra, and nobody else needs them
 
     run = partial(run_demo, keep=keep) if pipeline is None else partial(run_pipeline, folder=pipeline)
-    raise typer.Exit(
-        run(transport=transport, flights=flights, all_flights=all_flights, json_output=json, seed=seed)
-    )
+    raise typer.Exit(run(transport=transport, flights=flights, all_flights=all_flights, json_output=json, seed=seed))

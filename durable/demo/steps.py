@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -55,16 +55,10 @@ class Steps:
         What it finds wrong is in the document. Raises DurableError when it has none; it has said why by then.
         """
         with self.step(title, shlex.join(["durable-agent", *arguments])) as step:
-            inherited = {name: value for name, value in os.environ.items() if not name.startswith("DURABLE_")}
-            done = subprocess.run(
-                [sys.executable, "-m", "durable.cli", *arguments, "--json"],
-                env=inherited | environment,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            if not done.stdout:
-                raise DurableError(f"durable-agent {' '.join(arguments[:2])} ended with {done.returncode}; see above")
-            document = json.loads(done.stdout)
+            printed = run_agent([*arguments, "--json"], environment)
+            if not printed:
+                raise DurableError(f"durable-agent {' '.join(arguments[:2])} did not do it; see above")
+            document = json.loads(printed)
             step.result = summary(document)
         return document
 
@@ -81,3 +75,10 @@ class Steps:
     def _tell(self, line: str) -> None:
         if not self._silent:
             self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def run_agent(arguments: Sequence[str], environment: dict[str, str]) -> str:
+    """What it prints; its progress and its errors go where ours go."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("DURABLE_")}
+    command = [sys.executable, "-m", "durable.cli", *arguments]
+    return subprocess.run(command, env=inherited | environment, stdout=subprocess.PIPE, text=True).stdout
