@@ -30,5 +30,5 @@ apt-get update -qq
 # The newer releases of Debian and Ubuntu have a newer one only.
 apt-cache show "$package" >/dev/null 2>&1 || package=default-jre-headless
 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package" >/dev/null
-java="$(find_java)" || give_up "$package is installed, and is too old"
+java="$(find_java)" || give_up "$package is installed now, and it is not found all the same"
 echo "Installed $package: $java"

@@ -28,10 +28,11 @@ from tests.support.command import Agent
 pytestmark = pytest.mark.timeout(600)  # two services, two servers, and everything that befalls them
 
 SEND_ONE_MORE = """
-INSERT INTO durable.envelope_history
-    (id, side, message_type, source, address, outcome, correlation_id, sent_at, finished_at, node_id)
-SELECT gen_random_uuid(), side, message_type, source, address, outcome, correlation_id, sent_at, finished_at, node_id
-FROM durable.envelope_history WHERE side = 'outgoing' LIMIT 1
+WITH one AS (SELECT * FROM durable.envelope_history WHERE side = 'outgoing' LIMIT 1)
+INSERT INTO durable.envelope_history (id, side, message_type, source, address, outcome, correlation_id, sent_at,
+    finished_at, attempts, interruptions, node_id)
+SELECT gen_random_uuid(), side, message_type, source, address, outcome, correlation_id, sent_at,
+    finished_at, attempts, interruptions, node_id FROM one
 """
 
 
