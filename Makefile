@@ -4,7 +4,7 @@ READY := .venv/.ready
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench load clean
+.PHONY: help setup demo pipeline test check bench load clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,8 +19,13 @@ demo: setup ## Two services on an embedded Postgres; a node is killed and nothin
 	@$(if $(filter rabbitmq,$(TRANSPORT)),scripts/rabbitmq.sh)
 	@.venv/bin/durable-agent demo $(if $(TRANSPORT),--transport $(TRANSPORT))
 
+pipeline: setup ## The demo with all flights, then its history: archive, audit, report, replay (FLIGHTS=n)
+	@scripts/java.sh
+	@.venv/bin/durable-agent demo $(if $(FLIGHTS),--flights $(FLIGHTS),--all) --pipeline build/pipeline/$(or $(FLIGHTS),all)
+
 test: setup ## Run every test, after the quick checks
 	@scripts/rabbitmq.sh tests
+	@scripts/java.sh
 	.venv/bin/ruff check
 	.venv/bin/lint-imports
 	.venv/bin/pytest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,6 +20,15 @@ Seed = Annotated[int | None, typer.Option("--seed", help="make the same choices 
 Keep = Annotated[
     Path | None, typer.Option("--keep", metavar="FOLDER", file_okay=False, help="keep the databases and logs here")
 ]
+Pipeline = Annotated[
+    Path | None,
+    typer.Option(
+        "--pipeline",
+        metavar="FOLDER",
+        file_okay=False,
+        help="then archive, audit, report and replay its history there; a demo that is there already is used",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON document")]
 
 
@@ -29,13 +39,15 @@ def demo(
     json: Json = False,
     seed: Seed = None,
     keep: Keep = None,
+    pipeline: Pipeline = None,
     debug: Debug = False,
 ) -> None:
     """Two services on an embedded Postgres; a node is killed, and nothing is lost."""
     if flights is not None and all_flights:
         raise WiringError("--flights: give a number or --all, not both")
-    from durable.demo import run_demo  # its libraries are an extra, and nobody else needs them
+    if keep is not None and pipeline is not None:
+        raise WiringError("--keep: --pipeline keeps everything in its own folder; give one of them")
+    from durable.demo import run_demo, run_pipeline  # its libraries are an extra, and nobody else needs them
 
-    raise typer.Exit(
-        run_demo(transport=transport, flights=flights, all_flights=all_flights, json_output=json, seed=seed, keep=keep)
-    )
+    run = partial(run_demo, keep=keep) if pipeline is None else partial(run_pipeline, folder=pipeline)
+    raise typer.Exit(run(transport=transport, flights=flights, all_flights=all_flights, json_output=json, seed=seed))

@@ -13,10 +13,10 @@ import typer
 from durable.cli.arguments import parse_time
 from durable.cli.letter_selection import SideName
 from durable.cli.output import Table, print_blocks, print_json, progress
-from durable.cli.pipeline_options import LakeUrl, Master, Remote, find_lake
+from durable.cli.pipeline_options import LakeUrl, Master, Remote, find_lake, open_session
 from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, load_target
 from durable.errors import InvalidSetting
-from durable.pipeline.session import needs_spark, spark_errors, spark_session
+from durable.pipeline.session import needs_spark, spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -122,7 +122,7 @@ def replay(
     if not every and not choice.is_narrowed:
         raise InvalidSetting("replay: filter the messages, such as by --type or --since; or give --all")
     settings = load_target(app, database, schema)[1]
-    spark = spark_session(master=master, remote=remote, app_name="durable replay")
+    spark = open_session(master, remote, debug=debug)
     rows, groups = _chosen(spark, settings, choice, lake, parquet)
     outcome = _replay(rows, groups, settings, name, same_ids, destination, dry_run, rate, chunk)
     if json:

@@ -141,7 +141,7 @@ def running(folder: Path, environments: Mapping[str, dict[str, str]]) -> Iterato
     """A fleet with every slot taken; at the end all of it is gone, whatever happened."""
     fleet = Fleet(folder, environments)
     try:
-        for service in SERVICES:
+        for service in environments:
             for slot in range(SLOTS):
                 fleet.start(service, slot)
         yield fleet

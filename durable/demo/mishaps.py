@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import NamedTuple
 from uuid import UUID
 
+from durable.demo.events import Events
 from durable.demo.fleet import Fleet, Member
 from durable.demo.observer import Observer
 from durable.demo.outages import Outages
@@ -91,7 +91,7 @@ class Misfortune:
         fleet: Fleet,
         outages: Outages,
         observer: Observer,
-        tell: Callable[[str], None],
+        events: Events,
     ) -> None:
         self.kills = {"airline": 0, "punctuality": 0}
         self.pauses: list[Pause] = []
@@ -100,7 +100,7 @@ class Misfortune:
         self._fleet = fleet
         self._outages = outages
         self._observer = observer
-        self._tell = tell
+        self._events = events
 
     @property
     def is_over(self) -> bool:
@@ -143,7 +143,8 @@ class Misfortune:
         self._fleet.kill(member)
         self.kills[member.service] += 1
         replacement = self._fleet.start(member.service, member.slot)
-        self._tell(f"killed {member} with {len(in_hand)} messages in hand; pid {replacement.pid} takes its place")
+        details = f" with {len(in_hand)} messages in hand; pid {replacement.pid} takes its place"
+        self._events.happened(f"killed {member}", details)
         return True
 
     def _pause(self, member: Member) -> bool:
@@ -156,7 +157,7 @@ class Misfortune:
             self._fleet.resume(member)
             return False
         self.pauses.append(Pause(member, member.node_id, owned, time.monotonic()))
-        self._tell(f"paused {member} with {len(owned)} messages in hand")
+        self._events.happened(f"paused {member}", f" with {len(owned)} messages in hand")
         return True
 
     def _follow(self, pause: Pause) -> None:
@@ -164,9 +165,13 @@ class Misfortune:
         if pause.dormant_at is None:
             if pause.member.pid not in self._observer.nodes("punctuality"):
                 pause.dormant_at, pause.dormant_seconds = self._observer.now(), silence
-                self._tell(f"node {pause.node_id} is silent for {silence:.1f} s: the others take its work")
+                self._events.happened(
+                    f"node {pause.node_id} is silent for {silence:.1f} s", ": the others take its work"
+                )
         elif silence >= pause.dormant_seconds + LATE_SECONDS:
             pause.seconds, pause.is_resumed = silence, True
             pause.member.node_id = None
             self._fleet.resume(pause.member)
-            self._tell(f"resumed pid {pause.member.pid}: what node {pause.node_id} still has in hand comes too late")
+            self._events.happened(
+                f"resumed pid {pause.member.pid}", f": what node {pause.node_id} still has in hand comes too late"
+            )

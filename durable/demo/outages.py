@@ -6,10 +6,11 @@ All of it takes seconds, and happens in a thread of its own while the nodes are 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
+from durable.demo.events import Events
 from durable.embedded.rabbitmq import Broker
 
 AWAY_SECONDS = 1.5
@@ -21,10 +22,10 @@ SETTLED_SECONDS = 3.0
 class Outages:
     """Those of the broker between the services, one at a time; none where there is no broker."""
 
-    def __init__(self, broker: Broker | None, thread: ThreadPoolExecutor, tell: Callable[[str], None]) -> None:
+    def __init__(self, broker: Broker | None, thread: ThreadPoolExecutor, events: Events) -> None:
         self._broker = broker
         self._thread = thread
-        self._tell = tell
+        self._events = events
         self._outages: list[Future[float]] = []
         self._flowing_since: float | None = None
 
@@ -59,16 +60,16 @@ class Outages:
     def _befall(self, broker: Broker) -> float:
         broker.kill()
         began = time.monotonic()
-        self._tell("killed the broker")
+        self._events.happened("killed the broker")
         time.sleep(AWAY_SECONDS)
         broker.start()
         away = time.monotonic() - began
-        self._tell(f"the broker serves again; it was away for {away:.1f} s")
+        self._events.happened("the broker serves again", f"; it was away for {away:.1f} s")
         return round(away, 1)
 
 
 @contextmanager
-def outages_of(broker: Broker | None, tell: Callable[[str], None]) -> Iterator[Outages]:
+def outages_of(broker: Broker | None, events: Events) -> Iterator[Outages]:
     """At the end of the block none is under way."""
     with ThreadPoolExecutor(1, thread_name_prefix="broker") as thread:
-        yield Outages(broker, thread, tell)
+        yield Outages(broker, thread, events)

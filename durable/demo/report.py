@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from datetime import datetime
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -18,7 +19,7 @@ def as_json(evidence: Evidence) -> str:
     found = evidence.differences
     document = {"equal": not found, "differences": found, **asdict(evidence)}
     document["messages_per_second"] = round(evidence.handled / evidence.seconds, 1)
-    return json.dumps(document, indent=2)
+    return json.dumps(document, indent=2, default=datetime.isoformat)
 
 
 def show(evidence: Evidence, console: Console) -> None:

@@ -9,17 +9,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 from rich.console import Console
 
 from durable.demo import report, roads, stage, supervisor
 from durable.demo.flights import FLIGHT_COUNT, data_folder
 from durable.demo.screen import screen_for
+from durable.demo.verdict import Evidence
 from durable.errors import DurableError, InvalidSetting
 
 DEFAULT_FLIGHTS = 20_000
 WIDTH = 120
 """Of the report where there is no terminal."""
+
+
+class Wish(NamedTuple):
+    """What is to be played."""
+
+    flights: int
+    seed: int
+    transport: str
 
 
 def run_demo(
@@ -39,14 +49,15 @@ def run_demo(
     unless the demo fails. Raises InvalidSetting for values that cannot be, and when something that the demo needs is
     not installed.
     """
-    count = _how_many(flights, all_flights)
-    roads.check(transport)  # both raise when something is not installed, before anything is started
-    data_folder()
-    seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
+    wish = wish_for(flights, all_flights, seed, transport)
     folder = stage.make_folder(keep)
     succeeded, is_kept = False, True
     try:
-        succeeded = _run(folder, count, seed, transport, json_output=json_output)
+        with interrupted_by_sigterm():
+            evidence = play(folder, wish, silent=json_output)
+        if json_output:
+            print(report.as_json(evidence))
+        succeeded = not evidence.differences
         is_kept = keep is not None or not succeeded
     except (InvalidSetting, KeyboardInterrupt):
         is_kept = keep is not None
@@ -61,23 +72,35 @@ def run_demo(
     return 0 if succeeded else 1
 
 
-def _run(folder: Path, flights: int, seed: int, transport: str, *, json_output: bool) -> bool:
-    """Run, print, and return whether every total is right."""
+def wish_for(flights: int | None, all_flights: bool, seed: int | None, transport: str) -> Wish:
+    """Raises InvalidSetting for what cannot be, and when something is not installed, before anything is started."""
+    count = _how_many(flights, all_flights)
+    roads.check(transport)
+    data_folder()
+    return Wish(count, random.SystemRandom().randrange(1_000_000) if seed is None else seed, transport)
+
+
+def play(folder: Path, wish: Wish, *, silent: bool, bodies: bool = False) -> Evidence:
+    """Run in this folder, show what happens and what it came to, and leave that there."""
+    console = console_of_some_width()
+    with (
+        stage.prepared(folder, wish.flights, wish.transport, bodies=bodies) as ready,
+        screen_for(console, wish.flights, silent=silent) as screen,
+    ):
+        screen.tell(f"Postgres is running; {wish.flights:,} flights over {wish.transport}; seed {wish.seed}")
+        evidence = supervisor.run(ready, wish.seed, screen)
+    ready.result.write_text(report.as_json(evidence))
+    if not silent:
+        report.show(evidence, console)
+    return evidence
+
+
+def console_of_some_width() -> Console:
+    """For a terminal, or for whatever else the output goes to."""
     console = Console()
     if not console.is_terminal:
         console.width = WIDTH
-    with (
-        _interrupted_by_sigterm(),
-        stage.prepared(folder, flights, transport) as ready,
-        screen_for(console, flights, silent=json_output) as screen,
-    ):
-        screen.tell(f"Postgres is running; {flights:,} flights over {transport}; seed {seed}")
-        evidence = supervisor.run(ready, seed, screen)
-    if json_output:
-        print(report.as_json(evidence))
-    else:
-        report.show(evidence, console)
-    return not evidence.differences
+    return console
 
 
 def _how_many(flights: int | None, all_flights: bool) -> int:
@@ -90,7 +113,7 @@ def _how_many(flights: int | None, all_flights: bool) -> int:
 
 
 @contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
+def interrupted_by_sigterm() -> Iterator[None]:
     """SIGTERM ends the demo as Ctrl-C does: with its nodes and its servers."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:

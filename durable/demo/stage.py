@@ -4,6 +4,7 @@ FOLDER/data             the server's data
 FOLDER/rabbitmq         the broker's data and its log, if there is a broker
 FOLDER/flights.jsonl    the flights as the airline reads them
 FOLDER/logs, counts     what each node writes
+FOLDER/result.json      what it came to, in the end
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from durable.storage.migrator import upgrade
 
 SHORTEST_SECONDS = 5.0
 """A few flights are recorded slowly, so that there is time for all that is to happen."""
+RESULT = "result.json"
 TABLES: Mapping[str, MetaData] = {"airline": airline.metadata, "punctuality": punctuality.metadata}
 
 
@@ -48,6 +50,10 @@ class Stage:
     def counts(self) -> Path:
         return self.folder / "counts"
 
+    @property
+    def result(self) -> Path:
+        return self.folder / RESULT
+
 
 def make_folder(keep: Path | None) -> Path:
     """The folder to keep, or a temporary one. Raises InvalidSetting when there is something in it."""
@@ -64,18 +70,21 @@ def remove_folder(folder: Path) -> None:
 
 
 @contextmanager
-def prepared(folder: Path, flights: int, transport: str) -> Iterator[Stage]:
-    """Everything in place, the servers running; they are stopped at the end, and the folder stays."""
+def prepared(folder: Path, flights: int, transport: str, *, bodies: bool = False) -> Iterator[Stage]:
+    """Everything in place, the servers running; they are stopped at the end, and the folder stays.
+
+    With `bodies` both services keep the messages themselves in their history, so that they can be replayed from there.
+    """
     for name in ("logs", "counts"):
         (folder / name).mkdir()
     file = folder / "flights.jsonl"
     write_flights(flights, file)
     with roads.opened(transport, folder) as road, postgres(folder) as server:
-        urls = {service: _make_database(server, service) for service in SERVICES}
-        yield Stage(folder, flights, road, urls, _environments(folder, road, urls, file, flights))
+        urls = {service: make_database(server, service) for service in SERVICES}
+        yield Stage(folder, flights, road, urls, _environments(folder, road, urls, file, flights, bodies))
 
 
-def _make_database(server: Embedded, service: str) -> str:
+def make_database(server: Embedded, service: str) -> str:
     """A database with durable's tables and the service's own; returns its URL."""
     url = server.url(service)
     sync_url = url.replace("postgresql://", "postgresql+psycopg://", 1)
@@ -87,7 +96,7 @@ def _make_database(server: Embedded, service: str) -> str:
 
 
 def _environments(
-    folder: Path, road: Road, urls: Mapping[str, str], file: Path, flights: int
+    folder: Path, road: Road, urls: Mapping[str, str], file: Path, flights: int, bodies: bool
 ) -> dict[str, dict[str, str]]:
     own = {
         "airline": {
@@ -97,7 +106,11 @@ def _environments(
         },
         "punctuality": {"PUNCTUALITY_LISTENS_ON": road.listens_on},
     }
-    shared = {"COUNTS_FOLDER": str(folder / "counts"), **road.settings}
+    shared = {
+        "COUNTS_FOLDER": str(folder / "counts"),
+        "DURABLE_HISTORY_BODIES": str(bodies).lower(),
+        **road.settings,
+    }
     return {service: {"DURABLE_DATABASE_URL": urls[service], **shared, **own[service]} for service in SERVICES}
 
 

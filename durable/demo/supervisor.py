@@ -12,6 +12,7 @@ import time
 from collections import Counter
 
 from durable.demo import fleet, observer, verdict
+from durable.demo.events import Events
 from durable.demo.fleet import SERVICES, Fleet
 from durable.demo.latches import Latches
 from durable.demo.mishaps import Misfortune, Pause, plan
@@ -32,14 +33,14 @@ class Stalled(DurableError):
 def run(stage: Stage, seed: int, screen: Screen) -> verdict.Evidence:
     """Run to the end and return what it came to. Raises Stalled, or NodeEnded when a node ends by itself."""
     rng = random.Random(seed)
-    broker, tell = stage.road.broker, screen.tell
+    broker, events = stage.road.broker, Events(screen.tell)
     with observer.observing(stage.urls) as watch:
         latches = Latches(watch, SERVICES)
-        with outages_of(broker, tell) as outages, fleet.running(stage.logs, stage.environments) as nodes:
+        with outages_of(broker, events) as outages, fleet.running(stage.logs, stage.environments) as nodes:
             planned = plan(stage.flights, rng, has_broker=broker is not None)
-            misfortune = Misfortune(planned, rng, nodes, outages, watch, tell)
+            misfortune = Misfortune(planned, rng, nodes, outages, watch, events)
             Supervisor(stage.flights, nodes, watch, latches, misfortune, screen).watch_to_the_end()
-            tell("every flight is handled; the nodes are told to stop")
+            screen.tell("every flight is handled; the nodes are told to stop")
         return verdict.gather(
             watch,
             transport=stage.road.transport,
@@ -50,6 +51,7 @@ def run(stage: Stage, seed: int, screen: Screen) -> verdict.Evidence:
             pauses=[_facts(pause, watch) for pause in misfortune.pauses],
             broker_away_seconds=outages.seconds,
             latched=latches.seen,
+            events=events.seen,
         )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date, datetime
 from typing import Any
 
+from durable.demo.events import Event
 from durable.demo.flights import data_folder
 from durable.demo.latches import Latch
 from durable.demo.observer import Observer
@@ -44,12 +46,14 @@ Sums = Mapping[str, Totals]
 """Totals by carrier."""
 
 
-def expected_totals(flights: int) -> dict[str, Totals]:
-    """From the data set, by pandas: nothing of what the services use is used here."""
+def expected_totals(flights: int, day: date | None = None) -> dict[str, Totals]:
+    """From the data set, by pandas: nothing of what the services use is used here. Of one day, or of all."""
     import pandas
 
-    columns = ["carrier", "dep_delay", "arr_delay"]
+    columns = ["carrier", "dep_delay", "arr_delay", "year", "month", "day"]
     table = pandas.read_csv(data_folder() / "flights.csv.zip", usecols=columns.__contains__, nrows=flights)
+    if day is not None:
+        table = table[(table.year == day.year) & (table.month == day.month) & (table.day == day.day)]
     by_carrier: Any = table.groupby("carrier")
     return {
         carrier: Totals(
@@ -123,6 +127,9 @@ class Evidence:
     pauses: Sequence[PauseFacts]
     broker_away_seconds: Sequence[float]
     """How long the broker was away, each time that it was killed; empty where there is none."""
+    events: Sequence[Event]
+    began: datetime
+    """When the first flight was recorded."""
     seconds: float
     p50_seconds: float
     p99_seconds: float
@@ -154,6 +161,7 @@ def gather(
     pauses: Sequence[PauseFacts],
     broker_away_seconds: Sequence[float],
     latched: Sequence[Latch],
+    events: Sequence[Event],
 ) -> Evidence:
     """Read the databases once nothing is under way any more."""
     times_added: dict[int, int] = dict(observer.rows("punctuality", ADDED))
@@ -181,6 +189,8 @@ def gather(
         kills=kills,
         pauses=pauses,
         broker_away_seconds=broker_away_seconds,
+        events=events,
+        began=first,
         seconds=(last - first).total_seconds(),
         p50_seconds=float(p50),
         p99_seconds=float(p99),

@@ -19,6 +19,8 @@ Figure = Mapping[str, Any]
 _COLOURS: Final = ("#3b82f6", "#10b981", "#f59e0b", "#8b5cf6", "#06b6d4", "#ec4899", "#84cc16", "#f97316")
 _GREY, _RED, _AMBER, _GREEN, _BLUE = "#94a3b8", "#ef4444", "#f59e0b", "#10b981", "#3b82f6"
 _TICKS: Final = (0.1, 1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 86_400_000)  # milliseconds
+_FINE_TICKS: Final = tuple(digit * 10**power for power in range(-1, 9) for digit in (1, 2, 5))
+_NARROW: Final = 50  # times the fastest: less than that has hardly any of the coarse ticks
 _MOST_TYPES: Final = 15
 _MOST_MARKS: Final = 60
 _LONGEST_LABEL: Final = 28
@@ -85,7 +87,9 @@ def latency(report: Report, name: str) -> Figure:
         }
         for label, values in bars.items()
     ]
-    axis = {"type": "log", "tickvals": _TICKS, "ticktext": [duration(tick) for tick in _TICKS]}
+    is_narrow = max(bars["p99"], default=0) < _NARROW * min(bars["p50"], default=0)
+    ticks = _FINE_TICKS if is_narrow else _TICKS
+    axis = {"type": "log", "tickvals": ticks, "ticktext": [duration(tick) for tick in ticks]}
     layout = {"xaxis": axis, "yaxis": {"automargin": True}, "hovermode": "closest", "height": _height(len(rows))}
     return {"data": [line, *dots], "layout": layout}
 
@@ -190,32 +194,41 @@ def _area(name: str, times: Sequence[datetime], values: Sequence[float], colour:
 
 
 def _marks(marks: Sequence[Mark]) -> list[dict[str, Any]]:
-    """A triangle above the plot for each, which tells what happened."""
-    if not marks:
-        return []
-    shown = marks[:_MOST_MARKS]
+    """A triangle above the plot for each, which tells what happened; what was told from outside stands out."""
+    kinds = (("events", _RED, 11, _told(marks)), ("seen in the history", _GREY, 8, _seen(marks)))
     return [
         {
             "x": [mark.time for mark in shown],
             "y": [1.0] * len(shown),
             "yaxis": "y2",
             "mode": "markers",
-            "marker": {"symbol": "triangle-down", "size": 10, "color": _RED},
-            "name": "events",
+            "marker": {"symbol": "triangle-down", "size": size, "color": colour},
+            "name": name,
             "text": [html.escape(mark.label) for mark in shown],
             "hovertemplate": "%{text}<extra></extra>",
         }
+        for name, colour, size, shown in kinds
+        if shown
     ]
 
 
 def _with_marks(marks: Sequence[Mark]) -> dict[str, Any]:
+    """A line for each that was told."""
     line = {"color": _RED, "width": 1, "dash": "dot"}
     shapes = [
         {"type": "line", "xref": "x", "yref": "paper", "x0": mark.time, "x1": mark.time, "y0": 0, "y1": 1, "line": line}
-        for mark in marks[:_MOST_MARKS]
+        for mark in _told(marks)
     ]
     above = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
     return {"shapes": shapes, "yaxis2": above} if marks else {}
+
+
+def _told(marks: Sequence[Mark]) -> Sequence[Mark]:
+    return [mark for mark in marks if mark.is_told][:_MOST_MARKS]
+
+
+def _seen(marks: Sequence[Mark]) -> Sequence[Mark]:
+    return [mark for mark in marks if not mark.is_told][:_MOST_MARKS]
 
 
 # ---------------------------------------------------------------- labels

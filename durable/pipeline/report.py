@@ -44,6 +44,8 @@ class Mark:
 
     time: datetime
     label: str
+    is_told: bool = True
+    """By whoever asked for the report; otherwise it was seen in the history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,9 @@ def report(
     seconds = _window_seconds(first, last)
     windows = minutes if seconds >= _MINUTE else transform.minutes(history, seconds)
     throughput = records(transform.throughput(windows, seconds))
+    if seconds < _MINUTE:  # the minutes begin before the first row, and end after the last one
+        first = min(row["window"] for row in throughput)
+        last = max(row["window"] for row in throughput) + timedelta(seconds=seconds)
     counted = history.where(F.col("side") == ("incoming" if message_types else "outgoing"))  # each message once
     letters = lake.read(spark, "dead_letters", since, until)
     return Report(
@@ -155,12 +160,12 @@ def _seen(throughput: Sequence[Record], nodes: Sequence[Record], window: timedel
     for node in nodes:
         begun.setdefault(node["service"], node["first"])
     starts = [
-        Mark(node["first"], f"{node['service']}: node {node['node_id']} begins")
+        Mark(node["first"], f"{node['service']}: node {node['node_id']} begins", is_told=False)
         for node in nodes
         if node["first"] > begun[node["service"]] + window
     ]
     deaths = [
-        Mark(row["window"], f"{row['service']}: {row['interrupted']:,} envelopes had lost their node")
+        Mark(row["window"], f"{row['service']}: {row['interrupted']:,} envelopes had lost their node", is_told=False)
         for row in throughput
         if row["interrupted"]
     ]

@@ -55,18 +55,22 @@ def test_windows_are_as_wide_as_a_plot_shows_well(spark: SparkSession, lake: Lak
     short = report(spark, fill(Lake(str(tmp_path / "short")), history(1, 2, 3)))
     assert short.window_seconds == 1
     assert [row["window"] for row in short.throughput if row["side"] == "incoming"] == [at(1), at(2), at(3)]
+    assert short.last == at(4)  # rather than the end of the minute
 
 
 def test_what_history_shows_is_marked_and_so_is_what_is_told(spark: SparkSession, lake: Lake) -> None:
     fill(lake, history(DAY + 1_200, interruptions=1, node_id=2))
-    marks = report(spark, lake, marks=[Mark(at(30), "release 7")]).marks
-    assert [mark.label for mark in marks] == [
+    found = report(spark, lake, marks=[Mark(at(30), "release 7")])
+    assert [mark.label for mark in found.marks] == [
         "release 7",
         "billing: 1 envelopes had lost their node",
         "shop: 1 envelopes had lost their node",
         "shop: node 2 begins",
         "billing: node 2 begins",
     ]
+    plot = rendered(found)[1][0]
+    assert len(plot["layout"]["shapes"]) == 1  # a line for what was told
+    assert [len(trace["x"]) for trace in plot["data"] if trace.get("yaxis") == "y2"] == [1, 4]
 
 
 def test_volume_is_by_columns_and_by_fields_of_bodies(spark: SparkSession, lake: Lake) -> None:
