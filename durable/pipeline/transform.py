@@ -160,7 +160,7 @@ def causes(letters: DataFrame) -> DataFrame:
     """Dead letters by fingerprint: each letter once, though the lake has a row for each of its states."""
     return (
         letters.groupBy("service", "letter_id")
-        .agg(F.max_by(F.struct(*letters.columns), F.coalesce("resolved_at", "failed_at")).alias("letter"))
+        .agg(F.max_by(F.struct(*letters.columns), "xid").alias("letter"))
         .select("letter.*")
         .groupBy("fingerprint", "service", "side", "message_type", "exception_type")
         .agg(

@@ -136,9 +136,9 @@ async def test_a_commit_whose_reply_is_lost_leads_to_one_effect(
             else:
                 await place(sender, 1)
             await eventually(lambda: lost.happened)
-            await eventually(lambda: handled_once(orders, billing))
+            await eventually(lambda: handled_once(orders, billing), within=60)
 
-            await eventually(lambda: here.runtime.counters[seen_as] == 1)
+            await eventually(lambda: here.runtime.counters[seen_as] == 1, within=60)
     assert not read_books(orders, billing).violations_after_shutdown()
 
 

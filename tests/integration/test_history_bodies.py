@@ -100,6 +100,13 @@ def expired_unsent(conn: Connection, keep_body: bool) -> None:
     assert leases.expire(conn, SCHEMA, OUTGOING, NODE, 10, keep_body=keep_body) == 1
 
 
+def expired_before_sending(conn: Connection, keep_body: bool) -> None:
+    send(conn)
+    claimed = outbox.claim(conn, SCHEMA, **of_peer)
+    conn.exec_driver_sql("UPDATE durable.outgoing_envelopes SET deliver_by = now() - interval '1 second'")
+    assert outbox.expire(conn, SCHEMA, NODE, claimed, keep_body=keep_body).expired == {WHOLE.id}
+
+
 def expired_unclaimed(conn: Connection, keep_body: bool) -> None:
     receive(conn, deliver_by=PAST)
     assert leases.expire(conn, SCHEMA, INCOMING, NODE, 10, keep_body=keep_body) == 1
@@ -111,6 +118,7 @@ ENDS: dict[Callable[[Connection, bool], None], tuple[str, str]] = {
     sent: ("outgoing", "sent"),
     rejected: ("outgoing", "dead-lettered"),
     expired_unsent: ("outgoing", "expired"),
+    expired_before_sending: ("outgoing", "expired"),
     handled: ("incoming", "handled"),
     handled_by_hand: ("incoming", "handled"),
     failed: ("incoming", "dead-lettered"),

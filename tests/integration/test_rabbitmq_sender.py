@@ -8,7 +8,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -270,8 +270,8 @@ def _let_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """Envelopes of the type `killer` have a header that no check has seen."""
     checked = rabbitmq_message.properties
 
-    def properties(sent: Envelope) -> Basic.Properties:
-        about = checked(sent)
+    def properties(sent: Envelope, now: datetime | None = None) -> Basic.Properties:
+        about = checked(sent, now)
         if sent.message_type == "killer":
             about.headers = dict[str, FieldValue](n=float("nan"))
         return about

@@ -349,7 +349,7 @@ async def test_two_nodes_share_a_backlog_and_no_message_is_claimed_twice(shop: s
         assert owners.count(first.runtime.node_id) == owners.count(second.runtime.node_id) == 100
         for clerk in clerks:
             clerk.go_on()
-        await eventually(lambda: all_handled(shop))
+        await eventually(lambda: all_handled(shop), within=60)
     with psycopg.connect(shop) as conn:
         assert conn.execute("SELECT count(*) FROM effects GROUP BY process").fetchall() == [(100,), (100,)]
 

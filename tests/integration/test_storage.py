@@ -562,10 +562,8 @@ async def test_the_history_of_both_sides_keeps_the_deadline(store: Store) -> Non
     await store.receive(msgspec.structs.replace(envelope(2), deliver_by=deadline))
     await store.run(outbox.delete_sent, A, await store.claim_outgoing())
     await store.run(inbox.finish_handled, A, await store.claim_incoming())
-    assert (
-        await store.one("SELECT count(*) FROM durable.envelope_history WHERE deliver_by = :deadline", deadline=deadline)
-        == 2
-    )
+    kept = "SELECT count(*) FROM durable.envelope_history WHERE deliver_by = :deadline"
+    assert await store.one(kept, deadline=deadline) == 2
 
 
 async def test_a_dead_letter_is_the_whole_envelope_and_why(store: Store) -> None:

@@ -113,7 +113,7 @@ def test_volume_is_by_any_dimension_the_largest_first(spark: SparkSession) -> No
 
 
 def test_a_letter_is_counted_once_in_the_state_it_came_to(spark: SparkSession) -> None:
-    letters = [letter(1), letter(1, resolved_at=at(60), resolution="replayed"), letter(2, reason="no such town")]
+    letters = [letter(1), letter(1, resolved_at=at(60), resolution="replayed", xid=2), letter(2, reason="no such town")]
     found = only(transform.causes(frame(spark, letters, "dead_letters")))
     assert (found["total"], found["unresolved"], found["example"]) == (2, 1, "no such town")
 
