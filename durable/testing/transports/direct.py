@@ -12,10 +12,11 @@ from datetime import timedelta
 import pytest
 
 from durable.errors import ConnectionFailed, InvalidSetting, PeerTimeout, TransportError
-from durable.outcomes import BUSY, DUPLICATE, STORED, Failed, Rejected
-from durable.testing.transports.contract import TransportContract
+from durable.outcomes import BUSY, DUPLICATE, STORED, Busy, Failed, Rejected
+from durable.testing.transports.contract import SMALL, TransportContract
 from durable.testing.transports.link import HASTY, LATE_SECONDS, PATIENT, Link, error_of, needed
 from durable.testing.transports.receivers import REJECTED_TYPE, MemoryReceiver, envelope, envelopes
+from durable.transports.base import keeps_order
 
 
 class DirectContract(TransportContract):
@@ -52,6 +53,14 @@ class DirectContract(TransportContract):
             assert await sender.send(batch) == [Failed("the disk is full")] * 2
             link.receiver.broken = ""
             assert await sender.send(batch) == [STORED] * 2
+
+    async def test_a_sender_that_keeps_order_sends_nothing_behind_a_part_that_was_not_stored(self, link: Link) -> None:
+        await link.replace_listener(settings=SMALL)
+        link.receiver.broken = "the disk is full"
+        async with link.sender(SMALL) as sender:
+            outcomes = await sender.send(envelopes(50, body=b"x" * 10_000))
+            assert all(isinstance(outcome, Failed | Busy) for outcome in outcomes)
+            assert len(link.receiver.batches) == 1 or not keeps_order(sender)
 
     async def test_batches_under_way_are_answered_as_they_are_stored(self, link: Link) -> None:
         link.receiver.hold()
