@@ -42,14 +42,14 @@ _COLUMNS: Final = (
     "detail",
 )
 
-# A group of the ledger has two numbers. `weight` counts: what was sent in its lowest 20 bits, what was handled in the
-# next, and local messages above. `places` has a bit for the hash of each address, and one that says: look closer. Two
-# addresses with one bit make an id suspect, never innocent. Primitive sums are what Spark aggregates fastest.
+# A group of the ledger has two numbers. `weight` counts: what was sent in its lowest 20 bits, what was received in the
+# next, and local messages above. `places` has a bit for the hash of each place where it was handled, and one that says:
+# look closer. Two places with one bit make an id suspect, never innocent; and since something was sent no fewer times
+# than to how many destinations, as many places as that are enough. Primitive sums are what Spark aggregates fastest.
 _COUNT_BITS: Final = 20
-_PLACE_BITS: Final = 31
-_COUNT_MASK: Final = (1 << _COUNT_BITS) - 1
-_PLACE_MASK: Final = (1 << _PLACE_BITS) - 1
-_LOOK_CLOSER: Final = 1 << (2 * _PLACE_BITS)
+_PLACE_BITS: Final = 62
+_SENT, _RECEIVED, _LOCAL = 1, 1 << _COUNT_BITS, 1 << (2 * _COUNT_BITS)
+_LOOK_CLOSER: Final = 1 << _PLACE_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,44 +94,35 @@ def findings(history: History, edges: Edges, suspects: DataFrame, late_after: ti
 
 def unbalanced(history: History) -> DataFrame:
     """The ids (column `id`) that are not simply sent to n places, seen at n places, and handled once at each."""
+    sent = history.sent.select("id", *_entry(F.col("outcome") == "sent", _SENT, F.lit(0)))
+    is_local = F.col("address") == LOCAL
+    place = F.expr(f"shiftleft(1L, CAST(pmod(xxhash64(service, address), {_PLACE_BITS}) AS INT))")
+    weight, places = F.when(is_local, _LOCAL).otherwise(_RECEIVED), F.when(is_local, 0).otherwise(place)
+    received = history.received.select("id", *_entry(F.col("outcome") == "handled", weight, places))
     ledger = (
-        _entries(history.sent, "sent", 0)
-        .unionByName(_entries(history.received, "handled", 1))
+        sent.unionByName(received)
         .repartition("id")  # nearly every id is a new one: what a partial aggregation before the shuffle does is lost
         .groupBy("id")
         .agg(F.sum("weight").alias("weight"), F.bit_or("places").alias("places"))
     )
-    sent_count, received_count = _bits("weight", 0, _COUNT_BITS), _bits("weight", _COUNT_BITS, _COUNT_BITS)
+    sent_count, received_count = _count(0), _count(_COUNT_BITS)
     is_balanced = (
         (F.col("places") < _LOOK_CLOSER)
         & (sent_count == received_count)
-        & (sent_count == F.bit_count(_bits("places", 0, _PLACE_BITS)))
-        & (received_count == F.bit_count(_bits("places", _PLACE_BITS, _PLACE_BITS)))
+        & (received_count == F.bit_count("places"))
         & (F.shiftright("weight", 2 * _COUNT_BITS) <= 1)
     )
     return ledger.where(~is_balanced).select("id")
 
 
-def _entries(rows: DataFrame, expected: str, side: int) -> DataFrame:
-    """Each row as it is added to the ledger; `side` 0 is sending and 1 receiving."""
-    is_local = F.col("address") == LOCAL
-    weight = F.lit(1 << (side * _COUNT_BITS)).cast("bigint")
-    place = F.expr(
-        f"shiftleft(1L, CAST(pmod(xxhash64(service, address), {_PLACE_BITS}) AS INT) + {side * _PLACE_BITS})"
-    )
-    nothing = F.lit(0).cast("bigint")
-    return rows.select(
-        "id",
-        F.when(is_local, F.lit(1 << (2 * _COUNT_BITS)).cast("bigint")).otherwise(weight).alias("weight"),
-        F.when(F.col("outcome") != expected, F.lit(_LOOK_CLOSER))
-        .when(is_local, nothing)
-        .otherwise(place)
-        .alias("places"),
-    )
+def _entry(is_expected: Column, weight: Column | int, places: Column) -> tuple[Column, Column]:
+    """A row as it is added to the ledger."""
+    marked = F.when(is_expected, places.cast("bigint")).otherwise(F.lit(_LOOK_CLOSER))
+    return F.lit(weight).cast("bigint").alias("weight"), marked.alias("places")
 
 
-def _bits(column: str, first: int, count: int) -> Column:
-    return F.shiftright(column, first).bitwiseAND(F.lit((1 << count) - 1))
+def _count(first_bit: int) -> Column:
+    return F.shiftright("weight", first_bit).bitwiseAND(F.lit((1 << _COUNT_BITS) - 1))
 
 
 # ---------------------------------------------------------------- the rows of suspicious ids

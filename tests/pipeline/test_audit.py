@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from durable.errors import InvalidSetting
 from durable.pipeline.audit import Question, audit
 from durable.pipeline.lake import Lake
-from durable.pipeline.matching import Edges, History, findings, unbalanced
+from durable.pipeline.matching import Edges, History, findings, inside, unbalanced
 from durable.pipeline.rows import records
 from tests.support.lakes import SHOP, at, fill, frame, handled, letter, many, message_id, sent, table
 
@@ -27,7 +27,8 @@ def found(
     spark: SparkSession, sends: Rows, receipts: Rows, letters: Rows = (), edges: Edges = EVERYTHING, **late: timedelta
 ) -> set[tuple[str, int]]:
     """The findings among these rows: kind, and number of the message."""
-    history = History(frame(spark, sends), frame(spark, receipts), frame(spark, letters, "dead_letters"), {SHOP})
+    sent_rows, received_rows = (inside(frame(spark, rows), edges) for rows in (sends, receipts))
+    history = History(sent_rows, received_rows, frame(spark, letters, "dead_letters"), {SHOP})
     rows = records(findings(history, edges, unbalanced(history), **late))
     return {(row["finding"], int(row["id"].replace("-", ""), 16)) for row in rows}
 
@@ -128,8 +129,10 @@ def test_what_was_sent_before_the_lakes_begin_is_not_judged(spark: SparkSession)
 
 
 def test_a_time_that_lost_its_precision_on_the_way_has_its_counterpart(spark: SparkSession) -> None:
-    edges = Edges(since=at(10))
-    assert found(spark, [sent(10, sent_at=at(10.0004))], [handled(10, sent_at=at(9.9996))], edges=edges) == set()
+    edges = Edges(since=at(10), until=at(20))
+    sends = [sent(10, sent_at=at(10.0004)), sent(20, sent_at=at(19.9996))]
+    receipts = [handled(10, sent_at=at(9.9996)), handled(20, sent_at=at(20.0004))]
+    assert found(spark, sends, receipts, edges=edges) == set()
 
 
 # ---------------------------------------------------------------- over lakes
