@@ -146,4 +146,5 @@ def test_names_from_peers_are_text_in_the_page(spark: SparkSession, tmp_path: Pa
     page, plots = rendered(report(spark, lake, dimensions=["partition_key"], marks=[Mark(at(1), EVIL)]))
     assert page.count("script") == 3
     assert page.text.count(EVIL) >= 4
+    assert "<" not in page.scripts[0]
     assert "<b>" not in json.dumps(plots)
