@@ -19,7 +19,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.circuit_control import PauseRequest
-from durable.composing import Cause
 from durable.envelope import Leased, NodeId
 from durable.errors import LeaseLost
 from durable.failpoints import failpoint
@@ -151,7 +150,7 @@ class Attempts:
             yield Incoming([task.message for task in tasks], session, contexts, self._name)
             return
         for task in tasks:
-            outbox.cause = Cause(task.lease.envelope)
+            outbox.cause = self.handler.cause(task.lease.envelope)
             yield Incoming(task.message, session, (Context(task.lease, task.attempt, outbox, self._asked),), self._name)
 
     def _complete(self, session: Session, outbox: Outbox, tasks: Sequence[Task]) -> None:

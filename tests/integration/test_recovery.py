@@ -436,7 +436,8 @@ async def test_the_latch_of_a_dead_node_is_cleared_by_another(
     open_books(orders, billing)
     with psycopg.connect(orders) as conn:
         conn.execute(
-            "INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('destination', %s, 'gone', 'node 99')",
+            "INSERT INTO durable.circuits (kind, key, reason, actor, probing)"
+            " VALUES ('destination', %s, 'gone', 'node 99', true)",
             (PEER,),
         )
     leftovers.unsent_orders(orders, [1], PEER, ANY_NODE)
