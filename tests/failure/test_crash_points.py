@@ -236,10 +236,11 @@ async def test_what_was_handled_before_the_broker_heard_of_it_is_a_duplicate_whe
 
 
 def test_every_crash_point_has_its_places_in_the_code_a_case_here_and_a_line_in_the_guarantees() -> None:
-    points = {f"C{number}" for number in range(1, 22)}
+    points = {f"C{number}" for number in range(1, 23)}
+    elsewhere = {"C22"}  # test_schedule_crashes.py
 
     assert places_in_code().keys() == points
-    assert {crash.failpoint.partition(":")[0] for crash in CRASHES} == points
+    assert {crash.failpoint.partition(":")[0] for crash in CRASHES} == points - elsewhere
     assert documented_places() == places_in_code()
 
 
