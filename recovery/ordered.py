@@ -90,19 +90,26 @@ class OrderedClaims:
                 await self._look(destination, "")
 
     async def _look(self, destination: str | None, after: str) -> bool:
-        """From this key to the last one; False when it ended before."""
+        """From this key to the last one; False when it ended before.
+
+        Nodes that are woken together look together: the lock of a key whose turn is at another's handler is left to it,
+        and what was contested is tried again.
+        """
         in_vain = 0
+        contested: list[str] = []
         while in_vain < _LOOKS_IN_VAIN:
             found = await self._database.transaction(
                 ordering.look, destination=destination, after=after, count=self._batch_size
             )
-            keys = [waiting.key for waiting in found if waiting.message_type is not None]
+            keys = [waiting.key for waiting in found if self._can_take(destination, waiting.message_type)]
             if keys:
-                await self._claim(destination, keys)
+                contested += await self._claim(destination, keys)
             if destination is None:
                 await self._bury_unknown(found)
             if len(found) < self._batch_size:
                 self._crowded.discard(destination)
+                for key in contested:
+                    self.hint(destination, key)
                 return True
             after = found[-1].key
             in_vain = 0 if keys else in_vain + 1
@@ -135,6 +142,10 @@ class OrderedClaims:
             agents[name].buffer.force(leases)
             agents[name].accept(leases)
         return contested
+
+    def _can_take(self, destination: str | None, message_type: str | None) -> bool:
+        """Does the turn of a key come to an agent here? None: to nobody, because it is held."""
+        return message_type is not None and (destination is not None or message_type in self._handlers)
 
     def _agents_with_room(self, destination: str | None) -> Mapping[str, Agent]:
         """Those that take a whole batch, by message type or destination; the others say when they do."""
