@@ -23,8 +23,9 @@ with needs_spark():
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as F
 
+from durable.pipeline import ledger
 from durable.pipeline.lake import Lake, LakeTable
-from durable.pipeline.matching import FINDINGS, Edges, History, findings, inside, totals, unbalanced
+from durable.pipeline.matching import FINDINGS, Edges, History, findings, inside, of, unbalanced
 from durable.pipeline.rows import records
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 _CLOCK_SKEW: Final = timedelta(days=1)  # by which a row may be filed under an earlier day than its message was sent
-_FEW: Final = 200_000  # ids that each worker may be sent as a whole
+_FEW: Final = 50_000  # ids that each task may be sent as a whole
 _STEPS: Final = 3
 
 
@@ -83,41 +84,43 @@ def audit(
         if not lake.files("history"):
             raise InvalidSetting(f"lake {lake.url}: it holds no history; fill it with durable-agent pipeline archive")
     show(0, _STEPS)
-    sent, received = _rows(spark, senders, "outgoing", question), _rows(spark, receivers, "incoming", question)
-    counted = records(totals(sent.unionByName(received)).orderBy("lake", "service", "side", "outcome"))
+    since = question.since and (question.since - _CLOCK_SKEW).date()
+    sent, received = ledger.sources(senders, "outgoing", since), ledger.sources(receivers, "incoming", since)
+    counted = records(ledger.counted(spark, [*sent, *received]).orderBy("lake", "service", "side", "outcome"))
     edges = _edges(senders, receivers, counted, question)
     services = {row["service"] for row in counted if row["side"] == "outgoing"}
-    quarantined = _all(spark, receivers, "dead_letters").where("side = 'incoming' AND id IS NOT NULL")
-    history = History(inside(sent, edges), inside(received, edges), quarantined, services)
+    history = History(
+        inside(_all(spark, senders, "history", since).where("side = 'outgoing'"), edges),
+        inside(_all(spark, receivers, "history", since).where("side = 'incoming'"), edges),
+        _all(spark, receivers, "dead_letters").where("side = 'incoming' AND id IS NOT NULL"),
+        services,
+    )
     show(1, _STEPS)
-    suspects = unbalanced(history).persist(StorageLevel.MEMORY_AND_DISK)
-    is_few = suspects.limit(_FEW + 1).count() <= _FEW
+    in_slices = ledger.suspects(spark, [*sent, *received], edges)
+    suspects = (unbalanced(history) if in_slices is None else in_slices).persist(StorageLevel.MEMORY_AND_DISK)
+    ids = [row["id"] for row in records(suspects.limit(_FEW + 1))]
     show(2, _STEPS)
-    found = findings(history, edges, F.broadcast(suspects) if is_few else suspects, question.late_after)
-    found = found.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        counts = {row["finding"]: row["count"] for row in records(found.groupBy("finding").count())}
-        if out is not None:
-            found.write.parquet(out if "://" in out else f"file://{Path(out).absolute()}")
-        verdict = Verdict(
-            edges.since,
-            edges.sent_until,
-            edges.received_until,
-            counted,
-            {kind: counts.get(kind, 0) for kind in FINDINGS},
-            _examples(found, counts, question.example_count),
-        )
-    finally:
-        found.unpersist()
-        suspects.unpersist()
+    if len(ids) <= _FEW:  # their rows are read once, rather than joined once for each kind of finding
+        few_sent, few_received = (ledger.rows(spark, side, ids).persist() for side in (sent, received))
+        of_suspects = History(few_sent, few_received, history.quarantined, services)
+    else:
+        of_suspects = of(history, suspects)
+    found = findings(of_suspects, history.received, edges, question.late_after).persist(StorageLevel.MEMORY_AND_DISK)
+    counts = {row["finding"]: row["count"] for row in records(found.groupBy("finding").count())}
+    if out is not None:
+        found.write.parquet(out if "://" in out else f"file://{Path(out).absolute()}")
+    examples = _examples(found, counts, question.example_count)
+    for kept in (found, suspects, of_suspects.sent, of_suspects.received):
+        kept.unpersist()
     show(3, _STEPS)
-    return verdict
-
-
-def _rows(spark: SparkSession, lakes: Sequence[Lake], side: str, question: Question) -> DataFrame:
-    """The history of one side. Only its first days can be left out: a message may come to its end at any later time."""
-    since = question.since and (question.since - _CLOCK_SKEW).date()
-    return _all(spark, lakes, "history", since).where(F.col("side") == side)
+    return Verdict(
+        edges.since,
+        edges.sent_until,
+        edges.received_until,
+        counted,
+        {kind: counts.get(kind, 0) for kind in FINDINGS},
+        examples,
+    )
 
 
 def _all(spark: SparkSession, lakes: Sequence[Lake], table: LakeTable, since: date | None = None) -> DataFrame:

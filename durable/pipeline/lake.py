@@ -83,6 +83,17 @@ class Lake:
             named = self.opened(table).file_uris(file_pruning_predicate=f"day >= '{low}' AND day < '{high}'")
         return [_hadoop(file) for file in named]
 
+    def sizes(self, table: LakeTable, since: date | None = None) -> dict[str, int]:
+        """The files that hold these days, each as its path within the table, and how many rows it has."""
+        import pyarrow as pa
+
+        if not self.exists(table):
+            return {}
+        with _readable(self.url):
+            adds = pa.table(self.opened(table).get_add_actions(flatten=True)).to_pydict()
+        each = zip(adds["path"], adds["num_records"], adds["partition.day"], strict=True)
+        return {path: rows or 0 for path, rows, day in each if since is None or day >= since}
+
     def exists(self, table: LakeTable) -> bool:
         with needs_spark():
             from deltalake import DeltaTable

@@ -79,14 +79,18 @@ class Edges:
     """What the senders had sent before is in the receivers' lakes, if it came to an end."""
 
 
-def findings(history: History, edges: Edges, suspects: DataFrame, late_after: timedelta | None = None) -> DataFrame:
-    """A row for each: lost, open, alien and twice among the suspects, and late among all."""
-    sent, received, quarantined = (
-        rows.join(suspects, "id", "left_semi") for rows in (history.sent, history.received, history.quarantined)
-    )
-    of_suspects = History(sent, received, quarantined, history.senders)
-    found = compared(of_suspects, edges).unionByName(late(history.received, late_after))
+def findings(of_suspects: History, received: DataFrame, edges: Edges, late_after: timedelta | None = None) -> DataFrame:
+    """A row for each: lost, open, alien and twice among all rows of suspicious ids, and late among all received."""
+    found = compared(of_suspects, edges).unionByName(late(received, late_after))
     return found.where(_within("sent_at", edges)).withColumn("id", uuid_text("id"))
+
+
+def of(history: History, ids: DataFrame) -> History:
+    """The rows of these ids."""
+    sent, received, quarantined = (
+        rows.join(ids, "id", "left_semi") for rows in (history.sent, history.received, history.quarantined)
+    )
+    return History(sent, received, quarantined, history.senders)
 
 
 # ---------------------------------------------------------------- every row: which ids need a closer look
@@ -227,16 +231,6 @@ def late(received: DataFrame, late_after: timedelta | None = None) -> DataFrame:
     )
 
 
-def totals(rows: DataFrame) -> DataFrame:
-    """How many rows each lake has of each service and outcome, and from when to when."""
-    return rows.groupBy("lake", "service", "side", "outcome").agg(
-        F.count("*").alias("count"),
-        F.count(F.when(F.col("address") == LOCAL, 1)).alias("local"),
-        F.min("finished_at").alias("first"),
-        F.max("finished_at").alias("last"),
-    )
-
-
 # ---------------------------------------------------------------- edges
 
 # Transports may carry times with less precision than the database keeps: the counterpart of a row just inside the
@@ -246,9 +240,11 @@ _PRECISION: Final = timedelta(seconds=1)
 
 def inside(rows: DataFrame, edges: Edges) -> DataFrame:
     """By the time that both sides know: when it was sent."""
-    low = edges.since and edges.since - _PRECISION
-    high = edges.until and edges.until + _PRECISION
-    return rows.where(_within("sent_at", Edges(low, high)))
+    return rows.where(_within("sent_at", widened(edges)))
+
+
+def widened(edges: Edges) -> Edges:
+    return Edges(edges.since and edges.since - _PRECISION, edges.until and edges.until + _PRECISION)
 
 
 def _within(column: str, edges: Edges) -> Column:

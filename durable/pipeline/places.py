@@ -6,12 +6,14 @@ An object store is reached as `deltalake` reaches it, so that the credentials in
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import pyarrow
+    from pyarrow.dataset import Dataset
     from pyarrow.fs import FileSystem
 
 
@@ -39,6 +41,15 @@ def names(table_url: str, folder: str) -> list[str]:
 
     found = _store(table_url).get_file_info(FileSelector(folder, allow_not_found=True))
     return sorted(each.base_name for each in found if each.is_file)
+
+
+def dataset(table_url: str, paths: Sequence[str], schema: pyarrow.Schema) -> Dataset:
+    """These Parquet files, to be read."""
+    from pyarrow import dataset
+
+    if "://" in table_url:
+        return dataset.dataset(list(paths), schema=schema, format="parquet", filesystem=_store(table_url))
+    return dataset.dataset([f"{table_url}/{path}" for path in paths], schema=schema, format="parquet")
 
 
 def remove(table_url: str, path: str) -> None:

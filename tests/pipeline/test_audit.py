@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from durable.errors import InvalidSetting
 from durable.pipeline.audit import Question, audit
 from durable.pipeline.lake import Lake
-from durable.pipeline.matching import Edges, History, findings, inside, unbalanced
+from durable.pipeline.matching import Edges, History, findings, inside, of, unbalanced
 from durable.pipeline.rows import records
 from tests.support.lakes import SHOP, at, fill, frame, handled, letter, many, message_id, sent, table
 
@@ -29,7 +29,7 @@ def found(
     """The findings among these rows: kind, and number of the message."""
     sent_rows, received_rows = (inside(frame(spark, rows), edges) for rows in (sends, receipts))
     history = History(sent_rows, received_rows, frame(spark, letters, "dead_letters"), {SHOP})
-    rows = records(findings(history, edges, unbalanced(history), **late))
+    rows = records(findings(of(history, unbalanced(history)), history.received, edges, **late))
     return {(row["finding"], int(row["id"].replace("-", ""), 16)) for row in rows}
 
 

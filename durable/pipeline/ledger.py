@@ -1,0 +1,252 @@
+"""The ids that do not balance, found by Python tasks that read the lakes' Parquet files themselves, through Arrow.
+
+    files of both sides ──> task k of n: the ids whose last byte is k modulo n, summed up by id ──> those that differ
+                        ──> a task for each file: how many rows of what                         ──> totals
+                        ──> a task for each file: the rows of a few ids                         ──> DataFrame
+
+No row passes the JVM and none is shuffled, which costs a fifth of `matching.unbalanced`, for the price that each of
+the n tasks reads all ids. So beyond MOST_SLICES tasks, which is some hundred million rows, Spark's shuffle is the
+better way. Both find the same ids, and either may suspect too many, never too few: they are compared exactly later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from durable.pipeline.session import needs_spark
+
+with needs_spark():
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.dataset as ds
+    from pyspark.sql import DataFrame
+    from pyspark.sql import functions as F
+
+from durable.pipeline import places
+from durable.pipeline.lake import Lake, file_schema
+from durable.pipeline.matching import Edges, widened
+from durable.routing import LOCAL
+
+if TYPE_CHECKING:
+    from datetime import date
+
+    from pyspark.sql import SparkSession
+
+MOST_SLICES: Final = 32
+_ROWS_OF_A_SLICE: Final = 5_000_000
+_BATCH_ROWS: Final = 1 << 17
+
+# As in durable.pipeline.matching: what a row adds to the sum of its id.
+_SENT, _RECEIVED, _LOCAL, _ODD = 1, 1 << 20, 1 << 40, 1 << 50
+_INNOCENT: Final = (_SENT + _RECEIVED, _LOCAL)
+_ID: Final = pa.binary(16)
+_IDS: Final = pa.schema([("id", pa.binary())])
+_COUNTED: Final = (
+    "lake STRING, service STRING, side STRING, outcome STRING, local BOOLEAN, count BIGINT, "
+    "first TIMESTAMP, last TIMESTAMP"
+)
+_SHOWN: Final = (
+    "id",
+    "message_type",
+    "source",
+    "service",
+    "outcome",
+    "address",
+    "sent_at",
+    "finished_at",
+    "deliver_by",
+)
+
+Batches = Iterable[pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The rows of one side in one lake, and in which files they may be."""
+
+    lake: str
+    url: str
+    side: str
+    files: Sequence[str]
+    rows: int
+
+    @property
+    def expected(self) -> str:
+        """How its rows should end."""
+        return "sent" if self.side == "outgoing" else "handled"
+
+    def batches(self, columns: Sequence[str], condition: pc.Expression, files: Sequence[str] | None = None) -> Batches:
+        """In a task, which has one core."""
+        data = places.dataset(self.url, self.files if files is None else files, file_schema("history"))
+        wanted = condition & (ds.field("side") == self.side)
+        yield from data.to_batches(columns=list(columns), filter=wanted, use_threads=False, batch_size=_BATCH_ROWS)
+
+
+def sources(lakes: Iterable[Lake], side: str, since: date | None = None) -> list[Source]:
+    """What to read of these lakes, each once."""
+    found = []
+    for lake in {lake.url: lake for lake in lakes}.values():
+        files = lake.sizes("history", since)
+        if files:
+            found.append(Source(lake.url, lake.table_url("history"), side, tuple(files), sum(files.values())))
+    return found
+
+
+# ---------------------------------------------------------------- for the driver
+
+
+def counted(spark: SparkSession, of: Sequence[Source]) -> DataFrame:
+    """How many rows each lake has of each service and outcome, and when the first of them ended."""
+    files = [(source, file) for source in of for file in source.files]
+    return (
+        _tasks(spark, len(files), partial(_count, files), _COUNTED)
+        .groupBy("lake", "service", "side", "outcome")
+        .agg(
+            F.sum("count").alias("count"),
+            F.sum(F.when(F.col("local"), F.col("count")).otherwise(0)).alias("local"),
+            F.min("first").alias("first"),
+            F.max("last").alias("last"),
+        )
+    )
+
+
+def suspects(spark: SparkSession, of: Sequence[Source], edges: Edges) -> DataFrame | None:
+    """The ids that do not balance; None when this is too much for slices."""
+    slices = -(-sum(source.rows for source in of) // _ROWS_OF_A_SLICE)
+    if slices > MOST_SLICES:
+        return None
+    slices = max(slices, 2)
+    return _tasks(spark, slices, partial(_unbalanced, tuple(of), widened(edges), slices), "id BINARY")
+
+
+def rows(spark: SparkSession, of: Sequence[Source], ids: Sequence[bytes]) -> DataFrame:
+    """All rows of a few ids."""
+    schema = pa.schema([file_schema("history").field(name) for name in _SHOWN])
+    files = [(source, file) for source in of for file in source.files]
+    ddl = spark.createDataFrame(schema.empty_table()).schema
+    return _tasks(spark, len(files), partial(_select, files, pa.array(ids, pa.binary())), ddl)
+
+
+def _tasks(spark: SparkSession, count: int, task: Callable[[Batches], Batches], schema: object) -> DataFrame:
+    """So many tasks, each with a number."""
+    return spark.range(0, count, 1, max(count, 1)).mapInArrow(task, schema)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- in a task
+
+
+def _numbers(batches: Batches) -> Iterator[int]:
+    for batch in batches:
+        yield from batch.column(0).to_pylist()
+
+
+def _count(files: Sequence[tuple[Source, str]], batches: Batches) -> Iterator[pa.RecordBatch]:
+    columns = ["service", "outcome", "address", "finished_at"]
+    for number in _numbers(batches):
+        source, file = files[number]
+        table = pa.Table.from_batches(source.batches(columns, pc.scalar(True), [file]), _schema(columns))
+        table = table.append_column("local", pc.equal(table["address"], LOCAL))
+        found = table.group_by(["service", "outcome", "local"], use_threads=False).aggregate(
+            [([], "count_all"), ("finished_at", "min"), ("finished_at", "max")]
+        )
+        yield from pa.table(
+            {
+                "lake": pa.repeat(source.lake, len(found)),
+                "service": found["service"],
+                "side": pa.repeat(source.side, len(found)),
+                "outcome": found["outcome"],
+                "local": found["local"],
+                "count": found["count_all"],
+                "first": found["finished_at_min"],
+                "last": found["finished_at_max"],
+            }
+        ).to_batches()
+
+
+def _unbalanced(of: Sequence[Source], edges: Edges, slices: int, batches: Batches) -> Iterator[pa.RecordBatch]:
+    for number in _numbers(batches):
+        pieces = [piece for source in of for piece in _weighed(source, edges, number, slices)]
+        summed = _table(pieces).group_by("id", use_threads=False).aggregate([("weight", "sum"), ("weight", "max")])
+        is_innocent = pc.is_in(summed["weight_sum"], pa.array(_INNOCENT, pa.int64()))
+        is_innocent = pc.and_(is_innocent, pc.less(summed["weight_max"], _ODD))
+        rest = summed.filter(pc.invert(is_innocent))["id"].combine_chunks()
+        if len(rest):
+            yield from _looked_at(of, edges, number, slices, rest)
+
+
+def _looked_at(
+    of: Sequence[Source], edges: Edges, number: int, slices: int, rest: pa.Array
+) -> Iterator[pa.RecordBatch]:
+    """Of ids with several rows, such as events, those that were not handled once at as many places as they went to."""
+    pieces = [
+        piece.filter(pc.is_in(piece["id"], rest))
+        for source in of
+        for piece in _weighed(source, edges, number, slices, places_too=True)
+    ]
+    each = pa.Table.from_batches(pieces).group_by(["id", "service", "address", "side"], use_threads=False)
+    found = each.aggregate([([], "count_all"), ("weight", "max")])
+    weight, count = found["weight_max"], found["count_all"]
+    is_sent, is_received = pc.equal(weight, _SENT), pc.equal(weight, _RECEIVED)
+    by_id = pa.table(
+        {
+            "id": found["id"],
+            "weight": weight,
+            "sent": pc.if_else(is_sent, count, 0),
+            "places": pc.if_else(is_received, 1, 0),
+            "repeated": pc.if_else(is_sent, 0, count),
+        }
+    ).group_by("id", use_threads=False)
+    sums = by_id.aggregate([("weight", "max"), ("sent", "sum"), ("places", "sum"), ("repeated", "max")])
+    is_balanced = pc.and_(
+        pc.and_(pc.less(sums["weight_max"], _ODD), pc.equal(sums["sent_sum"], sums["places_sum"])),
+        pc.less_equal(sums["repeated_max"], 1),
+    )
+    yield from sums.filter(pc.invert(is_balanced)).select(["id"]).cast(_IDS).to_batches()
+
+
+def _weighed(
+    source: Source, edges: Edges, number: int, slices: int, *, places_too: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one slice: `id`, what it adds to the sum, and where it was when that is asked for."""
+    weight = _SENT if source.side == "outgoing" else _RECEIVED
+    named = ["service", "address"] if places_too else ["address"]
+    for batch in source.batches(["id", "outcome", *named], _between(edges)):
+        batch = batch.filter(_is_of(batch["id"], number, slices))
+        local = pc.if_else(pc.equal(batch["address"], LOCAL), pa.scalar(_LOCAL), pa.scalar(weight))
+        weights = pc.if_else(pc.equal(batch["outcome"], source.expected), local, pa.scalar(_ODD))
+        columns = {"id": batch["id"].cast(_ID), "weight": weights}
+        if places_too:
+            columns |= {name: batch[name] for name in named} | {"side": pa.repeat(source.side, len(batch))}
+        yield pa.RecordBatch.from_pydict(columns)
+
+
+def _is_of(ids: pa.Array, number: int, slices: int) -> pa.Array:
+    """By the last byte: that of every kind of UUID is as good as random."""
+    last = np.frombuffer(ids.cast(_ID).buffers()[1] or b"", np.uint8)[15::16]
+    return pa.array(last[ids.offset if len(last) > len(ids) else 0 :][: len(ids)] % slices == number)
+
+
+def _select(files: Sequence[tuple[Source, str]], ids: pa.Array, batches: Batches) -> Iterator[pa.RecordBatch]:
+    for number in _numbers(batches):
+        source, file = files[number]
+        for batch in source.batches(_SHOWN, ds.field("id").isin(ids), [file]):
+            if batch.num_rows:
+                yield batch
+
+
+def _between(edges: Edges) -> pc.Expression:
+    sent_at = ds.field("sent_at")
+    low = pc.scalar(True) if edges.since is None else sent_at >= edges.since
+    return low if edges.until is None else low & (sent_at < edges.until)
+
+
+def _table(pieces: Sequence[pa.RecordBatch]) -> pa.Table:
+    return pa.Table.from_batches(pieces, pa.schema([("id", _ID), ("weight", pa.int64())]))
+
+
+def _schema(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([file_schema("history").field(name) for name in columns])
