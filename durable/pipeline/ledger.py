@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from durable.pipeline.session import needs_spark
 
 with needs_spark():
     import numpy as np
     import pyarrow as pa
-    import pyarrow.compute as pc
+    import pyarrow.compute
     import pyarrow.dataset as ds
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as F
@@ -30,6 +30,8 @@ from durable.pipeline import places
 from durable.pipeline.lake import Lake, file_schema
 from durable.pipeline.matching import Edges, widened
 from durable.routing import LOCAL
+
+pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
 
 if TYPE_CHECKING:
     from datetime import date
@@ -79,7 +81,7 @@ class Source:
         """How its rows should end."""
         return "sent" if self.side == "outgoing" else "handled"
 
-    def batches(self, columns: Sequence[str], condition: pc.Expression, files: Sequence[str] | None = None) -> Batches:
+    def batches(self, columns: Sequence[str], condition: ds.Expression, files: Sequence[str] | None = None) -> Batches:
         """In a task, which has one core."""
         data = places.dataset(self.url, self.files if files is None else files, file_schema("history"))
         wanted = condition & (ds.field("side") == self.side)
@@ -238,7 +240,7 @@ def _select(files: Sequence[tuple[Source, str]], ids: pa.Array, batches: Batches
                 yield batch
 
 
-def _between(edges: Edges) -> pc.Expression:
+def _between(edges: Edges) -> ds.Expression:
     sent_at = ds.field("sent_at")
     low = pc.scalar(True) if edges.since is None else sent_at >= edges.since
     return low if edges.until is None else low & (sent_at < edges.until)

@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from durable.errors import InvalidSetting
+from durable.pipeline import ledger
 from durable.pipeline.audit import Question, audit
 from durable.pipeline.lake import Lake
 from durable.pipeline.matching import Edges, History, findings, inside, of, unbalanced
@@ -168,6 +169,46 @@ def test_what_was_planted_among_a_million_is_found_exactly(
     assert shown == {(kind, str(message_id(n))) for kind, numbers in planted.items() for n in numbers}
     written = spark.read.parquet(f"file://{out}")
     assert {(row.finding, row.id) for row in written.collect()} == shown
+
+
+def test_slices_of_files_and_a_shuffle_suspect_the_same_ids(spark: SparkSession, tmp_path: Path) -> None:
+    """And none of what is in order: events at several places, local messages."""
+    two = ("tcp://billing:1", "tcp://shipping:1")
+    rows = [
+        *(sent(n, address=address) for n in (1, 2, 3) for address in two),
+        *(handled(1), handled(1, service="shipping")),  # in order
+        *(handled(2), handled(2)),  # twice here, never there
+        handled(3),
+        *(handled(4, service=SHOP, address="local"), sent(4), handled(4)),
+        *(handled(5, service=SHOP, address="local"), handled(5, service=SHOP, address="local")),
+        *(handled(6, service=SHOP, address="local"), sent(6)),
+        handled(7, service=SHOP, address="local"),  # in order
+        *(sent(8), handled(8, outcome="dead-lettered"), handled(8)),
+        *(sent(9), sent(9), handled(9)),
+        *(sent(10), handled(10)),  # in order
+        *(sent(11, outcome="expired"), handled(12)),
+        *(sent(13), handled(13), *[handled(13, outcome="expired")] * (1 << 14)),  # so many that a sum comes round
+    ]
+    lake = fill(Lake(str(tmp_path / "lake")), table(rows[::2]), table(rows[1::2]))
+    history = frame(spark, rows)
+    sides = [history.where(f"side = '{side}'") for side in ("outgoing", "incoming")]
+    shuffled = unbalanced(History(sides[0], sides[1], history, {SHOP}))
+    sliced = ledger.suspects(
+        spark, [*ledger.sources([lake], "outgoing"), *ledger.sources([lake], "incoming")], EVERYTHING
+    )
+    assert sliced is not None
+    for found in (shuffled, sliced):
+        assert sorted(int.from_bytes(row["id"]) for row in records(found)) == [2, 3, 5, 6, 8, 9, 11, 12, 13]
+
+
+def test_of_too_many_suspects_the_rows_are_joined(
+    spark: SparkSession, million: tuple[Lake, Lake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, receiver = million
+    monkeypatch.setattr("durable.pipeline.audit._FEW", 3)
+    monkeypatch.setattr("durable.pipeline.ledger.MOST_SLICES", 0)
+    verdict = audit(spark, [sender], [receiver], Question(late_after=timedelta(minutes=15)))
+    assert verdict.counts == {"lost": 3, "twice": 2, "alien": 4, "late": 3, "open": 0}
 
 
 def test_one_lake_may_hold_both_sides(spark: SparkSession, tmp_path: Path) -> None:
