@@ -5,7 +5,7 @@
     after    it succeeds again           all of it comes to its end, none is lost, none handled twice
 
 `python -m tests.load.storm --seconds 30` runs it without a circuit breaker, to see what the storm costs, and with one, on
-two nodes. Ends with 1 when something is lost or handled twice, or when the healthy type falls to less than 80 % of normal
+two nodes. Ends with 1 when something is lost or handled twice, or when the healthy type falls below 80 % of normal
 although there is a breaker.
 """
 
