@@ -4,8 +4,8 @@
     storm    the stormy type fails       its attempts cost, and the circuit breaker stops paying for them
     after    it succeeds again           all of it comes to its end, none is lost, none handled twice
 
-`python -m tests.load.storm --seconds 30` runs it without a circuit breaker, to see what the storm costs, and with one, on
-two nodes. Ends with 1 when something is lost or handled twice, or when the healthy type falls below 80 % of normal
+`python -m tests.load.storm --seconds 30` runs it without a circuit breaker, to see what the storm costs, and with one,
+on two nodes. Ends with 1 when something is lost or handled twice, or when the healthy type falls below 80 % of normal
 although there is a breaker.
 """
 
