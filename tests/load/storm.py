@@ -68,10 +68,11 @@ class Storm(NamedTuple):
 
 
 class Source:
-    """Sends both types for as long as it runs."""
+    """Sends both types until it is stopped, and knows how many it has committed."""
 
     def __init__(self, bus: Bus, conn: psycopg.AsyncConnection) -> None:
         self.sent = 0
+        self.stopping = False
         self._bus = bus
         self._conn = conn
 
@@ -86,14 +87,14 @@ class Source:
         return int(row[0])
 
     async def _keep_a_backlog(self) -> None:
-        while True:
+        while not self.stopping:
             missing = 2 * BACKLOG - await self.count(WAITING)
             for _ in range(missing // 100):
                 await self._send(Healthy, 100)
             await asyncio.sleep(0.1)
 
     async def _send_steadily(self) -> None:
-        while True:
+        while not self.stopping:
             await self._send(Stormy, STORMY_A_SECOND // 5)
             await asyncio.sleep(0.2)
 
@@ -120,8 +121,8 @@ async def weather(database: str, seconds: float) -> Storm:
             storm = await _rate(source, seconds)
         finally:
             await conn.execute("DELETE FROM gate")
-            sending.cancel()
-            await asyncio.wait([sending])
+            source.stopping = True
+            await sending
 
         async def books() -> tuple[int, ...]:
             row = await (await conn.execute(BOOKS)).fetchone()
