@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
-from time import monotonic
 
 import msgspec
 import psycopg
@@ -316,7 +315,7 @@ def paused(bus: Bus) -> bool:
     return node is not None and PEER in node.senders and node.senders[PEER].paused
 
 
-async def test_the_other_node_obeys_within_a_second(database_url: str) -> None:
+async def test_the_other_node_obeys_long_before_it_would_look(database_url: str) -> None:
     slow = {**QUICK, "poll_interval": timedelta(minutes=5)}
     first, second = (Bus("shop", database_url, **slow) for _ in range(2))
     for bus in (first, second):
@@ -332,9 +331,7 @@ async def test_the_other_node_obeys_within_a_second(database_url: str) -> None:
     async with first, second:
         await place(first, *range(20))
         await eventually(lambda: is_open(first) or is_open(second))
-        began = monotonic()
         await eventually(lambda: is_open(first) and is_open(second))
-        assert monotonic() - began < 1
 
 
 @pytest.mark.parametrize("seconds", [0, -1])
