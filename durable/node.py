@@ -30,9 +30,10 @@ from durable.routing import LOCAL
 from durable.sending import SendingAgent
 from durable.sessions import Sessions
 from durable.settings import Settings
-from durable.storage import leases, statements
+from durable.storage import leases
 from durable.storage.database import Database
 from durable.storage.outbox import Sent
+from durable.storage.recovery_statements import INCOMING, OUTGOING
 from durable.telemetry import Counters, Subject, log
 from durable.transports.base import Listener
 
@@ -164,7 +165,7 @@ class Node:
     async def _release_everything(self, node_id: NodeId) -> None:
         """What is still in memory goes back to any node."""
         try:
-            for table in (statements.OUTGOING, statements.INCOMING):
+            for table in (OUTGOING, INCOMING):
                 await self._database.transaction(leases.release_all, table, node_id)
         except StorageUnavailable as error:
             log.warning("node %d leaves its rows to the others: %s", node_id, error)

@@ -30,8 +30,8 @@ from durable.statistics import SendingStatistics
 from durable.storage import circuits, leases, outbox
 from durable.storage.circuits import Kind
 from durable.storage.database import Database
+from durable.storage.recovery_statements import OUTGOING
 from durable.storage.rows import Letter
-from durable.storage.statements import OUTGOING
 from durable.telemetry import BatchSpans, Counters, Event, log
 from durable.transports.base import Sender, keeps_order
 from durable.turns import Turns

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from datetime import timedelta
 
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
@@ -12,7 +11,14 @@ from sqlalchemy.orm import Session
 from durable.composing import Composer
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
-from durable.storage.database import AGENTS_LONGEST_IDLE, async_url, end_idle_transactions, pool_statistics, sync_url
+from durable.storage.database import (
+    AGENTS_LONGEST_IDLE,
+    async_url,
+    close_left_behind,
+    end_idle_transactions,
+    pool_statistics,
+    sync_url,
+)
 from durable.unit_of_work import Dispatcher, Outbox, Scope, enlist
 
 
@@ -41,10 +47,10 @@ class Sessions:
         self._made_sync: Engine | None = None
         self._making = threading.Lock()  # sync handlers and endpoints ask for it from several threads at once
 
-    @property
-    def _longest_idle(self) -> timedelta:
+    def _prepare(self, engine: Engine) -> None:
         """A handler may do other things within its transaction for as long as it may run."""
-        return self._settings.handler_timeout + AGENTS_LONGEST_IDLE
+        end_idle_transactions(engine, self._settings.handler_timeout + AGENTS_LONGEST_IDLE)
+        close_left_behind(engine)
 
     @property
     def engine(self) -> AsyncEngine:
@@ -54,7 +60,7 @@ class Sessions:
             if self._made is None:
                 url, size = async_url(self._settings), self._settings.pool_size
                 self._made = create_async_engine(url, pool_size=size, max_overflow=0)
-                end_idle_transactions(self._made.sync_engine, self._longest_idle)
+                self._prepare(self._made.sync_engine)
             return self._made
 
     @property
@@ -65,7 +71,7 @@ class Sessions:
             if self._made_sync is None:
                 url, size = sync_url(self._settings), self._settings.pool_size
                 self._made_sync = create_engine(url, pool_size=size, max_overflow=0)
-                end_idle_transactions(self._made_sync, self._longest_idle)
+                self._prepare(self._made_sync)
             return self._made_sync
 
     def open(self) -> AsyncSession:

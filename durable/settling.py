@@ -20,8 +20,8 @@ from durable.routing import LOCAL
 from durable.storage import circuits, inbox, leases
 from durable.storage.circuits import Kind
 from durable.storage.database import Database
+from durable.storage.recovery_statements import INCOMING
 from durable.storage.rows import Failure, Letter, storable
-from durable.storage.statements import INCOMING
 from durable.telemetry import Counters, Event, log
 
 

@@ -24,9 +24,10 @@ from durable.recovery.scheduled import expire, promote_due
 from durable.recovery.shares import Shares
 from durable.sending import SendingAgent
 from durable.settings import Settings
-from durable.storage import circuits, delayed, statements
+from durable.storage import circuits, delayed
 from durable.storage.circuits import Kind
 from durable.storage.database import Database
+from durable.storage.recovery_statements import INCOMING, OUTGOING
 from durable.telemetry import Counters, log
 
 Story = Callable[[], Awaitable[None]]
@@ -67,8 +68,8 @@ class RecoveryAgent:
         self._shares = Shares(database, settings, node, counters)
         self._dormant = DormantNodes(database, settings, counters)
         self._forgotten = [
-            Forgotten(database, statements.OUTGOING, node, counters, _held_by(senders)),
-            Forgotten(database, statements.INCOMING, node, counters, _held_by(handlers)),
+            Forgotten(database, OUTGOING, node, counters, _held_by(senders)),
+            Forgotten(database, INCOMING, node, counters, _held_by(handlers)),
         ]
 
     async def run(self) -> None:

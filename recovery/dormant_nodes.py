@@ -10,9 +10,10 @@ from durable.envelope import NodeId
 from durable.failpoints import failpoint
 from durable.recovery.policy import DormancyPolicy, NodeFacts
 from durable.settings import Settings
-from durable.storage import leases, nodes, statements
+from durable.storage import leases, nodes
 from durable.storage.database import Database
 from durable.storage.locks import Job, try_lock
+from durable.storage.recovery_statements import INCOMING, OUTGOING
 from durable.telemetry import Counters, Event, log
 
 _RELEASE_AT_ONCE = 1_000
@@ -38,7 +39,7 @@ class DormantNodes:
         if not try_lock(conn, schema, Job.SWEEP):
             return []
         # Owners before live nodes: a node that registers in between owns nothing that was seen here.
-        owners = leases.owners(conn, schema, statements.OUTGOING) | leases.owners(conn, schema, statements.INCOMING)
+        owners = leases.owners(conn, schema, OUTGOING) | leases.owners(conn, schema, INCOMING)
         registered = {node.node_id: node.heartbeat_age for node in nodes.read(conn, schema)}
         locked = nodes.locked(conn, schema)
         facts = [NodeFacts(node, node in locked, registered.get(node)) for node in owners | registered.keys()]
@@ -51,7 +52,7 @@ class DormantNodes:
     async def _release(self, node: NodeId) -> int:
         """Bounded batches, each in a transaction of its own, so that nothing waits for a long one."""
         total = 0
-        for table in (statements.OUTGOING, statements.INCOMING):
+        for table in (OUTGOING, INCOMING):
             released = _RELEASE_AT_ONCE
             while released == _RELEASE_AT_ONCE:
                 released = await self._database.transaction(leases.release_dormant, table, node, _RELEASE_AT_ONCE)

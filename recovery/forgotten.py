@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from durable.envelope import Lease, NodeId
 from durable.recovery.policy import ForgottenPolicy
-from durable.storage import leases, statements
+from durable.storage import leases
 from durable.storage.database import Database
+from durable.storage.recovery_statements import Recovery
 from durable.telemetry import Counters, Event, log
 
 Held = Callable[[], set[Lease]]
@@ -16,9 +17,7 @@ Held = Callable[[], set[Lease]]
 class Forgotten:
     """Looks at one table at intervals; what is missing in memory at two looks is released."""
 
-    def __init__(
-        self, database: Database, table: statements.Recovery, node: NodeId, counters: Counters, held: Held
-    ) -> None:
+    def __init__(self, database: Database, table: Recovery, node: NodeId, counters: Counters, held: Held) -> None:
         self._database = database
         self._table = table
         self._node = node

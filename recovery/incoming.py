@@ -11,8 +11,9 @@ from sqlalchemy import Connection
 from durable.envelope import Leased, NodeId
 from durable.handling import HandlingAgent
 from durable.settings import Settings
-from durable.storage import inbox, leases, nodes, statements, trials
+from durable.storage import inbox, leases, nodes, trials
 from durable.storage.database import Database
+from durable.storage.recovery_statements import INCOMING
 from durable.storage.rows import Letter
 from durable.telemetry import Counters, Event, log
 
@@ -26,7 +27,7 @@ async def claim_incoming(
 ) -> None:
     """Claim for every message type that has a handler here; what no node can handle becomes a dead letter."""
     waiting: list[str] = []
-    for message_type in await database.transaction(leases.unowned_groups, statements.INCOMING):
+    for message_type in await database.transaction(leases.unowned_groups, INCOMING):
         if message_type in agents:
             waiting.append(message_type)
         else:

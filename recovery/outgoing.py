@@ -7,8 +7,9 @@ from collections.abc import Callable
 from durable.envelope import NodeId
 from durable.sending import SendingAgent
 from durable.settings import Settings
-from durable.storage import leases, outbox, statements
+from durable.storage import leases, outbox
 from durable.storage.database import Database
+from durable.storage.recovery_statements import OUTGOING
 from durable.telemetry import Counters, Event
 
 AgentFor = Callable[[str], SendingAgent | None]
@@ -19,7 +20,7 @@ async def claim_outgoing(
     database: Database, settings: Settings, node: NodeId, counters: Counters, agent_for: AgentFor
 ) -> None:
     """Claim for every destination that is not latched. An agent whose room ran out asks again when it has some."""
-    for destination in await database.transaction(leases.unowned_groups, statements.OUTGOING):
+    for destination in await database.transaction(leases.unowned_groups, OUTGOING):
         agent = agent_for(destination)
         if agent is not None:
             await _claim_for(agent, database, settings, node, counters)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from durable.envelope import NodeId
 from durable.failpoints import failpoint
 from durable.settings import Settings
-from durable.storage import leases, statements
+from durable.storage import leases
 from durable.storage.database import Database
+from durable.storage.recovery_statements import INCOMING, OUTGOING
 from durable.telemetry import Counters, Event
 
 _AT_ONCE = 1_000
@@ -14,7 +15,7 @@ _AT_ONCE = 1_000
 
 async def promote_due(database: Database, counters: Counters) -> None:
     """Bounded batches, each in its own transaction; SKIP LOCKED lets several nodes share the work."""
-    for table in (statements.OUTGOING, statements.INCOMING):
+    for table in (OUTGOING, INCOMING):
         promoted = _AT_ONCE
         while promoted == _AT_ONCE:
             promoted = await database.transaction(leases.promote_due, table, _AT_ONCE)
@@ -25,7 +26,7 @@ async def promote_due(database: Database, counters: Counters) -> None:
 
 async def expire(database: Database, settings: Settings, node: NodeId, counters: Counters) -> None:
     """Also what waits for a latched destination."""
-    for table in (statements.OUTGOING, statements.INCOMING):
+    for table in (OUTGOING, INCOMING):
         expired = _AT_ONCE
         while expired == _AT_ONCE:
             expired = await database.transaction(

@@ -37,15 +37,15 @@ from durable.pipeline.progress import Show, collected
 from durable.pipeline.session import spark_errors
 from durable.storage import archives, slices
 from durable.storage.archives import Archive, Place
-from durable.storage.slices import Slice, Snapshot, exported_snapshot, join_snapshot
+from durable.storage.slices import Share, Snapshot, exported_snapshot, join_snapshot
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
 
-_SLICE_BLOCKS = 4_096  # 32 MiB: a task of a few seconds, and a file of some MiB
-_MOST_SLICES = 10_000
+_TASK_BLOCKS = 16_384  # 128 MiB: a task of a few seconds, and files of some ten MiB
+_MOST_TASKS = 10_000
 _FILE_DDL = "path string, day date, rows bigint, size bigint, stats string"
 
 
@@ -85,7 +85,7 @@ def archive(
             if not rows:
                 return Archived(table=table, low=low, high=low, rows=0, files=0, size=0)
             archives.claim(conn, origin.schema, SOURCES[table], snapshot.horizon)
-            files = run.write(run.cut(found), show)
+            files = run.write(run.share_out(found), show)
         run.check(files, rows)
         failpoint("A1")
         lake.commit(table, files, app_id=begun.app_id, low=low, high=snapshot.horizon)
@@ -156,23 +156,23 @@ class _Run:
             join_snapshot(conn, self._snapshot)
             return slices.survey(conn, self._origin.schema, SOURCES[self._table], self._low, self._snapshot.horizon)
 
-    def cut(self, found: Sequence[slices.Survey]) -> list[Slice]:
-        blocks = sum(each.blocks for each in found)
-        count = min(max(blocks // _SLICE_BLOCKS, 1), _MOST_SLICES)
+    def share_out(self, found: Sequence[slices.Survey]) -> list[Share]:
+        blocks = sum(each.extent.end - each.extent.first for each in found)
+        count = min(-(-blocks // _TASK_BLOCKS), _MOST_TASKS)
         return slices.of_survey(self._origin.schema, found, self._low, self._snapshot.horizon, count)
 
-    def write(self, parts: list[Slice], show: Show) -> list[DataFile]:
+    def write(self, shares: list[Share], show: Show) -> list[DataFile]:
         task = ArchiveTask(
             origin=self._origin,
             table_url=self._lake.table_url(self._table),
             table=self._table,
-            parts=tuple(parts),
+            shares=tuple(shares),
             snapshot=self._snapshot.name,
             name=self._name,
         )
         with spark_errors():
-            numbered = self._spark.range(0, len(parts), 1, len(parts))
-            rows = collected(self._spark, numbered.mapInArrow(task, _FILE_DDL), len(parts), show)
+            numbered = self._spark.range(0, len(shares), 1, len(shares))
+            rows = collected(self._spark, numbered.mapInArrow(task, _FILE_DDL), len(shares), show)
         return [DataFile(row.path, row.day, row.rows, row.size, row.stats) for row in rows]
 
     def check(self, files: Sequence[DataFile], rows: int) -> None:
@@ -202,21 +202,21 @@ def _is_left_behind(path: str, app: str, low: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveTask:
-    """What a worker does with the numbers of some slices: it reads and writes each, and returns its files."""
+    """What a worker does with the numbers of some shares: it reads and writes each, and returns its files."""
 
     origin: Origin
     table_url: str
     table: LakeTable
-    parts: tuple[Slice, ...]
+    shares: tuple[Share, ...]
     snapshot: str
     name: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield self._written(self.parts[number])
+                yield self._written(self.shares[number])
 
-    def _written(self, part: Slice) -> pa.RecordBatch:
+    def _written(self, share: Share) -> pa.RecordBatch:
         import pyarrow as pa
         from pyspark import TaskContext
 
@@ -224,7 +224,7 @@ class ArchiveTask:
         attempt = context.taskAttemptId() if context is not None else 0
         columns = [column.sql for column in COLUMNS[SOURCES[self.table]]]
         with TaskFiles(self.table_url, self.table, self.origin.service, f"{self.name}-{attempt}") as writing:
-            for rows in copy(self.origin.url, part, columns, snapshot=self.snapshot):
+            for rows in copy(self.origin.url, share, columns, snapshot=self.snapshot):
                 writing.add(rows)
         files = writing.files
         return pa.RecordBatch.from_pydict(

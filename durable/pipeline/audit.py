@@ -8,9 +8,10 @@ It fails when anything is lost or was handled twice. What is alien or late is sh
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -96,22 +97,23 @@ def audit(
         services,
     )
     show(1, _STEPS)
-    in_slices = ledger.suspects(spark, [*sent, *received], edges)
-    suspects = (unbalanced(history) if in_slices is None else in_slices).persist(StorageLevel.MEMORY_AND_DISK)
-    ids = [row["id"] for row in records(suspects.limit(_FEW + 1))]
-    show(2, _STEPS)
-    if len(ids) <= _FEW:  # their rows are read once, rather than joined once for each kind of finding
-        few_sent, few_received = (ledger.rows(spark, side, ids).persist() for side in (sent, received))
-        of_suspects = History(few_sent, few_received, history.quarantined, services)
-    else:
-        of_suspects = of(history, suspects)
-    found = findings(of_suspects, history.received, edges, question.late_after).persist(StorageLevel.MEMORY_AND_DISK)
-    counts = {row["finding"]: row["count"] for row in records(found.groupBy("finding").count())}
-    if out is not None:
-        found.write.parquet(out if "://" in out else f"file://{Path(out).absolute()}")
-    examples = _examples(found, counts, question.example_count)
-    for kept in (found, suspects, of_suspects.sent, of_suspects.received):
-        kept.unpersist()
+    with ExitStack() as stack:
+        kept = partial(_kept, stack)
+        in_slices = ledger.suspects(spark, [*sent, *received], edges)
+        suspects = kept(unbalanced(history) if in_slices is None else in_slices)
+        ids = [row["id"] for row in records(suspects.limit(_FEW + 1))]
+        show(2, _STEPS)
+        of_suspects: History | None = None
+        if len(ids) > _FEW:
+            of_suspects = of(history, suspects)
+        elif ids:  # their rows are read once, rather than joined once for each kind of finding
+            few_sent, few_received = (kept(ledger.rows(spark, side, ids)) for side in (sent, received))
+            of_suspects = History(few_sent, few_received, history.quarantined, services)
+        found = kept(findings(of_suspects, history.received, edges, question.late_after))
+        counts = {row["finding"]: row["count"] for row in records(found.groupBy("finding").count())}
+        if out is not None:
+            found.write.parquet(out if "://" in out else f"file://{Path(out).absolute()}")
+        examples = _examples(found, counts, question.example_count)
     show(3, _STEPS)
     return Verdict(
         edges.since,
@@ -121,6 +123,12 @@ def audit(
         {kind: counts.get(kind, 0) for kind in FINDINGS},
         examples,
     )
+
+
+def _kept(stack: ExitStack, rows: DataFrame) -> DataFrame:
+    """Computed once, and let go of when the audit ends."""
+    stack.callback(rows.unpersist)
+    return rows.persist(StorageLevel.MEMORY_AND_DISK)
 
 
 def _all(spark: SparkSession, lakes: Sequence[Lake], table: LakeTable, since: date | None = None) -> DataFrame:

@@ -13,12 +13,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.settings import check_database_url
 from durable.storage.database import translated
-from durable.storage.slices import Slice, join_sql
+from durable.storage.slices import Share, join_sql
 
 if TYPE_CHECKING:
     import pyarrow
 
 _BATCH_BYTES = 4 << 20
+_NO_PERMISSION = "42501"
 _NETWORK = {  # a peer that is gone is noticed within some 20 seconds
     "connect_timeout": "10",
     "keepalives_idle": "5",
@@ -29,9 +30,13 @@ _NETWORK = {  # a peer that is gone is noticed within some 20 seconds
 
 
 def copy(
-    url: str, part: Slice, columns: Sequence[str], *, snapshot: str | None = None
+    url: str, share: Share, columns: Sequence[str], *, snapshot: str | None = None
 ) -> Iterator[pyarrow.RecordBatch]:
-    """The rows of this slice. Raises StorageUnavailable when the database cannot be used, or the snapshot is over."""
+    """The rows of these slices.
+
+    Raises StorageUnavailable when the database cannot be used, or the snapshot is over; InvalidSetting when the role
+    may not read them.
+    """
     from adbc_driver_manager import Error
     from adbc_driver_postgresql import StatementOptions, dbapi
 
@@ -42,11 +47,15 @@ def copy(
             if snapshot is not None:
                 cursor.execute(join_sql(snapshot))
             cursor.adbc_statement.set_options(**options)
-            cursor.execute(part.select(columns))
-            with closing(cursor.fetch_record_batch()) as batches:
-                yield from (batch for batch in batches if batch.num_rows)
+            for part in share:
+                cursor.execute(part.select(columns))
+                with closing(cursor.fetch_record_batch()) as batches:
+                    yield from (batch for batch in batches if batch.num_rows)
     except Error as error:
-        raise StorageUnavailable(f"reading {part.relation} failed: {str(error).strip()}") from error
+        said = f"reading from the database failed: {' '.join(str(error).split())}"
+        if error.sqlstate == _NO_PERMISSION:
+            raise InvalidSetting(f"{said}; let the role run: durable-agent migrate --grant-to ROLE") from error
+        raise StorageUnavailable(said) from error
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """The Parquet files that one task writes: one for each day, and for each side of a day.
 
-    Arrow batches ──> sorted by day and side ──> gathered into row groups ──> part-<name>-<n>.parquet
+    Arrow batches ──> parted by day and side ──> gathered into row groups ──> part-<name>-<n>.parquet
 
 A day is a partition of the lake; a file of one side has statistics that let a reader of the other side pass it over.
+Within a row group the rows of one message type lie together, and the page index says where.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class _OpenFile:
         import pyarrow as pa
 
         if self.gathered:
-            self.writer.write_table(pa.Table.from_batches(self.gathered), row_group_size=self.gathered_rows)
+            rows = _by_type(pa.Table.from_batches(self.gathered))
+            self.writer.write_table(rows, row_group_size=self.gathered_rows)
             self.rows += self.gathered_rows
             self.gathered, self.gathered_rows, self.gathered_bytes = [], 0, 0
 
@@ -134,7 +136,12 @@ class TaskFiles:
         few: Any = [name for name in self._schema.names if name in _FEW_VALUES]
         described: list[pq.FileMetaData] = []
         writer = pq.ParquetWriter(
-            stream, self._schema, compression="zstd", use_dictionary=few, metadata_collector=described
+            stream,
+            self._schema,
+            compression="zstd",
+            use_dictionary=few,
+            write_page_index=True,
+            metadata_collector=described,
         )
         closing.callback(writer.close)
         return _OpenFile(path, day, stream, writer, described, closing)
@@ -145,6 +152,14 @@ class TaskFiles:
         size = file.stream.tell()
         file.closing.close()
         return DataFile(file.path, file.day, file.rows, size, _statistics(file.described[0]))
+
+
+def _by_type(rows: pa.Table) -> pa.Table:
+    """Those of one message type together, in the order in which they came."""
+    from pyarrow.compute import call_function
+
+    types = rows["message_type"].combine_chunks().dictionary_encode()
+    return rows if len(types.dictionary) == 1 else rows.take(call_function("sort_indices", [types.indices]))
 
 
 def _statistics(metadata: pq.FileMetaData) -> str:

@@ -1,8 +1,8 @@
 """The ids that do not balance, found by Python tasks that read the lakes' Parquet files themselves, through Arrow.
 
     files of both sides ──> task k of n: the ids whose last byte is k modulo n, summed up by id ──> those that differ
-                        ──> a task for each file: how many rows of what                         ──> totals
-                        ──> a task for each file: the rows of a few ids                         ──> DataFrame
+                        ──> tasks that share the files: how many rows of what                   ──> totals
+                        ──> tasks that share the files: the rows of a few ids                   ──> DataFrame
 
 No row passes the JVM and none is shuffled, which costs a fifth of `matching.unbalanced`, for the price that each of
 the n tasks reads all ids. So beyond MOST_SLICES tasks, which is some hundred million rows, Spark's shuffle is the
@@ -11,10 +11,10 @@ better way. Both find the same ids, and either may suspect too many, never too f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from durable.pipeline.session import needs_spark
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 MOST_SLICES: Final = 32
 _ROWS_OF_A_SLICE: Final = 5_000_000
+_ROWS_OF_A_TASK: Final = 1_000_000
 _BATCH_ROWS: Final = 1 << 17
 
 # As in durable.pipeline.matching: what a row adds to the sum of its id.
@@ -63,7 +64,7 @@ _SHOWN: Final = (
     "deliver_by",
 )
 
-Batches = Iterable[pa.RecordBatch]
+Batches: TypeAlias = Iterable[pa.RecordBatch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,12 @@ class Source:
     lake: str
     url: str
     side: str
-    files: Sequence[str]
-    rows: int
+    files: Mapping[str, int]
+    """How many rows each has."""
+
+    @property
+    def rows(self) -> int:
+        return sum(self.files.values())
 
     @property
     def expected(self) -> str:
@@ -83,9 +88,13 @@ class Source:
 
     def batches(self, columns: Sequence[str], condition: ds.Expression, files: Sequence[str] | None = None) -> Batches:
         """In a task, which has one core."""
-        data = places.dataset(self.url, self.files if files is None else files, file_schema("history"))
+        data = places.dataset(self.url, list(self.files) if files is None else files, file_schema("history"))
         wanted = condition & (ds.field("side") == self.side)
         yield from data.to_batches(columns=list(columns), filter=wanted, use_threads=False, batch_size=_BATCH_ROWS)
+
+
+Share: TypeAlias = Sequence[tuple[Source, str]]
+"""The files of one task."""
 
 
 def sources(lakes: Iterable[Lake], side: str, since: date | None = None) -> list[Source]:
@@ -94,7 +103,7 @@ def sources(lakes: Iterable[Lake], side: str, since: date | None = None) -> list
     for lake in {lake.url: lake for lake in lakes}.values():
         files = lake.sizes("history", since)
         if files:
-            found.append(Source(lake.url, lake.table_url("history"), side, tuple(files), sum(files.values())))
+            found.append(Source(lake.url, lake.table_url("history"), side, files))
     return found
 
 
@@ -103,9 +112,9 @@ def sources(lakes: Iterable[Lake], side: str, since: date | None = None) -> list
 
 def counted(spark: SparkSession, of: Sequence[Source]) -> DataFrame:
     """How many rows each lake has of each service and outcome, and when the first of them ended."""
-    files = [(source, file) for source in of for file in source.files]
+    shares = _shared(of)
     return (
-        _tasks(spark, len(files), partial(_count, files), _COUNTED)
+        _tasks(spark, len(shares), partial(_count, shares), _COUNTED)
         .groupBy("lake", "service", "side", "outcome")
         .agg(
             F.sum("count").alias("count"),
@@ -128,9 +137,16 @@ def suspects(spark: SparkSession, of: Sequence[Source], edges: Edges) -> DataFra
 def rows(spark: SparkSession, of: Sequence[Source], ids: Sequence[bytes]) -> DataFrame:
     """All rows of a few ids."""
     schema = pa.schema([file_schema("history").field(name) for name in _SHOWN])
-    files = [(source, file) for source in of for file in source.files]
+    shares = _shared(of)
     ddl = spark.createDataFrame(schema.empty_table()).schema
-    return _tasks(spark, len(files), partial(_select, files, pa.array(ids, pa.binary())), ddl)
+    return _tasks(spark, len(shares), partial(_select, shares, pa.array(ids, pa.binary())), ddl)
+
+
+def _shared(of: Sequence[Source]) -> list[Share]:
+    """All files, shared out among some tasks: one costs more than a small file does."""
+    files = sorted(((source, file) for source in of for file in source.files), key=lambda each: -each[0].files[each[1]])
+    tasks = min(max(-(-sum(source.rows for source in of) // _ROWS_OF_A_TASK), 2), len(files))
+    return [files[number::tasks] for number in range(tasks)]
 
 
 def _tasks(spark: SparkSession, count: int, task: Callable[[Batches], Batches], schema: object) -> DataFrame:
@@ -146,10 +162,14 @@ def _numbers(batches: Batches) -> Iterator[int]:
         yield from batch.column(0).to_pylist()
 
 
-def _count(files: Sequence[tuple[Source, str]], batches: Batches) -> Iterator[pa.RecordBatch]:
-    columns = ["service", "outcome", "address", "finished_at"]
+def _files(shares: Sequence[Share], batches: Batches) -> Iterator[tuple[Source, str]]:
     for number in _numbers(batches):
-        source, file = files[number]
+        yield from shares[number]
+
+
+def _count(shares: Sequence[Share], batches: Batches) -> Iterator[pa.RecordBatch]:
+    columns = ["service", "outcome", "address", "finished_at"]
+    for source, file in _files(shares, batches):
         table = pa.Table.from_batches(source.batches(columns, pc.scalar(True), [file]), _schema(columns))
         table = table.append_column("local", pc.equal(table["address"], LOCAL))
         found = table.group_by(["service", "outcome", "local"], use_threads=False).aggregate(
@@ -232,9 +252,8 @@ def _is_of(ids: pa.Array, number: int, slices: int) -> pa.Array:
     return pa.array(last[ids.offset if len(last) > len(ids) else 0 :][: len(ids)] % slices == number)
 
 
-def _select(files: Sequence[tuple[Source, str]], ids: pa.Array, batches: Batches) -> Iterator[pa.RecordBatch]:
-    for number in _numbers(batches):
-        source, file = files[number]
+def _select(shares: Sequence[Share], ids: pa.Array, batches: Batches) -> Iterator[pa.RecordBatch]:
+    for source, file in _files(shares, batches):
         for batch in source.batches(_SHOWN, ds.field("id").isin(ids), [file]):
             if batch.num_rows:
                 yield batch

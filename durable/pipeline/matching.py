@@ -79,9 +79,13 @@ class Edges:
     """What the senders had sent before is in the receivers' lakes, if it came to an end."""
 
 
-def findings(of_suspects: History, received: DataFrame, edges: Edges, late_after: timedelta | None = None) -> DataFrame:
+def findings(
+    of_suspects: History | None, received: DataFrame, edges: Edges, late_after: timedelta | None = None
+) -> DataFrame:
     """A row for each: lost, open, alien and twice among all rows of suspicious ids, and late among all received."""
-    found = compared(of_suspects, edges).unionByName(late(received, late_after))
+    found = late(received, late_after)
+    if of_suspects is not None:
+        found = found.unionByName(compared(of_suspects, edges))
     return found.where(_within("sent_at", edges)).withColumn("id", uuid_text("id"))
 
 

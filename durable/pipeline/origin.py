@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from durable.errors import ArchiveConflict, InvalidSetting
 from durable.pipeline.copying import connection
@@ -42,9 +45,25 @@ def find_origin(settings: Settings, service: str | None) -> Origin:
 
 @contextmanager
 def locked(engine: Engine, schema: str) -> Iterator[Connection]:
-    """A connection that holds the archiver's lock, each of whose statements is committed at once."""
+    """A connection that holds the archiver's lock, each of whose statements is committed at once.
+
+    Raises ArchiveConflict when another archiver still holds it after two seconds: that of one which has just died is
+    free as soon as the database has noticed.
+    """
     with translated(), engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         migrator.check_version(conn, schema)
-        if not archives.try_lock(conn, schema):
+        if not _patiently(archives.try_lock, conn, schema):
             raise ArchiveConflict("another archiver is at work on this database; wait for it to end")
-        yield conn
+        try:
+            yield conn
+        finally:
+            with suppress(SQLAlchemyError):  # a connection that is lost has lost its lock
+                archives.unlock(conn, schema)
+
+
+_patiently = Retrying(
+    retry=retry_if_result(operator.not_),
+    wait=wait_fixed(0.1),
+    stop=stop_after_delay(2),
+    retry_error_callback=lambda _: False,
+)

@@ -13,9 +13,9 @@ from durable.errors import InvalidSetting
 from durable.pipeline.columns import COLUMNS
 from durable.pipeline.copying import connection, copy
 from durable.pipeline.filters import condition
-from durable.pipeline.source import ReadOptions, selected
+from durable.pipeline.read_options import ReadOptions, selected
 from durable.storage import migrator, slices
-from durable.storage.slices import Slice
+from durable.storage.slices import Share, Slice
 
 if TYPE_CHECKING:
     import pyarrow
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 _PARTITIONS = 8
 
 
-class SlicePartition(InputPartition):
+class SharePartition(InputPartition):
     """What one task reads."""
 
-    def __init__(self, part: Slice) -> None:
-        super().__init__(part)
-        self.part = part
+    def __init__(self, share: Share) -> None:
+        super().__init__(share)
+        self.share = share
 
 
 class EnvelopeReader(DataSourceReader):
@@ -60,16 +60,17 @@ class EnvelopeReader(DataSourceReader):
         with connection(options.url) as conn:
             migrator.check_version(conn, options.schema)
             if options.snapshot is None:
-                parts = [Slice(slices.relation(options.schema, options.table))]
+                shares: list[Share] = [(Slice(slices.relation(options.schema, options.table)),)]
             else:
-                parts = slices.by_blocks(conn, options.schema, options.table, options.partitions or _PARTITIONS)
-        return [SlicePartition(replace(part, filters=tuple(self._conditions))) for part in parts]
+                shares = slices.by_blocks(conn, options.schema, options.table, options.partitions or _PARTITIONS)
+        filters = tuple(self._conditions)
+        return [SharePartition(tuple(replace(part, filters=filters) for part in share)) for share in shares]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        assert isinstance(partition, SlicePartition)
+        assert isinstance(partition, SharePartition)
         columns = selected(self._options, self._schema)
         yield from as_spark(
-            copy(self._options.url, partition.part, columns, snapshot=self._options.snapshot), self._schema
+            copy(self._options.url, partition.share, columns, snapshot=self._options.snapshot), self._schema
         )
 
 

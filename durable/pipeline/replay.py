@@ -121,6 +121,6 @@ def _chunks(chosen: DataFrame, total: int, chunk_size: int) -> Iterator[DataFram
         (found,) = chosen.select(F.percentile_approx(microseconds, shares, max(10_000, 10 * count))).first() or (None,)
     bounds: list[int | None] = [None, *sorted(set(found or ())), None]
     for low, high in pairwise(bounds):
-        part = chosen if low is None else chosen.where(microseconds >= low)
-        part = part if high is None else part.where(microseconds < high)
+        part = chosen if low is None else chosen.where(F.col("moment") >= F.timestamp_micros(F.lit(low)))
+        part = part if high is None else part.where(F.col("moment") < F.timestamp_micros(F.lit(high)))
         yield part if low is not None else part.union(chosen.where(F.col("moment").isNull()))

@@ -22,8 +22,8 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from durable.pipeline.copying import connection, copy
-from durable.pipeline.reader import SlicePartition, as_spark
-from durable.pipeline.source import ReadOptions, selected
+from durable.pipeline.read_options import ReadOptions, selected
+from durable.pipeline.reader import SharePartition, as_spark
 from durable.storage import archives, migrator, slices
 
 if TYPE_CHECKING:
@@ -66,13 +66,13 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         options = self._options
         count = options.partitions or _PARTITIONS
-        parts = slices.by_transactions(options.schema, options.table, start["xid"], end["xid"], count)
-        return [SlicePartition(part) for part in parts]
+        shares = slices.by_transactions(options.schema, options.table, start["xid"], end["xid"], count)
+        return [SharePartition(share) for share in shares]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        assert isinstance(partition, SlicePartition)
+        assert isinstance(partition, SharePartition)
         columns = selected(self._options, self._schema)
-        yield from as_spark(copy(self._options.url, partition.part, columns), self._schema)
+        yield from as_spark(copy(self._options.url, partition.share, columns), self._schema)
 
     def commit(self, end: Offset) -> None:
         """Nothing: Spark does not call it for the last batch of AvailableNow, so nobody may build on it."""

@@ -65,6 +65,7 @@ BY_TRANSACTION = {each.table: each for each in (HISTORY, DEAD_LETTERS)}
 # ---------------------------------------------------------------- what was archived, and where
 
 LOCK_ARCHIVE = Statement("SELECT pg_try_advisory_lock(:class_id, :key)")
+UNLOCK_ARCHIVE = Statement("SELECT pg_advisory_unlock(:class_id, :key)")
 READ_IDENTITY = Statement("""
 SELECT system_identifier, current_database() AS database FROM pg_control_system()
 """)

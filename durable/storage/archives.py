@@ -67,9 +67,13 @@ class DayDigest(NamedTuple):
 
 
 def try_lock(conn: Connection, schema: str) -> bool:
-    """Take the archiver's lock for as long as this connection lasts, or return False at once."""
-    params = {"class_id": jobs_class(schema), "key": int(Job.ARCHIVE)}
-    return bool(conn.execute(statements.LOCK_ARCHIVE.within(schema), params).scalar_one())
+    """Take the archiver's lock until unlock(), for as long as this connection lasts, or return False at once."""
+    return bool(conn.execute(statements.LOCK_ARCHIVE.within(schema), _lock(schema)).scalar_one())
+
+
+def unlock(conn: Connection, schema: str) -> None:
+    """Give it back now: that of a connection which is merely closed is free a moment later."""
+    conn.execute(statements.UNLOCK_ARCHIVE.within(schema), _lock(schema))
 
 
 def app_id(conn: Connection, schema: str, service: str, table: str) -> str:
@@ -172,3 +176,7 @@ def drop_day(conn: Connection, schema: str, day: date) -> str:
 
 def _midnight(day: date | None) -> datetime | None:
     return None if day is None else datetime.combine(day, time.min, UTC)
+
+
+def _lock(schema: str) -> dict[str, int]:
+    return {"class_id": jobs_class(schema), "key": int(Job.ARCHIVE)}

@@ -18,7 +18,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DataError, DBAPIError, SQLAlchemyError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
 from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
@@ -47,6 +47,7 @@ class Database:
             async_url(settings), pool_size=settings.agent_pool_size, max_overflow=2, pool_timeout=10
         )
         end_idle_transactions(self.engine.sync_engine, AGENTS_LONGEST_IDLE)
+        close_left_behind(self.engine.sync_engine)
 
     async def transaction(
         self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
@@ -111,6 +112,22 @@ def end_idle_transactions(engine: Engine, longest_idle: timedelta) -> None:
         cursor.execute(statement)
         cursor.close()
         connection.commit()
+
+
+def close_left_behind(engine: Engine) -> None:
+    """Close each connection that is given back after the engine was disposed of.
+
+    Its pool is nobody's any more: it would stay open for as long as the garbage collector lets it.
+    """
+
+    @event.listens_for(engine, "connect")
+    def _connected(_: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
+        entry.info["pool"] = engine.pool
+
+    @event.listens_for(engine, "checkin")
+    def _returned(_: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
+        if entry.info.get("pool") is not engine.pool:
+            entry.invalidate()
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Who owns which work: claims that ended, work without an owner, work whose time has come or gone.
 
-The same for both tables: `table` is `statements.OUTGOING` or `statements.INCOMING`.
+The same for both tables: `table` is `recovery_statements.OUTGOING` or `INCOMING`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from durable.envelope import Lease, NodeId
-from durable.storage.statements import Recovery
+from durable.storage.recovery_statements import Recovery
 
 
 class Backlog(NamedTuple):

@@ -3,7 +3,6 @@
 nodes_class(schema), node id    held by a node's own connection for as long as the node lives
 jobs_class(schema), Job         held by one transaction, so that one node at a time does that job; that of ARCHIVE by
                                 a session, because an archiver's work is many transactions
-jobs_class(schema), Job         held by one transaction, so that one node at a time does that job
 keys_class(schema), hash        of an ordering key: held by one transaction, so that one node at a time claims its rows
 """
 

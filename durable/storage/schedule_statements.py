@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.statements import _FROM_INCOMING, _FROM_OUTGOING, _HISTORY, Statement
+from durable.storage.statements import FROM_INCOMING, FROM_OUTGOING, HISTORY, Statement
 
 # ---------------------------------------------------------------- recurring schedules
 
@@ -132,7 +132,7 @@ WITH chosen AS ({chosen}
 ), changed AS (
     DELETE FROM {{schema}}.{table} AS row USING chosen WHERE {this} RETURNING row.*
 ), history AS (
-    INSERT INTO {{schema}}.envelope_history ({_HISTORY})
+    INSERT INTO {{schema}}.envelope_history ({HISTORY})
     SELECT id, '{side}', 'cancelled', {history}, 0, CAST(:reason AS text) FROM changed
 )
 SELECT seq, true AS done FROM changed
@@ -158,13 +158,13 @@ SELECT seq, seq IN (SELECT seq FROM changed) AS done FROM chosen{told}
 # An id that left later than it is remembered by the receiver could not be told from a duplicate.
 WAITING: Final = {
     "incoming": Waiting(
-        "incoming", "incoming_envelopes", "endpoint", _FROM_INCOMING, "CAST(:dedupe_window AS interval) IS NOT NULL"
+        "incoming", "incoming_envelopes", "endpoint", FROM_INCOMING, "CAST(:dedupe_window AS interval) IS NOT NULL"
     ),
     "outgoing": Waiting(
         "outgoing",
         "outgoing_envelopes",
         "destination",
-        _FROM_OUTGOING,
+        FROM_OUTGOING,
         "CAST(:at AS timestamptz) < row.sent_at + CAST(:dedupe_window AS interval)",
     ),
 }

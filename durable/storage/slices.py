@@ -1,10 +1,11 @@
-"""Parts of tables that tasks read at the same time, each with one COPY.
+"""Parts of tables that tasks read at the same time: each task has a share, which is a slice of a leaf or several.
 
-By blocks, for a whole table: each leaf is cut into ranges of ctid. Rows move between blocks, and between leaves, while
-a table is read; so this is right only within one snapshot, which the driver exports and every task joins.
+By blocks, for a whole table: the blocks of all leaves, laid end to end, are cut into shares of one size, whatever the
+size of each leaf. Rows move between blocks, and between leaves, while a table is read; so this is right only within
+one snapshot, which the driver exports and every task joins.
 
-    with exported_snapshot(engine) as snapshot:        slices(conn, ...)  ──>  task: JOIN SNAPSHOT, COPY slice
-                                                                          ──>  task: JOIN SNAPSHOT, COPY slice
+    with exported_snapshot(engine) as snapshot:        shares(conn, ...)  ──>  task: JOIN SNAPSHOT, COPY each slice
+                                                                          ──>  task: JOIN SNAPSHOT, COPY each slice
 
 By transactions, for a range that has no gaps any more: a row keeps the transaction that wrote it, wherever it lies.
 """
@@ -13,14 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple, TypeAlias
 
 from sqlalchemy import Connection, Engine
 
 from durable.storage import archive_statements as statements
-
-_LAST_BLOCK = 2**32 - 2
 
 
 class Snapshot(NamedTuple):
@@ -57,6 +57,18 @@ class Slice:
             yield f"xid >= {low} AND xid < {high}"
 
 
+Share: TypeAlias = tuple[Slice, ...]
+"""What one task reads."""
+
+
+class Extent(NamedTuple):
+    """Blocks of one leaf, without `end`."""
+
+    leaf: str
+    first: int
+    end: int
+
+
 class Survey(NamedTuple):
     """The rows of a range of transactions that one leaf holds, and the blocks that they lie in."""
 
@@ -66,8 +78,8 @@ class Survey(NamedTuple):
     last_block: int
 
     @property
-    def blocks(self) -> int:
-        return self.last_block - self.first_block + 1
+    def extent(self) -> Extent:
+        return Extent(self.leaf, self.first_block, self.last_block + 1)
 
 
 @contextmanager
@@ -92,30 +104,26 @@ def relation(schema: str, table: str) -> str:
     return f'"{schema}"."{table}"'
 
 
-def by_blocks(conn: Connection, schema: str, table: str, count: int) -> list[Slice]:
-    """The whole table in about so many slices of about equal size, and one for each leaf at least."""
+def by_blocks(conn: Connection, schema: str, table: str, count: int) -> list[Share]:
+    """The whole table in up to so many shares; none is empty unless the table is, which is one share."""
     leaves = conn.execute(statements.READ_LEAVES.within(schema), {"table": relation(schema, table)}).all()
-    total = sum(blocks for _, blocks in leaves)
+    shared = _shared([Extent(leaf, 0, blocks) for leaf, blocks in leaves], count)
+    return [tuple(Slice(relation(schema, leaf), blocks=(first, end)) for leaf, first, end in each) for each in shared]
+
+
+def by_transactions(schema: str, table: str, low: int, high: int, count: int) -> list[Share]:
+    """The rows of these transactions, in up to so many shares."""
+    count = max(min(count, high - low), 1)
+    bounds = [low + (high - low) * number // count for number in range(count + 1)]
+    return [(Slice(relation(schema, table), xids=xids),) for xids in pairwise(bounds)]
+
+
+def of_survey(schema: str, found: Sequence[Survey], low: int, high: int, count: int) -> list[Share]:
+    """What was found, in up to so many shares of about as many blocks each."""
+    shared = _shared([each.extent for each in found], count)
     return [
-        Slice(relation(schema, leaf), blocks=cut)
-        for leaf, blocks in leaves
-        for cut in _cut(0, blocks, count * blocks // total if total else 1, end=_LAST_BLOCK)
-    ]
-
-
-def by_transactions(schema: str, table: str, low: int, high: int, count: int) -> list[Slice]:
-    """The rows of these transactions, in up to so many slices."""
-    whole = Slice(relation(schema, table))
-    return [replace(whole, xids=cut) for cut in _cut(low, high, min(count, high - low), end=high)]
-
-
-def of_survey(schema: str, found: Sequence[Survey], low: int, high: int, count: int) -> list[Slice]:
-    """What was found, in about so many slices of about as many blocks each."""
-    total = sum(each.blocks for each in found)
-    return [
-        Slice(relation(schema, each.leaf), blocks=cut, xids=(low, high))
-        for each in found
-        for cut in _cut(each.first_block, each.last_block + 1, count * each.blocks // total, end=each.last_block + 1)
+        tuple(Slice(relation(schema, leaf), blocks=(first, end), xids=(low, high)) for leaf, first, end in each)
+        for each in shared
     ]
 
 
@@ -126,8 +134,17 @@ def survey(conn: Connection, schema: str, table: str, low: int, high: int) -> li
     return [Survey(leaf, count, int(first), int(last)) for leaf, count, first, last in rows]
 
 
-def _cut(start: int, stop: int, count: int, *, end: int) -> list[tuple[int, int]]:
-    """[start, stop) in `count` ranges of about one size; the last of them goes on to `end`."""
-    count = max(count, 1)
-    bounds = [start + (stop - start) * index // count for index in range(count)]
-    return list(zip(bounds, [*bounds[1:], end], strict=True))
+def _shared(extents: Sequence[Extent], count: int) -> list[list[Extent]]:
+    """Their blocks laid end to end, and cut into so many shares of about one size."""
+    extents = [each for each in extents if each.first < each.end]
+    ends = list(accumulate(each.end - each.first for each in extents))
+    total = ends[-1] if ends else 0
+    count = max(min(count, total), 1)
+    return [
+        [
+            Extent(each.leaf, max(each.first, each.end - end + low), min(each.end, each.end - end + high))
+            for each, end in zip(extents, ends, strict=True)
+            if low < end and high > end - (each.end - each.first)
+        ]
+        for low, high in pairwise(total * number // count for number in range(count + 1))
+    ]

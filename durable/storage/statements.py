@@ -1,7 +1,8 @@
 """Every SQL statement that touches an envelope, named, with why it is written so.
 
-Those about nodes, locks, partitions and versions are in durable.storage.housekeeping, those about circuits in
-durable.storage.circuit_statements, and those that read and resolve dead letters in durable.storage.letter_statements.
+Those of recovery are in durable.storage.recovery_statements, those about nodes, locks, partitions and versions in
+durable.storage.housekeeping, those about circuits in durable.storage.circuit_statements, and those that read and
+resolve dead letters in durable.storage.letter_statements.
 
 Rules that hold throughout:
 - Batches travel as arrays through unnest: one statement for any number of envelopes.
@@ -53,17 +54,17 @@ _SELECT_ENVELOPE: Final = (
 )
 _QUEUEING: Final = "owner_id, ordering_key, fair_key"
 _UNNEST_QUEUEING: Final = "CAST(:owner_id AS integer[]), CAST(:ordering_key AS text[]), CAST(:fair_key AS text[])"
-_MINE: Final = (
+MINE: Final = (
     "unnest(CAST(:ids AS uuid[]), CAST(:addresses AS text[]), CAST(:epochs AS integer[])) AS mine (id, address, epoch)"
 )
 # `+ 0` hides the owner from the planner: without statistics it takes the index of owned rows, which are all of a
 # node's, for the shorter way, and compares each of them with each id.
-_FENCE: Final = "row.id = mine.id AND row.epoch = mine.epoch AND row.owner_id + 0 = :node"
-_FENCE_OUTGOING: Final = f"{_FENCE} AND row.destination = mine.address"
-_FENCE_INCOMING: Final = f"{_FENCE} AND row.endpoint = mine.address"
+FENCE: Final = "row.id = mine.id AND row.epoch = mine.epoch AND row.owner_id + 0 = :node"
+_FENCE_OUTGOING: Final = f"{FENCE} AND row.destination = mine.address"
+_FENCE_INCOMING: Final = f"{FENCE} AND row.endpoint = mine.address"
 _THIS: Final = "id = :id AND endpoint = :endpoint AND owner_id + 0 = :node AND epoch = :epoch"
 
-_HISTORY: Final = (
+HISTORY: Final = (
     "id, side, outcome, address, message_type, source, correlation_id, causation_id, partition_key, sent_at, "
     "deliver_by, received_at, attempts, interruptions, content_type, headers, body, node_id, error"
 )
@@ -71,11 +72,11 @@ _HISTORY: Final = (
 _KEPT: Final = ", ".join(
     f"CASE WHEN CAST(:keep_body AS boolean) THEN {column} END" for column in ("content_type", "headers", "body")
 )
-_FROM_OUTGOING: Final = (
+FROM_OUTGOING: Final = (
     "destination, message_type, source, correlation_id, causation_id, partition_key, sent_at, deliver_by, "
     f"CAST(NULL AS timestamptz), attempts, interruptions, {_KEPT}"
 )
-_FROM_INCOMING: Final = (
+FROM_INCOMING: Final = (
     "endpoint, message_type, source, correlation_id, causation_id, partition_key, sent_at, deliver_by, received_at, "
     f"attempts, interruptions, {_KEPT}"
 )
@@ -161,24 +162,24 @@ FROM claimed ORDER BY seq
 
 DELETE_SENT = Statement(f"""
 WITH sent AS (
-    DELETE FROM {{schema}}.outgoing_envelopes AS row USING {_MINE}
+    DELETE FROM {{schema}}.outgoing_envelopes AS row USING {MINE}
     WHERE {_FENCE_OUTGOING}
     RETURNING row.*
 ), history AS (
-    INSERT INTO {{schema}}.envelope_history ({_HISTORY})
-    SELECT id, 'outgoing', 'sent', {_FROM_OUTGOING}, :node, NULL FROM sent
+    INSERT INTO {{schema}}.envelope_history ({HISTORY})
+    SELECT id, 'outgoing', 'sent', {FROM_OUTGOING}, :node, NULL FROM sent
 )
 SELECT count(*) FROM sent
 """)
 
 COUNT_FAILED_SEND = Statement(f"""
 UPDATE {{schema}}.outgoing_envelopes AS row SET attempts = row.attempts + 1
-FROM {_MINE} WHERE {_FENCE_OUTGOING}
+FROM {MINE} WHERE {_FENCE_OUTGOING}
 """)
 
 DEAD_LETTER_OUTGOING = Statement(f"""
 WITH moved AS (
-    DELETE FROM {{schema}}.outgoing_envelopes AS row USING {_MINE}
+    DELETE FROM {{schema}}.outgoing_envelopes AS row USING {MINE}
     WHERE {_FENCE_OUTGOING}
     RETURNING row.*
 ), letters AS (
@@ -188,8 +189,8 @@ WITH moved AS (
         ordering_key, fair_key
     FROM moved
 ), history AS (
-    INSERT INTO {{schema}}.envelope_history ({_HISTORY})
-    SELECT id, 'outgoing', 'dead-lettered', {_FROM_OUTGOING}, :node, :reason FROM moved
+    INSERT INTO {{schema}}.envelope_history ({HISTORY})
+    SELECT id, 'outgoing', 'dead-lettered', {FROM_OUTGOING}, :node, :reason FROM moved
 )
 SELECT count(*) FROM moved
 """)
@@ -198,16 +199,16 @@ SELECT count(*) FROM moved
 # expired by an earlier run of this statement, whose reply was lost, and it must not be sent then.
 EXPIRE_OWNED_OUTGOING = Statement(f"""
 WITH expired AS (
-    DELETE FROM {{schema}}.outgoing_envelopes AS row USING {_MINE}
+    DELETE FROM {{schema}}.outgoing_envelopes AS row USING {MINE}
     WHERE {_FENCE_OUTGOING} AND row.deliver_by < clock_timestamp()
     RETURNING row.*
 ), history AS (
-    INSERT INTO {{schema}}.envelope_history ({_HISTORY})
-    SELECT id, 'outgoing', 'expired', {_FROM_OUTGOING}, :node, 'expired before it was sent' FROM expired
+    INSERT INTO {{schema}}.envelope_history ({HISTORY})
+    SELECT id, 'outgoing', 'expired', {FROM_OUTGOING}, :node, 'expired before it was sent' FROM expired
 )
 SELECT id, true AS expired FROM expired
 UNION ALL
-SELECT row.id, false FROM {{schema}}.outgoing_envelopes AS row, {_MINE}
+SELECT row.id, false FROM {{schema}}.outgoing_envelopes AS row, {MINE}
 WHERE {_FENCE_OUTGOING} AND row.id NOT IN (SELECT id FROM expired)
 """)
 
@@ -280,12 +281,12 @@ FROM claimed ORDER BY seq
 FINISH_HANDLED = Statement(f"""
 WITH handled AS (
     DELETE FROM {{schema}}.incoming_envelopes AS row
-    USING {_MINE}
+    USING {MINE}
     WHERE {_FENCE_INCOMING}
     RETURNING row.*
 ), history AS (
-    INSERT INTO {{schema}}.envelope_history ({_HISTORY})
-    SELECT id, 'incoming', 'handled', {_FROM_INCOMING}, :node, NULL FROM handled
+    INSERT INTO {{schema}}.envelope_history ({HISTORY})
+    SELECT id, 'incoming', 'handled', {FROM_INCOMING}, :node, NULL FROM handled
 )
 SELECT count(*) FROM handled
 """)
@@ -337,8 +338,8 @@ WITH moved AS (
     UPDATE {{schema}}.failed_attempts AS attempt SET letter_id = letters.letter_id
     FROM letters WHERE attempt.id = letters.id AND attempt.endpoint = letters.address AND attempt.letter_id IS NULL
 ), history AS (
-    INSERT INTO {{schema}}.envelope_history ({_HISTORY})
-    SELECT id, 'incoming', 'dead-lettered', {_FROM_INCOMING}, :node, :reason FROM moved
+    INSERT INTO {{schema}}.envelope_history ({HISTORY})
+    SELECT id, 'incoming', 'dead-lettered', {FROM_INCOMING}, :node, :reason FROM moved
 )
 SELECT count(*) FROM moved
 """)
@@ -350,103 +351,8 @@ WITH expired AS (
     WHERE {_THIS} AND deliver_by < clock_timestamp() + CAST(:within AS interval)
     RETURNING *
 ), history AS (
-    INSERT INTO {{schema}}.envelope_history ({_HISTORY})
-    SELECT id, 'incoming', 'expired', {_FROM_INCOMING}, :node, CAST(:reason AS text) FROM expired
+    INSERT INTO {{schema}}.envelope_history ({HISTORY})
+    SELECT id, 'incoming', 'expired', {FROM_INCOMING}, :node, CAST(:reason AS text) FROM expired
 )
 SELECT count(*) FROM expired
 """)
-
-
-# ---------------------------------------------------------------- recovery: the same for both tables
-
-
-class Recovery:
-    """The statements of recovery for one of the two tables of work."""
-
-    def __init__(
-        self, table: str, side: str, group_column: str, address_column: str, history: str, unshared: str = ""
-    ) -> None:
-        # The groups (destinations or message types) that have unowned work, by a loose scan of the partial index:
-        # one step for each group, however many rows it has. What is ordered, or shared out, is looked for elsewhere.
-        unowned = f"owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL{unshared}"
-        self.unowned_groups = Statement(f"""
-WITH RECURSIVE found AS (
-    (SELECT {group_column} AS name FROM {{schema}}.{table} WHERE {unowned}
-     ORDER BY {group_column} LIMIT 1)
-    UNION ALL
-    SELECT (SELECT {group_column} FROM {{schema}}.{table}
-            WHERE {unowned} AND {group_column} > found.name
-            ORDER BY {group_column} LIMIT 1)
-    FROM found WHERE found.name IS NOT NULL
-)
-SELECT name FROM found WHERE name IS NOT NULL
-""")
-        self.owners = Statement(f"""
-WITH RECURSIVE found AS (
-    (SELECT owner_id FROM {{schema}}.{table} WHERE owner_id <> 0 ORDER BY owner_id LIMIT 1)
-    UNION ALL
-    SELECT (SELECT owner_id FROM {{schema}}.{table} WHERE owner_id <> 0 AND owner_id > found.owner_id
-            ORDER BY owner_id LIMIT 1)
-    FROM found WHERE found.owner_id IS NOT NULL
-)
-SELECT owner_id FROM found WHERE owner_id IS NOT NULL
-""")
-        # A dead node's rows, bounded, each marked: its owner died while it had it.
-        self.release_dormant = Statement(f"""
-WITH dormant AS (
-    SELECT id, {address_column} FROM {{schema}}.{table} WHERE owner_id = :node
-    LIMIT :batch_size FOR UPDATE SKIP LOCKED
-)
-UPDATE {{schema}}.{table} AS row
-SET owner_id = 0, epoch = row.epoch + 1, interruptions = row.interruptions + 1
-FROM dormant WHERE row.id = dormant.id AND row.{address_column} = dormant.{address_column} AND row.owner_id = :node
-""")
-        # A node that stops: its rows were not being worked on.
-        self.release_all = Statement(f"""
-UPDATE {{schema}}.{table} SET owner_id = 0, epoch = epoch + 1 WHERE owner_id = :node
-""")
-        self.owned_by = Statement(f"""
-SELECT id, {address_column} AS address, epoch FROM {{schema}}.{table} WHERE owner_id = :node
-""")
-        self.release = Statement(f"""
-UPDATE {{schema}}.{table} AS row SET owner_id = 0, epoch = row.epoch + 1
-FROM {_MINE} WHERE {_FENCE} AND row.{address_column} = mine.address
-""")
-        self.promote_due = Statement(f"""
-WITH due AS (
-    SELECT id, {address_column} FROM {{schema}}.{table} WHERE execution_time <= now() AND owner_id = 0
-    ORDER BY execution_time LIMIT :batch_size FOR UPDATE SKIP LOCKED
-)
-UPDATE {{schema}}.{table} AS row SET execution_time = NULL
-FROM due WHERE row.id = due.id AND row.{address_column} = due.{address_column}
-""")
-        self.expire = Statement(f"""
-WITH late AS (
-    SELECT id, {address_column} FROM {{schema}}.{table} WHERE deliver_by < now() AND owner_id = 0
-    ORDER BY deliver_by LIMIT :batch_size FOR UPDATE SKIP LOCKED
-), expired AS (
-    DELETE FROM {{schema}}.{table} AS row USING late
-    WHERE row.id = late.id AND row.{address_column} = late.{address_column}
-    RETURNING row.*
-), history AS (
-    INSERT INTO {{schema}}.envelope_history ({_HISTORY})
-    SELECT id, '{side}', 'expired', {history}, :node, 'expired while it waited' FROM expired
-)
-SELECT count(*) FROM expired
-""")
-        self.backlog = Statement(f"""
-SELECT {group_column} AS name, count(*) AS total, count(*) FILTER (WHERE owner_id = 0) AS unowned,
-    count(*) FILTER (WHERE execution_time IS NOT NULL) AS scheduled,
-    clock_timestamp() - min(sent_at) FILTER (WHERE execution_time IS NULL) AS oldest_age,
-    clock_timestamp() - min(sent_at) FILTER (WHERE execution_time IS NULL AND owner_id = 0) AS oldest_unowned_age
-FROM {{schema}}.{table} GROUP BY {group_column} ORDER BY {group_column}
-""")
-        self.owned_counts = Statement(f"""
-SELECT owner_id, count(*) AS count FROM {{schema}}.{table} WHERE owner_id <> 0 GROUP BY owner_id
-""")
-
-
-OUTGOING = Recovery("outgoing_envelopes", "outgoing", "destination", "destination", _FROM_OUTGOING)
-INCOMING = Recovery(
-    "incoming_envelopes", "incoming", "message_type", "endpoint", _FROM_INCOMING, " AND fair_key IS NULL"
-)

@@ -10,9 +10,10 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from durable.envelope import NodeId
-from durable.storage import circuits, gauges, housekeeping, leases, statements
+from durable.storage import circuits, gauges, housekeeping, leases
 from durable.storage.gauges import Gauges
 from durable.storage.leases import Backlog
+from durable.storage.recovery_statements import INCOMING, OUTGOING, Recovery
 
 
 class Server(NamedTuple):
@@ -57,10 +58,10 @@ class Picture(NamedTuple):
 
 def read(conn: Connection, schema: str) -> Picture:
     """Everything. Owners are read before nodes: a node that registers in between owns nothing that was seen."""
-    owned = [_owned_counts(conn, schema, table) for table in (statements.OUTGOING, statements.INCOMING)]
+    owned = [_owned_counts(conn, schema, table) for table in (OUTGOING, INCOMING)]
     return Picture(
-        outgoing=leases.backlog(conn, schema, statements.OUTGOING),
-        incoming=leases.backlog(conn, schema, statements.INCOMING),
+        outgoing=leases.backlog(conn, schema, OUTGOING),
+        incoming=leases.backlog(conn, schema, INCOMING),
         owned_outgoing=owned[0],
         owned_incoming=owned[1],
         gauges=gauges.read(conn, schema),
@@ -88,6 +89,6 @@ def missing_rights(conn: Connection, schema: str) -> list[str]:
     return list(conn.execute(housekeeping.READ_MISSING_RIGHTS.within(schema), {"schema": schema}).scalars())
 
 
-def _owned_counts(conn: Connection, schema: str, table: statements.Recovery) -> dict[NodeId, int]:
+def _owned_counts(conn: Connection, schema: str, table: Recovery) -> dict[NodeId, int]:
     rows = conn.execute(table.owned_counts.within(schema))
     return {NodeId(row.owner_id): int(row[1]) for row in rows}

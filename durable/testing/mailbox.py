@@ -38,8 +38,8 @@ from durable.storage.circuits import Kind
 from durable.storage.database import Database
 from durable.storage.dead_letters import Resolved
 from durable.storage.inbox import Key, parked
+from durable.storage.recovery_statements import INCOMING, Recovery
 from durable.storage.rows import Failure, Letter
-from durable.storage.statements import INCOMING, Recovery
 from durable.testing.circuits import MemoryCircuits
 
 P = ParamSpec("P")

@@ -248,8 +248,17 @@ DECLARE
     whole text := '"{schema}".' || quote_ident(parent);
     part text := '"{schema}".' || quote_ident(child);
     rest text := '"{schema}".' || quote_ident(parent || '_default');
+    granted record;
 BEGIN
     EXECUTE 'CREATE TABLE ' || part || ' (LIKE ' || whole || ' INCLUDING ALL)';
+    -- LIKE copies no rights, and who reads a table in parts names each of them.
+    FOR granted IN
+        SELECT privilege_type AS may,
+            CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END AS role
+        FROM pg_class CROSS JOIN aclexplode(relacl) WHERE oid = CAST(whole AS regclass) AND grantee <> relowner
+    LOOP
+        EXECUTE 'GRANT ' || granted.may || ' ON ' || part || ' TO ' || granted.role;
+    END LOOP;
     EXECUTE 'WITH early AS (DELETE FROM ' || rest || ' WHERE ' || quote_ident(key)
         || ' >= CAST($1 AS ' || kind || ') AND ' || quote_ident(key) || ' < CAST($2 AS ' || kind
         || ') RETURNING *) INSERT INTO ' || part || ' SELECT * FROM early' USING low, high;

@@ -25,6 +25,7 @@ from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten import Forgotten
 from durable.retry import Policy
 from durable.storage import inbox, leases, statements
+from durable.storage.recovery_statements import INCOMING
 from durable.storage.statements import Statement
 from durable.unit_of_work import Outbox
 from tests.failure import leftovers
@@ -261,7 +262,7 @@ async def test_what_a_lost_reply_left_behind_is_handled_in_the_end(
     leftovers.received_orders(shop, shop, [leftovers.envelope(1)], A)  # A lives, and does not know of it
     async with Workbench(shop) as bench:
         agent = bench.handling(A, Clerk(A).handle)
-        forgotten = Forgotten(bench.database, statements.INCOMING, A, bench.counters, agent.held)
+        forgotten = Forgotten(bench.database, INCOMING, A, bench.counters, agent.held)
 
         assert [await forgotten.look() for _ in range(2)] == ([0, 1] if guarded else [0, 0])
         await bench.claim_incoming(agent, A)

@@ -27,9 +27,10 @@ from durable.routing import Routes
 from durable.sending import SendingAgent
 from durable.sessions import Sessions
 from durable.settings import load_settings
-from durable.storage import inbox, leases, outbox, statements
+from durable.storage import inbox, leases, outbox
 from durable.storage.database import Database
 from durable.storage.outbox import Sent
+from durable.storage.recovery_statements import INCOMING, OUTGOING
 from durable.telemetry import Counters
 from durable.transports.base import Sender
 from durable.unit_of_work import Scope
@@ -182,11 +183,11 @@ class Workbench:
 
     async def declare_dead(self, node: NodeId) -> None:
         """What the sweep does with a dormant node, all at once."""
-        for table in (statements.OUTGOING, statements.INCOMING):
+        for table in (OUTGOING, INCOMING):
             await self.database.transaction(leases.release_dormant, table, node, 1_000)
 
     async def promote(self) -> None:
-        for table in (statements.OUTGOING, statements.INCOMING):
+        for table in (OUTGOING, INCOMING):
             await self.database.transaction(leases.promote_due, table, 1_000)
 
 

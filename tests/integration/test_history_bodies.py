@@ -17,8 +17,8 @@ from durable.storage import dead_letters, inbox, leases, outbox
 from durable.storage.dead_letters import Selection, Stretch
 from durable.storage.inbox import Arrival
 from durable.storage.outbox import Sent
+from durable.storage.recovery_statements import INCOMING, OUTGOING
 from durable.storage.rows import Letter
-from durable.storage.statements import INCOMING, OUTGOING
 from durable.testing import eventually
 from tests.failure.leftovers import MESSAGE_TYPE, SCHEMA, envelope, transaction
 from tests.support.tables import Tables, shared_tables

@@ -15,10 +15,11 @@ from sqlalchemy import Connection, create_engine
 
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
 from durable.ordering import Place, Places
-from durable.storage import inbox, leases, ordering, outbox, statements
+from durable.storage import inbox, leases, ordering, outbox
 from durable.storage import ordering_statements as sql
 from durable.storage.inbox import Arrival
 from durable.storage.outbox import Sent
+from durable.storage.recovery_statements import INCOMING
 from durable.storage.statements import Statement
 from tests.failure.leftovers import envelope
 
@@ -97,7 +98,7 @@ class TestWhoseTurn:
         desk.receive(3, key="other")
         first, second = desk.claim()
         desk.run(inbox.retry_later, A, first, delay=timedelta(hours=1))
-        desk.run(leases.release, statements.INCOMING, A, [second.key])
+        desk.run(leases.release, INCOMING, A, [second.key])
         assert numbers(desk.claim("k", "other")) == [3]
         self.make_due(desk)
         assert numbers(desk.claim("k", node=B)) == [1, 2]
@@ -164,7 +165,7 @@ class TestWhoseTurn:
             desk.receive(2, 3)
             second, third = desk.claim()
             desk.run(inbox.retry_later, A, second, delay=timedelta(hours=1))
-            desk.run(leases.release, statements.INCOMING, A, [third.key])
+            desk.run(leases.release, INCOMING, A, [third.key])
             slow.commit()
         assert numbers(desk.claim()) == [1]
 
@@ -212,7 +213,7 @@ class TestWhoseTurn:
         desk.receive(3, key=None)
         ordinary = desk.run(inbox.claim, message_type=TYPES[0], batch_size=10, node=A)
         assert numbers(ordinary) == [3]
-        assert desk.run(leases.unowned_groups, statements.INCOMING) == []
+        assert desk.run(leases.unowned_groups, INCOMING) == []
 
 
 def joining_by_id(conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> None:
@@ -326,9 +327,9 @@ def play(desk: Desk, seed: int) -> list[str]:
                 first, *behind = held[node].pop(key)
                 desk.run(inbox.retry_later, node, first, delay=timedelta(hours=1))
                 if behind:
-                    desk.run(leases.release, statements.INCOMING, node, [lease.key for lease in behind])
+                    desk.run(leases.release, INCOMING, node, [lease.key for lease in behind])
             case "die":
-                desk.run(leases.release_dormant, statements.INCOMING, node, 1_000)
+                desk.run(leases.release_dormant, INCOMING, node, 1_000)
                 held[node] = {}
             case "due":
                 with psycopg.connect(desk.url) as conn:
@@ -356,7 +357,7 @@ class TestLooking:
         desk.receive(4)
         assert self.look(desk) == [("k", None)]
         desk.run(inbox.retry_later, A, first, delay=timedelta(hours=1))
-        desk.run(leases.release, statements.INCOMING, A, [lease.key for lease in behind])
+        desk.run(leases.release, INCOMING, A, [lease.key for lease in behind])
         assert self.look(desk) == [("k", None)]
 
     def test_a_key_whose_turn_is_at_another_nodes_handler_wakes_the_others(self, desk: Desk) -> None:

@@ -25,8 +25,9 @@ from durable.storage.database import Database, channel
 from durable.storage.inbox import Arrival
 from durable.storage.locks import Job
 from durable.storage.outbox import Sent
+from durable.storage.recovery_statements import INCOMING, OUTGOING, Recovery
 from durable.storage.rows import Letter, failure_columns
-from durable.storage.statements import INCOMING, OUTGOING, Recovery
+from durable.storage.statements import Statement
 from tests.conftest import fresh_databases
 from tests.failure.books import waits_for_a_lock
 from tests.failure.leftovers import MESSAGE_TYPE, SCHEMA, envelope
@@ -437,17 +438,17 @@ async def test_of_a_batch_only_the_rows_that_are_still_owned_are_finished(store:
 # ---------------------------------------------------------------- the fence, as the planner sees it
 
 FENCED = {
-    "DELETE_SENT": "outgoing",
-    "COUNT_FAILED_SEND": "outgoing",
-    "DEAD_LETTER_OUTGOING": "outgoing",
-    "EXPIRE_OWNED_OUTGOING": "outgoing",
-    "OUTGOING.release": "outgoing",
-    "FINISH_HANDLED": "incoming",
-    "INCOMING.release": "incoming",
-    "BEGIN_SUSPECT_ATTEMPT": "incoming",
-    "RETRY_LATER": "incoming",
-    "DEAD_LETTER_INCOMING": "incoming",
-    "EXPIRE_OWNED_INCOMING": "incoming",
+    statements.DELETE_SENT: "outgoing",
+    statements.COUNT_FAILED_SEND: "outgoing",
+    statements.DEAD_LETTER_OUTGOING: "outgoing",
+    statements.EXPIRE_OWNED_OUTGOING: "outgoing",
+    OUTGOING.release: "outgoing",
+    statements.FINISH_HANDLED: "incoming",
+    INCOMING.release: "incoming",
+    statements.BEGIN_SUSPECT_ATTEMPT: "incoming",
+    statements.RETRY_LATER: "incoming",
+    statements.DEAD_LETTER_INCOMING: "incoming",
+    statements.EXPIRE_OWNED_INCOMING: "incoming",
 }
 
 
@@ -461,18 +462,16 @@ async def test_a_fence_uses_the_primary_key_and_never_the_owner_index(store: Sto
         await store.send(*(outgoing(number) for number in range(first, first + 2_000)), owner=A)
         await store.receive(*(envelope(number) for number in range(first, first + 2_000)), owner=A)
 
-    for name, side in FENCED.items():
+    for statement, side in FENCED.items():
         address = "destination" if side == "outgoing" else "endpoint"
         keys = await store.rows(f"SELECT id, {address}, 0 FROM durable.{side}_envelopes LIMIT 100")
-        plan = await store.run(explain, name, keys)
+        plan = await store.run(explain, statement, keys)
         indexes = {index for index in _find(plan, "Index Name") if index.startswith(side)}
-        assert indexes == {f"{side}_envelopes_pkey"}, f"{name} uses {indexes or 'no index'}: {json.dumps(plan)}"
+        assert indexes == {f"{side}_envelopes_pkey"}, f"{statement.within('')} uses {indexes or 'no index'}: {plan}"
 
 
-def explain(conn: Connection, schema: str, name: str, keys: Sequence[tuple[Any, str, int]]) -> Any:
+def explain(conn: Connection, schema: str, statement: Statement, keys: Sequence[tuple[Any, str, int]]) -> Any:
     """The plan of a fenced statement for these rows of node A."""
-    owner, _, attribute = name.partition(".")
-    statement = getattr(getattr(statements, owner), attribute) if attribute else getattr(statements, name)
     params = leases.fence(A, keys) | dict(zip(("id", "endpoint", "epoch"), keys[0], strict=True))
     params |= LETTER.parameters() | failure_columns(()) | {"message_digest": 0, "earlier": 20}
     params |= {"delay": timedelta(seconds=1), "counted": 1, "within": timedelta(0), "keep_body": False}

@@ -1,14 +1,17 @@
-"""One Spark session for all tests of the pipeline: it takes seconds to start."""
+"""What tests of the pipeline share: one Spark session, which takes seconds to start, and a database each."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from durable.pipeline.session import spark_session
+from tests.support.archiving import Archiver
 from tests.support.command import ROOT
 
 if TYPE_CHECKING:
@@ -21,7 +24,19 @@ def spark() -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as patch:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         patch.setenv("PYTHONPATH", os.pathsep.join(paths))  # the workers import this tree
+        patch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")  # JVMs that start quickly
         session = spark_session(master="local[2,4]", app_name="durable tests")
         session.conf.set("spark.sql.shuffle.partitions", "2")
         yield session
         session.stop()
+
+
+@pytest.fixture
+def conn(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def archiver(spark: SparkSession, database_url: str, tmp_path: Path) -> Archiver:
+    return Archiver(spark, database_url, tmp_path)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -13,62 +9,16 @@ from typing import Any
 
 import psycopg
 import pytest
-from pyspark.sql import SparkSession
 
 from durable.errors import ArchiveConflict, DurableError, InvalidSetting, StorageUnavailable
-from durable.failpoints import EXIT_STATUS
-from durable.pipeline.archive import Archived, archive
+from durable.pipeline.archive import archive
 from durable.pipeline.copying import opened
-from durable.pipeline.lake import Lake, LakeTable
-from durable.pipeline.origin import Origin
+from durable.pipeline.lake import Lake
 from durable.storage import archives
-from tests.support.command import ROOT
-from tests.support.history import add_history, add_letters, numbers
+from tests.support.archiving import Archiver
+from tests.support.history import add_history, add_letters, add_old_day
 
 MIDNIGHT = datetime(2026, 11, 20, tzinfo=UTC)
-
-
-@pytest.fixture
-def conn(database_url: str) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        yield connection
-
-
-class Archiver:
-    """Archives one database into one lake, and looks at what is there."""
-
-    def __init__(self, spark: SparkSession, url: str, folder: Path) -> None:
-        self.spark = spark
-        self.lake = Lake(str(folder / "lake"))
-        self.origin = Origin(url=url, schema="durable", service="shop")
-
-    def run(self, table: LakeTable = "history", **options: Any) -> Archived:
-        return archive(self.spark, self.lake, table, self.origin, **options)
-
-    def ids(self, table: LakeTable = "history") -> list[int]:
-        return numbers([row.id for row in self.lake.read(self.spark, table).select("id").collect()])
-
-    def files(self) -> list[Path]:
-        """Also those that are no part of it."""
-        return sorted(Path(self.lake.table_url("history")).glob("day=*/*.parquet"))
-
-    def crashes(self, failpoint: str) -> None:
-        """In a process of its own, whose Spark session dies with it."""
-        script = (
-            "import sys; from durable.pipeline.archive import archive; from durable.pipeline.origin import Origin\n"
-            "from durable.pipeline.lake import Lake; from durable.pipeline.session import spark_session\n"
-            "archive(spark_session(master='local[1]'), Lake(sys.argv[1]), 'history',\n"
-            "        Origin(url=sys.argv[2], schema='durable', service='shop'))\n"
-        )
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "DURABLE_FAILPOINT": failpoint}
-        command = [sys.executable, "-c", script, self.lake.url, self.origin.url]
-        died = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
-        assert died.returncode == EXIT_STATUS, died.stderr
-
-
-@pytest.fixture
-def archiver(spark: SparkSession, database_url: str, tmp_path: Path) -> Archiver:
-    return Archiver(spark, database_url, tmp_path)
 
 
 # ---------------------------------------------------------------- what is archived
@@ -119,6 +69,19 @@ def test_each_side_of_a_day_has_files_of_its_own_with_statistics(
     assert described == {"incoming": (10, MIDNIGHT, MIDNIGHT), "outgoing": (5, MIDNIGHT, MIDNIGHT)}
 
 
+def test_rows_of_many_days_are_archived_in_one_run(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
+    days = range(2, 32)
+    for number, day in enumerate(days):
+        add_old_day(conn, day, 5, first=5 * number + 1)
+    tasks = set()
+    assert archiver.run(show=lambda done, total: tasks.add(total)).rows == 150
+    assert tasks == {1}, "a day is no reason for a task"
+    assert archiver.ids() == [*range(1, 151)]
+    counted = archiver.lake.read(archiver.spark, "history").groupBy("day").count().collect()
+    today = datetime.now(UTC).date()
+    assert {row.day: row["count"] for row in counted} == {today - timedelta(days=day): 5 for day in days}
+
+
 def test_a_letter_is_archived_again_when_it_is_resolved(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
     add_letters(conn, 2)
     assert archiver.run("dead_letters").rows == 2
@@ -146,34 +109,6 @@ def test_a_transaction_that_commits_late_is_archived_then(
         assert archiver.run().rows == 5, "what began after the oldest transaction that runs waits for it"
     assert archiver.run().rows == 5
     assert archiver.ids() == [*range(1, 11)]
-
-
-def test_a_driver_that_dies_before_the_commit_has_archived_nothing(
-    archiver: Archiver, conn: psycopg.Connection[Any]
-) -> None:
-    add_history(conn, 50)
-    archiver.crashes("A1")
-    left_behind = archiver.files()
-    assert left_behind
-    assert archiver.ids() == []
-
-    archiver.run()
-    assert archiver.ids() == [*range(1, 51)]
-    assert not set(left_behind) & set(archiver.files()), "what the dead attempt has written is removed"
-
-
-def test_a_driver_that_dies_after_the_commit_has_archived_everything(
-    archiver: Archiver, conn: psycopg.Connection[Any]
-) -> None:
-    add_history(conn, 50)
-    archiver.crashes("A2")
-    assert archiver.ids() == [*range(1, 51)]
-    confirmed = "SELECT archived_below >= claimed_below FROM durable.archives"
-    assert conn.execute(confirmed).fetchone() == (False,)
-
-    assert archiver.run().rows == 0
-    assert conn.execute(confirmed).fetchone() == (True,)
-    assert archiver.ids() == [*range(1, 51)]
 
 
 def test_files_of_others_are_left_alone(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:

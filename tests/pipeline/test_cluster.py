@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -15,8 +16,27 @@ from durable.embedded import Embedded
 from tests.support import cluster
 from tests.support.command import ROOT
 from tests.support.history import add_history
+from tests.support.publishing import Outbox
 
 pytestmark = pytest.mark.timeout(300)
+
+PUBLISH = """
+from durable.pipeline import publish
+from durable.settings import load_settings
+
+def publish_twice(spark, url):
+    orders = spark.range(0, 300, 1, 3).selectExpr("id AS order_id")
+    kind = {"message_type": "orders.order-placed", "source": "orders", "destination": "tcp://127.0.0.1:2301"}
+    added = []
+    for part in (orders.where("order_id < 200"), orders.where("order_id < 250")):
+        done = publish.publish(publish.envelopes(part, key="order_id", **kind), load_settings(database_url=url))
+        added.append(done.added)
+    for _ in range(2):
+        rows = publish.envelopes(orders, key="order_id", **kind)
+        rows.write.format("durable").mode("append").option("url", url).save()
+    return added
+"""
+ADDED, PUBLISHED = [200, 50], [*range(300)]
 
 SUBMITTED = """
 import json, sys
@@ -42,7 +62,16 @@ def where(batches):
 
 places = {row.place for row in spark.range(0, 2, 1, 2).mapInArrow(where, "place string").collect()}
 print(json.dumps({"rows": done.rows, "read": read, "lake": Lake(lake).read(spark, "history").count(),
-    "places": sorted(places), "master": spark.sparkContext.master}))
+    "places": sorted(places), "master": spark.sparkContext.master, "added": publish_twice(spark, url)}))
+"""
+
+CONNECTED = """
+import json, sys
+
+from durable.pipeline.session import spark_session
+
+url, remote = sys.argv[1:]
+print(json.dumps(publish_twice(spark_session(remote=remote), url)))
 """
 
 
@@ -54,27 +83,34 @@ def filled(url: str, count: int) -> None:
 def test_a_job_that_is_submitted_to_a_cluster_brings_durable_along(database_url: str, tmp_path: Path) -> None:
     filled(database_url, 500)
     script = tmp_path / "job.py"
-    script.write_text(SUBMITTED)
+    script.write_text(PUBLISH + SUBMITTED)
     with cluster.standalone(tmp_path) as master:
         done = cluster.submit(script, database_url, str(tmp_path / "lake"), master=master, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert (told["rows"], told["read"], told["lake"], told["master"]) == (500, 500, 500, master)
     assert all("durable.zip" in place for place in told["places"]), told["places"]
+    assert (told["added"], Outbox(database_url).orders) == (ADDED, PUBLISHED)
 
 
-def test_commands_run_over_spark_connect(server: Embedded, database_url: str, tmp_path: Path) -> None:
+def test_commands_and_publishing_run_over_spark_connect(server: Embedded, database_url: str, tmp_path: Path) -> None:
     filled(database_url, 50)
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "DURABLE_DATABASE_URL": database_url,
+        "DURABLE_LAKE": str(tmp_path / "lake"),
+        "JAVA_HOME": "/nowhere",
+    }
+
+    def told(*arguments: str) -> Any:
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(done.stdout)
+
     with cluster.connect_server(tmp_path) as remote:
         for command in ("archive", "verify"):
-            arguments = ["pipeline", command, "--service", "shop", "--remote", remote, "--json"]
-            environment = os.environ | {
-                "PYTHONPATH": str(ROOT),
-                "DURABLE_DATABASE_URL": database_url,
-                "DURABLE_LAKE": str(tmp_path / "lake"),
-                "JAVA_HOME": "/nowhere",
-            }
-            command_line = [sys.executable, "-m", "durable.cli", *arguments]
-            done = subprocess.run(command_line, env=environment, capture_output=True, text=True, timeout=240)
-            assert (done.returncode, done.stderr) == (0, "")
-            assert json.loads(done.stdout)["tables"][0]["rows"] == 50
+            options = ["--service", "shop", "--remote", remote, "--json"]
+            assert told("-m", "durable.cli", "pipeline", command, *options)["tables"][0]["rows"] == 50
+        assert told("-c", PUBLISH + CONNECTED, database_url, remote) == ADDED
+        assert Outbox(database_url).orders == PUBLISHED

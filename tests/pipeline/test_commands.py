@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,13 @@ from typing import Any
 import psycopg
 import pytest
 from pyspark.sql import SparkSession
+from sqlalchemy import make_url
 
 from durable.pipeline import session
 from durable.pipeline.lake import DataFile, Lake
 from tests.support.command import Agent
-from tests.support.history import add_history, add_letters
-
-MAKE_DAY = "SELECT durable.make_partition('envelope_history', %s, 'finished_at', %s, %s, 'timestamptz')"
+from tests.support.history import add_history, add_letters, add_old_day
+from tests.support.roles import runtime_role
 
 
 @pytest.fixture
@@ -35,12 +34,6 @@ def agent(
     return Agent(tmp_path, monkeypatch, capsys)
 
 
-@pytest.fixture
-def conn(database_url: str) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        yield connection
-
-
 def document(agent: Agent, *arguments: str, code: int = 0) -> Any:
     ended = agent("pipeline", *arguments, "--json")
     assert (ended.code, ended.err) == (code, "")
@@ -49,15 +42,6 @@ def document(agent: Agent, *arguments: str, code: int = 0) -> Any:
 
 def archive(agent: Agent) -> Any:
     return document(agent, "archive", "--service", "shop")
-
-
-def add_old_day(conn: psycopg.Connection[Any], days: int, count: int, first: int = 1) -> str:
-    """A day in the past with its partition and these rows; returns the partition's name."""
-    low = (datetime.now(UTC) - timedelta(days=days)).replace(hour=0, minute=0, second=0, microsecond=0)
-    name = f"envelope_history_{low:%Y%m%d}"
-    conn.execute(MAKE_DAY, (name, low.isoformat(), (low + timedelta(days=1)).isoformat()))
-    add_history(conn, count, first=first, finished_at=low + timedelta(hours=1))
-    return name
 
 
 def partitions(conn: psycopg.Connection[Any]) -> set[str]:
@@ -197,6 +181,48 @@ def test_purge_wants_an_archive_and_the_right_lake(agent: Agent, conn: psycopg.C
     assert (elsewhere.code, "is archived into" in elsewhere.err) == (2, True)
     for days in ("0", "-1", "1e9", "0.01"):
         assert agent("pipeline", "purge", "--service", "shop", "--keep", days).code == 2
+
+
+# ---------------------------------------------------------------- rights
+
+
+def test_a_role_that_only_runs_nodes_archives_verifies_and_purges(
+    agent: Agent, conn: psycopg.Connection[Any], database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = add_old_day(conn, 40, 5)
+    add_letters(conn, 2)
+    with runtime_role(database_url) as url:
+        monkeypatch.setenv("DURABLE_DATABASE_URL", url)
+        assert [each["rows"] for each in archive(agent)["tables"]] == [5, 2]
+        assert [(each["rows"], each["whole"]) for each in document(agent, "verify")["tables"]] == [(5, True), (2, True)]
+        assert document(agent, "purge", "--keep", "30")["rows"] == 5
+    assert old not in partitions(conn)
+
+
+def test_such_a_role_archives_days_that_came_after_its_rights(
+    agent: Agent, conn: psycopg.Connection[Any], database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with runtime_role(database_url) as url:
+        monkeypatch.setenv("DURABLE_DATABASE_URL", url)
+        with psycopg.connect(url, autocommit=True) as node:
+            node.execute("SELECT durable.make_partitions(9)")
+        add_history(conn, 5, finished_at=datetime.now(UTC) + timedelta(days=9))
+        assert archive(agent)["tables"][0]["rows"] == 5
+
+
+def test_a_role_that_may_not_read_a_day_is_told_how_to_get_the_right(
+    agent: Agent, conn: psycopg.Connection[Any], database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_history(conn, 5)
+    with runtime_role(database_url) as url:
+        monkeypatch.setenv("DURABLE_DATABASE_URL", url)
+        role = make_url(url).username
+        for leaf in partitions(conn):
+            conn.execute(f'REVOKE ALL ON durable.{leaf} FROM "{role}"'.encode())
+        ended = agent("pipeline", "archive", "--service", "shop")
+    assert ended.code == 2
+    assert "permission denied" in ended.err
+    assert "durable-agent migrate --grant-to ROLE" in ended.err
 
 
 # ---------------------------------------------------------------- bad input

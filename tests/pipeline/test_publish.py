@@ -13,7 +13,6 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from sqlalchemy import make_url
 
 from durable.digest import message_digest
 from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
@@ -21,7 +20,7 @@ from durable.pipeline import publish
 from durable.pipeline.publish import message_id_of
 from durable.pipeline.source import register
 from durable.settings import Settings, load_settings
-from durable.storage import grants, staging
+from durable.storage import staging
 from durable.storage.database import channel
 from durable.storage.staging import Batch, Staged
 from tests.failure.leftovers import SCHEMA, transaction
@@ -35,6 +34,7 @@ from tests.support.publishing import (
     orders,
     write,
 )
+from tests.support.roles import runtime_role
 
 pytestmark = pytest.mark.timeout(600)  # to be cut off amid a call leaves the session of all tests unusable
 MODES = pytest.mark.parametrize("mode", ["atomic", "fast"])
@@ -302,17 +302,7 @@ def test_a_write_that_is_put_wrongly_says_what_to_do(
 
 
 @MODES
-def test_a_role_without_rights_to_make_tables_publishes(
-    spark: SparkSession, outbox: Outbox, server: Any, mode: str
-) -> None:
-    role = f"publisher_{uuid4().hex[:12]}"
-    outbox.rows(f"CREATE ROLE {role} LOGIN")
-    try:
-        with transaction(outbox.url) as conn:
-            grants.grant_runtime(conn, SCHEMA, role)
-        url = make_url(outbox.url).set(username=role).render_as_string()
+def test_a_role_without_rights_to_make_tables_publishes(spark: SparkSession, outbox: Outbox, mode: str) -> None:
+    with runtime_role(outbox.url) as url:
         write(messages(orders(spark, 3)), url, mode=mode)
-        assert (outbox.orders, outbox.leftovers) == ([0, 1, 2], [])
-    finally:
-        outbox.rows(f"DROP OWNED BY {role}")
-        outbox.rows(f"DROP ROLE {role}")
+    assert (outbox.orders, outbox.leftovers) == ([0, 1, 2], [])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +14,7 @@ from durable.pipeline import publish
 from durable.pipeline.session import spark_errors
 from durable.pipeline.source import register
 from durable.settings import load_settings
-from tests.support.command import ROOT
+from tests.support.killing import dies_at
 from tests.support.publishing import Outbox, messages, orders
 
 pytestmark = pytest.mark.timeout(600)  # to be cut off amid a call leaves the session of all tests unusable
@@ -36,17 +33,11 @@ def outbox(database_url: str) -> Outbox:
 # ---------------------------------------------------------------- a driver that is killed
 
 
-def publish_and_die(url: str, point: str) -> int:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "DURABLE_FAILPOINT": point}
-    program = [sys.executable, "-m", "tests.support.publishing", url]
-    return subprocess.run(program, env=environment, start_new_session=True, timeout=240, capture_output=True).returncode
-
-
 @pytest.mark.parametrize(("point", "published"), [("P1", 0), ("P2", 1_000)], ids=["before COMMIT", "after COMMIT"])
 def test_a_driver_that_is_killed_in_its_commit_has_published_all_or_nothing(
     spark: SparkSession, outbox: Outbox, point: str, published: int
 ) -> None:
-    assert publish_and_die(outbox.url, point) == -9
+    dies_at(point, "publishing", outbox.url)
     assert len(outbox.orders) == published
     assert bool(outbox.leftovers) == (published == 0), "they are swept when they are old"
 

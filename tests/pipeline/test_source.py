@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Event, Thread
@@ -17,14 +16,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, DecimalType, StringType, StructType
 
 from durable.errors import InvalidSetting
-from durable.pipeline.source import ReadOptions, checked, consistent, register
+from durable.pipeline.read_options import ReadOptions, checked
+from durable.pipeline.source import consistent, register
 from tests.support.history import add_history, add_letters, numbers
-
-
-@pytest.fixture
-def conn(database_url: str) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(database_url, autocommit=True) as connection:
-        yield connection
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -23,6 +23,7 @@ SELECT 'incoming', 'shop', CAST(lpad(to_hex(n), 32, '0') AS uuid), 'orders.order
     'ValueError', 'a test', 'aa', 7, true
 FROM generate_series(1, CAST(%(count)s AS bigint)) AS n
 """
+_MAKE_DAY = "SELECT durable.make_partition('envelope_history', %s, 'finished_at', %s, %s, 'timestamptz')"
 
 
 def add_history(
@@ -43,6 +44,15 @@ def add_history(
         (finished_at,) = row
     params = {"side": side, "outcome": outcome, "address": address, "first": first, "count": count}
     conn.execute(_HISTORY, params | {"finished_at": finished_at})
+
+
+def add_old_day(conn: psycopg.Connection[Any], days: int, count: int, first: int = 1) -> str:
+    """A day in the past with its partition and these rows; returns the partition's name."""
+    low = (datetime.now(UTC) - timedelta(days=days)).replace(hour=0, minute=0, second=0, microsecond=0)
+    name = f"envelope_history_{low:%Y%m%d}"
+    conn.execute(_MAKE_DAY, (name, low.isoformat(), (low + timedelta(days=1)).isoformat()))
+    add_history(conn, count, first=first, finished_at=low + timedelta(hours=1))
+    return name
 
 
 def add_letters(conn: psycopg.Connection[Any], count: int) -> None:

@@ -5,8 +5,6 @@ Run as a program with a database's URL it publishes a thousand of them, and dies
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +17,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from durable import failpoints
 from durable.pipeline import publish
 from durable.pipeline.session import spark_session
 from durable.pipeline.source import EnvelopeSource
 from durable.pipeline.writer import EnvelopeWriter, Written
+from tests.support.killing import arm_session, until_killed
 
 PEER = "tcp://127.0.0.1:2301"
 MESSAGE_TYPE = "orders.order-placed"
@@ -103,17 +101,10 @@ class FailingWriter(EnvelopeWriter):
         if context.partitionId() != 1 or context.attemptNumber() > 0:
             return super().write(iterator)
         if self._end == "in mid-copy":
-            return super().write(self._until_killed(iterator))
+            return super().write(until_killed(iterator, 200, self._died))
         written = super().write(iterator)
         self._died.write_text(f"{written.staged.rows}")
         raise RuntimeError("the task fails after its copy was committed")
-
-    def _until_killed(self, iterator: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number, batch in enumerate(iterator):
-            if number == 2:
-                self._died.write_text(f"{number * batch.num_rows}")
-                os.kill(os.getpid(), signal.SIGKILL)
-            yield batch
 
 
 class FailingSource(EnvelopeSource):
@@ -134,7 +125,7 @@ class MortalWriter(EnvelopeWriter):
     """At the failpoint of DURABLE_FAILPOINT its whole driver dies, and not only the process that commits."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        failpoints._die_when_due = _kill_session
+        arm_session()
         super().commit(messages)
 
 
@@ -147,21 +138,6 @@ class MortalSource(EnvelopeSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return MortalWriter(self.options, schema, overwrite)
-
-
-def _kill_session() -> None:
-    """Every process of this session, this one last: the driver, its JVM, and the workers."""
-    mine = os.getsid(0)
-    others = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-    for pid in (*filter(lambda pid: _session_of(pid) == mine, others), os.getpid()):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _session_of(pid: int) -> int:
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return 0
 
 
 if __name__ == "__main__":

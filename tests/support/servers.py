@@ -28,6 +28,7 @@ from sqlalchemy.engine import make_url
 from durable.embedded import Broker, Embedded, postgres, rabbitmq
 from durable.embedded.rabbitmq import find_scripts
 from durable.errors import InvalidSetting
+from durable.pipeline.session import find_java, java_version
 from durable.storage import migrator
 from tests.support.broker import foreign
 from tests.support.containers import POSTGRES, RABBITMQ, contained_broker, contained_postgres, docker_answers
@@ -39,9 +40,9 @@ TEMPLATE = f"durable_template_{uuid4().hex[:8]}"
 
 
 def report() -> list[str]:
-    """What pytest says at its beginning about the servers that it will use."""
+    """What pytest says at its beginning about the servers that it will use, and the Java that Spark will."""
     older = "".join(f", and the installed {version}" for version in older_servers())
-    return [f"RabbitMQ: {_which_broker()}", f"Postgres: {_which_postgres()}{older}"]
+    return [f"RabbitMQ: {_which_broker()}", f"Postgres: {_which_postgres()}{older}", f"Java: {_which_java()}"]
 
 
 def _which_broker() -> str:
@@ -59,6 +60,14 @@ def _which_postgres() -> str:
     if DATABASE_URL:
         return "the one at DURABLE_TEST_DATABASE_URL"
     return f"a container of {POSTGRES}" if docker_answers() else f"the embedded {EMBEDDED}"
+
+
+def _which_java() -> str:
+    try:
+        home = find_java()
+    except InvalidSetting as error:
+        return f"none, so that tests of the pipeline will fail: {error}"
+    return f"{java_version(home)} in {home}"
 
 
 # ---------------------------------------------------------------- RabbitMQ

@@ -1,0 +1,59 @@
+"""No connection outlives its engine: one that is in use while that is disposed of is closed when it comes back."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from durable.storage.database import close_left_behind
+from tests.failure.waiting import eventually
+
+
+@pytest.fixture(autouse=True)
+def no_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def count_others(url: str) -> int:
+    with psycopg.connect(url) as conn:
+        others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        (found,) = conn.execute(others).fetchone() or (0,)
+        return int(found)
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_an_async_connection_that_is_left_behind_is_closed(database_url: str, driver: str) -> None:
+    engine = create_async_engine(database_url.replace("postgresql://", f"postgresql+{driver}://", 1))
+    close_left_behind(engine.sync_engine)
+    async with engine.connect() as conn:
+        await conn.exec_driver_sql("SELECT 1")
+        await engine.dispose()
+        assert count_others(database_url) == 1
+    await eventually(lambda: count_others(database_url) == 0)
+
+
+async def test_a_sync_connection_that_is_left_behind_is_closed(database_url: str) -> None:
+    engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://", 1))
+    close_left_behind(engine)
+    with engine.connect() as conn:
+        conn.exec_driver_sql("SELECT 1")
+        engine.dispose()
+        assert count_others(database_url) == 1
+    await eventually(lambda: count_others(database_url) == 0)
+
+
+async def test_an_engine_that_is_used_again_pools_its_connections(database_url: str) -> None:
+    engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://", 1))
+    close_left_behind(engine)
+    engine.dispose()
+    with engine.connect() as conn:
+        conn.exec_driver_sql("SELECT 1")
+    assert count_others(database_url) == 1
+    engine.dispose()

@@ -1,0 +1,64 @@
+"""The archiver's lock: for one at a time, free as soon as its holder is done, and waited for when that one has died."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine
+
+from durable.errors import ArchiveConflict, StorageUnavailable
+from durable.pipeline.origin import locked
+from durable.storage import archives
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    """Its connections stay open when they are given back, so that none frees a lock by ending."""
+    engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://", 1))
+    yield engine
+    engine.dispose()
+
+
+def is_free(engine: Engine) -> bool:
+    """For any connection: to the one that has it, it is."""
+    with engine.connect() as one, engine.connect() as other:
+        return all(map(can_lock, (one, other)))
+
+
+def can_lock(conn: Connection) -> bool:
+    got = archives.try_lock(conn, "durable")
+    if got:
+        archives.unlock(conn, "durable")
+    return got
+
+
+def test_it_is_given_back_at_once_also_after_an_error(engine: Engine) -> None:
+    with locked(engine, "durable"):
+        assert not is_free(engine)
+    assert is_free(engine)
+    with pytest.raises(LookupError), locked(engine, "durable"):
+        raise LookupError
+    assert is_free(engine)
+
+
+def test_that_of_one_that_has_just_died_is_waited_for(engine: Engine) -> None:
+    with engine.connect() as dead:
+        assert archives.try_lock(dead, "durable")
+        dying = threading.Timer(0.3, dead.invalidate)
+        dying.start()
+        with locked(engine, "durable"):
+            assert not is_free(engine)
+        dying.join()
+
+
+def test_that_of_one_that_works_is_not_waited_for_long(engine: Engine) -> None:
+    second = locked(engine, "durable")
+    with locked(engine, "durable"), pytest.raises(ArchiveConflict, match="another archiver is at work"):
+        second.__enter__()
+
+
+def test_a_connection_that_was_lost_ends_with_the_error_of_its_work(engine: Engine) -> None:
+    with pytest.raises(StorageUnavailable, match="terminating connection"), locked(engine, "durable") as conn:
+        conn.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
