@@ -37,7 +37,10 @@ check: setup ## Check style, types and the floors
 	.venv/bin/pyright
 	.venv/bin/lint-imports
 
-bench: setup ## Run the benchmarks
+bench: setup ## Run the benchmarks: messages, then bulk work on Spark
+	@scripts/rabbitmq.sh
+	@scripts/java.sh
+	@scripts/jdbc.sh
 	.venv/bin/python -m tests.benchmarks
 
 load: setup ## Load a web service while a worker is killed; then a storm of failures beside healthy work

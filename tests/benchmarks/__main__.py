@@ -7,6 +7,7 @@ row is about: a unit of work's for storing, the agents' for sending, the handler
     local        storing what is sent, handling what has arrived       durable and floor in this process
     onion        what four components of middleware add                durable in this process
     contests     a row for each transport and each of its floors       each as a sender and a receiver process
+    bulk         archiving, publishing and auditing                    one warm Spark session, millions of rows
 """
 
 from __future__ import annotations
@@ -17,22 +18,26 @@ import json
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from durable.embedded import postgres, rabbitmq
 from durable.errors import InvalidSetting
-from tests.benchmarks import contests, floor
+from tests.benchmarks import bulk, contests, floor
 from tests.benchmarks.databases import Databases
 from tests.benchmarks.local import Local
 from tests.benchmarks.onion import Onions
 from tests.benchmarks.racing import Processes
-from tests.benchmarks.rows import Cost, Row, show, show_costs
+from tests.benchmarks.rows import Cost, Row, Timing, show, show_costs, show_timings
+
+Measured: TypeAlias = Row | Cost | Timing
 
 ROUNDS = 3
-PARTS = ("local", "onion", "tcp", "http", "rabbitmq")
+MESSAGES = ("local", "tcp", "http", "rabbitmq")
+PARTS = (*MESSAGES, "onion", *bulk.PARTS)
 _PASSES = 100_000  # through the onion: a thing of microseconds
 
 
@@ -52,7 +57,7 @@ def run(count: int, parts: Sequence[str]) -> list[Row]:
         local = Local(databases, count)
         broker = stack.enter_context(rabbitmq(folder / "rabbitmq")) if "rabbitmq" in parts else None
         processes = stack.enter_context(Processes())
-        transports = [contests.of(name, broker) for name in parts if name not in ("local", "onion")]
+        transports = [contests.of(name, broker) for name in parts if name != "local"]
         for _ in range(ROUNDS):
             if "local" in parts:
                 asyncio.run(local.run_round())
@@ -66,25 +71,44 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--only", action="append", choices=PARTS, help="run this part; may be given several times")
     parser.add_argument("--count", type=int, default=10_000, help="messages in each round")
+    parser.add_argument("--rows", type=int, help="rows of each bulk part, in place of its own number")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     parts = arguments.only or PARTS
-    costs = run_onions() if "onion" in parts else []
+    told: list[dict[str, Any]] = []
     try:
-        rows = run(arguments.count, parts) if set(parts) != {"onion"} else []
+        for measured, title in _measured(parts, arguments.count, arguments.rows):
+            told += [asdict(each) | {"of": title} | _derived(each) for each in measured]
+            if not arguments.json:
+                _show(measured, title)
     except InvalidSetting as error:
         print(f"error: {error}; or choose parts with --only", file=sys.stderr)
         return 2
     if arguments.json:
-        told = [asdict(row) | {"ratio": row.ratio} for row in rows]
-        json.dump([*told, *(asdict(cost) | {"added": cost.added} for cost in costs)], sys.stdout, indent=2)
-        return 0
-    if rows:
-        show(rows, f"{arguments.count} messages of {len(floor.BODY)} bytes, best of {ROUNDS} rounds")
-    if costs:
-        show_costs(costs)
+        json.dump(told, sys.stdout, indent=2)
     return 0
+
+
+def _measured(parts: Sequence[str], count: int, rows: int | None) -> Iterator[tuple[Sequence[Measured], str]]:
+    """What was measured, and of what: each as soon as it is there."""
+    messages = [name for name in MESSAGES if name in parts]
+    if messages:
+        yield run(count, messages), f"{count:,} messages of {len(floor.BODY)} bytes, best of {ROUNDS} rounds"
+    if "onion" in parts:
+        yield run_onions(), "microseconds for each message"
+    for title, timings in bulk.run([name for name in bulk.PARTS if name in parts], ROUNDS, rows):
+        yield timings, f"{title}, best of {ROUNDS} rounds"
+
+
+def _derived(measured: Measured) -> dict[str, float]:
+    return {"added": measured.added} if isinstance(measured, Cost) else {"ratio": measured.ratio}
+
+
+def _show(measured: Sequence[Measured], title: str) -> None:
+    show([each for each in measured if isinstance(each, Row)], title)
+    show_costs([each for each in measured if isinstance(each, Cost)], title)
+    show_timings([each for each in measured if isinstance(each, Timing)], title)
 
 
 if __name__ == "__main__":

@@ -1,33 +1,28 @@
 """The audit of five million messages sent and five million handled, against DuckDB on the same Parquet files.
 
-    python -m tests.benchmarks.auditing [--count 5000000] [--json]
-
 Both answer with the same findings: what is lost (with what looks lost and is a dead letter left out), twice, alien and
 late, and with how many rows there are of each service and outcome. DuckDB is given the names of the files.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import duckdb
 import numpy as np
 
 from durable.pipeline.audit import Question, audit
 from durable.pipeline.lake import Lake
-from durable.pipeline.session import spark_session
-from tests.benchmarks.rows import Row, show
+from tests.benchmarks.rows import Timing
 from tests.support.lakes import fill, many
 
-ROUNDS = 3
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 FILES = 8
 PLANTED = 5
 """So many messages are lost, and so many others alien."""
@@ -59,7 +54,7 @@ SELECT service, side, outcome, count(*), min(finished_at), max(finished_at) FROM
 class Auditing:
     """The contenders, and the two lakes."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, spark: SparkSession, folder: Path, count: int) -> None:
         numbers = np.arange(count)
         lost, alien = numbers[1_007 :: count // PLANTED], numbers[1_011 :: count // PLANTED]
         sends = many(np.setdiff1d(numbers, alien), "outgoing")
@@ -70,7 +65,7 @@ class Auditing:
             fill(Lake(str(folder / name)), *(rows.slice(first, size) for first in range(0, len(rows), size)))
             for name, rows in (("sender", sends), ("receiver", receipts))
         )
-        self.spark = spark_session(app_name="durable bench")
+        self.spark = spark
         self.duckdb = duckdb.connect()
 
     def floor(self) -> Findings:
@@ -101,31 +96,11 @@ class Auditing:
         return row
 
 
-def run(count: int) -> Row:
-    row = Row("audit", "DuckDB on the same files")
-    with tempfile.TemporaryDirectory() as folder:
-        auditing = Auditing(Path(folder), count)
-        auditing.seconds(auditing.ours)  # the session is warm from here on
-        auditing.seconds(auditing.floor)
-        for _ in range(ROUNDS):
-            row.floor = max(row.floor, count / auditing.seconds(auditing.floor))
-            row.ours = max(row.ours, count / auditing.seconds(auditing.ours))
-        auditing.spark.stop()
-    return row
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.auditing", description=__doc__)
-    parser.add_argument("--count", type=int, default=5_000_000, help="messages on each side")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    row = run(arguments.count)
-    if arguments.json:
-        json.dump(asdict(row) | {"ratio": row.ratio}, sys.stdout, indent=2)
-    else:
-        show([row], f"{arguments.count:,} messages sent, and as many handled; best of {ROUNDS} rounds")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def run(spark: SparkSession, url: str, folder: Path, count: int, rounds: int) -> Sequence[Timing]:
+    timing = Timing("audit", "DuckDB on the same files")
+    auditing = Auditing(spark, folder, count)
+    auditing.seconds(auditing.ours)  # the session is warm from here on
+    auditing.seconds(auditing.floor)
+    for _ in range(rounds):
+        timing.measured(auditing.seconds(auditing.floor), auditing.seconds(auditing.ours))
+    return [timing]

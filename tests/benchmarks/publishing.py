@@ -1,21 +1,14 @@
 """Publishing a million messages in bulk, against one connection that copies the same rows into the same table.
 
-    python -m tests.benchmarks.publishing [--count 1000000] [--json]
-
 Both begin with the same Parquet files and end with the same rows in the outbox, committed. The floor's files hold the
 ids already, and it checks nothing; durable computes the ids, screens each row, and adds none that is there.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,17 +18,13 @@ import pyarrow as pa
 import pyarrow.dataset
 from adbc_driver_postgresql import dbapi
 
-from durable.embedded import postgres
 from durable.pipeline import publish
-from durable.pipeline.session import spark_session
 from durable.pipeline.source import register
-from tests.benchmarks.databases import Databases
-from tests.benchmarks.rows import Row, show
+from tests.benchmarks.rows import Timing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ROUNDS = 3
 FILES = 4
 DESTINATION = "tcp://127.0.0.1:1"
 _ADDRESS = ("destination", "message_type", "source", "correlation_id")
@@ -95,34 +84,13 @@ class Publishing:
         return pa.RecordBatch.from_pydict(columns)
 
 
-def run(count: int) -> list[Row]:
-    spark = spark_session(app_name="durable bench")
+def run(spark: SparkSession, url: str, folder: Path, count: int, rounds: int) -> Sequence[Timing]:
     register(spark)
-    modes = {"atomic": Row("publish, atomic", "ADBC: one COPY"), "fast": Row("publish, fast", "the same")}
-    with tempfile.TemporaryDirectory() as folder, postgres(Path(folder)) as server:
-        publishing = Publishing(spark, Databases(server).fresh(), Path(folder), count)
-        publishing.seconds(partial(publishing.publish, "atomic"))  # the session is warm from here on
-        for _ in range(ROUNDS):
-            floor = count / publishing.seconds(publishing.copy)
-            for mode, row in modes.items():
-                row.floor = max(row.floor, floor)
-                row.ours = max(row.ours, count / publishing.seconds(partial(publishing.publish, mode)))
-        spark.stop()
+    publishing = Publishing(spark, url, folder, count)
+    modes = {"atomic": Timing("publish, atomic", "ADBC: one COPY"), "fast": Timing("publish, fast", "ADBC: one COPY")}
+    publishing.seconds(partial(publishing.publish, "atomic"))  # the session is warm from here on
+    for _ in range(rounds):
+        floor = publishing.seconds(publishing.copy)
+        for mode, timing in modes.items():
+            timing.measured(floor, publishing.seconds(partial(publishing.publish, mode)))
     return list(modes.values())
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.publishing", description=__doc__)
-    parser.add_argument("--count", type=int, default=1_000_000, help="messages in each round")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
-    rows = run(arguments.count)
-    if arguments.json:
-        json.dump([asdict(row) | {"ratio": row.ratio} for row in rows], sys.stdout, indent=2)
-    else:
-        show(rows, f"{arguments.count:,} messages of about 300 bytes, best of {ROUNDS} rounds")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

