@@ -16,7 +16,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from durable.demo.events import Events
-from durable.demo.fleet import Fleet, Member
+from durable.demo.fleet import SERVICES, Fleet, Member
 from durable.demo.observer import Observer
 from durable.demo.outages import Outages
 
@@ -25,8 +25,10 @@ KILLS = 2
 OUTAGES = 1
 """Of the broker, and one more for every FLIGHTS_PER_KILL."""
 FLIGHTS_PER_KILL = 60_000
+PATIENCE = 0.1
+"""The share of all flights for which a kill waits for a victim with work in hand."""
 COMMIT_SECONDS = 0.2
-"""For commits of a paused node that the database had begun."""
+"""For statements of a stopped node that the database had begun."""
 LATE_SECONDS = 0.5
 """How long a paused node stays so after it was struck off."""
 
@@ -93,7 +95,9 @@ class Misfortune:
         observer: Observer,
         events: Events,
     ) -> None:
-        self.kills = {"airline": 0, "punctuality": 0}
+        self.kills: dict[str, int] = dict.fromkeys(SERVICES, 0)
+        self.in_hand: dict[str, int] = dict.fromkeys(SERVICES, 0)
+        """What the victims had in hand that others were to take."""
         self.pauses: list[Pause] = []
         self._waiting = mishaps
         self._rng = rng
@@ -116,49 +120,52 @@ class Misfortune:
         if min(progress.values()) >= 1:
             return  # nothing is left that could go wrong
         for mishap in list(self._waiting):
-            if progress[mishap.service] >= mishap.at and self._happens(mishap):
+            reached = progress[mishap.service]
+            if reached >= mishap.at and self._happens(mishap, reached):
                 self._waiting.remove(mishap)
 
-    def _happens(self, mishap: Mishap) -> bool:
+    def _happens(self, mishap: Mishap, progress: float) -> bool:
         """Let it happen, unless nobody is there now that it can happen to."""
         if mishap.kind is Kind.OUTAGE:
             return self._outages.begin()
-        victims = self._victims(mishap)
+        working = self._fleet.working(mishap.service)
+        busy = [member for member in working if self._owned(member)]
+        is_late = mishap.kind is Kind.KILL and progress >= mishap.at + PATIENCE
+        victims = busy or (working if is_late else [])
         if not victims:
             return False
         victim = self._rng.choice(victims)
-        return self._kill(victim) if mishap.kind is Kind.KILL else self._pause(victim)
-
-    def _victims(self, mishap: Mishap) -> list[Member]:
-        """Those with work in hand, which others must take over; for a kill, others too when there is none of them."""
-        working = self._fleet.working(mishap.service)
-        busy = [member for member in working if self._in_hand(member)]
-        return busy if busy or mishap.kind is Kind.PAUSE else working
-
-    def _in_hand(self, member: Member) -> list[UUID]:
-        return self._observer.owned(member.service, member.node_id) if member.node_id is not None else []
-
-    def _kill(self, member: Member) -> bool:
-        in_hand = self._in_hand(member)
-        self._fleet.kill(member)
-        self.kills[member.service] += 1
-        replacement = self._fleet.start(member.service, member.slot)
-        details = f" with {len(in_hand)} messages in hand; pid {replacement.pid} takes its place"
-        self._events.happened(f"killed {member}", details)
+        in_hand = self._stop(victim)
+        if not in_hand and not is_late:
+            self._fleet.resume(victim)
+            return False
+        befall = self._kill if mishap.kind is Kind.KILL else self._pause
+        befall(victim, in_hand)
         return True
 
-    def _pause(self, member: Member) -> bool:
-        """Pause it, unless it turns out to have finished everything a moment before."""
+    def _owned(self, member: Member) -> list[UUID]:
+        return self._observer.owned(member.service, member.node_id) if member.node_id is not None else []
+
+    def _stop(self, member: Member) -> list[UUID]:
+        """Returns what it has in hand, for others to take if it stays so: it may have finished all a moment before."""
         assert member.node_id is not None
         self._fleet.pause(member)
         time.sleep(COMMIT_SECONDS)
-        owned = self._in_hand(member)
-        if not owned:
-            self._fleet.resume(member)
-            return False
-        self.pauses.append(Pause(member, member.node_id, owned, time.monotonic()))
-        self._events.happened(f"paused {member}", f" with {len(owned)} messages in hand")
-        return True
+        return self._observer.recoverable(member.service, member.node_id)
+
+    def _kill(self, member: Member, in_hand: list[UUID]) -> None:
+        self._fleet.kill(member)
+        self.kills[member.service] += 1
+        self.in_hand[member.service] += len(in_hand)
+        replacement = self._fleet.start(member.service, member.slot)
+        details = f" with {len(in_hand)} messages in hand; pid {replacement.pid} takes its place"
+        self._events.happened(f"killed {member}", details)
+
+    def _pause(self, member: Member, in_hand: list[UUID]) -> None:
+        assert member.node_id is not None
+        self.in_hand[member.service] += len(in_hand)
+        self.pauses.append(Pause(member, member.node_id, in_hand, time.monotonic()))
+        self._events.happened(f"paused {member}", f" with {len(in_hand)} messages in hand")
 
     def _follow(self, pause: Pause) -> None:
         silence = time.monotonic() - pause.began

@@ -18,6 +18,9 @@ OWNED: Mapping[str, LiteralString] = {
     "airline": "SELECT id FROM durable.outgoing_envelopes WHERE owner_id = %s",
     "punctuality": "SELECT id FROM durable.incoming_envelopes WHERE owner_id = %s",
 }
+RECOVERABLE: Mapping[str, LiteralString] = {
+    service: f"{query} FOR UPDATE SKIP LOCKED" for service, query in OWNED.items()
+}
 UNSETTLED = (
     "SELECT (SELECT count(*) FROM durable.outgoing_envelopes) + (SELECT count(*) FROM durable.incoming_envelopes)"
 )
@@ -61,6 +64,10 @@ class Observer:
     def owned(self, service: str, node_id: int) -> list[UUID]:
         """Messages that this node has in hand, to send or to handle."""
         return [id_ for (id_,) in self.rows(service, OWNED[service], node_id)]
+
+    def recoverable(self, service: str, node_id: int) -> list[UUID]:
+        """Those of them that no transaction of its own holds: when it is silent, others take them."""
+        return [id_ for (id_,) in self.rows(service, RECOVERABLE[service], node_id)]
 
     def finished_after(self, node_id: int, moment: datetime, messages: Sequence[UUID]) -> int:
         """How many of these messages this node finished after the moment, by the database's clock."""

@@ -6,6 +6,7 @@ twice, and one that is lost would be missing. It does nothing about that itself.
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 from sqlalchemy import Column, Integer, MetaData, Table, Text, text
@@ -51,6 +52,8 @@ ON CONFLICT (carrier, added_by) DO UPDATE SET
     departure_minutes = total.departure_minutes + excluded.departure_minutes,
     arrival_minutes = total.arrival_minutes + excluded.arrival_minutes
 """)
+PAUSE_SECONDS = float(os.environ.get("PUNCTUALITY_PAUSE_SECONDS", "0"))
+"""For each flight, where a few of them are to last."""
 
 bus = Bus("punctuality")
 bus.listen(os.environ.get("PUNCTUALITY_LISTENS_ON", "tcp://127.0.0.1:2302"))
@@ -60,6 +63,7 @@ bus.listen(os.environ.get("PUNCTUALITY_LISTENS_ON", "tcp://127.0.0.1:2302"))
 @bus.handles(FlightRecorded, group=100, concurrency=1)
 async def add_delays(flights: list[FlightRecorded], session: AsyncSession) -> None:
     """Add these flights to the sums of their carriers; one that never departed counts as cancelled."""
+    await asyncio.sleep(PAUSE_SECONDS * len(flights))
     await session.execute(
         ADD,
         {

@@ -28,6 +28,8 @@ from durable.storage.migrator import upgrade
 
 SHORTEST_SECONDS = 5.0
 """A few flights are recorded slowly, so that there is time for all that is to happen."""
+BUSY = 0.6
+"""And are handled slowly, so that who is to be hit has work in hand: receivers are busy for this share of that time."""
 RESULT = "result.json"
 TABLES: Mapping[str, MetaData] = {"airline": airline.metadata, "punctuality": punctuality.metadata}
 
@@ -98,13 +100,17 @@ def make_database(server: Embedded, service: str) -> str:
 def _environments(
     folder: Path, road: Road, urls: Mapping[str, str], file: Path, flights: int, bodies: bool
 ) -> dict[str, dict[str, str]]:
+    pause_seconds = _pause_seconds(flights)
     own = {
         "airline": {
             "PUNCTUALITY_ADDRESS": road.sends_to,
             "AIRLINE_FLIGHTS": str(file),
-            "AIRLINE_PAUSE_SECONDS": str(_pause_seconds(flights)),
+            "AIRLINE_PAUSE_SECONDS": str(pause_seconds * airline.AT_ONCE),
         },
-        "punctuality": {"PUNCTUALITY_LISTENS_ON": road.listens_on},
+        "punctuality": {
+            "PUNCTUALITY_LISTENS_ON": road.listens_on,
+            "PUNCTUALITY_PAUSE_SECONDS": str(pause_seconds * BUSY),
+        },
     }
     shared = {
         "COUNTS_FOLDER": str(folder / "counts"),
@@ -115,6 +121,6 @@ def _environments(
 
 
 def _pause_seconds(flights: int) -> float:
-    """After each flight of each unit of work at once, so that a run takes SHORTEST_SECONDS; 0 when it does anyway."""
-    pause = SHORTEST_SECONDS * SLOTS * airline.AT_ONCE / flights
-    return pause if pause > 0.01 else 0.0
+    """Of a node for each of its flights, so that a run takes SHORTEST_SECONDS; 0 when it does anyway."""
+    pause = SHORTEST_SECONDS * SLOTS / flights
+    return pause if pause > 0.001 else 0.0

@@ -48,6 +48,7 @@ def run(stage: Stage, seed: int, screen: Screen) -> verdict.Evidence:
             seed=seed,
             counts=_counts(stage),
             kills=misfortune.kills,
+            in_hand=misfortune.in_hand,
             pauses=[_facts(pause, watch) for pause in misfortune.pauses],
             broker_away_seconds=outages.seconds,
             latched=latches.seen,

@@ -124,6 +124,8 @@ class Evidence:
     latched: Sequence[Latch]
     """What was seen in the databases of it: latches of moments only may be missing."""
     kills: Mapping[str, int]
+    in_hand: Mapping[str, int]
+    """Messages that the nodes had in hand when they were killed or paused, by service: so many were to be recovered."""
     pauses: Sequence[PauseFacts]
     broker_away_seconds: Sequence[float]
     """How long the broker was away, each time that it was killed; empty where there is none."""
@@ -144,6 +146,9 @@ class Evidence:
         for done, count in (("sent", self.sent), ("handled", self.handled)):
             if count != self.flights:
                 found.append(f"{count} messages are {done} by the history, should be {self.flights}")
+        for service, recovered in (("airline", self.recovered_outgoing), ("punctuality", self.recovered_incoming)):
+            if recovered < self.in_hand[service]:
+                found.append(f"{recovered} messages of {service} were taken over, should be {self.in_hand[service]}")
         for pause in self.pauses:
             if pause.finished_late:
                 found.append(f"node {pause.node_id} finished {pause.finished_late} messages that it had lost")
@@ -158,6 +163,7 @@ def gather(
     seed: int,
     counts: Mapping[str, int],
     kills: Mapping[str, int],
+    in_hand: Mapping[str, int],
     pauses: Sequence[PauseFacts],
     broker_away_seconds: Sequence[float],
     latched: Sequence[Latch],
@@ -187,6 +193,7 @@ def gather(
         latches=counts.get("latched", 0),
         latched=latched,
         kills=kills,
+        in_hand=in_hand,
         pauses=pauses,
         broker_away_seconds=broker_away_seconds,
         events=events,
