@@ -208,7 +208,7 @@ class OnPostgres(World):
         await self.bus.runtime.sessions.close()
 
     async def settle(self) -> None:
-        await eventually(self._is_quiet, within=10, what="quiet")
+        await eventually(self._is_quiet, within=30, what="quiet")
 
     def _is_quiet(self) -> bool:
         due = "(execution_time IS NULL OR execution_time <= now() OR deliver_by < now())"

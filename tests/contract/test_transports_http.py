@@ -9,8 +9,6 @@ import pytest
 from durable.testing.transports import DirectContract, Link
 from tests.contract.links import http_link
 
-pytestmark = pytest.mark.timeout(30)
-
 
 class TestHttp(DirectContract):
     impossible_uris = ("http://", "http://127.0.0.1:99999", "http://127.0.0.1:8001/?query", "http://user@127.0.0.1:1")

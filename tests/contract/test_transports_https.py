@@ -14,8 +14,6 @@ from durable.transports.http import HttpTransport
 from tests.contract.links import Wire
 from tests.support.tls import issue
 
-pytestmark = pytest.mark.timeout(30)
-
 
 @pytest.fixture(scope="module")
 def https(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Settings], Transport]:

@@ -9,8 +9,6 @@ import pytest
 from durable.testing.transports import DirectContract, Link
 from tests.contract.links import memory_link
 
-pytestmark = pytest.mark.timeout(30)
-
 
 class TestMemory(DirectContract):
     impossible_uris = ("memory://", "memory://a/b", "memory:/a", "memory://a?b=c")

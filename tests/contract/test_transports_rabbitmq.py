@@ -10,8 +10,6 @@ from durable.testing.transports import BrokeredContract, Link
 from tests.contract.links import PREFETCH, rabbitmq_link
 from tests.support.servers import AnyBroker, Names
 
-pytestmark = pytest.mark.timeout(60)
-
 
 class TestRabbitMQ(BrokeredContract):
     prefetch = PREFETCH

@@ -30,8 +30,6 @@ from durable.transports.tcp import TcpTransport
 from durable.transports.tcp_stream import LINGER_SECONDS
 from tests.contract.links import Wire, tcp_link, unix_link
 
-pytestmark = pytest.mark.timeout(30)
-
 
 class TestTcp(DirectContract):
     impossible_uris = ("tcp://127.0.0.1", "tcp://127.0.0.1:99999", "tcp://:0/path")

@@ -28,8 +28,6 @@ from tests.failure.test_guards import A, B, both_ways, check, fail_first, idle
 from tests.failure.waiting import eventually
 from tests.failure.workbench import Clerk, Workbench
 
-pytestmark = pytest.mark.timeout(60)
-
 DIRECT = ("memory", "tcp", "unix", "http")
 
 

@@ -16,8 +16,6 @@ from tests.failure.test_guards import A
 from tests.failure.waiting import eventually
 from tests.failure.workbench import Workbench
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.mark.parametrize("transport", ["memory", "tcp", "unix", "http", "rabbitmq"])
 async def test_an_outage_latches_and_the_first_ping_after_it_unlatches(

@@ -13,14 +13,14 @@ _PAUSE = 0.02
 
 
 @overload
-async def eventually(check: Callable[[], Awaitable[T]], *, within: float = 15.0) -> T: ...
+async def eventually(check: Callable[[], Awaitable[T]], *, within: float = 30.0) -> T: ...
 
 
 @overload
-async def eventually(check: Callable[[], T], *, within: float = 15.0) -> T: ...
+async def eventually(check: Callable[[], T], *, within: float = 30.0) -> T: ...
 
 
-async def eventually(check: Callable[[], object], *, within: float = 15.0) -> object:
+async def eventually(check: Callable[[], object], *, within: float = 30.0) -> object:
     """Call `check` until it returns something true, and return that.
 
     A check may raise AssertionError to say what is still missing; after `within` seconds that is raised.

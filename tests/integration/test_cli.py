@@ -124,7 +124,7 @@ async def _run_a_node_and_its_maintenance(url: str) -> None:
     async def handle(granted: Granted) -> None:
         handled.set()
 
-    async with bus, asyncio.timeout(10):
+    async with bus, asyncio.timeout(30):
         async with bus.unit_of_work():
             bus.send(Granted(1))
         await handled.wait()

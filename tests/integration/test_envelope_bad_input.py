@@ -68,7 +68,7 @@ class Shop:
     async def receive(self, *batch: Envelope) -> list[Any]:
         """Let these arrive in one batch, and wait until they are done with."""
         outcomes = await self._transport.sender(HERE).send(batch)
-        await eventually(lambda: self.tables.count("incoming_envelopes") == 0, within=10)
+        await eventually(lambda: self.tables.count("incoming_envelopes") == 0, within=30)
         return list(outcomes)
 
     async def receive_between_good_ones(self, bad: Envelope) -> None:

@@ -118,7 +118,7 @@ class Shop:
         try:
             yield
             self.agent.stop()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await running
         finally:
             running.cancel()

@@ -32,8 +32,6 @@ from durable.transports.http_wire import BATCH, OUTCOMES, decode_outcomes, encod
 from tests.support.raw_http import FakeHttpServer, Handle, RawHttpClient, RawResponse, request, response, saying
 from tests.support.receivers import REJECTED_TYPE, MemoryReceiver, envelope, envelopes
 
-pytestmark = pytest.mark.timeout(30)
-
 LIMIT = 1 << 16
 SECRET = "correct horse battery"
 LETTER = b"the body of a message, which belongs in no log"

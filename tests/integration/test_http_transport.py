@@ -39,8 +39,6 @@ from tests.support.receivers import MemoryReceiver, envelope, envelopes
 from tests.support.tables import Tables, shared_tables
 from tests.support.tls import Pem, issue
 
-pytestmark = pytest.mark.timeout(60)
-
 HERE = "http://127.0.0.1:0"
 SECRET, OTHER = "correct-horse-battery", "staple-staple-staple"
 SETTINGS = load_settings(

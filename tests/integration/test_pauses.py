@@ -95,9 +95,9 @@ async def test_the_other_node_hears_of_it_long_before_it_would_look(database_url
         bus.handles(Placed)(ignore)
     async with first, second:
         await first.pause(Placed)
-        await eventually(lambda: is_paused(second), within=5)
+        await eventually(lambda: is_paused(second), within=30)
         await first.resume(Placed)
-        await eventually(lambda: not is_paused(second), within=5)
+        await eventually(lambda: not is_paused(second), within=30)
 
 
 async def test_a_pause_ends_by_itself(shop: Shop) -> None:

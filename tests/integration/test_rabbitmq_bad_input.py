@@ -27,8 +27,6 @@ from tests.support.rabbit_shop import WITHIN, RabbitShop, Sold, rabbit_shop
 from tests.support.servers import EMBEDDED, AnyBroker, Names
 from tests.support.tables import Tables, shared_tables
 
-pytestmark = pytest.mark.timeout(60)
-
 LIMIT = 10_000
 ID = "9b2f3a52-7c1d-4e6a-8f10-2d9c5b7e4a61"
 SOLD = {"message_type": "rabbit.sold"}

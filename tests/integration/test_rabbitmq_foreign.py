@@ -20,8 +20,6 @@ from tests.support.rabbit_shop import WITHIN, RabbitShop, Sold, rabbit_shop
 from tests.support.servers import EMBEDDED, AnyBroker, Names
 from tests.support.tables import Tables, shared_tables
 
-pytestmark = pytest.mark.timeout(60)
-
 TYPE = "rabbit.sold"
 JSON = "application/json"
 

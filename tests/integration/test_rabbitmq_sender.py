@@ -34,8 +34,6 @@ from tests.support.proxy import DOWN, UP, ChaosProxy
 from tests.support.receivers import envelope, envelopes
 from tests.support.servers import AnyBroker, Names
 
-pytestmark = pytest.mark.timeout(60)
-
 UNROUTABLE = Failed("no queue is bound there (NO_ROUTE)")
 
 

@@ -181,7 +181,7 @@ async def running(*agents: SendingAgent) -> AsyncIterator[None]:
         yield
         for agent in agents:
             agent.stop()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await asyncio.gather(*tasks)
     finally:
         for task in tasks:

@@ -352,7 +352,7 @@ async def test_two_nodes_that_claim_at_once_get_different_rows_and_do_not_wait(s
 
     async with store.database.engine.begin() as first, store.database.engine.begin() as second:
         mine = await first.run_sync(claim, A)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             others = await second.run_sync(claim, B)
 
     assert (orders(mine), orders(others)) == ([0, 1, 2, 3, 4, 5], [6, 7, 8, 9])
@@ -675,7 +675,7 @@ async def test_rows_that_somebody_has_locked_are_left_for_the_next_sweep(store: 
     await fill(store, table, *range(3), owner=A)
     async with store.database.engine.begin() as conn:
         await conn.execute(text(f"SELECT FROM durable.{side_of(table)}_envelopes LIMIT 1 FOR UPDATE"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await store.run(leases.release_dormant, table, A, 10) == 2
     assert await store.run(leases.release_dormant, table, A, 10) == 1
 

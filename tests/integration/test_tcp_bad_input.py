@@ -45,8 +45,6 @@ from durable.transports.wire import MAGIC, Decoder, encode
 from tests.support.frames import batch_of, raw_frame
 from tests.support.receivers import REJECTED_TYPE, MemoryReceiver, envelope, envelopes
 
-pytestmark = pytest.mark.timeout(20)
-
 LIMIT = 1 << 20
 SECRET = b"the body of a message, which belongs in no log"
 SETTINGS = load_settings(

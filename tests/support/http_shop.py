@@ -90,7 +90,7 @@ class HttpShop:
         address = urlsplit(self.url)
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 writer.write(request)
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = next(
@@ -103,7 +103,7 @@ class HttpShop:
 
     async def handled(self, *numbers: float) -> list[Handled]:
         """Everything that was handled, which are messages with these numbers, when nothing waits any more."""
-        await eventually(lambda: self.tables.count("incoming_envelopes") == 0, within=10)
+        await eventually(lambda: self.tables.count("incoming_envelopes") == 0, within=30)
         assert sorted(one.message.number for one in self.seen) == sorted(numbers)
         return self.seen
 

@@ -70,7 +70,7 @@ class BrokeredContract(TransportContract):
         async with link.sender() as sender:
             assert await sender.send(batch) == [STORED] * 5
         await link.receiver.arrived(1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await link.replace_listener(successor)
         await successor.stores(5)
         assert successor.envelopes == batch

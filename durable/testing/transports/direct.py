@@ -190,7 +190,7 @@ class DirectContract(TransportContract):
         async with link.sender() as sender, asyncio.TaskGroup() as tasks:
             send = tasks.create_task(error_of(sender.send(batch)))
             await link.receiver.arrived(1)
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(20):
                 await link.listener.close()
             link.receiver.release()
             assert isinstance(await send, ConnectionFailed) or link.receiver.envelopes == batch

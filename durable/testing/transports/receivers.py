@@ -12,7 +12,7 @@ from durable.outcomes import BUSY, DUPLICATE, STORED, Failed, Outcome, Rejected
 
 REJECTED_TYPE = "to be rejected"
 
-_PATIENCE = 15.0  # seconds
+_PATIENCE = 30.0  # seconds
 
 
 class MemoryReceiver:
