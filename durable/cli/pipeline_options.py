@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
 from durable.errors import InvalidSetting
 from durable.pipeline.lake import Lake
-from durable.pipeline.session import spark_session
+from durable.pipeline.session import needs_spark, spark_session
 from durable.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ Service = Annotated[
     typer.Option("--service", metavar="NAME", help="whose history it is, where neither APP:BUS nor a node tells"),
 ]
 
+_ERROR = re.compile(r'^(?:Exception in thread "main" (?:[\w.$]+: )?|\S+ \S+ ERROR \S+ )(.+)$', re.MULTILINE)
+
 
 def find_lake(place: str | None, settings: Settings) -> Lake:
     """The lake that is named here, or else in the settings. Raises InvalidSetting."""
@@ -44,20 +47,37 @@ def find_lake(place: str | None, settings: Settings) -> Lake:
 
 
 def open_session(master: str | None, remote: str | None, *, debug: bool) -> SparkSession:
-    """A session whose JVM says nothing on this terminal, unless everything is asked for."""
-    with nullcontext() if debug else _errors_to_nowhere():
-        return spark_session(master=master, remote=remote, app_name="durable-agent")
+    """A session whose JVM says nothing on this terminal, unless everything is asked for.
+
+    Raises InvalidSetting, with what the JVM complained of, when it does not start.
+    """
+    with needs_spark():
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+    with nullcontext() if debug else _errors_aside() as aside:
+        try:
+            return spark_session(master=master, remote=remote, app_name="durable-agent")
+        except (PySparkException, Py4JError) as error:
+            said = _complaint(aside) if aside else None
+            raise InvalidSetting(f"Spark did not start: {said or error}; --debug shows all that it said") from error
 
 
 @contextmanager
-def _errors_to_nowhere() -> Iterator[None]:
-    """What a process that is started meanwhile writes on standard error goes into a file without a name."""
+def _errors_aside() -> Iterator[IO[bytes]]:
+    """What a process that is started meanwhile writes on standard error goes into this file, which has no name."""
     sys.stderr.flush()
     kept = os.dup(2)
-    with tempfile.TemporaryFile() as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+    with tempfile.TemporaryFile() as aside:
+        os.dup2(aside.fileno(), 2)
+        try:
+            yield aside
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def _complaint(aside: IO[bytes]) -> str | None:
+    """The first error of what a JVM wrote there."""
+    aside.seek(0)
+    found = _ERROR.search(aside.read().decode(errors="replace"))
+    return found[1] if found else None

@@ -12,6 +12,7 @@ The tables are written by `deltalake` and read by Spark as plain Parquet files, 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,8 @@ SOURCES: Final[Mapping[LakeTable, str]] = {"history": "envelope_history", "dead_
 
 DAY_OF: Final[Mapping[LakeTable, str]] = {"history": "finished_at", "dead_letters": "failed_at"}
 """The column whose UTC date is the partition."""
+
+_BRANCH = re.compile(r"\n|\x1b\[\d*m|↳")
 
 _FIRST_DAY, _LAST_DAY = date.min, date.max
 
@@ -211,7 +214,13 @@ def _readable(url: str) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError, ValueError) as error:
-        said = str(error).partition("\n")[0]
+        said = _in_one_line(str(error))
         raise InvalidSetting(
             f"lake {url}: {said}; name a folder or the URL of an object store that this machine may read"
         ) from error
+
+
+def _in_one_line(said: str) -> str:
+    """An object store's error is a tree in colours, a cause below what it broke."""
+    parts = _BRANCH.split(said.strip())
+    return ": ".join(" ".join(part.split()) for part in parts if part.strip())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 
 OLDEST_JAVA = 17
 _JVMS = Path("/usr/lib/jvm")
+_ANSWER_SECONDS = 10
 _LOCAL_PARTITIONS = 4  # of a shuffle: Spark's 200 are for a cluster
+
+_NO_CONNECTOR = re.compile(r"Class org\.apache\.hadoop\.fs\.\S+ not found|No FileSystem for scheme")
 
 _EVERYWHERE = {
     "spark.sql.session.timeZone": "UTC",
@@ -47,7 +51,8 @@ _LOCAL = {
 def spark_session(*, master: str | None = None, remote: str | None = None, app_name: str = "durable") -> SparkSession:
     """The session that exists, or a new one. Times are UTC in either.
 
-    Raises InvalidSetting when pyspark is not installed, Java is missing or too old, or both places are given.
+    Raises InvalidSetting when pyspark is not installed, Java is missing or too old, both places are given, or nobody
+    answers at `remote`.
     """
     if master is not None and remote is not None:
         raise InvalidSetting("--master and --remote: give one of them; a Spark Connect server has its own master")
@@ -58,6 +63,7 @@ def spark_session(*, master: str | None = None, remote: str | None = None, app_n
         return _configured(existing)
     builder = SparkSession.builder.appName(app_name)
     if remote is not None:
+        _must_answer(remote)
         return _configured(builder.remote(remote).getOrCreate())
     if not _is_submitted():
         os.environ["JAVA_HOME"] = str(find_java())
@@ -70,6 +76,19 @@ def spark_session(*, master: str | None = None, remote: str | None = None, app_n
     elif master is not None:
         raise InvalidSetting("--master: spark-submit has chosen it already; give it to spark-submit")
     return _configured(builder.getOrCreate())
+
+
+def _must_answer(remote: str) -> None:
+    """Spark itself would try for ten minutes."""
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    try:
+        host, _, port = DefaultChannelBuilder(remote).endpoint.rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+    except (ValueError, OSError) as error:
+        raise InvalidSetting(
+            f"--remote {remote}: no Spark Connect server answers there ({error}); give sc://host:port"
+        ) from error
 
 
 @contextmanager
@@ -99,8 +118,13 @@ def _raised_in_task(said: str) -> DurableError:
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, DurableError):
             return kind(message)
-    lines = [line for line in said.splitlines() if line.strip()]
-    return DurableError(f"Spark failed: {lines[0] if lines else 'it said nothing'}")
+    if _NO_CONNECTOR.search(said):
+        return InvalidSetting(
+            "Spark has no connector for this object store; docs/pipeline.md tells which it needs and how to add it"
+        )
+    lines = [line for line in said.splitlines() if line.strip()] or ["it said nothing"]
+    of_the_jvm = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
+    return DurableError(f"Spark failed: {(of_the_jvm or lines)[0]}")
 
 
 def find_java() -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import pytest
 from durable.pipeline.session import spark_session
 from tests.support.archiving import Archiver
 from tests.support.command import ROOT
+from tests.support.object_store import BUCKET, object_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +30,21 @@ def spark() -> Iterator[SparkSession]:
         session.conf.set("spark.sql.shuffle.partitions", "2")
         yield session
         session.stop()
+
+
+@pytest.fixture(scope="session")
+def bucket() -> Iterator[Mapping[str, str]]:
+    """The environment of an object store, in which each test has a folder of its own."""
+    with object_store() as environment:
+        yield environment
+
+
+@pytest.fixture
+def store_url(bucket: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """A place in an object store that this process reaches."""
+    for name, value in bucket.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/{tmp_path.name}"
 
 
 @pytest.fixture

@@ -262,3 +262,20 @@ def test_without_java_it_says_how_to_get_one(agent: Agent, monkeypatch: pytest.M
     ended = agent("pipeline", "archive", "--service", "shop")
     assert (ended.code, ended.err.count("\n")) == (2, 1)
     assert "Spark needs Java 17 or newer, and there is none; run: apt-get install openjdk-17" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        (("--master", "nonsense"), "error: Spark did not start: Master must either be yarn or start with spark"),
+        (("--remote", "sc://127.0.0.1:1"), "error: --remote sc://127.0.0.1:1: no Spark Connect server answers there"),
+        (("--remote", "http://127.0.0.1"), "The URL must start with 'sc://'"),
+    ],
+)
+def test_a_place_where_spark_does_not_run_is_refused_in_one_line(
+    agent: Agent, where: tuple[str, str], said: str
+) -> None:
+    with agent.process("pipeline", "archive", "--service", "shop", *where) as process:
+        _, err = process.communicate()
+    assert (process.returncode, err.count(b"\n")) == (2, 1)
+    assert said in err.decode()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from unittest.mock import patch
 from uuid import uuid4
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from durable.errors import ArchiveConflict, InvalidSetting
+from durable.pipeline import places
 from durable.pipeline.lake import DataFile, Lake, arrow_schema
 
 DAY = date(2026, 11, 20)
@@ -20,6 +22,16 @@ DAY = date(2026, 11, 20)
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     lake = Lake(str(tmp_path / "lake"))
+    lake.create("history")
+    return lake
+
+
+@pytest.fixture(params=["folder", "object store"])
+def any_lake(request: pytest.FixtureRequest) -> Lake:
+    if request.param == "folder":
+        lake: Lake = request.getfixturevalue("lake")
+        return lake
+    lake = Lake(f"{request.getfixturevalue('store_url')}/lake")
     lake.create("history")
     return lake
 
@@ -33,10 +45,10 @@ def data_file(lake: Lake, day: date = DAY, rows: int = 3) -> DataFile:
         pa.binary(): uuid4().bytes, pa.string(): "x", pa.int32(): 1, pa.int64(): 700, pa.timestamp("us", "UTC"): moment
     }  # fmt: skip
     table = pa.table({field.name: [values[field.type]] * rows for field in schema}, schema=schema)
-    where = Path(lake.table_url("history")) / path
-    where.parent.mkdir(exist_ok=True)
-    pq.write_table(table, where)
-    return DataFile(path, day, rows, where.stat().st_size, f'{{"numRecords": {rows}}}')
+    with places.created(lake.table_url("history"), path) as file:
+        pq.write_table(table, file)
+        size = file.tell()
+    return DataFile(path, day, rows, size, f'{{"numRecords": {rows}}}')
 
 
 def test_an_empty_lake_is_read_as_no_rows(spark: SparkSession, tmp_path: Path) -> None:
@@ -58,35 +70,43 @@ def test_what_was_committed_is_read_by_days(spark: SparkSession, lake: Lake) -> 
     assert (row.service, row.finished_at, len(row.id)) == ("x", datetime(2026, 11, 21), 16)
 
 
-def test_of_two_commits_from_one_offset_one_is_refused(lake: Lake) -> None:
-    lake.commit("history", [data_file(lake)], app_id="shop", low=0, high=900)
+def test_of_two_commits_from_one_offset_one_is_refused(any_lake: Lake) -> None:
+    any_lake.commit("history", [data_file(any_lake)], app_id="shop", low=0, high=900)
     with pytest.raises(ArchiveConflict, match="Run it again"):
-        lake.commit("history", [data_file(lake)], app_id="shop", low=0, high=950)
-    assert lake.offset("shop", "history") == 900
-    assert len(lake.files("history")) == 1
+        any_lake.commit("history", [data_file(any_lake)], app_id="shop", low=0, high=950)
+    assert any_lake.offset("shop", "history") == 900
+    assert len(any_lake.files("history")) == 1
 
 
-def test_of_two_who_commit_at_the_same_moment_one_is_refused(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_who_commit_at_the_same_moment_one_is_refused(any_lake: Lake) -> None:
     """Both have read the log before either wrote to it."""
-    before = lake.opened("history")
-    lake.commit("history", [data_file(lake)], app_id="shop", low=0, high=900)
-    monkeypatch.setattr(lake, "opened", lambda table: before)
-    with pytest.raises(ArchiveConflict):
-        lake.commit("history", [data_file(lake)], app_id="shop", low=0, high=900)
-    lake.commit("history", [data_file(lake)], app_id="billing", low=0, high=17)
-    monkeypatch.undo()
-    assert (lake.offset("shop", "history"), lake.offset("billing", "history")) == (900, 17)
-    assert len(lake.files("history")) == 2
+    before = any_lake.opened("history")
+    any_lake.commit("history", [data_file(any_lake)], app_id="shop", low=0, high=900)
+    with patch.object(any_lake, "opened", lambda table: before):
+        with pytest.raises(ArchiveConflict):
+            any_lake.commit("history", [data_file(any_lake)], app_id="shop", low=0, high=900)
+        any_lake.commit("history", [data_file(any_lake)], app_id="billing", low=0, high=17)
+    assert (any_lake.offset("shop", "history"), any_lake.offset("billing", "history")) == (900, 17)
+    assert len(any_lake.files("history")) == 2
 
 
-def test_each_service_has_an_offset_of_its_own(lake: Lake) -> None:
-    lake.commit("history", [data_file(lake)], app_id="shop", low=0, high=900)
-    lake.commit("history", [data_file(lake)], app_id="billing", low=0, high=17)
-    assert (lake.offset("shop", "history"), lake.offset("billing", "history")) == (900, 17)
+def test_each_service_has_an_offset_of_its_own(any_lake: Lake) -> None:
+    any_lake.commit("history", [data_file(any_lake)], app_id="shop", low=0, high=900)
+    any_lake.commit("history", [data_file(any_lake)], app_id="billing", low=0, high=17)
+    assert (any_lake.offset("shop", "history"), any_lake.offset("billing", "history")) == (900, 17)
 
 
-def test_a_table_is_made_once_and_keeps_its_id(lake: Lake) -> None:
-    assert lake.create("history") == lake.create("history")
+def test_a_table_is_made_once_and_keeps_its_id(any_lake: Lake) -> None:
+    assert any_lake.create("history") == any_lake.create("history")
+
+
+def test_files_that_no_commit_names_are_seen_and_removed(any_lake: Lake) -> None:
+    part, left_behind = data_file(any_lake), data_file(any_lake)
+    any_lake.commit("history", [part], app_id="shop", low=0, high=900)
+    assert any_lake.unlisted("history", DAY) == [left_behind.path]
+    any_lake.remove("history", left_behind.path)
+    any_lake.remove("history", left_behind.path)  # once more, as by another archiver
+    assert any_lake.unlisted("history", DAY) == any_lake.unlisted("history", DAY + timedelta(days=1)) == []
 
 
 @pytest.mark.parametrize("place", ["gopher://lake", "/proc/nowhere"])

@@ -1,0 +1,58 @@
+"""A lake in an object store: archived as into a folder, and what is said when it cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from durable.errors import InvalidSetting
+from durable.pipeline import places
+from durable.pipeline.archive import archive
+from durable.pipeline.lake import Lake, file_schema
+from durable.pipeline.session import spark_errors
+from tests.support.archiving import origin_of
+from tests.support.history import add_history, numbers
+
+
+@pytest.fixture
+def lake(spark: SparkSession, store_url: str, bucket: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Lake:
+    for name, value in bucket.items():  # the session's workers have begun already
+        monkeypatch.setitem(spark.sparkContext.environment, name, value)
+    return Lake(f"{store_url}/lake")
+
+
+def ids(lake: Lake) -> list[int]:
+    history = places.dataset(lake.table_url("history"), [*lake.sizes("history")], file_schema("history"))
+    return numbers(history.to_table(["id"])["id"].to_pylist())
+
+
+def test_each_row_is_archived_once(
+    spark: SparkSession, lake: Lake, conn: psycopg.Connection[Any], database_url: str
+) -> None:
+    add_history(conn, 200)
+    origin = origin_of(database_url)
+    assert archive(spark, lake, "history", origin).rows == 200
+    assert archive(spark, lake, "history", origin).rows == 0
+    add_history(conn, 100, first=201)
+    assert archive(spark, lake, "history", origin).rows == 100
+    assert ids(lake) == [*range(1, 301)]
+
+
+def test_spark_without_a_connector_says_so(
+    spark: SparkSession, lake: Lake, conn: psycopg.Connection[Any], database_url: str
+) -> None:
+    add_history(conn, 1)
+    archive(spark, lake, "history", origin_of(database_url))
+    with pytest.raises(InvalidSetting, match="no connector for this object store"), spark_errors():
+        lake.read(spark, "history")
+
+
+def test_a_bucket_that_is_not_there_is_told_in_one_line(store_url: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"^lake s3://nowhere/lake: .*NoSuchBucket") as raised:
+        Lake("s3://nowhere/lake").create("history")
+    assert "\n" not in str(raised.value)
+    assert "\x1b" not in str(raised.value)
