@@ -170,7 +170,7 @@ class Misfortune:
     def _follow(self, pause: Pause) -> None:
         silence = time.monotonic() - pause.began
         if pause.dormant_at is None:
-            if pause.member.pid not in self._observer.nodes("punctuality"):
+            if self._is_relieved(pause):
                 pause.dormant_at, pause.dormant_seconds = self._observer.now(), silence
                 self._events.happened(
                     f"node {pause.node_id} is silent for {silence:.1f} s", ": the others take its work"
@@ -182,3 +182,9 @@ class Misfortune:
             self._events.happened(
                 f"resumed pid {pause.member.pid}", f": what node {pause.node_id} still has in hand comes too late"
             )
+
+    def _is_relieved(self, pause: Pause) -> bool:
+        """Is it struck off, and has nothing of what it had in hand any more?"""
+        if pause.member.pid in self._observer.nodes("punctuality"):
+            return False
+        return not set(pause.owned) & set(self._observer.owned("punctuality", pause.node_id))
