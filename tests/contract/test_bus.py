@@ -219,7 +219,7 @@ class OnPostgres(World):
         return bool(self._tables.one(f"SELECT {' AND '.join(nothing)}"))  # one look: a reply goes from one to the other
 
     async def advance(self, by: timedelta) -> None:
-        self._tables.pass_time(by)
+        await self._tables.pass_time(by)
         await self.settle()
 
     async def arrive(self, envelope: Envelope) -> None:
@@ -329,7 +329,7 @@ def world(request: pytest.FixtureRequest) -> World:
 async def world_with_tables(request: pytest.FixtureRequest, database: Tables) -> AsyncIterator[World]:
     """A world whose sessions are those of a database, the one in memory too."""
     database.clear()
-    database.execute("DELETE FROM effects")
+    await database.change("DELETE FROM effects")
     if request.param == "postgres":
         yield OnPostgres(database)
         return

@@ -277,12 +277,12 @@ class TestReading:
     ) -> None:
         other = msgspec.structs.replace(envelope(3), message_type="letters.other", source="abroad")
         given(tables, letters.incoming, [envelope(1)])
-        tables.execute("UPDATE durable.dead_letters SET failed_at = '2020-01-01Z'")
+        await tables.change("UPDATE durable.dead_letters SET failed_at = '2020-01-01Z'")
         given(tables, letters.incoming, [envelope(2)], Letter.because("", "LookupError"))
         given(tables, letters.incoming, [other])
         given(tables, letters.outgoing, [envelope(4, destination=PEER)])
         (last,) = given(tables, letters.incoming, [envelope(5)])
-        tables.execute(
+        await tables.change(
             "UPDATE durable.dead_letters SET resolution = 'discarded', resolved_at = now() WHERE id = %s", last.id
         )
 
@@ -433,7 +433,7 @@ class TestReplaying:
             remove(monkeypatch, "REPLAY_LETTERS", "FROM each WHERE side = 'incoming' AND message_digest IS NOT NULL",
                    "FROM each WHERE false")  # fmt: skip
         (original,) = given(tables, letters.incoming, [envelope(1)])
-        tables.execute("DELETE FROM durable.received_ids")
+        await tables.change("DELETE FROM durable.received_ids")
         await database.transaction(replay_by_ada, ALL, WHOLE)
         agent = receiving_agent(database)
         running = asyncio.create_task(agent.run())
@@ -589,8 +589,8 @@ class TestForgetting:
         given(tables, _store, [envelope(number) for number in range(4)])
         for lease in claim(tables):
             assert stored(tables, inbox.dead_letter, NODE, lease, letters.LETTER, failures=[failure(1)])
-        tables.execute("UPDATE durable.dead_letters SET failed_at = now() - interval '10 years'")
-        tables.execute("UPDATE durable.failed_attempts SET failed_at = now() - interval '10 years'")
+        await tables.change("UPDATE durable.dead_letters SET failed_at = now() - interval '10 years'")
+        await tables.change("UPDATE durable.failed_attempts SET failed_at = now() - interval '10 years'")
         for number, days in ((0, 89), (1, 91), (2, 1_000)):
             self.resolve(tables, number, days)
 
@@ -610,10 +610,10 @@ class TestForgetting:
         self.resolve(tables, 0, 100)
 
         archive = "INSERT INTO durable.archives VALUES ('dead_letters', 'shop', 'app', 'lake', 'id', %s, %s, NULL)"
-        tables.execute(archive, resolved, resolved)
+        await tables.change(archive, resolved, resolved)
         await maintain(database, load_settings())
         assert self.left(tables) == [0]
-        tables.execute("UPDATE durable.archives SET archived_below = %s", resolved + 1)
+        await tables.change("UPDATE durable.archives SET archived_below = %s", resolved + 1)
         await maintain(database, load_settings())
         assert self.left(tables) == []
 

@@ -104,7 +104,7 @@ class Shop:
         envelopes = [envelope(number, **changes) for number in numbers]
         arrivals = [Arrival("shop", e, self.agent.reserve(e)) for e in envelopes]
         await self.database.transaction(inbox.store, arrivals)
-        self.tables.execute(
+        await self.tables.change(
             "UPDATE durable.incoming_envelopes SET attempts = %s, interruptions = %s", attempts, interruptions
         )
         leases = [Leased(e, 0, "shop", attempts, interruptions) for e in envelopes]
@@ -237,7 +237,7 @@ class TestOneTransaction:
         ]
 
     async def test_a_commit_that_the_database_refuses_is_a_failed_attempt(self, shop: Shop) -> None:
-        shop.tables.execute("INSERT INTO once VALUES (1)")
+        await shop.tables.change("INSERT INTO once VALUES (1)")
         attempts: list[int] = []
 
         async def handle(order: Placed, session: AsyncSession, ctx: Context) -> Billed:
@@ -245,7 +245,7 @@ class TestOneTransaction:
             await shop.write(session, order.number)
             await session.execute(text("INSERT INTO once VALUES (1)"))
             if ctx.attempt == 2:
-                shop.tables.execute("DELETE FROM once")
+                await shop.tables.change("DELETE FROM once")
             return Billed(ctx.attempt)
 
         shop.handles(handle, retry=Retry(immediate=1, delays=[]))

@@ -127,7 +127,7 @@ class TestAMessage:
             == later
         )
 
-        shop.tables.pass_time(timedelta(hours=1))
+        await shop.tables.pass_time(timedelta(hours=1))
         await shop.handled(1, 2)
 
     async def test_that_comes_too_late_expires_and_is_counted(self, shop: HttpShop) -> None:
@@ -368,11 +368,11 @@ class TestWhatCannotBeStoredNow:
         assert database.count("received_ids") == 0
 
     async def test_because_the_database_fails_is_stored_under_the_same_key_later(self, shop: HttpShop) -> None:
-        shop.tables.execute("ALTER TABLE durable.received_ids RENAME TO away")
+        await shop.tables.change("ALTER TABLE durable.received_ids RENAME TO away")
         try:
             failed = await shop.sell(idempotency_key="order-17")
         finally:
-            shop.tables.execute("ALTER TABLE durable.away RENAME TO received_ids")
+            await shop.tables.change("ALTER TABLE durable.away RENAME TO received_ids")
         again = await shop.sell(idempotency_key="order-17")
 
         assert (failed.status_code, failed.headers["retry-after"], again.status_code) == (503, "1", 202)

@@ -193,7 +193,7 @@ class TestStarting:
 
     async def test_what_is_paused_without_an_end_is_not_looked_at(self, tables: Tables) -> None:
         put(tables, "flight.placed", BAD)
-        tables.execute(
+        await tables.change(
             "INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('handler', 'flight.placed', '', '')"
         )
         async with Shop(tables.url).bus:
@@ -202,7 +202,7 @@ class TestStarting:
 
     async def test_what_is_paused_for_a_while_is_looked_at(self, tables: Tables) -> None:
         put(tables, "flight.placed", BAD)
-        tables.execute(
+        await tables.change(
             "INSERT INTO durable.circuits (kind, key, reason, actor, until)"
             " VALUES ('handler', 'flight.placed', '', '', now() + interval '1 hour')"
         )
@@ -241,7 +241,7 @@ class TestPausing:
             await eventually(
                 lambda: tables.rows("SELECT message_type, owner_id FROM durable.incoming_envelopes") == waiting
             )
-            tables.execute("DELETE FROM durable.circuits")
+            await tables.change("DELETE FROM durable.circuits")
             await eventually(lambda: sorted(each.cents for each in shop.handled if isinstance(each, Paid)) == [7, 8, 9])
             await eventually(lambda: tables.count("dead_letters") == 1)
 
@@ -303,7 +303,7 @@ class TestReading:
         assert [row.id for row in newest] == [ids[5], ids[4]]
 
     async def test_a_big_inbox_is_read_along_its_indexes(self, tables: Tables, database: Database) -> None:
-        tables.execute(
+        await tables.change(
             """INSERT INTO durable.incoming_envelopes (endpoint, id, message_type, source, correlation_id,
                 content_type, body, sent_at, execution_time, owner_id)
             SELECT 'shop', gen_random_uuid(), 'flight.' || (ARRAY['placed', 'shipped', 'other'])[1 + n %% 3], 'e',
@@ -311,7 +311,7 @@ class TestReading:
                 CASE WHEN n %% 2 = 0 THEN now() + interval '1 day' END, 0
             FROM generate_series(1, 20000) AS n"""
         )
-        tables.execute("ANALYZE durable.incoming_envelopes")  # as autovacuum does after 5,000 rows
+        await tables.change("ANALYZE durable.incoming_envelopes")  # as autovacuum does after 5,000 rows
         for statement in (in_flight.READ_OLDEST, in_flight.READ_NEWEST):
             plan = await database.transaction(explained, statement)
             assert "incoming_unowned" in plan

@@ -221,7 +221,7 @@ class TestDuplicates:
     async def test_what_was_handled_meanwhile_is_a_duplicate_still(self, house: House, tables: Tables) -> None:
         given = envelope()
         await house.receive(given)
-        tables.execute("DELETE FROM durable.incoming_envelopes")
+        await tables.change("DELETE FROM durable.incoming_envelopes")
         assert await house.receive(given) == [DUPLICATE]
         assert tables.count("incoming_envelopes") == 0
 

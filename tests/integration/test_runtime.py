@@ -57,7 +57,7 @@ async def test_a_node_that_was_struck_off_comes_back_under_another_id_and_listen
 ) -> None:
     transport = bus.runtime.transports().of(HERE)
     first = bus.runtime.node_id
-    tables.execute("DELETE FROM durable.nodes")
+    await tables.change("DELETE FROM durable.nodes")
     await eventually(lambda: bus.runtime.node_id not in (first, ANY_NODE), within=15, what="another node")
     assert await transport.sender(HERE).send([envelope("runtime.placed")]) == [STORED]
     assert tables.count("nodes") == 1

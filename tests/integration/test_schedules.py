@@ -65,9 +65,9 @@ class Works:
         there = "SELECT occurrence_at IS NOT NULL FROM durable.schedules WHERE name = %s"
         await eventually(lambda: self.tables.rows(there, name) == [True])
 
-    def miss(self, by: timedelta) -> None:
+    async def miss(self, by: timedelta) -> None:
         """As if no node had run for so long."""
-        self.tables.execute("UPDATE durable.schedules SET occurrence_at = now() - %s, due_at = now() - %s", by, by)
+        await self.tables.change("UPDATE durable.schedules SET occurrence_at = now() - %s, due_at = now() - %s", by, by)
 
     def has_finished(self, count: int) -> bool:
         return self.tables.count("envelope_history") >= count
@@ -100,8 +100,8 @@ class TestOnceOverAllNodes:
         async with first, second:
             await works.looked_at()
             for count in range(1, 21):
-                works.miss(timedelta(seconds=1))
-                works.tables.execute("SELECT pg_notify('durable_durable', '')")
+                await works.miss(timedelta(seconds=1))
+                await works.tables.change("SELECT pg_notify('durable_durable', '')")
                 await eventually(partial(works.has_finished, count))
         assert len(works.handled) == 20
 
@@ -109,7 +109,7 @@ class TestOnceOverAllNodes:
         async with works.node():
             await works.looked_at()
             declaration = works.row("declaration")
-        works.miss(timedelta(seconds=1))
+        await works.miss(timedelta(seconds=1))
         url = works.tables.url
         with leftovers.transaction(url) as first, leftovers.transaction(url) as second:
             due = schedules.lock_due(first, "durable", "ticks", declaration)
@@ -146,7 +146,7 @@ class TestMissed:
     ) -> None:
         async with works.node("0 * * * *", missed=missed):
             await works.looked_at()
-        works.tables.execute(
+        await works.tables.change(
             "UPDATE durable.schedules SET occurrence_at = date_trunc('hour', now()) - interval '3 hours', "
             "due_at = date_trunc('hour', now()) - interval '3 hours'"
         )
@@ -173,16 +173,16 @@ class TestVersionsOfTheCode:
                 young = new.runtime.node_id
                 await eventually(lambda: works.row("declared_by") == young)
                 for count in range(1, 11):
-                    works.miss(timedelta(seconds=1))
+                    await works.miss(timedelta(seconds=1))
                     await eventually(partial(works.has_finished, count))
             await eventually(lambda: works.row("declared_by") == old.runtime.node_id)
-            works.miss(timedelta(seconds=1))
+            await works.miss(timedelta(seconds=1))
             await eventually(lambda: works.numbers == [2] * 10 + [1])
 
     async def test_another_cron_counts_from_its_declaration_on(self, works: Works) -> None:
         async with works.node("0 0 1 1 *"):
             await works.looked_at()
-        works.miss(timedelta(days=1))
+        await works.miss(timedelta(days=1))
         async with works.node("0 0 1 2 *"):
             await eventually(lambda: works.row("cron") == "0 0 1 2 *")
             await works.looked_at()
@@ -192,14 +192,14 @@ class TestVersionsOfTheCode:
     async def test_the_same_times_go_on_where_they_were_when_the_message_is_another(self, works: Works) -> None:
         async with works.node(made=Tick(1)):
             await works.looked_at()
-        works.miss(timedelta(seconds=1))
+        await works.miss(timedelta(seconds=1))
         async with works.node(made=Tick(2)):
             await eventually(lambda: works.numbers == [2])
 
     async def test_what_no_running_code_declares_is_not_run(self, works: Works) -> None:
         async with works.node():
             await works.looked_at()
-        works.miss(timedelta(hours=1))
+        await works.miss(timedelta(hours=1))
         async with works.node(""), works.node(name="others"):
             await works.looked_at("others")
             assert works.row("due_at < now()")
@@ -221,12 +221,12 @@ class TestTrouble:
         bus.every(EVERY_SECOND, Tick(7), name="sound")
         async with bus:
             await works.looked_at("broken")
-            works.tables.execute("UPDATE durable.schedules SET due_at = now() WHERE name = 'broken'")
+            await works.tables.change("UPDATE durable.schedules SET due_at = now() WHERE name = 'broken'")
             await eventually(lambda: works.row("error", "broken") == "RuntimeError: the rates are not out yet")
             await eventually(lambda: 7 in works.numbers)
             due = works.row("occurrence_at", "broken")
             broken.clear()
-            works.tables.execute("UPDATE durable.schedules SET due_at = now() WHERE name = 'broken'")
+            await works.tables.change("UPDATE durable.schedules SET due_at = now() WHERE name = 'broken'")
             await eventually(lambda: due.year in works.numbers)
             assert works.row("last_at", "broken") == due
             assert works.row("error", "broken") is None
@@ -235,15 +235,15 @@ class TestTrouble:
         bus = works.node(made=lambda at: Tick(), headers={"a": "b"})
         async with bus:
             await works.looked_at()
-            works.tables.execute(
+            await works.tables.change(
                 "ALTER TABLE durable.incoming_envelopes ADD CONSTRAINT refused CHECK (message_type <> 'recurring.tick')"
             )
             try:
-                works.miss(timedelta(seconds=1))
+                await works.miss(timedelta(seconds=1))
                 await eventually(lambda: works.row("error") is not None)
             finally:
-                works.tables.execute("ALTER TABLE durable.incoming_envelopes DROP CONSTRAINT refused")
-            works.tables.execute("UPDATE durable.schedules SET due_at = now()")
+                await works.tables.change("ALTER TABLE durable.incoming_envelopes DROP CONSTRAINT refused")
+            await works.tables.change("UPDATE durable.schedules SET due_at = now()")
             await eventually(lambda: len(works.handled) == 1)
 
 
@@ -264,13 +264,13 @@ class TestByPeople:
         async with bus:
             await works.looked_at()
             await bus.pause(schedule="ticks", reason="month end")
-            works.miss(timedelta(seconds=1))
+            await works.miss(timedelta(seconds=1))
             await eventually(lambda: works.row("due_at > now()"))
             assert works.row("last_at IS NULL")
             assert await bus.run_now("ticks")  # by hand all the same
             await eventually(lambda: len(works.handled) == 1)
             assert await bus.resume(schedule="ticks")
-            works.miss(timedelta(seconds=1))
+            await works.miss(timedelta(seconds=1))
             await eventually(lambda: len(works.handled) == 2)
 
     async def test_the_next_occurrence_can_be_moved(self, works: Works) -> None:
@@ -337,7 +337,7 @@ class TestMessagesThatWait:
         async with bus:
             async with bus.unit_of_work():
                 message_id = bus.send(Tick(1), delay=60)
-            works.tables.execute("UPDATE durable.incoming_envelopes SET execution_time = NULL, owner_id = 999")
+            await works.tables.change("UPDATE durable.incoming_envelopes SET execution_time = NULL, owner_id = 999")
             assert not await bus.cancel(message_id)
             assert not await bus.reschedule(message_id, delay=1)
             assert works.tables.count("incoming_envelopes") == 1

@@ -550,7 +550,7 @@ class TestOutcomes:
             peer.hold()
             await office.commit(2)
             await eventually(lambda: peer.under_way == 1)
-            office.tables.execute(
+            await office.tables.change(
                 "UPDATE durable.outgoing_envelopes SET owner_id = 8, epoch = epoch + 1 "
                 "WHERE id = (SELECT min(id::text)::uuid FROM durable.outgoing_envelopes)"
             )

@@ -194,7 +194,7 @@ class TestCircuits:
             await eventually(lambda: sorted(handled) == [0, 1, 2, 3])
 
     async def test_an_old_version_that_is_paused_is_not_what_the_handler_is_tried_with(self, tables: Tables) -> None:
-        tables.execute(
+        await tables.change(
             "INSERT INTO durable.circuits (kind, key, reason, actor, until, probing) VALUES"
             " ('handler', %s, 'down', 'node 1', now(), true), ('handler', %s, 'old', 'somebody', NULL, false)",
             NEW,

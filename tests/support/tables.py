@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -54,10 +55,10 @@ class Tables:
             "SELECT message_type, exception_type, reason, body FROM durable.dead_letters ORDER BY letter_id"
         )
 
-    def pass_time(self, by: timedelta) -> None:
+    async def pass_time(self, by: timedelta) -> None:
         """Let everything that waits become due, or expire, earlier by so much."""
         for table in ("outgoing_envelopes", "incoming_envelopes"):
-            self.rows(
+            await self.change(
                 f"UPDATE durable.{table} SET execution_time = execution_time - %s, deliver_by = deliver_by - %s",
                 by,
                 by,
@@ -65,6 +66,10 @@ class Tables:
 
     def execute(self, query: str, *params: object) -> None:
         self._conn.execute(query.encode(), params)
+
+    async def change(self, query: str, *params: object) -> None:
+        """The same in a thread: what it waits for may be held by a transaction of a node in this loop."""
+        await asyncio.to_thread(self.execute, query, *params)
 
     def clear(self) -> None:
         for table in _TABLES:
