@@ -16,6 +16,7 @@ from durable.telemetry import Event
 from durable.transports.memory import MemoryTransport
 from tests.failure.waiting import eventually
 from tests.failure.workbench import QUICK
+from tests.support.tables import change
 
 PEER = "memory://billing"
 BREAKER = CircuitBreaker(failure_rate=0.5, at_least=4, window=60, open_for=0.2, longest=0.4)
@@ -222,8 +223,7 @@ async def test_a_trial_that_cannot_be_decoded_tells_nothing_and_the_next_follows
         )
     async with shop.nodes[0]:
         await place(shop.nodes[0], 1)
-        with psycopg.connect(shop.database) as conn:
-            conn.execute("UPDATE durable.incoming_envelopes SET body = 'null'")
+        await change(shop.database, "UPDATE durable.incoming_envelopes SET body = 'null'")
         await place(shop.nodes[0], 2)
         await eventually(lambda: shop.handled == [2])
         await eventually(lambda: shop.circuits() == [])

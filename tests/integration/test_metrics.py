@@ -29,6 +29,7 @@ from durable.node import Node
 from durable.testing import InMemoryBus, eventually
 from durable.version import __version__
 from tests.support.command import Agent
+from tests.support.tables import change
 
 SOON = timedelta(milliseconds=30)
 NOBODY = "tcp://127.0.0.1:1"
@@ -266,8 +267,7 @@ async def test_a_process_that_lost_its_node_is_unhealthy_until_it_has_another(
     bus = make_bus("shop", database_url, heartbeat_interval=timedelta(milliseconds=50))
     async with probed(bus) as probe:
         monkeypatch.setattr("durable.runtime.Node", Unjoinable)
-        with psycopg.connect(database_url, autocommit=True) as conn:
-            conn.execute("DELETE FROM durable.nodes")
+        await change(database_url, "DELETE FROM durable.nodes")
         await eventually(lambda: bus.runtime.node_id == 0, within=15, what="the node is lost")
         answer, scrape = await probe.get("/health"), await probe.scrape()
         assert answer.status_code == 503
@@ -288,8 +288,7 @@ async def test_counters_outlive_a_node_and_the_loop_is_watched(database_url: str
             bus.send(Placed(1))
         await handled.wait()
         first = bus.runtime.node_id
-        with psycopg.connect(database_url, autocommit=True) as conn:
-            conn.execute("DELETE FROM durable.nodes")
+        await change(database_url, "DELETE FROM durable.nodes")
         await eventually(lambda: bus.runtime.node_id not in (first, 0), within=15, what="another node")
 
         async def watched() -> bool:

@@ -17,6 +17,7 @@ from durable.transports.memory import MemoryTransport
 from tests.failure.waiting import eventually
 from tests.failure.workbench import QUICK
 from tests.support.command import Agent
+from tests.support.tables import change
 
 PEER = "memory://billing"
 OPEN = "INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('handler', 'pauses.placed', 'by hand', 'psql')"
@@ -111,12 +112,10 @@ async def test_a_pause_ends_by_itself(shop: Shop) -> None:
 
 async def test_plain_sql_pauses_and_resumes(shop: Shop) -> None:
     async with shop.nodes[0], shop.nodes[1]:
-        with psycopg.connect(shop.database) as conn:
-            conn.execute(OPEN)
+        await change(shop.database, OPEN)
         await shop.everybody(paused=True)
         await shop.place(1)
-        with psycopg.connect(shop.database) as conn:
-            conn.execute("DELETE FROM durable.circuits")
+        await change(shop.database, "DELETE FROM durable.circuits")
         await eventually(lambda: shop.handled == [1])
 
 

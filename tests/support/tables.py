@@ -76,6 +76,16 @@ class Tables:
             self._conn.execute(sql.SQL("DELETE FROM durable.{}").format(sql.Identifier(table)))
 
 
+async def change(url: str, query: str) -> None:
+    """One statement in the database of nodes that run in this loop: in a thread, as `Tables.change`."""
+
+    def execute() -> None:
+        with psycopg.connect(url, autocommit=True) as conn:
+            conn.execute(query.encode())
+
+    await asyncio.to_thread(execute)
+
+
 @contextmanager
 def shared_tables(server: Embedded) -> Iterator[Tables]:
     """A fresh database on this server; its owner calls clear() between tests."""
