@@ -120,7 +120,8 @@ def _raised_in_task(said: str) -> DurableError:
             return kind(message)
     if _NO_CONNECTOR.search(said):
         return InvalidSetting(
-            "Spark has no connector for this object store; docs/pipeline.md tells which it needs and how to add it"
+            "Spark has no connector for this object store; set PYSPARK_SUBMIT_ARGS='--packages "
+            "org.apache.hadoop:hadoop-aws:VERSION pyspark-shell', or hadoop-azure, of the version of Spark's own Hadoop"
         )
     lines = [line for line in said.splitlines() if line.strip()] or ["it said nothing"]
     of_the_jvm = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
