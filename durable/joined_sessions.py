@@ -20,7 +20,7 @@ from durable.bus import Bus
 from durable.errors import WiringError
 from durable.runtime import Runtime
 from durable.sessions import Sessions
-from durable.storage.database import translated
+from durable.storage.outages import translated
 from durable.storage.outbox import Key, Sent
 from durable.unit_of_work import Outbox, enlist
 

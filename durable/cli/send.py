@@ -19,7 +19,7 @@ from durable.cli.target import BusName, Debug, Json, load_bus
 from durable.composing import SendOptions
 from durable.errors import InvalidMessage, InvalidSetting
 from durable.messages import class_of
-from durable.storage.database import translated
+from durable.storage.outages import translated
 
 MessageType = Annotated[str, typer.Argument(metavar="TYPE", help="the registered name, such as orders.order-placed")]
 Body = Annotated[str, typer.Argument(metavar="JSON", help="the message; - reads it from standard input")]

@@ -17,7 +17,8 @@ from sqlalchemy import Connection, create_engine, pool
 from durable.bus import Bus
 from durable.errors import InvalidSetting, WiringError
 from durable.settings import Settings, load_settings, suggestion
-from durable.storage.database import sync_url, translated
+from durable.storage.database import sync_url
+from durable.storage.outages import translated
 
 BusName = Annotated[str, typer.Argument(metavar="APP:BUS", help="module and attribute of the bus, such as app:bus")]
 OptionalBusName = Annotated[

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.settings import check_database_url
-from durable.storage.database import translated
+from durable.storage.outages import translated
 from durable.storage.slices import Share, join_sql
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from durable.errors import ArchiveConflict, InvalidSetting
 from durable.pipeline.copying import connection
 from durable.settings import Settings
 from durable.storage import archives, migrator
-from durable.storage.database import lock_url, translated
+from durable.storage.database import lock_url
+from durable.storage.outages import translated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ from durable.pipeline.read_options import ReadOptions, checked
 from durable.pipeline.reader import EnvelopeReader
 from durable.pipeline.stream import EnvelopeStreamReader
 from durable.pipeline.writer import EnvelopeStreamWriter, EnvelopeWriter
-from durable.storage.database import translated
+from durable.storage.outages import translated
 from durable.storage.slices import exported_snapshot
 
 if TYPE_CHECKING:

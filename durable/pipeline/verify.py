@@ -21,7 +21,7 @@ from durable.pipeline.session import spark_errors
 from durable.pipeline.source import register
 from durable.storage import archives
 from durable.storage.archives import DayDigest
-from durable.storage.database import translated
+from durable.storage.outages import translated
 from durable.storage.slices import Snapshot, exported_snapshot, join_snapshot
 
 if TYPE_CHECKING:

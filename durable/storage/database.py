@@ -7,23 +7,22 @@ each statement exists once, whatever the driver and whether the caller is async 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import DataError, DBAPIError, SQLAlchemyError, StatementError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
-from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
+from durable.errors import InvalidSetting, StorageUnavailable
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
+from durable.storage.outages import translated
 from durable.telemetry import log
 
 P = ParamSpec("P")
@@ -31,11 +30,6 @@ T = TypeVar("T")
 
 AGENTS_LONGEST_IDLE = timedelta(seconds=5)
 """Their transactions wait for nothing but the database."""
-
-_BAD_DATA = "22"  # SQLSTATE class: data exception
-_TRANSIENT = ("08", "25", "28", "3D", "40", "53", "55", "57", "58")
-# connection · transaction state · authorization · no such database · serialization and deadlock · resources · lock not
-# available · operator · system: all of them may be gone at the next try
 
 
 class Database:
@@ -128,26 +122,6 @@ def close_left_behind(engine: Engine) -> None:
     def _returned(_: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
         if entry.info.get("pool") is not engine.pool:
             entry.invalidate()
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """The drivers' errors as durable's, by SQLSTATE; what is neither bad data nor passing is left as it is."""
-    try:
-        yield
-    except DBAPIError as error:
-        state = getattr(error.orig, "sqlstate", None) or ""
-        if state.startswith(_BAD_DATA) or isinstance(error, DataError) or isinstance(error.orig, ValueError):
-            raise InvalidMessage(f"the database refuses the data: {error.orig}") from error
-        if error.connection_invalidated or not state or state.startswith(_TRANSIENT):
-            raise StorageUnavailable(f"the database cannot be used: {error.orig}") from error
-        raise
-    except (OSError, TimeoutError, PoolTimeout) as error:
-        raise StorageUnavailable(f"the database cannot be used: {error}") from error
-    except StatementError as error:  # a value that the driver cannot encode
-        raise InvalidMessage(f"the driver refuses the data: {error.orig}") from error
-    except UnicodeEncodeError as error:  # psycopg's and the headers' encoders raise it bare
-        raise InvalidMessage(f"the text cannot be encoded: {error}") from error
 
 
 def configured_url(settings: Settings) -> URL:

@@ -1,0 +1,110 @@
+"""Errors of the database, sorted by what can be done about them, and told in one line without any data.
+
+    refused data      InvalidMessage       the same row fails again, whoever writes it
+    outage            StorageUnavailable   the database, or the way to it, is away: no fault of the work
+    passing           StorageUnavailable   for agents only: deadlocks, locks, time limits; their work is done again
+    anything else     as it is             a mistake in a statement
+
+SQLAlchemy's own texts hold the statement and its parameters, and Postgres' details hold rows: neither is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import psycopg
+from sqlalchemy.exc import DataError, DBAPIError, OperationalError, StatementError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from durable.errors import InvalidMessage, StorageUnavailable
+
+_BAD_DATA: Final = "22"  # SQLSTATE class: data exception
+_OUTAGE: Final = ("08", "25006", "26000", "28", "3D", "42P05", "53", "57P", "58")
+# connection · read-only after a failover · a pooler's missing prepared statement · authorization · no such database ·
+# a pooler's duplicate prepared statement · resources · shutdown · system
+_PASSING: Final = (*_OUTAGE, "25", "40", "55", "57")
+# transaction state · serialization and deadlock · lock not available · operator: gone at the next try
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether this is a failure of the infrastructure, not of the work that met it: such an attempt does not count.
+
+    Deadlocks, lock waits and time limits are none: another attempt may meet them because of what the work does.
+    """
+    match error:
+        case StorageUnavailable() | PoolTimeout():
+            return True
+        case DBAPIError():
+            state = sqlstate(error)
+            if state:
+                return state.startswith(_OUTAGE)
+            return error.connection_invalidated or isinstance(error, OperationalError)
+        case OSError() | TimeoutError():
+            return _is_from_the_driver(error)
+    return False
+
+
+def sqlstate(error: DBAPIError) -> str:
+    """The five characters of this error, or nothing where the server did not speak."""
+    return getattr(error.orig, "sqlstate", None) or ""
+
+
+def described(error: BaseException) -> str:
+    """The cause in one line: no statement, no parameter, no row."""
+    cause = error.orig if isinstance(error, StatementError) and error.orig is not None else error
+    first = cause.args[0] if cause.args and isinstance(cause.args[0], str) else str(cause)
+    return first.strip().partition("\n")[0].strip() or type(cause).__name__
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """The drivers' errors as durable's; what is neither bad data nor passing is left as it is."""
+    try:
+        yield
+    except DBAPIError as error:
+        if _is_refused_data(error):
+            raise InvalidMessage(f"the database refuses the data: {_condition(error)}") from None
+        if is_outage(error) or sqlstate(error).startswith(_PASSING):
+            raise _unavailable(error) from error.orig
+        raise
+    except (OSError, TimeoutError, PoolTimeout) as error:
+        raise _unavailable(error) from error
+    except StatementError as error:  # a value that the driver cannot encode
+        raise InvalidMessage(f"the driver refuses the data: {type(error.orig).__name__}") from None
+    except UnicodeEncodeError as error:  # psycopg's and the headers' encoders raise it bare; it holds the whole text
+        raise InvalidMessage(f"the text cannot be encoded: {error.reason} at {error.start}") from None
+
+
+def _unavailable(error: BaseException) -> StorageUnavailable:
+    return StorageUnavailable(f"the database cannot be used: {described(error)}")
+
+
+def _is_refused_data(error: DBAPIError) -> bool:
+    if state := sqlstate(error):
+        return state.startswith(_BAD_DATA)
+    return isinstance(error, DataError) or isinstance(_raised(error), ValueError)
+
+
+def _raised(error: DBAPIError) -> BaseException | None:
+    """The driver's own error: SQLAlchemy puts one of its own between for asyncpg."""
+    return getattr(error.orig, "orig", None) or error.orig
+
+
+def _condition(error: DBAPIError) -> str:
+    """The name of what is wrong, as Postgres' documentation has it: the text holds the value."""
+    try:
+        return psycopg.errors.lookup(sqlstate(error)).__name__
+    except KeyError:
+        return type(_raised(error)).__name__
+
+
+def _is_from_the_driver(error: BaseException) -> bool:
+    """asyncpg raises the system's errors bare while it connects: was it, or some other code of the handler?"""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__", "").startswith("sqlalchemy.dialects."):
+            return True
+        trace = trace.tb_next
+    return False

@@ -1,0 +1,130 @@
+"""Errors of the database: which are outages, and what their texts may say."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import AsyncIterator
+
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from durable.errors import InvalidMessage, StorageUnavailable
+from durable.settings import load_settings
+from durable.storage.database import Database
+from durable.storage.outages import described, is_outage
+
+SECRET = "4711-top-secret"
+DRIVERS = ["asyncpg", "psycopg"]
+
+
+def of(driver: str, url: str) -> str:
+    return url.replace("postgresql://", f"postgresql+{driver}://", 1)
+
+
+@pytest.fixture(params=DRIVERS)
+async def engine(request: pytest.FixtureRequest, database_url: str) -> AsyncIterator[AsyncEngine]:
+    engine = create_async_engine(of(request.param, database_url))
+    yield engine
+    await engine.dispose()
+
+
+async def error_of(engine: AsyncEngine, *statements: str, **values: object) -> Exception:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        async with engine.connect() as conn:
+            for statement in statements:
+                await conn.execute(text(statement), values)
+    return caught.value
+
+
+LOST = ["SELECT pg_terminate_backend(pg_backend_pid())", "SELECT 1"]
+RAISE = "DO $$ BEGIN RAISE EXCEPTION 'told' USING ERRCODE = '{}'; END $$"
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [LOST, *([RAISE.format(state)] for state in ("53100", "53300", "58030", "57P03", "08P01", "26000", "25006"))],
+    ids=lambda statements: statements[0][-30:],
+)
+async def test_a_failure_of_the_infrastructure_is_an_outage(engine: AsyncEngine, statements: list[str]) -> None:
+    assert is_outage(await error_of(engine, *statements))
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["SELECT 1 / 0"],
+        ["SELECT FROM nothing_of_the_kind"],
+        *([RAISE.format(state)] for state in ("40001", "40P01", "55P03", "57014", "25P03", "23505", "22P02")),
+        ["SET LOCAL statement_timeout = 10", "SELECT pg_sleep(20)"],
+    ],
+    ids=lambda statements: statements[-1][-30:],
+)
+async def test_a_failure_of_the_work_is_no_outage(engine: AsyncEngine, statements: list[str]) -> None:
+    assert not is_outage(await error_of(engine, *statements))
+
+
+async def test_a_value_that_the_driver_refuses_is_no_outage(engine: AsyncEngine) -> None:
+    assert not is_outage(await error_of(engine, "SELECT CAST(:value AS integer)", value=2**70))
+    assert not is_outage(await error_of(engine, "SELECT CAST(:value AS text)", value=object()))
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_server_that_is_away_is_an_outage(driver: str) -> None:
+    engine = create_async_engine(f"postgresql+{driver}://nobody@127.0.0.1:1/none")
+    error = await error_of(engine, "SELECT 1")
+    assert is_outage(error)
+    assert "refused" in described(error) or "onnect" in described(error)
+
+
+async def test_a_handlers_own_network_error_is_no_outage() -> None:
+    try:
+        raise ConnectionRefusedError("their server")
+    except ConnectionRefusedError as error:
+        assert not is_outage(error)
+
+
+def whole_text(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize(
+    ("statement", "value", "expected"),
+    [
+        ("SELECT CAST(CAST(:value AS text) AS integer)", SECRET, InvalidMessage),
+        ("SELECT CAST(:value AS integer)", SECRET, InvalidMessage),
+        ("SELECT CAST(:value AS integer)", 2**70, InvalidMessage),
+        ("SELECT CAST(:value AS text)", f"{SECRET}\0", InvalidMessage),
+        ("SELECT CAST(:value AS text)", f"{SECRET}\ud800", InvalidMessage),
+        ("SELECT :value, pg_terminate_backend(pg_backend_pid())", SECRET, StorageUnavailable),
+        ("SELECT set_config('statement_timeout', '10', true), CAST(:value AS text)", SECRET, StorageUnavailable),
+    ],
+    ids=lambda value: str(value).encode("unicode_escape").decode()[:20],
+)
+async def test_a_translated_error_has_one_line_without_data(
+    database_url: str, driver: str, statement: str, value: object, expected: type[Exception]
+) -> None:
+    def work(conn: Connection, _: str) -> None:
+        conn.execute(text(statement), {"value": value}).all()
+        conn.exec_driver_sql("SELECT pg_sleep(1)")
+
+    database = Database(load_settings(database_url=of(driver, database_url)))
+    with pytest.raises(expected) as caught:
+        await database.transaction(work)
+    await database.close()
+    assert "\n" not in str(caught.value)
+    shown = whole_text(caught.value)
+    assert SECRET not in shown
+    assert "[SQL:" not in shown
+    assert "[parameters:" not in shown
+
+
+async def test_the_description_of_a_violated_key_holds_no_row(engine: AsyncEngine) -> None:
+    create = "CREATE TEMPORARY TABLE customers (name text PRIMARY KEY)"
+    insert = "INSERT INTO customers VALUES (:name)"
+    error = await error_of(engine, create, insert, insert, name=SECRET)
+    assert isinstance(error, DBAPIError)
+    assert SECRET not in described(error)
+    assert "duplicate key" in described(error)
