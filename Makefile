@@ -25,6 +25,7 @@ pipeline: setup ## The demo with all flights, then its history: archive, audit, 
 
 test: setup ## Run every test, after the quick checks
 	@scripts/rabbitmq.sh tests
+	@scripts/pgbouncer.sh
 	@scripts/java.sh
 	.venv/bin/ruff check
 	.venv/bin/lint-imports

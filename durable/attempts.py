@@ -55,7 +55,8 @@ class Attempts:
         self._node = node
         self._schema = settings.db_schema
         self._keep_body = settings.history_bodies
-        self._timeout = (handler.timeout or settings.handler_timeout).total_seconds()
+        self._longest = handler.timeout or settings.handler_timeout
+        self._timeout = self._longest.total_seconds()
         self._threads = (
             None
             if handler.is_async
@@ -100,7 +101,7 @@ class Attempts:
             self._threads.shutdown(wait=False)
 
     async def _run_async(self, tasks: Sequence[Task]) -> None:
-        async with self._sessions.open() as session:
+        async with self._sessions.open(self._longest) as session:
             outbox = self._sessions.outbox(session)
             outbox.commits_itself = False
             with self._sessions.scope.entered(lambda: outbox):
@@ -111,7 +112,7 @@ class Attempts:
         failpoint("C17")
 
     def _run_in_thread(self, tasks: Sequence[Task]) -> None:
-        with self._sessions.open_sync() as session:
+        with self._sessions.open_sync(self._longest) as session:
             outbox = self._sessions.outbox(session)
             outbox.commits_itself = False
             with self._sessions.scope.entered(lambda: outbox):
@@ -123,7 +124,7 @@ class Attempts:
     async def _run_in_steps(self, tasks: Sequence[Task], threads: ThreadPoolExecutor) -> None:
         """A sync handler with middleware, which stays in the loop: only the handler and the session's I/O are in
         threads."""
-        async with closing(threads, self._sessions.open_sync()) as session:
+        async with closing(threads, self._sessions.open_sync(self._longest)) as session:
             outbox = self._sessions.outbox(session)
             outbox.commits_itself = False
             with self._sessions.scope.entered(lambda: outbox):

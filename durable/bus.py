@@ -287,9 +287,13 @@ class Bus:
         """Send an event to every subscriber, with the unit of work in scope; all copies share the id returned."""
         return self._scope.outbox.publish(message, **options)
 
-    def unit_of_work(self) -> UnitOfWork:
-        """One AsyncSession and one transaction: `async with bus.unit_of_work() as uow`."""
-        session = self.runtime.sessions.open()
+    def unit_of_work(self, *, timeout: Duration | None = None) -> UnitOfWork:
+        """One AsyncSession and one transaction: `async with bus.unit_of_work() as uow`.
+
+        With a timeout (a timedelta or seconds) above the setting `unit_of_work_timeout`, the database lets its
+        statements run, and its transaction wait for what else is done in it, for so long.
+        """
+        session = self.runtime.sessions.open(None if timeout is None else duration(timeout))
         return UnitOfWork(session, self.runtime.sessions.outbox(session), self._scope)
 
     @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Connection
@@ -82,14 +83,14 @@ class JoinedSessions(Sessions):
         finally:
             self._connection = None
 
-    def open(self) -> AsyncSession:
+    def open(self, longest: timedelta | None = None) -> AsyncSession:
         if not isinstance(self._connection, AsyncConnection):
             raise WiringError("a sync handler cannot open an AsyncSession in a rehearsal: it could not be undone")
         session = AsyncSession(self._connection, **_OPTIONS)
         session.sync_session.info[_OURS] = True
         return session
 
-    def open_sync(self) -> Session:
+    def open_sync(self, longest: timedelta | None = None) -> Session:
         if not isinstance(self._connection, Connection):
             raise WiringError("an async handler cannot open a Session in a rehearsal: it could not be undone")
         session = Session(self._connection, **_OPTIONS)

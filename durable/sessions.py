@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
+from typing import Any
 
-from sqlalchemy import Engine, create_engine
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.composing import Composer
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
-from durable.storage.database import (
-    AGENTS_LONGEST_IDLE,
-    async_url,
-    close_left_behind,
-    end_idle_transactions,
-    pool_statistics,
-    sync_url,
-)
+from durable.storage.database import async_url, pool_statistics, sync_url
+from durable.storage.engines import LONGEST, Limits, make_async_engine, make_engine
 from durable.unit_of_work import Dispatcher, Outbox, Scope, enlist
 
 
@@ -42,43 +38,58 @@ class Sessions:
         self._settings = settings
         self._composer = composer
         self._dispatcher = dispatcher
-        self._given = engine, engine_sync
+        self.given = engine
+        self.given_sync = engine_sync
+        self._longest = max(settings.handler_timeout, settings.unit_of_work_timeout)
+        self._limits = Limits.of(self._longest)
+        self._pool: dict[str, Any] = {
+            "pool_size": settings.pool_size,
+            "max_overflow": 0,
+            "pool_timeout": settings.pool_timeout.total_seconds(),
+        }
         self._made: AsyncEngine | None = None
         self._made_sync: Engine | None = None
         self._making = threading.Lock()  # sync handlers and endpoints ask for it from several threads at once
 
-    def _prepare(self, engine: Engine) -> None:
-        """A handler may do other things within its transaction for as long as it may run."""
-        end_idle_transactions(engine, self._settings.handler_timeout + AGENTS_LONGEST_IDLE)
-        close_left_behind(engine)
-
     @property
     def engine(self) -> AsyncEngine:
-        if self._given[0] is not None:
-            return self._given[0]
+        if self.given is not None:
+            return self.given
         with self._making:
             if self._made is None:
-                url, size = async_url(self._settings), self._settings.pool_size
-                self._made = create_async_engine(url, pool_size=size, max_overflow=0)
-                self._prepare(self._made.sync_engine)
+                self._made = make_async_engine(async_url(self._settings), self._settings, self._limits, **self._pool)
             return self._made
 
     @property
     def engine_sync(self) -> Engine:
-        if self._given[1] is not None:
-            return self._given[1]
+        if self.given_sync is not None:
+            return self.given_sync
         with self._making:
             if self._made_sync is None:
-                url, size = sync_url(self._settings), self._settings.pool_size
-                self._made_sync = create_engine(url, pool_size=size, max_overflow=0)
-                self._prepare(self._made_sync)
+                self._made_sync = make_engine(sync_url(self._settings), self._settings, self._limits, **self._pool)
             return self._made_sync
 
-    def open(self) -> AsyncSession:
-        return AsyncSession(self.engine, expire_on_commit=False, close_resets_only=False)
+    def open(self, longest: timedelta | None = None) -> AsyncSession:
+        """A session whose transactions may do other things for so long, and whose statements may run for so long.
 
-    def open_sync(self) -> Session:
-        return Session(self.engine_sync, expire_on_commit=False, close_resets_only=False)
+        Without a time, as `handler_timeout` and `unit_of_work_timeout` say. The engines that were given keep limits of
+        their own.
+        """
+        engine = self.engine
+        if self._is_longer(longest) and self.given is None:
+            engine = engine.execution_options(**{LONGEST: longest})
+        return AsyncSession(engine, expire_on_commit=False, close_resets_only=False)
+
+    def open_sync(self, longest: timedelta | None = None) -> Session:
+        """As open()."""
+        engine = self.engine_sync
+        if self._is_longer(longest) and self.given_sync is None:
+            engine = engine.execution_options(**{LONGEST: longest})
+        return Session(engine, expire_on_commit=False, close_resets_only=False)
+
+    def _is_longer(self, longest: timedelta | None) -> bool:
+        """Only then are limits set for a transaction, which costs it a statement."""
+        return longest is not None and longest > self._longest
 
     def outbox(self, session: Session | AsyncSession) -> Outbox:
         """The outbox of this session, made when it is first asked for."""
@@ -86,7 +97,7 @@ class Sessions:
 
     def pools(self) -> dict[str, PoolStatistics]:
         """Of the engines that there are: one that was not used yet has none."""
-        engines = {"async": self._given[0] or self._made, "sync": self._given[1] or self._made_sync}
+        engines = {"async": self.given or self._made, "sync": self.given_sync or self._made_sync}
         return {name: pool_statistics(engine) for name, engine in engines.items() if engine is not None}
 
     async def close(self) -> None:

@@ -57,12 +57,28 @@ class Settings(BaseSettings):
         default=None,
         description="a direct connection for the node's advisory lock, when database_url goes through a pooler",
     )
+    pooler: Literal["auto", "none", "transaction"] = Field(
+        default="auto",
+        description="whether database_url goes through a pooler in transaction mode (PgBouncer); auto: find out",
+    )
     db_schema: str = Field(
         default="durable", pattern=r"^[a-z_][a-z0-9_]{0,62}$", description="the schema that holds the tables"
     )
     pool_size: Count = Field(default=10, description="connections for units of work and handlers")
     agent_pool_size: Count = Field(
         default=4, description="connections for the agents, so that a busy application starves none"
+    )
+    pool_timeout: Duration = Field(
+        default=timedelta(seconds=30),
+        description="for a connection for units of work and handlers to become free; SQLAlchemy's own",
+    )
+    statement_timeout: Duration = Field(
+        default=timedelta(seconds=15),
+        description="for one statement of the agents, which take milliseconds; 5 s later its connection is given up",
+    )
+    tcp_user_timeout: Duration = Field(
+        default=timedelta(seconds=8),
+        description="for the database's machine to acknowledge a packet; below any lock that waits for a dead client",
     )
 
     batch_size: Annotated[int, Field(ge=1, le=1000)] = Field(
@@ -100,6 +116,10 @@ class Settings(BaseSettings):
         description="whether a dead letter lets the messages behind it under its key go on, or parks the key",
     )
     handler_timeout: Duration = Field(default=timedelta(seconds=60), description="for one attempt of a handler")
+    unit_of_work_timeout: Duration = Field(
+        default=timedelta(seconds=60),
+        description="for one statement of a unit of work, and for its transaction to wait while it does other things",
+    )
     drain_timeout: Duration = Field(default=timedelta(seconds=10), description="for work under way when the node stops")
     check_in_flight: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         default=1_000,

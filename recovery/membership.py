@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import psycopg
-from psycopg import conninfo
 from sqlalchemy import Connection, create_engine, pool
 
 from durable.envelope import NodeId
 from durable.errors import InvalidSetting, LeaseLost, StorageUnavailable
 from durable.settings import Settings
 from durable.storage import housekeeping
+from durable.storage.answering import PsycopgConnection
 from durable.storage.database import channel, lock_url
 from durable.storage.locks import nodes_class
 from durable.storage.statements import Statement
@@ -30,10 +30,15 @@ from durable.telemetry import log
 from durable.version import __version__
 
 # Measured: without these a stopped client or a half-open connection holds its lock for minutes.
-SERVER_OPTIONS = (
-    "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=8s "
-    "-c client_connection_check_interval=2s -c idle_in_transaction_session_timeout=15s -c statement_timeout=15s"
-)
+SERVER_SETTINGS = {
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "8s",
+    "client_connection_check_interval": "2s",
+    "idle_in_transaction_session_timeout": "15s",
+    "statement_timeout": "15s",
+}
 CLIENT_OPTIONS = {
     "keepalives_idle": 5,
     "keepalives_interval": 2,
@@ -95,12 +100,14 @@ class Membership:
         except Exception as error:
             self._tell(self._report_failure, error)
 
-    def _connect(self) -> psycopg.Connection[Any]:
-        url = lock_url(self._settings)
-        own = conninfo.conninfo_to_dict(url)
-        options = f"{own.get('options') or ''} {SERVER_OPTIONS}".strip()
+    def _connect(self) -> PsycopgConnection:
+        """Without server settings: a pooler refuses them with an error that names no setting of ours."""
         timeout = int(self._settings.connect_timeout.total_seconds()) or 1
-        return psycopg.connect(url, **{"connect_timeout": timeout, **CLIENT_OPTIONS, "options": options})  # type: ignore[arg-type]
+        url = lock_url(self._settings)
+        connection = PsycopgConnection.connect(url, **{"connect_timeout": timeout, **CLIENT_OPTIONS})  # type: ignore[arg-type]
+        # A heartbeat that is not answered by then comes too late in any case.
+        connection.answer_within = self._settings.heartbeat_stale.total_seconds() / 2
+        return connection
 
     def _register(self, conn: Connection) -> NodeId:
         driver = _driver(conn)
@@ -110,6 +117,8 @@ class Membership:
                 "lock_database_url: this connection goes through a pooler, which cannot keep a session's lock; "
                 "set DURABLE_LOCK_DATABASE_URL to a direct connection"
             )
+        values = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in SERVER_SETTINGS.items())
+        conn.exec_driver_sql(f"SELECT {values}")
         row = conn.execute(
             self._sql(housekeeping.REGISTER_NODE),
             {

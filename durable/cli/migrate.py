@@ -52,7 +52,7 @@ def _upgrade(settings: Settings, grant_to: str | None, json: bool) -> None:
     if before is not None and before > migrator.SCHEMA_VERSION:
         with connection(settings) as conn:
             migrator.check_version(conn, schema)  # says that the code is what must be brought up
-    migrator.upgrade(sync_url(settings), schema)
+    migrator.upgrade(sync_url(settings).render_as_string(hide_password=False), schema)
     if grant_to is not None:
         with connection(settings) as conn:
             grants.grant_runtime(conn, schema, grant_to)

@@ -12,12 +12,13 @@ from types import ModuleType
 from typing import Annotated
 
 import typer
-from sqlalchemy import Connection, create_engine, pool
+from sqlalchemy import Connection, pool
 
 from durable.bus import Bus
 from durable.errors import InvalidSetting, WiringError
 from durable.settings import Settings, load_settings, suggestion
 from durable.storage.database import sync_url
+from durable.storage.engines import Limits, make_engine
 from durable.storage.outages import translated
 
 BusName = Annotated[str, typer.Argument(metavar="APP:BUS", help="module and attribute of the bus, such as app:bus")]
@@ -76,12 +77,12 @@ def connection(
     settings: Settings, *, isolation: str = "READ COMMITTED", read_only: bool = False
 ) -> Iterator[Connection]:
     """A connection of our own, committed at the end. Raises StorageUnavailable."""
-    seconds = int(settings.connect_timeout.total_seconds()) or 1
-    options = {"connect_timeout": seconds, "application_name": "durable-agent"}
-    engine = create_engine(
+    engine = make_engine(
         sync_url(settings),
+        settings,
+        Limits.of(settings.statement_timeout),
         poolclass=pool.NullPool,
-        connect_args=options,
+        connect_args={"application_name": "durable-agent"},
         execution_options={"isolation_level": isolation, "postgresql_readonly": read_only},
     )
     with translated(), engine.begin() as conn:

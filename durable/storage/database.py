@@ -7,22 +7,23 @@ each statement exists once, whatever the driver and whether the caller is async 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.pool import QueuePool
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
-from durable.storage.outages import translated
+from durable.storage.engines import Limits, make_async_engine
+from durable.storage.outages import keeping_cancellation, translated
 from durable.telemetry import log
 
 P = ParamSpec("P")
@@ -37,23 +38,31 @@ class Database:
 
     def __init__(self, settings: Settings) -> None:
         self.schema = settings.db_schema
-        self.engine: AsyncEngine = create_async_engine(
-            async_url(settings), pool_size=settings.agent_pool_size, max_overflow=2, pool_timeout=10
+        self._longest = 4 * settings.statement_timeout.total_seconds()
+        self.engine: AsyncEngine = make_async_engine(
+            async_url(settings),
+            settings,
+            Limits(settings.statement_timeout, AGENTS_LONGEST_IDLE),
+            pool_size=settings.agent_pool_size,
+            max_overflow=2,
+            pool_timeout=settings.statement_timeout.total_seconds(),
         )
-        end_idle_transactions(self.engine.sync_engine, AGENTS_LONGEST_IDLE)
-        close_left_behind(self.engine.sync_engine)
 
     async def transaction(
         self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run `work(connection, schema, ...)` in a transaction of its own and return what it returns, committed.
 
-        Raises StorageUnavailable when the database cannot be used (whether a commit took place is then unknown) and
-        InvalidMessage when it refuses the data.
+        Raises StorageUnavailable when the database cannot be used, or does not answer (whether a commit took place is
+        then unknown), and InvalidMessage when it refuses the data.
         """
-        with translated():
-            async with self.engine.begin() as conn:
-                return await conn.run_sync(work, self.schema, *args, **kwargs)
+        with keeping_cancellation(), translated():
+            try:
+                # Each wait within has a limit of its own; this one holds for all of them together.
+                async with asyncio.timeout(self._longest), self.engine.begin() as conn:
+                    return await conn.run_sync(work, self.schema, *args, **kwargs)
+            except TimeoutError as error:
+                raise TimeoutError(f"{work.__name__} was not done within {self._longest:g} s") from error
 
     async def insist(self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """transaction(), again and again for as long as the database cannot be used, 0.1 s to 5 s apart.
@@ -93,37 +102,6 @@ def _answer(conn: Connection, schema: str) -> None:
     conn.exec_driver_sql("SELECT 1")
 
 
-def end_idle_transactions(engine: Engine, longest_idle: timedelta) -> None:
-    """Let the server end a transaction that idles for so long: its node is paused, and others wait for its locks.
-
-    By SET on each new connection rather than in its URL: a pooler refuses start-up parameters that it does not know.
-    """
-    statement = f"SET idle_in_transaction_session_timeout = {int(longest_idle.total_seconds() * 1_000)}"
-
-    @event.listens_for(engine, "connect")
-    def _connected(connection: DBAPIConnection, _: object) -> None:
-        cursor = connection.cursor()
-        cursor.execute(statement)
-        cursor.close()
-        connection.commit()
-
-
-def close_left_behind(engine: Engine) -> None:
-    """Close each connection that is given back after the engine was disposed of.
-
-    Its pool is nobody's any more: it would stay open for as long as the garbage collector lets it.
-    """
-
-    @event.listens_for(engine, "connect")
-    def _connected(_: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
-        entry.info["pool"] = engine.pool
-
-    @event.listens_for(engine, "checkin")
-    def _returned(_: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
-        if entry.info.get("pool") is not engine.pool:
-            entry.invalidate()
-
-
 def configured_url(settings: Settings) -> URL:
     if settings.database_url is None:
         raise InvalidSetting("database_url: not set; give Bus(..., database=...) or the variable DURABLE_DATABASE_URL")
@@ -139,9 +117,9 @@ def async_url(settings: Settings) -> URL:
     return url if url.drivername == "postgresql+psycopg" else url.set(drivername="postgresql+asyncpg")
 
 
-def sync_url(settings: Settings) -> str:
-    """For sync sessions and migrations: psycopg."""
-    return configured_url(settings).set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+def sync_url(settings: Settings) -> URL:
+    """For sync sessions and the command line: psycopg."""
+    return configured_url(settings).set(drivername="postgresql+psycopg")
 
 
 def lock_url(settings: Settings) -> str:

@@ -10,6 +10,7 @@ SQLAlchemy's own texts hold the statement and its parameters, and Postgres' deta
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -75,6 +76,20 @@ def translated() -> Iterator[None]:
         raise InvalidMessage(f"the driver refuses the data: {type(error.orig).__name__}") from None
     except UnicodeEncodeError as error:  # psycopg's and the headers' encoders raise it bare; it holds the whole text
         raise InvalidMessage(f"the text cannot be encoded: {error.reason} at {error.start}") from None
+
+
+@contextmanager
+def keeping_cancellation() -> Iterator[None]:
+    """Raise CancelledError where an error has taken its place: the ROLLBACK of a cancelled task fails on a connection
+    that is gone, and nobody would see the cancellation."""
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    try:
+        yield
+    except Exception:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError from None
+        raise
 
 
 def _unavailable(error: BaseException) -> StorageUnavailable:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, Final
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -140,7 +141,7 @@ class MemorySessions(Sessions):
         self._factory = factory
         self._sync_factory = sync_factory
 
-    def open(self) -> AsyncSession:
+    def open(self, longest: timedelta | None = None) -> AsyncSession:
         if self._factory is None:
             return AsyncSession(sync_session_class=_NoDatabase, close_resets_only=False)
         made = self._factory()
@@ -148,7 +149,7 @@ class MemorySessions(Sessions):
             raise WiringError("session_factory makes sync sessions: give it to InMemoryBus as sync_session_factory=")
         return made if _is_a(AsyncSession, made) else _AsyncStandIn(made)
 
-    def open_sync(self) -> Session:
+    def open_sync(self, longest: timedelta | None = None) -> Session:
         if self._sync_factory is None:
             return _NoDatabase(close_resets_only=False)
         made = self._sync_factory()

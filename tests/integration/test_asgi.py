@@ -19,11 +19,12 @@ from fastapi import Depends, FastAPI, HTTPException
 from fastapi.responses import StreamingResponse
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, InvalidRequestError
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from durable import Bus, UnitOfWork, message, sessions
 from durable.asgi import DurableMiddleware, unit_of_work
 from durable.embedded import Embedded
+from durable.storage.engines import make_async_engine
 from durable.testing import eventually
 from tests.support.tables import Tables, shared_tables
 from tests.support.web import served
@@ -247,7 +248,7 @@ class TestRequests:
 
         def make_slowly(*arguments: Any, **options: Any) -> Any:
             time.sleep(0.05)
-            made.append(create_async_engine(*arguments, **options))
+            made.append(make_async_engine(*arguments, **options))
             return made[-1]
 
         @app.post("/sync/{number}")
@@ -255,7 +256,7 @@ class TestRequests:
             all_here.wait(20)
             bus.send(Noted(number))
 
-        monkeypatch.setattr(sessions, "create_async_engine", make_slowly)
+        monkeypatch.setattr(sessions, "make_async_engine", make_slowly)
         async with served(app) as url, httpx.AsyncClient(base_url=url, timeout=30) as client:
             responses = await asyncio.gather(*(client.post(f"/sync/{number}") for number in range(4)))
             assert {response.status_code for response in responses} == {200}

@@ -16,7 +16,7 @@ from durable.embedded import Embedded
 from tests.conftest import fresh_databases
 from tests.support.command import Agent, Ended
 from tests.support.pooler import pooler
-from tests.support.servers import EMBEDDED, address_of
+from tests.support.servers import EMBEDDED
 
 HANDLER = """
 @bus.handles(OrderPlaced)
@@ -172,9 +172,7 @@ def test_a_port_that_another_process_has_is_refused(agent: Agent, database: str)
 
 
 def test_a_lock_connection_through_a_pooler_is_refused(agent: Agent, database: str) -> None:
-    with pooler(address_of(database)) as port:
-        behind = make_url(database).set(host="127.0.0.1", port=port, query={})
-        url = behind.render_as_string(hide_password=False)
+    with pooler(database) as url:
         module = agent.application(HANDLER)
         refuses(agent("run", f"{module}:bus", "--lock-database-url", url), "lock_database_url", "pooler")
         os.environ["DURABLE_LOCK_DATABASE_URL"] = url

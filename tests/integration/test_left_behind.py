@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from durable.storage.database import close_left_behind
+from durable.storage.engines import close_left_behind
 from tests.failure.waiting import eventually
 
 

@@ -1,69 +1,104 @@
-"""A stand-in for a connection pooler in front of Postgres: it tells each client a process id of its own making.
+"""A private PgBouncer in transaction mode: the server connection behind a client's changes with each transaction.
 
-with pooler("unix:///tmp/socket/.s.PGSQL.5432") as port:
-    ...                                             # connect to 127.0.0.1:port
+with pooler(database_url) as pooled_url:
+    ...                                             # the same database, through the pooler
 """
 
 from __future__ import annotations
 
-import contextlib
+import os
+import shutil
 import socket
-import struct
-import threading
+import subprocess
+import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
-from urllib.parse import urlsplit
+from contextlib import contextmanager
+from pathlib import Path
 
-INVENTED_PID = 4_000_000
+import psycopg
+from sqlalchemy.engine import URL, make_url
 
+from durable.errors import InvalidSetting
 
-@contextlib.contextmanager
-def pooler(address: str) -> Iterator[int]:
-    """Listens on a port of this machine and passes everything on to the server at `unix:///path` or `tcp://host:port`."""
-    with ExitStack() as sockets:
-        listening = sockets.enter_context(socket.create_server(("127.0.0.1", 0)))
-        threading.Thread(target=_accept, args=(listening, address, sockets), daemon=True).start()
-        yield listening.getsockname()[1]
-        listening.shutdown(socket.SHUT_RDWR)
+_STARTS_WITHIN = 30.0  # seconds
 
 
-def _accept(listening: socket.socket, address: str, sockets: ExitStack) -> None:
-    with contextlib.suppress(OSError):
-        while True:
-            client = sockets.enter_context(listening.accept()[0])
-            server = sockets.enter_context(_connection(address))
-            threading.Thread(target=_pump, args=(client, server), daemon=True).start()
-            threading.Thread(target=_answer, args=(server, client), daemon=True).start()
+@contextmanager
+def pooler(database: str, *, pool_mode: str = "transaction", server_connections: int = 3) -> Iterator[str]:
+    """The URL of this database through a PgBouncer of our own, with fewer server connections than a node has."""
+    target = make_url(database)
+    folder = Path(tempfile.mkdtemp(prefix="durable-pooler-"))
+    user = _owner(target)
+    try:
+        port = _free_port()
+        configuration = folder / "pgbouncer.ini"
+        configuration.write_text(_configuration(target, folder, port, pool_mode, server_connections))
+        if user is not None:
+            os.chown(folder, user, -1)
+        command = [_binary(), "--quiet", str(configuration)]
+        with subprocess.Popen(command, user=user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                pooled = URL.create(
+                    target.drivername, target.username, None, "127.0.0.1", port, target.database
+                ).render_as_string(hide_password=False)
+                _wait_for(pooled, process, folder)
+                yield pooled
+            finally:
+                process.kill()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _connection(address: str) -> socket.socket:
-    parts = urlsplit(address)
-    if parts.scheme == "tcp":
-        return socket.create_connection((parts.hostname or "", parts.port or 0))
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(parts.path)
-    return connection
+def _binary() -> str:
+    found = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if found is None:
+        raise InvalidSetting("PgBouncer is not installed; run: scripts/pgbouncer.sh")
+    return found
 
 
-def _answer(server: socket.socket, client: socket.socket) -> None:
-    """What the server says, with another process id in its BackendKeyData; from there on as it is."""
-    with contextlib.suppress(OSError), server.makefile("rb") as said:
-        while (kind := said.read(1)) != b"K":
-            if kind == b"N":  # the refusal of TLS: one byte, and no message
-                client.sendall(kind)
-                continue
-            length = said.read(4)
-            client.sendall(kind + length + said.read(struct.unpack("!i", length)[0] - 4))
-        client.sendall(kind + said.read(4) + struct.pack("!i", INVENTED_PID))
-        said.read(4)
-        while data := said.read1():
-            client.sendall(data)
-        client.shutdown(socket.SHUT_WR)
+def _owner(target: URL) -> int | None:
+    """As root PgBouncer must be another user: the one who may use the server's socket."""
+    if os.getuid() != 0:
+        return None
+    folder = target.query.get("host")
+    return Path(str(folder)).stat().st_uid if folder else 65_534
 
 
-def _pump(source: socket.socket, target: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := source.recv(1 << 16):
-            target.sendall(data)
-    with contextlib.suppress(OSError):
-        target.shutdown(socket.SHUT_WR)
+def _configuration(target: URL, folder: Path, port: int, pool_mode: str, server_connections: int) -> str:
+    host = target.query.get("host") or target.host
+    password = f" password={target.password}" if target.password else ""
+    return f"""\
+[databases]
+* = host={host} port={target.port or 5432} user={target.username}{password}
+
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = {pool_mode}
+default_pool_size = {server_connections}
+max_client_conn = 500
+server_round_robin = 1
+logfile = {folder}/pgbouncer.log
+"""
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes], folder: Path) -> None:
+    deadline = time.monotonic() + _STARTS_WITHIN
+    while True:
+        try:
+            psycopg.connect(url).close()
+        except psycopg.OperationalError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                log = folder / "pgbouncer.log"
+                raise RuntimeError(f"PgBouncer did not start: {log.read_text() if log.exists() else ''}") from None
+            time.sleep(0.05)
+        else:
+            return

@@ -48,6 +48,7 @@ class _Connection:
     def __init__(self, *writers: asyncio.StreamWriter) -> None:
         self.writers = writers
         self.is_over = False
+        self.is_stranded = False
         self._changed = asyncio.Event()
 
     def cut(self) -> None:
@@ -64,7 +65,7 @@ class _Connection:
 
     async def may_end(self, way: _Way) -> None:
         """Return when the end of this way may be passed on: a black hole swallows that too."""
-        while way.swallowing and not self.is_over:
+        while (way.swallowing or self.is_stranded) and not self.is_over:
             self._changed.clear()
             await self._changed.wait()
 
@@ -115,6 +116,14 @@ class ChaosProxy:
         """Read and forget what comes this way."""
         self._ways[direction].swallowing = True
 
+    def strand(self) -> None:
+        """Read and forget what comes on the connections that are open, both ways; new ones are not touched.
+
+        So a firewall does it that has forgotten them.
+        """
+        for connection in self._open:
+            connection.is_stranded = True
+
     def hold(self, direction: Direction) -> None:
         """Keep what comes this way until `release`."""
         self._ways[direction].open.clear()
@@ -134,6 +143,7 @@ class ChaosProxy:
             way.delay_seconds = 0.0
             way.open.set()
         for connection in self._open:
+            connection.is_stranded = False
             connection.heed_restore()
 
     async def swallowed(self, direction: Direction, size_bytes: int = 1) -> None:
@@ -198,7 +208,7 @@ class ChaosProxy:
     ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
-                if way.swallowing:
+                if way.swallowing or connection.is_stranded:
                     way.bytes["swallowed"] += len(data)
                     await self._tell()
                     continue

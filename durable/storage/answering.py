@@ -1,0 +1,91 @@
+"""Connections of each driver that end when the server does not answer in time.
+
+Keepalives notice a network that is gone; a server or a pooler that is alive and says nothing, or a firewall between
+that forgot the connection, only a limit notices. `answer_within` bounds each wait for an answer, also for BEGIN, COMMIT
+and ROLLBACK. A connection that waited in vain is closed: what its server does is unknown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Generator
+from typing import Any, Final
+
+import asyncpg
+import psycopg
+
+CLIENT_KEEPALIVES: Final = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
+
+
+class PsycopgConnection(psycopg.Connection[Any]):
+    """For sync engines."""
+
+    answer_within: float | None = None
+
+    def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+        return super().wait(_bounded(self, gen, self.answer_within), *args, **options)
+
+
+class AsyncPsycopgConnection(psycopg.AsyncConnection[Any]):
+    """For async engines whose URL names psycopg."""
+
+    answer_within: float | None = None
+
+    async def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
+        return await super().wait(_bounded(self, gen, self.answer_within), *args, **options)
+
+
+class AsyncpgConnection(asyncpg.Connection):
+    """For async engines. A wait that was too long raises TimeoutError."""
+
+    @property
+    def answer_within(self) -> float | None:
+        limit: float | None = self._config.command_timeout
+        return limit
+
+    @answer_within.setter
+    def answer_within(self, seconds: float | None) -> None:
+        self._config = self._config._replace(command_timeout=seconds)
+
+    def keep_alive(self, tcp_user_timeout: float) -> None:
+        """asyncpg has no options for this, and its socket may belong to another loop than asyncio's."""
+        found = self._transport.get_extra_info("socket")
+        if found is not None and found.family in (socket.AF_INET, socket.AF_INET6):
+            with contextlib.closing(socket.socket(fileno=os.dup(found.fileno()))) as own:
+                _keep_alive(own, tcp_user_timeout)
+
+
+Answering = PsycopgConnection | AsyncPsycopgConnection | AsyncpgConnection
+
+
+def _bounded(
+    connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], gen: Any, seconds: float | None
+) -> Generator[Any, Any, Any]:
+    """The same steps as `gen`, until the time is over. The driver takes a step several times a second, ready or not."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            if not ready and deadline is not None and time.monotonic() > deadline:
+                connection.pgconn.finish()
+                raise psycopg.OperationalError(f"no answer within {seconds:g} s; the connection is given up")
+            wanted = gen.send(ready)
+    except StopIteration as end:
+        return end.value
+
+
+def _keep_alive(own: socket.socket, tcp_user_timeout: float) -> None:
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = [
+        ("TCP_KEEPIDLE", CLIENT_KEEPALIVES["keepalives_idle"]),
+        ("TCP_KEEPINTVL", CLIENT_KEEPALIVES["keepalives_interval"]),
+        ("TCP_KEEPCNT", CLIENT_KEEPALIVES["keepalives_count"]),
+        ("TCP_USER_TIMEOUT", int(tcp_user_timeout * 1_000)),
+    ]
+    for name, value in options:
+        if hasattr(socket, name):  # not all systems have all of them
+            own.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,224 @@
+"""The engines that durable makes: connections that answer in time or are closed, also through a pooler.
+
+    connect     keepalives; a direct connection gets its limits now, as server settings
+    check-out   a connection that idled is asked first; when it says nothing, the whole pool is opened anew
+    BEGIN       through a pooler, and where a transaction has a limit of its own: SET LOCAL, in effect
+    no answer   the connection is closed, and the pool with it
+
+A pooler in transaction mode (PgBouncer) gives each transaction another server connection. So nothing may be left behind
+on one: no SET, and no named prepared statement, which would be missing, or be another, on the next. Unnamed ones are
+prepared again for each execution, within its transaction.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.engine import Dialect, ExceptionContext
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import InvalidatePoolError, OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from durable.settings import Settings
+from durable.storage.answering import (
+    CLIENT_KEEPALIVES,
+    Answering,
+    AsyncpgConnection,
+    AsyncPsycopgConnection,
+    PsycopgConnection,
+)
+from durable.telemetry import log
+
+GRACE: Final = timedelta(seconds=5)
+"""By which the server is earlier with a limit than we are, so that its error is met and not a connection lost."""
+
+LONGEST: Final = "durable_longest"
+"""The execution option that holds a transaction's own limit, a timedelta."""
+
+_CHECKED_AFTER: Final = 1.0  # seconds without use; a connection in constant use shows by itself whether it answers
+_RETURNED: Final = "durable.returned"
+
+
+class Limits(NamedTuple):
+    """What the server ends by itself: one statement, and a transaction that waits for its client."""
+
+    statement: timedelta
+    idle: timedelta
+
+    @classmethod
+    def of(cls, longest: timedelta) -> Limits:
+        """For transactions in which an application does other things for so long."""
+        return cls(longest + GRACE, longest + GRACE)
+
+    @property
+    def answer_within(self) -> float:
+        return (self.statement + GRACE).total_seconds()
+
+    def settings(self) -> dict[str, str]:
+        return {
+            "statement_timeout": str(_milliseconds(self.statement)),
+            "idle_in_transaction_session_timeout": str(_milliseconds(self.idle)),
+        }
+
+
+def make_async_engine(url: URL, settings: Settings, limits: Limits, **options: Any) -> AsyncEngine:
+    engine = create_async_engine(url, hide_parameters=True, **options)
+    _Guard(engine.sync_engine, settings, limits)
+    return engine
+
+
+def make_engine(url: URL, settings: Settings, limits: Limits, **options: Any) -> Engine:
+    engine = create_engine(url, hide_parameters=True, **options)
+    _Guard(engine, settings, limits)
+    return engine
+
+
+class _Guard:
+    """Listens to one engine's events."""
+
+    def __init__(self, engine: Engine, settings: Settings, limits: Limits) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._connect_seconds = settings.connect_timeout.total_seconds()
+        self._tcp_user_timeout = settings.tcp_user_timeout
+        self._pooled = {"auto": None, "none": False, "transaction": True}[settings.pooler]
+        event.listen(engine, "do_connect", self._connect)
+        event.listen(engine, "connect", self._connected)
+        event.listen(engine, "begin", self._begun)
+        event.listen(engine, "checkout", self._checked_out)
+        event.listen(engine, "checkin", self._checked_in)
+        event.listen(engine, "close", self._closing)
+        event.listen(engine, "handle_error", self._failed)
+        close_left_behind(engine)
+
+    def _connect(self, dialect: Dialect, _: object, args: tuple[Any, ...], params: dict[str, Any]) -> DBAPIConnection:
+        """The first connection finds out whether there is a pooler; it is opened as is safe with one."""
+        if self._pooled is None:
+            first = self._open(dialect, args, params, pooled=True)
+            self._pooled = is_pooled(first)
+            if self._pooled:
+                log.info("the database is behind a pooler: no prepared statements, limits by transaction")
+                return first
+            first.close()
+        return self._open(dialect, args, params, pooled=self._pooled)
+
+    def _open(self, dialect: Dialect, args: Any, params: dict[str, Any], *, pooled: bool) -> DBAPIConnection:
+        is_asyncpg = dialect.driver == "asyncpg"
+        own = self._asyncpg_options(params, pooled) if is_asyncpg else self._psycopg_options(params, pooled)
+        if not dialect.is_async:
+            return PsycopgConnection.connect(*args, **own)  # type: ignore[return-value]
+        if not is_asyncpg:
+            own["async_creator_fn"] = AsyncPsycopgConnection.connect
+        return dialect.connect(*args, **own)
+
+    def _asyncpg_options(self, params: dict[str, Any], pooled: bool) -> dict[str, Any]:
+        own = {"timeout": self._connect_seconds, "command_timeout": self._limits.answer_within} | params
+        own["connection_class"] = AsyncpgConnection
+        if pooled:
+            unnamed = {"prepared_statement_name_func": lambda: "", "prepared_statement_cache_size": 0}
+            return own | unnamed | {"statement_cache_size": 0}
+        return own | {"server_settings": self._server_settings() | params.get("server_settings", {})}
+
+    def _psycopg_options(self, params: dict[str, Any], pooled: bool) -> dict[str, Any]:
+        user_timeout = _milliseconds(self._tcp_user_timeout)
+        connecting = {"connect_timeout": max(2, int(self._connect_seconds)), "tcp_user_timeout": user_timeout}
+        own = {**connecting, **CLIENT_KEEPALIVES, **params}
+        if pooled:
+            return own | {"prepare_threshold": None}
+        options = " ".join(f"-c {name}={value}" for name, value in self._server_settings().items())
+        return own | {"options": f"{options} {params.get('options', '')}".strip()}
+
+    def _server_settings(self) -> dict[str, str]:
+        """With what lets the server notice that its client is gone, and free its locks."""
+        return {
+            "tcp_keepalives_idle": "5",
+            "tcp_keepalives_interval": "2",
+            "tcp_keepalives_count": "3",
+            "tcp_user_timeout": str(_milliseconds(self._tcp_user_timeout)),
+            "client_connection_check_interval": "2000",
+            **self._limits.settings(),
+        }
+
+    def _connected(self, connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
+        driver = _driver(connection)
+        driver.answer_within = self._limits.answer_within
+        if isinstance(driver, AsyncpgConnection):
+            driver.keep_alive(self._tcp_user_timeout.total_seconds())
+        entry.info[_RETURNED] = time.monotonic()
+
+    def _begun(self, conn: Connection) -> None:
+        own = conn.get_execution_options().get(LONGEST)
+        limits = self._limits if own is None else Limits.of(own)
+        _driver(conn.connection.dbapi_connection).answer_within = limits.answer_within
+        if self._pooled or own is not None:
+            values = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in limits.settings().items())
+            conn.exec_driver_sql(f"SELECT {values}")
+
+    def _checked_out(self, connection: DBAPIConnection, entry: ConnectionPoolEntry, _: object) -> None:
+        """Ask a connection that idled. Raises InvalidatePoolError, upon which the pool opens another."""
+        if time.monotonic() - entry.info[_RETURNED] < _CHECKED_AFTER:
+            return
+        driver = _driver(connection)
+        driver.answer_within = self._connect_seconds
+        try:
+            self._engine.dialect.do_ping(connection)
+        except Exception as error:
+            raise InvalidatePoolError("a pooled connection does not answer") from error
+        driver.answer_within = self._limits.answer_within
+
+    def _checked_in(self, _: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
+        entry.info[_RETURNED] = time.monotonic()
+
+    def _closing(self, connection: DBAPIConnection, _: object) -> None:
+        """asyncpg says goodbye and waits for the answer."""
+        _driver(connection).answer_within = 1.0
+
+    def _failed(self, context: ExceptionContext) -> Exception | None:
+        """asyncpg's connection is still open when it has waited in vain."""
+        if not isinstance(context.original_exception, TimeoutError) or context.connection is None:
+            return None
+        context.is_disconnect = True  # type: ignore[misc]
+        cause = OSError("no answer in time; the connection is given up")
+        return OperationalError(None, None, cause, connection_invalidated=True)
+
+
+def is_pooled(connection: DBAPIConnection) -> bool:
+    """A pooler tells its clients a process id of its own making: not that of the server which runs the statement."""
+    driver = _driver(connection)
+    told = driver.get_server_pid() if isinstance(driver, AsyncpgConnection) else driver.info.backend_pid
+    cursor = connection.cursor()
+    cursor.execute("SELECT pg_backend_pid()")
+    row = cursor.fetchone()
+    cursor.close()
+    connection.rollback()
+    return row is None or row[0] != told
+
+
+def close_left_behind(engine: Engine) -> None:
+    """Close each connection that is given back after the engine was disposed of.
+
+    Its pool is nobody's any more: it would stay open for as long as the garbage collector lets it.
+    """
+
+    @event.listens_for(engine, "connect")
+    def _connected(_: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
+        entry.info["pool"] = engine.pool
+
+    @event.listens_for(engine, "checkin")
+    def _returned(_: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
+        if entry.info.get("pool") is not engine.pool:
+            entry.invalidate()
+
+
+def _driver(connection: Any) -> Answering:
+    """Sync psycopg's connection is the driver's own; the others are wrapped by SQLAlchemy."""
+    found: Answering = getattr(connection, "driver_connection", connection)
+    return found
+
+
+def _milliseconds(time: timedelta) -> int:
+    return max(1, int(time.total_seconds() * 1_000))
