@@ -17,7 +17,7 @@ import msgspec
 
 from durable import codec, screening
 from durable.clock import Clock
-from durable.envelope import Envelope, new_id
+from durable.envelope import Envelope, derived_id, new_id
 from durable.errors import InvalidMessage
 from durable.messages import content_type_of, name_of
 from durable.ordering import Place
@@ -78,7 +78,7 @@ class Cause:
     def next_id(self, service: str, message_type: str) -> UUID:
         """The id of the next message of this attempt. A service has one handler of a message, so its name will do."""
         self._sent += 1
-        return uuid5(self.envelope.id, f"{service}/{self._sent}/{message_type}")
+        return derived_id(self.envelope.id, f"{service}/{self._sent}/{message_type}")
 
 
 class Outgoing(msgspec.Struct, frozen=True, eq=False):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from typing import Annotated, Final, NewType
-from uuid import UUID
+from uuid import UUID, uuid5
 
 import msgspec
 import uuid_utils.compat
@@ -98,6 +98,16 @@ def is_media_type(text: str) -> bool:
 def new_id() -> UUID:
     """A UUIDv7 (RFC 9562): it carries its time, so that ids sort, and are forgotten, by day."""
     return uuid_utils.compat.uuid7()
+
+
+def derived_id(parent: UUID, name: str) -> UUID:
+    """A UUIDv8 (RFC 9562) that follows from another id and this name: the same each time.
+
+    No time is in it: it would be that of the parent, which may have waited for longer than duplicates are remembered.
+    Its version tells it from a business key, which other messages may be sent under.
+    """
+    digest = uuid5(parent, name).int
+    return UUID(int=digest & ~(0xF << 76) | (8 << 76))
 
 
 def unix_ms(envelope_id: UUID) -> int | None:

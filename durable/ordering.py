@@ -42,7 +42,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from durable.digest import fingerprint
 from durable.envelope import Envelope
+from durable.screening import MAX_TEXT_BYTES, utf8_bytes
 from durable.upcasting import newer_types
 
 _WHOLE: Final = "\x1f"
@@ -88,10 +90,12 @@ class Places:
 
 
 def share_of(envelope: Envelope, header: str) -> str:
-    """The tenant that a message is counted for; those that name none share one share."""
-    if header == BY_KEY:
-        return envelope.partition_key or ""
-    return envelope.headers.get(header, "")
+    """The tenant that a message is counted for; those that name none share one share.
+
+    Any header may name it, of any length; a name that is too long for an index is told by its digest.
+    """
+    share = envelope.partition_key or "" if header == BY_KEY else envelope.headers.get(header, "")
+    return share if utf8_bytes(share) <= MAX_TEXT_BYTES else f"digest:{fingerprint(share)}"
 
 
 def ordered_handler(ordering_key: str | None) -> str | None:

@@ -24,7 +24,18 @@ from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.failpoints import failpoint
 from durable.ordering import Places
-from durable.outcomes import BUSY, DUPLICATE, OTHER_BODY, STORED, Duplicate, Failed, Outcome, Stored
+from durable.outcomes import (
+    BUSY,
+    DUPLICATE,
+    LONGEST_REASON,
+    OTHER_BODY,
+    STORED,
+    Duplicate,
+    Failed,
+    Outcome,
+    Rejected,
+    Stored,
+)
 from durable.settings import Settings
 from durable.statistics import ReceivingStatistics
 from durable.storage import inbox
@@ -77,10 +88,19 @@ class _Waiting:
 
 
 class _Found(NamedTuple):
-    """What storing found out: which were new, and which had another body than the one known under their id."""
+    """What storing found out: which were new, which had another body than the one known under their id, and what became
+    of those that the database refuses."""
 
     fresh: set[Key]
     changed: set[Key]
+    refused: dict[Key, Outcome]
+
+    def __or__(self, other: _Found) -> _Found:
+        return _Found(self.fresh | other.fresh, self.changed | other.changed, self.refused | other.refused)
+
+
+def _nothing() -> _Found:
+    return _Found(set(), set(), {})
 
 
 class ReceivingAgent:
@@ -219,24 +239,28 @@ class ReceivingAgent:
     async def _store(self, envelopes: Sequence[tuple[str, Envelope]]) -> list[Outcome]:
         """Store them all and return the outcomes in order."""
         fit: dict[Key, tuple[str, Envelope]] = {}
-        for endpoint, envelope in envelopes:
+        unfit: dict[int, Outcome] = {}
+        for position, (endpoint, envelope) in enumerate(envelopes):
             reason = self._unacceptable(envelope)
             if reason is None:
                 _, first = fit.setdefault((envelope.id, endpoint), (endpoint, envelope))
                 reason = None if _same(first, envelope) else _OTHER_BODY
             if reason is not None:
-                replayable = reason != _OTHER_BODY and _is_whole(envelope)
-                await self._quarantine_alone(endpoint, envelope, reason, replayable)
-        fresh, changed = await self._store_fit(list(fit.values())) if fit else _Found(set(), set())
+                other_body = reason == _OTHER_BODY
+                kept = await self._quarantine_alone(endpoint, envelope, reason, not other_body and _is_whole(envelope))
+                unfit[position] = OTHER_BODY if other_body and kept == STORED else kept
+        fresh, changed, refused = await self._store_fit(list(fit.values())) if fit else _nothing()
         outcomes: list[Outcome] = []
-        for endpoint, envelope in envelopes:
+        for position, (endpoint, envelope) in enumerate(envelopes):
             key = (envelope.id, endpoint)
-            if key not in fit or key in fresh:
+            if position in unfit:
+                outcomes.append(unfit[position])
+            elif key in refused:
+                outcomes.append(refused[key])
+            elif key in fresh:
                 outcomes.append(STORED)
-            elif key in changed or not _same(fit[key][1], envelope):
-                outcomes.append(OTHER_BODY)
             else:
-                outcomes.append(DUPLICATE)
+                outcomes.append(OTHER_BODY if key in changed else DUPLICATE)
             fresh.discard(key)  # the same id again in this round is a duplicate
         return outcomes
 
@@ -244,18 +268,17 @@ class ReceivingAgent:
         """Store envelopes that seem sound; when the database refuses one of them, find it by halving."""
         now = self._clock.now()
         arrivals = [self._arrival(endpoint, envelope, now) for endpoint, envelope in envelopes]
-        found = _Found(set(), set())
+        found = _nothing()
         try:
             found = await self._database.transaction(self._insert, arrivals)
         except InvalidMessage as error:
             self._give_back(arrivals, found.fresh)
             if len(envelopes) == 1:
                 endpoint, envelope = envelopes[0]
-                await self._quarantine_alone(endpoint, envelope, str(error))
-                return _Found({(envelope.id, endpoint)}, set())
+                kept = await self._quarantine_alone(endpoint, envelope, str(error))
+                return _Found(set(), set(), {(envelope.id, endpoint): kept})
             middle = len(envelopes) // 2
-            first, second = await self._store_fit(envelopes[:middle]), await self._store_fit(envelopes[middle:])
-            return _Found(first.fresh | second.fresh, first.changed | second.changed)
+            return await self._store_fit(envelopes[:middle]) | await self._store_fit(envelopes[middle:])
         except BaseException:
             self._give_back(arrivals, found.fresh)
             raise
@@ -293,13 +316,21 @@ class ReceivingAgent:
         for endpoint, envelope, _, _ in duplicates:
             if (envelope.id, endpoint) in changed:
                 self._quarantine(conn, schema, endpoint, _raw(envelope), _OTHER_BODY, envelope, {})
-        return _Found(fresh, changed)
+        return _Found(fresh, changed, {})
 
-    async def _quarantine_alone(self, endpoint: str, envelope: Envelope, reason: str, replayable: bool = False) -> None:
+    async def _quarantine_alone(
+        self, endpoint: str, envelope: Envelope, reason: str, replayable: bool = False
+    ) -> Outcome:
+        """Stored, as a dead letter; Rejected when the database refuses even that: then its sender keeps it as one."""
         headers = envelope.headers if replayable else {}
-        await self._database.transaction(
-            self._quarantine, endpoint, _raw(envelope), reason, envelope, headers, replayable
-        )
+        try:
+            await self._database.transaction(
+                self._quarantine, endpoint, _raw(envelope), reason, envelope, headers, replayable
+            )
+        except InvalidMessage as error:
+            log.error("cannot quarantine %s at %s, rejected: %s", envelope.id, endpoint, error)
+            return Rejected(f"{reason}; as a dead letter: {error}"[:LONGEST_REASON])
+        return STORED
 
     def _quarantine(
         self,

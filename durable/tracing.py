@@ -32,7 +32,7 @@ from durable.errors import Reject, Verdict
 from durable.handlers import Incoming
 from durable.messages import name_of
 from durable.middleware import HandleNext, Middleware, SendNext
-from durable.screening import MAX_HEADER_BYTES, MAX_HEADERS
+from durable.screening import MAX_HEADER_BYTES, MAX_HEADERS, utf8_bytes
 from durable.version import __version__
 
 SYSTEM: Final = "messaging.system"
@@ -135,7 +135,7 @@ def _with_trace_context(outgoing: Outgoing) -> Outgoing:
     context: dict[str, str] = {}
     _W3C.inject(context)
     headers = outgoing.headers
-    size = sum(len(name) + len(value) for name, value in headers.items())
+    size = sum(utf8_bytes(name) + utf8_bytes(value) for name, value in headers.items())
     if not context or len(headers) + 2 > MAX_HEADERS or size + _LONGEST_CONTEXT > MAX_HEADER_BYTES:
         return outgoing
     return outgoing.with_headers(context)

@@ -77,8 +77,8 @@ def _suspicious_texts(column: pa.Array, name: str) -> pa.Array:
     if name == "headers":
         strange = pc.not_equal(texts, _PLAIN_HEADERS)
     else:
-        length = pc.utf8_length(texts)
-        strange = pc.or_(pc.equal(length, 0), pc.greater(length, screening.MAX_TEXT))
+        length = pc.binary_length(texts)
+        strange = pc.or_(pc.equal(length, 0), pc.greater(length, screening.MAX_TEXT_BYTES))
         strange = pc.or_(strange, pc.match_substring_regex(texts, _UNSAFE))
     return pc.fill_null(strange.take(encoded.indices), False)
 

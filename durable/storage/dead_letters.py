@@ -10,19 +10,20 @@ it older than its retention. A message that fails again is another letter, with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from durable.envelope import JSON, Envelope, Leased, NodeId
 from durable.storage import letter_statements as statements
+from durable.storage import maintenance
 from durable.storage.database import channel
-from durable.storage.locks import Job, try_lock
+from durable.storage.isolation import isolated, left_alone, tried
 from durable.storage.statements import Statement
 
 Side = Literal["incoming", "outgoing"]
@@ -269,17 +270,42 @@ def handle(
     return int(conn.execute(statements.HANDLE_LETTER.within(schema), params).scalar_one()) == 1
 
 
-def purge(conn: Connection, schema: str, *, keep_letters: timedelta, keep_attempts: timedelta) -> int:
-    """Delete a bounded number of letters that were resolved long ago, and of attempts that no letter needs."""
-    if not try_lock(conn, schema, Job.PARTITIONS):
-        return 0
-    letters = conn.execute(
-        statements.PURGE_LETTERS.within(schema), {"keep_letters": keep_letters, "batch_size": _PURGE_BATCH}
-    )
-    attempts = conn.execute(
-        statements.PURGE_ATTEMPTS.within(schema), {"keep_attempts": keep_attempts, "batch_size": _PURGE_BATCH}
-    )
-    return letters.rowcount + attempts.rowcount
+def purge(conn: Connection, schema: str, *, keep: timedelta) -> int:
+    """Delete a bounded number of letters that were resolved longer ago than this. Returns how many."""
+    return maintenance.purge(conn, schema, statements.PURGE_LETTERS, keep=keep, batch_size=_PURGE_BATCH)
+
+
+def purge_attempts(conn: Connection, schema: str, *, keep: timedelta) -> int:
+    """Delete a bounded number of older failed attempts that no letter needs. Returns how many."""
+    return maintenance.purge(conn, schema, statements.PURGE_ATTEMPTS, keep=keep, batch_size=_PURGE_BATCH)
+
+
+def in_stretches(
+    conn: Connection,
+    stretch: Stretch,
+    work: Callable[[Stretch], Sequence[Row[Any]]],
+    numbers: Callable[[], Sequence[int]],
+    doing: str,
+) -> Resolved:
+    """Do the work for a stretch, of which the database may refuse something: that is left.
+
+    `work` returns rows of a number and whether it was done; `numbers` are those of the stretch, in their order.
+    """
+    refused: list[int] = []
+    tell = left_alone(doing)
+
+    def leave(number: int, reason: str) -> None:
+        refused.append(number)
+        tell(number, reason)
+
+    def part(of: Sequence[int]) -> Sequence[Row[Any]]:
+        return work(Stretch(of[0] - 1, of[-1], len(of)))
+
+    parts, reason = tried(conn, lambda: work(stretch))
+    if reason is not None:
+        parts = isolated(conn, numbers(), part, leave)
+    found = sorted((row[0], row.done) for rows in parts for row in rows if row[0] is not None)
+    return Resolved([each for each, done in found if done], sorted([*refused, *(n for n, done in found if not done)]))
 
 
 def _resolve(
@@ -290,9 +316,17 @@ def _resolve(
     stretch: Stretch,
     params: dict[str, Any],
 ) -> Resolved:
-    rows = conn.execute(statement.within(schema), selection.parameters() | stretch._asdict() | params).all()
-    letters = sorted((row.letter_id, row.done) for row in rows if row.letter_id is not None)
-    return Resolved([letter for letter, done in letters if done], [letter for letter, done in letters if not done])
+    selected = selection.parameters()
+    replayable = statement is statements.REPLAY_LETTERS
+
+    def work(part: Stretch) -> Sequence[Row[Any]]:
+        return conn.execute(statement.within(schema), selected | part._asdict() | params).all()
+
+    def numbers() -> Sequence[int]:
+        next_letters = selected | stretch._asdict() | {"replayable": replayable}
+        return list(conn.execute(statements.NEXT_LETTERS.within(schema), next_letters).scalars())
+
+    return in_stretches(conn, stretch, work, numbers, "resolve dead letter")
 
 
 def _dead_letter(*row: Any) -> DeadLetter:

@@ -14,11 +14,12 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple, get_args
 from uuid import UUID
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from durable.storage import schedule_statements as statements
 from durable.storage.database import channel
-from durable.storage.dead_letters import Resolved, Stretch, Survey
+from durable.storage.dead_letters import Resolved, Stretch, Survey, in_stretches
+from durable.storage.schedule_statements import Waiting
 from durable.storage.statements import Statement
 
 Side = Literal["incoming", "outgoing"]
@@ -112,16 +113,15 @@ def cancel(
     keep_body: bool = False,
 ) -> Resolved:
     """Nothing becomes of them; the history says so."""
+    waiting = statements.WAITING[side]
     told = f"cancelled by {actor}" + (f": {reason}" if reason else "")
-    return _change(
-        conn, schema, statements.WAITING[side].cancel, selection, stretch, {"reason": told, "keep_body": keep_body}
-    )
+    return _change(conn, schema, waiting, waiting.cancel, selection, stretch, {"reason": told, "keep_body": keep_body})
 
 
 def run_now(conn: Connection, schema: str, selection: Selection, stretch: Stretch, *, side: Side) -> Resolved:
     """They are due."""
-    params = {"channel": channel(schema)}
-    return _change(conn, schema, statements.WAITING[side].run_now, selection, stretch, params)
+    waiting, params = statements.WAITING[side], {"channel": channel(schema)}
+    return _change(conn, schema, waiting, waiting.run_now, selection, stretch, params)
 
 
 def reschedule(
@@ -135,21 +135,29 @@ def reschedule(
     dedupe_window: timedelta,
 ) -> Resolved:
     """They are due at this time. Left are those that would expire before, or be too old for their receiver."""
+    waiting = statements.WAITING[side]
     params = {"at": at, "dedupe_window": dedupe_window, "channel": channel(schema)}
-    return _change(conn, schema, statements.WAITING[side].reschedule, selection, stretch, params)
+    return _change(conn, schema, waiting, waiting.reschedule, selection, stretch, params)
 
 
 def _change(
     conn: Connection,
     schema: str,
+    waiting: Waiting,
     statement: Statement,
     selection: Selection,
     stretch: Stretch,
     params: dict[str, Any],
 ) -> Resolved:
-    rows = conn.execute(statement.within(schema), selection.parameters() | stretch._asdict() | params).all()
-    found = sorted((row.seq, row.done) for row in rows if row.seq is not None)
-    return Resolved([seq for seq, done in found if done], [seq for seq, done in found if not done])
+    selected = selection.parameters()
+
+    def work(part: Stretch) -> Sequence[Row[Any]]:
+        return conn.execute(statement.within(schema), selected | part._asdict() | params).all()
+
+    def numbers() -> Sequence[int]:
+        return list(conn.execute(waiting.numbers.within(schema), selected | stretch._asdict()).scalars())
+
+    return in_stretches(conn, stretch, work, numbers, "change the delayed message")
 
 
 # ---------------------------------------------------------------- one message, wherever it waits

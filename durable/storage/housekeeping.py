@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from durable.storage.statements import Statement
+from typing import Final
+
+from durable.storage.statements import Batched, Statement, by_key
 
 # ---------------------------------------------------------------- nodes, locks
 
@@ -39,22 +41,57 @@ LOCK_JOB = Statement("SELECT pg_advisory_xact_lock(:class_id, :key)")
 
 # ---------------------------------------------------------------- maintenance, status, versions
 
-MAKE_PARTITIONS = Statement("SELECT {schema}.make_partitions(:days_ahead)")
-DROP_PARTITIONS = Statement(
-    "SELECT {schema}.drop_partitions(CAST(:keep_ids AS interval), CAST(:keep_history AS interval))"
+MAKE_PARTITION = Statement("SELECT {schema}.make_partition(CAST(:parent AS text), CAST(:day AS date))")
+DROP_PARTITION = Statement(
+    "SELECT {schema}.drop_partition(CAST(:parent AS text), CAST(:day AS date), CAST(:keep AS interval))"
 )
-# Ids that carry no day (not UUIDv7) lie in the default partition; rows are in order of arrival there.
-PURGE_DEFAULT_IDS = Statement("""
-DELETE FROM {schema}.received_ids_default WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM {schema}.received_ids_default WHERE received_at < now() - CAST(:keep_ids AS interval)
-    LIMIT :batch_size))
-""")
-PURGE_DEFAULT_HISTORY = Statement("""
-DELETE FROM {schema}.envelope_history_default WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM {schema}.envelope_history_default WHERE finished_at < now() - CAST(:keep_history AS interval)
-        AND NOT EXISTS (SELECT FROM {schema}.archives WHERE table_name = 'envelope_history' AND archived_below <= xid)
-    LIMIT :batch_size))
-""")
+READ_TODAY = Statement("SELECT CAST(now() AT TIME ZONE 'UTC' AS date)")
+_FORGET: Final = """, old AS (
+    SELECT picked.*, EXISTS (
+        SELECT FROM {schema}.incoming_envelopes AS row WHERE row.id = picked.id AND row.endpoint = picked.endpoint
+    ) AS is_needed FROM picked
+), kept AS (
+    UPDATE {schema}.%s AS known SET received_at = now()
+    FROM old WHERE old.is_needed AND known.id = old.id AND known.endpoint = old.endpoint
+), purged AS (
+    DELETE FROM {schema}.%s AS known USING old
+    WHERE NOT old.is_needed AND known.id = old.id AND known.endpoint = old.endpoint
+)
+SELECT count(*) FROM old
+"""
+
+
+def _forget_old_ids(table: str) -> Batched:
+    """Ids that are older than :keep, along the index of their ages. One whose row still waits is remembered for as long
+    again, so that nothing comes in under it a second time."""
+    return Batched(
+        f"""
+    SELECT id, endpoint FROM {{schema}}.{table} WHERE received_at < now() - CAST(:keep AS interval){{only}}
+    ORDER BY received_at LIMIT :batch_size {{lock}}""",
+        _FORGET % (table, table),
+        key="id, endpoint",
+        only=by_key("endpoint"),
+    )
+
+
+PURGE_UNDATED_IDS = _forget_old_ids("undated_ids")
+# Ids of days for which no partition was made.
+PURGE_DEFAULT_IDS = _forget_old_ids("received_ids_default")
+PURGE_DEFAULT_HISTORY = Batched(
+    """
+    SELECT ctid AS place, CAST(ctid AS text) AS shown FROM {schema}.envelope_history_default
+    WHERE finished_at < now() - CAST(:keep AS interval)
+        AND NOT EXISTS (
+            SELECT FROM {schema}.archives WHERE table_name = 'envelope_history' AND archived_below <= xid){only}
+    LIMIT :batch_size {lock}""",
+    """, purged AS (
+    DELETE FROM {schema}.envelope_history_default WHERE ctid = ANY (ARRAY(SELECT place FROM picked)) RETURNING 1
+)
+SELECT count(*) FROM purged
+""",
+    key="shown",
+    only="ctid = ANY (CAST(CAST(:only_0 AS text[]) AS tid[]))",
+)
 VERSION_TABLE_EXISTS = Statement("""
 SELECT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = :schema AND c.relname = 'alembic_version')
@@ -73,6 +110,7 @@ READ_CLOCK = Statement("SELECT clock_timestamp()")
 # How many days from today each daily partition is; the parents are partitioned by UTC days.
 READ_PARTITION_DAYS = Statement("""
 SELECT p.relname AS parent,
+    to_date(right(c.relname, 8), 'YYYYMMDD') AS day,
     to_date(right(c.relname, 8), 'YYYYMMDD') - CAST(now() AT TIME ZONE 'UTC' AS date) AS days_from_today
 FROM pg_inherits i
 JOIN pg_class c ON c.oid = i.inhrelid
@@ -106,7 +144,7 @@ WHERE n.nspname = :schema AND c.relname = 'node_ids' AND NOT has_sequence_privil
 UNION ALL
 SELECT 'EXECUTE on ' || p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 WHERE n.nspname = :schema AND p.proname IN
-        ('make_partitions', 'drop_partitions', 'drop_archived_history', 'make_staging', 'drop_staging')
+        ('make_partition', 'drop_partition', 'drop_archived_history', 'make_staging', 'drop_staging')
     AND NOT has_function_privilege(p.oid, 'EXECUTE')
 """)
 # What a node needs, and no right to create, alter or drop anything. `{role}` is quoted by the caller.
@@ -114,8 +152,8 @@ GRANT_RUNTIME_RIGHTS = Statement("""
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role};
 GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {role};
-GRANT EXECUTE ON FUNCTION {schema}.make_partitions(integer) TO {role};
-GRANT EXECUTE ON FUNCTION {schema}.drop_partitions(interval, interval) TO {role};
+GRANT EXECUTE ON FUNCTION {schema}.make_partition(text, date) TO {role};
+GRANT EXECUTE ON FUNCTION {schema}.drop_partition(text, date, interval) TO {role};
 GRANT EXECUTE ON FUNCTION {schema}.make_staging(text, text) TO {role};
 GRANT EXECUTE ON FUNCTION {schema}.drop_staging(text, interval) TO {role};
 GRANT EXECUTE ON FUNCTION {schema}.drop_archived_history(date) TO {role};

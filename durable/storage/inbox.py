@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from durable.digest import message_digest
-from durable.envelope import Envelope, Leased, NodeId
+from durable.envelope import Envelope, Lease, Leased, NodeId
 from durable.ordering import FREE, Place, ordered_handler
 from durable.storage import circuits, statements
 from durable.storage.circuits import Kind
+from durable.storage.isolation import batch, isolated, quarantining, refusals_named
 from durable.storage.leases import fence
+from durable.storage.recovery_statements import INCOMING
 from durable.storage.rows import (
     KEPT_ATTEMPTS,
     Failure,
@@ -26,6 +28,7 @@ from durable.storage.rows import (
     queueing_columns,
     storable,
 )
+from durable.storage.statements import Statement
 
 Key = tuple[UUID, str]
 """Id and endpoint: what makes an envelope the same envelope to a receiver."""
@@ -47,20 +50,21 @@ class Arrival(NamedTuple):
 def store(conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> set[Key]:
     """Insert those that are new, in one statement, and return their keys; the others are duplicates.
 
-    No two arrivals of one call may have the same key.
+    No two arrivals of one call may have the same key. Raises InvalidMessage when the database refuses one of them.
     """
-    rows = conn.execute(
-        statements.STORE_RECEIVED.within(schema),
-        envelope_columns([arrival.envelope for arrival in arrivals])
-        | {
-            "execution_time": [arrival.envelope.execution_time for arrival in arrivals],
-            "endpoint": [arrival.endpoint for arrival in arrivals],
-            "message_digest": [
-                message_digest(arrival.envelope.message_type, arrival.envelope.body) for arrival in arrivals
-            ],
-        }
-        | queueing_columns([(arrival.owner, arrival.place) for arrival in arrivals]),
-    )
+    with refusals_named():
+        rows = conn.execute(
+            statements.STORE_RECEIVED.within(schema),
+            envelope_columns([arrival.envelope for arrival in arrivals])
+            | {
+                "execution_time": [arrival.envelope.execution_time for arrival in arrivals],
+                "endpoint": [arrival.endpoint for arrival in arrivals],
+                "message_digest": [
+                    message_digest(arrival.envelope.message_type, arrival.envelope.body) for arrival in arrivals
+                ],
+            }
+            | queueing_columns([(arrival.owner, arrival.place) for arrival in arrivals]),
+        )
     return {(row.id, row.endpoint) for row in rows}
 
 
@@ -84,8 +88,8 @@ def claim(
 ) -> list[Leased]:
     """Take up to `batch_size` unowned messages of this type, oldest first; of a stopped handler only for a trial."""
     params = {"message_type": message_type, "batch_size": batch_size, "node": node, "is_trial": is_trial}
-    rows = conn.execute(statements.CLAIM_INCOMING.within(schema), params)
-    return [leased(row) for row in rows]
+    refused = quarantining(conn, schema, INCOMING, node, "claim")
+    return [leased(row) for row in batch(conn, schema, statements.CLAIM_INCOMING, params, refused)]
 
 
 def finish_handled(
@@ -98,7 +102,7 @@ def finish_handled(
 
 def begin_suspect_attempt(conn: Connection, schema: str, node: NodeId, lease: Leased) -> int | None:
     """Count the attempt before it runs; the new count, or None when the lease was lost."""
-    row = conn.execute(statements.BEGIN_SUSPECT_ATTEMPT.within(schema), _one(node, lease)).first()
+    row = _settle(conn, schema, node, lease, statements.BEGIN_SUSPECT_ATTEMPT, {}, "count an attempt of")
     return None if row is None else int(row.attempts)
 
 
@@ -114,8 +118,8 @@ def retry_later(
 ) -> bool:
     """Make it due after `delay`, unowned, and keep why. False when the lease was lost, or it was handled after all."""
     kept = failure_columns(failures)
-    params = _one(node, lease) | kept | {"delay": delay, "counted": counted, "earlier": KEPT_ATTEMPTS - len(failures)}
-    return conn.execute(statements.RETRY_LATER.within(schema), params).first() is not None
+    params = kept | {"delay": delay, "counted": counted, "earlier": KEPT_ATTEMPTS - len(failures)}
+    return _settle(conn, schema, node, lease, statements.RETRY_LATER, params, "put off") is not None
 
 
 def dead_letter(
@@ -135,9 +139,10 @@ def dead_letter(
     With `parks` nothing that comes behind it in its order is handled until an operator resumes it.
     """
     digest = message_digest(lease.envelope.message_type, lease.envelope.body)
-    params = _one(node, lease) | letter.parameters() | failure_columns(failures)
+    params = letter.parameters() | failure_columns(failures)
     params |= {"counted": counted, "message_digest": digest, "keep_body": keep_body}
-    moved = int(conn.execute(statements.DEAD_LETTER_INCOMING.within(schema), params).scalar_one()) == 1
+    row = _settle(conn, schema, node, lease, statements.DEAD_LETTER_INCOMING, params, "dead-letter")
+    moved = row is not None and int(row[0]) == 1
     if moved and parks and lease.ordering_key is not None:
         kind, key = parked(lease)
         reason = f"{lease.envelope.id} became a dead letter: {letter.reason[:500]}"
@@ -165,8 +170,9 @@ def expire(
 ) -> bool:
     """Finish it without handling it, if its deliver_by has passed by the database's clock, or passes within this time.
     True when it has."""
-    params = _one(node, lease) | {"within": within, "reason": reason, "keep_body": keep_body}
-    return int(conn.execute(statements.EXPIRE_OWNED_INCOMING.within(schema), params).scalar_one()) == 1
+    params = {"within": within, "reason": reason, "keep_body": keep_body}
+    row = _settle(conn, schema, node, lease, statements.EXPIRE_OWNED_INCOMING, params, "expire")
+    return row is not None and int(row[0]) == 1
 
 
 def quarantine(
@@ -183,31 +189,46 @@ def quarantine(
 ) -> None:
     """Keep what cannot be handled, as the bytes that came, with what is known of them as `headers`.
 
-    `replayable`: the bytes are the body of this envelope, and all of it can be stored.
+    `replayable`: the bytes are the body of this envelope, and all of it can be stored. Raises InvalidMessage when the
+    database refuses even that.
     """
     whole = envelope if replayable else None
-    conn.execute(
-        statements.QUARANTINE.within(schema),
-        {
-            "address": endpoint,
-            "id": envelope and envelope.id,
-            "message_type": envelope and envelope.message_type,
-            "source": envelope and envelope.source,
-            "correlation_id": envelope and envelope.correlation_id,
-            "content_type": envelope and envelope.content_type,
-            "sent_at": envelope and envelope.sent_at,
-            "causation_id": whole and whole.causation_id,
-            "partition_key": whole and whole.partition_key,
-            "deliver_by": whole and whole.deliver_by,
-            "headers": msgspec.json.encode({storable(k): storable(v) for k, v in headers.items()}).decode(),
-            "body": raw,
-            "message_digest": message_digest(envelope.message_type if envelope else "", raw),
-            "replayable": whole is not None,
-            "node": node,
-        }
-        | letter.parameters(),
-    )
+    params = {
+        "address": endpoint,
+        "id": envelope and envelope.id,
+        "message_type": envelope and envelope.message_type,
+        "source": envelope and envelope.source,
+        "correlation_id": envelope and envelope.correlation_id,
+        "content_type": envelope and envelope.content_type,
+        "sent_at": envelope and envelope.sent_at,
+        "causation_id": whole and whole.causation_id,
+        "partition_key": whole and whole.partition_key,
+        "deliver_by": whole and whole.deliver_by,
+        "headers": msgspec.json.encode({storable(k): storable(v) for k, v in headers.items()}).decode(),
+        "body": raw,
+        "message_digest": message_digest(envelope.message_type if envelope else "", raw),
+        "replayable": whole is not None,
+        "node": node,
+    }
+    with refusals_named():
+        conn.execute(statements.QUARANTINE.within(schema), params | letter.parameters())
 
 
-def _one(node: NodeId, lease: Leased) -> dict[str, Any]:
-    return {"id": lease.envelope.id, "endpoint": lease.endpoint, "epoch": lease.epoch, "node": node}
+def _settle(
+    conn: Connection,
+    schema: str,
+    node: NodeId,
+    lease: Leased,
+    statement: Statement,
+    params: Mapping[str, Any],
+    doing: str,
+) -> Row[Any] | None:
+    """The row that this statement returns for one message; None, also where the database refused to change it."""
+
+    def settle(keys: Sequence[Lease]) -> Row[Any] | None:
+        ((envelope_id, endpoint, epoch),) = keys
+        one = {"id": envelope_id, "endpoint": endpoint, "epoch": epoch, "node": node}
+        return conn.execute(statement.within(schema), {**one, **params}).first()
+
+    (row,) = isolated(conn, [lease.key], settle, quarantining(conn, schema, INCOMING, node, doing)) or (None,)
+    return row

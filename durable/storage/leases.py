@@ -5,13 +5,14 @@ The same for both tables: `table` is `recovery_statements.OUTGOING` or `INCOMING
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from durable.envelope import Lease, NodeId
+from durable.envelope import ANY_NODE, Lease, NodeId
+from durable.storage.isolation import count, isolated, quarantining
 from durable.storage.recovery_statements import Recovery
 
 
@@ -41,12 +42,13 @@ def owners(conn: Connection, schema: str, table: Recovery) -> set[NodeId]:
 
 def release_dormant(conn: Connection, schema: str, table: Recovery, node: NodeId, batch_size: int) -> int:
     """Take up to `batch_size` rows from a dead node; each is marked as interrupted. Returns how many."""
-    return conn.execute(table.release_dormant.within(schema), {"node": node, "batch_size": batch_size}).rowcount
+    refused = quarantining(conn, schema, table, node, "release")
+    return count(conn, schema, table.release_dormant, {"node": node, "batch_size": batch_size}, refused)
 
 
 def release_all(conn: Connection, schema: str, table: Recovery, node: NodeId) -> int:
     """Everything that this node owns, when it stops in good order."""
-    return conn.execute(table.release_all.within(schema), {"node": node}).rowcount
+    return count(conn, schema, table.release_all, {"node": node}, quarantining(conn, schema, table, node, "release"))
 
 
 def owned_by(conn: Connection, schema: str, table: Recovery, node: NodeId) -> set[Lease]:
@@ -56,7 +58,11 @@ def owned_by(conn: Connection, schema: str, table: Recovery, node: NodeId) -> se
 
 def release(conn: Connection, schema: str, table: Recovery, node: NodeId, leases: Collection[Lease]) -> int:
     """Hand these back: any node may claim them. Returns how many were still this node's."""
-    return conn.execute(table.release.within(schema), fence(node, leases)).rowcount
+
+    def release_these(these: Sequence[Lease]) -> int:
+        return conn.execute(table.release.within(schema), fence(node, these)).rowcount
+
+    return sum(isolated(conn, list(leases), release_these, quarantining(conn, schema, table, node, "release")))
 
 
 def fence(node: NodeId, leases: Collection[Lease]) -> dict[str, Any]:
@@ -67,7 +73,8 @@ def fence(node: NodeId, leases: Collection[Lease]) -> dict[str, Any]:
 
 def promote_due(conn: Connection, schema: str, table: Recovery, batch_size: int) -> int:
     """Make due rows claimable. Returns how many; a full batch means that there may be more."""
-    return conn.execute(table.promote_due.within(schema), {"batch_size": batch_size}).rowcount
+    refused = quarantining(conn, schema, table, ANY_NODE, "promote")
+    return count(conn, schema, table.promote_due, {"batch_size": batch_size}, refused)
 
 
 def expire(
@@ -75,7 +82,7 @@ def expire(
 ) -> int:
     """Finish unowned rows whose deliver_by has passed; the history records them. Returns how many."""
     params = {"node": node, "batch_size": batch_size, "keep_body": keep_body}
-    return int(conn.execute(table.expire.within(schema), params).scalar_one())
+    return count(conn, schema, table.expire, params, quarantining(conn, schema, table, node, "expire"))
 
 
 def backlog(conn: Connection, schema: str, table: Recovery) -> list[Backlog]:

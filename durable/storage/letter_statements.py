@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.statements import Statement
+from durable.storage.statements import DATED, Batched, Statement, give_up
 
 # What is NULL does not matter.
 _SELECTED: Final = """
@@ -103,6 +103,25 @@ _RESOLVED: Final = (
     "xid = DEFAULT"  # what becomes of a letter is archived again
 )
 
+
+def _remember(letters: str) -> str:
+    """The inserts of the ids of what came in, if they were forgotten. An id of a day that is dropped stays forgotten:
+    whatever comes again under it is older than duplicates are remembered."""
+    known = f"FROM {letters} WHERE side = 'incoming' AND message_digest IS NOT NULL"
+    return f"""dated AS (
+    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
+    SELECT id, address, message_digest {known} AND {DATED} AND id >= (
+        SELECT {{schema}}.first_id(min(to_date(right(c.relname, 8), 'YYYYMMDD')))
+        FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
+        WHERE i.inhparent = CAST('{{schema}}.received_ids' AS regclass) AND c.relname ~ '_[0-9]{{8}}$')
+    ON CONFLICT DO NOTHING
+), undated AS (
+    INSERT INTO {{schema}}.undated_ids (id, endpoint, message_digest, sent_at)
+    SELECT id, address, message_digest, sent_at {known} AND NOT {DATED}
+    ON CONFLICT (id, endpoint) DO UPDATE SET received_at = now(), given_up = false
+)"""
+
+
 # The epoch goes on from where it was, so that a node which is still at work on an earlier attempt can finish nothing.
 # The id is remembered anew, if it was forgotten: the message may be sent again while it waits here. A deadline that
 # has passed would expire it at once, and whoever replays it wants it handled. A letter whose message waits already
@@ -117,11 +136,7 @@ WITH chosen AS (
         ordering_key, fair_key, COALESCE(CAST(:body AS bytea), body) AS body, sent_at,
         CASE WHEN deliver_by > now() THEN deliver_by END AS deliver_by
     FROM chosen ORDER BY id, side, address, letter_id
-), received AS (
-    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
-    SELECT id, address, message_digest FROM each WHERE side = 'incoming' AND message_digest IS NOT NULL
-    ON CONFLICT DO NOTHING
-), incoming AS (
+), {_remember("each")}, incoming AS (
     INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, owner_id, epoch, ordering_key, fair_key)
     SELECT address, {_ENVELOPE}, 0, epoch + 1, ordering_key, fair_key FROM each WHERE side = 'incoming'
     ORDER BY letter_id
@@ -144,14 +159,25 @@ UNION ALL
 SELECT NULL, CAST(pg_notify(CAST(:channel AS text), '') AS text) IS NULL WHERE EXISTS (SELECT FROM replayed)
 """)
 
+# Another message may be sent under the same business key then.
 DISCARD_LETTERS = Statement(f"""
 WITH chosen AS (
     {_NEXT}
     ORDER BY letter_id LIMIT :batch_size FOR UPDATE SKIP LOCKED
+), discarded AS (
+    UPDATE {{schema}}.dead_letters AS letter SET resolution = 'discarded', {_RESOLVED}
+    FROM chosen WHERE letter.letter_id = chosen.letter_id
+    RETURNING letter.letter_id, letter.id, letter.address
+), freed AS (
+    {give_up("discarded", "address")}
 )
-UPDATE {{schema}}.dead_letters AS letter SET resolution = 'discarded', {_RESOLVED}
-FROM chosen WHERE letter.letter_id = chosen.letter_id
-RETURNING letter.letter_id, true AS done
+SELECT letter_id, true AS done FROM discarded
+""")
+
+# The letters of a stretch, for when the database refuses one of them.
+NEXT_LETTERS = Statement(f"""
+SELECT letter_id FROM ({_NEXT}) AS next
+WHERE replayable OR NOT CAST(:replayable AS boolean) ORDER BY letter_id LIMIT :batch_size
 """)
 
 # In the transaction of a handler that was run for this letter by hand. The caller looks at the count.
@@ -161,11 +187,7 @@ WITH handled AS (
     SET resolution = 'handled', {_RESOLVED}, replay_count = replay_count + 1
     WHERE letter_id = :letter AND side = 'incoming' AND resolved_at IS NULL AND replayable
     RETURNING *
-), received AS (
-    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
-    SELECT id, address, message_digest FROM handled WHERE message_digest IS NOT NULL
-    ON CONFLICT DO NOTHING
-), history AS (
+), {_remember("handled")}, history AS (
     INSERT INTO {{schema}}.envelope_history (id, side, outcome, address, message_type, source, correlation_id,
         causation_id, partition_key, sent_at, attempts, interruptions, node_id, content_type, headers, body)
     SELECT id, 'incoming', 'handled', address, message_type, source, correlation_id, causation_id, partition_key,
@@ -180,19 +202,34 @@ SELECT count(*) FROM handled
 # ---------------------------------------------------------------- forgetting
 
 # Their attempts go with them, by the foreign key. Only what was resolved goes, and was archived, where that is done.
-PURGE_LETTERS = Statement("""
-DELETE FROM {schema}.dead_letters WHERE letter_id = ANY (ARRAY(
-    SELECT letter_id FROM {schema}.dead_letters WHERE resolved_at < now() - CAST(:keep_letters AS interval)
-        AND NOT EXISTS (SELECT FROM {schema}.archives WHERE table_name = 'dead_letters' AND archived_below <= xid)
-    ORDER BY resolved_at LIMIT :batch_size))
-""")
+PURGE_LETTERS = Batched(
+    """
+    SELECT letter_id FROM {schema}.dead_letters WHERE resolved_at < now() - CAST(:keep AS interval)
+        AND NOT EXISTS (SELECT FROM {schema}.archives WHERE table_name = 'dead_letters' AND archived_below <= xid){only}
+    ORDER BY resolved_at LIMIT :batch_size {lock}""",
+    """, purged AS (
+    DELETE FROM {schema}.dead_letters AS letter USING picked WHERE letter.letter_id = picked.letter_id RETURNING 1
+)
+SELECT count(*) FROM purged
+""",
+    key="letter_id",
+    only="letter_id = ANY (CAST(:only_0 AS bigint[]))",
+)
 # The failures of what was handled in the end, or goes on being retried for so long.
-PURGE_ATTEMPTS = Statement("""
-DELETE FROM {schema}.failed_attempts WHERE attempt_id = ANY (ARRAY(
+PURGE_ATTEMPTS = Batched(
+    """
     SELECT attempt_id FROM {schema}.failed_attempts
-    WHERE letter_id IS NULL AND failed_at < now() - CAST(:keep_attempts AS interval)
-    ORDER BY failed_at LIMIT :batch_size))
-""")
+    WHERE letter_id IS NULL AND failed_at < now() - CAST(:keep AS interval){only}
+    ORDER BY failed_at LIMIT :batch_size {lock}""",
+    """, purged AS (
+    DELETE FROM {schema}.failed_attempts AS attempt USING picked
+    WHERE attempt.attempt_id = picked.attempt_id RETURNING 1
+)
+SELECT count(*) FROM purged
+""",
+    key="attempt_id",
+    only="attempt_id = ANY (CAST(:only_0 AS bigint[]))",
+)
 
 # ---------------------------------------------------------------- rehearsing
 

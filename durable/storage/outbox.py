@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Row
 
 from durable.digest import message_digest
-from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
+from durable.envelope import ANY_NODE, Envelope, Lease, Leased, NodeId
 from durable.ordering import FREE, Place
 from durable.storage import statements
 from durable.storage.database import channel
+from durable.storage.isolation import batch, isolated, left_alone, quarantining
 from durable.storage.leases import fence
+from durable.storage.recovery_statements import OUTGOING
 from durable.storage.rows import Letter, envelope_columns, leased, queueing_columns
 
 
@@ -34,43 +36,47 @@ Key = tuple[UUID, str]
 """Id and address: the endpoint of a local message, the destination of any other."""
 
 
-def store(conn: Connection, schema: str, batch: Sequence[Sent], *, claims_ordered: bool = False) -> set[Key]:
+def store(conn: Connection, schema: str, sending: Sequence[Sent], *, claims_ordered: bool = False) -> set[Key]:
     """Insert everything that this transaction sends, in one statement. Rows of ANY_NODE wake the nodes at commit,
     unless they are ordered and this process `claims_ordered` ones itself, as soon as it hears of the commit.
 
     Returns the keys of what was not inserted, because it had been sent before. No two may have the same key.
     """
-    due = [sent for sent in batch if sent.envelope.execution_time is None]
+    due = [sent for sent in sending if sent.envelope.execution_time is None]
     rows = conn.execute(
         statements.STORE_SENT.within(schema),
-        envelope_columns([sent.envelope for sent in batch])
+        envelope_columns([sent.envelope for sent in sending])
         | {
-            "execution_time": [sent.envelope.execution_time for sent in batch],
-            "destination": [sent.envelope.destination for sent in batch],
-            "endpoint": [sent.endpoint for sent in batch],
-            "message_digest": [message_digest(sent.envelope.message_type, sent.envelope.body) for sent in batch],
+            "execution_time": [sent.envelope.execution_time for sent in sending],
+            "destination": [sent.envelope.destination for sent in sending],
+            "endpoint": [sent.endpoint for sent in sending],
+            "message_digest": [message_digest(sent.envelope.message_type, sent.envelope.body) for sent in sending],
             "channel": channel(schema),
             "wake": any(sent.owner == ANY_NODE and not (claims_ordered and sent.place.ordering_key) for sent in due),
         }
-        | queueing_columns([(sent.owner, sent.place) for sent in batch]),
+        | queueing_columns([(sent.owner, sent.place) for sent in sending]),
     )
     return {(row.id, row.address) for row in rows if row.id is not None}
 
 
 def claim(conn: Connection, schema: str, *, destination: str, batch_size: int, node: NodeId) -> list[Leased]:
     """Take up to `batch_size` unowned rows for this destination, oldest first."""
-    rows = conn.execute(
-        statements.CLAIM_OUTGOING.within(schema), {"destination": destination, "batch_size": batch_size, "node": node}
-    )
-    return [leased(row) for row in rows]
+    params = {"destination": destination, "batch_size": batch_size, "node": node}
+    refused = quarantining(conn, schema, OUTGOING, node, "claim")
+    return [leased(row) for row in batch(conn, schema, statements.CLAIM_OUTGOING, params, refused)]
 
 
 def delete_sent(
     conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased], *, keep_body: bool = False
 ) -> int:
     """The peer has them: delete the rows and write their history. Returns how many were still this node's."""
-    params = _mine(node, leases) | {"keep_body": keep_body}
-    return int(conn.execute(statements.DELETE_SENT.within(schema), params).scalar_one())
+
+    def delete(keys: Sequence[Lease]) -> int:
+        params = fence(node, keys) | {"keep_body": keep_body}
+        return int(conn.execute(statements.DELETE_SENT.within(schema), params).scalar_one())
+
+    refused = quarantining(conn, schema, OUTGOING, node, "delete, after it was sent,")
+    return sum(isolated(conn, _keys(leases), delete, refused))
 
 
 class Expiry(NamedTuple):
@@ -82,23 +88,38 @@ class Expiry(NamedTuple):
 
 def expire(conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased], *, keep_body: bool = False) -> Expiry:
     """Finish those whose deliver_by has passed by the database's clock. What is in neither set is not this node's."""
-    params = _mine(node, leases) | {"keep_body": keep_body}
-    rows = conn.execute(statements.EXPIRE_OWNED_OUTGOING.within(schema), params).all()
+
+    def expire_late(keys: Sequence[Lease]) -> Sequence[Row[Any]]:
+        params = fence(node, keys) | {"keep_body": keep_body}
+        return conn.execute(statements.EXPIRE_OWNED_OUTGOING.within(schema), params).all()
+
+    parts = isolated(conn, _keys(leases), expire_late, quarantining(conn, schema, OUTGOING, node, "expire"))
+    rows = [row for part in parts for row in part]
     return Expiry({row.id for row in rows if row.expired}, {row.id for row in rows if not row.expired})
 
 
 def count_failed_attempt(conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased]) -> None:
-    conn.execute(statements.COUNT_FAILED_SEND.within(schema), _mine(node, leases))
+    """Count it for each of them; a row that the database refuses to change is sent again, uncounted."""
+
+    def count(keys: Sequence[Lease]) -> None:
+        conn.execute(statements.COUNT_FAILED_SEND.within(schema), fence(node, keys))
+
+    isolated(conn, _keys(leases), count, left_alone("count a failed attempt of"))
 
 
 def dead_letter(
     conn: Connection, schema: str, node: NodeId, rejected: Iterable[tuple[Leased, Letter]], *, keep_body: bool = False
 ) -> None:
     """The peer refuses them for good: move each into dead_letters with the peer's reason."""
+    refused = quarantining(conn, schema, OUTGOING, node, "dead-letter")
     for lease, letter in rejected:
-        params = _mine(node, [lease]) | letter.parameters() | {"keep_body": keep_body}
-        conn.execute(statements.DEAD_LETTER_OUTGOING.within(schema), params)
+        params = letter.parameters() | {"keep_body": keep_body}
+
+        def move(keys: Sequence[Lease], params: Mapping[str, Any] = params) -> None:
+            conn.execute(statements.DEAD_LETTER_OUTGOING.within(schema), {**fence(node, keys), **params})
+
+        isolated(conn, [lease.key], move, refused)
 
 
-def _mine(node: NodeId, leases: Sequence[Leased]) -> dict[str, Any]:
-    return fence(node, [lease.key for lease in leases])
+def _keys(leases: Sequence[Leased]) -> list[Lease]:
+    return [lease.key for lease in leases]

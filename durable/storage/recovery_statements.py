@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from durable.storage.statements import FENCE, FROM_INCOMING, FROM_OUTGOING, HISTORY, MINE, Statement
+from durable.storage.statements import (
+    FENCE,
+    FROM_INCOMING,
+    FROM_OUTGOING,
+    HISTORY,
+    LETTER_FROM_MOVED,
+    MINE,
+    Batched,
+    Statement,
+    by_key,
+)
+
+REFUSED_OWNER = -1
+"""Owner of a row that the database lets become neither anything nor a dead letter: no node claims or releases it."""
 
 
 class Recovery:
@@ -11,6 +24,11 @@ class Recovery:
     def __init__(
         self, table: str, side: str, group_column: str, address_column: str, history: str, unshared: str = ""
     ) -> None:
+        rows = f"{{schema}}.{table}"
+        picked = f"id, {address_column}, epoch"
+        this = f"row.id = picked.id AND row.{address_column} = picked.{address_column}"
+        only = by_key(address_column)
+        one = f"id = :id AND {address_column} = :address AND epoch = :epoch"
         # The groups (destinations or message types) that have unowned work, by a loose scan of the partial index:
         # one step for each group, however many rows it has. What is ordered, or shared out, is looked for elsewhere.
         unowned = f"owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL{unshared}"
@@ -28,7 +46,8 @@ SELECT name FROM found WHERE name IS NOT NULL
 """)
         self.owners = Statement(f"""
 WITH RECURSIVE found AS (
-    (SELECT owner_id FROM {{schema}}.{table} WHERE owner_id <> 0 ORDER BY owner_id LIMIT 1)
+    (SELECT owner_id FROM {{schema}}.{table} WHERE owner_id <> 0 AND owner_id > {REFUSED_OWNER}
+     ORDER BY owner_id LIMIT 1)
     UNION ALL
     SELECT (SELECT owner_id FROM {{schema}}.{table} WHERE owner_id <> 0 AND owner_id > found.owner_id
             ORDER BY owner_id LIMIT 1)
@@ -37,19 +56,31 @@ WITH RECURSIVE found AS (
 SELECT owner_id FROM found WHERE owner_id IS NOT NULL
 """)
         # A dead node's rows, bounded, each marked: its owner died while it had it.
-        self.release_dormant = Statement(f"""
-WITH dormant AS (
-    SELECT id, {address_column} FROM {{schema}}.{table} WHERE owner_id = :node
-    LIMIT :batch_size FOR UPDATE SKIP LOCKED
+        self.release_dormant = Batched(
+            f"""
+    SELECT {picked} FROM {rows} WHERE owner_id = :node{{only}}
+    LIMIT :batch_size {{lock}}""",
+            f""", released AS (
+    UPDATE {rows} AS row SET owner_id = 0, epoch = row.epoch + 1, interruptions = row.interruptions + 1
+    FROM picked WHERE {this} AND row.owner_id = :node RETURNING 1
 )
-UPDATE {{schema}}.{table} AS row
-SET owner_id = 0, epoch = row.epoch + 1, interruptions = row.interruptions + 1
-FROM dormant WHERE row.id = dormant.id AND row.{address_column} = dormant.{address_column} AND row.owner_id = :node
-""")
+SELECT count(*) FROM released
+""",
+            key=picked,
+            only=only,
+        )
         # A node that stops: its rows were not being worked on.
-        self.release_all = Statement(f"""
-UPDATE {{schema}}.{table} SET owner_id = 0, epoch = epoch + 1 WHERE owner_id = :node
-""")
+        self.release_all = Batched(
+            f"""
+    SELECT {picked} FROM {rows} WHERE owner_id = :node{{only}} {{lock}}""",
+            f""", released AS (
+    UPDATE {rows} AS row SET owner_id = 0, epoch = row.epoch + 1 FROM picked WHERE {this} RETURNING 1
+)
+SELECT count(*) FROM released
+""",
+            key=picked,
+            only=only,
+        )
         self.owned_by = Statement(f"""
 SELECT id, {address_column} AS address, epoch FROM {{schema}}.{table} WHERE owner_id = :node
 """)
@@ -57,27 +88,45 @@ SELECT id, {address_column} AS address, epoch FROM {{schema}}.{table} WHERE owne
 UPDATE {{schema}}.{table} AS row SET owner_id = 0, epoch = row.epoch + 1
 FROM {MINE} WHERE {FENCE} AND row.{address_column} = mine.address
 """)
-        self.promote_due = Statement(f"""
-WITH due AS (
-    SELECT id, {address_column} FROM {{schema}}.{table} WHERE execution_time <= now() AND owner_id = 0
-    ORDER BY execution_time LIMIT :batch_size FOR UPDATE SKIP LOCKED
+        self.promote_due = Batched(
+            f"""
+    SELECT {picked} FROM {rows} WHERE execution_time <= now() AND owner_id = 0{{only}}
+    ORDER BY execution_time LIMIT :batch_size {{lock}}""",
+            f""", promoted AS (
+    UPDATE {rows} AS row SET execution_time = NULL FROM picked WHERE {this} RETURNING 1
 )
-UPDATE {{schema}}.{table} AS row SET execution_time = NULL
-FROM due WHERE row.id = due.id AND row.{address_column} = due.{address_column}
-""")
-        self.expire = Statement(f"""
-WITH late AS (
-    SELECT id, {address_column} FROM {{schema}}.{table} WHERE deliver_by < now() AND owner_id = 0
-    ORDER BY deliver_by LIMIT :batch_size FOR UPDATE SKIP LOCKED
-), expired AS (
-    DELETE FROM {{schema}}.{table} AS row USING late
-    WHERE row.id = late.id AND row.{address_column} = late.{address_column}
-    RETURNING row.*
+SELECT count(*) FROM promoted
+""",
+            key=picked,
+            only=only,
+        )
+        self.expire = Batched(
+            f"""
+    SELECT {picked} FROM {rows} WHERE deliver_by < now() AND owner_id = 0{{only}}
+    ORDER BY deliver_by LIMIT :batch_size {{lock}}""",
+            f""", expired AS (
+    DELETE FROM {rows} AS row USING picked WHERE {this} RETURNING row.*
 ), history AS (
     INSERT INTO {{schema}}.envelope_history ({HISTORY})
     SELECT id, '{side}', 'expired', {history}, :node, 'expired while it waited' FROM expired
 )
 SELECT count(*) FROM expired
+""",
+            key=picked,
+            only=only,
+        )
+        # What the database refuses to change, it may still let go. The history is left out: it may be what refuses.
+        self.quarantine = Statement(f"""
+WITH moved AS (
+    DELETE FROM {rows} WHERE {one} RETURNING *
+)
+{LETTER_FROM_MOVED % {"side": side, "address": address_column}}
+RETURNING letter_id
+""")
+        self.mark_refused = Statement(f"""
+UPDATE {rows} SET owner_id = {REFUSED_OWNER}, epoch = epoch + 1, ordering_key = NULL, fair_key = NULL,
+    execution_time = NULL
+WHERE {one} RETURNING id
 """)
         self.backlog = Statement(f"""
 SELECT {group_column} AS name, count(*) AS total, count(*) FILTER (WHERE owner_id = 0) AS unowned,

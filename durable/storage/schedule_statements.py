@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.statements import FROM_INCOMING, FROM_OUTGOING, HISTORY, Statement
+from durable.storage.statements import FROM_INCOMING, FROM_OUTGOING, HISTORY, Statement, give_up
 
 # ---------------------------------------------------------------- recurring schedules
 
@@ -111,10 +111,11 @@ class Waiting:
 
     def __init__(self, side: str, table: str, address: str, history: str, fits: str) -> None:
         selected = _SELECTED % address
-        chosen = f"""
+        next_ones = f"""
     SELECT id, {address}, seq FROM {{schema}}.{table}
     WHERE {selected} AND owner_id = 0 AND seq > :after AND seq <= :newest
-    ORDER BY seq LIMIT :batch_size FOR UPDATE"""
+    ORDER BY seq LIMIT :batch_size"""
+        chosen = f"{next_ones} FOR UPDATE"
         this = f"row.id = chosen.id AND row.{address} = chosen.{address}"
         told = """
 UNION ALL
@@ -127,6 +128,8 @@ FROM {{schema}}.{table} WHERE {selected} ORDER BY execution_time, seq LIMIT :lim
         self.survey = Statement(f"""
 SELECT count(*) AS total, COALESCE(max(seq), 0) AS newest FROM {{schema}}.{table} WHERE {selected}
 """)
+        self.numbers = Statement(f"SELECT seq FROM ({next_ones}) AS next")
+        # Another message may be sent under the same business key then.
         self.cancel = Statement(f"""
 WITH chosen AS ({chosen}
 ), changed AS (
@@ -134,6 +137,8 @@ WITH chosen AS ({chosen}
 ), history AS (
     INSERT INTO {{schema}}.envelope_history ({HISTORY})
     SELECT id, '{side}', 'cancelled', {history}, 0, CAST(:reason AS text) FROM changed
+), freed AS (
+    {give_up("changed", address)}
 )
 SELECT seq, true AS done FROM changed
 """)

@@ -115,6 +115,7 @@ def _move(conn: Connection, schema: str, staged: Sequence[Staged], *, once: bool
     staged = [each for each in staged if each.rows]
     rows = added = 0
     move_remote = _move_remote_once if once else _move_remote
+    move_local = statements.MOVE_LOCAL_ONCE if once else statements.MOVE_LOCAL
     for each in staged:
         found = int(conn.execute(_over(statements.COUNT_STAGED, schema, each.table)).scalar_one())
         if found != each.rows:
@@ -125,7 +126,7 @@ def _move(conn: Connection, schema: str, staged: Sequence[Staged], *, once: bool
         if each.local_rows < each.rows:
             added += move_remote(conn, schema, each.table)
         if each.local_rows:
-            added += conn.execute(_over(statements.MOVE_LOCAL, schema, each.table)).rowcount
+            added += conn.execute(_over(move_local, schema, each.table)).rowcount
         rows += each.rows
     if added < rows:
         _refuse_ambiguous(conn, schema, [each.table for each in staged])

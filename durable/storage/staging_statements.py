@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.statements import Statement
+from durable.storage.statements import DATED, Statement, remember_undated
 
 _ENVELOPE: Final = (
     "id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, body, sent_at, "
@@ -34,33 +34,51 @@ ORDER BY id
 """
 MOVE_REMOTE_NEW = Statement(_MOVE_REMOTE)
 MOVE_REMOTE = Statement(f"{_MOVE_REMOTE} ON CONFLICT DO NOTHING")
+
+
+def _fresh(address: str, digest: str, those: str) -> str:
+    """The keys of staged rows that were not known; they are known from now on."""
+    rows = f"SELECT DISTINCT ON (id, {address}) id, {address}, {digest}, sent_at FROM {{staged}} WHERE {those}"
+    return f"""dated AS (
+    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
+    SELECT id, {address}, {digest} FROM {{staged}} WHERE {those} AND {DATED}
+    ORDER BY id
+    ON CONFLICT DO NOTHING RETURNING id, endpoint
+), undated AS (
+    {remember_undated(f"{rows} AND NOT {DATED} ORDER BY id, {address}")}
+), fresh AS (
+    SELECT id, endpoint AS {address} FROM dated UNION ALL SELECT id, endpoint FROM undated
+)"""
+
+
 # An outbox forgets what it has sent. What is to be published once, also after that, is remembered as what was received.
 MOVE_REMOTE_ONCE = Statement(f"""
-WITH fresh AS (
-    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
-    SELECT id, destination, 0 FROM {{staged}} WHERE endpoint IS NULL
-    ORDER BY id
-    ON CONFLICT DO NOTHING RETURNING id, endpoint AS destination
-)
+WITH {_fresh("destination", "0", "endpoint IS NULL")}
 INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, owner_id, ordering_key)
 SELECT destination, {_SELECT_ENVELOPE}, 0, {_ORDERING_KEY} FROM {{staged}} JOIN fresh USING (id, destination)
 WHERE endpoint IS NULL
 ORDER BY id
 ON CONFLICT DO NOTHING
 """)
-# As for all that arrives, the insert into received_ids is the check for duplicates.
-MOVE_LOCAL = Statement(f"""
-WITH fresh AS (
-    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
-    SELECT id, endpoint, message_digest FROM {{staged}} WHERE endpoint IS NOT NULL
-    ORDER BY id
-    ON CONFLICT DO NOTHING RETURNING id, endpoint
-)
+
+
+def _move_local(those: str) -> Statement:
+    """As for all that arrives, the insert of the id is the check for duplicates."""
+    return Statement(f"""
+WITH {_fresh("endpoint", "message_digest", those)}
 INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, owner_id, ordering_key)
 SELECT DISTINCT ON (id, endpoint) endpoint, {_SELECT_ENVELOPE}, 0, {_ORDERING_KEY}
 FROM {{staged}} JOIN fresh USING (id, endpoint)
 ORDER BY id, endpoint
+ON CONFLICT (id, endpoint) DO NOTHING
 """)
+
+
+MOVE_LOCAL = _move_local("endpoint IS NOT NULL")
+# Local messages with generated ids are not among those ids: the history knows which of them were here.
+MOVE_LOCAL_ONCE = _move_local("""endpoint IS NOT NULL AND NOT EXISTS (
+        SELECT FROM {schema}.envelope_history AS past
+        WHERE past.id = staged.id AND past.side = 'incoming' AND past.address = staged.endpoint)""")
 # Two rows under one id that are two messages: one of them would be lost without a word.
 FIND_AMBIGUOUS = Statement("""
 SELECT id, min(message_type) AS message_type FROM {staged} GROUP BY id, destination, endpoint

@@ -10,7 +10,9 @@ Rules that hold throughout:
   sub-select again for each row, and then updates everything.
 - A change to an owned row names owner and epoch: that is the fence. It returns how many rows it met.
 - What finishes an envelope also writes its history: `WITH done AS (DELETE ... RETURNING *) INSERT ...`.
-- The insert into received_ids is the check for duplicates. A check before an insert has a race.
+- The insert into received_ids, or undated_ids, is the check for duplicates. A check before an insert has a race.
+- A statement that chooses its rows by itself is Batched, so that the row which the database refuses can be found
+  (durable.storage.isolation).
 
 `{schema}` is quoted here and was checked against Settings.db_schema's pattern.
 """
@@ -32,6 +34,32 @@ class Statement:
     @lru_cache(maxsize=64)  # noqa: B019  statements are module constants and live as long as the process
     def within(self, schema: str) -> TextClause:
         return text(self._sql.replace("{schema}", f'"{schema}"'))
+
+
+class Batched:
+    """A statement over the next rows of a table, and the same over those of them that are named.
+
+    `picked` chooses rows, with `{only}` behind its conditions and `{lock}` where it locks; `then` works on `picked`.
+    `key` are the columns that name a row, and `only` narrows the choice to the keys in the parameters :only_0, :only_1.
+    """
+
+    def __init__(self, picked: str, then: str, *, key: str, only: str) -> None:
+        def statement(narrowed: str, lock: str) -> str:
+            return picked.replace("{only}", narrowed).replace("{lock}", lock)
+
+        self.whole = Statement(f"WITH picked AS MATERIALIZED ({statement('', _LOCK)}){then}")
+        self.named = Statement(f"WITH picked AS MATERIALIZED ({statement(f' AND {only}', _LOCK)}){then}")
+        self.keys = Statement(f"SELECT {key} FROM ({statement('', '')}) AS picked")
+
+
+_LOCK: Final = "FOR UPDATE SKIP LOCKED"
+
+
+def by_key(address: str) -> str:
+    """Narrows to rows of a table of work."""
+    return (
+        f"(id, {address}) IN (SELECT * FROM unnest(CAST(:only_0 AS uuid[]), CAST(:only_1 AS text[])) AS only (id, at))"
+    )
 
 
 _ENVELOPE: Final = (
@@ -101,29 +129,64 @@ _LETTER_FROM_ROW: Final = (
 _REPLAYS: Final = """(
         SELECT COALESCE(max(replay_count), 0) FROM {schema}.dead_letters AS earlier
         WHERE earlier.id = moved.id AND earlier.address = moved.%s)"""
+# The dead letter of a row that the database refuses to change, whoever owned it.
+LETTER_FROM_MOVED: Final = f"""INSERT INTO {{schema}}.dead_letters ({_LETTER})
+SELECT '%(side)s', %(address)s, {_LETTER_FROM_ROW}, attempts, interruptions, :exception_type, :reason, :traceback,
+    :fingerprint, :node, NULL, true, epoch, {_REPLAYS.replace("%s", "%(address)s")}, ordering_key, fair_key
+FROM moved"""
 _FAILURES: Final = """unnest(
         CAST(:failed_number AS integer[]), CAST(:failed_at AS timestamptz[]), CAST(:failed_type AS text[]),
         CAST(:failed_reason AS text[]), CAST(:failed_traceback AS text[]))
     AS failure (number, failed_at, exception_type, reason, traceback)"""
 
+_VERSION: Final = "(get_byte(uuid_send(id), 6) >> 4)"
+DATED: Final = f"{_VERSION} = 7"
+"""An id that carries its day lies in received_ids, any other in undated_ids: so none fills the default partition."""
+_GENERATED: Final = f"{_VERSION} IN (7, 8)"
+
+
+_REMEMBERED: Final = "id, endpoint, message_digest, sent_at"
+
+
+def remember_undated(rows: str) -> str:
+    """The insert of these ids without a day, which returns those that are new.
+
+    New is also what was cancelled, or discarded as a dead letter, and is sent again; not what a peer without an answer
+    repeats of it, which has the time at which it was sent then.
+    """
+    return f"""INSERT INTO {{schema}}.undated_ids AS known (id, endpoint, message_digest, sent_at)
+    {rows}
+    ON CONFLICT (id, endpoint) DO UPDATE SET message_digest = excluded.message_digest, sent_at = excluded.sent_at,
+        received_at = now(), given_up = false
+    WHERE known.given_up AND known.sent_at <> excluded.sent_at
+    RETURNING id, endpoint"""
+
+
+def give_up(finished: str, address: str) -> str:
+    """The update that frees the ids of what was cancelled or discarded, for other messages under the same key."""
+    return f"""UPDATE {{schema}}.undated_ids AS known SET given_up = true, received_at = now()
+    FROM {finished} WHERE known.id = {finished}.id AND known.endpoint = {finished}.{address}"""
+
+
 # ---------------------------------------------------------------- sending: rows in the application's transaction
 
 # Everything that one commit sends, in one statement: local messages go straight into the inbox. `seq` follows the order
 # in which they were sent, which a join alone might turn around. Returns what was there already, under an id that is a
-# business key, or that of an earlier attempt of the same handler.
+# business key, or that of an earlier attempt of the same handler. A local id that was generated is its own token: it
+# is committed with its cause, or not at all, and nobody sends it again.
 STORE_SENT = Statement(f"""
 WITH sent AS MATERIALIZED (
     SELECT * FROM unnest({_UNNEST_ENVELOPE}, CAST(:execution_time AS timestamptz[]), CAST(:destination AS text[]),
         CAST(:endpoint AS text[]), CAST(:message_digest AS bigint[]), {_UNNEST_QUEUEING}) WITH ORDINALITY
     AS t ({_ENVELOPE}, execution_time, destination, endpoint, message_digest, {_QUEUEING}, position)
-), fresh AS (
-    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
-    SELECT id, endpoint, message_digest FROM sent WHERE endpoint IS NOT NULL
-    ON CONFLICT DO NOTHING RETURNING id, endpoint
+), undated AS (
+    {remember_undated(f"SELECT {_REMEMBERED} FROM sent WHERE endpoint IS NOT NULL AND NOT {_GENERATED}")}
 ), local AS (
     INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, execution_time, {_QUEUEING})
-    SELECT endpoint, {_SELECT_ENVELOPE}, execution_time, {_QUEUEING} FROM sent JOIN fresh USING (id, endpoint)
+    SELECT endpoint, {_SELECT_ENVELOPE}, execution_time, {_QUEUEING} FROM sent
+    WHERE endpoint IS NOT NULL AND ({_GENERATED} OR (id, endpoint) IN (SELECT id, endpoint FROM undated))
     ORDER BY position
+    ON CONFLICT DO NOTHING RETURNING id, endpoint
 ), remote AS (
     INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, execution_time, {_QUEUEING})
     SELECT destination, {_SELECT_ENVELOPE}, execution_time, {_QUEUEING} FROM sent WHERE endpoint IS NULL
@@ -131,7 +194,7 @@ WITH sent AS MATERIALIZED (
     ON CONFLICT DO NOTHING RETURNING id, destination
 )
 SELECT id, endpoint AS address FROM sent
-WHERE endpoint IS NOT NULL AND (id, endpoint) NOT IN (SELECT id, endpoint FROM fresh)
+WHERE endpoint IS NOT NULL AND (id, endpoint) NOT IN (SELECT id, endpoint FROM local)
 UNION ALL
 SELECT id, destination FROM sent
 WHERE endpoint IS NULL AND (id, destination) NOT IN (SELECT id, destination FROM remote)
@@ -141,24 +204,27 @@ SELECT NULL, CAST(pg_notify(CAST(:channel AS text), '') AS text) WHERE CAST(:wak
 
 # The latch is looked at here too: a node that latches releases its rows, and no other must take them in the moment
 # before it has read `circuits` again.
-CLAIM_OUTGOING = Statement(f"""
-WITH unowned AS (
-    SELECT id, destination FROM {{schema}}.outgoing_envelopes
+CLAIM_OUTGOING = Batched(
+    """
+    SELECT id, destination, epoch FROM {schema}.outgoing_envelopes
     WHERE destination = :destination AND owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL
         AND (deliver_by IS NULL OR deliver_by > now())
         AND NOT EXISTS (
-            SELECT FROM {{schema}}.circuits
+            SELECT FROM {schema}.circuits
             WHERE kind = 'destination' AND key = :destination AND (probing OR until IS NULL OR until > now())
-        )
-    ORDER BY seq LIMIT :batch_size FOR UPDATE SKIP LOCKED
-), claimed AS (
+        ){only}
+    ORDER BY seq LIMIT :batch_size {lock}""",
+    f""", claimed AS (
     UPDATE {{schema}}.outgoing_envelopes AS row SET owner_id = :node, epoch = row.epoch + 1
-    FROM unowned WHERE row.id = unowned.id AND row.destination = unowned.destination
+    FROM picked WHERE row.id = picked.id AND row.destination = picked.destination
     RETURNING row.*
 )
 SELECT {CLAIMED % "destination"}
 FROM claimed ORDER BY seq
-""")
+""",
+    key="id, destination, epoch",
+    only=by_key("destination"),
+)
 
 DELETE_SENT = Statement(f"""
 WITH sent AS (
@@ -214,32 +280,39 @@ WHERE {_FENCE_OUTGOING} AND row.id NOT IN (SELECT id FROM expired)
 
 # ---------------------------------------------------------------- receiving
 
-# A row comes back for each envelope that was not there before; the others are duplicates.
+# A row comes back for each envelope that was not there before; the others are duplicates, also where the id is
+# forgotten and its row still waits.
 STORE_RECEIVED = Statement(f"""
 WITH received AS MATERIALIZED (
     SELECT * FROM unnest({_UNNEST_ENVELOPE}, CAST(:execution_time AS timestamptz[]), CAST(:endpoint AS text[]),
         CAST(:message_digest AS bigint[]), {_UNNEST_QUEUEING}) WITH ORDINALITY
     AS t ({_ENVELOPE}, execution_time, endpoint, message_digest, {_QUEUEING}, position)
-), fresh AS (
+), dated AS (
     INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
-    SELECT id, endpoint, message_digest FROM received
+    SELECT id, endpoint, message_digest FROM received WHERE {DATED}
     ON CONFLICT DO NOTHING RETURNING id, endpoint
+), undated AS (
+    {remember_undated(f"SELECT {_REMEMBERED} FROM received WHERE NOT {DATED}")}
+), fresh AS (
+    SELECT id, endpoint FROM dated UNION ALL SELECT id, endpoint FROM undated
 ), stored AS (
     INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, execution_time, {_QUEUEING})
     SELECT endpoint, {_SELECT_ENVELOPE}, execution_time, {_QUEUEING} FROM received JOIN fresh USING (id, endpoint)
     ORDER BY position
+    ON CONFLICT (id, endpoint) DO NOTHING RETURNING id, endpoint
 )
-SELECT id, endpoint FROM fresh
+SELECT id, endpoint FROM stored
 """)
 
 # Two messages under one id: a fault of the sender that must not pass as a duplicate.
-FIND_CHANGED_BODIES = Statement("""
+_CHANGED: Final = """
 SELECT known.id, known.endpoint
 FROM unnest(CAST(:id AS uuid[]), CAST(:endpoint AS text[]), CAST(:message_digest AS bigint[]))
     AS t (id, endpoint, message_digest)
-JOIN {schema}.received_ids AS known USING (id, endpoint)
+JOIN {schema}.%s AS known USING (id, endpoint)
 WHERE known.message_digest <> t.message_digest
-""")
+"""
+FIND_CHANGED_BODIES = Statement(f"{_CHANGED % 'received_ids'} UNION ALL {_CHANGED % 'undated_ids'}")
 
 # A sender that had no answer sends it again: the same bytes under the same id are one letter.
 QUARANTINE = Statement(f"""
@@ -256,24 +329,27 @@ WHERE NOT EXISTS (
 )
 """)
 
-CLAIM_INCOMING = Statement(f"""
-WITH unowned AS (
-    SELECT id, endpoint FROM {{schema}}.incoming_envelopes
+CLAIM_INCOMING = Batched(
+    """
+    SELECT id, endpoint, epoch FROM {schema}.incoming_envelopes
     WHERE message_type = :message_type AND owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL
         AND fair_key IS NULL AND (deliver_by IS NULL OR deliver_by > now())
         AND (CAST(:is_trial AS boolean) OR NOT EXISTS (
-            SELECT FROM {{schema}}.circuits
+            SELECT FROM {schema}.circuits
             WHERE kind = 'handler' AND key = :message_type AND (probing OR until IS NULL OR until > now())
-        ))
-    ORDER BY seq LIMIT :batch_size FOR UPDATE SKIP LOCKED
-), claimed AS (
+        )){only}
+    ORDER BY seq LIMIT :batch_size {lock}""",
+    f""", claimed AS (
     UPDATE {{schema}}.incoming_envelopes AS row SET owner_id = :node, epoch = row.epoch + 1
-    FROM unowned WHERE row.id = unowned.id AND row.endpoint = unowned.endpoint
+    FROM picked WHERE row.id = picked.id AND row.endpoint = picked.endpoint
     RETURNING row.*
 )
 SELECT {CLAIMED % "endpoint"}
 FROM claimed ORDER BY seq
-""")
+""",
+    key="id, endpoint, epoch",
+    only=by_key("endpoint"),
+)
 
 # ---------------------------------------------------------------- handling
 

@@ -58,6 +58,18 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             schema=schema,
         ),
         Table(
+            "undated_ids",
+            metadata,
+            Column("id", Uuid, nullable=False),
+            Column("endpoint", Text, nullable=False),
+            Column("message_digest", BigInteger, nullable=False),
+            _defaulted("received_at", _TIME),
+            Column("sent_at", _TIME, nullable=False),
+            _defaulted("given_up", Boolean()),
+            PrimaryKeyConstraint("id", "endpoint"),
+            schema=schema,
+        ),
+        Table(
             "envelope_history",
             metadata,
             Column("id", Uuid, nullable=False),

@@ -87,6 +87,18 @@ CREATE TABLE "{schema}".received_ids (
     PRIMARY KEY (id, endpoint)
 ) PARTITION BY RANGE (id);
 CREATE TABLE "{schema}".received_ids_default PARTITION OF "{schema}".received_ids DEFAULT;
+CREATE INDEX received_ids_default_by_age ON "{schema}".received_ids_default (received_at);
+
+CREATE TABLE "{schema}".undated_ids (
+    id uuid NOT NULL,
+    endpoint text NOT NULL,
+    message_digest bigint NOT NULL,
+    received_at timestamptz NOT NULL DEFAULT now(),
+    sent_at timestamptz NOT NULL,
+    given_up boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (id, endpoint)
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05);
+CREATE INDEX undated_ids_by_age ON "{schema}".undated_ids (received_at);
 
 CREATE TABLE "{schema}".envelope_history (
     id uuid NOT NULL,
@@ -238,18 +250,44 @@ CREATE TABLE "{schema}".published_batches (
 );
 """
 
-# The runtime role may call these without any right to create or drop tables. `lock_timeout` keeps them from queueing
-# behind a long transaction and blocking every insert meanwhile: they give up, and the next run tries again.
+# The runtime role may call these without any right to create or drop tables. Each call makes or drops one day, so that
+# a lock is held for no longer than that takes. `lock_timeout` keeps a call from queueing behind a long reader and
+# blocking every insert meanwhile: it gives up after some milliseconds, and its caller tries again. (Postgres detaches
+# nothing CONCURRENTLY from a table that has a default partition.)
 # (No format(): Alembic's --sql doubles every per cent sign.)
 FUNCTIONS = """
-CREATE FUNCTION "{schema}".make_partition(parent text, child text, key text, low text, high text, kind text)
-RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
+-- The first id of a day: a UUIDv7 begins with the milliseconds since 1970.
+CREATE FUNCTION "{schema}".first_id(day date) RETURNS uuid LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $$
+    SELECT rpad(lpad(to_hex((extract(epoch FROM day::timestamptz) * 1000)::bigint), 12, '0'), 32, '0')::uuid
+$$;
+
+-- False when the day is there, or another session is at it.
+CREATE FUNCTION "{schema}".make_partition(parent text, day date) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms'
+SET timezone = 'UTC' AS $$
 DECLARE
     whole text := '"{schema}".' || quote_ident(parent);
-    part text := '"{schema}".' || quote_ident(child);
+    part text := '"{schema}".' || quote_ident(parent || to_char(day, '"_"YYYYMMDD'));
     rest text := '"{schema}".' || quote_ident(parent || '_default');
+    key text;
+    low text;
+    high text;
     granted record;
 BEGIN
+    CASE parent
+    WHEN 'received_ids' THEN
+        key := 'id';
+        low := quote_literal("{schema}".first_id(day)) || '::uuid';
+        high := quote_literal("{schema}".first_id(day + 1)) || '::uuid';
+    WHEN 'envelope_history' THEN
+        key := 'finished_at';
+        low := quote_literal(day::timestamptz) || '::timestamptz';
+        high := quote_literal((day + 1)::timestamptz) || '::timestamptz';
+    END CASE;
+    IF NOT pg_try_advisory_xact_lock({class_id}, 2) OR to_regclass(part) IS NOT NULL THEN
+        RETURN false;
+    END IF;
     EXECUTE 'CREATE TABLE ' || part || ' (LIKE ' || whole || ' INCLUDING ALL)';
     -- LIKE copies no rights, and who reads a table in parts names each of them.
     FOR granted IN
@@ -259,67 +297,40 @@ BEGIN
     LOOP
         EXECUTE 'GRANT ' || granted.may || ' ON ' || part || ' TO ' || granted.role;
     END LOOP;
-    EXECUTE 'WITH early AS (DELETE FROM ' || rest || ' WHERE ' || quote_ident(key)
-        || ' >= CAST($1 AS ' || kind || ') AND ' || quote_ident(key) || ' < CAST($2 AS ' || kind
-        || ') RETURNING *) INSERT INTO ' || part || ' SELECT * FROM early' USING low, high;
+    EXECUTE 'WITH early AS (DELETE FROM ' || rest || ' WHERE ' || key || ' >= ' || low || ' AND ' || key || ' < '
+        || high || ' RETURNING *) INSERT INTO ' || part || ' SELECT * FROM early';
     EXECUTE 'ALTER TABLE ' || whole || ' ATTACH PARTITION ' || part
-        || ' FOR VALUES FROM (' || quote_literal(low) || ') TO (' || quote_literal(high) || ')';
-END $$;
-REVOKE EXECUTE ON FUNCTION "{schema}".make_partition(text, text, text, text, text, text) FROM PUBLIC;
-
-CREATE FUNCTION "{schema}".make_partitions(days_ahead integer) RETURNS SETOF text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s'
-SET timezone = 'UTC' AS $$
-DECLARE
-    day date;
-    child text;
-    low text;
-    high text;
-BEGIN
-    PERFORM pg_advisory_xact_lock({class_id}, 2);
-    FOR day IN SELECT current_date + offs FROM generate_series(-1, days_ahead) AS offs LOOP
-        child := 'received_ids_' || to_char(day, 'YYYYMMDD');
-        IF to_regclass('"{schema}".' || child) IS NULL THEN
-            low := rpad(lpad(to_hex((extract(epoch FROM day::timestamptz) * 1000)::bigint), 12, '0'), 32, '0');
-            high := rpad(lpad(to_hex((extract(epoch FROM (day + 1)::timestamptz) * 1000)::bigint), 12, '0'), 32, '0');
-            PERFORM "{schema}".make_partition('received_ids', child, 'id', low, high, 'uuid');
-            RETURN NEXT child;
-        END IF;
-        child := 'envelope_history_' || to_char(day, 'YYYYMMDD');
-        IF to_regclass('"{schema}".' || child) IS NULL THEN
-            PERFORM "{schema}".make_partition('envelope_history', child, 'finished_at',
-                day::timestamptz::text, (day + 1)::timestamptz::text, 'timestamptz');
-            RETURN NEXT child;
-        END IF;
-    END LOOP;
+        || ' FOR VALUES FROM (' || low || ') TO (' || high || ')';
+    RETURN true;
 END $$;
 
-CREATE FUNCTION "{schema}".drop_partitions(keep_ids interval, keep_history interval) RETURNS SETOF text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s'
+-- False when the day holds what has yet to be archived, or another session is at it.
+CREATE FUNCTION "{schema}".drop_partition(parent text, day date, keep interval) RETURNS boolean
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms'
 SET timezone = 'UTC' AS $$
 DECLARE
-    child text;
+    child text := parent || to_char(day, '"_"YYYYMMDD');
     archived bigint;
 BEGIN
-    PERFORM pg_advisory_xact_lock({class_id}, 2);
-    IF keep_ids < interval '1 hour' OR keep_history < interval '1 hour' THEN
+    IF keep < interval '1 hour' THEN
         RAISE EXCEPTION 'a retention below an hour would forget messages that are still under way';
     END IF;
-    SELECT archived_below INTO archived FROM "{schema}".archives WHERE table_name = 'envelope_history';
-    FOR child IN
-        SELECT c.relname FROM pg_inherits i
-        JOIN pg_class c ON c.oid = i.inhrelid
-        JOIN pg_class p ON p.oid = i.inhparent
-        JOIN pg_namespace n ON n.oid = p.relnamespace
-        WHERE n.nspname = '{schema}' AND c.relname ~ '_[0-9]{{8}}$' AND (
-            (p.relname = 'received_ids' AND to_date(right(c.relname, 8), 'YYYYMMDD') + 1 < now() - keep_ids) OR
-            (p.relname = 'envelope_history' AND to_date(right(c.relname, 8), 'YYYYMMDD') + 1 < now() - keep_history))
-        ORDER BY c.relname
-    LOOP
-        CONTINUE WHEN left(child, 16) = 'envelope_history' AND NOT "{schema}".is_archived(child, archived);
-        EXECUTE 'DROP TABLE "{schema}".' || quote_ident(child);
-        RETURN NEXT child;
-    END LOOP;
+    IF day + 1 >= now() - keep THEN
+        RAISE EXCEPTION 'this day is not past its retention';
+    END IF;
+    IF NOT pg_try_advisory_xact_lock({class_id}, 2) THEN
+        RETURN false;
+    END IF;
+    IF parent = 'envelope_history' THEN
+        SELECT archived_below INTO archived FROM "{schema}".archives WHERE table_name = parent;
+        IF NOT "{schema}".is_archived(child, archived) THEN
+            RETURN false;
+        END IF;
+    ELSIF parent <> 'received_ids' THEN
+        RAISE EXCEPTION USING MESSAGE = parent || ' is not kept in days';
+    END IF;
+    EXECUTE 'DROP TABLE IF EXISTS "{schema}".' || quote_ident(child);
+    RETURN true;
 END $$;
 
 -- Whether a day holds nothing that has yet to be archived: anything will do where nobody archives. It is looked at
@@ -343,7 +354,7 @@ END $$;
 
 -- For `pipeline purge`, which has compared the day with the lake before.
 CREATE FUNCTION "{schema}".drop_archived_history(day date) RETURNS text
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $$
 DECLARE
     child text := 'envelope_history_' || to_char(day, 'YYYYMMDD');
     archived bigint;
@@ -358,11 +369,12 @@ BEGIN
     RETURN child;
 END $$;
 
-REVOKE EXECUTE ON FUNCTION "{schema}".make_partitions(integer) FROM PUBLIC;
-REVOKE EXECUTE ON FUNCTION "{schema}".drop_partitions(interval, interval) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION "{schema}".make_partition(text, date) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION "{schema}".drop_partition(text, date, interval) FROM PUBLIC;
 REVOKE EXECUTE ON FUNCTION "{schema}".is_archived(text, bigint) FROM PUBLIC;
 REVOKE EXECUTE ON FUNCTION "{schema}".drop_archived_history(date) FROM PUBLIC;
-SELECT "{schema}".make_partitions(7);
+SELECT "{schema}".make_partition(parent, CAST(now() AT TIME ZONE 'UTC' AS date) + days)
+FROM unnest(ARRAY['received_ids', 'envelope_history']) AS parent CROSS JOIN generate_series(-1, 7) AS days;
 """
 
 # Tables in which bulk publishing gathers rows, each named after its job, with the time at which that began, and the
@@ -409,13 +421,13 @@ DROP FUNCTION "{schema}".drop_staging(text, interval);
 DROP FUNCTION "{schema}".make_staging(text, text);
 DROP FUNCTION "{schema}".drop_archived_history(date);
 DROP FUNCTION "{schema}".is_archived(text, bigint);
-DROP FUNCTION "{schema}".drop_partitions(interval, interval);
-DROP FUNCTION "{schema}".make_partitions(integer);
-DROP FUNCTION "{schema}".make_partition(text, text, text, text, text, text);
+DROP FUNCTION "{schema}".drop_partition(text, date, interval);
+DROP FUNCTION "{schema}".make_partition(text, date);
+DROP FUNCTION "{schema}".first_id(date);
 DROP TABLE "{schema}".published_batches, "{schema}".schedules, "{schema}".circuits, "{schema}".nodes,
     "{schema}".failed_attempts, "{schema}".archives,
-    "{schema}".dead_letters, "{schema}".envelope_history, "{schema}".received_ids, "{schema}".incoming_envelopes,
-    "{schema}".outgoing_envelopes CASCADE;
+    "{schema}".dead_letters, "{schema}".envelope_history, "{schema}".received_ids, "{schema}".undated_ids,
+    "{schema}".incoming_envelopes, "{schema}".outgoing_envelopes CASCADE;
 """
 
 

@@ -125,7 +125,7 @@ def _read(conn: psycopg.Connection[Any], books: Books) -> None:
 def count_old_ids(url: str) -> int:
     """How many ids that carry no day are remembered."""
     with psycopg.connect(url) as conn:
-        row = conn.execute("SELECT count(*) FROM durable.received_ids_default").fetchone()
+        row = conn.execute("SELECT count(*) FROM durable.undated_ids").fetchone()
     assert row is not None
     return int(row[0])
 

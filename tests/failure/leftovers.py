@@ -90,9 +90,8 @@ def old_ids(database: str, count: int) -> None:
     """Ids that carry no day, received so long ago that they should be forgotten."""
     with psycopg.connect(database) as conn:
         conn.execute(
-            "INSERT INTO durable.received_ids (id, endpoint, message_digest, received_at) "
-            # They begin with an f: of many random ones some would lie within a day of the partitions.
-            "SELECT CAST('f' || substr(CAST(gen_random_uuid() AS text), 2) AS uuid), 'billing', 0, "
-            "now() - interval '30 days' FROM generate_series(1, %s)",
+            "INSERT INTO durable.undated_ids (id, endpoint, message_digest, received_at, sent_at) "
+            "SELECT gen_random_uuid(), 'billing', 0, now() - interval '30 days', now() - interval '30 days' "
+            "FROM generate_series(1, %s)",
             (count,),
         )

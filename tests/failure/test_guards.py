@@ -165,9 +165,7 @@ async def test_an_envelope_that_comes_again_after_it_was_handled_is_a_duplicate(
     shop: str, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
     if not guarded:
-        insert = statements.STORE_RECEIVED._sql
-        consulted = insert[insert.index("INSERT INTO {schema}.received_ids") : insert.index("), stored AS")]
-        remove(monkeypatch, "STORE_RECEIVED", consulted, "SELECT id, endpoint FROM received")
+        remove(monkeypatch, "STORE_RECEIVED", "FROM received JOIN fresh USING (id, endpoint)", "FROM received")
     order = leftovers.envelope(1)
     leftovers.record_orders(shop, [order])
     async with Workbench(shop) as bench:

@@ -26,7 +26,7 @@ from durable.outcomes import STORED, Outcome
 from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.policy import DormancyPolicy, NodeFacts
 from durable.settings import load_settings
-from durable.storage import inbox, maintenance, nodes, outbox
+from durable.storage import housekeeping, inbox, maintenance, nodes, outbox
 from durable.storage.rows import Letter
 from durable.transports.memory import MemoryTransport
 from tests.failure import leftovers
@@ -419,9 +419,9 @@ async def test_a_sweep_releases_in_bounded_batches_each_in_its_own_transaction(s
 
 async def test_old_ids_are_purged_in_bounded_batches(shop: str) -> None:
     leftovers.old_ids(shop, 12_000)
-    keep = {"keep_ids": timedelta(days=8), "keep_history": timedelta(days=30)}
+    purge, keep = housekeeping.PURGE_UNDATED_IDS, timedelta(days=8)
     async with Workbench(shop) as bench:
-        purged = [await bench.database.transaction(maintenance.purge_defaults, **keep) for _ in range(3)]
+        purged = [await bench.database.transaction(maintenance.purge, purge, keep=keep) for _ in range(3)]
 
     assert purged == [10_000, 2_000, 0]
     assert count_old_ids(shop) == 0
@@ -434,7 +434,7 @@ async def test_recovery_goes_on_while_a_purge_is_stuck(shop: str) -> None:
     bus = Bus("billing", shop, **QUICK)
     bus.handles(OrderPlaced)(Clerk(A).handle)
     with psycopg.connect(shop) as conn:
-        conn.execute("SELECT FROM durable.received_ids_default FOR UPDATE")
+        conn.execute("LOCK TABLE durable.undated_ids IN EXCLUSIVE MODE")
         async with bus:
             await eventually(lambda: waits_for_a_lock(shop))
             await eventually(lambda: not read_books(shop).violations())

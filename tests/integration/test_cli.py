@@ -21,9 +21,10 @@ from sqlalchemy.exc import DBAPIError
 
 from durable import Bus, message
 from durable.settings import Settings
-from durable.storage import maintenance, migrator
+from durable.storage import migrator
 from durable.storage.database import Database
 from tests.support.command import Agent
+from tests.support.partitions import drop_partitions, make_partitions, purge_undated
 
 HANDLER = """
 @bus.handles(OrderPlaced)
@@ -130,9 +131,9 @@ async def _run_a_node_and_its_maintenance(url: str) -> None:
         await handled.wait()
     age = timedelta(hours=1)
     async with closing(Database(bus.settings)) as database:
-        assert await database.transaction(maintenance.make_partitions, 9)
-        await database.transaction(maintenance.drop_partitions, keep_ids=age, keep_history=age)
-        await database.transaction(maintenance.purge_defaults, keep_ids=age, keep_history=age)
+        assert await database.transaction(make_partitions, 9)
+        await database.transaction(drop_partitions, keep_ids=age, keep_history=age)
+        await database.transaction(purge_undated, keep_ids=age, keep_history=age)
         with pytest.raises(DBAPIError, match="permission denied"):
             await database.transaction(lambda conn, _: conn.exec_driver_sql("CREATE TABLE durable.mine (x integer)"))
 

@@ -209,8 +209,8 @@ class TestAHeader:
     @pytest.mark.parametrize(
         ("header", "reason"),
         [
-            ({"durable-partition-key": "k" * 1_001}, "partition_key is longer than 1000 characters"),
-            ({"durable-source": "s" * 1_001}, "source is longer than 1000 characters"),
+            ({"durable-partition-key": "k" * 1_001}, "partition_key is longer than 1000 bytes in UTF-8"),
+            ({"durable-source": "s" * 1_001}, "source is longer than 1000 bytes in UTF-8"),
             ({"durable-header-note": "x" * 9_000}, "the headers have more than 8192 characters"),
             ({f"durable-header-{number}": "" for number in range(101)}, "101 headers, more than 100"),
             ({"durable-deliver-by": "0001-01-01T00:00:00+14:00"}, "deliver_by lies outside the calendar"),

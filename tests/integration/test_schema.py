@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID, uuid4, uuid5
 
 import psycopg
 import pytest
@@ -14,20 +14,22 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from psycopg import sql
-from sqlalchemy import Connection, MetaData, create_engine, inspect, make_url
+from sqlalchemy import Connection, MetaData, create_engine, inspect, make_url, text
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 
 from durable.embedded import Embedded
-from durable.envelope import NodeId
+from durable.envelope import NodeId, derived_id, new_id
 from durable.errors import SchemaMismatch
-from durable.storage import inbox, maintenance, migrator, tables
+from durable.storage import housekeeping, inbox, maintenance, migrator, tables
 from durable.storage.inbox import Arrival
 from durable.storage.locks import Job, try_lock
+from durable.storage.maintenance import HISTORY, IDS, Day
 from tests.conftest import fresh_databases
 from tests.failure import leftovers
 from tests.failure.books import waits_for_a_lock
 from tests.failure.waiting import eventually
+from tests.support.partitions import drop_partitions, make_partitions, purge_undated
 
 SCHEMA = "durable"
 KEEP_IDS, KEEP_HISTORY = timedelta(days=8), timedelta(days=30)
@@ -246,9 +248,9 @@ def partitions(conn: Connection, parent: str) -> set[str]:
 
 def test_partitions_are_made_ahead_and_only_once(engine: Engine) -> None:
     with engine.begin() as conn:
-        made = maintenance.make_partitions(conn, SCHEMA, 9)
-        assert made == [f"{parent}_{day(n)}" for n in (8, 9) for parent in ("received_ids", "envelope_history")]
-        assert maintenance.make_partitions(conn, SCHEMA, 9) == []
+        made = make_partitions(conn, SCHEMA, 9)
+        assert made == [f"{parent}_{day(n)}" for parent in ("received_ids", "envelope_history") for n in (8, 9)]
+        assert make_partitions(conn, SCHEMA, 9) == []
         for parent in ("received_ids", "envelope_history"):
             assert partitions(conn, parent) == {"_default", *(day(n) for n in range(-1, 10))}
 
@@ -268,9 +270,6 @@ def test_an_id_lies_in_the_day_that_it_was_made(engine: Engine) -> None:
             envelope_id = id_of(moment)
             assert receive(conn, envelope_id) == {envelope_id}
             assert partition_of(conn, envelope_id).endswith(name), f"{moment}: {partition_of(conn, envelope_id)}"
-        stranger = uuid4()
-        receive(conn, stranger)
-        assert partition_of(conn, stranger) == "received_ids_default"
 
 
 def test_ids_of_a_day_that_was_not_made_yet_move_there_when_it_is(engine: Engine) -> None:
@@ -279,7 +278,7 @@ def test_ids_of_a_day_that_was_not_made_yet_move_there_when_it_is(engine: Engine
         receive(conn, early)
         assert partition_of(conn, early) == "received_ids_default"
     with engine.begin() as conn:
-        maintenance.make_partitions(conn, SCHEMA, 14)
+        make_partitions(conn, SCHEMA, 14)
         assert partition_of(conn, early) == f"received_ids_{day(12)}"
         assert receive(conn, early) == set(), "it is remembered all the same"
 
@@ -287,7 +286,7 @@ def test_ids_of_a_day_that_was_not_made_yet_move_there_when_it_is(engine: Engine
 def test_history_of_a_day_that_was_not_made_yet_moves_there_when_it_is(engine: Engine) -> None:
     with engine.begin() as conn:
         add_history(conn, datetime.now(UTC) + timedelta(days=9))
-        maintenance.make_partitions(conn, SCHEMA, 10)
+        make_partitions(conn, SCHEMA, 10)
         where = conn.exec_driver_sql("SELECT tableoid::regclass::text FROM durable.envelope_history").scalar_one()
     assert where == f"durable.envelope_history_{day(9)}"
 
@@ -303,13 +302,9 @@ def add_history(conn: Connection, finished_at: datetime) -> None:
 
 def add_day(conn: Connection, offset: int) -> None:
     """The partitions of a day in the past, as they were made when it was in the future."""
-    low = (datetime.now(UTC) + timedelta(days=offset)).replace(hour=0, minute=0, second=0, microsecond=0)
-    high = low + timedelta(days=1)
-    bounds = [f"{int(moment.timestamp() * 1000):012x}".ljust(32, "0") for moment in (low, high)]
-    make = "SELECT durable.make_partition(%s, %s, %s, %s, %s, %s)"
-    conn.exec_driver_sql(make, ("received_ids", f"received_ids_{day(offset)}", "id", *bounds, "uuid"))
-    times = (low.isoformat(), high.isoformat(), "timestamptz")
-    conn.exec_driver_sql(make, ("envelope_history", f"envelope_history_{day(offset)}", "finished_at", *times))
+    past = (datetime.now(UTC) + timedelta(days=offset)).date()
+    for parent in (IDS, HISTORY):
+        assert maintenance.make_day(conn, SCHEMA, Day(parent, past))
 
 
 def test_days_past_their_retention_are_dropped_and_no_others(engine: Engine) -> None:
@@ -317,10 +312,10 @@ def test_days_past_their_retention_are_dropped_and_no_others(engine: Engine) -> 
     with engine.begin() as conn:
         for offset in offsets:
             add_day(conn, offset)
-        dropped = maintenance.drop_partitions(conn, SCHEMA, keep_ids=KEEP_IDS, keep_history=KEEP_HISTORY)
+        dropped = drop_partitions(conn, SCHEMA, keep_ids=KEEP_IDS, keep_history=KEEP_HISTORY)
 
         # A day is dropped when all of it is past the retention: its last moment is a day younger than its first.
-        assert dropped == sorted(
+        assert dropped == (
             [f"received_ids_{day(n)}" for n in offsets if n < -8]
             + [f"envelope_history_{day(n)}" for n in (-40, -32, -31)]
         )
@@ -343,15 +338,15 @@ def test_a_service_that_archives_keeps_history_until_it_is_archived(engine: Engi
         conn.exec_driver_sql(ARCHIVED_BELOW, ("envelope_history", 40, 40))
         keep = {"keep_ids": KEEP_IDS, "keep_history": KEEP_HISTORY}
 
-        dropped = set(maintenance.drop_partitions(conn, SCHEMA, **keep))
+        dropped = set(drop_partitions(conn, SCHEMA, **keep))
         assert dropped == {f"received_ids_{day(-40)}", f"received_ids_{day(-39)}", f"envelope_history_{day(-39)}"}
-        assert maintenance.purge_defaults(conn, SCHEMA, **keep) == 0
+        assert purge_undated(conn, SCHEMA, **keep) == [0, 0, 0]
 
         conn.exec_driver_sql("UPDATE durable.archives SET archived_below = 41")
-        assert maintenance.drop_partitions(conn, SCHEMA, **keep) == [f"envelope_history_{day(-40)}"]
-        assert maintenance.purge_defaults(conn, SCHEMA, **keep) == 0
+        assert drop_partitions(conn, SCHEMA, **keep) == [f"envelope_history_{day(-40)}"]
+        assert purge_undated(conn, SCHEMA, **keep) == [0, 0, 0]
         conn.exec_driver_sql("DELETE FROM durable.archives")
-        assert maintenance.purge_defaults(conn, SCHEMA, **keep) == 1
+        assert purge_undated(conn, SCHEMA, **keep) == [0, 0, 1]
 
 
 async def test_a_day_is_kept_for_a_row_that_is_committed_while_it_is_about_to_be_dropped(
@@ -363,7 +358,7 @@ async def test_a_day_is_kept_for_a_row_that_is_committed_while_it_is_about_to_be
 
     def drop() -> list[str]:
         with engine.begin() as conn:
-            return maintenance.drop_partitions(conn, SCHEMA, keep_ids=KEEP_IDS, keep_history=KEEP_HISTORY)
+            return drop_partitions(conn, SCHEMA, keep_ids=KEEP_IDS, keep_history=KEEP_HISTORY)
 
     with engine.connect() as late:
         add_history(late, datetime.now(UTC) - timedelta(days=40))
@@ -376,37 +371,70 @@ async def test_a_day_is_kept_for_a_row_that_is_committed_while_it_is_about_to_be
 
 
 def test_a_retention_that_would_forget_work_under_way_is_refused(engine: Engine) -> None:
-    with engine.connect() as conn, pytest.raises(DBAPIError, match="below an hour"):
-        maintenance.drop_partitions(conn, SCHEMA, keep_ids=timedelta(minutes=59), keep_history=KEEP_HISTORY)
+    with engine.connect() as conn:
+        add_day(conn, -40)
+        (old,) = maintenance.past_days(conn, SCHEMA, IDS, KEEP_IDS)
+        with pytest.raises(DBAPIError, match="below an hour"):
+            maintenance.drop_day(conn, SCHEMA, old, timedelta(minutes=59))
+
+
+def test_day_within_its_retention_is_refused_to_be_dropped(engine: Engine) -> None:
+    yesterday = Day(IDS, (datetime.now(UTC) - timedelta(days=1)).date())
+    with engine.connect() as conn, pytest.raises(DBAPIError, match="not past its retention"):
+        maintenance.drop_day(conn, SCHEMA, yesterday, KEEP_IDS)
+
+
+def test_ids_without_a_day_fill_no_partition(engine: Engine) -> None:
+    """Neither business keys, nor ids that handlers derive, nor those of strangers."""
+    undated = {uuid4(), uuid5(new_id(), "invoice-17"), derived_id(new_id(), "billing/1")}
+    with engine.begin() as conn:
+        assert receive(conn, *undated) == undated
+        assert conn.exec_driver_sql("SELECT count(*) FROM durable.received_ids").scalar_one() == 0
+        assert set(conn.exec_driver_sql("SELECT id FROM durable.undated_ids").scalars()) == undated
+        assert receive(conn, *undated) == set(), "they are remembered all the same"
 
 
 def test_what_belongs_to_no_day_is_purged_in_bounded_batches(engine: Engine, database: str) -> None:
     leftovers.old_ids(database, 10_500)
     with engine.begin() as conn:
         receive(conn, uuid4())
+        receive(conn, id_of(datetime.now(UTC) + timedelta(days=40)))
         for days in (40, 35, 29):
             add_history(conn, datetime.now(UTC) - timedelta(days=days))
     purged = []
     for _ in range(3):
         with engine.begin() as conn:
-            purged.append(maintenance.purge_defaults(conn, SCHEMA, keep_ids=KEEP_IDS, keep_history=KEEP_HISTORY))
+            purged.append(purge_undated(conn, SCHEMA, keep_ids=KEEP_IDS, keep_history=KEEP_HISTORY))
 
-    assert purged == [10_002, 500, 0]
+    assert purged == [[10_000, 0, 2], [500, 0, 0], [0, 0, 0]]
     with engine.connect() as conn:
         assert conn.exec_driver_sql("SELECT count(*) FROM durable.received_ids").scalar_one() == 1
+        assert conn.exec_driver_sql("SELECT count(*) FROM durable.undated_ids").scalar_one() == 1
         assert conn.exec_driver_sql("SELECT count(*) FROM durable.envelope_history").scalar_one() == 1
+
+
+@pytest.mark.parametrize("table", ["undated_ids", "received_ids_default"])
+def test_old_ids_are_found_by_an_index_of_their_ages(engine: Engine, table: str) -> None:
+    purge = {"undated_ids": housekeeping.PURGE_UNDATED_IDS, "received_ids_default": housekeeping.PURGE_DEFAULT_IDS}
+    with engine.begin() as conn:
+        conn.exec_driver_sql("SET LOCAL enable_seqscan = off")
+        plan = conn.execute(
+            text(f"EXPLAIN {purge[table].whole.within(SCHEMA).text}"), {"keep": KEEP_IDS, "batch_size": 100}
+        )
+        assert f"{table}_by_age" in "\n".join(plan.scalars())
 
 
 def test_one_node_at_a_time_purges(engine: Engine, database: str) -> None:
     leftovers.old_ids(database, 1)
     with engine.begin() as first, engine.begin() as second:
         assert try_lock(first, SCHEMA, Job.PARTITIONS)
-        assert maintenance.purge_defaults(second, SCHEMA, keep_ids=KEEP_IDS, keep_history=KEEP_HISTORY) == 0
+        assert purge_undated(second, SCHEMA, keep_ids=KEEP_IDS, keep_history=KEEP_HISTORY) == [0, 0, 0]
 
 
 def test_making_a_day_gives_up_rather_than_block_the_traffic(engine: Engine) -> None:
     """Behind a long transaction it would wait for its lock, and every insert behind it."""
     with engine.begin() as long, engine.connect() as short:
-        receive(long, uuid4())
+        receive(long, new_id())
+        long.exec_driver_sql("SELECT FROM durable.received_ids")
         with pytest.raises(DBAPIError, match="lock timeout"):
-            maintenance.make_partitions(short, SCHEMA, 9)
+            make_partitions(short, SCHEMA, 9)

@@ -315,10 +315,6 @@ class TestCommits:
         await flavour.run(work)
         assert tables.rows("SELECT destination FROM durable.outgoing_envelopes ORDER BY 1") == [BILLING, MAIL]
         assert tables.one("SELECT endpoint, owner_id FROM durable.incoming_envelopes") == ("local", NODE)
-        assert (
-            tables.one("SELECT count(*) FROM durable.received_ids JOIN durable.incoming_envelopes USING (id, endpoint)")
-            == 1
-        )
 
     async def test_a_unit_of_work_of_the_same_session_is_the_same_outbox(self, flavour: Flavour) -> None:
         def work(session: Session, outbox: Outbox) -> None:

@@ -165,7 +165,7 @@ def test_history_that_moves_between_partitions_meanwhile_is_archived_once(
     copied = archives.claim
 
     def move_and_claim(*args: Any) -> None:
-        conn.execute("SELECT durable.make_partitions(10)")
+        conn.execute("SELECT durable.make_partition('envelope_history', current_date + 9)")
         copied(*args)
 
     monkeypatch.setattr(archives, "claim", move_and_claim)

@@ -205,7 +205,7 @@ def test_such_a_role_archives_days_that_came_after_its_rights(
     with runtime_role(database_url) as url:
         monkeypatch.setenv("DURABLE_DATABASE_URL", url)
         with psycopg.connect(url, autocommit=True) as node:
-            node.execute("SELECT durable.make_partitions(9)")
+            node.execute("SELECT durable.make_partition('envelope_history', current_date + 9)")
         add_history(conn, 5, finished_at=datetime.now(UTC) + timedelta(days=9))
         assert archive(agent)["tables"][0]["rows"] == 5
 

@@ -90,7 +90,7 @@ def test_a_row_becomes_an_unowned_envelope_whose_id_follows_from_its_key(spark: 
 def test_a_local_message_goes_into_the_inbox_and_is_remembered_as_received(spark: SparkSession, outbox: Outbox) -> None:
     write(messages(orders(spark, 3), "local"), outbox.url)
     assert (outbox.inbox, outbox.orders) == ([0, 1, 2], [])
-    known = outbox.rows("SELECT id, endpoint, message_digest FROM durable.received_ids")
+    known = outbox.rows("SELECT id, endpoint, message_digest FROM durable.undated_ids")
     assert len(known) == 3
     made_id = message_id_of("1", message_type=MESSAGE_TYPE, source=SOURCE)
     assert (made_id, "local", message_digest(MESSAGE_TYPE, b'{"order_id":1,"total":2}')) in known

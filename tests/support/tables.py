@@ -18,6 +18,7 @@ _TABLES = (
     "outgoing_envelopes",
     "incoming_envelopes",
     "received_ids",
+    "undated_ids",
     "envelope_history",
     "failed_attempts",
     "dead_letters",

@@ -66,7 +66,7 @@ def test_sound_rows_have_no_flaw() -> None:
         ({"message_type": ""}, "message_type is empty"),
         ({"destination": "a\0b"}, "destination has a control character"),
         ({"endpoint": "a\nb"}, "destination has a control character"),
-        ({"source": "x" * 1_001}, "source is longer than 1000 characters"),
+        ({"source": "x" * 1_001}, "source is longer than 1000 bytes in UTF-8"),
         ({"partition_key": "\x7f"}, "partition_key has a control character"),
         ({"headers": '{"a": 1}'}, "column headers: is no JSON object of texts"),
         ({"headers": "no JSON"}, "column headers: is no JSON object of texts"),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from durable.envelope import Envelope, new_id, unix_ms
-from durable.screening import EARLIEST, LATEST, MAX_HEADER_BYTES, MAX_HEADERS, MAX_TEXT, flaw, too_old
+from durable.screening import EARLIEST, LATEST, MAX_HEADER_BYTES, MAX_HEADERS, MAX_TEXT_BYTES, flaw, too_old
 
 SOUND = Envelope(
     id=new_id(),
@@ -63,17 +63,30 @@ def test_an_envelope_without_one_of_its_names_is_flawed(name: str) -> None:
     assert flaw_with(**{name: ""}) == f"{name} is empty"
 
 
+# One, two, three and four bytes in UTF-8.
+ALPHABETS = ["x", "\N{CYRILLIC SMALL LETTER ZHE}", "\N{CJK UNIFIED IDEOGRAPH-4E2D}", "\N{GRINNING FACE}"]
+
+
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_text_is_bounded(name: str) -> None:
-    assert flaw_with(**{name: "x" * MAX_TEXT}) is None
-    assert flaw_with(**{name: "x" * (MAX_TEXT + 1)}) == f"{name} is longer than {MAX_TEXT} characters"
+@pytest.mark.parametrize("letter", ALPHABETS, ids=ascii)
+def test_text_is_bounded_in_bytes_of_any_alphabet(name: str, letter: str) -> None:
+    longest = letter * (MAX_TEXT_BYTES // len(letter.encode()))
+    assert flaw_with(**{name: longest}) is None
+    assert flaw_with(**{name: longest + letter}) == f"{name} is longer than {MAX_TEXT_BYTES} bytes in UTF-8"
+
+
+@pytest.mark.parametrize("letter", ALPHABETS, ids=ascii)
+def test_headers_are_bounded_in_bytes_of_any_alphabet(letter: str) -> None:
+    longest = letter * ((MAX_HEADER_BYTES - 1) // len(letter.encode()))
+    assert flaw_with(headers={"a": longest}) is None
+    assert flaw_with(headers={"a": longest + letter}) == "the headers have more than 8192 bytes in UTF-8"
 
 
 def test_headers_are_bounded_in_number_and_size() -> None:
     assert flaw_with(headers={str(number): "" for number in range(MAX_HEADERS)}) is None
     assert flaw_with(headers={str(number): "" for number in range(1_000)}) == "1000 headers, more than 100"
     assert flaw_with(headers={"a": "x" * (MAX_HEADER_BYTES - 1)}) is None
-    assert "8192 characters" in str(flaw_with(headers={"a": "x" * MAX_HEADER_BYTES}))
+    assert "8192 bytes" in str(flaw_with(headers={"a": "x" * MAX_HEADER_BYTES}))
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1, None, b"bytes", ["list"]])
