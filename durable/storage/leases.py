@@ -44,6 +44,11 @@ def release_dormant(conn: Connection, schema: str, table: Recovery, node: NodeId
     return conn.execute(table.release_dormant.within(schema), {"node": node, "batch_size": batch_size}).rowcount
 
 
+def release_former(conn: Connection, schema: str, table: Recovery, node: NodeId, batch_size: int) -> int:
+    """Take up to `batch_size` rows back from a membership that this process has lost. Returns how many."""
+    return conn.execute(table.release_former.within(schema), {"node": node, "batch_size": batch_size}).rowcount
+
+
 def release_all(conn: Connection, schema: str, table: Recovery, node: NodeId) -> int:
     """Everything that this node owns, when it stops in good order."""
     return conn.execute(table.release_all.within(schema), {"node": node}).rowcount

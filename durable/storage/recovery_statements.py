@@ -46,6 +46,16 @@ UPDATE {{schema}}.{table} AS row
 SET owner_id = 0, epoch = row.epoch + 1, interruptions = row.interruptions + 1
 FROM dormant WHERE row.id = dormant.id AND row.{address_column} = dormant.{address_column} AND row.owner_id = :node
 """)
+        # A membership that this process has lost: nothing of it was a death.
+        self.release_former = Statement(f"""
+WITH former AS (
+    SELECT id, {address_column} FROM {{schema}}.{table} WHERE owner_id = :node
+    LIMIT :batch_size FOR UPDATE SKIP LOCKED
+)
+UPDATE {{schema}}.{table} AS row
+SET owner_id = 0, epoch = row.epoch + 1
+FROM former WHERE row.id = former.id AND row.{address_column} = former.{address_column} AND row.owner_id = :node
+""")
         # A node that stops: its rows were not being worked on.
         self.release_all = Statement(f"""
 UPDATE {{schema}}.{table} SET owner_id = 0, epoch = epoch + 1 WHERE owner_id = :node
