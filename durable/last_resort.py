@@ -48,7 +48,7 @@ class Watchdog:
         self._reason = reason
         self._bite = bite
         self._heard = time.monotonic()
-        self._is_bound = False
+        self.is_bound = False
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -61,13 +61,13 @@ class Watchdog:
 
     def hear(self) -> None:
         """Note that the process is what it should be."""
-        if not self._is_bound:
+        if not self.is_bound:
             self._heard = time.monotonic()
 
     def bind(self, seconds: float, reason: str) -> None:
         """From now on nothing but end() keeps it from biting in so many seconds; only the first call counts."""
-        if not self._is_bound:
-            self._heard, self._limit, self._reason, self._is_bound = time.monotonic(), seconds, reason, True
+        if not self.is_bound:
+            self._heard, self._limit, self._reason, self.is_bound = time.monotonic(), seconds, reason, True
 
     def end(self) -> None:
         self._ended.set()

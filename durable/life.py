@@ -176,7 +176,7 @@ class Life:
     def _bite(self, reason: str) -> None:
         """In the watchdog's thread."""
         if self._exits:
-            code = EXIT_STUCK if self._stopping.is_set() else EXIT_NO_MEMBER
+            code = EXIT_STUCK if self._watchdog.is_bound else EXIT_NO_MEMBER
             end_process(code, "the process ends: %s", reason)
         log.critical("the process should end: %s (see the setting on_stuck)", reason)
 

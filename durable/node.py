@@ -152,7 +152,11 @@ class Node:
             return []
         patience = self._settings.drain_timeout.total_seconds() + self._ending_seconds
         await asyncio.wait(closing, timeout=patience)
-        return await end(closing, within=self._ending_seconds)
+        left = list(await end(closing, within=self._ending_seconds))
+        for task in closing:
+            if task.done() and not task.cancelled() and isinstance(stuck := task.exception(), Stuck):
+                left += stuck.tasks
+        return left
 
     async def _watch_agents(self) -> None:
         """Raise Stuck when an agent has stood for too long: the lock is given up, and others have its rows."""
@@ -361,9 +365,11 @@ class Node:
 
 
 async def _close(listener: Listener) -> None:
-    """Close it, whatever goes wrong; what is not acknowledged is delivered again."""
+    """Close it; what is not acknowledged is delivered again. Raises nothing but Stuck."""
     try:
         await listener.close()
+    except Stuck:
+        raise
     except BaseException as error:
         raise_if_cancelled(error)
         log.exception("%s broke off", listener.address)

@@ -13,7 +13,6 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +81,8 @@ async def send(bus: Bus, *numbers: int) -> None:
             uow.send(Done(number))
 
 
-def has_seen(seen: set[int], count: int) -> bool:
-    return len(seen) >= count
+def has_seen(seen: set[int], count: int) -> Callable[[], bool]:
+    return lambda: len(seen) >= count
 
 
 def another_node(bus: Bus, before: int) -> Callable[[], bool]:
@@ -112,7 +111,7 @@ async def test_node_joins_again_each_time_when_connections_die_under_busy_handle
         for round_number in range(12):
             before = bus.runtime.node_id
             await send(bus, *range(round_number * 40, round_number * 40 + 40))
-            await eventually(partial(has_seen, seen, round_number * 40 + 1))
+            await eventually(has_seen(seen, round_number * 40 + 1))
             await asyncio.to_thread(cut_everything, database_url)
             await eventually(another_node(bus, before), within=20)
         await eventually(lambda: len(seen) == 480, within=30)
@@ -438,8 +437,8 @@ async def test_busy_node_is_a_node_again_after_each_immediate_restart_of_postgre
         for round_number in range(4):
             before = bus.runtime.node_id
             await send(bus, *range(round_number * 200, round_number * 200 + 200))
-            await eventually(partial(has_seen, seen, round_number * 200 + 10), within=20)
+            await eventually(has_seen(seen, round_number * 200 + 10), within=20)
             await asyncio.to_thread(restart_at_once, own_server)
             await eventually(another_node(bus, before), within=30)
-            await eventually(partial(has_seen, seen, round_number * 200 + 200), within=30)
+            await eventually(has_seen(seen, round_number * 200 + 200), within=30)
         await eventually(lambda: waiting(database) == 0, within=30)
