@@ -11,8 +11,6 @@ async with bus:                                   # the agents run
 
 from __future__ import annotations
 
-import asyncio
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -24,6 +22,7 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
+from durable import serving
 from durable.application import Application, Listening
 from durable.breaker import CircuitBreaker
 from durable.composing import SendOptions, due_time
@@ -413,21 +412,20 @@ class Bus:
         self.runtime = self._make_runtime()
 
     async def serve(self) -> None:
-        """Run until SIGINT or SIGTERM; the first drains, a second ends the process at once."""
-        loop = asyncio.get_running_loop()
-        asked = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._stop_or_exit, asked)
+        """Run until SIGINT or SIGTERM; the first drains, a second ends the process at once.
+
+        What cannot be survived, such as an agent that does not end, ends the process with an exit code and a line of
+        log, because it is taken for the bus's own: see the setting `on_stuck`.
+        """
+        life = self.runtime.life
         try:
-            async with self:
-                await asked.wait()
+            await serving.serve(self, life)
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
+            life.end_watch()
 
     def run(self) -> None:
-        """serve() as a whole process."""
-        asyncio.run(self.serve())
+        """serve() as a whole process. Threads of handlers that never end do not keep it."""
+        serving.run(self, self.runtime.life)
 
     @property
     def application(self) -> Application:
@@ -446,12 +444,6 @@ class Bus:
 
     def _make_runtime(self) -> Runtime:
         return self._substitute or Runtime(self._application, self.settings, self._scope, **self._engines)
-
-    @staticmethod
-    def _stop_or_exit(asked: asyncio.Event) -> None:
-        if asked.is_set():
-            raise SystemExit(1)
-        asked.set()
 
 
 def _checked(by_error: ByError) -> ByError:

@@ -26,11 +26,13 @@ from typing import Any
 from durable import upcasting
 from durable.attempts import Attempts, Task
 from durable.clock import Clock
+from durable.crew import Crew
 from durable.envelope import ANY_NODE, Envelope, Lease, Leased, NodeId
 from durable.errors import InvalidMessage, LeaseLost
 from durable.failpoints import failpoint
 from durable.handler_circuit import HandlerCircuit
 from durable.handlers import Handler
+from durable.pace import Pace
 from durable.retry import DeadLetter, Pause, Policy, RunAgain
 from durable.settings import Settings
 from durable.settling import Settling
@@ -108,6 +110,8 @@ class HandlingAgent:
         self._working: set[Lease] = set()
         self._changed = asyncio.Event()
         self._stopping = False
+        self.pace = Pace(f"handling {handler.message_type}", settings.step_timeout.total_seconds())
+        self._longest_attempt = (settings.step_timeout + (handler.timeout or settings.handler_timeout)).total_seconds()
         self._concurrency = handler.concurrency or settings.concurrency
 
     # ------------------------------------------------------------------ what others tell it
@@ -185,7 +189,7 @@ class HandlingAgent:
 
     async def run(self) -> None:
         try:
-            async with asyncio.TaskGroup() as workers:
+            async with Crew() as workers:
                 for number in range(self._concurrency):
                     workers.create_task(self._work(), name=f"handle {self.handler.message_type} {number}")
             await self._attempts.finish()
@@ -310,7 +314,8 @@ class HandlingAgent:
     async def _attempt(self, tasks: Sequence[Task]) -> None:
         began = time.perf_counter()
         try:
-            await self._attempts.run(tasks)
+            with self.pace.step("an attempt", self._longest_attempt):
+                await self._attempts.run(tasks)
         finally:
             self._counters.durations.observe(time.perf_counter() - began)
             asked = self._attempts.take_asked()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from durable.telemetry import Histogram
@@ -11,10 +12,11 @@ _INTERVAL: Final = 0.5  # seconds: a block that is shorter is found now and then
 
 
 class LoopWatch:
-    """Sleeps, and counts by how much it overslept."""
+    """Sleeps, counts by how much it overslept, and tells each time that the loop is alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, alive: Callable[[], None]) -> None:
         self.lag = Histogram()
+        self._alive = alive
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -23,3 +25,4 @@ class LoopWatch:
             due = loop.time() + _INTERVAL
             await asyncio.sleep(_INTERVAL)
             self.lag.observe(max(0.0, loop.time() - due))
+            self._alive()

@@ -48,6 +48,7 @@ class Monitor:
         clock: Clock,
         *,
         is_to_be_node: Callable[[], bool],
+        troubles: Callable[[], Sequence[str]] = lambda: (),
     ) -> None:
         self.statistics = statistics
         self.application = application
@@ -55,6 +56,7 @@ class Monitor:
         self._database = database
         self._clock = clock
         self._is_to_be_node = is_to_be_node
+        self._troubles = troubles
         self._policy = DormancyPolicy(grace=settings.dormant_grace, stale=settings.heartbeat_stale)
         self._looking = asyncio.Lock()
         self._last: Reading | None = None
@@ -73,10 +75,11 @@ class Monitor:
             async with asyncio.timeout(_PATIENCE):
                 found = await self._database().transaction(gauges.read)
         except (DurableError, TimeoutError) as error:
-            return Reading(None, [f"the database cannot be read: {str(error) or 'it did not answer in time'}"])
+            reason = str(error) or "it did not answer in time"
+            return Reading(None, [f"the database cannot be read: {reason}", *self._troubles()])
         dormant = health.dormant(self._policy, found, time.monotonic())
         problems = health.problems(found, dormant, self._waits(found), self.settings)
-        return Reading(found, [*self._missing(), *problems])
+        return Reading(found, [*self._missing(), *self._troubles(), *problems])
 
     def _missing(self) -> list[str]:
         if self._is_to_be_node() and self.statistics().node_id is None:

@@ -4,6 +4,8 @@ start   join the nodes -> listeners -> receiving, handlers, senders -> recovery
 stop    listeners -> receiving, handlers -> senders: drain, each within drain_timeout; then release what is left,
         and leave
 lost    the membership is gone: everything in memory is dropped, because others have the rows
+stands  an agent has stood still for too long: as if it were lost, and the lock is given up
+stuck   something does not end although it is cancelled again and again: see durable.life
 """
 
 from __future__ import annotations
@@ -11,18 +13,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any, Final
 
 from durable.application import Application, Transports
 from durable.attempts import Attempts
 from durable.clock import Clock
 from durable.composing import Composer
+from durable.crew import BrokeOff, Crew, Stuck, contained, end, raise_if_cancelled
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.failpoints import failpoint
 from durable.handling import HandlingAgent
 from durable.lanes import Lanes
+from durable.pace import Standing
 from durable.receiving import ReceivingAgent
 from durable.recovery.agent import RecoveryAgent
+from durable.recovery.former import Memberships
 from durable.recovery.membership import Membership
 from durable.recovery.ordered import OrderedClaims
 from durable.recovery.recurring import Recurring
@@ -36,6 +42,10 @@ from durable.storage.outbox import Sent
 from durable.storage.recovery_statements import INCOMING, OUTGOING
 from durable.telemetry import Counters, Subject, log
 from durable.transports.base import Listener
+
+_LOOK_SECONDS: Final = 0.5  # between looks whether an agent stands
+_LONGEST_ENDING: Final = 5.0  # seconds for what was cancelled to end
+DRAINS: Final = 3  # of listeners, of handlers, of senders
 
 
 class Node:
@@ -52,8 +62,11 @@ class Node:
         composer: Composer,
         clock: Clock,
         counters: Counters,
+        memberships: Memberships,
     ) -> None:
         self.node_id = ANY_NODE
+        self._memberships = memberships
+        self._ending_seconds = min(_LONGEST_ENDING, settings.drain_timeout.total_seconds())
         self._application = application
         self._settings = settings
         self._database = database
@@ -70,45 +83,108 @@ class Node:
         """With the older types that they serve, too."""
         self.listeners: list[Listener] = []
         self.receiver: ReceivingAgent | None = None
+        self._recovery: RecoveryAgent | None = None
         self._ordered: OrderedClaims | None = None
         self._lanes = Lanes(self._by_type)
         self._sending: list[asyncio.Task[None]] = []
-        self._tasks: asyncio.TaskGroup
+        self._tasks: Crew
 
     async def run(self, stopping: asyncio.Event, started: asyncio.Future[None]) -> None:
-        """Live until `stopping` is set or the membership is lost. `started` is done once the agents run."""
+        """Live until `stopping` is set or the membership is lost. `started` is done once the agents run.
+
+        Raises StorageUnavailable when it cannot join, Stuck when an agent stands or does not end, and what has ended an
+        agent.
+        """
         application = self._application
         membership = Membership(
             application.service, self._settings, message_types=list(application.by_type()), wake=self._woken.set
         )
         node_id = await membership.join()
         log.info("node %d of %s joined", node_id, application.service)
-        ticking = asyncio.create_task(membership.tick(), name="show that the loop is alive")
-        working = asyncio.create_task(self._work(node_id, stopping, started), name=f"node {node_id}")
-        lost = asyncio.create_task(membership.lost.wait(), name="watch the membership")
+        self._memberships.joined(node_id)
+        working = asyncio.create_task(contained(self._work(node_id, stopping, started)), name=f"node {node_id}")
+        watches = [
+            asyncio.create_task(membership.tick(), name="show that the loop is alive"),
+            asyncio.create_task(membership.lost.wait(), name="watch the membership"),
+            asyncio.create_task(self._watch_agents(), name="watch the agents"),
+            asyncio.create_task(self._stop_in_time(stopping), name="watch the end"),
+        ]
         try:
-            await asyncio.wait([working, lost], return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                await working
+            await asyncio.wait([working, *watches], return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.node_id = ANY_NODE  # from here on rows are left to any node
-            for task in (working, lost, ticking):
-                task.cancel()
-            await asyncio.gather(working, lost, ticking, return_exceptions=True)
-            for listener in self.listeners:  # closed already, unless the membership was lost: the next node binds them
-                await listener.close()
-            if not membership.lost.is_set():
-                await self._release_everything(node_id)
-            await membership.leave()
+            await self._end(membership, working, watches)
         log.info("node %d of %s left", node_id, application.service)
+
+    async def _end(
+        self, membership: Membership, working: asyncio.Task[None], watches: Sequence[asyncio.Task[Any]]
+    ) -> None:
+        """See that nothing of this membership goes on, give its rows back, and leave.
+
+        Raises what has ended the agents, if it was not asked for, and Stuck for what cannot be ended.
+        """
+        errors = [task.exception() for task in (working, *watches) if task.done() and not task.cancelled()]
+        asked = not working.done()
+        left = await end([working, *watches], within=self._ending_seconds)
+        if working.cancelled() and not asked:
+            errors.append(BrokeOff("an agent or a listener broke off"))
+        # Closed already, unless the membership was lost: the next node binds them.
+        left = [*left, *await self._close_listeners()]
+        node_id = membership.node
+        if left:
+            self._memberships.died(node_id)
+        elif not membership.lost.is_set() and await self._release_everything(node_id):
+            self._memberships.released(node_id)
+        await membership.leave()
+        if left:
+            raise Stuck(", ".join(task.get_name() for task in left), left)
+        for error in errors:
+            if error is not None and not (membership.lost.is_set() and isinstance(error, StorageUnavailable)):
+                raise error
+
+    async def _close_listeners(self) -> Sequence[asyncio.Task[None]]:
+        """Close them all, whatever becomes of one. Returns what does not end."""
+        closing = [
+            asyncio.create_task(contained(_close(listener)), name=f"close {listener.address}")
+            for listener in self.listeners
+        ]
+        if not closing:
+            return []
+        patience = self._settings.drain_timeout.total_seconds() + self._ending_seconds
+        await asyncio.wait(closing, timeout=patience)
+        left = list(await end(closing, within=self._ending_seconds))
+        for task in closing:
+            if task.done() and not task.cancelled() and isinstance(stuck := task.exception(), Stuck):
+                left += stuck.tasks
+        return left
+
+    async def _watch_agents(self) -> None:
+        """Raise Stuck when an agent has stood for too long: the lock is given up, and others have its rows."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if (slowest := self.slowest_step()) is not None and slowest.share >= 1:
+                self._memberships.died(self.node_id)
+                raise Stuck(f"{slowest.name} has stood for {slowest.seconds:.0f} s")
+
+    async def _stop_in_time(self, stopping: asyncio.Event) -> None:
+        await stopping.wait()
+        await asyncio.sleep(DRAINS * self._settings.drain_timeout.total_seconds() + self._ending_seconds)
+
+    def slowest_step(self) -> Standing | None:
+        """The step of an agent that is nearest to its bound."""
+        paces = [agent.pace for agent in (*self.senders.values(), *self.handlers.values())]
+        paces += [agent.pace for agent in (self.receiver, self._recovery) if agent is not None]
+        steps = [step for pace in paces if (step := pace.slowest()) is not None]
+        return max(steps, key=lambda step: step.share, default=None)
 
     async def _work(self, node_id: NodeId, stopping: asyncio.Event, started: asyncio.Future[None]) -> None:
         """Start the agents in order; when told to stop, drain them from the outside in."""
         ordered = self._ordered = OrderedClaims(
             self._database, self._settings, node_id, self._counters, self.handlers, self.agent_for
         )
+        await self._memberships.take_back(self._database, self._counters.of(Subject.RECOVERY, "recovery"))
         receiving = self.receiver = self._build(node_id, ordered)
-        recovery = RecoveryAgent(
+        recovery = self._recovery = RecoveryAgent(
             database=self._database,
             settings=self._settings,
             node=node_id,
@@ -122,7 +198,7 @@ class Node:
             ordered=ordered,
         )
         await self._listen(receiving)  # first: an address that is taken is an error of its own, not one of a group's
-        async with asyncio.TaskGroup() as self._tasks:
+        async with Crew() as self._tasks:
             storing = self._tasks.create_task(receiving.run(), name="receiving")
             handling = [
                 self._tasks.create_task(agent.run(), name=f"handling {agent.handler.message_type}")
@@ -136,7 +212,7 @@ class Node:
                 started.set_result(None)
             await stopping.wait()
             recovering.cancel()
-            closing = [self._tasks.create_task(listener.close(), name="close") for listener in self.listeners]
+            closing = [self._tasks.create_task(_close(each), name=f"close {each.address}") for each in self.listeners]
             await self._drain("listeners", closing)
             receiving.stop()
             for agent in self.handlers.values():
@@ -162,13 +238,17 @@ class Node:
             log.warning("%s: %s did not end within drain_timeout and is cancelled", what, task.get_name())
             task.cancel()
 
-    async def _release_everything(self, node_id: NodeId) -> None:
-        """What is still in memory goes back to any node."""
+    async def _release_everything(self, node_id: NodeId) -> bool:
+        """Give back what is still in memory to any node. False when that is left to the next membership."""
         try:
-            for table in (OUTGOING, INCOMING):
-                await self._database.transaction(leases.release_all, table, node_id)
-        except StorageUnavailable as error:
-            log.warning("node %d leaves its rows to the others: %s", node_id, error)
+            async with asyncio.timeout(self._ending_seconds):
+                for table in (OUTGOING, INCOMING):
+                    await self._database.transaction(leases.release_all, table, node_id)
+        except (StorageUnavailable, TimeoutError) as error:
+            raise_if_cancelled(error)
+            log.warning("node %d leaves its rows to the others: %s", node_id, str(error) or "the database is too slow")
+            return False
+        return True
 
     def _build(self, node_id: NodeId, ordered: OrderedClaims) -> ReceivingAgent:
         suspects = asyncio.Lock()
@@ -282,3 +362,14 @@ class Node:
             function(sent)
         else:
             self._loop.call_soon_threadsafe(function, sent)
+
+
+async def _close(listener: Listener) -> None:
+    """Close it; what is not acknowledged is delivered again. Raises nothing but Stuck."""
+    try:
+        await listener.close()
+    except Stuck:
+        raise
+    except BaseException as error:
+        raise_if_cancelled(error)
+        log.exception("%s broke off", listener.address)

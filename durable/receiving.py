@@ -20,6 +20,7 @@ from sqlalchemy import Connection
 
 from durable import screening
 from durable.clock import Clock
+from durable.crew import raise_if_cancelled
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.failpoints import failpoint
@@ -36,6 +37,7 @@ from durable.outcomes import (
     Rejected,
     Stored,
 )
+from durable.pace import Pace
 from durable.settings import Settings
 from durable.statistics import ReceivingStatistics
 from durable.storage import inbox
@@ -134,6 +136,8 @@ class ReceivingAgent:
         self._queued_bytes = 0
         self._changed = asyncio.Event()
         self._stopping = False
+        self._cannot_store = ""
+        self.pace = Pace("receiving", settings.step_timeout.total_seconds())
         self._paused: Set[str] = frozenset()
 
     # ------------------------------------------------------------------ for listeners
@@ -216,9 +220,12 @@ class ReceivingAgent:
         failpoint("C8")
         outcomes: list[Outcome]
         try:
-            outcomes = await self._store([(w.endpoint, envelope) for w in taken for envelope in w.batch])
-        except Exception as error:  # the loop's top: whatever it is, the senders keep their rows and must be told
-            log.error("cannot store %d batches", len(taken), exc_info=not isinstance(error, StorageUnavailable))
+            with self.pace.step("store arrivals"):
+                outcomes = await self._store([(w.endpoint, envelope) for w in taken for envelope in w.batch])
+            self._cannot_store = ""
+        except BaseException as error:  # the loop's top: whatever it is, the senders keep their rows and must be told
+            raise_if_cancelled(error)
+            self._tell(error)
             failure = Failed(f"the receiver could not store the batch: {type(error).__name__}")
             outcomes = [failure] * sum(len(waiting.batch) for waiting in taken)
         failpoint("C9")
@@ -229,6 +236,14 @@ class ReceivingAgent:
             self._count(waiting.endpoint, answer)
             if not waiting.answered.done():  # its connection may have gone
                 waiting.answered.set_result(answer)
+
+    def _tell(self, error: BaseException) -> None:
+        """Once for each outage: the senders ask again and again."""
+        is_new, self._cannot_store = str(error) != self._cannot_store, str(error)
+        if not isinstance(error, StorageUnavailable):
+            log.error("internal error while storing arrivals: %r", error, exc_info=error if is_new else None)
+        elif is_new:
+            log.warning("arrivals cannot be stored, and stay with their senders: %s", error)
 
     def _count(self, endpoint: str, outcomes: Sequence[Outcome]) -> None:
         kinds = Counter(map(type, outcomes))

@@ -6,25 +6,28 @@ The only module that builds concrete transports.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final
 
 from durable import codec, in_flight
 from durable.application import Application, Transports
 from durable.clock import Clock, SystemClock
 from durable.composing import Composer
+from durable.crew import contained, end, in_time
 from durable.envelope import ANY_NODE, Envelope, NodeId
-from durable.errors import InvalidSetting, StorageUnavailable
+from durable.errors import InvalidSetting
+from durable.life import Life
 from durable.loop_watch import LoopWatch
 from durable.messages import class_of, content_type_of
 from durable.monitor import Monitor
 from durable.node import Node
 from durable.receiving import LeftToOthers, ReceivingAgent
+from durable.recovery.former import Memberships
 from durable.retry import Policy
 from durable.sessions import Sessions
 from durable.settings import Settings
+from durable.starting import once_it_answers
 from durable.statistics import Statistics
 from durable.storage import migrator
 from durable.storage.database import Database
@@ -41,7 +44,8 @@ if TYPE_CHECKING:
     from durable.metrics.server import MetricsServer
     from durable.transports.http import HttpTransport
 
-_LONGEST_PAUSE = 30.0  # seconds before a node that failed starts again
+_CLOSING_SECONDS: Final = 5.0  # for connections that may be broken
+_STORE_AGAIN_SECONDS: Final = 0.5
 
 
 class Runtime:
@@ -64,12 +68,11 @@ class Runtime:
             around=application.onion.around_sending,
         )
         self.sessions = Sessions(settings, self.composer, self, scope, **engines)
-        self.node: Node | None = None
-        self._stopping = asyncio.Event()
-        self._living: asyncio.Task[None] | None = None
+        self.life = Life(settings, self._make_node, self._empty_pools)
         self._storing: ReceivingAgent | None = None
+        self._storing_task: asyncio.Task[None] | None = None
         self._database: Database | None = None
-        self._loop_watch = LoopWatch()
+        self._loop_watch = LoopWatch(self.life.alive)
         self._watching: asyncio.Task[None] | None = None
         self._metrics: MetricsServer | None = None
         self.monitor = Monitor(
@@ -78,7 +81,8 @@ class Runtime:
             application,
             settings,
             self.clock,
-            is_to_be_node=lambda: self.is_running and self._storing is None,
+            is_to_be_node=lambda: self.life.is_running,
+            troubles=self.life.problems,
         )
 
     @property
@@ -138,7 +142,12 @@ class Runtime:
     @property
     def is_running(self) -> bool:
         """Was it started, and not stopped yet?"""
-        return self._living is not None
+        return self.life.is_running or self._storing_task is not None
+
+    @property
+    def node(self) -> Node | None:
+        """The node that this process is now, if it is one."""
+        return self.life.node
 
     @property
     def metrics_address(self) -> str | None:
@@ -168,6 +177,10 @@ class Runtime:
 
     async def check(self) -> None:
         """Raise WiringError when this application must not start on this database."""
+        self._check_wiring()
+        await self.database.transaction(migrator.check_version)
+
+    def _check_wiring(self) -> None:
         transports = self.transports()
         for uri in [*self.application.destinations(), *(listening.uri for listening in self.application.listeners)]:
             transports.of(uri)
@@ -181,25 +194,47 @@ class Runtime:
                 f"dedupe_window: {self.settings.dedupe_window} is not longer than the retries go on ({horizon}); "
                 "a message could come again after its id was forgotten"
             )
-        await self.database.transaction(migrator.check_version)
 
     def _policies(self) -> Iterator[Policy]:
         return map(self.application.policy, self.application.handlers.values())
 
     async def start(self) -> None:
-        """Check the wiring and what is in flight, join the nodes, start the agents; raises when the first cannot."""
-        await self.check()
-        await in_flight.guard(self.database, self.application, self.settings)
+        """Check the wiring and what is in flight, join the nodes, start the agents; raises when the first cannot.
+
+        Waits for a database that is away, for `start_timeout`.
+        """
+        self._check_wiring()
         await self._start_watching()
-        started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._living = asyncio.create_task(self._live(started), name=f"durable {self.application.service}")
-        await started
+        await once_it_answers(self._begin, within=self.settings.start_timeout)
+
+    async def _begin(self) -> None:
+        await self.database.transaction(migrator.check_version)
+        await in_flight.guard(self.database, self.application, self.settings)
+        await self.life.start()
 
     async def start_storing(self) -> None:
         """Check the wiring, and only store what arrives: it is left to the nodes of the service's other processes."""
-        await self.check()
+        self._check_wiring()
         await self._start_watching()
-        self._storing = ReceivingAgent(
+        await once_it_answers(
+            partial(self.database.transaction, migrator.check_version), within=self.settings.start_timeout
+        )
+        self._storing = self._make_storing()
+        self._storing_task = asyncio.create_task(self._store(), name=f"durable {self.application.service}")
+
+    async def _store(self) -> None:
+        """Have arrivals stored, by another agent whenever one breaks off."""
+        while self._storing is not None:
+            try:
+                await contained(self._storing.run())
+                return
+            except Exception:
+                log.exception("storing what arrives broke off, and begins again")
+                self._storing = self._make_storing()
+                await asyncio.sleep(_STORE_AGAIN_SECONDS)
+
+    def _make_storing(self) -> ReceivingAgent:
+        return ReceivingAgent(
             database=self.database,
             node=ANY_NODE,
             settings=self.settings,
@@ -209,23 +244,31 @@ class Runtime:
             counters=self.counters,
             spans=self.application.batch_spans,
         )
-        self._living = asyncio.create_task(self._storing.run(), name=f"durable {self.application.service}")
 
     async def stop(self) -> None:
-        """Drain, release, leave, and close the connections."""
-        self._stopping.set()
-        if self._storing is not None:
-            self._storing.stop()
-        if self._living is not None:
-            await self._living
-        await self._stop_watching()
+        """Drain, release, leave, and close the connections, in bounded time."""
+        try:
+            await self.life.stop()
+            if self._storing_task is not None and self._storing is not None:
+                self._storing.stop()
+                await asyncio.wait([self._storing_task], timeout=self.settings.drain_timeout.total_seconds())
+                await end([self._storing_task], within=_CLOSING_SECONDS)
+        finally:
+            await self._stop_watching()
+            if self._database is not None:
+                await in_time(self._database.close(), _CLOSING_SECONDS)
+            await in_time(self.sessions.close(), _CLOSING_SECONDS)
+
+    async def _empty_pools(self) -> None:
+        """Whatever broke the membership may have broken these connections."""
         if self._database is not None:
-            await self._database.close()
-        await self.sessions.close()
+            await in_time(self._database.close(), _CLOSING_SECONDS)
+        await in_time(self.sessions.close(), _CLOSING_SECONDS)
 
     async def _start_watching(self) -> None:
-        self._watching = asyncio.create_task(self._loop_watch.run(), name="measure the event loop")
-        if self.settings.metrics_port is not None:
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._loop_watch.run(), name="measure the event loop")
+        if self.settings.metrics_port is not None and self._metrics is None:
             self._metrics = self._metrics_server()
             await self._metrics.open()
 
@@ -233,29 +276,9 @@ class Runtime:
         if self._metrics is not None:
             await self._metrics.close()
         if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
+            await end([self._watching], within=_CLOSING_SECONDS)
 
-    async def _live(self, started: asyncio.Future[None]) -> None:
-        pause = 1.0
-        while not self._stopping.is_set():
-            self.node = self._make_node()
-            began = time.monotonic()
-            try:
-                await self.node.run(self._stopping, started)
-            except Exception as error:
-                if not started.done():
-                    started.set_exception(error)
-                    return
-                unavailable = isinstance(error, StorageUnavailable)
-                log.error("the node failed and starts again: %s", error, exc_info=not unavailable)
-            finally:
-                self.node = None
-            pause = 1.0 if time.monotonic() - began > _LONGEST_PAUSE else min(_LONGEST_PAUSE, pause * 2)
-            if not self._stopping.is_set():
-                await _until(self._stopping, pause / 2)
-
-    def _make_node(self) -> Node:
+    def _make_node(self, memberships: Memberships) -> Node:
         return Node(
             self.application,
             settings=self.settings,
@@ -265,6 +288,7 @@ class Runtime:
             composer=self.composer,
             clock=self.clock,
             counters=self.counters,
+            memberships=memberships,
         )
 
     # ------------------------------------------------------------------ for units of work: the Dispatcher
@@ -288,12 +312,3 @@ class Runtime:
 
 def _not_installed(scheme: str, extra: str, error: ImportError) -> InvalidSetting:
     return InvalidSetting(f"{scheme} needs {error.name}; run: pip install 'durable-bus[{extra}]'")
-
-
-async def _until(event: asyncio.Event, seconds: float) -> None:
-    """Until the event is set, or this time has passed."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        pass

@@ -13,18 +13,22 @@ obeys; what the agent holds in memory is bounded by its buffer, whatever the bac
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from itertools import chain
 
 from durable.batching import is_due
 from durable.circuit import Circuit
 from durable.clock import Clock, SystemClock
+from durable.crew import Crew, raise_if_cancelled
 from durable.envelope import Envelope, Lease, Leased, NodeId
-from durable.errors import TransportError
+from durable.errors import ProtocolViolation, TransportError
 from durable.failpoints import failpoint
 from durable.outcomes import Busy, Duplicate, Failed, Outcome, Rejected, Stored
+from durable.pace import Pace
 from durable.settings import Settings
 from durable.statistics import SendingStatistics
 from durable.storage import circuits, leases, outbox
@@ -64,6 +68,7 @@ class SendingAgent:
         self.buffer = Turns(settings.buffer_size, settings.buffer_bytes, run=run)
         self.wants_more = False
         self.paused = False
+        self.pace = Pace(f"sending to {destination}", settings.step_timeout.total_seconds())
         self.latch_generation = 0
         self._sender = sender
         self._database = database
@@ -144,14 +149,28 @@ class SendingAgent:
     # ------------------------------------------------------------------ its loops
 
     async def run(self) -> None:
-        async with self._sender, asyncio.TaskGroup() as tasks:
+        async with AsyncExitStack() as opened, Crew() as tasks:
+            if not await self._open(opened):
+                return
             tasks.create_task(self._delete_acknowledged(), name=f"delete sent to {self.destination}")
-            async with asyncio.TaskGroup() as batches:
+            async with Crew() as batches:
                 await self._send_batches(batches)
             self._all_sent = True
             self._acknowledged.set()
 
-    async def _send_batches(self, batches: asyncio.TaskGroup) -> None:
+    async def _open(self, opened: AsyncExitStack) -> bool:
+        """Open the sender, trying again for as long as that fails. False when the agent is stopped before."""
+        while not self._stopping:
+            try:
+                await opened.enter_async_context(self._sender)
+                return True
+            except BaseException as error:
+                raise_if_cancelled(error)
+                log.exception("%s cannot be opened, and is tried again", self.destination)
+            await self._wait(self._settings.ping_interval.total_seconds())
+        return False
+
+    async def _send_batches(self, batches: Crew) -> None:
         limits = self._settings
         while not (self._stopping and (self.circuit.latched or self.paused or not len(self.buffer))):
             self._changed.clear()
@@ -189,9 +208,15 @@ class SendingAgent:
     async def _send_timely(self, batch: Sequence[Leased], ticket: int) -> None:
         began = time.perf_counter()
         try:
-            outcomes = await self._deliver([lease.envelope for lease in batch])
+            with self.pace.step("send a batch"):
+                outcomes = await self._deliver([lease.envelope for lease in batch])
         except TransportError as error:
+            raise_if_cancelled(error)
             await self._batch_failed(batch, str(error), ticket)
+        except BaseException as error:  # the transport's fault, or the tracer's: whether it arrived is unknown
+            raise_if_cancelled(error)
+            log.exception("internal error while sending to %s; will retry", self.destination)
+            await self._batch_failed(batch, f"{type(error).__name__}: {error}", ticket)
         else:
             self._counters.durations.observe(time.perf_counter() - began)
             await self._settle(batch, outcomes, ticket)
@@ -211,9 +236,13 @@ class SendingAgent:
 
     async def _deliver(self, batch: Sequence[Envelope]) -> list[Outcome]:
         if self._spans is None:
-            return await self._sender.send(batch)
-        with self._spans.sending(self.destination, batch):
-            return await self._sender.send(batch)
+            outcomes = await self._sender.send(batch)
+        else:
+            with self._spans.sending(self.destination, batch):
+                outcomes = await self._sender.send(batch)
+        if len(outcomes) != len(batch):
+            raise ProtocolViolation(f"the transport gave {len(outcomes)} outcomes for {len(batch)} envelopes")
+        return outcomes
 
     async def _settle(self, batch: Sequence[Leased], outcomes: Sequence[Outcome], ticket: int) -> None:
         keep: list[Leased] = []
@@ -317,9 +346,12 @@ class SendingAgent:
         if not self.circuit.latched or self._stopping:
             return
         try:
-            await self._sender.ping()
-        except TransportError as error:
-            log.debug("ping of %s failed: %s", self.destination, error)
+            with self.pace.step("ping"):
+                await self._sender.ping()
+        except BaseException as error:
+            raise_if_cancelled(error)
+            level = logging.DEBUG if isinstance(error, TransportError) else logging.ERROR
+            log.log(level, "ping of %s failed: %r", self.destination, error)
             return
         self.latch_generation += 1
         await self._database.insist(circuits.close_circuit, Kind.DESTINATION, self.destination)

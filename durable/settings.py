@@ -121,6 +121,22 @@ class Settings(BaseSettings):
         description="for one statement of a unit of work, and for its transaction to wait while it does other things",
     )
     drain_timeout: Duration = Field(default=timedelta(seconds=10), description="for work under way when the node stops")
+    start_timeout: Duration = Field(
+        default=timedelta(seconds=30), description="for which a process that starts waits for a database that is away"
+    )
+    step_timeout: Duration = Field(
+        default=timedelta(minutes=2),
+        description="for one step of an agent, beyond its own deadlines, before its node ends and joins again",
+    )
+    membership_timeout: Duration = Field(
+        default=timedelta(minutes=5),
+        description="for which a process may be no node while its database can be used, or its event loop stand still",
+    )
+    on_stuck: Literal["exit", "report"] | None = Field(
+        default=None,
+        description="end the process when an agent cannot be stopped or membership_timeout has passed, or only report "
+        "it; by default a process of the bus alone (bus.run(), bus.serve()) ends, and one of an application reports",
+    )
     check_in_flight: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         default=1_000,
         description="messages of each type that are decoded before a node starts, the oldest and the newest; 0: none",

@@ -9,9 +9,11 @@ from datetime import timedelta
 from itertools import chain
 from typing import Final
 
+from durable.crew import Crew, raise_if_cancelled
 from durable.envelope import Lease, NodeId
 from durable.errors import StorageUnavailable
 from durable.handling import HandlingAgent
+from durable.pace import Pace
 from durable.receiving import ReceivingAgent
 from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten import Forgotten
@@ -32,6 +34,7 @@ from durable.telemetry import Counters, log
 
 Story = Callable[[], Awaitable[None]]
 
+_MAINTENANCE_SECONDS: Final = 3_600.0  # it may have much to drop, a step at a time
 _SHORTEST_WAIT: Final = 0.005  # seconds: what is due within so little goes in one round
 
 
@@ -63,6 +66,8 @@ class RecoveryAgent:
         self._handlers = handlers
         self._receiving = receiving
         self._recurring = recurring
+        self.pace = Pace("recovery", settings.step_timeout.total_seconds())
+        self._troubles: dict[str, str] = {}
         self._due_in: list[timedelta | None] = []
         self._ordered = ordered
         self._shares = Shares(database, settings, node, counters)
@@ -74,7 +79,7 @@ class RecoveryAgent:
 
     async def run(self) -> None:
         settings = self._settings
-        async with asyncio.TaskGroup() as tasks:
+        async with Crew() as tasks:
             tasks.create_task(self._claim_when_woken(), name="claim work")
             tasks.create_task(self._claim_ordered_when_hinted(), name="claim ordered work")
             for name, story, interval in (
@@ -163,11 +168,20 @@ class RecoveryAgent:
     async def _surviving(self, name: str, story: Story) -> None:
         """Run a story; recovery outlives whatever goes wrong in one of them."""
         try:
-            await story()
-        except StorageUnavailable as error:
+            with self.pace.step(name, _MAINTENANCE_SECONDS if story == self._maintain else None):
+                await story()
+            self._troubles.pop(name, None)
+        except BaseException as error:
+            raise_if_cancelled(error)
+            self._tell(name, error)
+
+    def _tell(self, name: str, error: BaseException) -> None:
+        """Once for each trouble, however often the story meets it."""
+        is_new, self._troubles[name] = str(error) != self._troubles.get(name), str(error)
+        if not isinstance(error, StorageUnavailable):
+            log.error("%s failed: %r", name, error, exc_info=error if is_new else None)
+        elif is_new:
             log.warning("%s: %s", name, error)
-        except Exception:
-            log.exception("%s failed", name)
 
 
 def _held_by(agents: Mapping[str, SendingAgent] | Mapping[str, HandlingAgent]) -> Callable[[], set[Lease]]:

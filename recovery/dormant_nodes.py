@@ -58,6 +58,9 @@ class DormantNodes:
                 released = await self._database.transaction(leases.release_dormant, table, node, _RELEASE_AT_ONCE)
                 total += released
                 failpoint("C21")
-        log.warning("node %d is dormant: %d envelopes released", node, total)
+        if total:
+            log.warning("node %d is dormant: %d envelopes released", node, total)
+        else:
+            log.info("node %d is dormant: it owned nothing and is struck off", node)
         self._counters.add(Event.RECOVERED, total)
         return total

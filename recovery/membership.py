@@ -17,6 +17,7 @@ from typing import Any
 
 import psycopg
 from sqlalchemy import Connection, create_engine, pool
+from sqlalchemy.exc import DBAPIError
 
 from durable.envelope import NodeId
 from durable.errors import InvalidSetting, LeaseLost, StorageUnavailable
@@ -73,7 +74,11 @@ class Membership:
     async def join(self) -> NodeId:
         """Register under a fresh id, take its lock, and return the id. Raises StorageUnavailable, InvalidSetting."""
         self._thread.start()
-        self.node = await self._joined
+        try:
+            self.node = await self._joined
+        except asyncio.CancelledError:
+            self._leaving.set()  # the thread strikes off what it registers now
+            raise
         return self.node
 
     async def leave(self) -> None:
@@ -97,7 +102,7 @@ class Membership:
                 self._tell(self._report_joined, node)
                 self._stay(conn, node)
                 conn.execute(self._sql(housekeeping.REMOVE_NODE), {"node": node})
-        except Exception as error:
+        except BaseException as error:  # whatever ends this thread ends the membership
             self._tell(self._report_failure, error)
 
     def _connect(self) -> PsycopgConnection:
@@ -172,13 +177,22 @@ class Membership:
         if not self._joined.done():
             self._joined.set_result(node)
 
-    def _report_failure(self, error: Exception) -> None:
+    def _report_failure(self, error: BaseException) -> None:
         if not self._joined.done():
-            wiring = isinstance(error, InvalidSetting)
-            self._joined.set_exception(error if wiring else StorageUnavailable(f"cannot join the nodes: {error}"))
+            if not isinstance(error, InvalidSetting):
+                unavailable = StorageUnavailable(f"cannot join the nodes: {said(error)}")
+                unavailable.__cause__ = error
+                error = unavailable
+            self._joined.set_exception(error)
         elif not self._leaving.is_set():
-            log.error("node %d is no member any more: %s", self.node, error)
+            log.error("node %d is no member any more: %s", self.node, said(error))
             self.lost.set()
+
+
+def said(error: BaseException) -> str:
+    """The reason in one line, without the statement and its parameters."""
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return " ".join(str(cause).split()) or type(cause).__name__
 
 
 def _driver(conn: Connection) -> psycopg.Connection[Any]:

@@ -5,13 +5,16 @@ lock absent                                    suspect; dormant when still absen
 lock held, heartbeat stale                     dormant: paused, or its connection is half open
 no row in nodes                                struck off before; suspect, then dormant, whatever its lock says
 server younger than the grace                  no verdict: every lock went with the restart
+this node has lost its membership              it joins again after a moment that grows with failed tries alone
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Final
 
 from durable.envelope import Lease, NodeId
 
@@ -48,6 +51,31 @@ class DormancyPolicy:
             if fact.holds_lock and fact.heartbeat_age is not None and fact.heartbeat_age >= self._stale
         }
         return sorted(gone | paused)
+
+
+class RejoinPolicy:
+    """Decides how long a process that is no node waits before it joins the nodes again.
+
+    A database that is back must find its nodes back: the pause is short, and whatever has joined begins anew. Jitter
+    keeps the nodes that lost one database from coming back in one moment.
+    """
+
+    SHORTEST: Final = 0.1
+    LONGEST: Final = 2.0
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def joined(self) -> None:
+        self._failures = 0
+
+    def failed(self) -> None:
+        self._failures += 1
+
+    def pause(self) -> float:
+        """Seconds, at most LONGEST."""
+        longest: float = min(self.LONGEST, self.SHORTEST * 2.0 ** min(self._failures, 10))
+        return longest * random.uniform(0.5, 1.0)
 
 
 class ForgottenPolicy:

@@ -16,6 +16,7 @@ from typing import Final
 from sqlalchemy import Connection
 
 from durable.composing import Composer
+from durable.crew import raise_if_cancelled
 from durable.cron import look
 from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.errors import StorageUnavailable
@@ -81,7 +82,8 @@ class Recurring:
             ran = await self._database.transaction(self._run_locked, schedule)
         except StorageUnavailable:
             raise
-        except Exception as error:  # what it makes, or where that goes, is the application's
+        except BaseException as error:  # what it makes, or where that goes, is the application's
+            raise_if_cancelled(error)
             log.exception("schedule %s cannot run, and is tried again", schedule.name)
             await self._database.transaction(self._fail, schedule, error)
             return
@@ -122,7 +124,7 @@ class Recurring:
             Sent(e, LOCAL if e.destination == LOCAL else None, ANY_NODE, self._composer.place(e)) for e in envelopes
         ]
 
-    def _fail(self, conn: Connection, schema: str, schedule: Schedule, error: Exception) -> None:
+    def _fail(self, conn: Connection, schema: str, schedule: Schedule, error: BaseException) -> None:
         row = storage.lock_due(conn, schema, schedule.name, schedule.declaration)
         if row is None:
             return

@@ -112,6 +112,11 @@ class Connection:
         assert isinstance(channel, Channel)
         return channel
 
+    def drop(self) -> None:
+        """Cut it off at once, for all who use it: the broker delivers again what was not acknowledged."""
+        if (opened := self._shared.newest) is not None:
+            opened.drop()
+
     async def is_blocked(self) -> bool:
         """Has the broker, short of memory or disk, said that it takes nothing from this connection?"""
         return (opened := self._shared.usable) is not None and await opened.is_blocked()

@@ -18,6 +18,7 @@ from aiormq.exceptions import AMQPError, InvalidFrameError
 from pamqp import commands as spec
 from pamqp.frame import marshal
 
+from durable.crew import raise_if_cancelled
 from durable.errors import ConnectionFailed, PeerTimeout
 
 _FULL_QUEUE_PAUSE: Final = 0.001
@@ -25,17 +26,21 @@ _FULL_QUEUE_PAUSE: Final = 0.001
 
 @contextlib.contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Errors of aio-pika, and of the network below it, as TransportErrors."""
+    """Errors of aio-pika, and of the network below it, as TransportErrors.
+
+    A task that is asked to end does so: aiormq turns its cancellation into an error of the channel.
+    """
     try:
         yield
     except TimeoutError as error:
+        raise_if_cancelled(error)
         raise PeerTimeout(f"{doing}: the broker took too long") from error
     except asyncio.CancelledError as error:
         # What waits for a broker that went silent is told so by aiormq as a cancellation, though nobody cancelled.
-        if (task := asyncio.current_task()) is None or task.cancelling():
-            raise
+        raise_if_cancelled(error)
         raise ConnectionFailed(f"{doing}: the broker went silent") from error
     except (AMQPError, OSError, RuntimeError) as error:  # the last: of what is closed already
+        raise_if_cancelled(error)
         raise ConnectionFailed(f"{doing}: {reason_of(error)}") from error
 
 

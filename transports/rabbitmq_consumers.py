@@ -10,7 +10,6 @@ takes half the time.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,7 +20,7 @@ from pamqp.commands import Basic
 from pamqp.frame import marshal
 
 from durable.envelope import Envelope
-from durable.errors import ConnectionFailed, TransportError
+from durable.errors import ConnectionFailed, PeerTimeout, TransportError
 from durable.transports.rabbitmq_arrivals import Origin, Unmappable, mapped, metadata
 from durable.transports.rabbitmq_broker import CLOSING_SECONDS, Connection
 from durable.transports.rabbitmq_channel import error_of, is_open, is_writable, reason_of, translated, write
@@ -91,19 +90,28 @@ class Consumers:
                 await channel.basic_consume(origin.queue, deliver, consumer_tag=self._tags[channel])
 
     async def cancel(self) -> None:
-        """Have nothing more delivered."""
+        """Have nothing more delivered. While a broker reads nothing, this waits for ever."""
         for channel, tag in self._tags.items():
             if await is_writable(channel):
                 write(channel, marshal(Basic.Cancel(tag, nowait=True), channel.number))
                 channel.consumers.pop(tag, None)
 
-    async def close(self) -> None:
-        """Close the channels; the broker has what was acknowledged, and delivers the rest again, when this returns."""
-        with contextlib.suppress(TransportError), translated("closing the channels"):
-            async with asyncio.timeout(CLOSING_SECONDS):
-                for channel in self._tags:
-                    if is_open(channel):
-                        await channel.close()
+    async def close(self) -> bool:
+        """Close the channels; the broker has what was acknowledged, and delivers the rest again, when this returns.
+
+        False when that is not certain: the broker has not answered in time, and may take them for consumers still.
+        """
+        try:
+            with translated("closing the channels"):
+                async with asyncio.timeout(CLOSING_SECONDS):
+                    for channel in self._tags:
+                        if is_open(channel):
+                            await channel.close()
+        except PeerTimeout:
+            return False
+        except TransportError:
+            return not any(is_open(channel) for channel in self._tags)
+        return True
 
     def _lose(self, origin: Origin, reason: str) -> None:
         if not self.lost.done():

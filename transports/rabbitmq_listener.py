@@ -21,6 +21,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, NoReturn
 
+from durable.crew import Stuck, end, in_time, raise_if_cancelled
 from durable.envelope import Envelope
 from durable.errors import InvalidSetting, StorageUnavailable, TransportError
 from durable.failpoints import failpoint
@@ -30,7 +31,7 @@ from durable.telemetry import log
 from durable.transports.base import Receiver
 from durable.transports.rabbitmq_address import QueueAddress, Source, SubscriptionAddress
 from durable.transports.rabbitmq_arrivals import Origin, Unmappable
-from durable.transports.rabbitmq_broker import Broker
+from durable.transports.rabbitmq_broker import CLOSING_SECONDS, Broker
 from durable.transports.rabbitmq_consumers import Consumers, Delivery, acknowledge
 from durable.transports.rabbitmq_declaring import declare
 from durable.transports.rabbitmq_topology import Topology, listening
@@ -61,7 +62,8 @@ class RabbitListener:
         self._handled = handled
         self._prefetch = address.options.prefetch or settings.amqp_prefetch
         self._counts: Counter[str] = Counter(connections=0, dropped=0, batches=0, envelopes=0, refused=0, down=0)
-        self._tasks: asyncio.TaskGroup | None = None
+        self._is_serving = False
+        self._cannot_store = ""
         self._consumers: Consumers | None = None
         self._arrived: deque[Delivery] = deque()
         self._changed = asyncio.Event()
@@ -92,45 +94,58 @@ class RabbitListener:
         except BaseException:
             await self._broker.consuming.__aexit__()
             raise
-        self._tasks = await asyncio.TaskGroup().__aenter__()
-        self._keeping = self._tasks.create_task(self._keep_consuming(topology), name=f"consume {self.address}")
-        self._storing = self._tasks.create_task(self._store_arrivals(receiver), name=f"store from {self.address}")
+        self._keeping = asyncio.create_task(self._keep_consuming(topology), name=f"consume {self.address}")
+        self._storing = asyncio.create_task(self._store_arrivals(receiver), name=f"store from {self.address}")
+        self._is_serving = True
 
     async def close(self) -> None:
         """Have nothing more delivered, wait at most `drain_timeout` for the batch under way, and close.
 
         What is not acknowledged then is delivered again, to whoever else consumes the queues.
         """
-        if self._tasks is None:
+        if not self._is_serving:
             return
-        tasks, self._tasks = self._tasks, None
-        self._keeping.cancel()
+        self._is_serving = False
         try:
             self._stop.set()
             self._changed.set()
+            await end([self._keeping], within=CLOSING_SECONDS)
             if self._consumers is not None:
-                await self._consumers.cancel()
+                await in_time(self._consumers.cancel(), CLOSING_SECONDS)
             await asyncio.wait({self._storing}, timeout=self._settings.drain_timeout.total_seconds())
         finally:
-            self._storing.cancel()
-            await tasks.__aexit__(None, None, None)
-            if self._consumers is not None:
-                await self._consumers.close()
-            await self._broker.consuming.__aexit__()
+            left = await end([self._keeping, self._storing], within=CLOSING_SECONDS)
+            try:
+                await self._leave(self._consumers, is_certain=not left)
+            finally:
+                await self._broker.consuming.__aexit__()
+        if left:
+            raise Stuck(f"{self.address}: {left[0].get_name()} did not end when cancelled", left)
+
+    async def _leave(self, consumers: Consumers | None, *, is_certain: bool) -> None:
+        """Hold no delivery any more: other consumers of the queue would wait for it as long as the connection lives."""
+        if consumers is not None:
+            is_certain = await consumers.close() and is_certain
+        if not is_certain:
+            log.warning("%s: the connection is cut off, so that others get what it holds", self.address)
+            self._broker.consuming.drop()
 
     # ------------------------------------------------------------------ up and down
 
     async def _keep_consuming(self, topology: Topology) -> NoReturn:
         pause = _FIRST_RECONNECT
         while True:
-            if self._consumers is not None:
-                await self._lose(self._consumers)
-                pause = _FIRST_RECONNECT
-            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(_LONGEST_RECONNECT, pause * 2)
             try:
+                if self._consumers is not None:
+                    await self._lose(self._consumers)
+                    pause = _FIRST_RECONNECT
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+                pause = min(_LONGEST_RECONNECT, pause * 2)
                 await self._try_to_consume(topology)
-            except InvalidSetting as error:
+            except BaseException as error:  # the loop's top: it ends when it is cancelled, and never else
+                raise_if_cancelled(error)
+                if not isinstance(error, InvalidSetting):
+                    log.exception("internal error while consuming %s; will retry", self.address)
                 self._go_down(error)
 
     async def _try_to_consume(self, topology: Topology) -> None:
@@ -146,10 +161,10 @@ class RabbitListener:
             for queue in topology.queues:
                 await consumers.add(self._broker.consuming, self._origin(queue.name), self._prefetch)
         except TransportError as error:
-            await consumers.close()
+            await self._leave(consumers, is_certain=True)
             self._go_down(error)
         except BaseException:
-            await consumers.close()
+            await self._leave(consumers, is_certain=True)
             raise
         else:
             self._consumers = consumers
@@ -162,11 +177,13 @@ class RabbitListener:
     async def _lose(self, consumers: Consumers) -> None:
         """Return when they are lost; what they brought is delivered again."""
         self._go_down(await asyncio.shield(consumers.lost))
-        await consumers.close()
-        self._consumers = None
-        self._arrived.clear()
+        try:
+            await self._leave(consumers, is_certain=True)
+        finally:
+            self._consumers = None
+            self._arrived.clear()
 
-    def _go_down(self, reason: InvalidSetting | TransportError) -> None:
+    def _go_down(self, reason: BaseException) -> None:
         self._counts["dropped"] += 1
         self._counts["down"] = 1
         if str(reason) != self._down_because:  # once, not at every attempt
@@ -208,13 +225,23 @@ class RabbitListener:
         """Have the batch stored; what could not be waits at the head of the others, and is returned."""
         try:
             await self._store(receiver, batch)
-        except StorageUnavailable as error:
-            log.warning("%s keeps what cannot be rejected now: %s", self.address, error)
-        except Exception:  # the loop's top: a fault of ours, perhaps in the receiver; nothing is lost by it
-            log.exception("%s cannot store %d deliveries", self.address, len(batch))
+            self._cannot_store = ""
+        except BaseException as error:  # the loop's top: a fault of ours, perhaps in the receiver; nothing is lost
+            raise_if_cancelled(error)
+            self._tell_cannot_store(error, len(batch))
         kept = [delivery for delivery in batch if not delivery.settled]
         self._arrived.extendleft(reversed(kept))
         return kept
+
+    def _tell_cannot_store(self, error: BaseException, count: int) -> None:
+        """Once for each outage: the same deliveries are tried again and again."""
+        is_new, self._cannot_store = str(error) != self._cannot_store, str(error)
+        if not isinstance(error, StorageUnavailable):
+            log.error(
+                "%s cannot store %d deliveries: %r", self.address, count, error, exc_info=error if is_new else None
+            )
+        elif is_new:
+            log.warning("%s keeps what cannot be rejected now: %s", self.address, error)
 
     def _take(self, credit: int) -> list[Delivery]:
         """As many as the receiver has room for, up to what a sending agent would have under way."""

@@ -8,6 +8,7 @@ each statement exists once, whatever the driver and whether the caller is async 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Concatenate, ParamSpec, TypeVar
@@ -38,6 +39,7 @@ class Database:
 
     def __init__(self, settings: Settings) -> None:
         self.schema = settings.db_schema
+        self._is_waited_for = False
         self._longest = 4 * settings.statement_timeout.total_seconds()
         self.engine: AsyncEngine = make_async_engine(
             async_url(settings),
@@ -72,14 +74,18 @@ class Database:
 
         def tell(attempt: RetryCallState) -> None:
             error = attempt.outcome.exception() if attempt.outcome else None
-            log.warning("%s waits for the database, attempt %d: %s", work.__name__, attempt.attempt_number, error)
+            level = logging.DEBUG if self._is_waited_for else logging.WARNING  # once for each outage
+            self._is_waited_for = True
+            log.log(level, "%s waits for the database, attempt %d: %s", work.__name__, attempt.attempt_number, error)
 
         patiently = AsyncRetrying(
             retry=retry_if_exception_type(StorageUnavailable),
             wait=wait_exponential_jitter(multiplier=0.1, max=5, jitter=0.1),
             before_sleep=tell,
         )
-        return await patiently(self.transaction, work, *args, **kwargs)
+        result = await patiently(self.transaction, work, *args, **kwargs)
+        self._is_waited_for = False
+        return result
 
     async def ping(self) -> None:
         """Raise StorageUnavailable unless the database answers."""

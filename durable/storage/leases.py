@@ -46,6 +46,12 @@ def release_dormant(conn: Connection, schema: str, table: Recovery, node: NodeId
     return count(conn, schema, table.release_dormant, {"node": node, "batch_size": batch_size}, refused)
 
 
+def release_former(conn: Connection, schema: str, table: Recovery, node: NodeId, batch_size: int) -> int:
+    """Take up to `batch_size` rows back from a membership that this process has lost. Returns how many."""
+    refused = quarantining(conn, schema, table, node, "release")
+    return count(conn, schema, table.release_former, {"node": node, "batch_size": batch_size}, refused)
+
+
 def release_all(conn: Connection, schema: str, table: Recovery, node: NodeId) -> int:
     """Everything that this node owns, when it stops in good order."""
     return count(conn, schema, table.release_all, {"node": node}, quarantining(conn, schema, table, node, "release"))

@@ -69,6 +69,20 @@ SELECT count(*) FROM released
             key=picked,
             only=only,
         )
+        # A membership that this process has lost: nothing of it was a death.
+        self.release_former = Batched(
+            f"""
+    SELECT {picked} FROM {rows} WHERE owner_id = :node{{only}}
+    LIMIT :batch_size {{lock}}""",
+            f""", released AS (
+    UPDATE {rows} AS row SET owner_id = 0, epoch = row.epoch + 1
+    FROM picked WHERE {this} AND row.owner_id = :node RETURNING 1
+)
+SELECT count(*) FROM released
+""",
+            key=picked,
+            only=only,
+        )
         # A node that stops: its rows were not being worked on.
         self.release_all = Batched(
             f"""

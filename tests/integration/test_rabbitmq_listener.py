@@ -14,13 +14,15 @@ from typing import Any
 
 import pytest
 from aiormq.abc import ChannelFrame
+from aiormq.exceptions import ChannelClosed
 
 from durable.envelope import Envelope
-from durable.errors import InvalidSetting, StorageUnavailable
+from durable.errors import InvalidSetting, StorageUnavailable, TransportError
 from durable.outcomes import STORED, Outcome
 from durable.settings import load_settings
 from durable.testing import eventually
 from durable.transports.rabbitmq import RabbitListener, RabbitTransport
+from durable.transports.rabbitmq_channel import translated
 from tests.support.broker import Foreign, foreign
 from tests.support.proxy import UP, ChaosProxy
 from tests.support.receivers import REJECTED_TYPE, MemoryReceiver, envelope, envelopes
@@ -197,7 +199,8 @@ class TestStoring:
             await send(broker.url, queue, batch)
             await receiver.stores(5)
         assert receiver.envelopes == batch
-        assert caplog.text.count("LookupError: a fault") == 2
+        assert caplog.text.count("LookupError('a fault')") == 2
+        assert caplog.text.count("Traceback") == 1
         assert await left_in(client, queue) == 0
 
     async def test_what_can_be_no_envelope_is_kept_as_a_dead_letter_before_it_is_acknowledged(
@@ -471,3 +474,69 @@ class TestClosing:
             receiver.release()
         assert len(receiver.stored) == taken
         assert await left_in(client, queue) == 10 - taken
+
+    @pytest.mark.parametrize("moment", range(12))
+    async def test_listener_ends_when_it_is_closed_in_any_moment_of_its_return(
+        self, broker: AnyBroker, client: Foreign, queue: str, receiver: MemoryReceiver, moment: int
+    ) -> None:
+        """A cancellation in the middle of a conversation with the broker comes back as an error of the channel."""
+        listener = transport(broker.url).listener(at(queue), "in")
+        await listener.serve(receiver)
+        await client.delete(queue)
+        await eventually(lambda: listener.statistics()["down"] == 1, within=20)
+        await eventually(lambda: client.exists(queue), within=20)  # it is between declaring and consuming now
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(30):
+            await listener.close()
+        assert not [task for task in asyncio.all_tasks() if listener.address in task.get_name()]
+
+        async def is_left() -> bool:
+            return await client.consumers(queue) == 0
+
+        await eventually(is_left, within=20)
+
+    async def test_listener_behind_a_broken_network_holds_nothing_once_it_is_closed(
+        self, broker: AnyBroker, client: Foreign, queue: str, receiver: MemoryReceiver
+    ) -> None:
+        receiver.hold()
+        async with proxy_of(broker.url) as (proxy, url):
+            made = transport(url, drain_timeout=timedelta(seconds=1))
+            listener = made.listener(at(queue), "in")
+            await listener.serve(receiver)
+            await send(broker.url, queue, envelopes(5))
+            await receiver.arrived(1)
+            proxy.swallow(UP)
+            async with asyncio.timeout(60):
+                await listener.close()
+            healthy = MemoryReceiver()
+            async with listening(transport(broker.url), at(queue), healthy):
+                await healthy.stores(5)
+
+
+async def test_cancellation_that_became_an_error_of_the_channel_is_a_cancellation() -> None:
+    async def converse() -> None:
+        with translated("consuming"):
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                raise ChannelClosed(320, "closed") from None
+
+    task = asyncio.create_task(converse())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
+async def test_timeout_within_a_conversation_is_no_cancellation() -> None:
+    async def converse() -> None:
+        with translated("consuming"):
+            async with asyncio.timeout(0.01):
+                try:
+                    await asyncio.sleep(600)
+                except asyncio.CancelledError:
+                    raise ChannelClosed(320, "closed") from None
+
+    with pytest.raises(TransportError):
+        await converse()

@@ -1,0 +1,79 @@
+"""What ends a process that cannot go on, with one line of log and an exit code of its own.
+
+    70  an agent did not end when it was cancelled, or the bus did not stop in time
+    75  the process was no node for longer than `membership_timeout`, or its event loop stood still for so long
+
+A process that belongs to an application is told of it instead: see the setting `on_stuck`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from durable.telemetry import log
+
+EXIT_STUCK: Final = 70
+EXIT_NO_MEMBER: Final = 75
+_LOGGING_SECONDS: Final = 2.0
+_LOOK_SECONDS: Final = 0.2
+
+
+def end_process(code: int, message: str, *args: object) -> None:
+    """Write one line and end the process at once: nothing is waited for, and rows that it owns go to other nodes.
+
+    The line is written by a thread of its own: who stands may hold the lock of a log's handler.
+    """
+    writing = threading.Thread(target=_write_last_line, args=(message, *args), daemon=True)
+    writing.start()
+    writing.join(_LOGGING_SECONDS)
+    os._exit(code)
+
+
+def _write_last_line(message: str, *args: object) -> None:
+    log.critical(message, *args)
+    for handler in (*log.handlers, *logging.getLogger().handlers):
+        handler.flush()
+
+
+class Watchdog:
+    """A thread that bites when it has heard nothing for too long: then the event loop cannot speak for itself."""
+
+    def __init__(self, limit: float, reason: str, bite: Callable[[str], None]) -> None:
+        self._limit = limit
+        self._reason = reason
+        self._bite = bite
+        self._heard = time.monotonic()
+        self.is_bound = False
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def watch(self) -> None:
+        """Begin to listen; does no harm when repeated."""
+        if self._thread is None:
+            self._heard = time.monotonic()
+            self._thread = threading.Thread(target=self._run, name="durable watchdog", daemon=True)
+            self._thread.start()
+
+    def hear(self) -> None:
+        """Note that the process is what it should be."""
+        if not self.is_bound:
+            self._heard = time.monotonic()
+
+    def bind(self, seconds: float, reason: str) -> None:
+        """From now on nothing but end() keeps it from biting in so many seconds; only the first call counts."""
+        if not self.is_bound:
+            self._heard, self._limit, self._reason, self.is_bound = time.monotonic(), seconds, reason, True
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(min(_LOOK_SECONDS, self._limit)):
+            if time.monotonic() - self._heard > self._limit:
+                self._bite(self._reason)
+                self._heard = time.monotonic()  # where it is only reported: once in each limit

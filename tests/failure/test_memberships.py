@@ -1,0 +1,444 @@
+"""Memberships that are lost again and again, and agents that do not end: a node is always a node again, or the process
+ends with an exit code and one line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from durable import Bus, message
+from durable.embedded import Embedded
+from durable.envelope import ANY_NODE, Envelope
+from durable.last_resort import EXIT_NO_MEMBER, EXIT_STUCK
+from durable.outcomes import STORED, Outcome
+from durable.storage import migrator
+from durable.transports.memory import MemoryTransport
+from tests.failure.waiting import eventually
+from tests.failure.workbench import QUICK
+from tests.support.command import ROOT
+from tests.support.servers import EMBEDDED, own_postgres
+
+NEVER = timedelta(minutes=5)
+PATIENT: dict[str, Any] = {
+    **QUICK,
+    "drain_timeout": timedelta(seconds=1),
+    "sweep_interval": NEVER,
+    "forgotten_after": NEVER,
+    "dormant_grace": NEVER,
+    "heartbeat_stale": NEVER,
+}
+"""Nobody takes anything over, unless the node itself gives it back."""
+
+
+@message("memberships.done")
+class Done(msgspec.Struct):
+    number: int
+
+
+def cut_everything(database: str) -> None:
+    """End every connection to this database, as an immediate restart does."""
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+
+def cut_membership(database: str) -> None:
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE application_name = 'durable node' AND datname = current_database()"
+        )
+
+
+def waiting(database: str) -> int:
+    with psycopg.connect(database) as conn:
+        row = conn.execute("SELECT count(*) FROM durable.incoming_envelopes").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+async def send(bus: Bus, *numbers: int) -> None:
+    async with bus.unit_of_work() as uow:
+        for number in numbers:
+            uow.send(Done(number))
+
+
+def has_seen(seen: set[int], count: int) -> Callable[[], bool]:
+    return lambda: len(seen) >= count
+
+
+def another_node(bus: Bus, before: int) -> Callable[[], bool]:
+    return lambda: bus.runtime.node_id not in (before, ANY_NODE)
+
+
+# ---------------------------------------------------------------- lost, and a node again
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_node_joins_again_each_time_when_connections_die_under_busy_handlers(
+    database_url: str, driver: str
+) -> None:
+    url = database_url.replace("postgresql://", f"postgresql+{driver}://")
+    bus = Bus("shop", url, **QUICK, pool_size=20)
+    seen: set[int] = set()
+
+    @bus.handles(Done, concurrency=16)
+    async def handle(done: Done, session: AsyncSession) -> None:
+        await session.execute(text("SELECT 1"))
+        await asyncio.sleep(0.02)
+        await session.execute(text("SELECT pg_sleep(0.02)"))
+        seen.add(done.number)
+
+    async with bus:
+        for round_number in range(12):
+            before = bus.runtime.node_id
+            await send(bus, *range(round_number * 40, round_number * 40 + 40))
+            await eventually(has_seen(seen, round_number * 40 + 1))
+            await asyncio.to_thread(cut_everything, database_url)
+            await eventually(another_node(bus, before), within=20)
+        await eventually(lambda: len(seen) == 480, within=30)
+        await eventually(lambda: waiting(database_url) == 0, within=30)
+
+
+async def test_node_joins_again_when_the_rollback_of_a_cancelled_handler_fails(database_url: str) -> None:
+    bus = Bus("shop", database_url, **PATIENT)
+    begun = asyncio.Event()
+    attempts = 0
+
+    @bus.handles(Done, concurrency=1)
+    async def handle(done: Done) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts > 1:
+            return
+        begun.set()
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            raise ConnectionResetError("the connection was lost in a clean-up") from None
+
+    async with bus:
+        before = bus.runtime.node_id
+        await send(bus, 1)
+        await begun.wait()
+        await asyncio.to_thread(cut_membership, database_url)
+        await eventually(another_node(bus, before), within=20)
+        await eventually(lambda: waiting(database_url) == 0, within=20)
+
+
+async def test_node_joins_again_when_a_handler_refuses_to_end(
+    database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus = Bus("shop", database_url, **PATIENT)
+    free = asyncio.Event()
+    begun = asyncio.Event()
+
+    @bus.handles(Done, concurrency=1)
+    async def handle(done: Done) -> None:
+        begun.set()
+        while not free.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await free.wait()
+
+    async with bus:
+        before = bus.runtime.node_id
+        await send(bus, 1)
+        await begun.wait()
+        await asyncio.to_thread(cut_membership, database_url)
+        await eventually(another_node(bus, before), within=30)
+        assert [r.levelname for r in caplog.records if "is left behind" in r.message] == ["CRITICAL"]
+        assert any("does not end" in problem for problem in (await bus.runtime.monitor.look()).problems)
+        free.set()
+        await eventually(lambda: waiting(database_url) == 0, within=20)
+
+
+async def test_rows_of_the_former_membership_are_handled_at_once(database_url: str) -> None:
+    bus = Bus("shop", database_url, **PATIENT)
+    handled: list[int] = []
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @bus.handles(Done, concurrency=1)
+    async def handle(done: Done) -> None:
+        begun.set()
+        await go_on.wait()
+        handled.append(done.number)
+
+    async with bus:
+        before = bus.runtime.node_id
+        await send(bus, *range(100))
+        await begun.wait()
+        await asyncio.to_thread(cut_membership, database_url)
+        await eventually(another_node(bus, before), within=20)
+        go_on.set()
+        await eventually(lambda: sorted(handled) == list(range(100)), within=20)
+        with psycopg.connect(database_url) as conn:
+            assert conn.execute("SELECT node_id FROM durable.nodes").fetchall() == [(bus.runtime.node_id,)]
+            assert conn.execute("SELECT max(attempts) FROM durable.envelope_history").fetchone() == (0,)
+
+
+async def test_pools_are_emptied_when_membership_is_lost(database_url: str) -> None:
+    bus = Bus("shop", database_url, **QUICK)
+    seen: list[int] = []
+
+    @bus.handles(Done)
+    async def handle(done: Done, session: AsyncSession) -> None:
+        seen.append((await session.execute(text("SELECT pg_backend_pid()"))).scalar_one())
+
+    async with bus:
+        before = bus.runtime.node_id
+        await send(bus, 1)
+        await eventually(lambda: len(seen) == 1, within=20)
+        await asyncio.to_thread(cut_membership, database_url)
+        await eventually(another_node(bus, before), within=20)
+        await send(bus, 2)
+        await eventually(lambda: len(seen) == 2, within=20)
+        assert seen[1] != seen[0]
+
+
+# ---------------------------------------------------------------- an agent that stands
+
+
+class Standing(MemoryTransport):
+    """Its peer never answers the first batch, and nothing bounds that."""
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        self.is_first = True
+
+    def sender(self, uri: str) -> Any:
+        outer, sender = self, super().sender(uri)
+
+        class Sender:
+            async def __aenter__(self) -> Any:
+                await sender.__aenter__()
+                return self
+
+            async def __aexit__(self, *error: Any) -> None:
+                await sender.__aexit__(*error)
+
+            async def ping(self) -> None:
+                await sender.ping()
+
+            async def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
+                if outer.is_first:
+                    outer.is_first = False
+                    await asyncio.Event().wait()
+                return [STORED] * len(batch)
+
+        return Sender()
+
+
+async def test_agent_that_stands_is_reported_and_its_node_joins_again(
+    database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus = Bus("shop", database_url, **{**PATIENT, "step_timeout": timedelta(seconds=6)})
+    bus.application.transports.append(Standing(bus.settings))
+    bus.route(Done, to="memory://peer")
+    async with bus:
+        before = bus.runtime.node_id
+        await send(bus, 1)
+
+        async def is_reported() -> bool:
+            problems = (await bus.runtime.monitor.look()).problems
+            return any("sending to memory://peer: send a batch has stood" in problem for problem in problems)
+
+        await eventually(is_reported, within=20)
+        await eventually(another_node(bus, before), within=20)
+
+        def is_sent() -> bool:
+            with psycopg.connect(database_url) as conn:
+                return conn.execute("SELECT count(*) FROM durable.outgoing_envelopes").fetchone() == (0,)
+
+        await eventually(is_sent, within=20)
+    assert any("send a batch has stood" in r.getMessage() and r.levelname == "ERROR" for r in caplog.records)
+
+
+# ---------------------------------------------------------------- processes
+
+SHOP = """
+import asyncio, sys, threading, time
+import msgspec
+from durable import Bus, message
+
+@message("memberships.done")
+class Done(msgspec.Struct):
+    number: int
+
+bus = Bus("shop")
+
+@bus.handles(Done, concurrency=1)
+{handler}
+
+bus.run()
+"""
+STUBBORN = """
+async def handle(done: Done) -> None:
+    print("begun", flush=True)
+    while True:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            pass
+"""
+BLOCKING = """
+async def handle(done: Done) -> None:
+    print("begun", flush=True)
+    time.sleep(600)
+"""
+HUNG_THREAD = """
+def handle(done: Done) -> None:
+    print("begun", flush=True)
+    time.sleep(600)
+"""
+
+
+class Process:
+    """A process of the shop, and everything that it has said."""
+
+    def __init__(self, folder: Path, database: str, handler: str, **settings: str) -> None:
+        self.output = folder / "output"
+        program = folder / "shop.py"
+        program.write_text(SHOP.format(handler=textwrap.dedent(handler).strip()))
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("DURABLE_")},
+            "PYTHONPATH": str(ROOT),
+            "DURABLE_DATABASE_URL": database,
+            "DURABLE_DRAIN_TIMEOUT": "1",
+            **settings,
+        }
+        with self.output.open("w") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, str(program)], env=environment, stdout=file, stderr=subprocess.STDOUT
+            )
+
+    async def says(self, what: str) -> None:
+        await eventually(lambda: what in self.output.read_text() or self.process.poll() is not None, within=60)
+        assert what in self.output.read_text(), self.output.read_text()
+
+    async def exit_code(self) -> int:
+        await eventually(lambda: self.process.poll() is not None, within=60)
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+
+@pytest.fixture
+def start(tmp_path: Path, database_url: str) -> Iterator[Callable[..., Process]]:
+    started: list[Process] = []
+
+    def start(handler: str, **settings: str) -> Process:
+        started.append(Process(tmp_path, database_url, handler, **settings))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.process.kill()
+        each.process.wait()
+
+
+@pytest.fixture
+async def message_waits(database_url: str) -> None:
+    bus = Bus("shop", database_url, mode="send-only")
+
+    @bus.handles(Done)
+    async def handle(done: Done) -> None: ...
+
+    async with bus:
+        await send(bus, 1)
+
+
+@pytest.mark.usefixtures("message_waits")
+@pytest.mark.parametrize("handler", [STUBBORN, BLOCKING, HUNG_THREAD], ids=["stubborn", "blocking", "thread"])
+async def test_process_obeys_sigterm_whatever_a_handler_does(start: Callable[..., Process], handler: str) -> None:
+    process = start(handler)
+    await process.says("begun")
+    process.process.send_signal(signal.SIGTERM)
+    assert await process.exit_code() == EXIT_STUCK
+    assert process.output.read_text().count("the process ends: ") == 1
+
+
+@pytest.mark.usefixtures("message_waits")
+async def test_process_ends_at_once_at_the_second_signal(start: Callable[..., Process]) -> None:
+    process = start(STUBBORN, DURABLE_DRAIN_TIMEOUT="300")
+    await process.says("begun")
+    process.process.send_signal(signal.SIGTERM)
+    await asyncio.sleep(0.5)
+    process.process.send_signal(signal.SIGTERM)
+    assert await process.exit_code() == 1
+    assert "a second SIGTERM has come" in process.output.read_text()
+
+
+@pytest.mark.usefixtures("message_waits")
+async def test_process_whose_handler_refuses_to_end_ends_when_its_membership_is_lost(
+    start: Callable[..., Process], database_url: str
+) -> None:
+    process = start(STUBBORN)
+    await process.says("begun")
+    await asyncio.to_thread(cut_membership, database_url)
+    assert await process.exit_code() == EXIT_STUCK
+    assert process.output.read_text().count("the process ends: ") == 1
+
+
+@pytest.mark.usefixtures("message_waits")
+async def test_watchdog_ends_a_process_whose_event_loop_stands(start: Callable[..., Process]) -> None:
+    process = start(BLOCKING, DURABLE_MEMBERSHIP_TIMEOUT="4")
+    await process.says("begun")
+    assert await process.exit_code() == EXIT_NO_MEMBER
+    assert "its event loop stood still" in process.output.read_text()
+
+
+# ---------------------------------------------------------------- a real server
+
+
+@pytest.fixture
+def own_server() -> Iterator[Embedded]:
+    with own_postgres(EMBEDDED) as server:
+        yield server
+
+
+def restart_at_once(server: Embedded) -> None:
+    """As a crash: no connection is told, and none is waited for."""
+    os.kill(int((server.server.pgdata / "postmaster.pid").read_text().split()[0]), signal.SIGQUIT)
+    while (server.server.pgdata / "postmaster.pid").exists():
+        time.sleep(0.01)
+    server.server.ensure_postgres_running()
+
+
+async def test_busy_node_is_a_node_again_after_each_immediate_restart_of_postgres(own_server: Embedded) -> None:
+    database = own_server.url("shop")
+    migrator.upgrade(database.replace("postgresql://", "postgresql+psycopg://"), "durable")
+    bus = Bus("shop", database, **QUICK, pool_size=20)
+    seen: set[int] = set()
+
+    @bus.handles(Done, concurrency=16)
+    async def handle(done: Done, session: AsyncSession) -> None:
+        await session.execute(text("SELECT pg_sleep(0.01)"))
+        seen.add(done.number)
+
+    async with bus:
+        for round_number in range(4):
+            before = bus.runtime.node_id
+            await send(bus, *range(round_number * 200, round_number * 200 + 200))
+            await eventually(has_seen(seen, round_number * 200 + 10), within=20)
+            await asyncio.to_thread(restart_at_once, own_server)
+            await eventually(another_node(bus, before), within=30)
+            await eventually(has_seen(seen, round_number * 200 + 200), within=30)
+        await eventually(lambda: waiting(database) == 0, within=30)
