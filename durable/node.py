@@ -105,7 +105,7 @@ class Node:
     async def _work(self, node_id: NodeId, stopping: asyncio.Event, started: asyncio.Future[None]) -> None:
         """Start the agents in order; when told to stop, drain them from the outside in."""
         ordered = self._ordered = OrderedClaims(
-            self._database, self._settings, node_id, self._counters, self.handlers, self.agent_for
+            self._database, self._settings, node_id, self._counters, self._by_type, self.agent_for
         )
         receiving = self.receiver = self._build(node_id, ordered)
         recovery = RecoveryAgent(
