@@ -156,7 +156,7 @@ async def test_an_ordered_handler_is_parked_as_a_whole_by_a_dead_letter_of_an_ol
 async def test_neither_version_takes_all_the_room_of_a_fair_handler(tables: Tables) -> None:
     """With room for a few only, a version that comes last by name has its turn before the other is through."""
     new = Handled(tables, fair_by="tenant", concurrency=1)
-    left_behind(tables, new.bus, [*(made(number * 3, None) for number in range(60)), made(2, None)], fair_by="tenant")
+    left_behind(tables, new.bus, [*(made(number * 6, None) for number in range(60)), made(2, None)], fair_by="tenant")
     new.bus.configure(batch_size=5, buffer_size=5)
     async with new.bus:
         await eventually(lambda: 2 in new.numbers, within=30)
