@@ -5,6 +5,8 @@
     partitions are missing for today or tomorrow            health_latched        a destination is latched for so long
     no node is alive, and work has waited for               health_dead_letters   so many are unresolved
     health_unattended; or scheduled work is overdue by it
+    work has waited for health_unattended, and none of the
+    nodes that are alive handles its type
 
 What is latched or paused may wait as long as it likes. `durable-agent status` and the monitor of each process judge by
 these rules.
@@ -12,6 +14,7 @@ these rules.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from enum import StrEnum
@@ -20,7 +23,7 @@ from durable.envelope import NodeId
 from durable.recovery.policy import DormancyPolicy, NodeFacts
 from durable.settings import Settings
 from durable.storage.circuits import Kind
-from durable.storage.gauges import MOST_COUNTED, Gauges, Side
+from durable.storage.gauges import MOST_COUNTED, Gauges, Side, Unowned
 
 _NEEDED_DAYS = 2
 
@@ -68,6 +71,7 @@ def problems(gauges: Gauges, dormant: list[NodeId], waits: Waits, settings: Sett
     return [
         *_abandoned(gauges, dormant),
         *_unattended(gauges, settings),
+        *_unclaimed(gauges, settings),
         *_late(gauges, waits, settings.health_lag),
         *_latched(gauges, settings.health_latched),
         *_dead_letters(gauges, settings.health_dead_letters),
@@ -96,6 +100,30 @@ def _unattended(gauges: Gauges, settings: Settings) -> Iterator[str]:
             "see the log of a node for 'claim work'" if is_attended else "start a node with durable-agent run APP:BUS"
         )
         yield f"scheduled work is overdue by {_seconds(gauges.overdue)}: {todo}"
+
+
+def unclaimed(gauges: Gauges, settings: Settings) -> list[Unowned]:
+    """Message types of the inbox that have waited for health_unattended while no node that is alive handles them.
+
+    Nothing while no node is alive at all.
+    """
+    states = node_states(gauges, settings.heartbeat_stale)
+    alive = [node for node in gauges.nodes if states[node.node_id] is NodeState.ALIVE]
+    handled = {name for node in alive for name in json.loads(node.capabilities).get("message_types", [])}
+    stopped = {circuit.key for circuit in gauges.circuits if circuit.kind == Kind.HANDLER}
+    return [
+        group
+        for group in gauges.unowned[Side.INCOMING]
+        if alive and group.name not in handled | stopped and group.oldest_age >= settings.health_unattended
+    ]
+
+
+def _unclaimed(gauges: Gauges, settings: Settings) -> Iterator[str]:
+    for group in unclaimed(gauges, settings):
+        yield (
+            f"{_counted(group.waiting)} messages {group.name} wait, the oldest for {_seconds(group.oldest_age)}, "
+            "and no living node handles them: start a node whose code has a handler for them, or an upcaster to one"
+        )
 
 
 def _late(gauges: Gauges, waits: Waits, limit: timedelta | None) -> Iterator[str]:

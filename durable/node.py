@@ -180,7 +180,7 @@ class Node:
     async def _work(self, node_id: NodeId, stopping: asyncio.Event, started: asyncio.Future[None]) -> None:
         """Start the agents in order; when told to stop, drain them from the outside in."""
         ordered = self._ordered = OrderedClaims(
-            self._database, self._settings, node_id, self._counters, self.handlers, self.agent_for
+            self._database, self._settings, node_id, self._counters, self._by_type, self.agent_for
         )
         await self._memberships.take_back(self._database, self._counters.of(Subject.RECOVERY, "recovery"))
         receiving = self.receiver = self._build(node_id, ordered)

@@ -5,7 +5,9 @@ their types and whichever node has them, one at a time over all nodes, through r
 that waits keeps nobody else waiting. Of two transactions neither of which saw the other committed, either may be first.
 
 Names. What orders is the row's `ordering_key`: the message's key, or the whole destination or handler when that was
-declared `ordered`. Rows without one are nobody's concern here, and cost what they cost before.
+declared `ordered`. An ordered handler goes by the oldest version of its message, because nodes with older code, which
+know no newer one, place their rows behind the same name. Rows without one are nobody's concern here, and cost what
+they cost before.
 
     send ----> outbox -------- claim, one run ----> batch -----> inbox -------- claim, one run ----> handler
     seq = order of commits     of a key at a time   in order     seq = order    of a key at a time   one after another
@@ -45,7 +47,7 @@ from typing import Final, NamedTuple
 from durable.digest import fingerprint
 from durable.envelope import Envelope
 from durable.screening import MAX_TEXT_BYTES, utf8_bytes
-from durable.upcasting import newer_types
+from durable.upcasting import newer_types, oldest_type
 
 _WHOLE: Final = "\x1f"
 """Before the name of an ordered destination or handler. It is a control character, which no key can have."""
@@ -77,7 +79,7 @@ class Places:
         if self.ordered_types or self.shared:
             handled_as = [envelope.message_type, *newer_types(envelope.message_type)]
             whole = [each for each in handled_as if each in self.ordered_types]
-            ordering_key = _WHOLE + whole[0] if whole else ordering_key
+            ordering_key = _WHOLE + oldest_type(whole[0]) if whole else ordering_key
             header = next((self.shared[each] for each in handled_as if each in self.shared), None)
         if ordering_key is None and header is None:
             return FREE
@@ -96,8 +98,3 @@ def share_of(envelope: Envelope, header: str) -> str:
     """
     share = envelope.partition_key or "" if header == BY_KEY else envelope.headers.get(header, "")
     return share if utf8_bytes(share) <= MAX_TEXT_BYTES else f"digest:{fingerprint(share)}"
-
-
-def ordered_handler(ordering_key: str | None) -> str | None:
-    """The message type of the handler that is ordered as a whole, if it is that which orders."""
-    return ordering_key.removeprefix(_WHOLE) if ordering_key and ordering_key.startswith(_WHOLE) else None

@@ -24,7 +24,7 @@ from durable.crew import raise_if_cancelled
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.failpoints import failpoint
-from durable.ordering import Places
+from durable.ordering import FREE, Places
 from durable.outcomes import (
     BUSY,
     DUPLICATE,
@@ -362,7 +362,10 @@ class ReceivingAgent:
         self._counters.of(Subject.ENDPOINT, endpoint).add(Event.QUARANTINED)
         letter = Letter.because(reason, "quarantined on arrival")
         known = envelope if envelope is not None and _columns_are_sound(envelope) else None
-        inbox.quarantine(conn, schema, self._node, endpoint, raw, letter, known, headers, replayable=replayable)
+        place = self._places.incoming(envelope) if envelope is not None and replayable else FREE
+        inbox.quarantine(
+            conn, schema, self._node, endpoint, raw, letter, known, headers, replayable=replayable, place=place
+        )
 
     def _unacceptable(self, envelope: Envelope) -> str | None:
         reason = screening.flaw(envelope, max_message_bytes=self._settings.max_message_bytes)

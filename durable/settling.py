@@ -116,7 +116,7 @@ class Settling:
             counted=counted,
             failures=failures,
             keep_body=self._keep_body,
-            parks=parks,
+            parks=self._handler if parks else None,
         )
         if moved:
             self._counters.add(Event.DEAD_LETTERED)

@@ -94,6 +94,13 @@ def newer_types(message_type: str) -> Iterator[str]:
         yield message_type
 
 
+def oldest_type(message_type: str) -> str:
+    """The first version of this type: what the code of any time calls the stream of all its versions."""
+    while older := sorted(old for old, step in _steps.items() if name_of(step.new) == message_type):
+        message_type = older[0]
+    return message_type
+
+
 def upcast_types() -> list[str]:
     """The types that have an upcaster."""
     return list(_steps)

@@ -82,6 +82,7 @@ class RecoveryAgent:
         async with Crew() as tasks:
             tasks.create_task(self._claim_when_woken(), name="claim work")
             tasks.create_task(self._claim_ordered_when_hinted(), name="claim ordered work")
+            tasks.create_task(self._look_for_ordered_when_asked(), name="look for ordered work")
             for name, story, interval in (
                 ("sweep dormant nodes", self._sweep, settings.sweep_interval),
                 ("release forgotten work", self._look_for_forgotten, settings.forgotten_after / 2),
@@ -118,7 +119,7 @@ class RecoveryAgent:
         await claim_trials(self._database, self._settings, self._node, self._handlers)
         await claim_incoming(self._database, self._settings, self._node, self._counters, self._handlers)
         await self._shares.claim(self._handlers)
-        await self._ordered.look()
+        self._ordered.asked.set()  # in a task of its own: however many keys there are, nothing else waits for them
         if not self._woken.is_set():
             self._due_in.append(await self._database.transaction(delayed.next_due))
 
@@ -126,6 +127,11 @@ class RecoveryAgent:
         while True:
             await self._ordered.hinted.wait()
             await self._surviving("claim ordered work", self._ordered.claim_hinted)
+
+    async def _look_for_ordered_when_asked(self) -> None:
+        while True:
+            await self._ordered.asked.wait()
+            await self._surviving("look for ordered work", self._ordered.look)
 
     async def _obey_circuits(self) -> None:
         generations = {destination: agent.latch_generation for destination, agent in self._senders.items()}

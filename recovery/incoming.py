@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
@@ -32,6 +33,7 @@ async def claim_incoming(
             waiting.append(message_type)
         else:
             await bury_unknown(database, settings, message_type, node, counters, _claim_any)
+    random.shuffle(waiting)  # where there is room for a part only, it is not always the same version's
     while waiting:  # in turn: an agent may serve several versions, and one of them must not take all the room
         waiting = [
             message_type
@@ -50,7 +52,13 @@ async def _claim_batch(
     if agent.circuit.is_open or not batch_size:
         agent.wants_more = not agent.circuit.is_open
         return False
-    claimed = await database.transaction(inbox.claim, message_type=message_type, batch_size=batch_size, node=node)
+    claimed = await database.transaction(
+        inbox.claim,
+        message_type=message_type,
+        handler=agent.handler.message_type,
+        batch_size=batch_size,
+        node=node,
+    )
     counters.add(Event.CLAIMED, len(claimed))
     agent.buffer.force(claimed)
     agent.accept(claimed)

@@ -1,18 +1,27 @@
 """Claims what comes in an order, for the agents of this node: a key at a time, a run of each (durable.ordering).
 
 hinted    a key got its first row here, or the last that was in memory is finished: claimed at once, by name
-looked    the keys that have unowned rows, so many at a time: what other nodes left, what was released, promoted or
-          resumed. A look that ends for want of room is gone on with, so that every key has its turn
+looked    the keys that have unowned rows, lane by lane: what other nodes left, what was released, promoted or resumed
 
-A hint that comes to nothing is forgotten: a look finds the key. While there are more keys than room, hints are not
-followed at all: the keys that are in memory would be claimed again and again, and the others never.
+    lane: a message type or destination --page--page--page--> its end, or no room --> goes on there at the next look
+
+A look takes a page of each lane in turn, and only of lanes whose agent has room: the keys of a handler that is paused
+or full cost nothing, and those of one lane delay no other. What is found and cannot be claimed is no progress: a look
+that has claimed nothing is followed by a rest, which is longer the longer it took.
+
+A hint that comes to nothing is forgotten: a look finds the key. While a lane has more keys than room, hints are not
+followed there: the keys that are in memory would be claimed again and again, and the others never.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
+from typing import Final
 
 from sqlalchemy import Connection
 
@@ -23,17 +32,45 @@ from durable.sending import SendingAgent
 from durable.settings import Settings
 from durable.storage import ordering
 from durable.storage.database import Database
+from durable.storage.ordering import Lane
 from durable.telemetry import Counters, Event
 
 AgentFor = Callable[[str], SendingAgent | None]
 Agent = HandlingAgent | SendingAgent
 
-_CONTESTED_SECONDS = 0.01  # for another node's claim of the same key to be over
-_LOOKS_IN_VAIN = 50  # one after another, before other work has its turn
+_CONTESTED_SECONDS: Final = 0.01  # for another node's claim of the same key to be over
+_PAGES: Final = 50  # of one lane in a look; the rest is for the next
+_REST: Final = 3  # times as long as a look that has claimed nothing
+_MOST_HINTS: Final = 10_000  # of a destination, or of the inbox; a look finds what is beyond
+
+
+@dataclass(slots=True)
+class _Walk:
+    """How far a lane was looked through: a look goes on behind this key."""
+
+    after: str = ""
+    began_at: str = ""
+    has_turned: bool = False
+    """Did it come to the last key, and go on with the first?"""
+    is_crowded: bool = False
+    """Did it end for want of room?"""
+    pages: int = 0
+
+    def begin(self) -> None:
+        self.began_at, self.has_turned, self.pages = self.after, not self.after, 0
+
+    def passed(self, found: Sequence[ordering.Waiting], count: int) -> bool:
+        """Note this page. False when it was the last: then it has been once round."""
+        self.pages += 1
+        if len(found) == count:
+            self.after = found[-1].key
+            return not (self.has_turned and self.began_at and self.after >= self.began_at)
+        is_last, self.has_turned, self.after = self.has_turned, True, ""
+        return not is_last
 
 
 class OrderedClaims:
-    """The ordered rows of one node's inbox (destination None) and of its destinations."""
+    """The ordered rows of one node's inbox, by message type (`handlers`), and of its destinations."""
 
     def __init__(
         self,
@@ -52,15 +89,21 @@ class OrderedClaims:
         self._handlers = handlers
         self._agent_for = agent_for
         self._hints: dict[str | None, dict[str, None]] = {}
-        self._looked_until: dict[str | None, str] = {}
-        self._crowded: set[str | None] = set()
+        self._walks: dict[Lane, _Walk] = {}
         self.hinted = asyncio.Event()
+        self.asked = asyncio.Event()
+        """Is there to be a look?"""
 
     def hint(self, destination: str | None, key: str) -> None:
-        """This key may have rows that nobody has; in the loop."""
-        if destination not in self._crowded:
-            self._hints.setdefault(destination, {})[key] = None
+        """This key may have rows that nobody has; in the loop. Destination None is the inbox."""
+        if destination is not None and self._is_crowded(Lane(destination)):
+            return
+        hints = self._hints.setdefault(destination, {})
+        if len(hints) < _MOST_HINTS:
+            hints[key] = None
             self.hinted.set()
+        else:
+            self.asked.set()
 
     def hint_all(self, keys: Iterable[str]) -> None:
         """These keys of the inbox have."""
@@ -70,115 +113,140 @@ class OrderedClaims:
     # ------------------------------------------------------------------ when it is claimed
 
     async def claim_hinted(self) -> None:
+        """A batch of each destination, and of the inbox, in turn."""
         self.hinted.clear()
         hints, self._hints = self._hints, {}
+        waiting = deque((destination, iter(keys)) for destination, keys in hints.items())
         contested = False
-        for destination, keys in hints.items():
-            waiting = iter(keys)
-            while chunk := list(islice(waiting, self._batch_size)):
-                for key in await self._claim(destination, chunk, tell_others=True):
+        while waiting:
+            destination, keys = waiting.popleft()
+            if chunk := list(islice(keys, self._batch_size)):
+                waiting.append((destination, keys))
+                for key in await self._claim_hinted(destination, chunk):
                     self.hint(destination, key)
                     contested = True
         if contested:
             await asyncio.sleep(_CONTESTED_SECONDS)
 
     async def look(self) -> None:
-        """Once round all keys, or as far as there is room."""
-        for destination in (None, *await self._database.transaction(ordering.destinations)):
-            start = self._looked_until.pop(destination, "")
-            if await self._look(destination, start) and start:
-                await self._look(destination, "")
+        """Once round the keys of every lane that has room, or as far as there is room, page by page in turn."""
+        self.asked.clear()
+        began = time.monotonic()
+        lanes = await self._database.transaction(ordering.lanes)
+        self._walks = {lane: self._walks.get(lane) or _Walk() for lane in lanes}
+        for walk in self._walks.values():
+            walk.begin()
+        waiting, claimed = deque(lanes), 0
+        while waiting:
+            lane = waiting.popleft()
+            claimed_here, goes_on = await self._look_at(lane, self._walks[lane])
+            claimed += claimed_here
+            if goes_on and self._walks[lane].pages < _PAGES:
+                waiting.append(lane)
+            elif goes_on:
+                self.asked.set()
+        if not claimed:
+            await asyncio.sleep(_REST * (time.monotonic() - began))
 
-    async def _look(self, destination: str | None, after: str) -> bool:
-        """From this key to the last one; False when it ended before.
+    async def _look_at(self, lane: Lane, walk: _Walk) -> tuple[int, bool]:
+        """One page: how many rows were claimed, and is there more to look at now?
 
         Nodes that are woken together look together: the lock of a key whose turn is at another's handler is left to it,
         and what was contested is tried again.
         """
-        in_vain = 0
-        contested: list[str] = []
-        while in_vain < _LOOKS_IN_VAIN:
-            found = await self._database.transaction(
-                ordering.look, destination=destination, after=after, count=self._batch_size
-            )
-            keys = [waiting.key for waiting in found if self._can_take(destination, waiting.message_type)]
-            if keys:
-                contested += await self._claim(destination, keys)
-            if destination is None:
-                await self._bury_unknown(found)
-            if len(found) < self._batch_size:
-                self._crowded.discard(destination)
-                for key in contested:
-                    self.hint(destination, key)
-                return True
-            after = found[-1].key
-            in_vain = 0 if keys else in_vain + 1
-            if not self._agents_with_room(destination):
-                break
-        self._looked_until[destination] = after
-        self._crowded.add(destination)
-        return False
+        if lane.message_type is not None and lane.message_type not in self._handlers:
+            return 0, await self._bury(lane, lane.message_type, walk)
+        agents = self._with_room(self._agents(lane))
+        if not agents:
+            walk.is_crowded = True
+            return 0, False
+        found = await self._database.transaction(ordering.look, lane, after=walk.after, count=self._batch_size)
+        keys = [waiting.key for waiting in found if self._is_in_turn(lane, waiting)]
+        goes_on = walk.passed(found, self._batch_size)
+        walk.is_crowded = walk.is_crowded and goes_on
+        if not keys:
+            return 0, goes_on
+        claimed, contested = await self._claim(lane.destination, keys, agents)
+        for key in contested:
+            self.hint(lane.destination, key)
+        return claimed, goes_on
+
+    def _is_in_turn(self, lane: Lane, waiting: ordering.Waiting) -> bool:
+        """Could it be claimed for this lane? The type is None where nobody may have it: it is held."""
+        return waiting.message_type is not None and lane.message_type in (None, waiting.message_type)
 
     # ------------------------------------------------------------------ claiming
 
-    async def _claim(self, destination: str | None, keys: Sequence[str], *, tell_others: bool = False) -> list[str]:
+    async def _claim_hinted(self, destination: str | None, keys: Sequence[str]) -> Sequence[str]:
         """Returns the keys that somebody else is claiming."""
-        agents = self._agents_with_room(destination)
-        if not agents:
-            if tell_others and destination is None:
-                await self._database.transaction(ordering.tell, keys)
-            return []
+        if destination is not None:
+            agents = self._with_room(self._agents(Lane(destination)))
+        else:
+            lanes = [Lane(message_type=name) for name in self._handlers]
+            calm = [lane for lane in lanes if not self._is_crowded(lane)]
+            agents = self._with_room({name: agent for lane in calm for name, agent in self._agents(lane).items()})
+        if agents:
+            return (await self._claim(destination, keys, agents, tell_others=destination is None))[1]
+        if destination is None:
+            stopped = [name for name, agent in self._handlers.items() if not agent.takes(name)]  # on every node
+            await self._database.transaction(ordering.tell, keys, except_types=stopped)
+        return []
+
+    async def _claim(
+        self, destination: str | None, keys: Sequence[str], agents: Mapping[str, Agent], *, tell_others: bool = False
+    ) -> tuple[int, Sequence[str]]:
+        """How many rows were claimed, and the keys that somebody else is claiming."""
+        handlers = {name: agent.handler.message_type for name, agent in self._handlers.items()}
         claimed, contested = await self._database.transaction(
             ordering.claim,
             destination=destination,
             keys=keys,
             message_types=[] if destination else list(agents),
+            handlers=handlers,
             batch_size=self._batch_size,
             node=self._node,
-            tell_others=list(self._handlers) if tell_others and destination is None else None,
+            tell_others=list(self._handlers) if tell_others else None,
         )
         self._counters.add(Event.CLAIMED, len(claimed))
         for name, leases in _by_agent(claimed, destination).items():
             agents[name].buffer.force(leases)
             agents[name].accept(leases)
-        return contested
+        return len(claimed), contested
 
-    def _can_take(self, destination: str | None, message_type: str | None) -> bool:
-        """Does the turn of a key come to an agent here? None: to nobody, because it is held."""
-        return message_type is not None and (destination is not None or message_type in self._handlers)
+    def _is_crowded(self, lane: Lane) -> bool:
+        walk = self._walks.get(lane)
+        return walk is not None and walk.is_crowded
 
-    def _agents_with_room(self, destination: str | None) -> Mapping[str, Agent]:
-        """Those that take a whole batch, by message type or destination; the others say when they do."""
-        agents: dict[str, Agent] = {}
-        if destination is None:
-            agents.update((name, agent) for name, agent in self._handlers.items() if agent.takes(name))
-        elif (sender := self._agent_for(destination)) is not None and not (sender.circuit.latched or sender.paused):
-            agents[destination] = sender
+    def _agents(self, lane: Lane) -> Mapping[str, Agent]:
+        """The agent of this lane, if it may take anything now."""
+        if lane.destination is not None:
+            sender = self._agent_for(lane.destination)
+            stopped = sender is None or sender.circuit.latched or sender.paused
+            return {} if sender is None or stopped else {lane.destination: sender}
+        assert lane.message_type is not None
+        handler = self._handlers[lane.message_type]
+        return {lane.message_type: handler} if handler.takes(lane.message_type) else {}
+
+    def _with_room(self, agents: Mapping[str, Agent]) -> Mapping[str, Agent]:
+        """Those that take a whole batch; the others say when they do."""
         for agent in agents.values():
             agent.wants_more |= agent.buffer.room < self._batch_size
         return {name: agent for name, agent in agents.items() if agent.buffer.room >= self._batch_size}
 
-    async def _bury_unknown(self, found: Collection[ordering.Waiting]) -> None:
-        """Keys whose turn is at a message that no node can handle."""
-        unknown = {waiting.message_type for waiting in found} - self._handlers.keys() - {None}
-        for message_type in unknown:
-            keys = [waiting.key for waiting in found if waiting.message_type == message_type]
+    async def _bury(self, lane: Lane, message_type: str, walk: _Walk) -> bool:
+        """Keys whose turn is at a message that no node can handle. Returns whether there are more."""
+        found: list[ordering.Waiting] = []
 
-            def claim(
-                conn: Connection, schema: str, message_type: str, node: NodeId, keys: Sequence[str] = keys
-            ) -> list[Leased]:
-                return ordering.claim(
-                    conn,
-                    schema,
-                    destination=None,
-                    keys=keys,
-                    message_types=[message_type],
-                    batch_size=self._batch_size,
-                    node=node,
-                ).leases
+        def claim(conn: Connection, schema: str, message_type: str, node: NodeId) -> list[Leased]:
+            found[:] = ordering.look(conn, schema, lane, after=walk.after, count=self._batch_size)
+            keys = [waiting.key for waiting in found if self._is_in_turn(lane, waiting)]
+            types, count = [message_type], self._batch_size
+            return ordering.claim(
+                conn, schema, destination=None, keys=keys, message_types=types, batch_size=count, node=node
+            ).leases
 
-            if message_type is not None:
-                await bury_unknown(self._database, self._settings, message_type, self._node, self._counters, claim)
+        await bury_unknown(self._database, self._settings, message_type, self._node, self._counters, claim)
+        return walk.passed(found, self._batch_size) and bool(found)
 
 
 def _by_agent(claimed: Sequence[Leased], destination: str | None) -> Mapping[str, list[Leased]]:

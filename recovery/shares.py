@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import deque
 from collections.abc import Mapping
 
 from sqlalchemy import Connection
@@ -27,31 +29,45 @@ class Shares:
         self._next: dict[str, str] = {}
 
     async def claim(self, agents: Mapping[str, HandlingAgent]) -> None:
-        """Claim for every type that has unowned work in shares, also when its handler is fair no more."""
-        for message_type in await self._database.transaction(ordering.shared_types):
-            agent = agents.get(message_type)
-            if agent is not None:
-                await self._claim_for(agent, message_type)
+        """Claim for every type that has unowned work in shares, also when its handler is fair no more.
+
+        The types take turns, a batch each: an agent may serve several versions, and none of them must take all the
+        room. Which of them is the first is chance.
+        """
+        found = await self._database.transaction(ordering.shared_types)
+        waiting: deque[str] = deque()
+        for message_type in found:
+            if message_type in agents:
+                waiting.append(message_type)
             else:
                 await bury_unknown(self._database, self._settings, message_type, self._node, self._counters, _claim_any)
+        random.shuffle(waiting)
+        while waiting:
+            message_type = waiting.popleft()
+            if await self._claim_batch(agents[message_type], message_type):
+                waiting.append(message_type)
 
-    async def _claim_for(self, agent: HandlingAgent, message_type: str) -> None:
-        while agent.takes(message_type) and (batch_size := min(self._batch_size, agent.buffer.room)):
-            start = self._next.get(message_type, "")
-            claimed, self._next[message_type] = await self._database.transaction(
-                ordering.claim_shares,
-                message_type=message_type,
-                start=start,
-                weights=agent.handler.weights,
-                batch_size=batch_size,
-                node=self._node,
-            )
-            self._counters.add(Event.CLAIMED, len(claimed))
-            agent.buffer.force(claimed)
-            agent.accept(claimed)
-            if not claimed and not start:  # once round from the first tenant, and nothing was there
-                return
-        agent.wants_more = not agent.circuit.is_open
+    async def _claim_batch(self, agent: HandlingAgent, message_type: str) -> bool:
+        """False when that was all of it, or all that there is room for."""
+        if not agent.takes(message_type):
+            return False
+        if not (batch_size := min(self._batch_size, agent.buffer.room)):
+            agent.wants_more = True
+            return False
+        start = self._next.get(message_type, "")
+        claimed, self._next[message_type] = await self._database.transaction(
+            ordering.claim_shares,
+            message_type=message_type,
+            handler=agent.handler.message_type,
+            start=start,
+            weights=agent.handler.weights,
+            batch_size=batch_size,
+            node=self._node,
+        )
+        self._counters.add(Event.CLAIMED, len(claimed))
+        agent.buffer.force(claimed)
+        agent.accept(claimed)
+        return bool(claimed or start)  # otherwise once round from the first tenant, and nothing was there
 
 
 def _claim_any(conn: Connection, schema: str, message_type: str, node: NodeId) -> list[Leased]:

@@ -2,6 +2,7 @@
 
     inbox, scheduled     decodes for its handler · does not · has none here
     dead letters         the same, for those that decoded when they failed: could they still be replayed?
+    inbox                does a living node there handle it, or does it wait for this code?
     recurring            is every schedule that runs there one that this code declares?
 
 Everything is read in one read-only transaction, page by page, and each statement sees what is there at its time: no
@@ -18,6 +19,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
+from durable import health
 from durable.application import Application
 from durable.cli.checks import Verdict
 from durable.cli.output import Block, Show, progress
@@ -25,8 +27,9 @@ from durable.cli.target import connection
 from durable.errors import InvalidMessage, SchemaMismatch
 from durable.in_flight import Trial
 from durable.settings import Settings
-from durable.storage import dead_letters, in_flight, migrator, nodes, schedules
+from durable.storage import dead_letters, gauges, in_flight, migrator, nodes, schedules
 from durable.storage.dead_letters import DeadLetter, Selection, Stretch
+from durable.storage.gauges import Gauges
 from durable.storage.in_flight import InFlight, Page
 
 Place = Literal["inbox", "scheduled", "dead letters", "recurring"]
@@ -39,6 +42,7 @@ _FIRST: Final = UUID(int=0), ""
 _DECODE: Final = "write an upcaster, or keep the old class until they are handled"
 _HANDLE: Final = "keep its handler until they are handled: otherwise they become dead letters"
 _RECUR: Final = "declare it with bus.every(), unless it is meant to end"
+_DEPLOY: Final = "deploy this code: it handles them"
 _REPLAY: Final = "replay or discard them before, or write an upcaster"
 
 
@@ -68,6 +72,7 @@ def findings(application: Application, settings: Settings) -> list[Finding]:
             survey.look(_inbox(conn, schema), in_flight.count(conn, schema) + letters.replayable, show)
             survey.look_at_letters(_letters(conn, schema, letters.newest), show)
         found = survey.findings(_others(conn, schema, application.service)) + _undeclared(conn, schema, application)
+        found += _unclaimed(gauges.read(conn, schema), application, settings)
     return sorted(found, key=lambda each: (each.message_type, each.place))
 
 
@@ -151,6 +156,24 @@ def _others(conn: Connection, schema: str, service: str) -> dict[str, str]:
         if node.service != service
         for message_type in json.loads(node.capabilities).get("message_types", [])
     }
+
+
+def _unclaimed(seen: Gauges, application: Application, settings: Settings) -> list[Finding]:
+    """What this code handles, and waits there without a living node that does."""
+    handled = application.by_type()
+    return [
+        Finding(
+            group.name,
+            "inbox",
+            Verdict.WARN,
+            group.waiting,
+            undecodable=0,
+            detail=f"{group.waiting:,} wait without an owner, and no living node there handles them",
+            advice=_DEPLOY,
+        )
+        for group in health.unclaimed(seen, settings)
+        if group.name in handled
+    ]
 
 
 def _undeclared(conn: Connection, schema: str, application: Application) -> list[Finding]:

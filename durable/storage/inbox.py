@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row
 
 from durable.digest import message_digest
 from durable.envelope import Envelope, Lease, Leased, NodeId
-from durable.ordering import FREE, Place, ordered_handler
+from durable.ordering import FREE, Place
 from durable.storage import circuits, statements
 from durable.storage.circuits import Kind
 from durable.storage.isolation import batch, isolated, quarantining, refusals_named
@@ -84,10 +84,21 @@ def find_changed_bodies(conn: Connection, schema: str, duplicates: Sequence[Arri
 
 
 def claim(
-    conn: Connection, schema: str, *, message_type: str, batch_size: int, node: NodeId, is_trial: bool = False
+    conn: Connection,
+    schema: str,
+    *,
+    message_type: str,
+    handler: str | None = None,
+    batch_size: int,
+    node: NodeId,
+    is_trial: bool = False,
 ) -> list[Leased]:
-    """Take up to `batch_size` unowned messages of this type, oldest first; of a stopped handler only for a trial."""
+    """Take up to `batch_size` unowned messages of this type, oldest first; of a stopped handler only for a trial.
+
+    `handler` is the type of the handler where that is a newer version.
+    """
     params = {"message_type": message_type, "batch_size": batch_size, "node": node, "is_trial": is_trial}
+    params |= {"handler": handler or message_type}
     refused = quarantining(conn, schema, INCOMING, node, "claim")
     return [leased(row) for row in batch(conn, schema, statements.CLAIM_INCOMING, params, refused)]
 
@@ -132,30 +143,31 @@ def dead_letter(
     counted: int = 1,
     failures: Sequence[Failure] = (),
     keep_body: bool = False,
-    parks: bool = False,
+    parks: str | None = None,
 ) -> bool:
     """Move it into dead_letters, with its failures. False when the lease was lost, or it was handled after all.
 
-    With `parks` nothing that comes behind it in its order is handled until an operator resumes it.
+    With `parks`, the type of its handler, nothing that comes behind it in its order is handled until an operator
+    resumes its key, or the handler that is ordered as a whole.
     """
     digest = message_digest(lease.envelope.message_type, lease.envelope.body)
     params = letter.parameters() | failure_columns(failures)
     params |= {"counted": counted, "message_digest": digest, "keep_body": keep_body}
     row = _settle(conn, schema, node, lease, statements.DEAD_LETTER_INCOMING, params, "dead-letter")
     moved = row is not None and int(row[0]) == 1
-    if moved and parks and lease.ordering_key is not None:
-        kind, key = parked(lease)
+    if moved and parks is not None and lease.ordering_key is not None:
+        kind, key = parked(lease, parks)
         reason = f"{lease.envelope.id} became a dead letter: {letter.reason[:500]}"
         circuits.pause(conn, schema, kind, key, reason=reason, actor=f"node {node}", duration=None)
     return moved
 
 
-def parked(lease: Leased) -> tuple[Kind, str]:
-    """What stops with it: its key, or the handler that is ordered as a whole."""
+def parked(lease: Leased, handler: str) -> tuple[Kind, str]:
+    """What stops with it: its key, or this handler, which is ordered as a whole."""
     key = lease.envelope.partition_key
     if key is not None and key == lease.ordering_key:
         return Kind.KEY, key
-    return Kind.HANDLER, ordered_handler(lease.ordering_key) or lease.envelope.message_type
+    return Kind.HANDLER, handler
 
 
 def expire(
@@ -186,11 +198,12 @@ def quarantine(
     headers: Mapping[str, str],
     *,
     replayable: bool = False,
+    place: Place = FREE,
 ) -> None:
     """Keep what cannot be handled, as the bytes that came, with what is known of them as `headers`.
 
-    `replayable`: the bytes are the body of this envelope, and all of it can be stored. Raises InvalidMessage when the
-    database refuses even that.
+    `replayable`: the bytes are the body of this envelope, and all of it can be stored; it is replayed to this `place`.
+    Raises InvalidMessage when the database refuses even that.
     """
     whole = envelope if replayable else None
     params = {
@@ -203,6 +216,8 @@ def quarantine(
         "sent_at": envelope and envelope.sent_at,
         "causation_id": whole and whole.causation_id,
         "partition_key": whole and whole.partition_key,
+        "ordering_key": place.ordering_key,
+        "fair_key": place.fair_key,
         "deliver_by": whole and whole.deliver_by,
         "headers": msgspec.json.encode({storable(k): storable(v) for k, v in headers.items()}).decode(),
         "body": raw,

@@ -1,6 +1,7 @@
 """Claims of rows that come in an order, and of rows that are shared out. The argument is in durable.ordering.
 
-`destination` None means the inbox; otherwise the rows are those of the outbox for this destination.
+A lane is what is looked through for keys: the rows of one message type in the inbox, or of one destination in the
+outbox. A key has one order whatever the types of its messages, so a key of the inbox may be found in several lanes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,13 @@ from durable.storage.ordering_statements import INCOMING, OUTGOING
 from durable.storage.rows import leased
 
 
+class Lane(NamedTuple):
+    """A message type of the inbox, or a destination of the outbox."""
+
+    destination: str | None = None
+    message_type: str | None = None
+
+
 class Waiting(NamedTuple):
     """A key that has unowned rows, and the type of the first when it may be claimed now."""
 
@@ -32,11 +40,20 @@ class Claimed(NamedTuple):
     contested: list[str]
 
 
-def look(conn: Connection, schema: str, *, destination: str | None, after: str, count: int) -> list[Waiting]:
-    """The next keys after this one that have unowned rows, at most `count`, in their order."""
+def look(conn: Connection, schema: str, lane: Lane, *, after: str, count: int) -> list[Waiting]:
+    """The next keys after this one that have unowned rows of this lane, at most `count`, in their order."""
     conn.execute(statements.ALONG_THE_INDEX.within(schema))
-    rows = conn.execute(_of(destination).look.within(schema), _scope(destination) | {"after": after, "count": count})
+    scope = {"lane": lane.message_type} if lane.destination is None else {"destination": lane.destination}
+    rows = conn.execute(_of(lane.destination).look.within(schema), scope | {"after": after, "count": count})
     return [Waiting(*row) for row in rows]
+
+
+def lanes(conn: Connection, schema: str) -> list[Lane]:
+    """Those that have unowned rows with an ordering key."""
+    conn.execute(statements.ALONG_THE_INDEX.within(schema))
+    types = conn.execute(statements.ORDERED_TYPES.within(schema)).scalars()
+    found = [Lane(message_type=name) for name in types]
+    return found + [Lane(name) for name in conn.execute(statements.ORDERED_DESTINATIONS.within(schema)).scalars()]
 
 
 def claim(
@@ -46,13 +63,15 @@ def claim(
     destination: str | None,
     keys: Sequence[str],
     message_types: Collection[str] = (),
+    handlers: Mapping[str, str] | None = None,
     batch_size: int,
     node: NodeId,
     tell_others: Collection[str] | None = None,
     is_trial: bool = False,
 ) -> Claimed:
     """Take the first rows of those of these keys that nobody has: of each a run of one type, which is to be handled in
-    order. From the inbox only what begins with one of `message_types`; of a stopped handler only for a trial.
+    order. From the inbox (`destination` is None) only what begins with one of `message_types`; of a stopped handler
+    only for a trial. `handlers` names the handler of a type where that is a newer version.
 
     With `tell_others`, the types that have a handler here, other nodes are woken for keys whose turn is at another.
     """
@@ -68,7 +87,7 @@ def claim(
     rows = conn.execute(
         table.claim.within(schema),
         scope
-        | ({"message_types": list(message_types), "is_trial": is_trial} if destination is None else {})
+        | (_handled(message_types, handlers or {}, is_trial) if destination is None else {})
         | {"keys": locked, "longest_run": max(1, batch_size // len(locked)), "batch_size": batch_size, "node": node},
     )
     leases = [leased(row) for row in rows]
@@ -84,11 +103,6 @@ def tell(conn: Connection, schema: str, keys: Collection[str], *, except_types: 
     conn.execute(INCOMING.tell.within(schema), told)
 
 
-def destinations(conn: Connection, schema: str) -> list[str]:
-    """Those that have unowned rows with an ordering key."""
-    return list(conn.execute(statements.ORDERED_DESTINATIONS.within(schema)).scalars())
-
-
 def shared_types(conn: Connection, schema: str) -> list[str]:
     """The message types that have unowned rows in shares."""
     return list(conn.execute(statements.SHARED_TYPES.within(schema)).scalars())
@@ -99,6 +113,7 @@ def claim_shares(
     schema: str,
     *,
     message_type: str,
+    handler: str | None = None,
     start: str,
     weights: Mapping[str, int],
     batch_size: int,
@@ -118,6 +133,7 @@ def claim_shares(
         statements.CLAIM_SHARES.within(schema),
         {
             "message_type": message_type,
+            "handler": handler or message_type,
             "keys": list(quotas),
             "quotas": list(quotas.values()),
             "batch_size": batch_size,
@@ -144,6 +160,11 @@ def share_out(tenants: Sequence[str], weights: Mapping[str, int], batch_size: in
 
 def _of(destination: str | None) -> statements.Ordered:
     return INCOMING if destination is None else OUTGOING
+
+
+def _handled(message_types: Collection[str], handlers: Mapping[str, str], is_trial: bool) -> dict[str, Any]:
+    names = list(message_types)
+    return {"message_types": names, "handlers": [handlers.get(name, name) for name in names], "is_trial": is_trial}
 
 
 def _scope(destination: str | None) -> dict[str, Any]:

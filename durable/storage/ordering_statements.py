@@ -19,8 +19,12 @@ _OPEN: Final = "(probing OR until IS NULL OR until > now())"
 
 _NOT_LATCHED: Final = f"""NOT EXISTS (
             SELECT FROM {{schema}}.circuits WHERE kind = 'destination' AND key = :destination AND {_OPEN})"""
-_NOT_PAUSED: Final = f"""(CAST(:is_trial AS boolean) OR NOT EXISTS (
-            SELECT FROM {{schema}}.circuits WHERE kind = 'handler' AND key = first.message_type AND {_OPEN}))"""
+# By a handler that is not stopped, be it that of a newer version, and the type itself is not stopped either.
+_HANDLED_HERE: Final = f"""EXISTS (
+            SELECT FROM unnest(CAST(:message_types AS text[]), CAST(:handlers AS text[])) AS here (name, handler)
+            WHERE here.name = first.message_type AND (CAST(:is_trial AS boolean) OR NOT EXISTS (
+                SELECT FROM {{schema}}.circuits
+                WHERE kind = 'handler' AND key IN (here.name, here.handler) AND {_OPEN})))"""
 _NOT_PARKED: Final = f"""NOT EXISTS (
                 SELECT FROM {{schema}}.circuits WHERE kind = 'key' AND key = row.partition_key AND {_OPEN})"""
 
@@ -28,11 +32,12 @@ _NOT_PARKED: Final = f"""NOT EXISTS (
 class Ordered:
     """The statements for one of the two tables of work.
 
-    `within` narrows them to one destination; `fits_head` says of a row behind the head of its key whether it can be
-    in the same run, `may_start` of the head whether it may be claimed now.
+    `within` narrows them to one destination; `lane` narrows a look to a destination or message type; `fits_head` says
+    of a row behind the head of its key whether it can be in the same run, `may_start` of the head whether it may be
+    claimed now.
     """
 
-    def __init__(self, table: str, address: str, *, within: str, may_start: str, fits_head: str) -> None:
+    def __init__(self, table: str, address: str, *, within: str, lane: str, may_start: str, fits_head: str) -> None:
         rows = f"{{schema}}.{table}"
         head = f"""
         SELECT seq, message_type FROM {rows}
@@ -43,15 +48,15 @@ class Ordered:
         HAVING count(*) FILTER (WHERE owner_id <> 0) = 0"""
         turn = "(free.seq IS NULL OR free.seq > first.seq)"
 
-        # The next keys that have unowned rows, by a loose scan that is bounded in keys, and the type of each that could
-        # be claimed from. Whoever comes to the end begins again at '': so every key has its turn.
+        # The next keys that have unowned rows of a lane, by a loose scan that is bounded in keys, and the type of each
+        # that could be claimed from. Whoever comes to the end begins again at '': so every key has its turn.
         self.look = Statement(f"""
 WITH RECURSIVE keys AS (
     (SELECT ordering_key AS key, 1 AS number FROM {rows}
-     WHERE {within}{_UNOWNED} AND ordering_key > :after ORDER BY ordering_key LIMIT 1)
+     WHERE {lane} AND {_UNOWNED} AND ordering_key > :after ORDER BY ordering_key LIMIT 1)
     UNION ALL
     SELECT (SELECT ordering_key FROM {rows}
-            WHERE {within}{_UNOWNED} AND ordering_key > keys.key ORDER BY ordering_key LIMIT 1), number + 1
+            WHERE {lane} AND {_UNOWNED} AND ordering_key > keys.key ORDER BY ordering_key LIMIT 1), number + 1
     FROM keys WHERE keys.key IS NOT NULL AND number < :count
 )
 SELECT found.key, CASE WHEN free.is_free AND {turn} THEN first.message_type END AS message_type
@@ -110,6 +115,7 @@ OUTGOING: Final = Ordered(
     "outgoing_envelopes",
     "destination",
     within="destination = :destination AND ",
+    lane="destination = :destination",
     may_start=_NOT_LATCHED,
     fits_head="true",
 )
@@ -117,7 +123,8 @@ INCOMING: Final = Ordered(
     "incoming_envelopes",
     "endpoint",
     within="",
-    may_start=f"first.message_type = ANY (CAST(:message_types AS text[])) AND {_NOT_PAUSED}",
+    lane="message_type = :lane",
+    may_start=_HANDLED_HERE,
     fits_head=f"message_type = heads.message_type AND {_NOT_PARKED}",
 )
 
@@ -127,6 +134,17 @@ WITH RECURSIVE found AS (
     UNION ALL
     SELECT (SELECT destination FROM {{schema}}.outgoing_envelopes
             WHERE {_UNOWNED} AND destination > found.name ORDER BY destination LIMIT 1)
+    FROM found WHERE found.name IS NOT NULL
+)
+SELECT name FROM found WHERE name IS NOT NULL
+""")
+
+ORDERED_TYPES: Final = Statement(f"""
+WITH RECURSIVE found AS (
+    (SELECT message_type AS name FROM {{schema}}.incoming_envelopes WHERE {_UNOWNED} ORDER BY message_type LIMIT 1)
+    UNION ALL
+    SELECT (SELECT message_type FROM {{schema}}.incoming_envelopes
+            WHERE {_UNOWNED} AND message_type > found.name ORDER BY message_type LIMIT 1)
     FROM found WHERE found.name IS NOT NULL
 )
 SELECT name FROM found WHERE name IS NOT NULL
@@ -169,7 +187,7 @@ WITH unowned AS MATERIALIZED (
         ORDER BY seq LIMIT share.quota FOR UPDATE SKIP LOCKED
     ) AS each
     WHERE CAST(:is_trial AS boolean) OR NOT EXISTS (
-        SELECT FROM {{schema}}.circuits WHERE kind = 'handler' AND key = :message_type AND {_OPEN})
+        SELECT FROM {{schema}}.circuits WHERE kind = 'handler' AND key IN (:message_type, :handler) AND {_OPEN})
     LIMIT :batch_size
 ), claimed AS (
     UPDATE {{schema}}.incoming_envelopes AS row SET owner_id = :node, epoch = row.epoch + 1

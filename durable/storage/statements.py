@@ -322,7 +322,7 @@ SELECT 'incoming', CAST(:address AS text), CAST(:id AS uuid), CAST(:message_type
     CAST(:content_type AS text), CAST(:headers AS jsonb), CAST(:body AS bytea), CAST(:sent_at AS timestamptz),
     CAST(:deliver_by AS timestamptz), 0, 0, CAST(:exception_type AS text), CAST(:reason AS text),
     CAST(:traceback AS text), CAST(:fingerprint AS text), CAST(:node AS integer), CAST(:message_digest AS bigint),
-    CAST(:replayable AS boolean), 0, 0, NULLIF(CAST(:partition_key AS text), ''), NULL
+    CAST(:replayable AS boolean), 0, 0, CAST(:ordering_key AS text), CAST(:fair_key AS text)
 WHERE NOT EXISTS (
     SELECT FROM {{schema}}.dead_letters AS letter
     WHERE letter.id = CAST(:id AS uuid) AND letter.address = :address AND letter.body = :body
@@ -336,7 +336,7 @@ CLAIM_INCOMING = Batched(
         AND fair_key IS NULL AND (deliver_by IS NULL OR deliver_by > now())
         AND (CAST(:is_trial AS boolean) OR NOT EXISTS (
             SELECT FROM {schema}.circuits
-            WHERE kind = 'handler' AND key = :message_type AND (probing OR until IS NULL OR until > now())
+            WHERE kind = 'handler' AND key IN (:message_type, :handler) AND (probing OR until IS NULL OR until > now())
         )){only}
     ORDER BY seq LIMIT :batch_size {lock}""",
     f""", claimed AS (

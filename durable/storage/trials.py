@@ -10,7 +10,7 @@ from durable.envelope import Leased, NodeId
 from durable.storage import circuits, inbox, ordering
 
 _KEYS_AT_ONCE = 100
-_LOOKS = 20  # as many keys may be held, or have their turn at other handlers, before the one that is looked for
+_LOOKS = 20  # as many keys may be held, or have their turn at other types, before the one that is looked for
 
 
 def claim_trial(
@@ -41,7 +41,8 @@ def _claim_share(conn: Connection, schema: str, message_type: str, node: NodeId)
 def _claim_in_order(conn: Connection, schema: str, message_type: str, node: NodeId) -> list[Leased]:
     after = ""
     for _ in range(_LOOKS):
-        found = ordering.look(conn, schema, destination=None, after=after, count=_KEYS_AT_ONCE)
+        lane = ordering.Lane(message_type=message_type)
+        found = ordering.look(conn, schema, lane, after=after, count=_KEYS_AT_ONCE)
         keys = [waiting.key for waiting in found if waiting.message_type == message_type]
         types = [message_type]
         if claimed := ordering.claim(

@@ -273,13 +273,13 @@ class Mailbox:
         counted: int = 1,
         failures: Sequence[Failure] = (),
         keep_body: bool = False,
-        parks: bool = False,
+        parks: str | None = None,
     ) -> bool:
         if not self.owns(lease):
             return False
         row = self.incoming.pop(_key(lease))
-        if parks and lease.ordering_key is not None:
-            self.circuits.pause(*parked(lease), reason=letter.reason, actor="memory", duration=None)
+        if parks is not None and lease.ordering_key is not None:
+            self.circuits.pause(*parked(lease, parks), reason=letter.reason, actor="memory", duration=None)
         self._bury(row.envelope, letter, attempts=row.attempts + counted, endpoint=row.endpoint)
         return True
 

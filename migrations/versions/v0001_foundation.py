@@ -70,6 +70,8 @@ CREATE INDEX incoming_fair ON "{schema}".incoming_envelopes (message_type, fair_
     WHERE fair_key IS NOT NULL AND owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL;
 CREATE INDEX incoming_ordered ON "{schema}".incoming_envelopes (ordering_key, seq)
     WHERE ordering_key IS NOT NULL AND owner_id = 0 AND execution_time IS NULL;
+CREATE INDEX incoming_ordered_types ON "{schema}".incoming_envelopes (message_type, ordering_key)
+    WHERE ordering_key IS NOT NULL AND owner_id = 0 AND execution_time IS NULL;
 CREATE INDEX incoming_queued ON "{schema}".incoming_envelopes (message_type, seq)
     WHERE owner_id = 0 AND execution_time IS NULL AND (ordering_key IS NOT NULL OR fair_key IS NOT NULL);
 CREATE INDEX incoming_scheduled ON "{schema}".incoming_envelopes (message_type, seq)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection
@@ -15,6 +16,7 @@ from sqlalchemy import Connection
 from durable.cli import against
 from durable.storage import in_flight
 from durable.storage.in_flight import Page
+from durable.storage.locks import nodes_class
 from durable.storage.rows import Letter
 from tests.failure import leftovers
 from tests.support import letters
@@ -115,6 +117,26 @@ def test_a_type_that_nobody_would_handle_breaks_the_deploy(agent: Agent, tables:
         ("fail", ".order-shipped", "inbox", 1, 0),  # its node is one of this service, with the code of before
         ("ok", "elsewhere.sold", "inbox", 2, 0),  # its node is another service's
     ]
+
+
+def test_work_that_no_living_node_there_handles_is_a_warning(agent: Agent, tables: Tables) -> None:
+    module = agent.application(DEPLOYED)
+    put(tables, f"{module}.order-placed", GOOD, GOOD)
+    put(tables, f"{module}.order-placed.v2", b'{"order_id":1,"total":"7"}')
+    tables.execute("UPDATE durable.incoming_envelopes SET sent_at = now() - interval '1 hour'")
+    node = tables.one(
+        "INSERT INTO durable.nodes (service, description, version, capabilities) VALUES (%s, '', '', %s)"
+        " RETURNING node_id",
+        module,
+        json.dumps({"message_types": [f"{module}.order-placed"]}),
+    )
+    with psycopg.connect(tables.url) as alive:
+        alive.execute("SELECT pg_advisory_lock(%s, %s)", [nodes_class("durable"), node])
+        assert checked(agent, tables, module, code=0) == [
+            ("ok", ".order-placed", "inbox", 2, 0),
+            ("ok", ".order-placed.v2", "inbox", 1, 0),
+            ("warn", ".order-placed.v2", "inbox", 1, 0),
+        ]
 
 
 def test_a_letter_that_could_be_replayed_before_must_be_one_that_still_can(agent: Agent, tables: Tables) -> None:

@@ -508,6 +508,35 @@ class TestQuarantined:
         replayed = {lease.envelope.id: lease.envelope for lease in claimed}
         assert replayed == {each.id: msgspec.structs.replace(each, destination=ENDPOINT) for each in (old, large)}
 
+    async def test_letters_of_an_ordered_handler_are_replayed_one_behind_the_other(
+        self, tables: Tables, database: Database
+    ) -> None:
+        """And those of a fair one to the shares of their tenants: as if they had come in time."""
+        late = ManualClock(datetime.now(UTC) + timedelta(days=8))
+        ordered = Bus(ENDPOINT, tables.url, **QUICK)
+        begun: list[int] = []
+        inside: set[int] = set()
+        together: list[set[int]] = []
+
+        @ordered.handles(Placed, ordered=True, concurrency=4)
+        async def handle(placed: Placed) -> None:
+            inside.add(placed.number)
+            begun.append(placed.number)
+            together.append(set(inside))
+            await asyncio.sleep(0.02)
+            inside.discard(placed.number)
+
+        agent = receiving_agent(database, late)
+        agent._places = ordered.application.routes.places
+        running = asyncio.create_task(agent.run())
+        assert await agent.receive(ENDPOINT, [envelope(number) for number in range(4)]) == [STORED] * 4
+        agent.stop()
+        await running
+        assert len((await database.transaction(replay_by_ada, ALL, WHOLE)).done) == 4
+        async with ordered:
+            await eventually(lambda: begun == [0, 1, 2, 3], within=20)
+        assert all(len(group) == 1 for group in together)
+
     async def test_what_is_no_whole_envelope_stays_where_it_is(
         self, agent: ReceivingAgent, tables: Tables, database: Database
     ) -> None:

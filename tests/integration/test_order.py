@@ -14,12 +14,14 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
+from sqlalchemy import Connection
 
 from durable import Bus, CircuitBreaker, InvalidMessage, Reject, Retry, message
 from durable.outcomes import BUSY, Failed, Outcome
 from durable.settings import load_settings
-from durable.storage import dead_letters
+from durable.storage import dead_letters, ordering
 from durable.storage.dead_letters import Selection, Stretch
+from durable.storage.ordering import Lane
 from durable.telemetry import Event
 from durable.transports.memory import MemorySender, MemoryTransport
 from tests.failure.waiting import eventually
@@ -254,6 +256,108 @@ class TestAKey:
 def _committed(log: Log, key: str) -> list[int]:
     """Each message once: those of a group that rolled back run again, alone."""
     return list(dict.fromkeys(log.done[key]))
+
+
+class TestManyKeys:
+    """Thousands of keys of one handler, which can take nothing now, and what others have to do meanwhile."""
+
+    KEYS = 20_000
+
+    def fill(self, database: str, message_type: str = "order.stride", keys: int = KEYS, prefix: str = "k") -> None:
+        with psycopg.connect(database) as conn:
+            conn.execute(
+                """INSERT INTO durable.incoming_envelopes (endpoint, id, message_type, source, correlation_id,
+                    partition_key, ordering_key, content_type, body, sent_at, owner_id)
+                SELECT 'shop', gen_random_uuid(), %s, 'elsewhere', gen_random_uuid(), key, key, 'application/json',
+                    convert_to('{"key":"' || key || '","number":1}', 'UTF8'), now(), 0
+                FROM (SELECT %s || number AS key FROM generate_series(1, %s) AS number) AS keys""",
+                [message_type, prefix, keys],
+            )
+
+    def busy(self, database: str, log: Log, go_on: asyncio.Event, **settings: Any) -> Bus:
+        """Strides wait until they may go on, steps are handled at once."""
+        bus = node(database, log, {**QUICK, **settings})
+
+        @bus.handles(Stride, concurrency=2)
+        async def handle(stride: Stride) -> None:
+            await go_on.wait()
+            await log.handle(stride)
+
+        return bus
+
+    @pytest.mark.parametrize("stop", ["paused", "full"])
+    async def test_of_a_handler_that_takes_nothing_cost_the_others_no_look(
+        self, database_url: str, stop: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """While a delayed message and keys of others are handled, no page is read for the handler that stands."""
+        log, go_on = Log(), asyncio.Event()
+        self.fill(database_url)
+        bus = self.busy(database_url, log, go_on, batch_size=20, buffer_size=20)
+        looked: list[Lane] = []
+        look = ordering.look
+
+        def watched(conn: Connection, schema: str, lane: Lane, **page: Any) -> list[ordering.Waiting]:
+            looked.append(lane)
+            return look(conn, schema, lane, **page)
+
+        monkeypatch.setattr(ordering, "look", watched)
+        async with bus:
+            assert bus.runtime.node is not None
+            strides = bus.runtime.node.handlers["order.stride"]
+            if stop == "paused":
+                await bus.pause(Stride)
+                await eventually(lambda: strides.circuit.is_open, within=20)
+            else:
+                await eventually(lambda: strides.buffer.used_count >= 20, within=20)
+            looked.clear()
+            await send(bus, Step("plain", 1), key=None, delay=0.2)
+            await send(bus, Step("keyed", 1), delay=0.2)
+            await send(bus, Step("now", 1))
+            await eventually(lambda: {"plain", "keyed", "now"} <= log.done.keys(), within=20)
+            assert looked.count(Lane(message_type="order.stride")) <= 1, "one may have been under way"
+            assert not any(key.startswith("k") and key != "keyed" for key in log.done)
+            go_on.set()
+            await bus.resume(Stride)
+
+    async def test_of_which_none_is_free_are_looked_at_page_by_page_in_turn_with_others(
+        self, database_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each key is held by a message of another type: a look finds them, and can claim nothing."""
+        log, pages = Log(), list[Lane]()
+        self.fill(database_url, "order.elsewhere")
+        self.fill(database_url, "order.stride")
+        bus = self.busy(database_url, log, asyncio.Event())
+        look = ordering.look
+
+        def watched(conn: Connection, schema: str, lane: Lane, **page: Any) -> list[ordering.Waiting]:
+            pages.append(lane)
+            return look(conn, schema, lane, **page)
+
+        monkeypatch.setattr(ordering, "look", watched)
+        with psycopg.connect(database_url, autocommit=True) as conn:
+            conn.execute(
+                "INSERT INTO durable.nodes (service, description, version, capabilities)"
+                """ VALUES ('workshop', '', '', '{"message_types": ["order.elsewhere"]}')"""
+            )
+        async with bus:
+            await eventually(lambda: len(pages) > 20, within=20)
+            await send(bus, Step("k17x", 1), Step("k17x", 2), delay=0.1)
+            await eventually(lambda: log.done["k17x"] == [1, 2], within=30)
+            seen = len(pages)
+            assert seen < self.KEYS / 100, "it came before all of those keys were looked at"
+
+    async def test_all_have_their_turn_while_there_is_room_for_a_few(self, database_url: str) -> None:
+        """The first keys have far more messages than the others; what is finished of them makes no way for itself."""
+        log, go_on = Log(), asyncio.Event()
+        go_on.set()
+        for _ in range(100):
+            self.fill(database_url, keys=10, prefix="hot")
+        self.fill(database_url, keys=50)
+        bus = self.busy(database_url, log, go_on, batch_size=10, buffer_size=10)
+        async with bus:
+            await eventually(lambda: sum(key.startswith("k") for key in log.done) == 50, within=60)
+        assert log.count() < 110, "the others came before those keys had their second turn"
+        assert log.overlaps == []
 
 
 class TestParking:

@@ -18,6 +18,7 @@ from durable.ordering import Place, Places
 from durable.storage import inbox, leases, ordering, outbox
 from durable.storage import ordering_statements as sql
 from durable.storage.inbox import Arrival
+from durable.storage.ordering import Lane
 from durable.storage.outbox import Sent
 from durable.storage.recovery_statements import INCOMING
 from durable.storage.statements import Statement
@@ -344,7 +345,7 @@ def play(desk: Desk, seed: int) -> list[str]:
 
 class TestLooking:
     def look(self, desk: Desk, after: str = "", count: int = 100) -> list[tuple[str, str | None]]:
-        return [tuple(each) for each in desk.run(ordering.look, destination=None, after=after, count=count)]
+        return [tuple(each) for each in desk.run(ordering.look, Lane(message_type=TYPES[0]), after=after, count=count)]
 
     def test_keys_are_found_so_many_at_a_time_each_with_the_type_whose_turn_it_is(self, desk: Desk) -> None:
         for key in "abc":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -22,8 +23,9 @@ PEER = "tcp://127.0.0.1:1"
 NODE = NodeId(1)
 
 
-def node(heartbeat_age: timedelta = timedelta(seconds=1)) -> Node:
-    return Node(NODE, "orders", "host:1", "0", NOW, NOW - heartbeat_age, heartbeat_age, "{}")
+def node(heartbeat_age: timedelta = timedelta(seconds=1), *handled: str) -> Node:
+    capabilities = json.dumps({"message_types": handled})
+    return Node(NODE, "orders", "host:1", "0", NOW, NOW - heartbeat_age, heartbeat_age, capabilities)
 
 
 def latched(minutes: int, kind: str = "destination", key: str = PEER, probing: bool = True) -> OpenCircuit:
@@ -51,6 +53,10 @@ def found(**changes: Any) -> Gauges:
 
 def unowned(minutes: int) -> dict[Side, list[Unowned]]:
     return {Side.OUTGOING: [Unowned(PEER, 3, minutes * MINUTE)], Side.INCOMING: []}
+
+
+def of_type(name: str, minutes: int) -> dict[Side, list[Unowned]]:
+    return {Side.OUTGOING: [], Side.INCOMING: [Unowned(name, 3, minutes * MINUTE)]}
 
 
 def problems(gauges: Gauges, *, dormant: list[NodeId] | None = None, **settings: Any) -> list[str]:
@@ -103,6 +109,32 @@ def test_it_is_healthy(gauges: Gauges, settings: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_it_is_not_healthy_and_says_why(gauges: Gauges, settings: dict[str, Any], said: str | None) -> None:
     assert [problem[: len(said or "")] for problem in problems(gauges, **settings)] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("gauges", "is_told"),
+    [
+        (found(unowned=of_type("a.b", 10)), True),
+        (found(unowned=of_type("a.b", 10), nodes=[node(MINUTE / 60, "a.b.v2")]), True),
+        (found(unowned=of_type("a.b", 10), nodes=[node(MINUTE / 60, "a.b")]), False),
+        (found(unowned=of_type("a.b", 10), circuits=[latched(1, kind="handler", key="a.b")]), False),
+        (found(unowned=of_type("a.b", 0)), False),
+    ],
+    ids=["no handler", "a handler of another version", "handled", "paused", "not for long"],
+)
+def test_work_that_no_living_node_handles_is_a_problem(gauges: Gauges, is_told: bool) -> None:
+    said = (
+        "3 messages a.b wait, the oldest for 600 s, and no living node handles them: start a node whose code has a "
+        "handler for them, or an upcaster to one"
+    )
+    assert problems(gauges) == ([said] if is_told else [])
+
+
+def test_work_that_only_a_dead_node_handles_is_told_as_unattended() -> None:
+    gauges = found(unowned=of_type("a.b", 10), nodes=[node(MINUTE / 60, "a.b")], locked=set())
+    assert problems(gauges) == [
+        "work has waited for 600 s and no node is alive: start one with durable-agent run APP:BUS"
+    ]
 
 
 def test_a_dormant_node_is_a_problem_while_it_owns_something() -> None:

@@ -1,0 +1,164 @@
+"""What the old code has left behind, in every combination of features, is handled by a node with the newer code alone.
+
+The old code declared its handler as the new one does; between its rows lie some that a node with the new code stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import msgspec
+import pytest
+
+from durable import Bus, CircuitBreaker, message, upcaster
+from durable.envelope import ANY_NODE, Envelope
+from durable.storage import inbox
+from durable.storage.inbox import Arrival
+from tests.failure.leftovers import SCHEMA, envelope, transaction
+from tests.failure.waiting import eventually
+from tests.failure.workbench import QUICK
+from tests.support.tables import Tables
+
+OLD, NEW = "pairs.moved", "pairs.moved.v2"
+COUNT = 8
+
+
+@message("pairs.moved")
+class MovedV1(msgspec.Struct):
+    number: int
+
+
+@message("pairs.moved", version=2)
+class Moved(msgspec.Struct):
+    number: int
+    by: str
+
+
+@upcaster(MovedV1, to=Moved)
+def to_moved(old: MovedV1) -> Moved:
+    return Moved(old.number, "nobody")
+
+
+def left_behind(tables: Tables, new: Bus, sent: Sequence[Envelope], **declared: Any) -> None:
+    """Rows as nodes with the old code, whose handler is declared so, and with the new one have stored them."""
+    old = Bus("shop", tables.url)
+
+    @old.handles(MovedV1, **declared)
+    async def handle(moved: MovedV1) -> None: ...
+
+    by_type = {OLD: old.application.routes.places, NEW: new.application.routes.places}
+    with transaction(tables.url) as conn:
+        arrivals = [Arrival("shop", each, ANY_NODE, by_type[each.message_type].incoming(each)) for each in sent]
+        inbox.store(conn, SCHEMA, arrivals)
+
+
+def made(number: int, key: str | None) -> Envelope:
+    """In turn of the old version and of the new one, in turn of two tenants."""
+    is_old = number % 3 != 2
+    body = {"number": number} if is_old else {"number": number, "by": "somebody"}
+    return msgspec.structs.replace(
+        envelope(number),
+        message_type=OLD if is_old else NEW,
+        partition_key=key,
+        body=msgspec.json.encode(body),
+        headers={"tenant": "ab"[number % 2]},
+    )
+
+
+class Handled:
+    """A node with the new code, and what it has handled, in its order."""
+
+    def __init__(self, tables: Tables, **declared: Any) -> None:
+        self.bus = Bus("shop", tables.url, **QUICK)
+        self.numbers: list[int] = []
+
+        if "group" in declared:
+
+            @self.bus.handles(Moved, **declared)
+            async def handle_group(moved: list[Moved]) -> None:
+                self.numbers += [each.number for each in moved]
+
+        else:
+
+            @self.bus.handles(Moved, **declared)
+            async def handle(moved: Moved) -> None:
+                self.numbers.append(moved.number)
+
+    def is_done(self, *, in_order: bool) -> bool:
+        return (self.numbers if in_order else sorted(self.numbers)) == list(range(COUNT))
+
+
+STOPS = {
+    "running": [],
+    "paused": [("handler", NEW, False)],
+    "old version paused": [("handler", OLD, False)],
+    "tried": [("handler", NEW, True)],
+    "parked": [("key", "k", False)],
+}
+COMBINATIONS = [
+    pytest.param(stop, key, group, ordered, fair, id=f"{stop}-{key}-group{group}-{ordered=}-{fair=}")
+    for stop, key, group, ordered, fair in product(STOPS, ("k", None), (1, 5), (False, True), (False, True))
+    if (stop != "parked" or (key and not ordered)) and not (ordered and fair)
+]
+
+
+@pytest.mark.parametrize(("stop", "key", "group", "ordered", "fair"), COMBINATIONS)
+async def test_old_and_new_versions_are_all_handled_and_in_order_where_that_is_promised(
+    tables: Tables, stop: str, key: str | None, group: int, ordered: bool, fair: bool
+) -> None:
+    declared: dict[str, Any] = {"ordered": True} if ordered else {}
+    declared |= {"fair_by": "tenant"} if fair else {}
+    for kind, name, probing in STOPS[stop]:
+        tables.execute(
+            "INSERT INTO durable.circuits (kind, key, reason, actor, until, probing) VALUES (%s, %s, 'why', 'who',"
+            " CASE WHEN %s THEN now() END, %s)",
+            kind,
+            name,
+            probing,
+            probing,
+        )
+    breaker = CircuitBreaker(failure_rate=0.5, at_least=2, open_for=0.05, longest=0.1)
+    new = Handled(tables, **declared, **({"group": group} if group > 1 else {}), concurrency=3, circuit_breaker=breaker)
+    left_behind(tables, new.bus, [made(number, key) for number in range(COUNT)], **declared)
+    async with new.bus:
+        if stop == "tried":
+            await eventually(lambda: tables.count("circuits") == 0, within=20)
+        elif stop != "running":
+            await eventually(lambda: tables.one("SELECT count(*) FROM durable.incoming_envelopes") > 0)
+            await tables.change("DELETE FROM durable.circuits")
+        await eventually(lambda: new.is_done(in_order=bool(key) or ordered), within=30)
+        await eventually(lambda: tables.count("incoming_envelopes") == 0)
+    assert tables.count("dead_letters") == 0
+
+
+async def test_an_ordered_handler_has_one_message_at_a_time_whatever_the_version_that_stored_it(
+    tables: Tables,
+) -> None:
+    """Rows that the old code has placed behind its handler, and rows that the new code has, form one order."""
+    new = Handled(tables, ordered=True)
+    left_behind(tables, new.bus, [made(number, None) for number in range(4)], ordered=True)
+    assert len(set(tables.rows("SELECT ordering_key FROM durable.incoming_envelopes"))) == 1
+
+
+async def test_an_ordered_handler_is_parked_as_a_whole_by_a_dead_letter_of_an_old_version(tables: Tables) -> None:
+    new = Handled(tables, ordered=True, on_dead_letter="park")
+    new.bus.configure(check_in_flight=0)
+    bad = msgspec.structs.replace(made(0, None), body=b"not json")
+    left_behind(tables, new.bus, [bad, made(1, None)], ordered=True)
+    async with new.bus:
+        await eventually(lambda: tables.rows("SELECT kind, key FROM durable.circuits") == [("handler", NEW)])
+        assert await new.bus.resume(Moved)
+        await eventually(lambda: new.numbers == [1])
+
+
+async def test_neither_version_takes_all_the_room_of_a_fair_handler(tables: Tables) -> None:
+    """With room for a few only, a version that comes last by name has its turn before the other is through."""
+    new = Handled(tables, fair_by="tenant", concurrency=1)
+    left_behind(tables, new.bus, [*(made(number * 6, None) for number in range(60)), made(2, None)], fair_by="tenant")
+    new.bus.configure(batch_size=5, buffer_size=5)
+    async with new.bus:
+        await eventually(lambda: 2 in new.numbers, within=30)
+        await eventually(lambda: len(new.numbers) == 61, within=60)
+    assert new.numbers.index(2) < 40
