@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
+from durable.arguments import checked
+from durable.codecs.classes import refuse_uncodable
 from durable.envelope import JSON, Envelope
 from durable.errors import InvalidMessage
 
@@ -26,6 +28,7 @@ _MARKS_OF_NOT_FINITE = (b"null", b"NaN", b"Infinity")
 class JsonCodec:
     """Under `content_type`, which may be one of your own: `register_codec(JsonCodec("application/vnd.acme+json"))`."""
 
+    @checked
     def __init__(self, content_type: str = JSON) -> None:
         self.content_type = content_type
         self._decoders: dict[type[Any], Callable[[bytes], Any]] = {}
@@ -37,11 +40,17 @@ class JsonCodec:
         return body
 
     def decode(self, body: bytes, cls: type[Any]) -> Any:
-        decoder = self._decoders.get(cls)
-        if decoder is None:
-            model = issubclass(cls, BaseModel)
-            decoder = self._decoders[cls] = _model_decoder(cls) if model else msgspec.json.Decoder(cls).decode
-        return decoder(body)
+        return (self._decoders.get(cls) or self.check(cls))(body)
+
+    def check(self, cls: type[Any]) -> Callable[[bytes], Any]:
+        """The decoder of this class, which is kept; raises TypeError for a class that has none, and NameError."""
+        if issubclass(cls, BaseModel):
+            decoder = _model_decoder(cls)
+        else:
+            refuse_uncodable(cls)
+            decoder = msgspec.json.Decoder(cls).decode
+        self._decoders[cls] = decoder
+        return decoder
 
 
 def _model_decoder(cls: type[BaseModel]) -> Callable[[bytes], BaseModel]:
