@@ -17,12 +17,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
+from pydantic import BaseModel
+
 from durable.arguments import checked
 from durable.codecs.cloudevents import CloudEventsCodec
 from durable.codecs.json import JsonCodec
 from durable.codecs.msgpack import MsgpackCodec
 from durable.envelope import JSON, Envelope, is_media_type, media_type
 from durable.errors import InvalidMessage, InvalidSetting
+from durable.faithful import difference
 
 
 class Codec(Protocol):
@@ -46,6 +49,7 @@ class Codec(Protocol):
 
 
 _OWN: Sequence[Codec] = (JsonCodec(), MsgpackCodec(), CloudEventsCodec())
+_OWN_KINDS = (JsonCodec, MsgpackCodec, CloudEventsCodec)
 _codecs: dict[str, Codec] = {codec.content_type: codec for codec in _OWN}
 
 
@@ -107,6 +111,21 @@ def encode(message: object, envelope: Envelope) -> bytes:
     if not isinstance(body, bytes):
         raise InvalidMessage(f"{type(codec).__qualname__}.encode() returned {type(body).__name__}, not bytes")
     return body
+
+
+def refuse_unfaithful(message: object, body: bytes, content_type: str) -> None:
+    """Raise InvalidMessage when this body of the message would not be read as the message by its receiver.
+
+    pydantic models check themselves; what a codec of the application's own makes of a message is only decoded.
+    """
+    if isinstance(message, BaseModel):
+        return
+    read = decode(body, type(message), content_type)
+    if not isinstance(_codec_of(content_type), _OWN_KINDS):
+        return
+    changed = difference(message, read, type(message).__name__)
+    if changed is not None:
+        raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {changed}")
 
 
 def decode(body: bytes, cls: type[Any], content_type: str = JSON) -> Any:

@@ -25,6 +25,7 @@ from durable.messages import content_type_of, name_of
 from durable.ordering import Place
 from durable.routing import LOCAL, Routes
 from durable.settings import Settings
+from durable.telemetry import log
 
 _FUNCTIONS = {"command": "send", "event": "publish", "cascade": "send"}
 """What an application has called."""
@@ -133,9 +134,11 @@ class Composer:
         self._service = service
         self._routes = routes
         self._max_message_bytes = settings.max_message_bytes
+        self._validates = settings.validate_sent
         self._dedupe_window = settings.dedupe_window
         self._clock = clock
         self._resolve = resolve
+        self._unwanted: set[str] = set()
         self._around = around
 
     @cached_property
@@ -179,11 +182,20 @@ class Composer:
     ) -> tuple[UUID, list[Envelope]]:
         """The id of an event and an envelope for each subscriber, all with this id; raises InvalidMessage."""
         destinations = self._routes.for_publish(name_of(type(message)))
+        envelopes = self._compose(message, destinations or [LOCAL], cause, options)  # if nobody wants it, only checked
         if not destinations:
-            codec.encode(message, blank(message))  # an event that nobody wants is still checked
-            return new_id(), []
-        envelopes = self._compose(message, destinations, cause, options)
-        return envelopes[0].id, envelopes
+            self._tell_of_no_subscriber(envelopes[0].message_type)
+        return envelopes[0].id, envelopes if destinations else []
+
+    def _tell_of_no_subscriber(self, message_type: str) -> None:
+        """Once: an event that nobody wants yet is no mistake, but may be a misspelt subscription."""
+        if message_type not in self._unwanted:
+            self._unwanted.add(message_type)
+            log.warning(
+                "event %s was published to nobody: it has no subscriber and no handler here; declare one by "
+                "bus.subscribe()",
+                message_type,
+            )
 
     def cascaded(self, message: object, *, cause: Cause | None, **options: Unpack[SendOptions]) -> list[Envelope]:
         """The envelopes of a message that a handler returned, or a schedule brings: an event when it has subscribers,
@@ -202,6 +214,8 @@ class Composer:
     ) -> list[Envelope]:
         draft = self._draft(message, cause, options)
         body = codec.encode(message, draft)
+        if self._validates:
+            codec.refuse_unfaithful(message, body, draft.content_type)
         envelopes = [msgspec.structs.replace(draft, destination=each, body=body) for each in destinations]
         for envelope in envelopes:
             self._refuse_distant(envelope)

@@ -122,7 +122,8 @@ class Context:
         """Send a command that leaves only after this time (seconds, "10m" or a timedelta)."""
         if options.get("delay") is not None or options.get("at") is not None:
             raise InvalidSetting("schedule: after= says when; leave out delay= and at=")
-        return self._outbox.send(message, to=to, **{**options, "delay": after})
+        options["delay"] = after
+        return self._outbox.send(message, to=to, **options)
 
     def reply(self, message: object, **options: Unpack[SendOptions]) -> UUID:
         """Send a command to the address that the sender gave with reply_to=; raises RoutingError if it gave none."""

@@ -74,6 +74,10 @@ class Settings(BaseSettings):
     buffer_size: Count = Field(default=2_000, description="envelopes in memory for each destination and each handler")
     buffer_bytes: Count = Field(default=32 << 20, description="bytes in memory for each destination and each handler")
     max_message_bytes: Count = Field(default=1 << 20, description="largest body of one message")
+    validate_sent: bool = Field(
+        default=True,
+        description="check at send() that a receiver reads what is sent; pydantic models check themselves",
+    )
     max_frame_bytes: Count = Field(default=4 << 20, description="largest TCP frame")
 
     failures_to_latch: Count = Field(

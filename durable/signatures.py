@@ -65,7 +65,7 @@ def hints_of(function: Callable[..., Any], of: str) -> dict[str, Any]:
     if isinstance(function, functools.partial):
         return hints_of(function.func, of)
     if isinstance(function, type):
-        return _hints(function, of) | _hints(function.__init__, of)
+        return _hints(function, of) | _hints(vars(function).get("__init__", object.__init__), of)
     return _hints(function if inspect.isroutine(function) else type(function).__call__, of)
 
 

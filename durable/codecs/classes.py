@@ -20,6 +20,7 @@ from msgspec.inspect import (
     Type,
     TypedDictType,
 )
+from pydantic import BaseModel
 
 _MESSAGES = (StructType, DataclassType, NamedTupleType, EnumType)
 _WITH_FIELDS = (StructType, DataclassType, NamedTupleType, TypedDictType)
@@ -33,6 +34,17 @@ def refuse_uncodable(cls: type[Any]) -> None:
     for path, each in _within(kind, cls.__qualname__, set()):
         if isinstance(each, CustomType):
             raise TypeError(f"{path} is of class {getattr(each.cls, '__qualname__', each.cls)}, which has no encoding")
+
+
+def field_names(cls: type[Any]) -> tuple[str, ...]:
+    """The fields of a model, Struct, dataclass or attrs class; none of any other."""
+    if issubclass(cls, BaseModel):
+        return tuple(cls.model_fields)
+    for attribute in ("__struct_fields__", "__dataclass_fields__", "__attrs_attrs__"):
+        fields = getattr(cls, attribute, None)
+        if fields is not None:
+            return tuple(getattr(field, "name", field) for field in fields)
+    return ()
 
 
 def _within(kind: Any, path: str, seen: set[Any]) -> Iterator[tuple[str, Type]]:

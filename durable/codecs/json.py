@@ -14,7 +14,7 @@ import msgspec
 from pydantic import BaseModel
 
 from durable.arguments import checked
-from durable.codecs.classes import refuse_uncodable
+from durable.codecs.classes import field_names, refuse_uncodable
 from durable.envelope import JSON, Envelope
 from durable.errors import InvalidMessage
 
@@ -72,15 +72,5 @@ def _refuse_not_finite(value: object, path: str) -> None:
         for index, item in enumerate(value):
             _refuse_not_finite(item, f"{path}[{index}]")
     else:
-        for name in _field_names(type(value)):
+        for name in field_names(type(value)):
             _refuse_not_finite(getattr(value, name, None), f"{path}.{name}")
-
-
-def _field_names(cls: type[Any]) -> tuple[str, ...]:
-    if issubclass(cls, BaseModel):
-        return tuple(cls.model_fields)
-    for attribute in ("__struct_fields__", "__dataclass_fields__", "__attrs_attrs__"):
-        fields = getattr(cls, attribute, None)
-        if fields is not None:
-            return tuple(getattr(field, "name", field) for field in fields)
-    return ()
