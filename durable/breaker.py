@@ -19,19 +19,21 @@ from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
 
+from durable.arguments import checked_class
 from durable.duration import Duration, duration
 from durable.errors import InvalidSetting
 
 _BUCKETS = 20  # parts of the window that are forgotten one after another
 
 
+@checked_class
 @dataclass(frozen=True, slots=True)
 class CircuitBreaker:
     """When a handler is stopped because its messages fail, and for how long.
 
     `failure_rate` (0 to 1) of the messages of the last `window`, when they are `at_least` so many. After `open_for` it
-    is tried with single messages; each that fails doubles the time to the next, up to `longest`. Times are timedeltas
-    or seconds. The defaults of the rate are those of MassTransit's kill switch and breaker: 15 % of 10 messages.
+    is tried with single messages; each that fails doubles the time to the next, up to `longest`. Times are seconds,
+    "10s" or timedeltas. The defaults of the rate are those of MassTransit's kill switch and breaker: 15 % of 10.
     """
 
     failure_rate: float = 0.15

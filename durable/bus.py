@@ -11,31 +11,35 @@ async with bus:                                   # the agents run
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
 from sqlalchemy import Engine
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
 
 from durable import serving
 from durable.application import Application, Listening
+from durable.arguments import checked, checked_names, length_of_time, refuse_unknown
 from durable.breaker import CircuitBreaker
 from durable.composing import SendOptions, due_time
 from durable.cron import Missed
-from durable.duration import Duration, duration
-from durable.errors import InvalidMessage, InvalidSetting, Verdict, WiringError
-from durable.handlers import Handler, OnDeadLetter
+from durable.duration import Duration
+from durable.errors import InvalidMessage, InvalidSetting, WiringError
+from durable.handlers import Handler, OnDeadLetter, refuse_verdicts
+from durable.kinds import shown
 from durable.messages import name_of
 from durable.middleware import Group, Middleware
 from durable.retry import ByError, Retry, RetryAfter
 from durable.runtime import Runtime
 from durable.schedules import Factory, declare
 from durable.settings import Settings, load_settings
+from durable.signatures import dotted_name
 from durable.statistics import Statistics
 from durable.storage import circuits, delayed, schedules
 from durable.storage.circuits import Kind
@@ -49,6 +53,12 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 Mode = Literal["full", "send-only"]
+AnySession = Session | AsyncSession | scoped_session[Any] | async_scoped_session[Any]
+
+
+_SERVICE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_LONGEST_ENDPOINT: Final = 100
+_PARAMETERS: Final = ("service", "database", "mode", "engine", "sync_engine", "transports", "settings")
 
 
 class Circuits(TypedDict, total=False):
@@ -71,6 +81,7 @@ class Bus:
     Raises InvalidSetting for an unknown setting or a value that it must not have.
     """
 
+    @checked
     def __init__(
         self,
         service: str,
@@ -83,10 +94,11 @@ class Bus:
         settings: Settings | None = None,
         **overrides: Any,
     ) -> None:
-        if not service or len(service) > 100 or not service.isprintable():
-            raise InvalidSetting(f"service: {service!r} is no name; use a short one such as 'orders'")
-        if mode not in ("full", "send-only"):
-            raise InvalidSetting(f"mode: {mode!r}; use 'full' or 'send-only'")
+        if not _SERVICE.fullmatch(service):
+            raise InvalidSetting(
+                f"Bus: service={service!r} is no name; give letters, digits, '.', '-' and '_', such as 'orders'"
+            )
+        refuse_unknown("Bus", overrides, [*_PARAMETERS, *Settings.model_fields], "setting")
         if settings is not None and (overrides or database is not None):
             raise InvalidSetting("settings: give settings=..., or database and single settings, not both")
         if database is not None:
@@ -102,6 +114,7 @@ class Bus:
 
     # ------------------------------------------------------------------ declare, before the bus starts
 
+    @checked_names
     def handles(
         self,
         cls: type,
@@ -126,9 +139,9 @@ class Bus:
         waiting messages share one transaction: much faster for small handlers; when one fails each is run alone. A
         handler whose message is annotated list[cls] is called once for all of them, and what it sends begins new
         conversations.
-        `timeout` (timedelta or seconds) bounds one attempt. With a `circuit_breaker` the handler is stopped on every
-        node while too many of its messages fail. With `inherit_deliver_by` what the handler sends expires when its
-        message does, unless it is sent with a deliver_by= of its own.
+        `timeout` (`30`, "30s" or a timedelta) bounds one attempt. With a `circuit_breaker` the handler is stopped on
+        every node while too many of its messages fail. With `inherit_deliver_by` what the handler sends expires when
+        its message does, unless it is sent with a deliver_by= of its own.
 
         Messages of one `key=` are handled one after another. With `ordered` all messages of this class are, over all
         nodes. `on_dead_letter="park"` stops the key of a message that became a dead letter (and an ordered handler as a
@@ -138,37 +151,47 @@ class Bus:
 
         Raises InvalidSetting for a parameter that cannot be given, or a second handler of the same class.
         """
+        if not isinstance(cls, type):
+            raise InvalidSetting(f"handles: cls={shown(cls)}: give the message class: @bus.handles(OrderPlaced)")
         message_type = name_of(cls)
+        self._refuse_when_running("handles", message_type)
 
         def declare(function: F) -> F:
+            name = f"handler {dotted_name(function)}"
             self._application.declare(
                 Handler(
                     message_type=message_type,
                     cls=cls,
                     function=function,
-                    retry=retry or Retry(),
-                    by_error=_checked(on_error or {}),
+                    retry=Retry() if retry is None else retry,
+                    by_error={} if on_error is None else on_error,
                     concurrency=concurrency,
                     group=group,
-                    timeout=None if timeout is None else duration(timeout),
+                    timeout=None if timeout is None else length_of_time(name, "timeout", timeout),
                     circuit_breaker=circuit_breaker,
                     inherit_deliver_by=inherit_deliver_by,
                     ordered=ordered,
                     on_dead_letter=on_dead_letter,
                     fair_by=fair_by,
-                    weights=weights or {},
+                    weights={} if weights is None else weights,
                 )
             )
             return function
 
         return declare
 
+    @checked
     def on_error(self, *errors: type[Exception], retry: Retry | RetryAfter) -> None:
         """The policy of these errors in every handler that has none of its own for them:
         `bus.on_error(TimeoutError, retry=Retry(immediate=0, delays=[5, 60]))`, or
         `bus.on_error(RateLimited, retry=RetryAfter())`, which stops the handler for as long as the error asks for."""
-        self._application.by_error.update(_checked(dict.fromkeys(errors, retry)))
+        self._refuse_when_running("on_error", ", ".join(error.__qualname__ for error in errors))
+        if not errors:
+            raise InvalidSetting("on_error: errors: give at least one class of exceptions, such as TimeoutError")
+        refuse_verdicts("on_error", errors)
+        self._application.by_error.update(dict.fromkeys(errors, retry))
 
+    @checked
     def use(self, middleware: Middleware, *, group: Group = "core") -> None:
         """Put a component around everything that is sent and every handler: "before" is around "core", "core" around
         "after", and in each group what was used first is around the rest. See docs/middleware.md.
@@ -177,6 +200,7 @@ class Bus:
         """
         self._application.onion.use(middleware, group)
 
+    @checked
     def trace(self, provider: TracerProvider | None = None) -> None:
         """Make OpenTelemetry spans of everything that is sent and handled: see docs/telemetry.md.
 
@@ -187,26 +211,34 @@ class Bus:
             from durable.tracing import Tracing
         except ImportError as error:
             raise InvalidSetting(f"trace() needs {error.name}; run: pip install 'durable-bus[tracing]'") from error
+        if provider is not None and not hasattr(provider, "get_tracer"):
+            raise InvalidSetting(f"trace: provider={provider!r}: give a TracerProvider of OpenTelemetry")
         tracing = Tracing(provider)
         self.use(tracing, group="before")
         self._application.batch_spans = tracing
 
+    @checked
     def listen(self, uri: str, *, name: str | None = None) -> None:
         """Receive on this address. `name` is the key under which duplicates are recognised (default: the service):
         give listeners the same name when they may be sent the same envelope."""
+        self._refuse_when_running("listen", uri)
         self.runtime.transports().of(uri)
+        _check_endpoint("listen", name)
         if any(listening.uri == uri for listening in self._application.listeners):
             raise InvalidSetting(f"{uri} has a listener already")
         self._application.listeners.append(Listening(uri, name or self.service))
 
+    @checked
     def asgi(self, name: str | None = None) -> ASGIApp:
         """An ASGI app that receives over HTTP, to be mounted: `app.mount("/durable", bus.asgi())`.
 
         It answers 503 until the bus runs, and follows it from run to run, with the settings of now. `name` as in
         listen(). Raises InvalidSetting when `durable-bus[http]` is not installed.
         """
+        _check_endpoint("asgi", name)
         return self.runtime.http.app(name or self.service, lambda: self.runtime.receiver)
 
+    @checked
     def metrics_app(self, registry: Collector | None = None) -> ASGIApp:
         """An ASGI app with /metrics for Prometheus and /health, to be mounted: `app.mount("/durable", ...)`.
 
@@ -214,18 +246,22 @@ class Bus:
         read it. Where no application serves it, set metrics_port. Raises InvalidSetting when `durable-bus[metrics]` is
         not installed.
         """
+        if registry is not None and not hasattr(registry, "collect"):
+            raise InvalidSetting(f"metrics_app: registry={registry!r}: give a Collector of prometheus_client")
         return self.runtime.metrics_app(lambda: self.runtime.monitor, registry)
 
     def statistics(self) -> Statistics:
         """What this process is doing, and has done since the bus was started. To be called in its event loop."""
         return self.runtime.statistics()
 
+    @checked
     def route(self, cls: type, *, to: str, ordered: bool = False) -> None:
         """Commands of this class go to this one destination; with `ordered` everything that goes there leaves in the
         order in which it was committed, one batch at a time over all nodes."""
         message_type = name_of(cls)
         self._application.routes.route(message_type, self._resolved(to, message_type, ordered))
 
+    @checked
     def subscribe(self, cls: type, *, to: str, ordered: bool = False) -> None:
         """Events of this class go to this destination too; `ordered` as in route()."""
         message_type = name_of(cls)
@@ -237,6 +273,7 @@ class Bus:
             self._application.routes.places.ordered_destinations.add(destination)
         return destination
 
+    @checked
     def every(
         self,
         cron: str,
@@ -256,8 +293,7 @@ class Bus:
         all of them, "all" (the last 100), or "skip". `to` and `options` as in send(); deliver_by= is a timedelta.
         A process with mode="send-only" runs none. Raises InvalidSetting.
         """
-        if self.runtime.is_running:
-            raise WiringError(f"every {name!r}: declare schedules before the bus starts")
+        self._refuse_when_running("every", name)
         if name in self._application.schedules:
             raise InvalidSetting(f"every {name!r}: there is a schedule of this name already; give each its own")
         if to is not None:
@@ -267,7 +303,11 @@ class Bus:
         )
 
     def configure(self, **overrides: Any) -> None:
-        """Change settings after the bus was made, as the command line does; not while it runs."""
+        """Change settings after the bus was made, as the command line does.
+
+        Raises InvalidSetting, and WiringError while the bus runs.
+        """
+        self._refuse_when_running("configure", ", ".join(overrides))
         given = self.settings.model_dump(exclude_unset=True)
         self.settings = load_settings(**{**given, **overrides})
         self.runtime = self._make_runtime()
@@ -292,19 +332,22 @@ class Bus:
         With a timeout (a timedelta or seconds) above the setting `unit_of_work_timeout`, the database lets its
         statements run, and its transaction wait for what else is done in it, for so long.
         """
-        session = self.runtime.sessions.open(None if timeout is None else duration(timeout))
+        session = self.runtime.sessions.open(None if timeout is None else length_of_time("unit_of_work", "timeout", timeout))
         return UnitOfWork(session, self.runtime.sessions.outbox(session), self._scope)
 
+    @checked
     @contextmanager
-    def enlist(self, session: Session | AsyncSession) -> Iterator[Outbox]:
+    def enlist(self, session: AnySession) -> Iterator[Outbox]:
         """Make your own session a unit of work. Every later commit of this session takes its messages with it, also
-        after the block; inside the block `bus.send()` finds it."""
-        outbox = self.runtime.sessions.outbox(session)
+        after the block; inside the block `bus.send()` finds it. A scoped session is that of this thread or task."""
+        own = session() if isinstance(session, scoped_session | async_scoped_session) else session
+        outbox = self.runtime.sessions.outbox(own)
         with self._scope.entered(lambda: outbox):
             yield outbox
 
     # ------------------------------------------------------------------ pause
 
+    @checked
     async def pause(
         self,
         cls: type | None = None,
@@ -316,12 +359,12 @@ class Bus:
         """Let no node run the handler of this class, nor any handler for messages of this key, let the listener of this
         name take nothing, let nothing be sent to this destination, or pass over the occurrences of this schedule.
 
-        It lasts for this time (a timedelta or seconds), or until resume(). What waits goes on waiting; senders to a
+        It lasts for this time (`60`, "1m" or a timedelta), or until resume(). What waits goes on waiting; senders to a
         listener see Busy. It is a row of `circuits`, committed when this returns, and obeyed by the other nodes within
         a moment. Call it while the bus runs; elsewhere there is `durable-agent pause`. Raises InvalidSetting for a
         time that is not above 0, or when not exactly one thing is named.
         """
-        time = None if for_ is None else duration(for_)
+        time = None if for_ is None else length_of_time("pause", "for_", for_)
         if time is not None and time <= timedelta(0):
             raise InvalidSetting(f"pause: for_={for_!r} is over before it begins; give a time above 0, or none")
         kind, key = self._circuit(cls, named)
@@ -329,6 +372,7 @@ class Bus:
             circuits.pause, kind, key, reason=reason, actor=self.service, duration=time
         )
 
+    @checked
     async def resume(self, cls: type | None = None, **named: Unpack[Circuits]) -> bool:
         """End a pause before its time, or close a circuit that failures have opened. False when there was none."""
         return await self.runtime.database.transaction(circuits.resume, *self._circuit(cls, named))
@@ -346,6 +390,7 @@ class Bus:
 
     # ------------------------------------------------------------------ what waits for its time
 
+    @checked
     async def cancel(self, message: UUID, *, reason: str | None = None) -> bool:
         """Let nothing become of a message that waits for its time; the history records it as cancelled.
 
@@ -360,6 +405,7 @@ class Bus:
             keep_body=self.settings.history_bodies,
         )
 
+    @checked
     async def run_now(self, what: UUID | str) -> bool:
         """Let a message that waits for its time be due; or run a schedule, by its name, once more than it would.
 
@@ -369,9 +415,8 @@ class Bus:
             return await self.runtime.database.transaction(schedules.ask, what, actor=self.service)
         return await self.runtime.database.transaction(delayed.run_message_now, what)
 
-    async def reschedule(
-        self, what: UUID | str, *, at: datetime | None = None, delay: timedelta | float | None = None
-    ) -> bool:
+    @checked
+    async def reschedule(self, what: UUID | str, *, at: datetime | None = None, delay: Duration | None = None) -> bool:
         """Let a message that waits for its time, or the next occurrence of a schedule, be due at another one.
 
         False when the message does not wait any more, or there is no such schedule. Raises InvalidMessage when the
@@ -388,6 +433,11 @@ class Bus:
         return bool(changed.done)
 
     # ------------------------------------------------------------------ run
+
+    def __enter__(self) -> NoReturn:
+        raise WiringError("Bus: it is started by `async with bus`, not by `with bus`")
+
+    def __exit__(self, *_: object) -> None: ...
 
     async def __aenter__(self) -> Self:
         if self.runtime.is_running:
@@ -445,12 +495,11 @@ class Bus:
     def _make_runtime(self) -> Runtime:
         return self._substitute or Runtime(self._application, self.settings, self._scope, **self._engines)
 
+    def _refuse_when_running(self, function: str, what: str) -> None:
+        if self.runtime.is_running:
+            raise WiringError(f"{function}: {what}: declare it before the bus starts; this bus runs already")
 
-def _checked(by_error: ByError) -> ByError:
-    """Raise InvalidSetting for what is no class of exceptions, or is a verdict, which is obeyed anyway."""
-    for error in by_error:
-        if not (isinstance(error, type) and issubclass(error, Exception)):
-            raise InvalidSetting(f"on_error: {error!r} is no class of exceptions; use one such as TimeoutError")
-        if issubclass(error, Verdict):
-            raise InvalidSetting(f"on_error: {error.__name__} is a verdict of the handler, and is obeyed as it is")
-    return by_error
+
+def _check_endpoint(function: str, name: str | None) -> None:
+    if name is not None and not (0 < len(name) <= _LONGEST_ENDPOINT and name.isprintable()):
+        raise InvalidSetting(f"{function}: name={name!r}: give a short name of printable text, such as 'orders'")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import NamedTuple
 
-from durable.duration import Duration, duration
+from durable.arguments import checked, length_of_time
+from durable.duration import Duration
 from durable.errors import InvalidSetting
 from durable.storage.circuits import Kind
 
@@ -26,6 +27,7 @@ class CircuitControl:
         self._message_type = message_type
         self._asked = asked
 
+    @checked
     def open(
         self,
         for_: Duration | None = None,
@@ -33,12 +35,14 @@ class CircuitControl:
         reason: str = "opened by its handler",
         destination: str | None = None,
     ) -> None:
-        """Let no node run this handler any more, or send to this destination, for this time (a timedelta or seconds).
+        """Let no node run this handler any more, or send to this destination, for this time (seconds, "10m" or a
+        timedelta).
 
         Without a time it lasts until somebody resumes it. It takes effect when the attempt ends, whether it commits or
         fails; what becomes of this message is for the handler to say, by its return or its exception.
         """
-        if for_ is not None and duration(for_) <= timedelta(0):
+        time = None if for_ is None else length_of_time("circuit.open", "for_", for_)
+        if time is not None and time <= timedelta(0):
             raise InvalidSetting(f"circuit.open: for_={for_!r} is over before it begins; give a time above 0, or none")
         kind, key = (Kind.HANDLER, self._message_type) if destination is None else (Kind.DESTINATION, destination)
-        self._asked.append(PauseRequest(kind, key, None if for_ is None else duration(for_), reason))
+        self._asked.append(PauseRequest(kind, key, time, reason))

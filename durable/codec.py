@@ -17,11 +17,15 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
+from pydantic import BaseModel
+
+from durable.arguments import checked
 from durable.codecs.cloudevents import CloudEventsCodec
 from durable.codecs.json import JsonCodec
 from durable.codecs.msgpack import MsgpackCodec
 from durable.envelope import JSON, Envelope, is_media_type, media_type
 from durable.errors import InvalidMessage, InvalidSetting
+from durable.faithful import difference
 
 
 class Codec(Protocol):
@@ -45,15 +49,17 @@ class Codec(Protocol):
 
 
 _OWN: Sequence[Codec] = (JsonCodec(), MsgpackCodec(), CloudEventsCodec())
+_OWN_KINDS = (JsonCodec, MsgpackCodec, CloudEventsCodec)
 _codecs: dict[str, Codec] = {codec.content_type: codec for codec in _OWN}
 
 
+@checked
 def register_codec(codec: Codec) -> None:
     """Use this codec for its content type, in the place of any other. Call it where your messages are declared.
 
-    Raises InvalidSetting for what is no content type.
+    Raises InvalidSetting for what is no codec, or has no content type.
     """
-    if not is_media_type(codec.content_type):
+    if not isinstance(codec.content_type, str) or not is_media_type(codec.content_type):
         raise InvalidSetting(
             f"register_codec: {codec.content_type!r} is no content type; write it like 'application/vnd.acme+json'"
         )
@@ -63,6 +69,20 @@ def register_codec(codec: Codec) -> None:
 def content_types() -> Collection[str]:
     """What can be decoded here."""
     return _codecs.keys()
+
+
+def check_class(cls: type[Any], content_type: str) -> None:
+    """Build what decodes and encodes this class; raises InvalidSetting, and NameError while an annotation names a class
+    that is yet to come. A codec of the application's own is asked if it has a `check(cls)`."""
+    check = getattr(codec_for(content_type), "check", None)
+    if check is None:
+        return
+    try:
+        check(cls)
+    except NameError:
+        raise
+    except Exception as error:  # of msgspec, of the codec, or of the class's own code
+        raise InvalidSetting(f"{cls.__qualname__} cannot be a message in {content_type}: {_said(error)}") from error
 
 
 def codec_for(content_type: str) -> Codec:
@@ -91,6 +111,21 @@ def encode(message: object, envelope: Envelope) -> bytes:
     if not isinstance(body, bytes):
         raise InvalidMessage(f"{type(codec).__qualname__}.encode() returned {type(body).__name__}, not bytes")
     return body
+
+
+def refuse_unfaithful(message: object, body: bytes, content_type: str) -> None:
+    """Raise InvalidMessage when this body of the message would not be read as the message by its receiver.
+
+    pydantic models check themselves; what a codec of the application's own makes of a message is only decoded.
+    """
+    if isinstance(message, BaseModel):
+        return
+    read = decode(body, type(message), content_type)
+    if not isinstance(_codec_of(content_type), _OWN_KINDS):
+        return
+    changed = difference(message, read, type(message).__name__)
+    if changed is not None:
+        raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {changed}")
 
 
 def decode(body: bytes, cls: type[Any], content_type: str = JSON) -> Any:

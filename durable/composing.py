@@ -8,7 +8,7 @@ again, for whatever reason, it sends the same ids again, and what was received b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Literal, Self, TypedDict, Unpack
 from uuid import UUID, uuid5
@@ -16,13 +16,19 @@ from uuid import UUID, uuid5
 import msgspec
 
 from durable import codec, screening
+from durable.arguments import Argument, annotations_of, refuse_misfits, refuse_unknown
 from durable.clock import Clock
+from durable.duration import Duration, duration
 from durable.envelope import Envelope, derived_id, new_id
 from durable.errors import InvalidMessage
 from durable.messages import content_type_of, name_of
 from durable.ordering import Place
 from durable.routing import LOCAL, Routes
 from durable.settings import Settings
+from durable.telemetry import log
+
+_FUNCTIONS = {"command": "send", "event": "publish", "cascade": "send"}
+"""What an application has called."""
 
 REPLY_TO = "reply-to"
 TENANT = "tenant"
@@ -43,24 +49,24 @@ _NO_ENVELOPE = Envelope(
 
 
 class SendOptions(TypedDict, total=False):
-    """What send() and publish() take besides the message."""
+    """What send() and publish() take besides the message. None leaves an option out, but for deliver_by."""
 
-    deliver_by: datetime | timedelta | None
+    deliver_by: datetime | Duration | None
     """Expire the message when it has not been handled by then; an aware datetime, or a time from now. None: never, even
     where a deadline would be inherited."""
-    delay: timedelta | float
-    """Send it only after this time (a timedelta or seconds)."""
-    at: datetime
+    delay: Duration | None
+    """Send it only after this time (seconds, "10m" or a timedelta)."""
+    at: datetime | None
     """Send it only at this time (aware)."""
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] | None
     """The application's own headers: text without control characters, at most 100."""
-    key: str
+    key: str | None
     """Such as "order-17": messages of one key are handled one after another, in the order of their commits."""
-    tenant: str
+    tenant: str | None
     """Whose message it is, for handlers that are fair: a header of this name."""
-    reply_to: str
+    reply_to: str | None
     """Where `ctx.reply()` sends the answer."""
-    id_from: str
+    id_from: str | None
     """A business key, such as "invoice-17": messages of this service and type under one key are one message."""
 
 
@@ -98,7 +104,7 @@ class Outgoing(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return self.options.get("headers", {})
+        return self.options.get("headers") or {}
 
     def replace(self, **changes: Any) -> Self:
         """The same with other fields: `outgoing.replace(message=other)`."""
@@ -128,15 +134,24 @@ class Composer:
         self._service = service
         self._routes = routes
         self._max_message_bytes = settings.max_message_bytes
+        self._validates = settings.validate_sent
         self._dedupe_window = settings.dedupe_window
         self._clock = clock
         self._resolve = resolve
+        self._unwanted: set[str] = set()
         self._around = around
 
     @cached_property
     def send(self) -> Send:
         """Make the envelopes of a message and let its outbox remember them, within the middleware of sending."""
-        return self._around(self._send)
+        around = self._around(self._send)
+
+        def send(outgoing: Outgoing) -> UUID | None:
+            if outgoing.options or outgoing.to is not None:
+                check_options(_FUNCTIONS[outgoing.kind], outgoing.options, to=outgoing.to)
+            return around(outgoing)
+
+        return send
 
     def _send(self, outgoing: Outgoing) -> UUID:
         message, cause, options = outgoing.message, outgoing.cause, outgoing.options
@@ -167,11 +182,20 @@ class Composer:
     ) -> tuple[UUID, list[Envelope]]:
         """The id of an event and an envelope for each subscriber, all with this id; raises InvalidMessage."""
         destinations = self._routes.for_publish(name_of(type(message)))
+        envelopes = self._compose(message, destinations or [LOCAL], cause, options)  # if nobody wants it, only checked
         if not destinations:
-            codec.encode(message, blank(message))  # an event that nobody wants is still checked
-            return new_id(), []
-        envelopes = self._compose(message, destinations, cause, options)
-        return envelopes[0].id, envelopes
+            self._tell_of_no_subscriber(envelopes[0].message_type)
+        return envelopes[0].id, envelopes if destinations else []
+
+    def _tell_of_no_subscriber(self, message_type: str) -> None:
+        """Once: an event that nobody wants yet is no mistake, but may be a misspelt subscription."""
+        if message_type not in self._unwanted:
+            self._unwanted.add(message_type)
+            log.warning(
+                "event %s was published to nobody: it has no subscriber and no handler here; declare one by "
+                "bus.subscribe()",
+                message_type,
+            )
 
     def cascaded(self, message: object, *, cause: Cause | None, **options: Unpack[SendOptions]) -> list[Envelope]:
         """The envelopes of a message that a handler returned, or a schedule brings: an event when it has subscribers,
@@ -190,6 +214,8 @@ class Composer:
     ) -> list[Envelope]:
         draft = self._draft(message, cause, options)
         body = codec.encode(message, draft)
+        if self._validates:
+            codec.refuse_unfaithful(message, body, draft.content_type)
         envelopes = [msgspec.structs.replace(draft, destination=each, body=body) for each in destinations]
         for envelope in envelopes:
             self._refuse_distant(envelope)
@@ -211,11 +237,11 @@ class Composer:
         now = self._clock.now()
         message_type = name_of(type(message))
         envelope_id = self._id(message_type, cause, options)
-        headers = dict(options.get("headers", {}))
-        if "reply_to" in options:
-            headers[REPLY_TO] = options["reply_to"]
-        if "tenant" in options:
-            headers[TENANT] = options["tenant"]
+        headers = dict(options.get("headers") or {})
+        if (reply_to := options.get("reply_to")) is not None:
+            headers[REPLY_TO] = reply_to
+        if (tenant := options.get("tenant")) is not None:
+            headers[TENANT] = tenant
         return Envelope(
             id=envelope_id,
             message_type=message_type,
@@ -252,6 +278,18 @@ class Composer:
             )
 
 
+def check_options(function: str, options: SendOptions, *, to: object = None) -> None:
+    """Raise InvalidSetting for an option that is none, and InvalidMessage for a value of another kind."""
+    known = annotations_of(SendOptions)
+    refuse_unknown(function, options, known, "option")
+    given = [Argument(name, value, known[name]) for name, value in options.items() if value is not None]
+    refuse_misfits(function, [Argument("to", to, str | None), *given], InvalidMessage)
+    for name in ("at", "deliver_by"):
+        moment = options.get(name)
+        if isinstance(moment, datetime) and moment.tzinfo is None:
+            raise InvalidMessage(f"{function}: {name}={moment} has no time zone; give an aware datetime")
+
+
 def blank(message: object) -> Envelope:
     """An envelope for nobody, to encode a message that is only looked at, or compared with another."""
     facts = {"message_type": name_of(type(message)), "content_type": content_type_of(type(message))}
@@ -259,12 +297,13 @@ def blank(message: object) -> Envelope:
 
 
 def _execution_time(options: SendOptions, now: datetime) -> datetime | None:
-    if "at" in options and "delay" in options:
+    at, delay = options.get("at"), options.get("delay")
+    if at is not None and delay is not None:
         raise InvalidMessage("give at= or delay=, not both")
-    return options.get("at") or _moment(options.get("delay"), now)
+    return at or _moment(delay, now)
 
 
-def due_time(at: datetime | None, delay: timedelta | float | None, now: datetime) -> datetime:
+def due_time(at: datetime | None, delay: Duration | None, now: datetime) -> datetime:
     """The one of both that is given, as a time; raises InvalidMessage."""
     moment = at if delay is None else _moment(delay, now)
     if moment is None or (at is not None and delay is not None):
@@ -274,10 +313,11 @@ def due_time(at: datetime | None, delay: timedelta | float | None, now: datetime
     return moment
 
 
-def _moment(value: datetime | timedelta | float | None, now: datetime) -> datetime | None:
-    """A time, or a time from now; seconds are a time from now."""
-    if isinstance(value, timedelta):
-        return now + value
-    if isinstance(value, int | float):
-        return now + timedelta(seconds=value)
-    return value
+def _moment(value: datetime | Duration | None, now: datetime) -> datetime | None:
+    """A time, or a time from now; raises InvalidMessage for a time beyond the calendar."""
+    if value is None or isinstance(value, datetime):
+        return value
+    try:
+        return now + duration(value)
+    except OverflowError:
+        raise InvalidMessage(f"{value!r} from now lies outside the calendar") from None

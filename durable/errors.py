@@ -27,6 +27,8 @@ An error raised without a message says the first line of its docstring.
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from durable.duration import Duration, duration
 
 
@@ -110,7 +112,7 @@ class RetryLater(Verdict):
 
     def __init__(self, after: Duration, reason: str | None = None) -> None:
         super().__init__(reason)
-        self.after = duration(after)
+        self.after = _time("RetryLater: after", after)
 
 
 class Release(Verdict):
@@ -125,4 +127,11 @@ class PauseListener(Verdict):
 
     def __init__(self, for_: Duration, reason: str | None = None) -> None:
         super().__init__(reason)
-        self.for_ = duration(for_)
+        self.for_ = _time("PauseListener: for_", for_)
+
+
+def _time(of: str, value: Duration) -> timedelta:
+    try:
+        return duration(value)
+    except ValueError as error:
+        raise InvalidSetting(f"{of}: {error}") from None

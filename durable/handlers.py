@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -23,29 +23,36 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from functools import cached_property, partial
 from types import GenericAlias
-from typing import Annotated, Any, Literal, Self, Unpack, get_args, get_origin
+from typing import Any, Literal, Self, Unpack
 from uuid import UUID
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from durable import signatures
+from durable.arguments import Argument, annotations_of, checked, checked_class, refuse_misfits, refuse_unknown
 from durable.breaker import CircuitBreaker
 from durable.circuit_control import CircuitControl, PauseRequest
 from durable.composing import REPLY_TO, Cause, SendOptions
+from durable.duration import Duration
 from durable.envelope import Envelope, Leased
-from durable.errors import InvalidSetting, RoutingError
+from durable.errors import InvalidSetting, RoutingError, Verdict
 from durable.ordering import share_of
 from durable.retry import ByError, Retry
 from durable.unit_of_work import Outbox
 
 OnDeadLetter = Literal["continue", "park"]
 
+_SHOWN_AS = {"by_error": "on_error"}
+"""Parameters of Bus.handles() that have another name here."""
 
+
+@checked_class
 @dataclass(frozen=True, slots=True)
 class Depends:
     """Marks a handler's parameter as what `provider` returns: `Annotated[Mailer, Depends(mailer)]`."""
@@ -108,13 +115,19 @@ class Context:
         """Publish an event with the handler's transaction."""
         return self._outbox.publish(message, **options)
 
-    def schedule(self, message: object, *, after: timedelta | float, **options: Unpack[SendOptions]) -> UUID:
-        """Send a command that leaves only after this time (a timedelta or seconds)."""
+    @checked
+    def schedule(
+        self, message: object, *, after: Duration, to: str | None = None, **options: Unpack[SendOptions]
+    ) -> UUID:
+        """Send a command that leaves only after this time (seconds, "10m" or a timedelta)."""
+        if options.get("delay") is not None or options.get("at") is not None:
+            raise InvalidSetting("schedule: after= says when; leave out delay= and at=")
         options["delay"] = after
-        return self._outbox.send(message, **options)
+        return self._outbox.send(message, to=to, **options)
 
     def reply(self, message: object, **options: Unpack[SendOptions]) -> UUID:
         """Send a command to the address that the sender gave with reply_to=; raises RoutingError if it gave none."""
+        refuse_unknown("reply", options, annotations_of(SendOptions), "option")
         address = self._envelope.headers.get(REPLY_TO)
         if address is None:
             raise RoutingError(f"message {self.id} asks for no reply: its sender gave no reply_to=")
@@ -237,6 +250,11 @@ class Handler:
     _injected: _Injected = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        signatures.refuse_unfit(self.function, self.name)
+        refuse_misfits(f"handler {self.name}", self._given())
+        refuse_verdicts(f"handler {self.name}", self.by_error)
+        if self.timeout is not None and self.timeout <= timedelta(0):
+            raise InvalidSetting(f"{self.name}: timeout must be above 0 (got {self.timeout})")
         if self.group < 1 or (self.concurrency is not None and self.concurrency < 1):
             raise InvalidSetting(f"{self.name}: concurrency and group must be at least 1")
         if self.on_dead_letter not in (None, "continue", "park"):
@@ -254,7 +272,18 @@ class Handler:
 
     @property
     def name(self) -> str:
-        return f"{self.function.__module__}.{self.function.__qualname__}"
+        return signatures.dotted_name(self.function)
+
+    @property
+    def returns(self) -> Sequence[type]:
+        """The classes of the messages that it returns, by its annotation."""
+        return signatures.returned_classes(signatures.hints_of(self.function, self.name).get("return"))
+
+    def _given(self) -> list[Argument]:
+        """The parameters of Bus.handles()."""
+        hints = annotations_of(Handler)
+        given = [each.name for each in fields(self) if each.init]
+        return [Argument(_SHOWN_AS.get(name, name), getattr(self, name), hints[name]) for name in given]
 
     def cause(self, envelope: Envelope) -> Cause:
         """What follows from this message is sent with this cause."""
@@ -283,18 +312,33 @@ class Handler:
             raise RuntimeError("the handler raised StopIteration") from error
 
 
-def _resolve(function: Callable[..., Any], cls: type[Any], *, is_async: bool, of: str) -> _Injected:
+def refuse_verdicts(of: str, errors: Iterable[type[Exception]]) -> None:
+    """Raise InvalidSetting for a rule for an error that is a handler's own decision."""
+    for error in errors:
+        if issubclass(error, Verdict):
+            raise InvalidSetting(f"{of}: {error.__name__} is a verdict of the handler, and is obeyed as it is")
+
+
+def _resolve(
+    function: Callable[..., Any], cls: type[Any], *, is_async: bool, of: str, within: Sequence[Any] = ()
+) -> _Injected:
     direct: dict[str, _Source] = {}
     dependencies: dict[str, _Injected] = {}
-    hints = _hints(function, of)
+    hints = signatures.hints_of(function, of)
     for name, parameter in inspect.signature(function).parameters.items():
         hint = hints.get(name)
-        provider = next((extra.provider for extra in _extras(hint) if isinstance(extra, Depends)), None)
+        provider = next((extra.provider for extra in signatures.extras(hint) if isinstance(extra, Depends)), None)
         if provider is not None:
+            if provider in within:
+                raise InvalidSetting(f"handler {of}: {signatures.dotted_name(provider)} depends on itself")
             if not is_async and (inspect.iscoroutinefunction(provider) or inspect.isasyncgenfunction(provider)):
-                raise InvalidSetting(f"handler {of}: a sync handler cannot depend on the async {provider.__qualname__}")
-            dependencies[name] = _resolve(provider, cls, is_async=is_async, of=of)
-        elif hint is cls or hint == GenericAlias(list, (cls,)):
+                raise InvalidSetting(
+                    f"handler {of}: a sync handler cannot depend on the async {signatures.short_name(provider)}"
+                )
+            dependencies[name] = _resolve(provider, cls, is_async=is_async, of=of, within=(*within, provider))
+            continue
+        signatures.refuse_parameter(parameter, hint, [cls, AsyncSession, Session, Context], of)
+        if hint is cls or hint == GenericAlias(list, (cls,)):
             direct[name] = _MESSAGE
         elif hint is Context:
             direct[name] = _CONTEXT
@@ -312,19 +356,8 @@ def _resolve(function: Callable[..., Any], cls: type[Any], *, is_async: bool, of
 
 
 def _takes_list(function: Callable[..., Any], cls: type[Any], *, of: str) -> bool:
-    hints = [hint for name, hint in _hints(function, of).items() if name != "return"]
+    hints = [hint for name, hint in signatures.hints_of(function, of).items() if name != "return"]
     takes_list = GenericAlias(list, (cls,)) in hints
     if takes_list and Context in hints:
         raise InvalidSetting(f"handler {of}: there is no one Context for a list of messages; take them singly")
     return takes_list
-
-
-def _hints(function: Callable[..., Any], of: str) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(function, include_extras=True)
-    except NameError as error:
-        raise InvalidSetting(f"handler {of}: an annotation cannot be resolved: {error}") from error
-
-
-def _extras(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint)[1:] if get_origin(hint) is Annotated else ()

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from durable import codec
+from durable.arguments import Argument, checked_names, refuse_misfits
 from durable.envelope import JSON, is_media_type
 from durable.errors import InvalidSetting, UnknownMessageType
 from durable.settings import suggestion
@@ -24,13 +26,19 @@ _by_class: dict[type, str] = {}
 _content_types: dict[type, str] = {}
 
 
+@checked_names
 def message(name: str, *, version: int = 1, content_type: str = JSON) -> Callable[[type[T]], type[T]]:
     """Register a class (msgspec Struct, dataclass, pydantic model or attrs class) under a stable name.
 
     `name` is dotted lower case, like "orders.order-placed". A new `version` is a type of its own, stored as
     "orders.order-placed.v2"; durable.upcaster() makes it of the one before. `content_type` says how it is encoded
-    (durable.codec). Raises InvalidSetting for another form, or a name that another class has.
+    (durable.codec). Raises InvalidSetting for another form, a name that another class has, or a class that its codec
+    cannot encode.
     """
+    if isinstance(name, type):
+        raise InvalidSetting(f"message: {name.__qualname__}: write @message('orders.order-placed'), with a name")
+    given = ("name", name, str), ("version", version, int), ("content_type", content_type, str)
+    refuse_misfits("message", (Argument(*each) for each in given))
     if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
         raise InvalidSetting(f"@message({name!r}): use dotted lower-case words, like 'orders.order-placed'")
     if version < 1:
@@ -42,9 +50,12 @@ def message(name: str, *, version: int = 1, content_type: str = JSON) -> Callabl
     full_name = name if version == 1 else f"{name}.v{version}"
 
     def register(cls: type[T]) -> type[T]:
+        if not isinstance(cls, type):
+            raise InvalidSetting(f"@message({full_name!r}): {cls!r} is no class")
         known = _by_name.get(full_name)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise InvalidSetting(f"@message({full_name!r}) is taken by {known.__module__}.{known.__qualname__}")
+        _check_codec(cls, full_name, content_type)
         _by_name[full_name] = cls
         _by_class[cls] = full_name
         _content_types[cls] = content_type
@@ -53,11 +64,25 @@ def message(name: str, *, version: int = 1, content_type: str = JSON) -> Callabl
     return register
 
 
+def _check_codec(cls: type, name: str, content_type: str) -> None:
+    """What cannot be known before the bus starts is checked then: codecs and classes that are declared later."""
+    if content_type not in codec.content_types():
+        return
+    try:
+        codec.check_class(cls, content_type)
+    except NameError:
+        pass
+    except InvalidSetting as error:
+        raise InvalidSetting(f"@message({name!r}): {error}") from error
+
+
 def name_of(cls: type) -> str:
     """The registered name of a class; raises UnknownMessageType."""
     try:
         return _by_class[cls]
     except KeyError:
+        if issubclass(cls, type):
+            raise UnknownMessageType("a class is no message: send an instance, such as OrderPlaced(...)") from None
         raise UnknownMessageType(f"{cls.__qualname__} is not a message: decorate it with @message(name)") from None
 
 

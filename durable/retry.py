@@ -19,6 +19,7 @@ from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from typing import Self
 
+from durable.arguments import checked_class
 from durable.duration import Duration, duration
 from durable.errors import InvalidMessage, InvalidSetting, PauseListener, Reject, Release, RetryLater
 
@@ -58,13 +59,14 @@ class DeadLetter:
 Decision = RunAgain | RunLater | HandBack | Pause | DeadLetter
 
 
+@checked_class
 @dataclass(frozen=True, slots=True)
 class Retry:
     """How often and when a failed message runs again.
 
-    `immediate` more attempts at once in the same process, then one after each of `delays` (seconds or timedeltas,
-    each varied by up to `jitter` so that failures do not come back all together), then the dead letters. With
-    `max_age` (a timedelta or seconds) none of them runs when the message was sent longer ago than that.
+    `immediate` more attempts at once in the same process, then one after each of `delays` (seconds, "10s" or
+    timedeltas, each varied by up to `jitter` so that failures do not come back all together), then the dead letters.
+    With `max_age` (seconds, "1h" or a timedelta) none of them runs when the message was sent longer ago than that.
     """
 
     immediate: int = 2
@@ -104,7 +106,7 @@ class Retry:
             return RunLater(self._varied(self.delays[attempt - self.immediate - 1], rng))
         return DeadLetter()
 
-    def _varied(self, delay: float | timedelta, rng: random.Random) -> timedelta:
+    def _varied(self, delay: Duration, rng: random.Random) -> timedelta:
         return duration(delay) * rng.uniform(1 - self.jitter, 1 + self.jitter)
 
     @property
@@ -113,6 +115,7 @@ class Retry:
         return sum(map(duration, self.delays), timedelta(0)) * (1 + self.jitter)
 
 
+@checked_class
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
     """The error says for how long its handler is to be left alone: until then no node runs it.

@@ -13,7 +13,7 @@ import hashlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final, get_args
 from uuid import UUID
 
@@ -56,7 +56,7 @@ class Schedule:
         moment = occurrence.isoformat()
         options: SendOptions = {**self.options}
         options["headers"] = {
-            **options.get("headers", {}),
+            **(options.get("headers") or {}),
             SCHEDULE_HEADER: self.name,
             OCCURRENCE_HEADER: moment,
         }
@@ -112,7 +112,7 @@ def _check_options(options: SendOptions) -> None:
     for given in options:
         if given in _OWN_OPTIONS or given not in SendOptions.__annotations__:
             raise InvalidSetting(f"every: {given}= cannot be given; the schedule says when, and makes the ids")
-    if not isinstance(options.get("deliver_by"), timedelta | None):
+    if isinstance(options.get("deliver_by"), datetime):
         raise InvalidSetting("every: deliver_by= must be a timedelta, which counts from each occurrence's run")
 
 

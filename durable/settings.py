@@ -1,8 +1,8 @@
 """Every number that an operator may want to change, with its unit and where its default comes from.
 
 Each is read from the environment with the prefix DURABLE_ (`DURABLE_BATCH_SIZE=50`), can be given in code
-(`Settings(batch_size=50)`) and as a flag (`durable-agent run app:bus --batch-size 50`). Durations are timedeltas; in
-the environment they are seconds (`30`) or ISO 8601 (`PT30S`).
+(`Settings(batch_size=50)`) and as a flag (`durable-agent run app:bus --batch-size 50`). Durations are timedeltas,
+seconds (`30`), text such as `10s`, `5m` and `1h30m`, or ISO 8601 (`PT30S`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, PostgresDsn, SecretStr, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from durable.duration import duration
 from durable.errors import InvalidSetting
 
 PREFIX = "DURABLE_"
 _NOT_SETTINGS = {"DURABLE_FAILPOINT"}  # read elsewhere; DURABLE_TEST_* belongs to the tests
 
 
-def _seconds(value: Any) -> Any:
-    """A number is seconds, in text too, which pydantic would take for a malformed ISO 8601 duration."""
+def _span(value: Any) -> Any:
+    """As durable.duration reads it; what it does not know is ISO 8601, which pydantic reads."""
     try:
-        return float(value) if isinstance(value, str) else value
+        return duration(value)
     except ValueError:
         return value
 
@@ -42,7 +43,7 @@ def _by_name(value: Any) -> Any:
 
 Count = Annotated[int, Field(ge=1)]
 Secrets = Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_by_name)]
-Duration = Annotated[timedelta, BeforeValidator(_seconds), Field(gt=timedelta(0), le=timedelta(days=36_500))]
+Duration = Annotated[timedelta, BeforeValidator(_span), Field(gt=timedelta(0), le=timedelta(days=36_500))]
 
 
 class Settings(BaseSettings):
@@ -89,6 +90,10 @@ class Settings(BaseSettings):
     buffer_size: Count = Field(default=2_000, description="envelopes in memory for each destination and each handler")
     buffer_bytes: Count = Field(default=32 << 20, description="bytes in memory for each destination and each handler")
     max_message_bytes: Count = Field(default=1 << 20, description="largest body of one message")
+    validate_sent: bool = Field(
+        default=True,
+        description="check at send() that a receiver reads what is sent; pydantic models check themselves",
+    )
     max_frame_bytes: Count = Field(default=4 << 20, description="largest TCP frame")
 
     failures_to_latch: Count = Field(

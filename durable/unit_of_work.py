@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Protocol, Self, Unpack
+from typing import NoReturn, Protocol, Self, Unpack
 from uuid import UUID
 
 from sqlalchemy import event
@@ -282,6 +282,11 @@ class UnitOfWork:
         self.session = session
         self.outbox = outbox
         self._entered = scope.entered(lambda: outbox)
+
+    def __enter__(self) -> NoReturn:
+        raise WiringError("unit_of_work: it is entered by `async with bus.unit_of_work()`; the `async` is missing")
+
+    def __exit__(self, *_: object) -> None: ...
 
     async def __aenter__(self) -> Self:
         self._entered.__enter__()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from durable import codec
+from durable.arguments import checked
 from durable.errors import InvalidMessage, InvalidSetting
 from durable.messages import name_of
 
@@ -63,6 +64,7 @@ _steps: dict[str, Upcaster] = {}
 """By the type that they lead from."""
 
 
+@checked
 def upcaster(old: type[Old], *, to: type[New]) -> Callable[[Callable[[Old], New]], Callable[[Old], New]]:
     """Declare how a message of an old class becomes one of the next: `@upcaster(OrderPlacedV1, to=OrderPlaced)`.
 
@@ -75,6 +77,8 @@ def upcaster(old: type[Old], *, to: type[New]) -> Callable[[Callable[[Old], New]
         raise InvalidSetting(f"upcaster from {old_type} to {new_type}: this chain leads back to where it began")
 
     def declare(function: Callable[[Old], New]) -> Callable[[Old], New]:
+        if not inspect.isroutine(function):
+            raise InvalidSetting(f"upcaster from {old_type}: give a function, not {function!r}")
         step = Upcaster(old, to, function)
         if inspect.iscoroutinefunction(function):
             raise InvalidSetting(f"upcaster {step.name}: it must be a plain function, without I/O")

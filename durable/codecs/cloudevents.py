@@ -26,3 +26,6 @@ class CloudEventsCodec:
         if event.content_type != JSON:
             raise InvalidMessage(f"the data of the event is {event.content_type!r}; only {JSON} is understood")
         return _json.decode(event.body, cls)
+
+    def check(self, cls: type[Any]) -> object:
+        return _json.check(cls)

@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel
 
+from durable.arguments import checked
+from durable.codecs.classes import field_names, refuse_uncodable
 from durable.envelope import JSON, Envelope
 from durable.errors import InvalidMessage
 
@@ -26,6 +28,7 @@ _MARKS_OF_NOT_FINITE = (b"null", b"NaN", b"Infinity")
 class JsonCodec:
     """Under `content_type`, which may be one of your own: `register_codec(JsonCodec("application/vnd.acme+json"))`."""
 
+    @checked
     def __init__(self, content_type: str = JSON) -> None:
         self.content_type = content_type
         self._decoders: dict[type[Any], Callable[[bytes], Any]] = {}
@@ -37,11 +40,17 @@ class JsonCodec:
         return body
 
     def decode(self, body: bytes, cls: type[Any]) -> Any:
-        decoder = self._decoders.get(cls)
-        if decoder is None:
-            model = issubclass(cls, BaseModel)
-            decoder = self._decoders[cls] = _model_decoder(cls) if model else msgspec.json.Decoder(cls).decode
-        return decoder(body)
+        return (self._decoders.get(cls) or self.check(cls))(body)
+
+    def check(self, cls: type[Any]) -> Callable[[bytes], Any]:
+        """The decoder of this class, which is kept; raises TypeError for a class that has none, and NameError."""
+        if issubclass(cls, BaseModel):
+            decoder = _model_decoder(cls)
+        else:
+            refuse_uncodable(cls)
+            decoder = msgspec.json.Decoder(cls).decode
+        self._decoders[cls] = decoder
+        return decoder
 
 
 def _model_decoder(cls: type[BaseModel]) -> Callable[[bytes], BaseModel]:
@@ -63,15 +72,5 @@ def _refuse_not_finite(value: object, path: str) -> None:
         for index, item in enumerate(value):
             _refuse_not_finite(item, f"{path}[{index}]")
     else:
-        for name in _field_names(type(value)):
+        for name in field_names(type(value)):
             _refuse_not_finite(getattr(value, name, None), f"{path}.{name}")
-
-
-def _field_names(cls: type[Any]) -> tuple[str, ...]:
-    if issubclass(cls, BaseModel):
-        return tuple(cls.model_fields)
-    for attribute in ("__struct_fields__", "__dataclass_fields__", "__attrs_attrs__"):
-        fields = getattr(cls, attribute, None)
-        if fields is not None:
-            return tuple(getattr(field, "name", field) for field in fields)
-    return ()

@@ -14,6 +14,8 @@ import msgspec
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
+from durable.arguments import checked
+from durable.codecs.classes import refuse_uncodable
 from durable.envelope import Envelope
 
 MSGPACK: Final = "application/msgpack"
@@ -26,6 +28,7 @@ _decode_dumped = msgspec.msgpack.Decoder().decode
 class MsgpackCodec:
     """Under `content_type`, which may be one of your own, such as application/vnd.acme+msgpack."""
 
+    @checked
     def __init__(self, content_type: str = MSGPACK) -> None:
         self.content_type = content_type
         self._decoders: dict[type[Any], Callable[[bytes], Any]] = {}
@@ -34,11 +37,17 @@ class MsgpackCodec:
         return _encode_dumped(message.model_dump()) if isinstance(message, BaseModel) else _encode(message)
 
     def decode(self, body: bytes, cls: type[Any]) -> Any:
-        decoder = self._decoders.get(cls)
-        if decoder is None:
-            model = issubclass(cls, BaseModel)
-            decoder = self._decoders[cls] = _model_decoder(cls) if model else msgspec.msgpack.Decoder(cls).decode
-        return decoder(body)
+        return (self._decoders.get(cls) or self.check(cls))(body)
+
+    def check(self, cls: type[Any]) -> Callable[[bytes], Any]:
+        """The decoder of this class, which is kept; raises TypeError for a class that has none, and NameError."""
+        if issubclass(cls, BaseModel):
+            decoder = _model_decoder(cls)
+        else:
+            refuse_uncodable(cls)
+            decoder = msgspec.msgpack.Decoder(cls).decode
+        self._decoders[cls] = decoder
+        return decoder
 
 
 def _model_decoder(cls: type[BaseModel]) -> Callable[[bytes], BaseModel]:

@@ -13,8 +13,9 @@ from uuid import UUID
 from pydantic import BaseModel
 
 from durable import codec
+from durable.arguments import checked
 from durable.composing import Outgoing, blank
-from durable.errors import InvalidMessage, InvalidSetting
+from durable.errors import InvalidMessage
 from durable.handlers import Incoming
 from durable.middleware import HandleNext, Middleware, SendNext
 
@@ -30,12 +31,10 @@ class Validation(Middleware):
     handled becomes a dead letter, without another attempt.
     """
 
+    @checked
     def __init__(self, checks: Mapping[type, Check] | None = None) -> None:
         self._checks = dict(checks or {})
         self._of_class: dict[type, Sequence[Check]] = {}
-        for cls, check in self._checks.items():
-            if not isinstance(cls, type) or not callable(check):
-                raise InvalidSetting(f"Validation: {cls!r}: {check!r} is no check; use {{OrderPlaced: check_order}}")
 
     def send(self, outgoing: Outgoing, call_next: SendNext) -> UUID | None:
         _decode_as_receivers_do(outgoing.message)

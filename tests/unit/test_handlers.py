@@ -293,7 +293,7 @@ class TestContext:
         assert posting.posted == [
             ("send", Shipped(1), {"to": None, "key": "a"}),
             ("publish", Shipped(2), {}),
-            ("send", Shipped(3), {"key": "b", "delay": 60}),
+            ("send", Shipped(3), {"to": None, "key": "b", "delay": 60}),
         ]
 
     def test_replies_to_the_address_that_the_sender_gave(self) -> None:

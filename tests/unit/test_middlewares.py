@@ -149,10 +149,10 @@ class TestValidation:
 
     def test_what_is_no_check_is_refused(self) -> None:
         checks: Any = {Struct: "positive"}
-        with pytest.raises(InvalidSetting, match="is no check"):
+        with pytest.raises(InvalidSetting, match="give a mapping of a class to a function"):
             Validation(checks)
         checks = {"middlewares.struct": print}
-        with pytest.raises(InvalidSetting, match="is no check"):
+        with pytest.raises(InvalidSetting, match="give a mapping of a class to a function"):
             Validation(checks)
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from durable.duration import duration
 from durable.errors import InvalidMessage, InvalidSetting, Reject, Release, RetryLater
 from durable.retry import DeadLetter, Decision, HandBack, Pause, Policy, Retry, RetryAfter, RunAgain, RunLater
 
@@ -81,7 +82,7 @@ def test_a_delay_is_varied_within_the_jitter_and_the_horizon_is_never_passed(pol
     for number, delay in enumerate(policy.delays):
         decision = Policy(policy).decide(ValueError(), policy.immediate + number + 1, rng=rng)
         assert isinstance(decision, RunLater)
-        seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        seconds = duration(delay).total_seconds()
         slack = 1e-5 + seconds * 1e-9
         assert seconds * (1 - policy.jitter) - slack <= decision.delay.total_seconds()
         assert decision.delay.total_seconds() <= seconds * (1 + policy.jitter) + slack

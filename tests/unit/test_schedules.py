@@ -97,7 +97,7 @@ class TestRefused:
             ({"name": "01900000-0000-7000-8000-000000000000"}, "give a short name"),
             ({"delay": 5}, "delay= cannot be given"),
             ({"id_from": "x"}, "id_from= cannot be given"),
-            ({"dleay": 5}, "dleay= cannot be given"),
+            ({"dleay": 5}, "unknown parameter 'dleay'; did you mean 'delay'"),
             ({"deliver_by": AT}, "must be a timedelta"),
             ({"message": coroutine}, "a plain function"),
             ({"message": 17}, "a plain function"),

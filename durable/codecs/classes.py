@@ -1,0 +1,63 @@
+"""Which classes msgspec can encode and decode: found out from their annotations, before the first message.
+
+Refused is what msgspec would refuse message by message: a class of one's own within a message, which it takes for bytes
+that nobody can read. Two dataclasses in one union, and the like, are refused when the decoder is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec.inspect
+from msgspec.inspect import (
+    CustomType,
+    DataclassType,
+    EnumType,
+    Field,
+    NamedTupleType,
+    StructType,
+    Type,
+    TypedDictType,
+)
+from pydantic import BaseModel
+
+_MESSAGES = (StructType, DataclassType, NamedTupleType, EnumType)
+_WITH_FIELDS = (StructType, DataclassType, NamedTupleType, TypedDictType)
+
+
+def refuse_uncodable(cls: type[Any]) -> None:
+    """Raise TypeError for a class that is no kind of message, or has a field that cannot be encoded."""
+    kind = msgspec.inspect.type_info(cls)
+    if not isinstance(kind, _MESSAGES):
+        raise TypeError("it is no msgspec Struct, dataclass, attrs class or pydantic model")
+    for path, each in _within(kind, cls.__qualname__, set()):
+        if isinstance(each, CustomType):
+            raise TypeError(f"{path} is of class {getattr(each.cls, '__qualname__', each.cls)}, which has no encoding")
+
+
+def field_names(cls: type[Any]) -> tuple[str, ...]:
+    """The fields of a model, Struct, dataclass or attrs class; none of any other."""
+    if issubclass(cls, BaseModel):
+        return tuple(cls.model_fields)
+    for attribute in ("__struct_fields__", "__dataclass_fields__", "__attrs_attrs__"):
+        fields = getattr(cls, attribute, None)
+        if fields is not None:
+            return tuple(getattr(field, "name", field) for field in fields)
+    return ()
+
+
+def _within(kind: Any, path: str, seen: set[Any]) -> Iterator[tuple[str, Type]]:
+    """Every type that occurs in a type, with the path to the field that it occurs in."""
+    yield path, kind
+    if isinstance(kind, _WITH_FIELDS):
+        if kind.cls in seen:
+            return
+        seen.add(kind.cls)
+    for name in kind.__struct_fields__:
+        value = getattr(kind, name)
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Field):
+                yield from _within(part.type, f"{path}.{part.name}", seen)
+            elif isinstance(part, Type):
+                yield from _within(part, path, seen)
