@@ -97,7 +97,9 @@ class HandlerCircuit:
         for kind, key, time, reason in asked:
             if kind is Kind.HANDLER:
                 key = self._message_type  # which may not be the message's: that may be an older version
-            await self._database.insist(circuits.pause, kind, key, reason=reason, actor=self._actor, duration=time)
+            await self._database.insist(
+                circuits.pause_at_least, kind, key, reason=reason, actor=self._actor, duration=time
+            )
         self.generation += 1
         return any(request.kind is Kind.HANDLER for request in asked)
 
