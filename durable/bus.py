@@ -332,7 +332,9 @@ class Bus:
         With a timeout (a timedelta or seconds) above the setting `unit_of_work_timeout`, the database lets its
         statements run, and its transaction wait for what else is done in it, for so long.
         """
-        session = self.runtime.sessions.open(None if timeout is None else length_of_time("unit_of_work", "timeout", timeout))
+        session = self.runtime.sessions.open(
+            None if timeout is None else length_of_time("unit_of_work", "timeout", timeout)
+        )
         return UnitOfWork(session, self.runtime.sessions.outbox(session), self._scope)
 
     @checked

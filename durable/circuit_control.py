@@ -19,6 +19,10 @@ class PauseRequest(NamedTuple):
     time: timedelta | None
     reason: str
 
+    def of(self, handler: str) -> tuple[Kind, str]:
+        """What is stopped, by the handler of this type: a message may be of an older version, its handler is not."""
+        return self.kind, handler if self.kind is Kind.HANDLER else self.key
+
 
 class CircuitControl:
     """Opens circuits from within a handler."""

@@ -4,13 +4,15 @@
     due          when that occurrence is to run: at its time, unless somebody has moved it
 
 A look at a schedule that is due finds the occurrence that was waited for, and those that have passed since. `missed`
-says which of them run, and the next one is waited for. (cronsim reads the expressions as Debian's cron does: what
-names an hour and a minute runs once on a day when the clocks change, at the end of the gap if it falls into it; what
-runs every hour or every few minutes goes by the time that has passed.)
+says which of them run, and the next one is waited for. Expressions mean what they mean to Debian's cron.
+What names hours and minutes runs once for each on a day when the clocks change, at the end of the gap if it falls into
+it; what runs every hour or every few minutes runs whenever the clock shows such a time. cronsim reads the expressions,
+for a clock without a zone; what a change of the clocks does is found here, because it may be of half an hour.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
@@ -31,7 +33,10 @@ MISSED_AFTER: Final = timedelta(minutes=1)
 """An occurrence that is late by more was missed."""
 
 _ANY_TIME: Final = datetime(2000, 1, 1, tzinfo=UTC)
-_REPEATED_HOURS: Final = timedelta(hours=2)  # no zone has ever put its clocks back by more
+_NO_TIME: Final = timedelta(0)
+_SECOND: Final = timedelta(seconds=1)
+_DAY: Final = timedelta(days=1)
+_STEP: Final = timedelta(hours=12)  # no zone changes its clocks and changes them back within so little
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +62,64 @@ class Cron:
 
     def after(self, moment: datetime) -> datetime:
         """The first occurrence after this moment."""
-        # In an hour that comes twice the iterator goes by the clock on the wall, and may begin an hour early.
-        later = (at for at in self._from(moment) if at > moment)
-        found = next(later, None)
+        zone = _zone(self.tz)
+        found = self._fixed_after(moment, zone) if self._is_fixed else self._elapsed_after(moment, zone)
         if found is None:
             raise InvalidSetting(f"cron {self.expression!r}: no day has ever this date")
         return found
 
     def back_from(self, moment: datetime) -> Iterator[datetime]:
         """The occurrences up to and including this moment, the last first."""
-        start = moment.astimezone(_zone(self.tz))
-        ahead = _REPEATED_HOURS if start.fold else timedelta(microseconds=1)
-        return (at for at in self._from(moment + ahead, reverse=True) if at <= moment)
+        zone = _zone(self.tz)
+        return self._fixed_until(moment, zone) if self._is_fixed else self._elapsed_until(moment, zone)
 
-    def _from(self, moment: datetime, *, reverse: bool = False) -> Iterator[datetime]:
-        for at in CronSim(self.expression, moment.astimezone(_zone(self.tz)), reverse=reverse):
-            yield at.astimezone(UTC)
+    @property
+    def _is_fixed(self) -> bool:
+        """Does it name hours and minutes, and not every one or every few? Then each runs once on any day."""
+        fields = self.expression.split()
+        return len(fields) == 5 and not fields[0].startswith("*") and not fields[1].startswith("*")
+
+    def _on_the_wall(self, wall: datetime, *, reverse: bool = False) -> Iterator[datetime]:
+        """What a clock without a zone shows at the occurrences after this time, or before it."""
+        return CronSim(self.expression, wall, reverse=reverse)
+
+    def _fixed_after(self, moment: datetime, zone: tzinfo) -> datetime | None:
+        walls = self._on_the_wall(_wall(moment, zone))
+        return next((at for wall in walls if (at := _first_shown(wall, zone)) > moment), None)
+
+    def _fixed_until(self, moment: datetime, zone: tzinfo) -> Iterator[datetime]:
+        # In an hour that comes again, all of the first one has passed.
+        repeated = _offset(moment - _DAY, zone) - _offset(moment, zone) if moment.astimezone(zone).fold else _NO_TIME
+        found = None
+        for wall in self._on_the_wall(_wall(moment, zone) + repeated + _SECOND, reverse=True):
+            at = _first_shown(wall, zone)
+            if at <= moment and at != found:  # all that falls into a gap runs at its end, once
+                found = at
+                yield at
+
+    def _elapsed_after(self, moment: datetime, zone: tzinfo) -> datetime | None:
+        since, seen = moment, _NO_TIME
+        while True:
+            wall = next(self._on_the_wall(_wall(since, zone) - seen), None)
+            if wall is None:
+                return None
+            at = (wall - _offset(since, zone)).replace(tzinfo=UTC)
+            changed = _first_change(since, at, zone)
+            if changed is None:
+                return at
+            since, seen = changed, _SECOND  # what the clock shows just then counts
+
+    def _elapsed_until(self, moment: datetime, zone: tzinfo) -> Iterator[datetime]:
+        until = moment
+        while True:
+            wall = next(self._on_the_wall(_wall(until, zone) + _SECOND, reverse=True), None)
+            if wall is None:
+                return
+            at = (wall - _offset(until, zone)).replace(tzinfo=UTC)
+            changed = _last_change(at, until, zone)
+            if changed is None:
+                yield at
+            until = (at if changed is None else changed) - _SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +144,56 @@ def look(cron: Cron, missed: Missed, *, occurrence: datetime | None, due: dateti
             return Look(passed[:MOST_AT_ONCE][::-1], following)
         case "skip":
             return Look([at for at in passed[:1] if now - max(at, due) <= MISSED_AFTER], following)
+
+
+def _offset(moment: datetime, zone: tzinfo) -> timedelta:
+    return moment.astimezone(zone).utcoffset() or _NO_TIME
+
+
+def _wall(moment: datetime, zone: tzinfo) -> datetime:
+    """What a clock there shows, to the second."""
+    return moment.astimezone(zone).replace(tzinfo=None, microsecond=0)
+
+
+def _first_shown(wall: datetime, zone: tzinfo) -> datetime:
+    """When a clock there shows this time first, or skips it."""
+    local = wall.replace(tzinfo=zone)
+    at = local.astimezone(UTC)
+    if _wall(at, zone) == wall:
+        return at
+    return _first_change(local.replace(fold=1).astimezone(UTC), at, zone) or at
+
+
+def _first_change(after: datetime, until: datetime, zone: tzinfo) -> datetime | None:
+    """When the clocks there are changed first in this time; its end counts."""
+    while after < until:
+        ahead = min(after + _STEP, until)
+        if _offset(ahead, zone) != _offset(after, zone):
+            return _change(after, ahead, zone)
+        after = ahead
+    return None
+
+
+def _last_change(after: datetime, until: datetime, zone: tzinfo) -> datetime | None:
+    while after < until:
+        back = max(until - _STEP, after)
+        if _offset(back, zone) != _offset(until, zone):
+            return _change(back, until, zone)
+        until = back
+    return None
+
+
+def _change(before: datetime, after: datetime, zone: tzinfo) -> datetime:
+    """The second from which on a clock there shows what it shows `after`, and not what it shows `before`."""
+    since = _offset(before, zone)
+    low, high = int(before.timestamp()), math.ceil(after.timestamp())
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _offset(datetime.fromtimestamp(middle, UTC), zone) == since:
+            low = middle
+        else:
+            high = middle
+    return datetime.fromtimestamp(high, UTC)
 
 
 def _zone(name: str) -> tzinfo:

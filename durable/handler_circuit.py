@@ -94,10 +94,11 @@ class HandlerCircuit:
 
     async def pause(self, asked: Sequence[PauseRequest]) -> bool:
         """As the handler has asked for. True when it was about itself."""
-        for kind, key, time, reason in asked:
-            if kind is Kind.HANDLER:
-                key = self._message_type  # which may not be the message's: that may be an older version
-            await self._database.insist(circuits.pause, kind, key, reason=reason, actor=self._actor, duration=time)
+        for request in asked:
+            kind, key = request.of(self._message_type)
+            await self._database.insist(
+                circuits.pause_at_least, kind, key, reason=request.reason, actor=self._actor, duration=request.time
+            )
         self.generation += 1
         return any(request.kind is Kind.HANDLER for request in asked)
 

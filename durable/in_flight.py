@@ -83,7 +83,7 @@ async def guard(database: Database, application: Application, settings: Settings
     for message_type, line in lines.items():
         log.error("paused until it is resumed: %s", line)
         await database.transaction(
-            circuits.pause,
+            circuits.pause_at_least,
             Kind.HANDLER,
             message_type,
             reason=line[:LONGEST_REASON],

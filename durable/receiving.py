@@ -144,8 +144,7 @@ class ReceivingAgent:
 
     async def receive(self, endpoint: str, batch: Sequence[Envelope]) -> list[Outcome]:
         weight = sum(envelope.weight_bytes for envelope in batch)
-        has_room = self._queued_bytes + weight <= self._settings.buffer_bytes and len(batch) <= self.credit()
-        if self._stopping or endpoint in self._paused or not has_room:
+        if self._stopping or endpoint in self._paused or not self._has_room(len(batch), weight):
             return [BUSY] * len(batch)
         waiting = _Waiting(endpoint, batch)
         self._queue.append(waiting)
@@ -160,6 +159,13 @@ class ReceivingAgent:
         finally:
             self._queued_count -= len(batch)
             self._queued_bytes -= weight
+
+    def _has_room(self, count: int, weight: int) -> bool:
+        """A batch that alone is more than all the bytes goes in while they are not used up: for lack of a smaller one
+        its sender would wait for ever."""
+        most = self._settings.buffer_bytes
+        fits = self._queued_bytes < most if weight > most else self._queued_bytes + weight <= most
+        return fits and count <= self.credit()
 
     async def reject(self, endpoint: str, raw: bytes, reason: str, headers: Mapping[str, str] | None = None) -> None:
         await self._database.transaction(self._quarantine, endpoint, raw, reason, None, headers or {})

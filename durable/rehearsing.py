@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 
 from durable import upcasting
 from durable.bus import Bus
+from durable.circuit_control import PauseRequest
 from durable.composing import Cause
 from durable.envelope import Envelope, Leased
 from durable.errors import DurableError, InvalidMessage, UnknownMessageType, WiringError
@@ -28,7 +29,7 @@ from durable.handlers import Context, Handler, Incoming
 from durable.joined_sessions import JoinedSessions, RehearsalRuntime
 from durable.middleware import HandleNext
 from durable.sessions import Sessions
-from durable.storage import dead_letters, letter_statements
+from durable.storage import circuits, dead_letters, letter_statements
 from durable.storage.dead_letters import DeadLetter
 from durable.unit_of_work import Outbox
 
@@ -44,6 +45,8 @@ class Rehearsed:
     letter: DeadLetter
     outcome: Outcome
     sends: Sequence[Envelope] = ()
+    does: Sequence[str] = ()
+    """What it would do to circuits, schedules and messages that wait."""
     error: Exception | None = None
 
 
@@ -78,7 +81,8 @@ class Rehearsal:
                 )
             except Exception as error:  # the handler's, whatever it is: this is what was asked for
                 return Rehearsed(letter, "fails", error=error)
-            return Rehearsed(letter, "succeeds", [sent.envelope for sent in self._sessions.sent])
+            sends = [sent.envelope for sent in self._sessions.sent]
+            return Rehearsed(letter, "succeeds", sends, self._sessions.done)
 
     async def _attempt(self, handler: Handler, lease: Leased) -> None:
         limit = (handler.timeout or self._bus.settings.handler_timeout).total_seconds()
@@ -122,6 +126,7 @@ async def handle(bus: Bus, letter: DeadLetter, *, actor: str, reason: str | None
     try:
         await attempt(bus, handler_of(bus, letter), whole(letter), commit, unhurried=True)
     finally:
+        await bus.runtime.database.close()
         await bus.runtime.sessions.close()
     return sends
 
@@ -154,6 +159,7 @@ async def attempt(bus: Bus, handler: Handler, lease: Leased, finish: Finish, *, 
     sessions = bus.runtime.sessions
     handle = bus.application.onion.around_handling(_in_this_thread(handler))
     message = upcasting.decode(lease.envelope, handler.cls)
+    asked: list[PauseRequest] = []
     given = [message] if handler.takes_list else message
     cause = None if handler.takes_list else handler.cause(lease.envelope)  # as in the handling agent
     if handler.is_async:
@@ -161,15 +167,26 @@ async def attempt(bus: Bus, handler: Handler, lease: Leased, finish: Finish, *, 
             if unhurried:
                 await session.run_sync(_allow_idling)
             with _entered(sessions, session, cause) as outbox:
-                await handle(Incoming(given, session, [Context(lease, 1, outbox)], handler.name))
+                await handle(Incoming(given, session, [Context(lease, 1, outbox, asked)], handler.name))
             await session.run_sync(finish, outbox)
+            await _pause(bus, handler, asked)
     else:
         with sessions.open_sync() as session_sync:
             if unhurried:
                 _allow_idling(session_sync)
             with _entered(sessions, session_sync, cause) as outbox:
-                await handle(Incoming(given, session_sync, [Context(lease, 1, outbox)], handler.name))
+                await handle(Incoming(given, session_sync, [Context(lease, 1, outbox, asked)], handler.name))
             finish(session_sync, outbox)
+            await _pause(bus, handler, asked)
+
+
+async def _pause(bus: Bus, handler: Handler, asked: Sequence[PauseRequest]) -> None:
+    """As the handler has asked for by its context."""
+    for request in asked:
+        kind, key = request.of(handler.message_type)
+        await bus.runtime.database.transaction(
+            circuits.pause_at_least, kind, key, reason=request.reason, actor=bus.service, duration=request.time
+        )
 
 
 def _in_this_thread(handler: Handler) -> HandleNext:

@@ -270,17 +270,19 @@ class SendingAgent:
         if failed:
             await self._count_failure(failed)
         if keep:
-            self._slow_down(len(keep) - len(failed))
+            self._slow_down(len(keep) - len(failed), took_some=len(keep) < len(batch))
         else:
             self._busy_pause = 0.0
         if len(keep) < len(batch):
             self.circuit.batch_succeeded()
         self.buffer.put_back(keep)
 
-    def _slow_down(self, busy_count: int) -> None:
-        """The peer did not take all of it: no failure of the batch, but each time doubles the pause before the next."""
+    def _slow_down(self, busy_count: int, *, took_some: bool) -> None:
+        """The peer did not take all of it: no failure of the batch, but a pause before the next. It doubles each time
+        that the peer takes nothing, and is halved when it takes a part: then it works, as fast as it can."""
         self._counters.add(Event.BUSY, busy_count)
-        self._busy_pause = min(_SLOWEST, max(_FIRST_PAUSE, self._busy_pause * 2))
+        pause = self._busy_pause / 2 if took_some else self._busy_pause * 2
+        self._busy_pause = min(_SLOWEST, max(_FIRST_PAUSE, pause))
         self._busy_until = asyncio.get_running_loop().time() + self._busy_pause
 
     async def _batch_failed(self, batch: Sequence[Leased], reason: str, ticket: int) -> None:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, PostgresDsn, SecretStr, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -23,6 +23,9 @@ from durable.errors import InvalidSetting
 
 PREFIX = "DURABLE_"
 _NOT_SETTINGS = {"DURABLE_FAILPOINT"}  # read elsewhere; DURABLE_TEST_* belongs to the tests
+
+ENVELOPE_BYTES: Final = 64 << 10
+"""What an envelope may take on the wire besides its body: its headers, its key and its names, in any alphabet."""
 
 
 def _span(value: Any) -> Any:
@@ -231,8 +234,11 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.max_message_bytes > self.max_frame_bytes:
-            raise ValueError("max_message_bytes must not be above max_frame_bytes")
+        if self.max_message_bytes + ENVELOPE_BYTES > self.max_frame_bytes:
+            raise ValueError(
+                f"max_message_bytes ({self.max_message_bytes:,}) must be at least {ENVELOPE_BYTES:,} below "
+                f"max_frame_bytes ({self.max_frame_bytes:,}): a frame holds a message with its headers"
+            )
         if self.heartbeat_stale < 3 * self.heartbeat_interval:
             raise ValueError("heartbeat_stale must be at least three times heartbeat_interval")
         if (self.tls_certificate is None) != (self.tls_key is None):

@@ -131,5 +131,7 @@ def pause_and_release(
     if decision.listener and lease.endpoint != LOCAL:
         paused.append((Kind.LISTENER, lease.endpoint))
     for kind, key in paused:
-        circuits.pause(conn, schema, kind, key, reason=decision.reason, actor=f"node {node}", duration=decision.time)
+        circuits.pause_at_least(
+            conn, schema, kind, key, reason=decision.reason, actor=f"node {node}", duration=decision.time
+        )
     leases.release(conn, schema, INCOMING, node, [lease.key])

@@ -62,6 +62,7 @@ def rehearsed_row(rehearsed: Rehearsed) -> Row:
         "address": summary.address,
         "outcome": rehearsed.outcome,
         "sends": [_sent_row(envelope) for envelope in rehearsed.sends],
+        "does": list(rehearsed.does),
         "error": None if error is None else error_row(error),
     }
 
@@ -169,7 +170,7 @@ def rehearsal(rows: Sequence[Row]) -> list[Block]:
             for row in failed
         ]
         blocks += _cut("would fail", ("letter", "message type", "exception", "message"), cells)
-    return blocks + sends(rows, "would be sent by the handlers")
+    return [*blocks, *sends(rows, "would be sent by the handlers"), *does(rows)]
 
 
 def sends(rows: Sequence[Row], title: str) -> list[Block]:
@@ -179,6 +180,12 @@ def sends(rows: Sequence[Row], title: str) -> list[Block]:
         for each in row["sends"]
     ]
     return _cut(title, ("letter", "message type", "destination", "body"), cells) if cells else []
+
+
+def does(rows: Sequence[Row]) -> list[Block]:
+    """What handlers would do to circuits, schedules and messages that wait."""
+    cells = [(row["letter_id"], row["message_type"], each) for row in rows for each in row["does"]]
+    return _cut("would be done by the handlers", ("letter", "message type", "what"), cells) if cells else []
 
 
 def _cut(title: str, columns: Sequence[str], cells: Sequence[Any]) -> list[Block]:

@@ -53,7 +53,7 @@ def replay_local(
         print_json(row | {"committed": commit and rehearsed.error is None})
     elif rehearsed.error is None:
         done, title = ("handled, committed", "sent") if commit else ("succeeds, rolled back", "would be sent")
-        print_blocks([f"letter {found.summary.letter_id}: {done}", *views.sends([row], title)])
+        print_blocks([f"letter {found.summary.letter_id}: {done}", *views.sends([row], title), *views.does([row])])
     if rehearsed.error is None:
         return
     if not json:

@@ -32,7 +32,7 @@ WITH closed AS (
 ), told AS (SELECT pg_notify(CAST(:channel AS text), '') FROM closed)
 SELECT count(*) FROM told
 """)
-# By an operator or by code: whatever it was before, it is open from now on for this reason and this time.
+# By an operator, who has the last word: whatever it was before, it is open from now on for this reason and this time.
 PAUSE: Final = Statement("""
 WITH paused AS (
     INSERT INTO {schema}.circuits (kind, key, reason, until, actor)
@@ -44,10 +44,25 @@ WITH paused AS (
 )
 SELECT pg_notify(CAST(:channel AS text), '') FROM paused
 """)
+# By code. A pause that lasts as long already is somebody's word, and stays; one that does not is lengthened.
+PAUSE_AT_LEAST: Final = Statement("""
+WITH paused AS (
+    INSERT INTO {schema}.circuits (kind, key, reason, until, actor)
+    VALUES (:kind, :key, :reason, now() + CAST(:duration AS interval), :actor)
+    ON CONFLICT (kind, key) DO UPDATE
+    SET reason = excluded.reason, until = excluded.until, actor = excluded.actor, probing = false,
+        since = CASE WHEN circuits.probing OR circuits.until <= now() THEN clock_timestamp() ELSE circuits.since END
+    WHERE circuits.probing OR circuits.until < COALESCE(excluded.until, 'infinity')
+    RETURNING key
+)
+SELECT pg_notify(CAST(:channel AS text), '') FROM paused
+""")
 RESUME: Final = Statement("""
-WITH resumed AS (DELETE FROM {schema}.circuits WHERE kind = :kind AND key = :key RETURNING key),
-told AS (SELECT pg_notify(CAST(:channel AS text), '') FROM resumed)
-SELECT count(*) FROM told
+WITH resumed AS (
+    DELETE FROM {schema}.circuits WHERE kind = :kind AND key = :key
+    RETURNING probing OR until IS NULL OR until > now() AS was_open
+), told AS (SELECT was_open, pg_notify(CAST(:channel AS text), '') FROM resumed)
+SELECT count(*) FROM told WHERE was_open
 """)
 CLOSE_ENDED_CIRCUITS: Final = Statement("DELETE FROM {schema}.circuits WHERE until <= now() AND NOT probing")
 READ_CIRCUITS: Final = Statement("""

@@ -51,9 +51,19 @@ def close_circuit(conn: Connection, schema: str, kind: Kind, key: str) -> bool:
 def pause(
     conn: Connection, schema: str, kind: Kind, key: str, *, reason: str, actor: str, duration: timedelta | None
 ) -> None:
-    """Open it now, for this time or until resume(), and tell the nodes at once."""
+    """Open it now, for this time or until resume(), and tell the nodes at once: the word of an operator."""
     conn.execute(
         circuit_statements.PAUSE.within(schema),
+        _named(schema, kind, key) | {"reason": reason, "duration": duration, "actor": actor},
+    )
+
+
+def pause_at_least(
+    conn: Connection, schema: str, kind: Kind, key: str, *, reason: str, actor: str, duration: timedelta | None
+) -> None:
+    """Open it for this time or until resume(), as code does: a pause is lengthened by it, and never cut short."""
+    conn.execute(
+        circuit_statements.PAUSE_AT_LEAST.within(schema),
         _named(schema, kind, key) | {"reason": reason, "duration": duration, "actor": actor},
     )
 

@@ -158,7 +158,7 @@ def dead_letter(
     if moved and parks is not None and lease.ordering_key is not None:
         kind, key = parked(lease, parks)
         reason = f"{lease.envelope.id} became a dead letter: {letter.reason[:500]}"
-        circuits.pause(conn, schema, kind, key, reason=reason, actor=f"node {node}", duration=None)
+        circuits.pause_at_least(conn, schema, kind, key, reason=reason, actor=f"node {node}", duration=None)
     return moved
 
 

@@ -45,8 +45,18 @@ class MemoryCircuits:
     def pause(self, kind: Kind, key: str, *, reason: str, actor: str, duration: timedelta | None) -> None:
         self._open(kind, key, reason, duration, probing=False)
 
+    def pause_at_least(self, kind: Kind, key: str, *, reason: str, actor: str, duration: timedelta | None) -> None:
+        known, now = self.of(kind, key), self.clock.now()
+        if known is None or known.probing:
+            self._open(kind, key, reason, duration, probing=False)
+        elif known.until is not None and (duration is None or known.until < now + duration):
+            until = None if duration is None else now + duration
+            self._rows[kind, key] = MemoryCircuit(reason, known.since, until, probing=False)
+
     def resume(self, kind: Kind, key: str) -> bool:
-        return self._rows.pop((kind, key), None) is not None
+        was_open = self.of(kind, key) is not None
+        self._rows.pop((kind, key), None)
+        return was_open
 
     def open_circuit(self, kind: Kind, key: str, *, reason: str, actor: str, duration: timedelta | None = None) -> None:
         if self.of(kind, key) is None:

@@ -261,7 +261,9 @@ class Mailbox:
         return len(rows)
 
     def pause_and_release(self, node: NodeId, handler: str, lease: Leased, decision: Pause) -> None:
-        self.circuits.pause(Kind.HANDLER, handler, reason=decision.reason, actor="memory", duration=decision.time)
+        self.circuits.pause_at_least(
+            Kind.HANDLER, handler, reason=decision.reason, actor="memory", duration=decision.time
+        )
         self.release(INCOMING, node, [lease.key])
 
     def dead_letter(
@@ -279,7 +281,7 @@ class Mailbox:
             return False
         row = self.incoming.pop(_key(lease))
         if parks is not None and lease.ordering_key is not None:
-            self.circuits.pause(*parked(lease, parks), reason=letter.reason, actor="memory", duration=None)
+            self.circuits.pause_at_least(*parked(lease, parks), reason=letter.reason, actor="memory", duration=None)
         self._bury(row.envelope, letter, attempts=row.attempts + counted, endpoint=row.endpoint)
         return True
 

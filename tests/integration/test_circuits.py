@@ -203,6 +203,31 @@ async def test_an_operator_who_pauses_an_open_circuit_has_the_last_word(shop: Sh
         await eventually(lambda: sorted(shop.handled) == list(range(10)))
 
 
+@pytest.mark.parametrize("asks_by", ["an error", "its circuit"])
+async def test_operators_pause_outlasts_the_attempt_that_was_under_way(database_url: str, asks_by: str) -> None:
+    bus = Bus("shop", database_url, **QUICK)
+    bus.on_error(RateLimited, retry=RetryAfter(longest=0.1))
+    begun, paused = asyncio.Event(), asyncio.Event()
+
+    @bus.handles(Placed)
+    async def handle(placed: Placed, ctx: Context) -> None:
+        begun.set()
+        await paused.wait()
+        if asks_by == "an error":
+            raise RateLimited
+        ctx.circuit.open(0.1)
+
+    async with bus:
+        await place(bus, 1)
+        await begun.wait()
+        await bus.pause(Placed, reason="stocktaking")
+        paused.set()
+        await eventually(
+            lambda: rows(database_url, "SELECT 1 FROM durable.incoming_envelopes WHERE owner_id <> 0") == []
+        )
+        assert rows(database_url, "SELECT reason, until FROM durable.circuits") == [("stocktaking", None)]
+
+
 async def test_a_trial_whose_node_dies_is_followed_by_another(shop: Shop) -> None:
     async with shop.nodes[0]:
         with psycopg.connect(shop.database) as conn:  # as a node leaves it that was killed in the middle of a trial

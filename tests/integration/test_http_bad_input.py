@@ -32,7 +32,7 @@ from durable.transports.http_wire import BATCH, OUTCOMES, decode_outcomes, encod
 from tests.support.raw_http import FakeHttpServer, Handle, RawHttpClient, RawResponse, request, response, saying
 from tests.support.receivers import REJECTED_TYPE, MemoryReceiver, envelope, envelopes
 
-LIMIT = 1 << 16
+LIMIT = 1 << 17
 SECRET = "correct horse battery"
 LETTER = b"the body of a message, which belongs in no log"
 SETTINGS = load_settings(
@@ -41,7 +41,7 @@ SETTINGS = load_settings(
     frame_timeout=timedelta(seconds=5),
     drain_timeout=timedelta(seconds=2),
     max_frame_bytes=LIMIT,
-    max_message_bytes=LIMIT,
+    max_message_bytes=LIMIT // 2,
 )
 HASTY = SETTINGS.model_copy(update={"frame_timeout": timedelta(seconds=0.3)})
 
@@ -590,9 +590,9 @@ ANSWERS: Mapping[str, tuple[Handle, type[TransportError], str]] = {
     "an answer above the limit": (
         saying(response("200 OK", b"x" * (LIMIT + 1), content_type=OUTCOMES)),
         ProtocolViolation,
-        "more than 65,536 bytes",
+        "more than 131,072 bytes",
     ),
-    "an answer without end": (flood, ProtocolViolation, "more than 65,536 bytes"),
+    "an answer without end": (flood, ProtocolViolation, "more than 131,072 bytes"),
     "headers without end": (saying(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 50_000), ProtocolViolation, "too long"),
     "no HTTP": (saying(b"SSH-2.0-OpenSSH_9.2\r\n\r\n"), ProtocolViolation, "illegal status line"),
     "a line without end": (saying(b"\x89" * 20_000 + b"\r\n\r\n"), ProtocolViolation, "illegal status line"),

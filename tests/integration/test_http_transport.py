@@ -507,9 +507,9 @@ async def test_a_refused_connection_is_told_in_the_words_of_the_system() -> None
 async def test_what_is_too_large_for_the_peer_goes_in_parts_and_an_envelope_alone_is_rejected(
     receiver: MemoryReceiver,
 ) -> None:
-    small: dict[str, Any] = {"max_frame_bytes": 32 << 10, "max_message_bytes": 32 << 10}
+    small: dict[str, Any] = {"max_frame_bytes": 80 << 10, "max_message_bytes": 16 << 10}
     async with listening(receiver, **small) as listener, transport().sender(listener.address) as sender:
-        batch = [*envelopes(5, body=b"x" * 10_000), envelope(body=b"x" * 40_000), *envelopes(3, body=b"x" * 10_000)]
+        batch = [*envelopes(5, body=b"x" * 10_000), envelope(body=b"x" * 90_000), *envelopes(3, body=b"x" * 10_000)]
         outcomes = await sender.send(batch)
         match outcomes.pop(5):
             case Rejected(reason):

@@ -352,6 +352,15 @@ class TestRoom:
         finally:
             await house.close()
 
+    async def test_batch_above_all_the_bytes_is_taken_while_they_are_not_used_up(self, tables: Tables) -> None:
+        house = House(load_settings(database_url=tables.url, buffer_bytes=10_000))
+        large = [[envelope(b"x" * 6_000) for _ in range(3)] for _ in range(2)]
+        try:
+            assert await house.receive_at_once(*large, envelopes(1)) == [[STORED] * 3, [BUSY] * 3, [BUSY]]
+            assert await house.receive(*large[1]) == [STORED] * 3
+        finally:
+            await house.close()
+
     async def test_when_it_is_cancelled_no_sender_waits_for_an_answer_in_vain(self, house: House) -> None:
         waiting = [asyncio.create_task(house.receive(*envelopes(3))) for _ in range(2)]
         await asyncio.sleep(0)

@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
+import httpx
 import msgspec
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from durable import Bus, Context, Reject, message
+from durable import Bus, Context, HandleNext, Incoming, InvalidMessage, Middleware, Reject, message
 from durable.embedded import Embedded
 from durable.errors import WiringError
 from durable.rehearsing import AlreadyResolved, Rehearsed, handle, rehearsal
@@ -282,7 +284,187 @@ class TestRehearsal:
         assert tables.rows("SELECT number FROM effects") == [7]
 
 
+class Calls:
+    """Every public method of a bus, as a handler may call it; what is left out declares, or does nothing by itself."""
+
+    def __init__(self, bus: Bus, waiting: UUID) -> None:
+        self.bus = bus
+        self.waiting = waiting
+
+    async def send(self) -> None:
+        self.bus.send(Billed(2))
+
+    async def publish(self) -> None:
+        self.bus.publish(Placed(2))
+
+    async def unit_of_work(self) -> None:
+        async with self.bus.unit_of_work() as uow:
+            await uow.session.execute(INSERT, {"number": 1})
+            uow.send(Billed(2))
+
+    async def enlist(self) -> None:
+        async with self.bus.runtime.sessions.open() as session:
+            with self.bus.enlist(session):
+                self.bus.send(Billed(2))
+            await session.commit()
+
+    async def pause(self) -> None:
+        await self.bus.pause(Placed)
+        await self.bus.pause(destination=PEER, for_=60)
+        await self.bus.pause(schedule="nightly")
+
+    async def resume(self) -> None:
+        assert await self.bus.resume(listener=ENDPOINT)
+
+    async def cancel(self) -> None:
+        assert await self.bus.cancel(self.waiting)
+
+    async def run_now(self) -> None:
+        assert await self.bus.run_now(self.waiting)
+        assert await self.bus.run_now("nightly")
+
+    async def reschedule(self) -> None:
+        assert await self.bus.reschedule(self.waiting, delay=60)
+        assert await self.bus.reschedule("nightly", delay=60)
+
+    async def serve(self) -> None:
+        with pytest.raises(WiringError, match="rehearses"):
+            await self.bus.serve()
+
+    async def run(self) -> None:
+        with pytest.raises(WiringError, match="rehearses"):
+            async with self.bus:
+                pytest.fail("it runs")
+
+    async def statistics(self) -> None:
+        assert self.bus.statistics().node_id is None
+
+    async def asgi(self) -> None:
+        self.bus.asgi()
+
+    async def metrics_app(self) -> None:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.bus.metrics_app()), base_url="http://shop"
+        ) as client:
+            assert "durable_" in (await client.get("/metrics")).text
+
+
+DECLARES = {"configure", "every", "handles", "listen", "on_error", "route", "subscribe", "trace", "use"}
+NO_CALLS = {"application", "running_on"}
+CALLS = sorted(name for name in vars(Calls) if not name.startswith("_"))
+
+
+class TestCallsOfTheBus:
+    @pytest.fixture
+    async def waiting(self, bus: Bus, tables: Tables) -> UUID:
+        """A message and a schedule that wait for their time, and a listener that is paused."""
+        tables.execute("INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('listener', 'shop', 'x', 'x')")
+        tables.execute("INSERT INTO durable.nodes (node_id, service, description, version) VALUES (7, 'shop', '', '')")
+        tables.execute(
+            "INSERT INTO durable.schedules (name, cron, tz, missed, declaration, declared_by, due_at, occurrence_at)"
+            " VALUES ('nightly', '0 3 * * *', 'UTC', 'once', 'x', 7, now() + interval '1 h', now() + interval '1 h')"
+        )
+        async with bus.unit_of_work() as uow:
+            return uow.send(Billed(1), delay=3600)
+
+    def test_there_is_one_for_each_public_method(self) -> None:
+        public = {name for name in vars(Bus) if not name.startswith("_")}
+        assert public == {*CALLS, *DECLARES, *NO_CALLS}
+
+    @pytest.mark.parametrize("name", CALLS)
+    async def test_rehearsal_leaves_no_trace_of(self, name: str, bus: Bus, tables: Tables, waiting: UUID) -> None:
+        calls = Calls(bus, waiting)
+
+        @bus.handles(Placed)
+        async def place(placed: Placed, session: AsyncSession) -> None:
+            await session.execute(INSERT, {"number": 1})
+            await getattr(calls, name)()
+            await session.execute(INSERT, {"number": 2})
+
+        letter = letter_of(tables)
+        before = everything(tables)
+
+        found = await rehearsed(bus, letter)
+
+        assert (found.outcome, found.error) == ("succeeds", None)
+        assert everything(tables) == before
+
+    async def test_rehearsal_tells_what_would_be_done(self, bus: Bus, tables: Tables, waiting: UUID) -> None:
+        calls = Calls(bus, waiting)
+
+        @bus.handles(Placed)
+        async def place(placed: Placed, ctx: Context) -> None:
+            await calls.pause()
+            await calls.cancel()
+            ctx.circuit.open(60)
+            ctx.circuit.open(60, destination=PEER)
+
+        letter = letter_of(tables)
+        before = everything(tables)
+
+        async with rehearsal(bus) as stage:
+            found = [await stage.run(letter), await stage.run(letter)]
+
+        assert [list(each.does) for each in found] == [
+            [
+                "pause handler rehearsing.placed",
+                f"pause destination {PEER}",
+                "pause schedule nightly",
+                f"cancel message {waiting}",
+                "pause handler rehearsing.placed",
+                f"pause destination {PEER}",
+            ]
+        ] * 2
+        assert everything(tables) == before
+
+    async def test_middleware_of_a_sync_handler_leaves_no_trace_of_a_pause(self, bus: Bus, tables: Tables) -> None:
+        class Pauses(Middleware):
+            async def handle(self, incoming: Incoming, call_next: HandleNext) -> object:
+                await bus.pause(Placed)
+                return await call_next(incoming)
+
+        bus.use(Pauses())
+
+        @bus.handles(Placed)
+        def place(placed: Placed, session: Session) -> None:
+            session.execute(INSERT, {"number": placed.number})
+
+        letter = letter_of(tables)
+        before = everything(tables)
+
+        found = await rehearsed(bus, letter)
+
+        assert (found.outcome, list(found.does)) == ("succeeds", ["pause handler rehearsing.placed"])
+        assert everything(tables) == before
+
+    async def test_call_that_fails_leaves_the_session_as_it_was(self, bus: Bus, tables: Tables) -> None:
+        @bus.handles(Placed)
+        async def place(placed: Placed, session: AsyncSession) -> None:
+            await session.execute(INSERT, {"number": 1})
+            with pytest.raises(InvalidMessage):
+                await bus.pause(Placed, reason="a nul: \0")
+            assert (await session.execute(text("SELECT count(*) FROM effects"))).scalar_one() == 1
+
+        found = await rehearsed(bus, letter_of(tables))
+        assert (found.outcome, list(found.does)) == ("succeeds", [])
+
+    async def test_call_between_two_letters_is_refused(self, bus: Bus) -> None:
+        async with rehearsal(bus):
+            with pytest.raises(WiringError, match="would not be undone"):
+                await bus.pause(destination=PEER)
+
+
 class TestHandling:
+    async def test_circuit_that_the_handler_opens_is_open(self, bus: Bus, tables: Tables) -> None:
+        @bus.handles(Placed)
+        async def place(placed: Placed, ctx: Context) -> None:
+            ctx.circuit.open(reason="quota used up")
+
+        await handle(bus, letter_of(tables), actor="ada")
+        assert tables.rows("SELECT kind, key, reason FROM durable.circuits") == [
+            ("handler", "rehearsing.placed", "quota used up")
+        ]
+
     async def test_effects_sends_and_resolution_are_one_transaction(self, bus: Bus, tables: Tables) -> None:
         @bus.handles(Placed)
         async def place(placed: Placed, session: AsyncSession) -> Billed:

@@ -54,6 +54,7 @@ SETTINGS = load_settings(
     frame_timeout=timedelta(seconds=0.3),
     drain_timeout=timedelta(seconds=1),
     max_frame_bytes=LIMIT,
+    max_message_bytes=LIMIT // 2,
 )
 HELLO = encode(Frame(Hello([1], "mallory", 66, LIMIT)))
 BATCH = encode(Frame(Batch(1, [envelope(body=SECRET)]), 1))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from functools import cache
+from itertools import islice, pairwise, takewhile
+from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from durable.cron import MISSED_AFTER, MOST_AT_ONCE, Cron, Look, Missed, look
@@ -68,6 +71,92 @@ class TestOccurrences:
         assert moment < first < second
         assert list(islice(cron.back_from(second), 2)) == [second, first]
         assert next(cron.back_from(second - timedelta(microseconds=1))) == first
+
+    def test_half_an_hour_that_comes_twice_lets_no_occurrence_out(self) -> None:
+        # At 02:00 (15:00 UTC) the clocks go to 01:30.
+        cron = Cron("5 */2 * * *", "Australia/Lord_Howe")
+        assert following(cron, "2025-04-05T12:00", 3) == ["05 13:05", "05 15:35", "05 17:35"]
+        assert list(islice(cron.back_from(utc("2025-04-05T18:00")), 3)) == [
+            utc("2025-04-05T17:35"),
+            utc("2025-04-05T15:35"),
+            utc("2025-04-05T13:05"),
+        ]
+
+
+# ---------------------------------------------------------------- against a clock that is looked at every minute
+
+MINUTES = {
+    "0": {0},
+    "5": {5},
+    "15,45": {15, 45},
+    "20-40": set(range(20, 41)),
+    "*": set(range(60)),
+    "*/7": set(range(0, 60, 7)),
+}
+HOURS = {
+    "0": {0},
+    "2": {2},
+    "1-3": {1, 2, 3},
+    "0,23": {0, 23},
+    "*": set(range(24)),
+    "*/2": set(range(0, 24, 2)),
+}
+MINUTE = timedelta(minutes=1)
+ZONES = sorted(available_timezones() - {"localtime"})
+
+
+@cache
+def changes(tz: str) -> list[datetime]:
+    """Noons after which the clocks of a zone are changed, within a day; and one after which they are not."""
+    zone = ZoneInfo(tz)
+    noons = [utc("2007-01-01T12:00") + timedelta(days=day) for day in range(20 * 365)]
+    offsets = [noon.astimezone(zone).utcoffset() for noon in noons]
+    return [noons[0], *(noon for noon, (one, next_) in zip(noons, pairwise(offsets), strict=False) if one != next_)]
+
+
+def shown(minute: str, hour: str, tz: str, since: datetime, until: datetime) -> list[datetime]:
+    """The occurrences in this time, by looking at the clock of the zone at each minute of it and of a day around."""
+    zone, days = ZoneInfo(tz), timedelta(days=1)
+    moments = [since - days + count * MINUTE for count in range((until - since + 2 * days) // MINUTE + 1)]
+    walls = [moment.astimezone(zone).replace(tzinfo=None) for moment in moments]
+    named = {wall for wall in walls if wall.minute in MINUTES[minute] and wall.hour in HOURS[hour]}
+    if "*" in minute[:1] + hour[:1]:
+        found = [moment for moment, wall in zip(moments, walls, strict=True) if wall in named]
+    else:
+        found = []
+        furthest = walls[0]
+        for moment, wall in zip(moments, walls, strict=True):
+            if wall > furthest or moment == moments[0]:
+                passed = [furthest + count * MINUTE for count in range(1, (wall - furthest) // MINUTE + 1)]
+                if any(each.minute in MINUTES[minute] and each.hour in HOURS[hour] for each in passed):
+                    found.append(moment)
+                furthest = wall
+    return [moment for moment in found if since < moment <= until]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.data(),
+    st.sampled_from(sorted(MINUTES)),
+    st.sampled_from(sorted(HOURS)),
+    st.sampled_from(["Australia/Lord_Howe", VIENNA]) | st.sampled_from(ZONES),
+)
+def test_occurrences_are_those_that_a_clock_of_the_zone_shows(
+    data: st.DataObject, minute: str, hour: str, tz: str
+) -> None:
+    noon = data.draw(st.sampled_from(changes(tz)))
+    since, until = noon - timedelta(hours=12), noon + timedelta(hours=36)
+    expected = shown(minute, hour, tz, since, until)
+    cron = Cron(f"{minute} {hour} * * *", tz)
+    found = list(takewhile(lambda at: at <= until, occurrences(cron, since)))
+    assert found == expected
+    assert list(takewhile(lambda at: at > since, cron.back_from(until))) == expected[::-1]
+
+
+def occurrences(cron: Cron, since: datetime) -> Iterator[datetime]:
+    while True:
+        since = cron.after(since)
+        yield since
 
 
 class TestBadInput:
