@@ -57,9 +57,8 @@ _LOCK: Final = "FOR UPDATE SKIP LOCKED"
 
 def by_key(address: str) -> str:
     """Narrows to rows of a table of work."""
-    return (
-        f"(id, {address}) IN (SELECT * FROM unnest(CAST(:only_0 AS uuid[]), CAST(:only_1 AS text[])) AS only (id, at))"
-    )
+    named = "unnest(CAST(:only_0 AS uuid[]), CAST(:only_1 AS text[])) AS named (id, address)"
+    return f"(id, {address}) IN (SELECT named.id, named.address FROM {named})"
 
 
 _ENVELOPE: Final = (

@@ -175,6 +175,11 @@ class InMemoryBus:
         for letter in chosen or self.dead_letters:
             self._mailbox.replay(letter)
 
+    def discard(self, *chosen: DeadLetter) -> None:
+        """Give these dead letters, or all of them, up: messages may be sent again under their business keys."""
+        for letter in chosen or self.dead_letters:
+            self._mailbox.discard(letter)
+
     def fail(
         self,
         target: type | Callable[..., Any],

@@ -139,6 +139,8 @@ class Mailbox:
         travelling = msgspec.structs.replace(envelope, execution_time=None)
         row = Row(travelling, envelope.destination, envelope.execution_time)
         if envelope.destination == LOCAL:
+            if row.key in self._received:  # sent before, under the same business key
+                return
             self._received[row.key] = message_digest(envelope.message_type, envelope.body)
             self._queue(row)
         else:
@@ -311,10 +313,22 @@ class Mailbox:
             envelope = msgspec.structs.replace(envelope, deliver_by=None)
         self._queue(Row(envelope, letter.endpoint))
 
+    def discard(self, letter: DeadLetter) -> None:
+        """Give it up for good: another message may be sent under its business key."""
+        self.dead_letters = [each for each in self.dead_letters if each is not letter]
+        if letter.endpoint is not None:
+            self._give_up((letter.envelope.id, letter.endpoint))
+
+    def _give_up(self, key: Key) -> None:
+        self._received.pop(key, None)
+
     # ------------------------------------------------------------------ what people ask of storage
 
     def cancel_message(self, message: UUID, *, actor: str, reason: str | None, keep_body: bool = False) -> bool:
-        return bool([rows.pop(row.key) for rows, row in self._waiting_for_time(message)])
+        cancelled = [rows.pop(row.key) for rows, row in self._waiting_for_time(message)]
+        for row in cancelled:
+            self._give_up(row.key)
+        return bool(cancelled)
 
     def run_message_now(self, message: UUID) -> bool:
         found = self._waiting_for_time(message)

@@ -46,6 +46,7 @@ from durable import (
 from durable.embedded import Embedded
 from durable.envelope import Envelope, new_id
 from durable.recovery import membership
+from durable.storage import dead_letters
 from durable.testing import InMemoryBus, eventually
 from durable.transports.memory import MemoryTransport
 from tests.support.receivers import MemoryReceiver
@@ -158,6 +159,10 @@ class World(ABC):
     def dead_letters(self) -> list[Letter]: ...
 
     @abstractmethod
+    async def discard(self) -> None:
+        """Give every dead letter up."""
+
+    @abstractmethod
     def expired(self) -> list[str]:
         """The types of the messages that expired."""
 
@@ -239,6 +244,10 @@ class OnPostgres(World):
         )
         return [Letter(*row) for row in rows]
 
+    async def discard(self) -> None:
+        every, whole = dead_letters.Selection(), dead_letters.Stretch(0, 2**62, 100)
+        await self.bus.runtime.database.transaction(dead_letters.discard, every, whole, actor="ada", reason="a test")
+
     def expired(self) -> list[str]:
         return self._tables.rows("SELECT message_type FROM durable.envelope_history WHERE outcome = 'expired'")
 
@@ -292,6 +301,9 @@ class InMemory(World):
             Letter(d.envelope.message_type, d.exception_type, d.reason, d.traceback or "", d.attempts)
             for d in self._memory.dead_letters
         ]
+
+    async def discard(self) -> None:
+        self._memory.discard()
 
     def expired(self) -> list[str]:
         return [expired.envelope.message_type for expired in self._memory.expired]
@@ -775,6 +787,43 @@ class TestHandling:
                     world.bus.send(OrderBilled(2), id_from="invoice-2")
             await world.settle()
         assert sorted(bill.number for bill in billed) == [1, 2]
+
+    @pytest.mark.parametrize("to", [None, MAIL], ids=["local", "remote"])
+    async def test_cancelled_message_frees_its_business_key(self, world: World, to: str | None) -> None:
+        billed = collect(world.bus, OrderBilled)
+        async with world:
+            async with world.bus.unit_of_work():
+                first = world.bus.send(OrderBilled(1), to=to, id_from="invoice-1", delay=3_600)
+            assert await world.bus.cancel(first)
+            async with world.bus.unit_of_work():
+                assert world.bus.send(OrderBilled(2), to=to, id_from="invoice-1") == first
+            await world.settle()
+            assert (billed if to is None else world.sent_to(MAIL)) == (
+                [OrderBilled(2)] if to is None else [("contract.order-billed", b'{"number":2}')]
+            )
+
+    @pytest.mark.parametrize("came_in", [False, True], ids=["local", "from a peer"])
+    async def test_discarded_dead_letter_frees_its_business_key(self, world: World, came_in: bool) -> None:
+        seen: list[int] = []
+
+        @world.bus.handles(OrderBilled, retry=NEVER)
+        async def handle(billed: OrderBilled) -> None:
+            seen.append(billed.number)
+            if billed.number == 1:
+                raise RuntimeError("the first is wrong")
+
+        async def send(number: int) -> None:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderBilled(number), to=ORDERS if came_in else None, id_from="invoice-1")
+            await world.settle()
+
+        async with world:
+            await send(1)
+            assert len(world.dead_letters()) == 1
+            await world.discard()
+            await send(2)
+            await send(3)
+        assert seen == [1, 2]
 
     async def test_a_reply_goes_where_the_sender_asked_for_it(self, world: World) -> None:
         billed = collect(world.bus, OrderBilled)

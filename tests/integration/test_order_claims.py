@@ -294,9 +294,7 @@ def test_each_part_of_the_rule_is_needed(desk: Desk, monkeypatch: pytest.MonkeyP
 def play(desk: Desk, seed: int) -> list[str]:
     """Nodes claim, handle, put off, release and die in an order that the seed decides. Returns what went wrong."""
     with psycopg.connect(desk.url) as conn:
-        conn.execute(
-            "TRUNCATE durable.incoming_envelopes, durable.received_ids, durable.failed_attempts"
-        )
+        conn.execute("TRUNCATE durable.incoming_envelopes, durable.received_ids, durable.failed_attempts")
     rng = random.Random(seed)
     nodes = [NodeId(n) for n in (101, 102, 103)]
     held: dict[NodeId, dict[str, list[Leased]]] = {node: {} for node in nodes}

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
 import psycopg
@@ -18,9 +19,23 @@ from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.settings import load_settings
-from durable.storage import circuits, housekeeping, inbox, leases, locks, nodes, outbox, statements, trials
+from durable.storage import (
+    circuits,
+    dead_letters,
+    delayed,
+    housekeeping,
+    inbox,
+    leases,
+    locks,
+    maintenance,
+    nodes,
+    outbox,
+    statements,
+    trials,
+)
 from durable.storage.circuits import Kind
 from durable.storage.database import Database, channel
+from durable.storage.dead_letters import Stretch
 from durable.storage.inbox import Arrival
 from durable.storage.locks import Job
 from durable.storage.outbox import Sent
@@ -155,12 +170,14 @@ async def test_one_commit_sends_to_several_destinations_and_to_its_own_inbox(sto
     assert await store.rows("SELECT id FROM durable.received_ids") == [], "a local row is its own token"
 
 
-async def test_a_local_envelope_that_was_received_before_is_not_stored_again(store: Store) -> None:
-    local = msgspec.structs.replace(envelope(1), destination="local")
-    for _ in range(2):
-        await store.run(outbox.store, [Sent(local, "local", ANY_NODE)])
-        await store.rows("DELETE FROM durable.incoming_envelopes RETURNING 1")
+async def test_local_message_under_a_known_business_key_is_not_stored_again(store: Store) -> None:
+    local = under_key(destination="local")
+    assert await store.run(outbox.store, [Sent(local, "local", ANY_NODE)]) == set()
+    await store.rows("DELETE FROM durable.incoming_envelopes RETURNING 1")
 
+    known = await store.run(outbox.store, [Sent(under_key(destination="local"), "local", ANY_NODE)])
+
+    assert known == {(local.id, "local")}
     assert await store.one("SELECT count(*) FROM durable.incoming_envelopes") == 0
 
 
@@ -535,6 +552,125 @@ async def test_another_body_under_a_known_id_is_found(store: Store) -> None:
     arrivals = [Arrival("billing", changed, ANY_NODE), Arrival("billing", second, ANY_NODE)]
 
     assert await store.run(inbox.find_changed_bodies, arrivals) == {(first.id, "billing")}
+
+
+# ---------------------------------------------------------------- ids without a day
+
+OLD = timedelta(days=30)
+KEEP = timedelta(days=8)
+EVERYTHING = Stretch(0, 2**62, 100)
+
+
+def under_key(key: str = "invoice-17", **changes: Any) -> Envelope:
+    """A message under a business key, sent now."""
+    envelope_id = uuid5(NAMESPACE_URL, key)
+    return msgspec.structs.replace(envelope(1, envelope_id=envelope_id), sent_at=datetime.now(UTC), **changes)
+
+
+async def forget_old(store: Store) -> None:
+    """As a month later: what is remembered has become old, and is purged."""
+    for table in ("undated_ids", "received_ids"):
+        await store.rows(f"UPDATE durable.{table} SET received_at = now() - interval '30 days' RETURNING 1")
+    for statement in maintenance.PURGES:
+        await store.run(maintenance.purge, statement, keep=KEEP)
+
+
+async def test_id_is_remembered_while_its_row_waits_and_forgotten_after(store: Store) -> None:
+    waiting = under_key()
+    await store.receive(waiting)
+    await forget_old(store)
+    assert await store.receive(waiting, envelope(2)) != {waiting.id}
+    await store.run(inbox.finish_handled, A, await store.claim_incoming())
+    assert await store.receive(waiting) == set(), "remembered for as long again, since it waited"
+
+    await forget_old(store)
+    assert await store.receive(waiting) == {waiting.id}
+
+
+@pytest.mark.parametrize("remembered", ["undated_ids", "received_ids"])
+async def test_forgotten_id_whose_row_still_waits_is_a_duplicate_and_harms_no_neighbour(
+    store: Store, remembered: str
+) -> None:
+    waiting = under_key() if remembered == "undated_ids" else envelope(1)
+    await store.receive(waiting)
+    await store.rows(f"DELETE FROM durable.{remembered} RETURNING 1")
+    neighbour = envelope(2)
+
+    assert await store.receive(waiting, neighbour) == {neighbour.id}
+    assert len(await store.claim_incoming()) == 2
+
+
+async def test_forgotten_business_key_whose_row_still_waits_fails_no_commit(store: Store) -> None:
+    local = under_key(destination="local")
+    await store.run(outbox.store, [Sent(local, "local", ANY_NODE)])
+    await store.rows("DELETE FROM durable.undated_ids RETURNING 1")
+
+    assert await store.run(outbox.store, [Sent(local, "local", ANY_NODE)]) == {(local.id, "local")}
+
+
+async def give_up_by_cancel(store: Store) -> None:
+    await store.set("incoming", "owner_id = 0, execution_time = now() + interval '1 hour'")
+    cancelled = await store.run(
+        delayed.cancel, delayed.Selection(), EVERYTHING, side="incoming", actor="ada", reason=None
+    )
+    assert len(cancelled.done) == 1
+
+
+async def give_up_by_discard(store: Store) -> None:
+    (lease,) = await store.claim_incoming()
+    await store.run(inbox.dead_letter, A, lease, LETTER)
+    discarded = await store.run(
+        dead_letters.discard, dead_letters.Selection(), EVERYTHING, actor="ada", reason="a test"
+    )
+    assert len(discarded.done) == 1
+
+
+GIVING_UP = {"cancelled": give_up_by_cancel, "discarded": give_up_by_discard}
+
+
+@pytest.mark.parametrize("give_up", GIVING_UP)
+async def test_message_under_a_key_that_was_given_up_is_new(store: Store, give_up: str) -> None:
+    given_up = under_key()
+    await store.receive(given_up)
+    await GIVING_UP[give_up](store)
+
+    assert await store.receive(given_up) == set(), "what a sender without an answer repeats stays given up"
+    again = under_key()
+    assert await store.receive(again) == {given_up.id}
+    assert await store.receive(again) == set()
+
+
+@pytest.mark.parametrize("give_up", GIVING_UP)
+async def test_local_message_under_a_key_that_was_given_up_is_new(store: Store, give_up: str) -> None:
+    await store.run(outbox.store, [Sent(under_key(destination="local"), "local", ANY_NODE)])
+    await GIVING_UP[give_up](store)
+
+    assert await store.run(outbox.store, [Sent(under_key(destination="local"), "local", ANY_NODE)]) == set()
+    assert len(await store.claim_incoming()) == 1
+
+
+async def test_replayed_letter_holds_its_key_again(store: Store) -> None:
+    await store.receive(under_key())
+    await give_up_by_discard(store)
+    await store.rows("UPDATE durable.dead_letters SET resolution = NULL, resolved_at = NULL RETURNING 1")
+    await store.run(dead_letters.replay, dead_letters.Selection(), EVERYTHING, actor="ada")
+
+    assert await store.receive(under_key()) == set()
+
+
+async def test_replayed_letter_of_a_dropped_day_fills_no_partition(store: Store) -> None:
+    await store.receive(envelope(1))
+    (lease,) = await store.claim_incoming()
+    await store.run(inbox.dead_letter, A, lease, LETTER)
+    await store.rows("DELETE FROM durable.received_ids RETURNING 1")
+    await store.rows(
+        "UPDATE durable.dead_letters SET id = CAST('00' || substr(CAST(id AS text), 3) AS uuid) RETURNING 1"
+    )
+
+    replayed = await store.run(dead_letters.replay, dead_letters.Selection(), EVERYTHING, actor="ada")
+
+    assert len(replayed.done) == 1
+    assert await store.one("SELECT count(*) FROM durable.received_ids") == 0
 
 
 # ---------------------------------------------------------------- ends
