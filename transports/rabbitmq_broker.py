@@ -30,6 +30,7 @@ from durable.errors import PeerTimeout, TransportError
 from durable.settings import Settings
 from durable.transports.rabbitmq_address import broker_url
 from durable.transports.rabbitmq_channel import error_of, translated
+from durable.transports.rabbitmq_logs import ours
 from durable.transports.rabbitmq_socket import CANNOT_BE_READ, Socket
 
 T = TypeVar("T")
@@ -102,7 +103,7 @@ class Connection:
         """A new channel. A connection on which the broker opens none is dropped, unless the broker blocks it."""
         opened = await self._get()
         try:
-            with translated(f"{self._broker}: opening a channel"):
+            with ours(), translated(f"{self._broker}: opening a channel"):
                 async with asyncio.timeout(self._seconds):
                     channel = await opened.underlay.channel(publisher_confirms=confirms, on_return_raises=confirms)
         except PeerTimeout:
@@ -133,7 +134,7 @@ class Connection:
         socket = Socket(mending=broken is not None and broken.was_unreadable)
         connection.kwargs["transport_factory"] = socket
         try:
-            with translated(f"{self._broker}: connecting"):
+            with ours(), translated(f"{self._broker}: connecting"):
                 async with asyncio.timeout(self._seconds):
                     await connection.connect()
         except BaseException:
@@ -177,7 +178,7 @@ class _Opened:
 
     async def close(self) -> None:
         try:
-            with contextlib.suppress(TransportError), translated("closing"):
+            with contextlib.suppress(TransportError), ours(), translated("closing"):
                 async with asyncio.timeout(CLOSING_SECONDS):
                     await self.connection.close()
         finally:

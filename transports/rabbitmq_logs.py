@@ -1,0 +1,46 @@
+"""What aiormq and aio-pika log of durable's own connections: nothing from INFO on.
+
+They tell of each lost connection and each failed try, several times and with tracebacks. durable says the same in one
+line where it decides what follows: a listener that is down, a batch that failed, a destination that is latched. What
+they say goes to durable's own log at DEBUG. Connections that an application opens by itself are left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+from durable.telemetry import log
+
+_LIBRARIES: Final = ("aiormq", "aio_pika")
+_FAULTS_OF_OURS: Final = "callback"  # in the messages that tell of an error in what durable has them call
+
+_is_ours: ContextVar[bool] = ContextVar("is_ours", default=False)
+
+
+@contextmanager
+def ours() -> Iterator[None]:
+    """In this block, and in every task that begins in it, the libraries work for durable."""
+    _listen()
+    token = _is_ours.set(True)
+    try:
+        yield
+    finally:
+        _is_ours.reset(token)
+
+
+def _listen() -> None:
+    """Filters hold for the very logger that they are added to; adding one again changes nothing."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.partition(".")[0] in _LIBRARIES:
+            logging.getLogger(name).addFilter(_passes)
+
+
+def _passes(record: logging.LogRecord) -> bool:
+    if not _is_ours.get() or _FAULTS_OF_OURS in str(record.msg):
+        return True
+    log.debug("%s: %s", record.name, record.getMessage())
+    return False
