@@ -38,8 +38,10 @@ class AsyncPsycopgConnection(psycopg.AsyncConnection[Any]):
         return await super().wait(_bounded(self, gen, self.answer_within), *args, **options)
 
 
-class AsyncpgConnection(asyncpg.Connection):
+class AsyncpgConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg has no types
     """For async engines. A wait that was too long raises TimeoutError."""
+
+    _config: Any
 
     @property
     def answer_within(self) -> float | None:

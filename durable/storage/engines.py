@@ -181,7 +181,7 @@ class _Guard:
         """asyncpg's connection is still open when it has waited in vain."""
         if not isinstance(context.original_exception, TimeoutError) or context.connection is None:
             return None
-        context.is_disconnect = True  # type: ignore[misc]
+        context.is_disconnect = True
         cause = OSError("no answer in time; the connection is given up")
         return OperationalError(None, None, cause, connection_invalidated=True)
 

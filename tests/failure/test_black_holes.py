@@ -1,0 +1,280 @@
+"""Connections to the database that carry nothing any more: noticed within a bound, given up, and nothing is lost.
+
+A hole is opened in a proxy: for the connections that are open, as by a firewall that forgot them, or for all and one
+direction, as by a route that is gone. No keepalive sees it, because the proxy acknowledges every packet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from durable import Bus, message
+from durable.embedded import Embedded
+from durable.errors import StorageUnavailable
+from durable.settings import load_settings
+from durable.storage import engines
+from durable.storage.database import Database
+from durable.storage.outages import is_outage
+from tests.failure.waiting import eventually
+from tests.support.proxy import DOWN, UP, ChaosProxy
+from tests.support.servers import address_of
+from tests.support.tables import Tables, shared_tables
+
+Hole = Callable[[ChaosProxy], None]
+
+HOLES: dict[str, Hole] = {
+    "stranded": ChaosProxy.strand,
+    "no answers": lambda proxy: proxy.swallow(DOWN),
+    "no questions": lambda proxy: proxy.swallow(UP),
+}
+DRIVERS = ["asyncpg", "psycopg"]
+BOUND = 30.0  # seconds; far above each limit below, far below for ever
+QUICK: dict[str, Any] = {
+    "statement_timeout": 1.0,
+    "unit_of_work_timeout": 1.0,
+    "handler_timeout": 1.0,
+    "connect_timeout": 1.0,
+    "pool_timeout": 5.0,
+    "heartbeat_interval": 0.2,
+    "heartbeat_stale": 3.0,
+    "poll_interval": 0.1,
+    "forgotten_after": 1.0,
+}
+
+
+@message("holes.noted")
+class Noted(msgspec.Struct):
+    number: int
+
+
+@pytest.fixture(autouse=True)
+def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "GRACE", timedelta(milliseconds=200))
+
+
+@pytest.fixture(params=DRIVERS)
+def driver(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=HOLES)
+def open_hole(request: pytest.FixtureRequest) -> Hole:
+    return HOLES[request.param]
+
+
+@pytest.fixture
+def tables(server: Embedded) -> Iterator[Tables]:
+    with shared_tables(server) as tables:
+        tables.execute("CREATE TABLE notes (number int)")
+        yield tables
+
+
+@asynccontextmanager
+async def proxied(database: str, driver: str) -> AsyncIterator[tuple[ChaosProxy, str]]:
+    async with ChaosProxy(address_of(database)) as proxy:
+        port = int(proxy.uri.rpartition(":")[2])
+        behind = make_url(database).set(drivername=f"postgresql+{driver}", host="127.0.0.1", port=port, query={})
+        yield proxy, behind.render_as_string(hide_password=False)
+
+
+def answer(conn: Connection, _: str) -> int:
+    return int(conn.exec_driver_sql("SELECT 1").scalar_one())
+
+
+# ---------------------------------------------------------------- the pools
+
+
+async def test_an_agents_statement_is_given_up(database_url: str, driver: str, open_hole: Hole) -> None:
+    async with proxied(database_url, driver) as (proxy, url):
+        database = Database(load_settings(database_url=url, **QUICK))
+        await database.transaction(answer)
+        open_hole(proxy)
+        async with asyncio.timeout(BOUND):
+            with pytest.raises(StorageUnavailable, match=r"no answer|connection timeout|TimeoutError"):
+                await database.transaction(answer)
+            proxy.restore()
+            assert await database.insist(answer) == 1
+            await database.close()
+
+
+async def test_a_pooled_connection_that_is_stranded_is_replaced_without_an_error(
+    database_url: str, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "_CHECKED_AFTER", 0.0)
+    async with proxied(database_url, driver) as (proxy, url):
+        database = Database(load_settings(database_url=url, **QUICK))
+        await asyncio.gather(*(database.transaction(answer) for _ in range(3)))
+        before = proxy.connections
+        proxy.strand()
+        async with asyncio.timeout(BOUND):
+            assert [await database.transaction(answer) for _ in range(3)] == [1, 1, 1]
+            assert proxy.connections > before
+            await database.close()
+
+
+async def test_a_unit_of_work_is_given_up(tables: Tables, driver: str, open_hole: Hole) -> None:
+    async with proxied(tables.url, driver) as (proxy, url):
+        bus = Bus("holes", database=url, **QUICK)
+        async with bus.unit_of_work() as uow:
+            await uow.session.execute(text("INSERT INTO notes VALUES (1)"))
+        async with asyncio.timeout(BOUND):
+            uow = bus.unit_of_work()
+            await uow.session.execute(text("INSERT INTO notes VALUES (2)"))
+            open_hole(proxy)
+            with pytest.raises((DBAPIError, OSError)) as caught:
+                await uow.end(commit=True)
+            assert is_outage(caught.value)
+            proxy.restore()
+            async with bus.unit_of_work() as uow:
+                await uow.session.execute(text("INSERT INTO notes VALUES (3)"))
+            await bus.runtime.sessions.close()
+    assert {1, 3} <= set(tables.rows("SELECT number FROM notes"))
+
+
+async def test_a_sync_session_is_given_up(tables: Tables, open_hole: Hole) -> None:
+    async with proxied(tables.url, "psycopg") as (proxy, url):
+        bus = Bus("holes", database=url, **QUICK)
+        loop = asyncio.get_running_loop()
+
+        def note(number: int, then: Callable[[], None] = lambda: None) -> None:
+            with bus.runtime.sessions.open_sync() as session:
+                session.execute(text("INSERT INTO notes VALUES (:number)"), {"number": number})
+                then()
+                session.commit()
+
+        def fall() -> None:
+            opened = threading.Event()
+            loop.call_soon_threadsafe(lambda: (open_hole(proxy), opened.set()))
+            assert opened.wait(BOUND)
+
+        await asyncio.to_thread(note, 1)
+        async with asyncio.timeout(BOUND):
+            with pytest.raises(DBAPIError) as caught:
+                await asyncio.to_thread(note, 2, fall)
+            assert is_outage(caught.value)
+            proxy.restore()
+            await asyncio.to_thread(note, 3)
+            await bus.runtime.sessions.close()
+    assert {1, 3} <= set(tables.rows("SELECT number FROM notes"))
+
+
+async def test_the_command_line_gives_up(database_url: str) -> None:
+    from durable.cli.target import connection
+
+    async with proxied(database_url, "psycopg") as (proxy, url):
+        loop = asyncio.get_running_loop()
+
+        def ask() -> None:
+            with connection(load_settings(database_url=url, **QUICK)) as conn:
+                answer(conn, "")
+                fallen = threading.Event()
+                loop.call_soon_threadsafe(lambda: (proxy.strand(), fallen.set()))
+                assert fallen.wait(BOUND)
+                answer(conn, "")
+
+        async with asyncio.timeout(BOUND):
+            with pytest.raises(StorageUnavailable, match="no answer within"):
+                await asyncio.to_thread(ask)
+
+
+async def test_a_cancelled_task_stays_cancelled_when_its_connection_is_stranded(database_url: str, driver: str) -> None:
+    async with proxied(database_url, driver) as (proxy, url):
+        database = Database(load_settings(database_url=url, **QUICK))
+        await database.transaction(answer)
+        proxy.strand()
+        stuck = asyncio.create_task(database.transaction(answer))
+        await proxy.swallowed(UP)
+        stuck.cancel()
+        async with asyncio.timeout(BOUND):
+            with pytest.raises(asyncio.CancelledError):
+                await stuck
+            await database.close()
+
+
+# ---------------------------------------------------------------- a node
+
+
+def notes(tables: Tables) -> Counter[int]:
+    return Counter(tables.rows("SELECT number FROM notes"))
+
+
+@pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+async def test_a_node_outlives_a_hole_in_its_pools(
+    tables: Tables, driver: str, open_hole: Hole, is_async: bool
+) -> None:
+    """Its lock is on another way: the heartbeats go on."""
+    async with proxied(tables.url, driver) as (proxy, url):
+        bus = Bus("holes", database=url, lock_database_url=tables.url, **QUICK)
+        statement = text("INSERT INTO notes VALUES (:number)")
+
+        async def note(noted: Noted, session: AsyncSession) -> None:
+            await session.execute(statement, {"number": noted.number})
+
+        def note_in_thread(noted: Noted, session: Session) -> None:
+            session.execute(statement, {"number": noted.number})
+
+        bus.handles(Noted)(note if is_async else note_in_thread)
+        expected: set[int] = set()
+
+        async def send(number: int) -> None:
+            try:
+                async with bus.unit_of_work() as uow:
+                    uow.send(Noted(number))
+            except (DBAPIError, OSError) as error:
+                if not is_outage(error):
+                    raise
+            else:
+                expected.add(number)
+
+        async with bus:
+            for number in range(20):
+                await send(number)
+            open_hole(proxy)
+            async with asyncio.timeout(BOUND):
+                for number in range(20, 24):
+                    await send(number)
+            proxy.restore()
+            for number in range(30, 50):
+                await send(number)
+            await eventually(lambda: expected <= set(notes(tables)), within=BOUND)
+            await eventually(lambda: tables.count("incoming_envelopes") == 0, within=BOUND)
+    assert set(notes(tables).values()) == {1}
+    assert len(expected) >= 39
+
+
+@pytest.mark.parametrize("driver", ["asyncpg"])
+async def test_a_node_whose_lock_connection_is_in_a_hole_joins_again(
+    tables: Tables, driver: str, open_hole: Hole, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The wake-ups of other processes come over the same connection."""
+    async with proxied(tables.url, "psycopg") as (proxy, url):
+        bus = Bus("holes", database=tables.url, lock_database_url=url, **QUICK)
+
+        @bus.handles(Noted)
+        async def note(noted: Noted, session: AsyncSession) -> None:
+            await session.execute(text("INSERT INTO notes VALUES (:number)"), {"number": noted.number})
+
+        async with bus:
+            before = bus.runtime.node_id
+            open_hole(proxy)
+            await eventually(lambda: bus.runtime.node_id != before, within=BOUND)
+            proxy.restore()
+            await eventually(lambda: bus.runtime.node_id not in (0, before), within=BOUND)
+            async with bus.unit_of_work() as uow:
+                uow.send(Noted(1))
+            await eventually(lambda: notes(tables) == Counter({1: 1}), within=BOUND)
+    assert any("is no member any more" in record.getMessage() for record in caplog.records)
