@@ -71,6 +71,14 @@ class Buffer(Generic[T]):
             self._used_bytes += weight
             return True
 
+    def close(self) -> bool:
+        """Give no room any more, if nothing has any now; False otherwise."""
+        with self._lock:
+            if self._used_count:
+                return False
+            self._max_count = 0
+            return True
+
     def force(self, items: Sequence[Weighed]) -> None:
         """Take room for items that are here already: a claim of one batch may go over the bytes by that batch."""
         with self._lock:

@@ -16,11 +16,12 @@ from uuid import UUID, uuid5
 import msgspec
 
 from durable import codec, screening
+from durable.answering import Answers
 from durable.arguments import Argument, annotations_of, refuse_misfits, refuse_unknown
 from durable.clock import Clock
 from durable.duration import Duration, duration
 from durable.envelope import Envelope, derived_id, new_id
-from durable.errors import InvalidMessage
+from durable.errors import InvalidMessage, WiringError
 from durable.messages import content_type_of, name_of
 from durable.ordering import Place
 from durable.routing import LOCAL, Routes
@@ -91,8 +92,9 @@ class Outgoing(msgspec.Struct, frozen=True, eq=False):
     """A message on its way into the outbox. Immutable: `replace` and `with_headers` make another one."""
 
     message: object
-    kind: Literal["command", "event", "cascade"] = "command"
-    """Was it sent, published, or returned by a handler? A cascade is an event if it has subscribers, else a command."""
+    kind: Literal["command", "event", "cascade", "answer"] = "command"
+    """Was it sent, published, returned by a handler, or sent to where a message asked for its answer? A cascade is an
+    event if it has subscribers, else a command; an answer is a command to an address that must be allowed."""
     to: str | None = None
     """This destination instead of the declared one; events have none."""
     options: SendOptions = {}
@@ -140,6 +142,7 @@ class Composer:
         self._resolve = resolve
         self._unwanted: set[str] = set()
         self._around = around
+        self._answers = Answers(settings)
 
     @cached_property
     def send(self) -> Send:
@@ -159,6 +162,8 @@ class Composer:
             event_id, envelopes = self.event(message, cause=cause, **options)
             outgoing.remember(envelopes)
             return event_id
+        if outgoing.kind == "answer" and outgoing.to is not None:
+            self._refuse_stranger(outgoing.to, name_of(type(message)))
         if outgoing.kind == "command" or outgoing.to is not None:
             envelopes = [self.command(message, to=outgoing.to, cause=cause, **options)]
         else:
@@ -208,6 +213,19 @@ class Composer:
         """Behind whom it queues in this service's inbox, or in its outbox."""
         places = self._routes.places
         return places.incoming(envelope) if envelope.destination == LOCAL else places.outgoing(envelope)
+
+    def _refuse_stranger(self, address: str, message_type: str) -> None:
+        """Raise InvalidMessage unless an answer may go to this address."""
+        declared = {LOCAL, *(uri for uris in self._routes.destinations().values() for uri in uris)}
+        try:
+            resolved = self._resolve(address, message_type)
+        except WiringError as error:
+            raise InvalidMessage(f"reply-to {address!r} is no address that can be sent to: {error}") from error
+        if resolved not in declared and not self._answers.may_go(address, declared):
+            raise InvalidMessage(
+                f"reply-to {address!r} is neither a declared destination nor allowed; declare a route to it, or add it "
+                "to the setting answer_to"
+            )
 
     def _compose(
         self, message: object, destinations: Sequence[str], cause: Cause | None, options: SendOptions

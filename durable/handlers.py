@@ -44,6 +44,7 @@ from durable.envelope import Envelope, Leased
 from durable.errors import InvalidSetting, RoutingError, Verdict
 from durable.ordering import share_of
 from durable.retry import ByError, Retry
+from durable.routing import LOCAL
 from durable.unit_of_work import Outbox
 
 OnDeadLetter = Literal["continue", "park"]
@@ -65,6 +66,7 @@ class Context:
 
     def __init__(self, lease: Leased, attempt: int, outbox: Outbox, asked: list[PauseRequest] | None = None) -> None:
         self._envelope = lease.envelope
+        self._is_own = lease.endpoint == LOCAL
         self._outbox = outbox
         self.circuit = CircuitControl(lease.envelope.message_type, [] if asked is None else asked)
         """Stops this handler, or a destination, on every node: `ctx.circuit.open(for_=60, reason="quota used up")`."""
@@ -126,12 +128,18 @@ class Context:
         return self._outbox.send(message, to=to, **options)
 
     def reply(self, message: object, **options: Unpack[SendOptions]) -> UUID:
-        """Send a command to the address that the sender gave with reply_to=; raises RoutingError if it gave none."""
+        """Send a command to the address that the sender gave with reply_to=.
+
+        Raises RoutingError if it gave none, and InvalidMessage if another service gave one that is neither a declared
+        destination nor allowed by the setting answer_to: the message becomes a dead letter then.
+        """
         refuse_unknown("reply", options, annotations_of(SendOptions), "option")
         address = self._envelope.headers.get(REPLY_TO)
         if address is None:
             raise RoutingError(f"message {self.id} asks for no reply: its sender gave no reply_to=")
-        return self._outbox.send(message, to=address, **options)
+        if self._is_own:
+            return self._outbox.send(message, to=address, **options)
+        return self._outbox.answer(message, to=address, **options)
 
     def cascade(self, result: object) -> None:
         """Send what a handler returned: a message, several in a list or tuple, or None."""

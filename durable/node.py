@@ -29,6 +29,7 @@ from durable.pace import Standing
 from durable.receiving import ReceivingAgent
 from durable.recovery.agent import RecoveryAgent
 from durable.recovery.former import Memberships
+from durable.recovery.idle_addresses import IdleAddresses
 from durable.recovery.membership import Membership
 from durable.recovery.ordered import OrderedClaims
 from durable.recovery.recurring import Recurring
@@ -86,7 +87,7 @@ class Node:
         self._recovery: RecoveryAgent | None = None
         self._ordered: OrderedClaims | None = None
         self._lanes = Lanes(self._by_type)
-        self._sending: list[asyncio.Task[None]] = []
+        self._sending: set[asyncio.Task[None]] = set()
         self._tasks: Crew
 
     async def run(self, stopping: asyncio.Event, started: asyncio.Future[None]) -> None:
@@ -192,6 +193,9 @@ class Node:
             woken=self._woken,
             senders=self.senders,
             agent_for=self.agent_for,
+            idle=IdleAddresses(
+                self._database, self._settings, self.senders, self._application.destinations, self.retire
+            ),
             handlers=self._by_type,
             receiving=receiving,
             recurring=Recurring(self._database, node_id, self._application.schedules, self._composer, self._counters),
@@ -220,7 +224,7 @@ class Node:
             await self._drain("handlers", [storing, *handling])
             for sender in self.senders.values():
                 sender.stop()
-            await self._drain("senders", self._sending)
+            await self._drain("senders", list(self._sending))
 
     async def _listen(self, receiving: ReceivingAgent) -> None:
         for uri, endpoint in self._application.listeners:
@@ -310,8 +314,19 @@ class Node:
             spans=self._application.batch_spans,
             key_is_free=partial(self._ordered.hint, destination) if self._ordered else lambda key: None,
         )
-        self._sending.append(self._tasks.create_task(agent.run(), name=f"sending to {destination}"))
+        sending = self._tasks.create_task(agent.run(), name=f"sending to {destination}")
+        self._sending.add(sending)
+        sending.add_done_callback(self._sending.discard)
         return agent
+
+    def retire(self, destination: str) -> bool:
+        """End the agent of an address that nobody uses; False when it has something after all."""
+        agent = self.senders.get(destination)
+        if agent is None or not agent.retire():
+            return False
+        del self.senders[destination]
+        self._counters.forget(Subject.DESTINATION, destination)
+        return True
 
     def reserve(self, envelope: Envelope) -> NodeId:
         if envelope.execution_time is not None:

@@ -89,6 +89,8 @@ class SendingAgent:
         self._all_sent = False
         self._busy_pause = 0.0
         self._busy_until = 0.0
+        self.accepted_count = 0
+        """How much it was ever given: whether it was used since somebody looked."""
 
     # ------------------------------------------------------------------ what others tell it
 
@@ -102,6 +104,7 @@ class SendingAgent:
 
     def accept(self, claimed: Sequence[Leased]) -> None:
         """Send these: they are committed, owned by this node, and have room."""
+        self.accepted_count += len(claimed)
         self.buffer.put(claimed)
         self._changed.set()
 
@@ -127,6 +130,13 @@ class SendingAgent:
         """Send what is in memory, then end run()."""
         self._stopping = True
         self._changed.set()
+
+    def retire(self) -> bool:
+        """Take nothing any more and end run(), if nothing is here now; False otherwise."""
+        if self.held() or not self.buffer.close():
+            return False
+        self.stop()
+        return True
 
     def held(self) -> set[Lease]:
         """Everything that this agent works on."""

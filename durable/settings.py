@@ -153,6 +153,16 @@ class Settings(BaseSettings):
         default=False, description="pause the types that do not decode then, on every node, instead of not starting"
     )
 
+    answer_to: tuple[str, ...] = Field(
+        default=(),
+        description="where answers may go besides declared destinations: a JSON array of addresses; what ends with /* "
+        "allows those below it, * any",
+    )
+    address_idle: Duration = Field(
+        default=timedelta(minutes=10),
+        description="after which an address that is not declared, and for which nothing waits, is forgotten",
+    )
+
     amqp_url: SecretStr | None = Field(
         default=None, description="the RabbitMQ broker 'default', such as amqp://user:secret@host:5672/vhost"
     )
@@ -243,6 +253,9 @@ class Settings(BaseSettings):
             raise ValueError("heartbeat_stale must be at least three times heartbeat_interval")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key: give both or neither")
+        for address in self.answer_to:
+            if "*" in address and address != "*" and (not address.endswith("/*") or address.count("*") > 1):
+                raise ValueError(f"answer_to: {address!r}: a * stands alone, or at the end behind a slash")
         if self.dedupe_window < timedelta(hours=1):
             raise ValueError("dedupe_window must be at least an hour: retries and recovered work arrive late")
         return self

@@ -116,6 +116,12 @@ class Counters:
             part = self._parts[subject, name] = Counters()
         return part
 
+    def forget(self, subject: Subject, name: str) -> None:
+        """Count this subject for itself no more; what was counted of it stays in the sum of all."""
+        part = self._parts.pop((subject, name), None)
+        if part is not None:
+            self._counts.update(part._counts)
+
     def add(self, event: Event, count: int = 1) -> None:
         self._counts[event] += count
 

@@ -81,6 +81,11 @@ class Outbox:
         """
         return self._send(Outgoing(message, "command", to, options, self.cause, self._remember))
 
+    def answer(self, message: object, *, to: str, **options: Unpack[SendOptions]) -> UUID:
+        """Send a command to the address that a message of another service names; raises InvalidMessage where that is
+        neither declared nor allowed."""
+        return self._send(Outgoing(message, "answer", to, options, self.cause, self._remember))
+
     def publish(self, message: object, **options: Unpack[SendOptions]) -> UUID:
         """Send an event to every subscriber when the session commits; returns the id that all copies share."""
         return self._send(Outgoing(message, "event", None, options, self.cause, self._remember))

@@ -17,6 +17,7 @@ from durable.pace import Pace
 from durable.receiving import ReceivingAgent
 from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten import Forgotten
+from durable.recovery.idle_addresses import IdleAddresses
 from durable.recovery.incoming import claim_incoming, claim_trials
 from durable.recovery.maintenance import maintain
 from durable.recovery.ordered import OrderedClaims
@@ -51,6 +52,7 @@ class RecoveryAgent:
         woken: asyncio.Event,
         senders: Mapping[str, SendingAgent],
         agent_for: AgentFor,
+        idle: IdleAddresses,
         handlers: Mapping[str, HandlingAgent],
         receiving: ReceivingAgent,
         recurring: Recurring,
@@ -63,6 +65,7 @@ class RecoveryAgent:
         self._woken = woken
         self._senders = senders
         self._agent_for = agent_for
+        self._idle = idle
         self._handlers = handlers
         self._receiving = receiving
         self._recurring = recurring
@@ -86,6 +89,7 @@ class RecoveryAgent:
             for name, story, interval in (
                 ("sweep dormant nodes", self._sweep, settings.sweep_interval),
                 ("release forgotten work", self._look_for_forgotten, settings.forgotten_after / 2),
+                ("forget idle addresses", self._forget_idle, settings.address_idle / 4),
                 ("maintain partitions", self._maintain, settings.maintenance_interval),
             ):
                 tasks.create_task(self._repeat(name, story, interval.total_seconds()), name=name)
@@ -162,6 +166,9 @@ class RecoveryAgent:
         for forgotten in self._forgotten:
             if await forgotten.look():
                 self._woken.set()
+
+    async def _forget_idle(self) -> None:
+        await self._idle.look()
 
     async def _maintain(self) -> None:
         await maintain(self._database, self._settings)

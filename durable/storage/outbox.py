@@ -123,3 +123,9 @@ def dead_letter(
 
 def _keys(leases: Sequence[Leased]) -> list[Lease]:
     return [lease.key for lease in leases]
+
+
+def waited_for(conn: Connection, schema: str, destinations: Sequence[str]) -> set[str]:
+    """Those of these destinations for which anything waits: with a node, for its time, or for its turn."""
+    named = {"destinations": list(destinations)}
+    return set(conn.execute(statements.WAITED_FOR_OUTGOING.within(schema), named).scalars())

@@ -225,6 +225,11 @@ FROM claimed ORDER BY seq
     only=by_key("destination"),
 )
 
+WAITED_FOR_OUTGOING = Statement("""
+SELECT DISTINCT destination FROM {schema}.outgoing_envelopes
+WHERE destination = ANY (CAST(:destinations AS text[]))
+""")
+
 DELETE_SENT = Statement(f"""
 WITH sent AS (
     DELETE FROM {{schema}}.outgoing_envelopes AS row USING {MINE}

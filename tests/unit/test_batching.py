@@ -62,6 +62,17 @@ def test_what_was_claimed_may_go_over_the_bytes_and_then_nothing_more_has_room()
     assert (buffer.used_count, buffer.used_bytes, buffer.room) == (2, 16, 0)
 
 
+def test_a_buffer_is_closed_when_nothing_has_room_in_it_and_gives_none_then() -> None:
+    buffer: Buffer[Item] = Buffer(10, 100)
+    item = Item(1)
+    assert buffer.reserve([item])
+    assert not buffer.close()
+    buffer.done([item])
+    assert buffer.close()
+    assert not buffer.reserve([item])
+    assert buffer.room == 0
+
+
 def test_a_batch_is_cut_at_its_size_and_at_its_bytes() -> None:
     buffer = filled(4, 4, 4, 4)
     assert [item.name for item in buffer.take(3, 100)] == [0, 1, 2]

@@ -1,0 +1,43 @@
+"""Where an answer may go: `reply-to` is a header, which a stranger may have written.
+
+    the message was sent by this service itself      anywhere: its own code says so
+    the address is declared by route or subscribe    there
+    it is allowed by `answer_to`                     there: exactly, or below what ends with /*
+    any other                                        refused
+
+With http_auth=bearer the secret goes along with each request. So an http:// or https:// address must be declared, or
+written out in answer_to, then: nothing that ends with /* allows one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from durable.settings import Settings
+
+_ANY: Final = "*"
+_BELOW: Final = "/*"
+_SHOWS_SECRETS: Final = ("http://", "https://")
+
+
+class Answers:
+    """The rule of one service."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._exact = frozenset(settings.answer_to)
+        self._prefixes = tuple(each.removesuffix(_ANY) for each in settings.answer_to if each.endswith(_BELOW))
+        self._any = _ANY in self._exact
+        self._keeps_secret = settings.http_auth == "bearer" and _has_secret(settings)
+
+    def may_go(self, address: str, declared: Collection[str]) -> bool:
+        """Is this address declared, or allowed?"""
+        if address in declared or address in self._exact:
+            return True
+        if self._keeps_secret and address.lower().startswith(_SHOWS_SECRETS):
+            return False
+        return self._any or address.startswith(self._prefixes)
+
+
+def _has_secret(settings: Settings) -> bool:
+    return settings.http_secret is not None or bool(settings.http_peer_secrets)

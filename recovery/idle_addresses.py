@@ -1,0 +1,60 @@
+"""Forgets addresses that were used once: where answers went, or what code has named with `to=`.
+
+    used --nothing held, nothing waits in the outbox, for address_idle--> its agent ends, its latch is closed
+
+A declared destination keeps its agent. So what a node holds of addresses is bounded by what is in use, and a peer that
+is gone for good is pinged for as long as something waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+
+from durable.sending import SendingAgent
+from durable.settings import Settings
+from durable.storage import circuits, outbox
+from durable.storage.circuits import Kind
+from durable.storage.database import Database
+from durable.telemetry import log
+
+
+class IdleAddresses:
+    """Looks at the agents of one node at intervals."""
+
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        senders: Mapping[str, SendingAgent],
+        declared: Callable[[], Collection[str]],
+        retire: Callable[[str], bool],
+    ) -> None:
+        self._database = database
+        self._idle_seconds = settings.address_idle.total_seconds()
+        self._senders = senders
+        self._declared = declared
+        self._retire = retire
+        self._unused_since: dict[str, tuple[int, float]] = {}
+        """By address: how much its agent had been given then, and when that was."""
+
+    async def look(self) -> None:
+        """Forget every address that has been idle for long enough."""
+        now = time.monotonic()
+        declared = self._declared()
+        seen = {name: agent.accepted_count for name, agent in self._senders.items() if name not in declared}
+        before = self._unused_since
+        self._unused_since = {
+            name: before[name] if name in before and before[name][0] == count else (count, now)
+            for name, count in seen.items()
+        }
+        idle = [name for name, (_, since) in self._unused_since.items() if now - since >= self._idle_seconds]
+        if idle:
+            waited_for = await self._database.transaction(outbox.waited_for, idle)
+            for name in set(idle) - waited_for:
+                await self._forget(name)
+
+    async def _forget(self, address: str) -> None:
+        if self._retire(address):
+            await self._database.transaction(circuits.close_circuit, Kind.DESTINATION, address)
+            log.info("%s is idle and not declared: forgotten", address)
