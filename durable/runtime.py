@@ -7,22 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from durable import codec, in_flight
+from durable import in_flight
 from durable.application import Application, Transports
 from durable.clock import Clock, SystemClock
 from durable.composing import Composer
 from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.loop_watch import LoopWatch
-from durable.messages import class_of, content_type_of
 from durable.monitor import Monitor
 from durable.node import Node
 from durable.receiving import LeftToOthers, ReceivingAgent
-from durable.retry import Policy
 from durable.sessions import Sessions
 from durable.settings import Settings
 from durable.statistics import Statistics
@@ -171,24 +169,13 @@ class Runtime:
         transports = self.transports()
         for uri in [*self.application.destinations(), *(listening.uri for listening in self.application.listeners)]:
             transports.of(uri)
-        for name in self.application.by_type().keys() | self.application.routes.destinations().keys():
-            codec.codec_for(content_type_of(class_of(name)))
-        for schedule in self.application.schedules.values():
-            schedule.check(self.composer)
-        horizon = max((policy.horizon for policy in self._policies()), default=None)
-        if horizon is not None and horizon >= self.settings.dedupe_window:
-            raise InvalidSetting(
-                f"dedupe_window: {self.settings.dedupe_window} is not longer than the retries go on ({horizon}); "
-                "a message could come again after its id was forgotten"
-            )
+        self.application.check(self.composer, self.settings.dedupe_window)
         await self.database.transaction(migrator.check_version)
-
-    def _policies(self) -> Iterator[Policy]:
-        return map(self.application.policy, self.application.handlers.values())
 
     async def start(self) -> None:
         """Check the wiring and what is in flight, join the nodes, start the agents; raises when the first cannot."""
         await self.check()
+        self.application.warn()
         await in_flight.guard(self.database, self.application, self.settings)
         await self._start_watching()
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
