@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import NamedTuple
 
-from durable import upcasting
-from durable.errors import InvalidSetting
+from durable import codec, upcasting
+from durable.composing import Composer
+from durable.errors import InvalidSetting, RoutingError, UnknownMessageType
 from durable.handlers import Handler
+from durable.messages import class_of, content_type_of, registered
 from durable.middleware import Onion
 from durable.retry import Policy, Retry, RetryAfter
 from durable.routing import LOCAL, Routes
 from durable.schedules import Schedule
 from durable.settings import suggestion
-from durable.telemetry import BatchSpans
+from durable.telemetry import BatchSpans, log
 from durable.transports.base import Transport
 
 
@@ -65,10 +68,58 @@ class Application:
         """
         return _by_type(self.handlers)
 
+    def check(self, composer: Composer, dedupe_window: timedelta) -> None:
+        """Raise WiringError, or InvalidMessage, for what would fail at the first message."""
+        for name in self.by_type().keys() | self.routes.destinations().keys():
+            _check_codec(class_of(name))
+        for handler in self.handlers.values():
+            self._check_returns(handler)
+        for schedule in self.schedules.values():
+            schedule.check(composer)
+        horizon = max((self.policy(handler).horizon for handler in self.handlers.values()), default=timedelta(0))
+        if horizon >= dedupe_window:
+            raise InvalidSetting(
+                f"dedupe_window: {dedupe_window} is not longer than the retries go on ({horizon}); "
+                "a message could come again after its id was forgotten"
+            )
+
+    def warn(self) -> None:
+        """Log what is no error, and hardly meant."""
+        if self.listeners and not self.handlers:
+            uris = ", ".join(listening.uri for listening in self.listeners)
+            log.warning("no handler is declared: every message that arrives at %s becomes a dead letter", uris)
+
+    def _check_returns(self, handler: Handler) -> None:
+        """What a handler returns is sent: by its annotation, is there somewhere to send it to?"""
+        for cls in handler.returns:
+            names = [name for name, known in registered() if known is cls]
+            if not names and any(issubclass(known, cls) for _, known in registered()):
+                continue  # the base class of messages: which of them is known at run time only
+            if not names:
+                raise UnknownMessageType(
+                    f"handler {handler.name}: it returns {cls.__qualname__}, which is no message; decorate that with "
+                    "@message(name), or correct the annotation"
+                )
+            if not self.routes.is_event(names[0]):
+                self._check_route(handler, names[0])
+
+    def _check_route(self, handler: Handler, message_type: str) -> None:
+        try:
+            self.routes.for_send(message_type)
+        except RoutingError as error:
+            raise RoutingError(f"handler {handler.name}: what it returns cannot be sent: {error}") from error
+
     def destinations(self) -> list[str]:
         """Every remote destination that is declared, once each."""
         declared = self.routes.destinations().values()
         return sorted({uri for uris in declared for uri in uris if uri != LOCAL})
+
+
+def _check_codec(cls: type) -> None:
+    try:
+        codec.check_class(cls, content_type_of(cls))
+    except NameError as error:
+        raise InvalidSetting(f"{cls.__qualname__}: an annotation cannot be resolved: {error}") from error
 
 
 def _by_type(handlers: Mapping[str, Handler]) -> dict[str, Handler]:

@@ -6,11 +6,11 @@ The only module that builds concrete transports.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
-from durable import codec, in_flight
+from durable import in_flight
 from durable.application import Application, Transports
 from durable.clock import Clock, SystemClock
 from durable.composing import Composer
@@ -19,12 +19,10 @@ from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.errors import InvalidSetting
 from durable.life import Life
 from durable.loop_watch import LoopWatch
-from durable.messages import class_of, content_type_of
 from durable.monitor import Monitor
 from durable.node import Node
 from durable.receiving import LeftToOthers, ReceivingAgent
 from durable.recovery.former import Memberships
-from durable.retry import Policy
 from durable.sessions import Sessions
 from durable.settings import Settings
 from durable.starting import once_it_answers
@@ -184,19 +182,7 @@ class Runtime:
         transports = self.transports()
         for uri in [*self.application.destinations(), *(listening.uri for listening in self.application.listeners)]:
             transports.of(uri)
-        for name in self.application.by_type().keys() | self.application.routes.destinations().keys():
-            codec.codec_for(content_type_of(class_of(name)))
-        for schedule in self.application.schedules.values():
-            schedule.check(self.composer)
-        horizon = max((policy.horizon for policy in self._policies()), default=None)
-        if horizon is not None and horizon >= self.settings.dedupe_window:
-            raise InvalidSetting(
-                f"dedupe_window: {self.settings.dedupe_window} is not longer than the retries go on ({horizon}); "
-                "a message could come again after its id was forgotten"
-            )
-
-    def _policies(self) -> Iterator[Policy]:
-        return map(self.application.policy, self.application.handlers.values())
+        self.application.check(self.composer, self.settings.dedupe_window)
 
     async def start(self) -> None:
         """Check the wiring and what is in flight, join the nodes, start the agents; raises when the first cannot.
@@ -204,6 +190,7 @@ class Runtime:
         Waits for a database that is away, for `start_timeout`.
         """
         self._check_wiring()
+        self.application.warn()
         await self._start_watching()
         await once_it_answers(self._begin, within=self.settings.start_timeout)
 

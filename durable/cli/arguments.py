@@ -8,8 +8,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from durable.errors import WiringError
+from durable.duration import duration
+from durable.errors import InvalidSetting, WiringError
 
+_LONGEST = timedelta(days=36_500)
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
 
 
@@ -34,6 +36,17 @@ def parse_time(text: str, now: datetime, *, option: str) -> datetime:
     """An aware time, from `2h` or `2h ago`, or ISO 8601 with a zone. Raises WiringError."""
     ago = re.fullmatch(r"([0-9]{1,9}) ?(s|m|min|h|d)( ago)?", text.strip())
     return _moment(text, ago, now, -1, option=option, such_as="90s, 30m, 2h or 7d for that long ago")
+
+
+def parse_duration(text: str, *, option: str) -> timedelta:
+    """A time above 0 and below a hundred years, as durable.duration reads it. Raises InvalidSetting."""
+    try:
+        span = duration(text)
+    except ValueError as error:
+        raise InvalidSetting(f"{option}: {error}") from None
+    if not timedelta(0) < span < _LONGEST:
+        raise InvalidSetting(f"{option}: {text} is no time; give one above 0, such as 60 or 1h30m")
+    return span
 
 
 def parse_coming_time(text: str, now: datetime, *, option: str) -> datetime:

@@ -28,6 +28,7 @@ from durable.cli.letter_selection import (
     parse_words,
     refuse_too_much,
     refuse_unknown,
+    refuse_unmatched,
 )
 from durable.cli.output import Block, print_blocks, print_json
 from durable.cli.runs import actor_name
@@ -91,6 +92,8 @@ def groups(chosen: Chosen, state: StateOption = State.UNRESOLVED, json: Json = F
         found = storage.groups(conn, chosen.settings.db_schema, selection)
     rows = views.group_rows(found)
     _print({"groups": rows}, json, views.groups(rows))
+    if not rows:
+        refuse_unmatched(chosen, selection)
 
 
 @app.command("list")
@@ -111,6 +114,8 @@ def list_letters(
     rows = views.summary_rows(found[:limit])
     following = found[limit - 1].letter_id if len(found) > limit else None
     _print({"letters": rows, "before": following}, json, views.summaries(rows, following))
+    if not rows and before is None:
+        refuse_unmatched(chosen, selection)
 
 
 @app.command()
@@ -171,6 +176,8 @@ def replay(
         )
     )
     _report(run, "replayed", json)
+    if not run.total and not run.unfit:
+        refuse_unmatched(chosen, chosen.selection)
 
 
 @app.command()
@@ -190,6 +197,8 @@ def discard(
     resolution = partial(storage.discard, actor=by or actor_name(), reason=reason)
     run = asyncio.run(resolve_all(chosen.settings, resolution, chosen.selection, verb="discarded", limit=limit))
     _report(run, "discarded", json)
+    if not run.total:
+        refuse_unmatched(chosen, chosen.selection)
 
 
 @app.command()
@@ -241,6 +250,8 @@ def _rehearse(chosen: Chosen, limit: int | None, json: bool, body: bytes | None 
     rehearsed = asyncio.run(rehearse_all(chosen.bus, chosen.selection, limit=limit, body=body))
     rows = [views.rehearsed_row(each) for each in rehearsed]
     _print({"rehearsed": rows}, json, views.rehearsal(rows))
+    if not rows:
+        refuse_unmatched(chosen, chosen.selection)
     if any(each.outcome == "fails" for each in rehearsed):
         raise typer.Exit(1)
 

@@ -19,12 +19,19 @@ from durable.bus import Bus
 from durable.cli.arguments import parse_time, with_arguments_of
 from durable.cli.target import DatabaseUrl, SchemaName, connection, load_target
 from durable.errors import DurableError, InvalidSetting
-from durable.settings import Settings
-from durable.storage import dead_letters, migrator
+from durable.settings import Settings, suggestion
+from durable.storage import dead_letters, known_names, migrator
 from durable.storage.dead_letters import DeadLetter, Selection, Stretch, Summary
 
 LARGEST_LETTER = 2**63 - 1
 _MOST_NAMED = 100_000
+_OPTIONS = {
+    "message_type": "--type",
+    "exception_type": "--exception",
+    "fingerprint": "--fingerprint",
+    "source": "--source",
+    "address": "--address",
+}
 
 
 class SideName(StrEnum):
@@ -49,7 +56,12 @@ TypeFilter = Annotated[
 ]
 ExceptionFilter = Annotated[
     str | None,
-    typer.Option("--exception", metavar="CLASS", help="failed with this type of exception", rich_help_panel=Filters),
+    typer.Option(
+        "--exception",
+        metavar="CLASS",
+        help="failed with this type of exception; its last part will do",
+        rich_help_panel=Filters,
+    ),
 ]
 FingerprintFilter = Annotated[
     str | None, typer.Option("--fingerprint", metavar="HEX", help="this cause; see groups", rich_help_panel=Filters)
@@ -164,6 +176,23 @@ def find_letter(settings: Settings, selection: Selection) -> DeadLetter:
 def refuse_too_much(command: str, chosen: Chosen, every: bool) -> None:
     if not every and not chosen.selection.is_narrowed:
         raise InvalidSetting(f"{command}: name letters, or filter them, such as by --fingerprint; or give --all")
+
+
+def refuse_unmatched(chosen: Chosen, selection: Selection) -> None:
+    """Nothing was selected: say which of the filters has no letter at all, with the nearest name that has one.
+
+    Raises DurableError unless no filter is a name. Filters by time and side may well meet nothing.
+    """
+    filters = known_names.filters_of_letters(selection)
+    if not filters:
+        return
+    with connection(chosen.settings) as conn:
+        for column, name in filters.items():
+            known = known_names.of_letters(conn, chosen.settings.db_schema, column, resolved=selection.resolved)
+            short = {each.rpartition(".")[2] for each in known} if column == "exception_type" else set[str]()
+            if name not in {*known, *short}:
+                raise DurableError(f"{_OPTIONS[column]}: no letter has {name!r}{suggestion(name, [*known, *short])}")
+    raise DurableError("no letter has all of these: " + ", ".join(_OPTIONS[column] for column in filters))
 
 
 def refuse_unknown(chosen: Chosen) -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from durable.application import Application
+from durable.cli.arguments import parse_duration
 from durable.cli.output import age, print_json
 from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, connection, load_target
 from durable.errors import InvalidSetting, WiringError
 from durable.settings import suggestion
-from durable.storage import circuits, migrator
+from durable.storage import circuits, known_names, migrator
 from durable.storage.circuits import Kind
 
 _OPERATOR = "durable-agent"
+_MOST_SHOWN = 5
 
 HandlerName = Annotated[
     str | None, typer.Option("--handler", metavar="TYPE", help="the handler of this message type", show_default=False)
@@ -30,9 +32,11 @@ DestinationName = Annotated[
 KeyName = Annotated[
     str | None, typer.Option("--key", metavar="KEY", help="the messages of this key", show_default=False)
 ]
-Seconds = Annotated[
-    float | None, typer.Option("--for", metavar="SECONDS", help="resume by itself after this time", show_default=False)
+Span = Annotated[
+    str | None,
+    typer.Option("--for", metavar="TIME", help="resume by itself after it: 60, 10m, 1h30m", show_default=False),
 ]
+Anyway = Annotated[bool, typer.Option("--anyway", help="also a name that neither APP:BUS nor the database knows")]
 Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="is shown to whoever looks at the circuits")]
 
 
@@ -42,7 +46,8 @@ def pause(
     listener: ListenerName = None,
     destination: DestinationName = None,
     key: KeyName = None,
-    seconds: Seconds = None,
+    span: Span = None,
+    anyway: Anyway = False,
     reason: Reason = "paused by an operator",
     database: DatabaseUrl = None,
     schema: SchemaName = None,
@@ -51,20 +56,21 @@ def pause(
 ) -> None:
     """Pause a handler, a listener, a destination or a key on every node: what waits goes on waiting.
 
-    A paused listener answers Busy to its senders. To a paused destination nothing is sent, not even a ping.
+    Ends with 2 for a name that neither APP:BUS declares nor the database knows, unless --anyway is given. A paused
+    listener answers Busy to its senders. To a paused destination nothing is sent, not even a ping.
     """
-    if seconds is not None and not 0 < seconds < timedelta(days=36_500).total_seconds():
-        raise InvalidSetting(f"--for: {seconds:g} is no time; write seconds, such as 60")
+    duration = None if span is None else parse_duration(span, option="--for")
     bus, settings = load_target(app, database, schema)
     kind, name = _named(handler=handler, listener=listener, destination=destination, key=key)
-    if bus is not None:
-        _refuse_unknown(bus.application, kind, name)
-    duration = None if seconds is None else timedelta(seconds=seconds)
+    declared = [] if bus is None else _declared(bus.application, kind)
     with connection(settings) as conn:
         migrator.check_version(conn, settings.db_schema)
+        if not anyway and name not in declared:
+            _refuse_unknown(kind, name, [*declared, *known_names.read(conn, settings.db_schema, kind)])
         circuits.pause(conn, settings.db_schema, kind, name, reason=reason, actor=_OPERATOR, duration=duration)
     until = "until it is resumed" if duration is None else f"for {age(duration)}"
     if json:
+        seconds = None if duration is None else duration.total_seconds()
         print_json({"paused": True, "kind": kind.value, "key": name, "seconds": seconds})
     else:
         print(f"the {kind.value} {name} is paused {until}")
@@ -86,11 +92,13 @@ def resume(
     kind, name = _named(handler=handler, listener=listener, destination=destination, key=key)
     with connection(settings) as conn:
         migrator.check_version(conn, settings.db_schema)
+        open_now = [row.key for row in circuits.read(conn, settings.db_schema) if row.kind == kind]
         was_paused = circuits.resume(conn, settings.db_schema, kind, name)
+    near = "" if was_paused else suggestion(name, open_now)
     if json:
         print_json({"resumed": was_paused, "kind": kind.value, "key": name})
     else:
-        print(f"the {kind.value} {name} {'goes on' if was_paused else 'was not paused'}")
+        print(f"the {kind.value} {name} {'goes on' if was_paused else 'was not paused'}{near}")
     if not was_paused:
         raise typer.Exit(1)
 
@@ -103,11 +111,22 @@ def _named(**named: str | None) -> tuple[Kind, str]:
     return given[0]
 
 
-def _refuse_unknown(application: Application, kind: Kind, key: str) -> None:
-    """A pause of a misspelt name would pause nothing, and say that it did. Destinations may be of other versions of
-    the code, and listeners of other processes."""
-    if kind is Kind.HANDLER and key not in (handled := application.by_type()):
-        raise InvalidSetting(f"--handler: {key!r} has no handler here{suggestion(key, handled)}")
-    if kind is Kind.DESTINATION and "://" not in key:
-        known = application.destinations()
-        raise InvalidSetting(f"--destination: {key!r} is no URI{suggestion(key, known)}; known: {', '.join(known)}")
+def _declared(application: Application, kind: Kind) -> Sequence[str]:
+    """The names of this kind that an application declares; keys are not declared."""
+    match kind:
+        case Kind.HANDLER:
+            return list(application.by_type())
+        case Kind.LISTENER:
+            return [application.service, *(listening.endpoint for listening in application.listeners)]
+        case Kind.DESTINATION:
+            return application.destinations()
+        case _:
+            return []
+
+
+def _refuse_unknown(kind: Kind, name: str, known: Sequence[str]) -> None:
+    """A pause of a misspelt name would pause nothing, and say that it did."""
+    if name not in known:
+        some = f"; known: {', '.join(known[:_MOST_SHOWN])}" if known else "; name the bus that declares it"
+        near = suggestion(name, known) or f"{some}; or give --anyway"
+        raise InvalidSetting(f"--{kind.value}: no {kind.value} {name!r} is declared or stored{near}")

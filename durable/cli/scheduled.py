@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Protocol
 
@@ -18,8 +18,9 @@ import typer
 from sqlalchemy import Connection
 
 from durable.cli import scheduled_views as views
-from durable.cli.arguments import parse_coming_time
+from durable.cli.arguments import parse_coming_time, parse_duration
 from durable.cli.output import print_blocks, print_json
+from durable.cli.pauses import Span
 from durable.cli.runs import actor_name, change_until_done
 from durable.cli.scheduled_selection import (
     Chosen,
@@ -27,6 +28,7 @@ from durable.cli.scheduled_selection import (
     over_scheduled,
     refuse_missing,
     refuse_too_much,
+    refuse_unmatched,
 )
 from durable.cli.target import Debug, Json, connection
 from durable.errors import DurableError, InvalidSetting
@@ -46,9 +48,6 @@ By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="who does i
 Why = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="why; it stays in the history")]
 Shown = Annotated[str, typer.Option("--reason", metavar="TEXT", help="is shown to whoever looks at the circuits")]
 At = Annotated[str, typer.Option("--at", metavar="TIME", help="when it is to be due: in 2h, or ISO 8601")]
-Seconds = Annotated[
-    float | None, typer.Option("--for", metavar="SECONDS", help="resume by itself after this time", show_default=False)
-]
 
 ByName = Callable[[Connection, str, str], bool]
 """Changes one schedule; False when it is not to be changed now."""
@@ -85,6 +84,8 @@ def list_scheduled(chosen: Chosen, limit: PageSize = 50, json: Json = False, deb
         print_json({"schedules": rows, "messages": kinds, "more": len(messages) > limit})
     else:
         print_blocks(views.tables(recurring, shown, more=len(messages) > limit))
+    if not recurring and not shown:
+        refuse_unmatched(chosen)
 
 
 @app.command()
@@ -154,16 +155,14 @@ def reschedule(
 @over_scheduled
 def pause(
     chosen: Chosen,
-    seconds: Seconds = None,
+    span: Span = None,
     reason: Shown = "paused by an operator",
     by: By = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Pass over the occurrences of schedules, on every node."""
-    if seconds is not None and not 0 < seconds < timedelta(days=36_500).total_seconds():
-        raise InvalidSetting(f"--for: {seconds:g} is no time; write seconds, such as 60")
-    duration = None if seconds is None else timedelta(seconds=seconds)
+    duration = None if span is None else parse_duration(span, option="--for")
     names, actor = _only_names("pause", chosen), by or actor_name()
     with connection(chosen.settings) as conn:
         for name in names:
@@ -211,6 +210,8 @@ def _change(
         print_json({"change": verb, "schedules": chosen.names, "messages": asdict(run)})
     else:
         print_blocks(views.told(run, verb, len(chosen.names)))
+    if not run.total and not chosen.names:
+        refuse_unmatched(chosen)
     if run.stopped:
         raise typer.Exit(130)
     if run.done < run.total:

@@ -13,7 +13,7 @@ from durable.cli.arguments import parse_coming_time, with_arguments_of
 from durable.cli.target import DatabaseUrl, SchemaName, connection, load_target
 from durable.errors import DurableError, InvalidSetting
 from durable.settings import Settings, suggestion
-from durable.storage import delayed, migrator, schedules
+from durable.storage import delayed, known_names, migrator, schedules
 from durable.storage.delayed import Selection
 
 Words = Annotated[
@@ -102,6 +102,17 @@ def find_schedules(chosen: Chosen) -> list[schedules.Row]:
 def refuse_too_much(command: str, chosen: Chosen, every: bool) -> None:
     if not every and not chosen.names and not chosen.selection.is_narrowed:
         raise InvalidSetting(f"{command}: name messages or schedules, or filter, such as by --type; or give --all")
+
+
+def refuse_unmatched(chosen: Chosen) -> None:
+    """Nothing was selected: raise DurableError for a filter by a name that nothing which waits has."""
+    given = {"message_type": chosen.selection.message_type, "address": chosen.selection.address}
+    with connection(chosen.settings) as conn:
+        for column, name in given.items():
+            known = known_names.of_delayed(conn, chosen.settings.db_schema, column) if name is not None else ()
+            if name is not None and name not in known:
+                option = "--type" if column == "message_type" else "--address"
+                raise DurableError(f"{option}: nothing that waits has {name!r}{suggestion(name, known)}")
 
 
 def refuse_missing(command: str, chosen: Chosen) -> None:

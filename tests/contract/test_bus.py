@@ -106,6 +106,11 @@ class AsStruct(msgspec.Struct):
     total: float
 
 
+@message("contract.unfinished")
+class Unfinished(msgspec.Struct):
+    part: NotYet  # type: ignore[name-defined]  # noqa: F821
+
+
 class NoMessage(msgspec.Struct):
     """A class that no @message has registered."""
 
@@ -1804,3 +1809,65 @@ class TestArriving:
             await world.arrive(msgspec.structs.replace(arriving(), headers={"a": "\0"}))
             assert seen == []
             assert [letter.exception_type for letter in world.dead_letters()] == ["quarantined on arrival"]
+
+
+class TestRefused:
+    async def test_misspelt_option_is_refused_and_nothing_is_sent(self, world: World) -> None:
+        seen = collect(world.bus)
+        async with world:
+            async with world.bus.unit_of_work() as uow:
+                for send in (world.bus.send, uow.send, world.bus.publish, uow.publish):
+                    with pytest.raises(InvalidSetting, match="unknown option 'dealy'; did you mean 'delay'"):
+                        send(OrderPlaced(1), dealy=60)  # type: ignore[call-arg, operator]
+            await world.settle()
+            assert seen == []
+
+    async def test_value_that_its_class_does_not_allow_is_refused_where_it_is_sent(self, world: World) -> None:
+        seen = collect(world.bus, AsDataclass)
+        async with world:
+            async with world.bus.unit_of_work() as uow:
+                with pytest.raises(InvalidMessage, match="AsDataclass"):
+                    uow.send(AsDataclass("no id", 1.0))  # type: ignore[arg-type]
+                uow.send(AsDataclass(UUID(int=1), 1))
+            await world.settle()
+            assert seen == [AsDataclass(UUID(int=1), 1)]
+            assert world.dead_letters() == []
+
+    async def test_event_without_any_subscriber_is_told_of_once(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with world, world.bus.unit_of_work() as uow:
+            uow.publish(NobodyWantsThis(1))
+            uow.publish(NobodyWantsThis(2))
+        told = [record for record in caplog.records if "was published to nobody" in record.message]
+        assert [record.args for record in told] == [("contract.nobody-wants-this",)]
+
+    async def test_handler_whose_return_has_no_destination_is_refused_at_the_start(self, world: World) -> None:
+        @world.bus.handles(OrderPlaced)
+        async def ship(order: OrderPlaced) -> list[NobodyWantsThis] | None: ...
+
+        with pytest.raises(RoutingError, match=r"ship: what it returns .*contract\.nobody-wants-this"):
+            async with world:
+                pass
+
+    async def test_handler_that_returns_no_message_is_refused_at_the_start(self, world: World) -> None:
+        @world.bus.handles(OrderPlaced)
+        async def count(order: OrderPlaced) -> int: ...  # type: ignore[empty-body]
+
+        with pytest.raises(UnknownMessageType, match="count: it returns int, which is no message"):
+            async with world:
+                pass
+
+    async def test_class_that_cannot_be_decoded_is_refused_at_the_start(self, world: World) -> None:
+        world.bus.route(Unfinished, to=BILLING)
+
+        with pytest.raises(InvalidSetting, match=r"Unfinished: an annotation cannot be resolved: .*NotYet"):
+            async with world:
+                pass
+
+    async def test_listener_of_a_bus_without_handlers_is_told_of(
+        self, world: World, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async with world:
+            pass
+        assert [record.args for record in caplog.records if "no handler is declared" in record.message] == [(ORDERS,)]

@@ -192,6 +192,38 @@ def test_filters_are_those_of_every_command(agent: Agent, tables: Tables) -> Non
     assert document(agent, "status")["dead_letters"] == []
 
 
+@pytest.mark.parametrize(
+    ("option", "typo", "told"),
+    [
+        ("--exception", "Rejct", "did you mean 'Reject'?"),
+        ("--exception", "durable.errors.Rejec", "did you mean 'durable.errors.Reject'?"),
+        ("--type", "letters.plced", "did you mean 'letters.placed'?"),
+        ("--source", "elswhere", "did you mean 'elsewhere'?"),
+        ("--address", "nowhere at all", "no letter has 'nowhere at all'"),
+        ("--fingerprint", "0000", "no letter has '0000'"),
+    ],
+)
+def test_filter_that_meets_nothing_is_told_of_and_ends_with_1(
+    agent: Agent, tables: Tables, option: str, typo: str, told: str
+) -> None:
+    dead(tables, envelope(1))
+    tables.execute("UPDATE durable.dead_letters SET exception_type = 'durable.errors.Reject'")
+
+    for command in (["list"], ["groups"], ["replay"], ["discard", "--reason", "no"]):
+        ended = dead_letters(agent, *command, option, typo)
+        assert (ended.code, f"{option}: no letter has {typo!r}" in ended.err, told in ended.err) == (1, True, True)
+    assert len(unresolved(tables)) == 1
+
+
+def test_exception_is_named_by_the_last_part_of_its_name(agent: Agent, tables: Tables) -> None:
+    dead(tables, envelope(1), envelope(2))
+    tables.execute("UPDATE durable.dead_letters SET exception_type = 'durable.errors.Reject'")
+
+    assert len(document(agent, "dead-letters", "list", "--exception", "errors.Reject")["letters"]) == 2
+    assert dead_letters(agent, "list", "--exception", "ject").code == 1
+    assert document(agent, "dead-letters", "discard", "--exception", "Reject", "--reason", "no")["done"] == 2
+
+
 # ---------------------------------------------------------------- resolving
 
 

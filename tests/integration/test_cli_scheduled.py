@@ -96,12 +96,27 @@ class TestList:
         assert scheduled(agent, "list").out == "nothing waits for its time\n"
 
     @pytest.mark.parametrize(
+        ("option", "typo", "told"),
+        [
+            ("--type", "failure.order-plcaed", "did you mean 'failure.order-placed'?"),
+            ("--type", "x", "nothing that waits has 'x'"),
+            ("--address", f"{PEER}x", f"did you mean '{PEER}'?"),
+        ],
+    )
+    def test_filter_that_meets_nothing_is_told_of_and_ends_with_1(
+        self, agent: Agent, tables: Tables, option: str, typo: str, told: str
+    ) -> None:
+        wait(tables, 60, to=PEER)
+        for command in ("list", "cancel", "run-now"):
+            ended = scheduled(agent, command, option, typo)
+            assert (ended.code, f"{option}: " in ended.err, told in ended.err) == (1, True, True)
+
+    @pytest.mark.parametrize(
         ("filters", "count"),
         [
             (["--address", PEER], 1),
             (["--address", "local"], 1),
             (["--type", "failure.order-placed"], 2),
-            (["--type", "other"], 0),
             (["--due-before", "30m"], 1),
             (["--due-before", "in 2h", "--address", PEER], 1),
         ],

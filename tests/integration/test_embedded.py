@@ -52,6 +52,21 @@ def test_a_database_is_made_when_it_is_first_asked_for(database_url: str) -> Non
         assert conn.execute("SELECT count(*) FROM durable.nodes").fetchone() == (0,)
 
 
+def test_folder_of_a_server_is_made_when_it_is_missing(tmp_path: Path) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="durable-pg-") as folder,
+        postgres(Path(folder) / "not" / "yet") as server,
+        psycopg.connect(server.url("shop")) as conn,
+    ):
+        assert conn.execute("SELECT 1").fetchone() == (1,)
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(InvalidSetting, match=r"postgres: folder='.*file/data' cannot be made"),
+        postgres(tmp_path / "file" / "data"),
+    ):
+        pass
+
+
 # ---------------------------------------------------------------- RabbitMQ
 
 

@@ -230,7 +230,7 @@ def agent(
 
 
 def test_an_operator_pauses_and_resumes(agent: Agent) -> None:
-    assert agent("pause", "--handler", "a.b", "--for", "60", "--reason", "moving house") == (
+    assert agent("pause", "--handler", "a.b", "--for", "60", "--reason", "moving house", "--anyway") == (
         0,
         "the handler a.b is paused for 60 s\n",
         "",
@@ -238,7 +238,7 @@ def test_an_operator_pauses_and_resumes(agent: Agent) -> None:
     assert "moving house" in agent("circuits").out
     assert agent("resume", "--handler", "a.b").out == "the handler a.b goes on\n"
     assert agent("resume", "--handler", "a.b")[:2] == (1, "the handler a.b was not paused\n")
-    assert msgspec.json.decode(agent("pause", "--listener", "shop", "--json").out) == {
+    assert msgspec.json.decode(agent("pause", "--listener", "shop", "--json", "--anyway").out) == {
         "paused": True,
         "kind": "listener",
         "key": "shop",
@@ -254,7 +254,8 @@ def test_an_operator_pauses_and_resumes(agent: Agent) -> None:
         (["--handler", "a", "--listener", "b"], "one of them"),
         (["--destination", "tcp://127.0.0.1:1", "--listener", "b"], "one of them"),
         (["--handler", "a", "--for", "0"], "--for: 0 is no time"),
-        (["--handler", "a", "--for", "nan"], "--for: nan is no time"),
+        (["--handler", "a", "--for", "nan"], "--for: 'nan' is no length of time"),
+        (["--handler", "a", "--for", "1 fortnight"], "--for: '1 fortnight' is no length of time"),
     ],
 )
 def test_what_makes_no_sense_is_refused(agent: Agent, arguments: list[str], reason: str) -> None:
@@ -280,3 +281,52 @@ def test_a_type_that_the_application_does_not_handle_is_refused_with_the_nearest
     ended = agent("pause", f"{name}:bus", "--handler", f"{name}.order-place")
     assert ended.code == 2
     assert f"did you mean '{name}.order-placed'?" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("option", "typo", "stored"),
+    [
+        ("handler", "a.order-place", "a.order-placed"),
+        ("listener", "sho", "shop"),
+        ("destination", "tcp://127.0.0.1:230", "tcp://127.0.0.1:2302"),
+        ("key", "order-1x", "order-17"),
+    ],
+)
+def test_pause_of_a_name_that_nothing_has_is_refused_with_the_nearest_stored(
+    agent: Agent, database_url: str, option: str, typo: str, stored: str
+) -> None:
+    later = timedelta(hours=1)
+    with psycopg.connect(database_url) as conn:
+        row = "message_type, source, correlation_id, content_type, headers, body, sent_at, owner_id, epoch, attempts, execution_time"
+        values = "'a.order-placed', 'elsewhere', gen_random_uuid(), 'text/plain', '{}', '', now(), 0, 0, 0, now() + %s"
+        conn.execute(
+            f"INSERT INTO durable.incoming_envelopes (id, endpoint, partition_key, {row}) "
+            f"VALUES (gen_random_uuid(), 'shop', 'order-17', {values})".encode(),
+            (later,),
+        )
+        conn.execute(
+            f"INSERT INTO durable.outgoing_envelopes (id, destination, {row}) "
+            f"VALUES (gen_random_uuid(), 'tcp://127.0.0.1:2302', {values})".encode(),
+            (later,),
+        )
+
+    ended = agent("pause", f"--{option}", typo)
+
+    assert ended.code == 2
+    assert f"--{option}: no {option} {typo!r} is declared or stored; did you mean {stored!r}?" in ended.err
+    assert agent("circuits", "--json").out.strip() == "[]"
+    assert agent("pause", f"--{option}", stored, "--for", "1h30m").code == 0
+    resumed = agent("resume", f"--{option}", typo)
+    assert (resumed.code, f"did you mean {stored!r}?" in resumed.out) == (1, True)
+    assert agent("pause", f"--{option}", typo, "--anyway").code == 0
+
+
+def test_pause_of_what_only_the_application_declares_is_taken(agent: Agent) -> None:
+    name = agent.application(
+        'bus.listen("tcp://127.0.0.1:2399", name="door")\nbus.subscribe(OrderPlaced, to="tcp://127.0.0.1:2350")\n'
+    )
+
+    assert agent("pause", f"{name}:bus", "--listener", "door").code == 0
+    assert agent("pause", f"{name}:bus", "--listener", name).code == 0
+    assert agent("pause", f"{name}:bus", "--destination", "tcp://127.0.0.1:2350").code == 0
+    assert agent("pause", f"{name}:bus", "--destination", "tcp://127.0.0.1:23501").code == 2
