@@ -50,13 +50,20 @@ WHERE known.declared_by < :node OR NOT {_LIVE.replace("declared_by", "known.decl
 """)
 
 LOCK_DUE_SCHEDULE = Statement(f"""
-SELECT occurrence_at, due_at, due_at <= now() AS is_due, asked_at, {_PAUSED} AS is_paused, now() AS now
+SELECT occurrence_at, due_at, due_at <= now() AS is_due, asked_at, {_PAUSED} AS is_paused, now() AS now,
+    (SELECT since FROM {{schema}}.circuits WHERE kind = 'schedule' AND key = name) AS paused_since,
+    (SELECT until FROM {{schema}}.circuits WHERE kind = 'schedule' AND key = name) AS paused_until
 FROM {{schema}}.schedules
 WHERE name = :name AND declaration = :declaration AND (due_at <= now() OR asked_at IS NOT NULL)
 FOR UPDATE SKIP LOCKED
 """)
 
+# A pause that is over has been reckoned with.
 MOVE_SCHEDULE_ON = Statement("""
+WITH ended AS (
+    DELETE FROM {schema}.circuits USING {schema}.schedules
+    WHERE kind = 'schedule' AND key = :name AND name = :name AND due_at <= now() AND until <= now()
+)
 UPDATE {schema}.schedules SET occurrence_at = CAST(:occurrence_at AS timestamptz),
     due_at = CAST(:due_at AS timestamptz), asked_at = NULL, error = NULL,
     last_at = COALESCE(CAST(:last_at AS timestamptz), last_at),
