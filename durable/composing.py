@@ -17,7 +17,7 @@ import msgspec
 
 from durable import codec, screening
 from durable.clock import Clock
-from durable.envelope import Envelope, new_id
+from durable.envelope import DUE, Envelope, new_id
 from durable.errors import InvalidMessage
 from durable.messages import content_type_of, name_of
 from durable.ordering import Place
@@ -216,6 +216,9 @@ class Composer:
             headers[REPLY_TO] = options["reply_to"]
         if "tenant" in options:
             headers[TENANT] = options["tenant"]
+        execution_time = _execution_time(options, now)
+        if execution_time is not None:
+            headers[DUE] = execution_time.isoformat()
         return Envelope(
             id=envelope_id,
             message_type=message_type,
@@ -229,7 +232,7 @@ class Composer:
             body=b"",
             sent_at=now,
             deliver_by=_moment(options.get("deliver_by", cause.deliver_by if cause else None), now),
-            execution_time=_execution_time(options, now),
+            execution_time=execution_time,
         )
 
     def _id(self, message_type: str, cause: Cause | None, options: SendOptions) -> UUID:

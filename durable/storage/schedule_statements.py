@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from durable.envelope import DUE
 from durable.storage.statements import FROM_INCOMING, FROM_OUTGOING, HISTORY, Statement
 
 # ---------------------------------------------------------------- recurring schedules
@@ -154,7 +155,9 @@ SELECT seq, true AS done FROM changed{told}
         self.reschedule = Statement(f"""
 WITH chosen AS ({chosen}
 ), changed AS (
-    UPDATE {{schema}}.{table} AS row SET execution_time = CAST(:at AS timestamptz)
+    UPDATE {{schema}}.{table} AS row SET execution_time = CAST(:at AS timestamptz),
+        headers = CASE WHEN jsonb_exists(headers, '{DUE}')
+            THEN jsonb_set(headers, '{{{DUE}}}', to_jsonb(CAST(:at AS timestamptz))) ELSE headers END
     FROM chosen WHERE {this} AND (row.deliver_by IS NULL OR row.deliver_by > CAST(:at AS timestamptz)) AND {fits}
     RETURNING row.seq
 )

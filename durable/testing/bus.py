@@ -205,8 +205,9 @@ class InMemoryBus:
 
     def _committed(self, envelopes: Sequence[Envelope]) -> None:
         for envelope in envelopes:
+            if not self._mailbox.send(envelope):
+                continue
             self._sent.append(envelope)
-            self._mailbox.send(envelope)
             if envelope.destination == LOCAL:
                 for _ in range(1, self._faults.arrivals(envelope.message_type)):
                     self._store(LOCAL, envelope)

@@ -26,7 +26,7 @@ from sqlalchemy import Connection
 from durable import codec, messages
 from durable.clock import Clock
 from durable.digest import message_digest
-from durable.envelope import Envelope, Lease, Leased, NodeId, new_id
+from durable.envelope import DUE, Envelope, Lease, Leased, NodeId, new_id
 from durable.errors import InvalidMessage, UnknownMessageType, WiringError
 from durable.handlers import Handler
 from durable.ordering import Places
@@ -134,15 +134,19 @@ class Mailbox:
 
     # ------------------------------------------------------------------ arriving and waiting
 
-    def send(self, envelope: Envelope) -> None:
-        """A commit has stored it: a local message waits here for its handler, another for its way."""
+    def send(self, envelope: Envelope) -> bool:
+        """A commit stores it: a local message waits here for its handler, another for its way. False when it was sent
+        before, here, or there and still waits."""
         travelling = msgspec.structs.replace(envelope, execution_time=None)
         row = Row(travelling, envelope.destination, envelope.execution_time)
+        if row.key in (self._received if envelope.destination == LOCAL else self.outgoing):
+            return False
         if envelope.destination == LOCAL:
             self._received[row.key] = message_digest(envelope.message_type, envelope.body)
             self._queue(row)
         else:
             self.outgoing[row.key] = row
+        return True
 
     def _queue(self, row: Row) -> None:
         row.ordering_key = self.places.incoming(row.envelope).ordering_key
@@ -314,7 +318,11 @@ class Mailbox:
     # ------------------------------------------------------------------ what people ask of storage
 
     def cancel_message(self, message: UUID, *, actor: str, reason: str | None, keep_body: bool = False) -> bool:
-        return bool([rows.pop(row.key) for rows, row in self._waiting_for_time(message)])
+        cancelled = [rows.pop(row.key) for rows, row in self._waiting_for_time(message)]
+        for row in cancelled:
+            if row.endpoint == LOCAL:
+                self._received.pop(row.key, None)  # its business key is free
+        return bool(cancelled)
 
     def run_message_now(self, message: UUID) -> bool:
         found = self._waiting_for_time(message)
@@ -330,6 +338,9 @@ class Mailbox:
                 left.append(0)
             else:
                 row.due = at
+                if DUE in row.envelope.headers:
+                    headers = {**row.envelope.headers, DUE: at.isoformat()}
+                    row.envelope = msgspec.structs.replace(row.envelope, headers=headers)
                 done.append(0)
         return Resolved(done, left)
 

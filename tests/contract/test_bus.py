@@ -532,6 +532,22 @@ class TestSending:
             await world.settle()
             assert world.dead_letters() == []
 
+    @pytest.mark.parametrize("delay", [0, 60])
+    async def test_message_of_a_business_key_is_sent_once(self, world: World, delay: int) -> None:
+        seen = collect(world.bus)
+        world.bus.route(OrderBilled, to=BILLING)
+        async with world:
+            for number in (1, 2):
+                async with world.bus.unit_of_work():
+                    world.bus.send(OrderPlaced(number), id_from="order-1", delay=delay)
+                    world.bus.send(OrderBilled(1), id_from="order-1", delay=delay)
+                await world.settle()
+            assert world.scheduled() == (2 if delay else 0)
+            await world.advance(timedelta(seconds=61))
+            assert seen == [OrderPlaced(1)]
+            assert world.sent_to(BILLING) == [("contract.order-billed", b'{"number":1}')]
+            assert world.dead_letters() == []
+
     async def test_a_command_without_a_destination_says_how_to_give_it_one(self, world: World) -> None:
         async with world, world.bus.unit_of_work():
             with pytest.raises(RoutingError, match=r"bus\.route\('contract.order-placed', to=\.\.\.\)"):
@@ -911,6 +927,25 @@ class TestFailing:
             assert letter[:3] == ("contract.order-placed", "ZeroDivisionError", "no orders today")
             assert letter.attempts == 4
             assert 'raise ZeroDivisionError("no orders today")' in letter.traceback
+
+    @pytest.mark.parametrize("is_moved", [False, True])
+    async def test_delay_of_a_message_is_no_part_of_its_age(self, world: World, is_moved: bool) -> None:
+        attempts: list[int] = []
+
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=1, delays=[30], jitter=0, max_age=60))
+        async def handle(order: OrderPlaced, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            raise ZeroDivisionError
+
+        async with world:
+            async with world.bus.unit_of_work():
+                message_id = world.bus.send(OrderPlaced(1), delay=60 if is_moved else 3_600)
+            if is_moved:
+                assert await world.bus.reschedule(message_id, delay=3_600)
+            await world.advance(timedelta(seconds=3_601))
+            assert (attempts, world.scheduled()) == ([1, 2], 1)
+            await world.advance(timedelta(seconds=32))
+            assert (attempts, len(world.dead_letters())) == ([1, 2, 3], 1)
 
     async def test_errors_of_a_class_have_a_policy_of_their_own_and_the_handlers_comes_before_the_services(
         self, world: World
