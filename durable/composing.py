@@ -18,8 +18,8 @@ import msgspec
 from durable import codec, screening
 from durable.clock import Clock
 from durable.envelope import DUE, Envelope, new_id
-from durable.errors import InvalidMessage
-from durable.messages import content_type_of, name_of
+from durable.errors import InvalidMessage, InvalidSetting
+from durable.messages import content_type_of, name_of, registered
 from durable.ordering import Place
 from durable.routing import LOCAL, Routes
 from durable.settings import Settings
@@ -179,6 +179,22 @@ class Composer:
         if self._routes.is_event(name_of(type(message))):
             return self.event(message, cause=cause, **options)[1]
         return [self.command(message, cause=cause, **options)]
+
+    def destinations_of(self, uri: str) -> list[str]:
+        """The destinations that messages to this address have: one, or one for each type where they are told apart.
+
+        Raises InvalidSetting when nothing could ever be sent there.
+        """
+        found: dict[str, None] = {}
+        refused: InvalidSetting | None = None
+        for message_type in [name for name, _ in registered()] or ["any"]:
+            try:
+                found[self._resolve(uri, message_type)] = None
+            except InvalidSetting as error:  # perhaps that of one type alone
+                refused = error
+        if not found and refused is not None:
+            raise refused
+        return list(found)
 
     def place(self, envelope: Envelope) -> Place:
         """Behind whom it queues in this service's inbox, or in its outbox."""

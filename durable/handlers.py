@@ -59,7 +59,8 @@ class Context:
     def __init__(self, lease: Leased, attempt: int, outbox: Outbox, asked: list[PauseRequest] | None = None) -> None:
         self._envelope = lease.envelope
         self._outbox = outbox
-        self.circuit = CircuitControl(lease.envelope.message_type, [] if asked is None else asked)
+        asked = [] if asked is None else asked
+        self.circuit = CircuitControl(lease.envelope.message_type, asked, lambda uri: outbox.destinations_of(uri))
         """Stops this handler, or a destination, on every node: `ctx.circuit.open(for_=60, reason="quota used up")`."""
         self.attempt = attempt
         """Which attempt this is, from 1."""

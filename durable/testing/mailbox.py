@@ -209,9 +209,10 @@ class Mailbox:
         return 1 if handler is None or is_tried else handler.group
 
     def departing(self, destinations: Collection[str]) -> list[Row]:
-        """Take out what is due for these destinations."""
+        """Take out what is due for these destinations, unless they are paused."""
         now = self.clock.now()
-        rows = [row for row in self.outgoing.values() if row.endpoint in destinations and row.is_due(now)]
+        going = {each for each in destinations if self.circuits.of(Kind.DESTINATION, each) is None}
+        rows = [row for row in self.outgoing.values() if row.endpoint in going and row.is_due(now)]
         for row in rows:
             del self.outgoing[row.key]
         return rows

@@ -213,7 +213,8 @@ class OnPostgres(World):
     def _is_quiet(self) -> bool:
         due = "(execution_time IS NULL OR execution_time <= now() OR deliver_by < now())"
         nothing = (
-            f"NOT EXISTS (SELECT FROM durable.outgoing_envelopes WHERE {due})",
+            f"NOT EXISTS (SELECT FROM durable.outgoing_envelopes WHERE {due} AND NOT EXISTS ("
+            "SELECT FROM durable.circuits WHERE kind = 'destination' AND key = destination))",
             f"NOT EXISTS (SELECT FROM durable.incoming_envelopes AS row WHERE {due} AND (owner_id <> 0 OR NOT {HELD}))",
         )
         return bool(self._tables.one(f"SELECT {' AND '.join(nothing)}"))  # one look: a reply goes from one to the other
@@ -531,6 +532,19 @@ class TestSending:
                 assert isinstance(world.bus.publish(NobodyWantsThis()), UUID)
             await world.settle()
             assert world.dead_letters() == []
+
+    async def test_paused_destination_gets_nothing_until_it_is_resumed(self, world: World) -> None:
+        world.bus.route(OrderPlaced, to=BILLING)
+        async with world:
+            await world.bus.pause(destination=BILLING)
+            await asyncio.sleep(0.1)  # a node obeys within a moment
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            assert world.sent_to(BILLING) == []
+            assert await world.bus.resume(destination=BILLING)
+            await world.settle()
+            assert len(world.sent_to(BILLING)) == 1
 
     @pytest.mark.parametrize("delay", [0, 60])
     async def test_message_of_a_business_key_is_sent_once(self, world: World, delay: int) -> None:
