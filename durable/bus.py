@@ -369,26 +369,30 @@ class Bus:
         time = None if for_ is None else length_of_time("pause", "for_", for_)
         if time is not None and time <= timedelta(0):
             raise InvalidSetting(f"pause: for_={for_!r} is over before it begins; give a time above 0, or none")
-        kind, key = self._circuit(cls, named)
-        await self.runtime.database.transaction(
-            circuits.pause, kind, key, reason=reason, actor=self.service, duration=time
-        )
+        for kind, key in self._circuits(cls, named):
+            await self.runtime.database.transaction(
+                circuits.pause, kind, key, reason=reason, actor=self.service, duration=time
+            )
 
     @checked
     async def resume(self, cls: type | None = None, **named: Unpack[Circuits]) -> bool:
         """End a pause before its time, or close a circuit that failures have opened. False when there was none."""
-        return await self.runtime.database.transaction(circuits.resume, *self._circuit(cls, named))
+        database = self.runtime.database
+        was_open = [await database.transaction(circuits.resume, *each) for each in self._circuits(cls, named)]
+        return any(was_open)
 
-    def _circuit(self, cls: type | None, named: Circuits) -> tuple[Kind, str]:
+    def _circuits(self, cls: type | None, named: Circuits) -> list[tuple[Kind, str]]:
+        """What is named; an address that is resolved by type names a destination for each."""
         chosen = [(Kind(kind), str(key)) for kind, key in named.items() if key is not None]
         if cls is not None:
             chosen.append((Kind.HANDLER, name_of(cls)))
         if len(chosen) != 1:
             names = ", ".join(f"{name}=" for name in Circuits.__annotations__)
             raise InvalidSetting(f"pause: name a message class, or one of {names}; one of them")
-        if chosen[0][0] is Kind.DESTINATION:
-            self.runtime.transports().of(chosen[0][1])
-        return chosen[0]
+        kind, key = chosen[0]
+        if kind is Kind.DESTINATION:
+            return [(kind, each) for each in self.runtime.composer.destinations_of(key)]
+        return chosen
 
     # ------------------------------------------------------------------ what waits for its time
 

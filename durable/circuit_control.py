@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -27,9 +28,12 @@ class PauseRequest(NamedTuple):
 class CircuitControl:
     """Opens circuits from within a handler."""
 
-    def __init__(self, message_type: str, asked: list[PauseRequest]) -> None:
+    def __init__(
+        self, message_type: str, asked: list[PauseRequest], destinations_of: Callable[[str], Sequence[str]]
+    ) -> None:
         self._message_type = message_type
         self._asked = asked
+        self._destinations_of = destinations_of
 
     @checked
     def open(
@@ -48,5 +52,8 @@ class CircuitControl:
         time = None if for_ is None else length_of_time("circuit.open", "for_", for_)
         if time is not None and time <= timedelta(0):
             raise InvalidSetting(f"circuit.open: for_={for_!r} is over before it begins; give a time above 0, or none")
-        kind, key = (Kind.HANDLER, self._message_type) if destination is None else (Kind.DESTINATION, destination)
-        self._asked.append(PauseRequest(kind, key, time, reason))
+        if destination is None:
+            self._asked.append(PauseRequest(Kind.HANDLER, self._message_type, time, reason))
+        else:
+            keys = self._destinations_of(destination)
+            self._asked += [PauseRequest(Kind.DESTINATION, key, time, reason) for key in keys]

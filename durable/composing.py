@@ -20,9 +20,9 @@ from durable.answering import Answers
 from durable.arguments import Argument, annotations_of, refuse_misfits, refuse_unknown
 from durable.clock import Clock
 from durable.duration import Duration, duration
-from durable.envelope import Envelope, derived_id, new_id
-from durable.errors import InvalidMessage, WiringError
-from durable.messages import content_type_of, name_of
+from durable.envelope import DUE, Envelope, derived_id, new_id
+from durable.errors import InvalidMessage, InvalidSetting, WiringError
+from durable.messages import content_type_of, name_of, registered
 from durable.ordering import Place
 from durable.routing import LOCAL, Routes
 from durable.settings import Settings
@@ -209,6 +209,22 @@ class Composer:
             return self.event(message, cause=cause, **options)[1]
         return [self.command(message, cause=cause, **options)]
 
+    def destinations_of(self, uri: str) -> list[str]:
+        """The destinations that messages to this address have: one, or one for each type where they are told apart.
+
+        Raises InvalidSetting when nothing could ever be sent there.
+        """
+        found: dict[str, None] = {}
+        refused: InvalidSetting | None = None
+        for message_type in [name for name, _ in registered()] or ["any"]:
+            try:
+                found[self._resolve(uri, message_type)] = None
+            except InvalidSetting as error:  # perhaps that of one type alone
+                refused = error
+        if not found and refused is not None:
+            raise refused
+        return list(found)
+
     def place(self, envelope: Envelope) -> Place:
         """Behind whom it queues in this service's inbox, or in its outbox."""
         places = self._routes.places
@@ -260,6 +276,9 @@ class Composer:
             headers[REPLY_TO] = reply_to
         if (tenant := options.get("tenant")) is not None:
             headers[TENANT] = tenant
+        execution_time = _execution_time(options, now)
+        if execution_time is not None:
+            headers[DUE] = execution_time.isoformat()
         return Envelope(
             id=envelope_id,
             message_type=message_type,
@@ -273,7 +292,7 @@ class Composer:
             body=b"",
             sent_at=now,
             deliver_by=_moment(options.get("deliver_by", cause.deliver_by if cause else None), now),
-            execution_time=_execution_time(options, now),
+            execution_time=execution_time,
         )
 
     def _id(self, message_type: str, cause: Cause | None, options: SendOptions) -> UUID:

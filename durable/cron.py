@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import islice, takewhile
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
@@ -130,11 +130,29 @@ class Look:
     next: datetime
 
 
-def look(cron: Cron, missed: Missed, *, occurrence: datetime | None, due: datetime, now: datetime) -> Look:
+class Pause(NamedTuple):
+    """When a schedule was paused. What was due then is passed over."""
+
+    since: datetime
+    until: datetime
+
+    def covers(self, moment: datetime) -> bool:
+        return self.since <= moment < self.until
+
+
+def look(
+    cron: Cron,
+    missed: Missed,
+    *,
+    occurrence: datetime | None,
+    due: datetime,
+    now: datetime,
+    pause: Pause | None = None,
+) -> Look:
     """`occurrence` is the one that was waited for until `due`; None: occurrences count from `due` on."""
     since = occurrence or due
-    passed = list(islice(takewhile(lambda at: at > since, cron.back_from(now)), MOST_AT_ONCE))
-    if occurrence is not None:
+    passed = list(islice(_passed(cron, since, now, pause), MOST_AT_ONCE))
+    if occurrence is not None and not (pause and pause.covers(due)):
         passed.append(occurrence)
     following = cron.after(max(now, since))
     match missed:
@@ -144,6 +162,15 @@ def look(cron: Cron, missed: Missed, *, occurrence: datetime | None, due: dateti
             return Look(passed[:MOST_AT_ONCE][::-1], following)
         case "skip":
             return Look([at for at in passed[:1] if now - max(at, due) <= MISSED_AFTER], following)
+
+
+def _passed(cron: Cron, since: datetime, now: datetime, pause: Pause | None) -> Iterator[datetime]:
+    """The occurrences after `since`, the last first, without those of the pause: which may be a year of seconds."""
+    if pause is None:
+        yield from takewhile(lambda at: at > since, cron.back_from(now))
+        return
+    yield from takewhile(lambda at: at > since and at >= pause.until, cron.back_from(now))
+    yield from takewhile(lambda at: at > since, cron.back_from(min(pause.since - _SECOND, now)))
 
 
 def _offset(moment: datetime, zone: tzinfo) -> timedelta:

@@ -27,6 +27,10 @@ Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 """A time with its zone; decoding refuses one without."""
 
 
+DUE = "durable-due"
+"""The header of a message with delay= or at= that says when it is due: its execution_time ends there."""
+
+
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """One message for one destination.
 
@@ -51,6 +55,15 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     def is_late(self, now: datetime) -> bool:
         """Has its deliver_by passed?"""
         return self.deliver_by is not None and self.deliver_by < now
+
+    @property
+    def due_at(self) -> datetime:
+        """When it could be handled first: what it was sent with as delay= or at= is no part of its age."""
+        try:
+            due = datetime.fromisoformat(self.headers[DUE])
+        except (KeyError, ValueError):
+            return self.sent_at
+        return max(due, self.sent_at) if due.tzinfo is not None else self.sent_at
 
     @property
     def weight_bytes(self) -> int:

@@ -68,7 +68,8 @@ class Context:
         self._envelope = lease.envelope
         self._is_own = lease.endpoint == LOCAL
         self._outbox = outbox
-        self.circuit = CircuitControl(lease.envelope.message_type, [] if asked is None else asked)
+        asked = [] if asked is None else asked
+        self.circuit = CircuitControl(lease.envelope.message_type, asked, lambda uri: outbox.destinations_of(uri))
         """Stops this handler, or a destination, on every node: `ctx.circuit.open(for_=60, reason="quota used up")`."""
         self.attempt = attempt
         """Which attempt this is, from 1."""

@@ -365,7 +365,7 @@ class HandlingAgent:
         self, lease: Leased, attempt: int, error: Exception, failures: Sequence[Failure], held: Held
     ) -> bool:
         """Settle a failed attempt as the policy decides. True when the message is to run again at once."""
-        decision = self._policy.decide(error, attempt, self._clock.now() - lease.envelope.sent_at)
+        decision = self._policy.decide(error, attempt, self._clock.now() - lease.envelope.due_at)
         self._counters.add(Event.ATTEMPT_FAILED)
         log.warning("%s of %s failed, attempt %d: %r", self.handler.name, lease.envelope.id, attempt, error)
         if isinstance(decision, RunAgain):

@@ -66,7 +66,8 @@ class Retry:
 
     `immediate` more attempts at once in the same process, then one after each of `delays` (seconds, "10s" or
     timedeltas, each varied by up to `jitter` so that failures do not come back all together), then the dead letters.
-    With `max_age` (seconds, "1h" or a timedelta) none of them runs when the message was sent longer ago than that.
+    With `max_age` (seconds, "1h" or a timedelta) none of them runs when the message was sent longer ago than that; one
+    with a delay is as old as it is overdue.
     """
 
     immediate: int = 2
@@ -164,7 +165,7 @@ class Policy:
     def decide(
         self, error: BaseException, attempt: int, age: timedelta = timedelta(0), rng: random.Random | None = None
     ) -> Decision:
-        """What to do after this failed attempt; `attempt` counts from 1, `age` from when the message was sent."""
+        """What to do after this failed attempt; `attempt` counts from 1, `age` from when the message was due."""
         match error:
             case RetryLater(after=after):
                 return RunLater(after)

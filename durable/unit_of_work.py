@@ -90,6 +90,10 @@ class Outbox:
         """Send an event to every subscriber when the session commits; returns the id that all copies share."""
         return self._send(Outgoing(message, "event", None, options, self.cause, self._remember))
 
+    def destinations_of(self, uri: str) -> list[str]:
+        """As Composer.destinations_of."""
+        return self._composer.destinations_of(uri)
+
     @property
     def pending(self) -> Sequence[Envelope]:
         """What the next commit sends."""

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from durable.composing import Composer
 from durable.crew import raise_if_cancelled
-from durable.cron import look
+from durable.cron import Pause, look
 from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.errors import StorageUnavailable
 from durable.failpoints import failpoint
@@ -144,7 +144,8 @@ def _due(schedule: Schedule, row: Due) -> tuple[Sequence[datetime], datetime | N
     """The occurrences to run now, and the one to wait for, which is another only if it was due."""
     if not row.is_due:
         return [], None
-    found = look(schedule.cron, schedule.missed, occurrence=row.occurrence_at, due=row.due_at, now=row.now)
+    pause = None if row.paused_since is None else Pause(row.paused_since, row.paused_until or row.now)
+    found = look(schedule.cron, schedule.missed, occurrence=row.occurrence_at, due=row.due_at, now=row.now, pause=pause)
     return [] if row.is_paused else found.run, found.next
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from durable.application import Application
+from durable.bus import Bus
 from durable.cli.arguments import parse_duration
 from durable.cli.output import age, print_json
 from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, connection, load_target
@@ -65,9 +66,11 @@ def pause(
     declared = [] if bus is None else _declared(bus.application, kind)
     with connection(settings) as conn:
         migrator.check_version(conn, settings.db_schema)
-        if not anyway and name not in declared:
+        keys = _keys(bus, kind, name)
+        if not anyway and set(declared).isdisjoint([name, *keys]):
             _refuse_unknown(kind, name, [*declared, *known_names.read(conn, settings.db_schema, kind)])
-        circuits.pause(conn, settings.db_schema, kind, name, reason=reason, actor=_OPERATOR, duration=duration)
+        for each in keys:
+            circuits.pause(conn, settings.db_schema, kind, each, reason=reason, actor=_OPERATOR, duration=duration)
     until = "until it is resumed" if duration is None else f"for {age(duration)}"
     if json:
         seconds = None if duration is None else duration.total_seconds()
@@ -88,12 +91,13 @@ def resume(
     debug: Debug = False,
 ) -> None:
     """End a pause, or close a circuit that failures have opened. Ends with 1 when there was none."""
-    _, settings = load_target(app, database, schema)
+    bus, settings = load_target(app, database, schema)
     kind, name = _named(handler=handler, listener=listener, destination=destination, key=key)
     with connection(settings) as conn:
         migrator.check_version(conn, settings.db_schema)
         open_now = [row.key for row in circuits.read(conn, settings.db_schema) if row.kind == kind]
-        was_paused = circuits.resume(conn, settings.db_schema, kind, name)
+        resumed = [circuits.resume(conn, settings.db_schema, kind, each) for each in _keys(bus, kind, name)]
+    was_paused = any(resumed)
     near = "" if was_paused else suggestion(name, open_now)
     if json:
         print_json({"resumed": was_paused, "kind": kind.value, "key": name})
@@ -109,6 +113,11 @@ def _named(**named: str | None) -> tuple[Kind, str]:
     if len(given) != 1:
         raise WiringError("give --handler TYPE, --listener NAME, --destination URI or --key KEY, one of them")
     return given[0]
+
+
+def _keys(bus: Bus | None, kind: Kind, name: str) -> list[str]:
+    """The keys of what is named: an address that is resolved by type names a destination for each."""
+    return bus.runtime.composer.destinations_of(name) if bus is not None and kind is Kind.DESTINATION else [name]
 
 
 def _declared(application: Application, kind: Kind) -> Sequence[str]:

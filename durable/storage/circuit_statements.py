@@ -57,14 +57,24 @@ WITH paused AS (
 )
 SELECT pg_notify(CAST(:channel AS text), '') FROM paused
 """)
+# The row of a schedule stays, with its end: whoever looks at the schedule next passes over what came meanwhile.
 RESUME: Final = Statement("""
-WITH resumed AS (
-    DELETE FROM {schema}.circuits WHERE kind = :kind AND key = :key
+WITH deleted AS (
+    DELETE FROM {schema}.circuits WHERE kind = :kind AND key = :key AND kind <> 'schedule'
     RETURNING probing OR until IS NULL OR until > now() AS was_open
+), ended AS (
+    UPDATE {schema}.circuits SET until = now()
+    WHERE kind = :kind AND key = :key AND kind = 'schedule' AND (until IS NULL OR until > now())
+    RETURNING true AS was_open
+), resumed AS (
+    SELECT was_open FROM deleted UNION ALL SELECT was_open FROM ended
 ), told AS (SELECT was_open, pg_notify(CAST(:channel AS text), '') FROM resumed)
 SELECT count(*) FROM told WHERE was_open
 """)
-CLOSE_ENDED_CIRCUITS: Final = Statement("DELETE FROM {schema}.circuits WHERE until <= now() AND NOT probing")
+CLOSE_ENDED_CIRCUITS: Final = Statement("""
+DELETE FROM {schema}.circuits WHERE until <= now() AND NOT probing
+    AND (kind <> 'schedule' OR NOT EXISTS (SELECT FROM {schema}.schedules WHERE name = key))
+""")
 READ_CIRCUITS: Final = Statement("""
 SELECT kind, key, reason, since, until, actor, probing FROM {schema}.circuits
 WHERE probing OR until IS NULL OR until > now() ORDER BY kind, key

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from durable.envelope import DUE
 from durable.storage.statements import FROM_INCOMING, FROM_OUTGOING, HISTORY, Statement, give_up
 
 # ---------------------------------------------------------------- recurring schedules
@@ -50,13 +51,20 @@ WHERE known.declared_by < :node OR NOT {_LIVE.replace("declared_by", "known.decl
 """)
 
 LOCK_DUE_SCHEDULE = Statement(f"""
-SELECT occurrence_at, due_at, due_at <= now() AS is_due, asked_at, {_PAUSED} AS is_paused, now() AS now
+SELECT occurrence_at, due_at, due_at <= now() AS is_due, asked_at, {_PAUSED} AS is_paused, now() AS now,
+    (SELECT since FROM {{schema}}.circuits WHERE kind = 'schedule' AND key = name) AS paused_since,
+    (SELECT until FROM {{schema}}.circuits WHERE kind = 'schedule' AND key = name) AS paused_until
 FROM {{schema}}.schedules
 WHERE name = :name AND declaration = :declaration AND (due_at <= now() OR asked_at IS NOT NULL)
 FOR UPDATE SKIP LOCKED
 """)
 
+# A pause that is over has been reckoned with.
 MOVE_SCHEDULE_ON = Statement("""
+WITH ended AS (
+    DELETE FROM {schema}.circuits USING {schema}.schedules
+    WHERE kind = 'schedule' AND key = :name AND name = :name AND due_at <= now() AND until <= now()
+)
 UPDATE {schema}.schedules SET occurrence_at = CAST(:occurrence_at AS timestamptz),
     due_at = CAST(:due_at AS timestamptz), asked_at = NULL, error = NULL,
     last_at = COALESCE(CAST(:last_at AS timestamptz), last_at),
@@ -152,7 +160,9 @@ SELECT seq, true AS done FROM changed{told}
         self.reschedule = Statement(f"""
 WITH chosen AS ({chosen}
 ), changed AS (
-    UPDATE {{schema}}.{table} AS row SET execution_time = CAST(:at AS timestamptz)
+    UPDATE {{schema}}.{table} AS row SET execution_time = CAST(:at AS timestamptz),
+        headers = CASE WHEN jsonb_exists(headers, '{DUE}')
+            THEN jsonb_set(headers, '{{{DUE}}}', to_jsonb(CAST(:at AS timestamptz))) ELSE headers END
     FROM chosen WHERE {this} AND (row.deliver_by IS NULL OR row.deliver_by > CAST(:at AS timestamptz)) AND {fits}
     RETURNING row.seq
 )

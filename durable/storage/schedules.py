@@ -66,6 +66,9 @@ class Due(NamedTuple):
     asked_at: datetime | None
     is_paused: bool
     now: datetime
+    paused_since: datetime | None
+    paused_until: datetime | None
+    """The pause that it is in, or the last one, if that ended after it was looked at."""
 
 
 def read(conn: Connection, schema: str, names: Sequence[str] | None = None) -> list[Row]:

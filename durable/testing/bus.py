@@ -40,7 +40,7 @@ class InMemoryBus:
     Mock. Without one they get sessions that commit and roll back, and raise WiringError at the first statement.
 
     Messages are handled one after another, in the order in which they were sent, and those of one `key=` through their
-    retries too; fair handlers know no turns here. `bus.pause()` and `bus.resume()` work for handlers and keys. Each
+    retries too; fair handlers know no turns here. `bus.pause()` and `bus.resume()` work for all but listeners. Each
     message is encoded and decoded as on the wire. `clock` stands still until it is advanced; two buses that are
     connected should share one.
     """
@@ -99,7 +99,8 @@ class InMemoryBus:
 
     def sent_to(self, destination: str) -> list[Any]:
         """The messages that were committed for this destination."""
-        return [decoded(envelope) for envelope in self._sent if envelope.destination == destination]
+        destinations = self.bus.runtime.composer.destinations_of(destination)
+        return [decoded(envelope) for envelope in self._sent if envelope.destination in destinations]
 
     def envelopes(self, cls: type | None = None) -> list[Envelope]:
         """The envelopes of what was committed: ids, headers, times. One for each message, as in sent()."""
@@ -201,18 +202,20 @@ class InMemoryBus:
 
     def connect(self, uri: str, other: InMemoryBus) -> None:
         """Deliver what is sent to this destination to another bus in memory, also what waits for it already."""
-        self._peers[uri] = other
+        self._peers |= dict.fromkeys(self.bus.runtime.composer.destinations_of(uri), other)
 
     def disconnect(self, uri: str) -> None:
         """Let what is sent to this destination wait, as when it is down."""
-        self._peers.pop(uri, None)
+        for destination in self.bus.runtime.composer.destinations_of(uri):
+            self._peers.pop(destination, None)
 
     # ------------------------------------------------------------------ how
 
     def _committed(self, envelopes: Sequence[Envelope]) -> None:
         for envelope in envelopes:
+            if not self._mailbox.send(envelope):
+                continue
             self._sent.append(envelope)
-            self._mailbox.send(envelope)
             if envelope.destination == LOCAL:
                 for _ in range(1, self._faults.arrivals(envelope.message_type)):
                     self._store(LOCAL, envelope)

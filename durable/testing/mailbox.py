@@ -26,7 +26,7 @@ from sqlalchemy import Connection
 from durable import codec, messages
 from durable.clock import Clock
 from durable.digest import message_digest
-from durable.envelope import Envelope, Lease, Leased, NodeId, new_id
+from durable.envelope import DUE, Envelope, Lease, Leased, NodeId, new_id
 from durable.errors import InvalidMessage, UnknownMessageType, WiringError
 from durable.handlers import Handler
 from durable.ordering import Places
@@ -134,17 +134,19 @@ class Mailbox:
 
     # ------------------------------------------------------------------ arriving and waiting
 
-    def send(self, envelope: Envelope) -> None:
-        """A commit has stored it: a local message waits here for its handler, another for its way."""
+    def send(self, envelope: Envelope) -> bool:
+        """A commit stores it: a local message waits here for its handler, another for its way. False when it was sent
+        before, here, or there and still waits."""
         travelling = msgspec.structs.replace(envelope, execution_time=None)
         row = Row(travelling, envelope.destination, envelope.execution_time)
+        if row.key in (self._received if envelope.destination == LOCAL else self.outgoing):
+            return False
         if envelope.destination == LOCAL:
-            if row.key in self._received:  # sent before, under the same business key
-                return
             self._received[row.key] = message_digest(envelope.message_type, envelope.body)
             self._queue(row)
         else:
             self.outgoing[row.key] = row
+        return True
 
     def _queue(self, row: Row) -> None:
         row.ordering_key = self.places.incoming(row.envelope).ordering_key
@@ -207,9 +209,10 @@ class Mailbox:
         return 1 if handler is None or is_tried else handler.group
 
     def departing(self, destinations: Collection[str]) -> list[Row]:
-        """Take out what is due for these destinations."""
+        """Take out what is due for these destinations, unless they are paused."""
         now = self.clock.now()
-        rows = [row for row in self.outgoing.values() if row.endpoint in destinations and row.is_due(now)]
+        going = {each for each in destinations if self.circuits.of(Kind.DESTINATION, each) is None}
+        rows = [row for row in self.outgoing.values() if row.endpoint in going and row.is_due(now)]
         for row in rows:
             del self.outgoing[row.key]
         return rows
@@ -344,6 +347,9 @@ class Mailbox:
                 left.append(0)
             else:
                 row.due = at
+                if DUE in row.envelope.headers:
+                    headers = {**row.envelope.headers, DUE: at.isoformat()}
+                    row.envelope = msgspec.structs.replace(row.envelope, headers=headers)
                 done.append(0)
         return Resolved(done, left)
 

@@ -7,17 +7,19 @@ circuits of other kinds is left to those.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from datetime import datetime, timedelta
-from typing import Any, Final
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from durable.clock import Clock
 from durable.composing import Composer
+from durable.cron import Pause
 from durable.envelope import Envelope
 from durable.schedules import Schedule
 from durable.storage.circuits import Kind
 from durable.testing.circuits import MemoryCircuits
 
 _MOST_AT_ONCE: Final = 10_000
+_NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class MemorySchedules:
@@ -31,21 +33,22 @@ class MemorySchedules:
         self._looked: dict[str, datetime] = {}
         self._moved: dict[str, tuple[datetime, datetime]] = {}
         self._asked: list[str] = []
-        self._paused: dict[str, datetime | None] = {}
+        self._pauses: dict[str, list[Pause]] = {}
 
     def due(self, composer: Composer) -> list[Envelope]:
         """The messages of the occurrences since the last look; raises what a factory raises."""
         envelopes: list[Envelope] = []
         for name, schedule in self._schedules.items():
-            for at in list(self._passed(schedule)):
-                if not self._is_paused(name, at):
+            for at, due in list(self._passed(schedule)):
+                if not self._is_paused(name, due):
                     envelopes += schedule.envelopes(composer, at)
         now, asked, self._asked = self._clock.now(), self._asked, []
         for name in asked:
             envelopes += self._schedules[name].envelopes(composer, now, asked_for=True)
         return envelopes
 
-    def _passed(self, schedule: Schedule) -> Iterator[datetime]:
+    def _passed(self, schedule: Schedule) -> Iterator[tuple[datetime, datetime]]:
+        """The occurrences, and when they were due."""
         now = self._clock.now()
         for _ in range(_MOST_AT_ONCE):
             occurrence, due = self._next(schedule)
@@ -53,7 +56,7 @@ class MemorySchedules:
                 return
             self._moved.pop(schedule.name, None)
             self._looked[schedule.name] = occurrence
-            yield occurrence
+            yield occurrence, due
         raise AssertionError(
             f"schedule {schedule.name!r} has had more than {_MOST_AT_ONCE:,} occurrences: advance less, and drain()"
         )
@@ -63,8 +66,8 @@ class MemorySchedules:
         occurrence = schedule.cron.after(self._looked.get(schedule.name, self._began))
         return self._moved.get(schedule.name, (occurrence, occurrence))
 
-    def _is_paused(self, name: str, at: datetime) -> bool:
-        return name in self._paused and ((until := self._paused[name]) is None or at < until)
+    def _is_paused(self, name: str, due: datetime) -> bool:
+        return any(pause.covers(due) for pause in self._pauses.get(name, ()))
 
     # ------------------------------------------------------------------ what people do
 
@@ -81,14 +84,20 @@ class MemorySchedules:
 
     def pause(self, kind: Kind, key: str, *, reason: str, actor: str, duration: timedelta | None) -> None:
         if kind is Kind.SCHEDULE:
-            self._paused[key] = None if duration is None else self._clock.now() + duration
+            now = self._clock.now()
+            self._end_pause(key, now)
+            self._pauses.setdefault(key, []).append(Pause(now, _NEVER if duration is None else now + duration))
         else:
             self._circuits.pause(kind, key, reason=reason, actor=actor, duration=duration)
 
     def resume(self, kind: Kind, key: str) -> bool:
         if kind is not Kind.SCHEDULE:
             return self._circuits.resume(kind, key)
-        if key in self._schedules:
-            list(self._passed(self._schedules[key]))  # what came while it was paused
-        missing: Any = object()
-        return self._paused.pop(key, missing) is not missing
+        return self._end_pause(key, self._clock.now())
+
+    def _end_pause(self, name: str, now: datetime) -> bool:
+        """False when it is not paused now."""
+        was_paused = self._is_paused(name, now)
+        if was_paused:
+            self._pauses[name].append(Pause(self._pauses[name].pop().since, now))
+        return was_paused

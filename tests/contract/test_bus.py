@@ -223,7 +223,8 @@ class OnPostgres(World):
     def _is_quiet(self) -> bool:
         due = "(execution_time IS NULL OR execution_time <= now() OR deliver_by < now())"
         nothing = (
-            f"NOT EXISTS (SELECT FROM durable.outgoing_envelopes WHERE {due})",
+            f"NOT EXISTS (SELECT FROM durable.outgoing_envelopes WHERE {due} AND NOT EXISTS ("
+            "SELECT FROM durable.circuits WHERE kind = 'destination' AND key = destination))",
             f"NOT EXISTS (SELECT FROM durable.incoming_envelopes AS row WHERE {due} AND (owner_id <> 0 OR NOT {HELD}))",
         )
         return bool(self._tables.one(f"SELECT {' AND '.join(nothing)}"))  # one look: a reply goes from one to the other
@@ -547,6 +548,35 @@ class TestSending:
             async with world.bus.unit_of_work():
                 assert isinstance(world.bus.publish(NobodyWantsThis()), UUID)
             await world.settle()
+            assert world.dead_letters() == []
+
+    async def test_paused_destination_gets_nothing_until_it_is_resumed(self, world: World) -> None:
+        world.bus.route(OrderPlaced, to=BILLING)
+        async with world:
+            await world.bus.pause(destination=BILLING)
+            await asyncio.sleep(0.1)  # a node obeys within a moment
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            assert world.sent_to(BILLING) == []
+            assert await world.bus.resume(destination=BILLING)
+            await world.settle()
+            assert len(world.sent_to(BILLING)) == 1
+
+    @pytest.mark.parametrize("delay", [0, 60])
+    async def test_message_of_a_business_key_is_sent_once(self, world: World, delay: int) -> None:
+        seen = collect(world.bus)
+        world.bus.route(OrderBilled, to=BILLING)
+        async with world:
+            for number in (1, 2):
+                async with world.bus.unit_of_work():
+                    world.bus.send(OrderPlaced(number), id_from="order-1", delay=delay)
+                    world.bus.send(OrderBilled(1), id_from="order-1", delay=delay)
+                await world.settle()
+            assert world.scheduled() == (2 if delay else 0)
+            await world.advance(timedelta(seconds=61))
+            assert seen == [OrderPlaced(1)]
+            assert world.sent_to(BILLING) == [("contract.order-billed", b'{"number":1}')]
             assert world.dead_letters() == []
 
     async def test_a_command_without_a_destination_says_how_to_give_it_one(self, world: World) -> None:
@@ -965,6 +995,25 @@ class TestFailing:
             assert letter[:3] == ("contract.order-placed", "ZeroDivisionError", "no orders today")
             assert letter.attempts == 4
             assert 'raise ZeroDivisionError("no orders today")' in letter.traceback
+
+    @pytest.mark.parametrize("is_moved", [False, True])
+    async def test_delay_of_a_message_is_no_part_of_its_age(self, world: World, is_moved: bool) -> None:
+        attempts: list[int] = []
+
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=1, delays=[30], jitter=0, max_age=60))
+        async def handle(order: OrderPlaced, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            raise ZeroDivisionError
+
+        async with world:
+            async with world.bus.unit_of_work():
+                message_id = world.bus.send(OrderPlaced(1), delay=60 if is_moved else 3_600)
+            if is_moved:
+                assert await world.bus.reschedule(message_id, delay=3_600)
+            await world.advance(timedelta(seconds=3_601))
+            assert (attempts, world.scheduled()) == ([1, 2], 1)
+            await world.advance(timedelta(seconds=32))
+            assert (attempts, len(world.dead_letters())) == ([1, 2, 3], 1)
 
     async def test_errors_of_a_class_have_a_policy_of_their_own_and_the_handlers_comes_before_the_services(
         self, world: World

@@ -17,6 +17,7 @@ from durable.transports.memory import MemoryTransport
 from tests.failure.waiting import eventually
 from tests.failure.workbench import QUICK
 from tests.support.command import Agent
+from tests.support.servers import AnyBroker, Names
 from tests.support.tables import change
 
 PEER = "memory://billing"
@@ -26,6 +27,11 @@ OPEN = "INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('handler
 @message("pauses.placed")
 class Placed(msgspec.Struct):
     number: int
+
+
+@message("pauses.stop")
+class Stop(msgspec.Struct):
+    pass
 
 
 class Shop:
@@ -218,7 +224,48 @@ async def test_a_pause_that_is_over_before_it_begins_is_refused(shop: Shop, for_
         await shop.nodes[0].pause(Placed, for_=for_)
 
 
+TOPIC = "rabbitmq://default/topic"
+OF_PLACED = "rabbitmq://default/exchange/durable/shop-pauses.placed"
+
+
+@pytest.mark.parametrize("by", ["the bus", "its handler"])
+async def test_address_that_is_resolved_by_type_is_paused_as_what_its_messages_go_to(
+    database_url: str, broker: AnyBroker, queue_name: Names, by: str
+) -> None:
+    exchange = queue_name("topic")
+    bus = Bus("shop", database_url, amqp_url=broker.url, amqp_exchange=exchange, **QUICK)
+    bus.subscribe(Placed, to=TOPIC)
+    resolved = OF_PLACED.replace("/durable/", f"/{exchange}/")
+
+    @bus.handles(Stop)
+    async def stop(stop: Stop, ctx: Context) -> None:
+        ctx.circuit.open(destination=TOPIC)
+
+    async with bus:
+        if by == "the bus":
+            await bus.pause(destination=TOPIC)
+        else:
+            async with bus.unit_of_work() as uow:
+                uow.send(Stop())
+        await eventually(lambda: bus.statistics().sending[resolved].paused)
+        async with bus.unit_of_work() as uow:
+            uow.send(Placed(1), to=TOPIC)
+        assert await bus.resume(destination=TOPIC)
+        await eventually(lambda: not bus.statistics().sending[resolved].paused)
+        assert not await bus.resume(destination=TOPIC)
+
+
 # ---------------------------------------------------------------- durable-agent
+
+
+def test_an_operator_pauses_an_address_that_is_resolved_by_type(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DURABLE_AMQP_URL", "amqp://guest:guest@127.0.0.1:1/")
+    name = agent.application(f'bus.subscribe(OrderPlaced, to="{TOPIC}")\n')
+    assert agent("pause", f"{name}:bus", "--destination", TOPIC).code == 0
+    paused = {row["key"] for row in msgspec.json.decode(agent("circuits", "--json").out)}
+    assert any(key.endswith(f"-{name}.order-placed") for key in paused)
+    assert agent("resume", f"{name}:bus", "--destination", TOPIC).code == 0
+    assert msgspec.json.decode(agent("circuits", "--json").out) == []
 
 
 @pytest.fixture

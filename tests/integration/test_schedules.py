@@ -14,7 +14,8 @@ import pytest
 from durable import Bus, Context, message
 from durable.embedded import Embedded
 from durable.errors import InvalidMessage, RoutingError
-from durable.storage import schedules
+from durable.storage import circuits, schedules
+from durable.storage.circuits import Kind
 from durable.testing import eventually
 from durable.transports.memory import MemoryTransport
 from tests.failure import leftovers
@@ -272,6 +273,31 @@ class TestByPeople:
             assert await bus.resume(schedule="ticks")
             await works.miss(timedelta(seconds=1))
             await eventually(lambda: len(works.handled) == 2)
+
+    @pytest.mark.parametrize("ends", ["by a resume", "by itself"])
+    async def test_what_came_in_a_pause_is_passed_over_when_no_node_ran_meanwhile(
+        self, works: Works, ends: str
+    ) -> None:
+        bus = works.node(missed="all")
+        async with bus:
+            await works.looked_at()
+            await bus.pause(schedule="ticks", for_=None if ends == "by a resume" else 3_600)
+        await works.tables.change("UPDATE durable.circuits SET since = now() - interval '2 h'")
+        await works.miss(timedelta(hours=1))
+        if ends == "by a resume":
+            with leftovers.transaction(works.tables.url) as conn:
+                assert circuits.resume(conn, "durable", Kind.SCHEDULE, "ticks")
+        else:
+            await works.tables.change("UPDATE durable.circuits SET until = now()")
+        with leftovers.transaction(works.tables.url) as conn:
+            circuits.close_ended(conn, "durable")
+            assert not circuits.resume(conn, "durable", Kind.SCHEDULE, "ticks")
+        async with bus:
+            await eventually(lambda: works.row("due_at > now()"))
+            assert works.row("last_at IS NULL")
+            assert works.tables.count("circuits") == 0
+            await works.miss(timedelta(seconds=1))
+            await eventually(lambda: len(works.handled) == 1)
 
     async def test_the_next_occurrence_can_be_moved(self, works: Works) -> None:
         bus = works.node()

@@ -64,6 +64,13 @@ class Tables:
                 by,
                 by,
             )
+            await self.change(
+                f"UPDATE durable.{table} SET sent_at = sent_at - %s, headers = jsonb_set(headers, '{{durable-due}}', "
+                "to_jsonb(CAST(headers ->> 'durable-due' AS timestamptz) - %s)) "
+                "WHERE jsonb_exists(headers, 'durable-due')",
+                by,
+                by,
+            )
 
     def execute(self, query: str, *params: object) -> None:
         self._conn.execute(query.encode(), params)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from durable.cron import MISSED_AFTER, MOST_AT_ONCE, Cron, Look, Missed, look
+from durable.cron import MISSED_AFTER, MOST_AT_ONCE, Cron, Look, Missed, Pause, look
 from durable.errors import InvalidSetting
 
 VIENNA = "Europe/Vienna"
@@ -220,6 +220,37 @@ class TestLook:
 
     def test_what_comes_while_a_new_schedule_is_declared_counts(self) -> None:
         assert look(HOURLY, "once", occurrence=None, due=NOON - HOUR / 2, now=NOON).run == [NOON]
+
+    @pytest.mark.parametrize(
+        ("missed", "run"),
+        [("once", [NOON + HOUR]), ("all", [NOON, NOON + HOUR]), ("skip", [])],
+    )
+    def test_what_was_due_in_a_pause_is_passed_over_and_what_came_before_was_missed(
+        self, missed: Missed, run: list[datetime]
+    ) -> None:
+        pause = Pause(NOON + 2 * HOUR, NOON + 5 * HOUR)
+        now = NOON + 4.5 * HOUR
+        found = look(HOURLY, missed, occurrence=NOON, due=NOON, now=now, pause=pause)
+        assert found == Look(run, NOON + 5 * HOUR)
+
+    def test_what_comes_after_a_pause_runs(self) -> None:
+        pause = Pause(NOON - HOUR, NOON + 2 * HOUR)
+        found = look(HOURLY, "all", occurrence=NOON, due=NOON, now=NOON + 3 * HOUR, pause=pause)
+        assert found == Look([NOON + 2 * HOUR, NOON + 3 * HOUR], NOON + 4 * HOUR)
+
+    def test_occurrence_that_was_moved_out_of_a_pause_runs(self) -> None:
+        pause, due = Pause(NOON - HOUR, NOON + HOUR), NOON + 2 * HOUR
+        assert look(HOURLY, "all", occurrence=NOON, due=due, now=due, pause=pause).run == [
+            NOON,
+            NOON + HOUR,
+            NOON + 2 * HOUR,
+        ]
+
+    def test_year_of_seconds_in_a_pause_is_not_walked_through(self) -> None:
+        pause = Pause(NOON + 2 * MINUTE, NOON + timedelta(days=365))
+        every_second = Cron("* * * * * *")
+        found = look(every_second, "once", occurrence=NOON, due=NOON, now=pause.until - HOUR, pause=pause)
+        assert found.run == [pause.since - timedelta(seconds=1)]
 
     def test_an_occurrence_that_is_moved_ahead_runs_once(self) -> None:
         now = NOON - timedelta(minutes=20)
