@@ -13,7 +13,7 @@ import pytest
 
 from durable import Bus, InvalidSetting, message
 from durable.envelope import Envelope, new_id
-from durable.screening import MAX_HEADER_BYTES, MAX_HEADERS, MAX_TEXT, flaw
+from durable.screening import MAX_HEADER_BYTES, MAX_HEADERS, MAX_TEXT_BYTES, flaw
 from durable.settings import ENVELOPE_BYTES, load_settings
 from durable.telemetry import Event
 from durable.testing import eventually
@@ -27,6 +27,7 @@ LARGEST = 20_000
 """Bytes of the largest body that is sent; the others are a tenth of it."""
 COUNT = 40
 LATER = datetime(2050, 1, 1, tzinfo=UTC)
+WIDEST_TEXT = "\N{GRINNING FACE}" * (MAX_TEXT_BYTES // 4)
 SMALLEST_FRAME = LARGEST + 100 + ENVELOPE_BYTES
 
 SENDER: dict[str, list[Any]] = {
@@ -102,15 +103,15 @@ def widest(max_message_bytes: int) -> Envelope:
     """An envelope that takes as many bytes as one may."""
     made = Envelope(
         id=new_id(),
-        message_type="\N{GRINNING FACE}" * MAX_TEXT,
-        destination="\N{GRINNING FACE}" * MAX_TEXT,
-        source="\N{GRINNING FACE}" * MAX_TEXT,
+        message_type=WIDEST_TEXT,
+        destination=WIDEST_TEXT,
+        source=WIDEST_TEXT,
         correlation_id=new_id(),
         causation_id=new_id(),
         body=b"x" * max_message_bytes,
-        partition_key="\N{GRINNING FACE}" * MAX_TEXT,
-        content_type="\N{GRINNING FACE}" * MAX_TEXT,
-        headers={f"{number:02}": "\N{GRINNING FACE}" * (MAX_HEADER_BYTES // MAX_HEADERS - 2) for number in range(100)},
+        partition_key=WIDEST_TEXT,
+        content_type=WIDEST_TEXT,
+        headers={f"{number:02}": "\N{GRINNING FACE}" * ((MAX_HEADER_BYTES // MAX_HEADERS - 2) // 4) for number in range(100)},
         sent_at=LATER,
         deliver_by=LATER,
         execution_time=LATER,
