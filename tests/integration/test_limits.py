@@ -27,6 +27,7 @@ LARGEST = 20_000
 """Bytes of the largest body that is sent; the others are a tenth of it."""
 COUNT = 40
 LATER = datetime(2050, 1, 1, tzinfo=UTC)
+WIDEST_HEADER = "\N{GRINNING FACE}" * ((MAX_HEADER_BYTES // MAX_HEADERS - 2) // 4)
 WIDEST_TEXT = "\N{GRINNING FACE}" * (MAX_TEXT_BYTES // 4)
 SMALLEST_FRAME = LARGEST + 100 + ENVELOPE_BYTES
 
@@ -111,7 +112,9 @@ def widest(max_message_bytes: int) -> Envelope:
         body=b"x" * max_message_bytes,
         partition_key=WIDEST_TEXT,
         content_type=WIDEST_TEXT,
-        headers={f"{number:02}": "\N{GRINNING FACE}" * ((MAX_HEADER_BYTES // MAX_HEADERS - 2) // 4) for number in range(100)},
+        headers={
+            f"{number:02}": "\N{GRINNING FACE}" * ((MAX_HEADER_BYTES // MAX_HEADERS - 2) // 4) for number in range(100)
+        },
         sent_at=LATER,
         deliver_by=LATER,
         execution_time=LATER,
