@@ -28,7 +28,7 @@ from durable.routing import LOCAL, Routes
 from durable.settings import Settings
 from durable.telemetry import log
 
-_FUNCTIONS = {"command": "send", "event": "publish", "cascade": "send"}
+_FUNCTIONS = {"command": "send", "event": "publish", "cascade": "send", "answer": "reply"}
 """What an application has called."""
 
 REPLY_TO = "reply-to"
