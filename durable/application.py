@@ -35,6 +35,8 @@ class Application:
     service: str
     routes: Routes = field(default_factory=Routes)
     handlers: dict[str, Handler] = field(default_factory=dict)
+    retry: Retry = field(default_factory=Retry)
+    """Of handlers without one of their own."""
     by_error: dict[type[Exception], Retry | RetryAfter] = field(default_factory=dict)
     listeners: list[Listening] = field(default_factory=list)
     transports: list[Transport] = field(default_factory=list)
@@ -44,7 +46,7 @@ class Application:
 
     def policy(self, handler: Handler) -> Policy:
         """What the failures of this handler lead to: its own rules come before those of the service."""
-        return Policy(handler.retry, {**self.by_error, **handler.by_error})
+        return Policy(handler.retry or self.retry, {**self.by_error, **handler.by_error})
 
     def declare(self, handler: Handler) -> None:
         """Raises InvalidSetting when one of its messages, or of their older versions, has a handler already."""

@@ -25,7 +25,7 @@ from durable.errors import InvalidMessage, StorageUnavailable
 from durable.failpoints import failpoint
 from durable.ordering import Places
 from durable.outcomes import BUSY, DUPLICATE, OTHER_BODY, STORED, Duplicate, Failed, Outcome, Stored
-from durable.settings import Settings
+from durable.settings import Limits, Settings
 from durable.statistics import ReceivingStatistics
 from durable.storage import inbox
 from durable.storage.database import Database
@@ -104,6 +104,7 @@ class ReceivingAgent:
         self._database = database
         self._node = node
         self._settings = settings
+        self._limits = settings.limits
         self._clock = clock
         self._intake = intake
         self._counters = counters
@@ -225,7 +226,7 @@ class ReceivingAgent:
                 _, first = fit.setdefault((envelope.id, endpoint), (endpoint, envelope))
                 reason = None if _same(first, envelope) else _OTHER_BODY
             if reason is not None:
-                replayable = reason != _OTHER_BODY and _is_whole(envelope)
+                replayable = reason != _OTHER_BODY and _is_whole(envelope, self._limits)
                 await self._quarantine_alone(endpoint, envelope, reason, replayable)
         fresh, changed = await self._store_fit(list(fit.values())) if fit else _Found(set(), set())
         outcomes: list[Outcome] = []
@@ -319,15 +320,17 @@ class ReceivingAgent:
         inbox.quarantine(conn, schema, self._node, endpoint, raw, letter, known, headers, replayable=replayable)
 
     def _unacceptable(self, envelope: Envelope) -> str | None:
-        reason = screening.flaw(envelope, max_message_bytes=self._settings.max_message_bytes)
+        reason = screening.flaw(envelope, **self._limits)
         if reason is None and screening.too_old(envelope, self._clock.now(), self._settings.dedupe_window):
             return "it is older than duplicates are remembered (dedupe_window); nobody can tell whether it was handled"
         return reason
 
 
-def _is_whole(envelope: Envelope) -> bool:
+def _is_whole(envelope: Envelope, limits: Limits) -> bool:
     """Is nothing wrong with it but its age, or the size of its body? Then it can be replayed."""
-    return screening.flaw(envelope, max_message_bytes=len(envelope.body)) is None
+    own = limits.copy()
+    own["max_message_bytes"] = len(envelope.body)
+    return screening.flaw(envelope, **own) is None
 
 
 def _same(first: Envelope, second: Envelope) -> bool:

@@ -23,12 +23,20 @@ async def maintain(database: Database, settings: Settings) -> None:
         dropped = await database.transaction(maintenance.drop_partitions, keep_ids=keep_ids, keep_history=keep_history)
         if dropped:
             log.info("dropped partitions past their retention: %s", ", ".join(dropped))
-        while await database.transaction(maintenance.purge_defaults, keep_ids=keep_ids, keep_history=keep_history):
+        while await database.transaction(
+            maintenance.purge_defaults,
+            keep_ids=keep_ids,
+            keep_history=keep_history,
+            batch_size=settings.purge_batch_size,
+        ):
             failpoint("C21")
         await database.transaction(circuits.close_ended)
         keep_letters = settings.dead_letter_retention
         while purged := await database.transaction(
-            dead_letters.purge, keep_letters=keep_letters, keep_attempts=keep_history
+            dead_letters.purge,
+            keep_letters=keep_letters,
+            keep_attempts=keep_history,
+            batch_size=settings.purge_letters_batch_size,
         ):
             log.info("purged %d dead letters and failed attempts past their retention", purged)
             failpoint("C21")

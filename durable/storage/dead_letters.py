@@ -26,7 +26,6 @@ from durable.storage.locks import Job, try_lock
 from durable.storage.statements import Statement
 
 Side = Literal["incoming", "outgoing"]
-_PURGE_BATCH = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,15 +268,17 @@ def handle(
     return int(conn.execute(statements.HANDLE_LETTER.within(schema), params).scalar_one()) == 1
 
 
-def purge(conn: Connection, schema: str, *, keep_letters: timedelta, keep_attempts: timedelta) -> int:
+def purge(
+    conn: Connection, schema: str, *, keep_letters: timedelta, keep_attempts: timedelta, batch_size: int = 1_000
+) -> int:
     """Delete a bounded number of letters that were resolved long ago, and of attempts that no letter needs."""
     if not try_lock(conn, schema, Job.PARTITIONS):
         return 0
     letters = conn.execute(
-        statements.PURGE_LETTERS.within(schema), {"keep_letters": keep_letters, "batch_size": _PURGE_BATCH}
+        statements.PURGE_LETTERS.within(schema), {"keep_letters": keep_letters, "batch_size": batch_size}
     )
     attempts = conn.execute(
-        statements.PURGE_ATTEMPTS.within(schema), {"keep_attempts": keep_attempts, "batch_size": _PURGE_BATCH}
+        statements.PURGE_ATTEMPTS.within(schema), {"keep_attempts": keep_attempts, "batch_size": batch_size}
     )
     return letters.rowcount + attempts.rowcount
 

@@ -111,10 +111,12 @@ def retry_later(
     delay: timedelta,
     counted: int = 1,
     failures: Sequence[Failure] = (),
+    kept_attempts: int = KEPT_ATTEMPTS,
 ) -> bool:
     """Make it due after `delay`, unowned, and keep why. False when the lease was lost, or it was handled after all."""
-    kept = failure_columns(failures)
-    params = _one(node, lease) | kept | {"delay": delay, "counted": counted, "earlier": KEPT_ATTEMPTS - len(failures)}
+    kept = failure_columns(failures, kept_attempts)
+    earlier = max(0, kept_attempts - len(failures))
+    params = _one(node, lease) | kept | {"delay": delay, "counted": counted, "earlier": earlier}
     return conn.execute(statements.RETRY_LATER.within(schema), params).first() is not None
 
 
@@ -129,13 +131,14 @@ def dead_letter(
     failures: Sequence[Failure] = (),
     keep_body: bool = False,
     parks: bool = False,
+    kept_attempts: int = KEPT_ATTEMPTS,
 ) -> bool:
     """Move it into dead_letters, with its failures. False when the lease was lost, or it was handled after all.
 
     With `parks` nothing that comes behind it in its order is handled until an operator resumes it.
     """
     digest = message_digest(lease.envelope.message_type, lease.envelope.body)
-    params = _one(node, lease) | letter.parameters() | failure_columns(failures)
+    params = _one(node, lease) | letter.parameters() | failure_columns(failures, kept_attempts)
     params |= {"counted": counted, "message_digest": digest, "keep_body": keep_body}
     moved = int(conn.execute(statements.DEAD_LETTER_INCOMING.within(schema), params).scalar_one()) == 1
     if moved and parks and lease.ordering_key is not None:

@@ -12,8 +12,6 @@ from sqlalchemy import Connection
 from durable.storage import housekeeping
 from durable.storage.locks import Job, try_lock
 
-_PURGE_BATCH = 10_000
-
 
 def make_partitions(conn: Connection, schema: str, days_ahead: int) -> list[str]:
     """Make the days that are missing, from yesterday on; returns the names of the new partitions."""
@@ -26,15 +24,15 @@ def drop_partitions(conn: Connection, schema: str, *, keep_ids: timedelta, keep_
     return list(conn.execute(housekeeping.DROP_PARTITIONS.within(schema), params).scalars())
 
 
-def purge_defaults(conn: Connection, schema: str, *, keep_ids: timedelta, keep_history: timedelta) -> int:
+def purge_defaults(
+    conn: Connection, schema: str, *, keep_ids: timedelta, keep_history: timedelta, batch_size: int = 10_000
+) -> int:
     """Delete a bounded number of old rows that belong to no day. Returns how many."""
     if not try_lock(conn, schema, Job.PARTITIONS):
         return 0
-    ids = conn.execute(
-        housekeeping.PURGE_DEFAULT_IDS.within(schema), {"keep_ids": keep_ids, "batch_size": _PURGE_BATCH}
-    )
+    ids = conn.execute(housekeeping.PURGE_DEFAULT_IDS.within(schema), {"keep_ids": keep_ids, "batch_size": batch_size})
     history = conn.execute(
-        housekeeping.PURGE_DEFAULT_HISTORY.within(schema), {"keep_history": keep_history, "batch_size": _PURGE_BATCH}
+        housekeeping.PURGE_DEFAULT_HISTORY.within(schema), {"keep_history": keep_history, "batch_size": batch_size}
     )
     return ids.rowcount + history.rowcount
 

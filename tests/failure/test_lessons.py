@@ -419,7 +419,7 @@ async def test_a_sweep_releases_in_bounded_batches_each_in_its_own_transaction(s
 
 async def test_old_ids_are_purged_in_bounded_batches(shop: str) -> None:
     leftovers.old_ids(shop, 12_000)
-    keep = {"keep_ids": timedelta(days=8), "keep_history": timedelta(days=30)}
+    keep: dict[str, Any] = {"keep_ids": timedelta(days=8), "keep_history": timedelta(days=30)}
     async with Workbench(shop) as bench:
         purged = [await bench.database.transaction(maintenance.purge_defaults, **keep) for _ in range(3)]
 

@@ -642,16 +642,15 @@ class TestForgetting:
             tables.execute(f"DROP ROLE {role}")
 
     async def test_the_purge_is_bounded_and_one_node_at_a_time_does_it(
-        self, tables: Tables, database: Database, monkeypatch: pytest.MonkeyPatch
+        self, tables: Tables, database: Database
     ) -> None:
-        monkeypatch.setattr(dead_letters, "_PURGE_BATCH", 2)
         given(tables, letters.incoming, [envelope(number) for number in range(5)])
         for number in range(5):
             self.resolve(tables, number, 100)
 
         def purge_some(conn: Connection, schema: str) -> int:
             keep = timedelta(days=90)
-            return dead_letters.purge(conn, schema, keep_letters=keep, keep_attempts=keep)
+            return dead_letters.purge(conn, schema, keep_letters=keep, keep_attempts=keep, batch_size=2)
 
         with leftovers.transaction(tables.url) as conn:
             assert try_lock(conn, SCHEMA, Job.PARTITIONS)

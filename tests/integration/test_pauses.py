@@ -297,7 +297,8 @@ def test_pause_of_a_name_that_nothing_has_is_refused_with_the_nearest_stored(
 ) -> None:
     later = timedelta(hours=1)
     with psycopg.connect(database_url) as conn:
-        row = "message_type, source, correlation_id, content_type, headers, body, sent_at, owner_id, epoch, attempts, execution_time"
+        row = "message_type, source, correlation_id, content_type, headers, body, sent_at, owner_id, epoch, attempts"
+        row += ", execution_time"
         values = "'a.order-placed', 'elsewhere', gen_random_uuid(), 'text/plain', '{}', '', now(), 0, 0, 0, now() + %s"
         conn.execute(
             f"INSERT INTO durable.incoming_envelopes (id, endpoint, partition_key, {row}) "

@@ -86,7 +86,7 @@ def made(base: str, content_type: str) -> type[Any]:
     if base == "struct":
         cls = msgspec.defstruct("Struct", [(n, hint, _default(value)) for n, hint, value in fields], module=__name__)
     elif base == "attrs":
-        cls = attrs.make_class("Attrs", {n: attrs.field(type=hint, factory=lambda v=v: v) for n, hint, v in fields})
+        cls = attrs.make_class("Attrs", {n: attrs.field(type=hint, default=v) for n, hint, v in fields})
         cls.__annotations__ = dict(annotations)
         cls.__module__ = __name__
     else:
