@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import BeforeValidator, Field, PostgresDsn, SecretStr, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -263,6 +263,18 @@ class Settings(BaseSettings):
         default=None, description="unresolved dead letters from which on the service is unhealthy"
     )
 
+    if not TYPE_CHECKING:  # checkers know the fields, and would know nothing of **values
+
+        def __init__(self, **values: Any) -> None:
+            """Raises InvalidSetting with one line that names the setting, its value and what it may be."""
+            for name in values:
+                if not name.startswith("_"):  # those of pydantic-settings itself
+                    _refuse_unknown(name, set(type(self).model_fields))
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise InvalidSetting(_described(error)) from None
+
     @property
     def limits(self) -> Limits:
         """Those of one envelope."""
@@ -302,15 +314,10 @@ def load_settings(**overrides: Any) -> Settings:
     Raises InvalidSetting with one line that names the setting, its value and what it may be.
     """
     known = set(Settings.model_fields)
-    for name in overrides:
-        _refuse_unknown(name, known)
     for variable in os.environ:
         if variable.startswith(PREFIX) and variable not in _NOT_SETTINGS and not variable.startswith("DURABLE_TEST_"):
             _refuse_unknown(variable.removeprefix(PREFIX).lower(), known, shown=variable)
-    try:
-        settings = Settings(**overrides)
-    except ValidationError as error:
-        raise InvalidSetting(_described(error)) from None
+    settings = Settings(**overrides)
     for url in (settings.database_url, settings.lock_database_url):
         if url is not None:
             check_database_url(url.get_secret_value())
