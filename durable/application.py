@@ -70,7 +70,7 @@ class Application:
         """
         return _by_type(self.handlers)
 
-    def check(self, composer: Composer, dedupe_window: timedelta) -> None:
+    def check(self, composer: Composer) -> None:
         """Raise WiringError, or InvalidMessage, for what would fail at the first message."""
         for name in self.by_type().keys() | self.routes.destinations().keys():
             _check_codec(class_of(name))
@@ -78,6 +78,9 @@ class Application:
             self._check_returns(handler)
         for schedule in self.schedules.values():
             schedule.check(composer)
+
+    def check_retention(self, dedupe_window: timedelta) -> None:
+        """Raise InvalidSetting when a message could be retried for longer than its id is remembered."""
         horizon = max((self.policy(handler).horizon for handler in self.handlers.values()), default=timedelta(0))
         if horizon >= dedupe_window:
             raise InvalidSetting(

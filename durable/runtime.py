@@ -169,7 +169,8 @@ class Runtime:
         transports = self.transports()
         for uri in [*self.application.destinations(), *(listening.uri for listening in self.application.listeners)]:
             transports.of(uri)
-        self.application.check(self.composer, self.settings.dedupe_window)
+        self.application.check(self.composer)
+        self.application.check_retention(self.settings.dedupe_window)
         await self.database.transaction(migrator.check_version)
 
     async def start(self) -> None:

@@ -206,6 +206,20 @@ class TestAttempts:
         assert kept == list(range(101 - KEPT_ATTEMPTS, 101))
         assert tables.count("failed_attempts") == KEPT_ATTEMPTS + 1
 
+    def test_as_many_are_kept_as_the_setting_says(self, tables: Tables) -> None:
+        given(tables, _store, [envelope(1)])
+        (lease,) = claim(tables)
+        failures = [failure(number) for number in range(1, 6)]
+        assert stored(
+            tables, inbox.retry_later, NODE, lease, delay=timedelta(0), failures=failures[:4], kept_attempts=2
+        )
+        assert tables.rows("SELECT number FROM durable.failed_attempts ORDER BY 1") == [3, 4]
+
+        tables.execute("UPDATE durable.incoming_envelopes SET execution_time = NULL")
+        (lease,) = claim(tables)
+        assert stored(tables, inbox.dead_letter, NODE, lease, letters.LETTER, failures=failures[2:], kept_attempts=2)
+        assert tables.rows("SELECT number FROM durable.failed_attempts ORDER BY attempt_id DESC LIMIT 2") == [5, 4]
+
     def test_those_of_a_message_that_was_handled_go_with_the_history(self, tables: Tables) -> None:
         given(tables, _store, [envelope(1)])
         (lease,) = claim(tables)
