@@ -284,7 +284,12 @@ def test_everything_public_is_among_these() -> None:
 
 @pytest.mark.parametrize("name", Settings.model_fields)
 def test_setting_of_another_kind_is_refused_by_its_name(name: str) -> None:
-    for make in (Settings, lambda **given: Bus("a", **given), lambda **given: Bus("a").configure(**given)):
+    makers: list[Callable[..., Any]] = [
+        Settings,
+        lambda **given: Bus("a", **given),
+        lambda **given: Bus("a").configure(**given),
+    ]
+    for make in makers:
         with pytest.raises(InvalidSetting, match=f"^{name}: "):
             make(**{name: ODD})
         with pytest.raises(InvalidSetting, match=f"unknown .*'{name[1:]}x'|{name[1:]}x: unknown setting"):
@@ -310,7 +315,14 @@ def test_decorator_without_parentheses_is_refused() -> None:
 def test_mistake_in_a_handler_names_the_handler() -> None:
     async def reserve(order: Placed) -> None: ...
 
-    for wrong in ({"retry": 3}, {"timeout": "soon"}, {"concurrency": "8"}, {"timeout": 0}, {"timeout": "-1"}):
+    mistakes: list[dict[str, Any]] = [
+        {"retry": 3},
+        {"timeout": "soon"},
+        {"concurrency": "8"},
+        {"timeout": 0},
+        {"timeout": "-1"},
+    ]
+    for wrong in mistakes:
         with pytest.raises(InvalidSetting, match=rf"reserve.*{next(iter(wrong))}"):
             Bus("a").handles(Placed, **wrong)(reserve)
 

@@ -147,7 +147,7 @@ def _as_sent(value: Any, arrived: Any) -> bool:
         return isinstance(arrived, datetime) and abs(value.timestamp() - arrived.timestamp()) < 1e-6
     if isinstance(value, Unequal):
         return isinstance(arrived, Unequal) and arrived.number == value.number
-    return bool(value == arrived or list(value) == arrived)
+    return bool(value == arrived or (isinstance(value, tuple) and list(value) == arrived))
 
 
 @pytest.mark.parametrize(

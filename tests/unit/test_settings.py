@@ -212,7 +212,8 @@ def test_first_pause_above_the_longest_is_refused(name: str) -> None:
 
 def test_handlers_without_a_policy_of_their_own_have_that_of_the_settings() -> None:
     bus = Bus("a", retry_immediate=0, retry_delays="5s", retry_jitter=0, retry_max_age="1h")
-    handler = bus.handles(Unhandled)(handle_unhandled) and bus.application.handlers["settings.unhandled"]
+    bus.handles(Unhandled)(handle_unhandled)
+    handler = bus.application.handlers["settings.unhandled"]
 
     assert bus.application.policy(handler).retry == Retry(0, (timedelta(seconds=5),), 0, timedelta(hours=1))
     bus.configure(retry_immediate=7)
