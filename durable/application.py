@@ -35,6 +35,8 @@ class Application:
     service: str
     routes: Routes = field(default_factory=Routes)
     handlers: dict[str, Handler] = field(default_factory=dict)
+    retry: Retry = field(default_factory=Retry)
+    """Of handlers without one of their own."""
     by_error: dict[type[Exception], Retry | RetryAfter] = field(default_factory=dict)
     listeners: list[Listening] = field(default_factory=list)
     transports: list[Transport] = field(default_factory=list)
@@ -44,7 +46,7 @@ class Application:
 
     def policy(self, handler: Handler) -> Policy:
         """What the failures of this handler lead to: its own rules come before those of the service."""
-        return Policy(handler.retry, {**self.by_error, **handler.by_error})
+        return Policy(handler.retry or self.retry, {**self.by_error, **handler.by_error})
 
     def declare(self, handler: Handler) -> None:
         """Raises InvalidSetting when one of its messages, or of their older versions, has a handler already."""
@@ -68,7 +70,7 @@ class Application:
         """
         return _by_type(self.handlers)
 
-    def check(self, composer: Composer, dedupe_window: timedelta) -> None:
+    def check(self, composer: Composer) -> None:
         """Raise WiringError, or InvalidMessage, for what would fail at the first message."""
         for name in self.by_type().keys() | self.routes.destinations().keys():
             _check_codec(class_of(name))
@@ -76,6 +78,9 @@ class Application:
             self._check_returns(handler)
         for schedule in self.schedules.values():
             schedule.check(composer)
+
+    def check_retention(self, dedupe_window: timedelta) -> None:
+        """Raise InvalidSetting when a message could be retried for longer than its id is remembered."""
         horizon = max((self.policy(handler).horizon for handler in self.handlers.values()), default=timedelta(0))
         if horizon >= dedupe_window:
             raise InvalidSetting(

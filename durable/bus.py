@@ -108,6 +108,7 @@ class Bus:
         self.settings = settings or load_settings(**overrides)
         self._scope = Scope()
         self._application = Application(service, transports=list(transports))
+        self._application.retry = _retry_of(self.settings)
         self._engines: dict[str, Any] = {"engine": engine, "engine_sync": sync_engine}
         self._substitute: Runtime | None = None
         self.runtime = self._make_runtime()
@@ -133,8 +134,8 @@ class Bus:
     ) -> Callable[[F], F]:
         """Declare the handler of a message class, and of the older ones that upcasters make into it.
 
-        A failed message runs again as `retry` says; an error of a class in `on_error` (`{TimeoutError: Retry(...)}`)
-        has a policy of its own, the nearest class counting.
+        A failed message runs again as `retry` says (default: the settings retry_*); an error of a class in `on_error`
+        (`{TimeoutError: Retry(...)}`) has a policy of its own, the nearest class counting.
         `concurrency` messages run at once on each node (default: the setting). With `group` above 1, up to that many
         waiting messages share one transaction: much faster for small handlers; when one fails each is run alone. A
         handler whose message is annotated list[cls] is called once for all of them, and what it sends begins new
@@ -163,7 +164,7 @@ class Bus:
                     message_type=message_type,
                     cls=cls,
                     function=function,
-                    retry=Retry() if retry is None else retry,
+                    retry=retry,
                     by_error={} if on_error is None else on_error,
                     concurrency=concurrency,
                     group=group,
@@ -213,7 +214,7 @@ class Bus:
             raise InvalidSetting(f"trace() needs {error.name}; run: pip install 'durable-bus[tracing]'") from error
         if provider is not None and not hasattr(provider, "get_tracer"):
             raise InvalidSetting(f"trace: provider={provider!r}: give a TracerProvider of OpenTelemetry")
-        tracing = Tracing(provider)
+        tracing = Tracing(provider, lambda: self.settings.limits)
         self.use(tracing, group="before")
         self._application.batch_spans = tracing
 
@@ -310,6 +311,7 @@ class Bus:
         self._refuse_when_running("configure", ", ".join(overrides))
         given = self.settings.model_dump(exclude_unset=True)
         self.settings = load_settings(**{**given, **overrides})
+        self._application.retry = _retry_of(self.settings)
         self.runtime = self._make_runtime()
 
     # ------------------------------------------------------------------ send
@@ -504,6 +506,11 @@ class Bus:
     def _refuse_when_running(self, function: str, what: str) -> None:
         if self.runtime.is_running:
             raise WiringError(f"{function}: {what}: declare it before the bus starts; this bus runs already")
+
+
+def _retry_of(settings: Settings) -> Retry:
+    """Of handlers without one of their own."""
+    return Retry(settings.retry_immediate, settings.retry_delays, settings.retry_jitter, settings.retry_max_age)
 
 
 def _check_endpoint(function: str, name: str | None) -> None:

@@ -135,7 +135,7 @@ class Composer:
     ) -> None:
         self._service = service
         self._routes = routes
-        self._max_message_bytes = settings.max_message_bytes
+        self._limits = settings.limits
         self._validates = settings.validate_sent
         self._dedupe_window = settings.dedupe_window
         self._clock = clock
@@ -257,7 +257,7 @@ class Composer:
             raise InvalidMessage(
                 f"{type(message).__qualname__} cannot be sent: key is empty; leave it out, or name one"
             )
-        if reason := screening.flaw(envelopes[0], max_message_bytes=self._max_message_bytes):
+        if reason := screening.flaw(envelopes[0], **self._limits):
             raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {reason}")
         if screening.never_due(envelopes[0]):
             raise InvalidMessage(

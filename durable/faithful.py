@@ -29,7 +29,8 @@ def difference(sent: Any, read: Any, path: str) -> str | None:
         names = field_names(type(sent))
         if names:
             return _first((getattr(sent, name, None), getattr(read, name, None), f"{path}.{name}") for name in names)
-        if type(sent).__eq__ is object.__eq__:
+        compares: object = type(sent).__eq__
+        if compares is object.__eq__:
             return None  # it says nothing of itself
     return f"{path} would arrive as {shown(read)}, not as {shown(sent)}"
 

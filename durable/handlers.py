@@ -232,7 +232,8 @@ class Handler:
     message_type: str
     cls: type[Any]
     function: Callable[..., Any]
-    retry: Retry
+    retry: Retry | None
+    """None: as the settings say."""
     concurrency: int | None
     """How many messages run at once on each node; None: as the settings say."""
     group: int

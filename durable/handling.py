@@ -38,7 +38,7 @@ from durable.settings import Settings
 from durable.settling import Settling
 from durable.statistics import HandlingStatistics
 from durable.storage.database import Database
-from durable.storage.rows import KEPT_ATTEMPTS, Failure, Letter
+from durable.storage.rows import Failure, Letter
 from durable.telemetry import Counters, Event, log
 from durable.turns import Turns
 
@@ -94,7 +94,7 @@ class HandlingAgent:
         )
         self._paused_versions: Collection[str] = ()
         self._attempts = attempts
-        self._settling = Settling(handler.message_type, database, node, counters, keep_body=settings.history_bodies)
+        self._settling = Settling(handler.message_type, database, node, counters, settings)
         self._policy = policy
         self._node = node
         self._settings = settings
@@ -356,7 +356,7 @@ class HandlingAgent:
                 held.hold(lease)
                 return
             except Exception as error:
-                failures = [*failures, self._failure(error, attempt)][-KEPT_ATTEMPTS:]
+                failures = [*failures, self._failure(error, attempt)][-self._settings.kept_attempts :]
                 if not await self._runs_again(lease, attempt, error, failures, held):
                     return
             attempt += 1

@@ -38,7 +38,7 @@ from durable.outcomes import (
     Stored,
 )
 from durable.pace import Pace
-from durable.settings import Settings
+from durable.settings import Limits, Settings
 from durable.statistics import ReceivingStatistics
 from durable.storage import inbox
 from durable.storage.database import Database
@@ -126,6 +126,7 @@ class ReceivingAgent:
         self._database = database
         self._node = node
         self._settings = settings
+        self._limits = settings.limits
         self._clock = clock
         self._intake = intake
         self._counters = counters
@@ -268,7 +269,8 @@ class ReceivingAgent:
                 reason = None if _same(first, envelope) else _OTHER_BODY
             if reason is not None:
                 other_body = reason == _OTHER_BODY
-                kept = await self._quarantine_alone(endpoint, envelope, reason, not other_body and _is_whole(envelope))
+                replayable = not other_body and _is_whole(envelope, self._limits)
+                kept = await self._quarantine_alone(endpoint, envelope, reason, replayable)
                 unfit[position] = OTHER_BODY if other_body and kept == STORED else kept
         fresh, changed, refused = await self._store_fit(list(fit.values())) if fit else _nothing()
         outcomes: list[Outcome] = []
@@ -374,15 +376,17 @@ class ReceivingAgent:
         )
 
     def _unacceptable(self, envelope: Envelope) -> str | None:
-        reason = screening.flaw(envelope, max_message_bytes=self._settings.max_message_bytes)
+        reason = screening.flaw(envelope, **self._limits)
         if reason is None and screening.too_old(envelope, self._clock.now(), self._settings.dedupe_window):
             return "it is older than duplicates are remembered (dedupe_window); nobody can tell whether it was handled"
         return reason
 
 
-def _is_whole(envelope: Envelope) -> bool:
+def _is_whole(envelope: Envelope, limits: Limits) -> bool:
     """Is nothing wrong with it but its age, or the size of its body? Then it can be replayed."""
-    return screening.flaw(envelope, max_message_bytes=len(envelope.body)) is None
+    own = limits.copy()
+    own["max_message_bytes"] = len(envelope.body)
+    return screening.flaw(envelope, **own) is None
 
 
 def _same(first: Envelope, second: Envelope) -> bool:

@@ -182,7 +182,8 @@ class Runtime:
         transports = self.transports()
         for uri in [*self.application.destinations(), *(listening.uri for listening in self.application.listeners)]:
             transports.of(uri)
-        self.application.check(self.composer, self.settings.dedupe_window)
+        self.application.check(self.composer)
+        self.application.check_retention(self.settings.dedupe_window)
 
     async def start(self) -> None:
         """Check the wiring and what is in flight, join the nodes, start the agents; raises when the first cannot.

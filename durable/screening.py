@@ -22,7 +22,13 @@ LATEST = datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
-def flaw(envelope: Envelope, *, max_message_bytes: int) -> str | None:
+def flaw(
+    envelope: Envelope,
+    *,
+    max_message_bytes: int,
+    max_headers: int = MAX_HEADERS,
+    max_header_bytes: int = MAX_HEADER_BYTES,
+) -> str | None:
     """Why this envelope cannot be stored, or None."""
     if len(envelope.body) > max_message_bytes:
         return f"the body has {len(envelope.body)} bytes, more than max_message_bytes ({max_message_bytes})"
@@ -38,7 +44,7 @@ def flaw(envelope: Envelope, *, max_message_bytes: int) -> str | None:
             return f"{name} {reason}"
     if envelope.partition_key is not None and (reason := _unfit(envelope.partition_key)):
         return f"partition_key {reason}"
-    if envelope.headers and (reason := _headers_flaw(envelope.headers)):
+    if envelope.headers and (reason := _headers_flaw(envelope.headers, max_headers, max_header_bytes)):
         return reason
     for name, moment in (
         ("sent_at", envelope.sent_at),
@@ -65,16 +71,16 @@ def too_old(envelope: Envelope, now: datetime, dedupe_window: timedelta) -> bool
     return envelope.sent_at < oldest if made_ms is None else made_ms / 1000 < oldest.timestamp()
 
 
-def _headers_flaw(headers: dict[str, str]) -> str | None:
-    if len(headers) > MAX_HEADERS:
-        return f"{len(headers)} headers, more than {MAX_HEADERS}"
+def _headers_flaw(headers: dict[str, str], max_headers: int, max_header_bytes: int) -> str | None:
+    if len(headers) > max_headers:
+        return f"{len(headers)} headers, more than max_headers ({max_headers})"
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             return f"header {name!r} is not text"
         if _UNSAFE.search(name) or _UNSAFE.search(value):
             return f"header {name!r} has a control character or a lone surrogate"
-    if sum(utf8_bytes(name) + utf8_bytes(value) for name, value in headers.items()) > MAX_HEADER_BYTES:
-        return f"the headers have more than {MAX_HEADER_BYTES} bytes in UTF-8"
+    if sum(utf8_bytes(name) + utf8_bytes(value) for name, value in headers.items()) > max_header_bytes:
+        return f"the headers have more than max_header_bytes ({max_header_bytes})"
     return None
 
 

@@ -41,8 +41,6 @@ from durable.transports.base import Sender, keeps_order
 from durable.turns import Turns
 
 _DELETE_AT_ONCE = 1_000
-_FIRST_PAUSE = 0.02  # seconds before the next batch to a peer that is busy
-_SLOWEST = 1.0  # seconds between batches to one that stays busy
 
 
 class SendingAgent:
@@ -88,6 +86,8 @@ class SendingAgent:
         self._stopping = False
         self._all_sent = False
         self._busy_pause = 0.0
+        self._first_busy_pause = settings.busy_pause.total_seconds()
+        self._longest_busy_pause = settings.busy_pause_longest.total_seconds()
         self._busy_until = 0.0
         self.accepted_count = 0
         """How much it was ever given: whether it was used since somebody looked."""
@@ -292,7 +292,7 @@ class SendingAgent:
         that the peer takes nothing, and is halved when it takes a part: then it works, as fast as it can."""
         self._counters.add(Event.BUSY, busy_count)
         pause = self._busy_pause / 2 if took_some else self._busy_pause * 2
-        self._busy_pause = min(_SLOWEST, max(_FIRST_PAUSE, pause))
+        self._busy_pause = min(self._longest_busy_pause, max(self._first_busy_pause, pause))
         self._busy_until = asyncio.get_running_loop().time() + self._busy_pause
 
     async def _batch_failed(self, batch: Sequence[Leased], reason: str, ticket: int) -> None:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypedDict
 
 from pydantic import BeforeValidator, Field, PostgresDsn, SecretStr, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -47,6 +47,20 @@ def _by_name(value: Any) -> Any:
 Count = Annotated[int, Field(ge=1)]
 Secrets = Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_by_name)]
 Duration = Annotated[timedelta, BeforeValidator(_span), Field(gt=timedelta(0), le=timedelta(days=36_500))]
+
+
+def _listed(value: Any) -> Any:
+    """A list is text with commas, or JSON."""
+    if not isinstance(value, str):
+        return value
+    try:
+        listed = json.loads(value)
+    except ValueError:
+        listed = None
+    return listed if isinstance(listed, list) else [part.strip() for part in value.split(",") if part.strip()]
+
+
+PauseBefore = Annotated[timedelta, BeforeValidator(_span), Field(ge=timedelta(0), le=timedelta(days=36_500))]
 
 
 class Settings(BaseSettings):
@@ -97,6 +111,10 @@ class Settings(BaseSettings):
         default=True,
         description="check at send() that a receiver reads what is sent; pydantic models check themselves",
     )
+    max_headers: Annotated[int, Field(ge=1, le=1_000)] = Field(default=100, description="headers of one message")
+    max_header_bytes: Annotated[int, Field(ge=1, le=32 << 10)] = Field(
+        default=8 << 10, description="bytes in the headers of one message; web servers take as much"
+    )
     max_frame_bytes: Count = Field(default=4 << 20, description="largest TCP frame")
 
     failures_to_latch: Count = Field(
@@ -110,6 +128,24 @@ class Settings(BaseSettings):
     )
     frame_timeout: Duration = Field(
         default=timedelta(seconds=10), description="for a frame that has begun to arrive whole"
+    )
+    busy_pause: Duration = Field(
+        default=timedelta(milliseconds=20),
+        description="before the next batch to a peer, or into an inbox, that was busy; it doubles each time",
+    )
+    busy_pause_longest: Duration = Field(
+        default=timedelta(seconds=1), description="between batches to a peer, or into an inbox, that stays busy"
+    )
+    reconnect_pause: Duration = Field(
+        default=timedelta(milliseconds=200),
+        description="before a lost connection of a RabbitMQ listener is opened again; it doubles each time",
+    )
+    reconnect_pause_longest: Duration = Field(
+        default=timedelta(seconds=5), description="between attempts to open a connection of a RabbitMQ listener again"
+    )
+    tcp_connections: Count = Field(default=100, description="connections of one TCP listener; a peer needs one")
+    http_connections: Count = Field(
+        default=500, description="connections of one HTTP listener; clients of every kind may hold one idle"
     )
     delete_linger: Duration = Field(
         default=timedelta(milliseconds=50),
@@ -144,6 +180,26 @@ class Settings(BaseSettings):
         default=None,
         description="end the process when an agent cannot be stopped or membership_timeout has passed, or only report "
         "it; by default a process of the bus alone (bus.run(), bus.serve()) ends, and one of an application reports",
+    )
+    retry_immediate: Annotated[int, Field(ge=0, le=1_000)] = Field(
+        default=2, description="attempts at once after a failure, for handlers without a retry= of their own"
+    )
+    retry_delays: Annotated[tuple[PauseBefore, ...], NoDecode, BeforeValidator(_listed)] = Field(
+        default=(timedelta(seconds=1), timedelta(seconds=10), timedelta(seconds=60)),
+        description="pauses before the attempts after those, such as 1s,10s,60s: most faults have passed by then",
+    )
+    retry_jitter: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.1, description="part by which each pause varies, so that failures do not come back all together"
+    )
+    retry_max_age: Duration | None = Field(
+        default=None, description="age of a message from which on it runs no more attempts"
+    )
+    kept_attempts: Annotated[int, Field(ge=1, le=1_000)] = Field(
+        default=20, description="failed attempts of one message that are kept with their tracebacks, the last ones"
+    )
+    settling_time: Duration = Field(
+        default=timedelta(seconds=10),
+        description="beyond handler_timeout, for a node to say what became of a trial of a stopped handler",
     )
     check_in_flight: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         default=1_000,
@@ -187,6 +243,10 @@ class Settings(BaseSettings):
     http_auth: Literal["hmac", "bearer"] = Field(
         default="hmac", description="how the secret is shown to peers: as a signature, or itself; both are accepted"
     )
+    http_clock_skew: Duration = Field(
+        default=timedelta(minutes=5),
+        description="between the clocks of two HTTP peers, with the time that a request takes; as Kerberos allows",
+    )
     tls_certificate: Path | None = Field(default=None, description="certificate chain of https:// listeners, PEM")
     tls_key: Path | None = Field(default=None, description="its private key, PEM")
     tls_ca: Path | None = Field(
@@ -204,6 +264,9 @@ class Settings(BaseSettings):
     )
     sweep_interval: Duration = Field(default=timedelta(seconds=1), description="between looks for dormant nodes")
     poll_interval: Duration = Field(default=timedelta(seconds=1), description="between looks for unowned and due work")
+    recovery_batch_size: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        default=1_000, description="rows that one statement releases, makes due or expires; it takes some 10 ms"
+    )
     forgotten_after: Duration = Field(
         default=timedelta(seconds=15), description="after which a node releases rows that it owns and does not work on"
     )
@@ -224,6 +287,13 @@ class Settings(BaseSettings):
         default=timedelta(minutes=10), description="between runs of the maintenance task"
     )
 
+    purge_batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        default=10_000, description="old ids and rows of history that one statement of the maintenance task deletes"
+    )
+    purge_letters_batch_size: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        default=1_000, description="old dead letters that one statement deletes; fewer, for each has a body"
+    )
+
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = Field(
         default=None, description="serve /metrics to Prometheus, and /health, on this port; 0: on a free one"
     )
@@ -242,6 +312,27 @@ class Settings(BaseSettings):
         default=None, description="unresolved dead letters from which on the service is unhealthy"
     )
 
+    if not TYPE_CHECKING:  # checkers know the fields, and would know nothing of **values
+
+        def __init__(self, **values: Any) -> None:
+            """Raises InvalidSetting with one line that names the setting, its value and what it may be."""
+            for name in values:
+                if not name.startswith("_"):  # those of pydantic-settings itself
+                    _refuse_unknown(name, set(type(self).model_fields))
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise InvalidSetting(_described(error)) from None
+
+    @property
+    def limits(self) -> Limits:
+        """Those of one envelope."""
+        return Limits(
+            max_message_bytes=self.max_message_bytes,
+            max_headers=self.max_headers,
+            max_header_bytes=self.max_header_bytes,
+        )
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.max_message_bytes + ENVELOPE_BYTES > self.max_frame_bytes:
@@ -249,6 +340,9 @@ class Settings(BaseSettings):
                 f"max_message_bytes ({self.max_message_bytes:,}) must be at least {ENVELOPE_BYTES:,} below "
                 f"max_frame_bytes ({self.max_frame_bytes:,}): a frame holds a message with its headers"
             )
+        for first, longest in (("busy_pause", "busy_pause_longest"), ("reconnect_pause", "reconnect_pause_longest")):
+            if getattr(self, first) > getattr(self, longest):
+                raise ValueError(f"{first} must not be above {longest}")
         if self.heartbeat_stale < 3 * self.heartbeat_interval:
             raise ValueError("heartbeat_stale must be at least three times heartbeat_interval")
         if (self.tls_certificate is None) != (self.tls_key is None):
@@ -261,21 +355,24 @@ class Settings(BaseSettings):
         return self
 
 
+class Limits(TypedDict):
+    """What one envelope may be: for durable.screening."""
+
+    max_message_bytes: int
+    max_headers: int
+    max_header_bytes: int
+
+
 def load_settings(**overrides: Any) -> Settings:
     """Settings from the environment and these overrides.
 
     Raises InvalidSetting with one line that names the setting, its value and what it may be.
     """
     known = set(Settings.model_fields)
-    for name in overrides:
-        _refuse_unknown(name, known)
     for variable in os.environ:
         if variable.startswith(PREFIX) and variable not in _NOT_SETTINGS and not variable.startswith("DURABLE_TEST_"):
             _refuse_unknown(variable.removeprefix(PREFIX).lower(), known, shown=variable)
-    try:
-        settings = Settings(**overrides)
-    except ValidationError as error:
-        raise InvalidSetting(_described(error)) from None
+    settings = Settings(**overrides)
     for url in (settings.database_url, settings.lock_database_url):
         if url is not None:
             check_database_url(url.get_secret_value())

@@ -17,6 +17,7 @@ from durable.failpoints import failpoint
 from durable.outcomes import LONGEST_REASON
 from durable.retry import DeadLetter, HandBack, Pause, RunLater
 from durable.routing import LOCAL
+from durable.settings import Settings
 from durable.storage import circuits, inbox, leases
 from durable.storage.circuits import Kind
 from durable.storage.database import Database
@@ -28,14 +29,13 @@ from durable.telemetry import Counters, Event, log
 class Settling:
     """Settles messages that this node owns, for the handler of this type; a lease that was lost settles nothing."""
 
-    def __init__(
-        self, handler: str, database: Database, node: NodeId, counters: Counters, *, keep_body: bool = False
-    ) -> None:
+    def __init__(self, handler: str, database: Database, node: NodeId, counters: Counters, settings: Settings) -> None:
         self._handler = handler
         self._database = database
         self._node = node
         self._counters = counters
-        self._keep_body = keep_body
+        self._keep_body = settings.history_bodies
+        self._kept_attempts = settings.kept_attempts
 
     async def settle(
         self,
@@ -54,7 +54,13 @@ class Settling:
                     return
                 failpoint("C19")
                 await self._database.insist(
-                    inbox.retry_later, self._node, lease, delay=delay, counted=counted, failures=failures
+                    inbox.retry_later,
+                    self._node,
+                    lease,
+                    delay=delay,
+                    counted=counted,
+                    failures=failures,
+                    kept_attempts=self._kept_attempts,
                 )
                 failpoint("C19")
                 self._counters.add(Event.RETRIED)
@@ -117,6 +123,7 @@ class Settling:
             failures=failures,
             keep_body=self._keep_body,
             parks=self._handler if parks else None,
+            kept_attempts=self._kept_attempts,
         )
         if moved:
             self._counters.add(Event.DEAD_LETTERED)

@@ -16,7 +16,7 @@ Batches are traces of their own: the messages in one belong to many.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final
 from uuid import UUID
@@ -32,7 +32,8 @@ from durable.errors import Reject, Verdict
 from durable.handlers import Incoming
 from durable.messages import name_of
 from durable.middleware import HandleNext, Middleware, SendNext
-from durable.screening import MAX_HEADER_BYTES, MAX_HEADERS, utf8_bytes
+from durable.screening import utf8_bytes
+from durable.settings import Limits
 from durable.version import __version__
 
 SYSTEM: Final = "messaging.system"
@@ -54,20 +55,27 @@ _TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2}
 _LONGEST_CONTEXT: Final = 700  # characters: a traceparent of 55, a tracestate of 512, and their names
 
 
+_DEFAULTS: Final = Limits(max_message_bytes=1 << 20, max_headers=100, max_header_bytes=8 << 10)
+
+
 class Tracing(Middleware):
     """Makes a span of each message that is sent, of each attempt to handle one, and of each batch.
 
     `provider` is whose spans they are; the global one unless given. `bus.trace()` puts it in its place.
     """
 
-    def __init__(self, provider: TracerProvider | None = None) -> None:
+    def __init__(
+        self, provider: TracerProvider | None = None, limits: Callable[[], Limits] = lambda: _DEFAULTS
+    ) -> None:
+        """`limits` are those of the messages that are sent: their headers must have room for the trace."""
+        self._limits = limits
         self._tracer = trace.get_tracer("durable", __version__, provider)
 
     # ------------------------------------------------------------------ messages: the two onions
 
     def send(self, outgoing: Outgoing, call_next: SendNext) -> UUID | None:
         with self._span("create", name_of(type(outgoing.message)), SpanKind.PRODUCER) as span:
-            message_id = call_next(_with_trace_context(outgoing))
+            message_id = call_next(_with_trace_context(outgoing, self._limits()))
             if message_id is not None and span.is_recording():
                 conversation = outgoing.cause.envelope.correlation_id if outgoing.cause else message_id
                 span.set_attributes({MESSAGE_ID: str(message_id), CONVERSATION_ID: str(conversation)})
@@ -130,13 +138,15 @@ class Tracing(Middleware):
                 raise
 
 
-def _with_trace_context(outgoing: Outgoing) -> Outgoing:
+def _with_trace_context(outgoing: Outgoing, limits: Limits) -> Outgoing:
     """With the current context in its headers, if they have room for it: tracing must not make a message unfit."""
     context: dict[str, str] = {}
     _W3C.inject(context)
     headers = outgoing.headers
     size = sum(utf8_bytes(name) + utf8_bytes(value) for name, value in headers.items())
-    if not context or len(headers) + 2 > MAX_HEADERS or size + _LONGEST_CONTEXT > MAX_HEADER_BYTES:
+    if len(headers) + 2 > limits["max_headers"] or size + _LONGEST_CONTEXT > limits["max_header_bytes"]:
+        return outgoing
+    if not context:
         return outgoing
     return outgoing.with_headers(context)
 

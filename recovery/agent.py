@@ -117,7 +117,7 @@ class RecoveryAgent:
 
     async def _claim(self) -> None:
         await self._obey_circuits()
-        await promote_due(self._database, self._counters)
+        await promote_due(self._database, self._settings, self._counters)
         await expire(self._database, self._settings, self._node, self._counters)
         await claim_outgoing(self._database, self._settings, self._node, self._counters, self._agent_for)
         await claim_trials(self._database, self._settings, self._node, self._handlers)

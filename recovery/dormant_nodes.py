@@ -16,8 +16,6 @@ from durable.storage.locks import Job, try_lock
 from durable.storage.recovery_statements import INCOMING, OUTGOING
 from durable.telemetry import Counters, Event, log
 
-_RELEASE_AT_ONCE = 1_000
-
 
 class DormantNodes:
     """The sweep. Every node runs it; the lock lets one of them at a time, and each keeps its own suspects."""
@@ -25,6 +23,7 @@ class DormantNodes:
     def __init__(self, database: Database, settings: Settings, counters: Counters) -> None:
         self._database = database
         self._counters = counters
+        self._batch_size = settings.recovery_batch_size
         self._policy = DormancyPolicy(grace=settings.dormant_grace, stale=settings.heartbeat_stale)
 
     async def sweep(self) -> int:
@@ -53,9 +52,9 @@ class DormantNodes:
         """Bounded batches, each in a transaction of its own, so that nothing waits for a long one."""
         total = 0
         for table in (OUTGOING, INCOMING):
-            released = _RELEASE_AT_ONCE
-            while released == _RELEASE_AT_ONCE:
-                released = await self._database.transaction(leases.release_dormant, table, node, _RELEASE_AT_ONCE)
+            most = released = self._batch_size
+            while released == most:
+                released = await self._database.transaction(leases.release_dormant, table, node, most)
                 total += released
                 failpoint("C21")
         if total:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 
 from sqlalchemy import Connection
 
@@ -18,7 +17,6 @@ from durable.storage.recovery_statements import INCOMING
 from durable.storage.rows import Letter
 from durable.telemetry import Counters, Event, log
 
-_SETTLING_TIME = timedelta(seconds=10)  # beyond its attempts, before another node tries
 ClaimOfType = Callable[[Connection, str, str, NodeId], list[Leased]]
 """Claims messages of this type, for the node."""
 
@@ -76,7 +74,7 @@ async def claim_trials(
                 handler=agent.handler.message_type,
                 message_type=message_type,
                 node=node,
-                lease=settings.handler_timeout + _SETTLING_TIME,
+                lease=settings.handler_timeout + settings.settling_time,
             )
             if trial is not None:
                 agent.probe(trial)

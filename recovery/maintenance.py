@@ -38,9 +38,11 @@ async def maintain(database: Database, settings: Settings) -> None:
         steps.append((f"make {parent}", partial(_make_days, database, parent, settings.partitions_ahead)))
         steps.append((f"drop {parent}", partial(_drop_days, database, parent, keep)))
     for statement, keep in zip(maintenance.PURGES, (keep_ids, keep_ids, keep_history), strict=True):
-        steps.append(("purge", partial(_purge, database, partial(maintenance.purge, statement=statement, keep=keep))))
-    letters = partial(dead_letters.purge, keep=settings.dead_letter_retention)
-    attempts = partial(dead_letters.purge_attempts, keep=keep_history)
+        purge = partial(maintenance.purge, statement=statement, keep=keep, batch_size=settings.purge_batch_size)
+        steps.append(("purge", partial(_purge, database, purge)))
+    batch_size = settings.purge_letters_batch_size
+    letters = partial(dead_letters.purge, keep=settings.dead_letter_retention, batch_size=batch_size)
+    attempts = partial(dead_letters.purge_attempts, keep=keep_history, batch_size=batch_size)
     steps += [
         ("close circuits", partial(_close_circuits, database)),
         ("purge dead letters", partial(_purge, database, letters)),

@@ -10,15 +10,13 @@ from durable.storage.database import Database
 from durable.storage.recovery_statements import INCOMING, OUTGOING
 from durable.telemetry import Counters, Event
 
-_AT_ONCE = 1_000
 
-
-async def promote_due(database: Database, counters: Counters) -> None:
+async def promote_due(database: Database, settings: Settings, counters: Counters) -> None:
     """Bounded batches, each in its own transaction; SKIP LOCKED lets several nodes share the work."""
     for table in (OUTGOING, INCOMING):
-        promoted = _AT_ONCE
-        while promoted == _AT_ONCE:
-            promoted = await database.transaction(leases.promote_due, table, _AT_ONCE)
+        most = promoted = settings.recovery_batch_size
+        while promoted == most:
+            promoted = await database.transaction(leases.promote_due, table, most)
             counters.add(Event.PROMOTED, promoted)
             if promoted:
                 failpoint("C20")
@@ -27,9 +25,7 @@ async def promote_due(database: Database, counters: Counters) -> None:
 async def expire(database: Database, settings: Settings, node: NodeId, counters: Counters) -> None:
     """Also what waits for a latched destination."""
     for table in (OUTGOING, INCOMING):
-        expired = _AT_ONCE
-        while expired == _AT_ONCE:
-            expired = await database.transaction(
-                leases.expire, table, node, _AT_ONCE, keep_body=settings.history_bodies
-            )
+        most = expired = settings.recovery_batch_size
+        while expired == most:
+            expired = await database.transaction(leases.expire, table, node, most, keep_body=settings.history_bodies)
             counters.add(Event.EXPIRED, expired)

@@ -31,9 +31,6 @@ SCHEME: Final = "Durable-HMAC-SHA256"
 CHALLENGE: Final = f'{SCHEME}, Bearer realm="durable"'
 """What WWW-Authenticate says."""
 
-MAX_SKEW_SECONDS: Final = 300
-"""Between the clocks of the two ends, with the time that the request takes."""
-
 Headers = Iterable[tuple[bytes, bytes]]
 
 _PARAMETERS: Final = re.compile(r"timestamp=([0-9]{1,15}), ?nonce=([A-Za-z0-9_-]{16,100}), ?signature=([0-9a-f]{64})")
@@ -57,8 +54,9 @@ class Signature:
     nonce: str
     digest: str
 
-    def is_timely(self, now: float) -> bool:
-        return abs(now - self.timestamp) <= MAX_SKEW_SECONDS
+    def is_timely(self, now: float, skew_seconds: float) -> bool:
+        """Was it made at most so long before or after `now`?"""
+        return abs(now - self.timestamp) <= skew_seconds
 
     def matches(self, secrets: Iterable[str], method: str, target: bytes, body: bytes, headers: Headers = ()) -> bool:
         lines = _lines(method, target, body, self.timestamp, self.nonce, headers)

@@ -175,14 +175,16 @@ def _authenticated(request: Request, settings: Settings) -> http_auth.Signature 
         raise _unauthenticated(
             "this service has no secret and answers only its own machine: set http_secret on both ends"
         )
+    skew_seconds = settings.http_clock_skew.total_seconds()
     match http_auth.parse(request.headers.get("authorization", "")):
         case http_auth.Bearer() as bearer if bearer.matches(secrets):
             return None
-        case http_auth.Signature() as signature if signature.is_timely(time.time()):
+        case http_auth.Signature() as signature if signature.is_timely(time.time(), skew_seconds):
             return signature
         case http_auth.Signature():
             raise _unauthenticated(
-                "the timestamp is more than five minutes off: the two clocks differ, or it is a replay"
+                f"the timestamp is more than http_clock_skew ({skew_seconds:g} s) off: the two clocks differ, or it is "
+                "a replay"
             )
         case http_auth.Bearer():
             raise _unauthenticated("this is not the secret: http_secret must be the same on both ends")

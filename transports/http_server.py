@@ -27,7 +27,6 @@ from durable.settings import Settings
 from durable.telemetry import log
 
 BACKLOG: Final = 256
-MAX_CONNECTIONS: Final = 500
 
 _MOST_HEAD_BYTES: Final = 16 << 10
 _LINGER_SECONDS: Final = 1.0
@@ -58,6 +57,7 @@ class Server(uvicorn.Server):
         self.servers: list[asyncio.Server] = []
         self._tls = tls
         self._handshake_seconds = settings.connect_timeout.total_seconds()
+        self._max_connections = settings.http_connections
         self._transfer_seconds = settings.frame_timeout.total_seconds()
         self._counts = counts
 
@@ -92,7 +92,13 @@ class Server(uvicorn.Server):
         self._requests.give_up()
 
     def _connection(self) -> Connection:
-        return Connection(self.config, self.server_state, self._transfer_seconds, self._counts)
+        return Connection(
+            self.config,
+            self.server_state,
+            self._counts,
+            transfer_seconds=self._transfer_seconds,
+            max_connections=self._max_connections,
+        )
 
 
 class _Requests:
@@ -126,12 +132,19 @@ class Connection(H11Protocol):
     """One connection. Requests must arrive whole, and answers be taken, within `transfer_seconds` each."""
 
     def __init__(
-        self, config: uvicorn.Config, server_state: ServerState, transfer_seconds: float, counts: Counter[str]
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        counts: Counter[str],
+        *,
+        transfer_seconds: float,
+        max_connections: int,
     ) -> None:
         super().__init__(config, server_state, app_state={})
         # Not by the Config, which would take the handlers from the logger that the application's own uvicorn may use.
         self.access_log = False
         self._counts = counts
+        self._max_connections = max_connections
         # A request has longer than its body alone, which the app counts: the client is to hear of the 408.
         self._arriving = _Deadline(
             transfer_seconds + _LINGER_SECONDS, lambda: self._cut("a request did not arrive whole in time")
@@ -143,7 +156,7 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=1, low=0)  # an answer is taken when the last byte of it is
         self._arriving.set()
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > self._max_connections:
             self._cut("there are too many connections")
 
     def data_received(self, data: bytes) -> None:

@@ -19,7 +19,7 @@ import logging
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from durable.crew import Stuck, end, in_time, raise_if_cancelled
 from durable.envelope import Envelope
@@ -35,11 +35,6 @@ from durable.transports.rabbitmq_broker import CLOSING_SECONDS, Broker
 from durable.transports.rabbitmq_consumers import Consumers, Delivery, acknowledge
 from durable.transports.rabbitmq_declaring import declare
 from durable.transports.rabbitmq_topology import Topology, listening
-
-_FIRST_PAUSE: Final = 0.02  # seconds before what could not be stored is offered again
-_LONGEST_PAUSE: Final = 1.0
-_FIRST_RECONNECT: Final = 0.2  # seconds before a lost connection is opened again, on average
-_LONGEST_RECONNECT: Final = 5.0
 
 
 class RabbitListener:
@@ -133,14 +128,15 @@ class RabbitListener:
     # ------------------------------------------------------------------ up and down
 
     async def _keep_consuming(self, topology: Topology) -> NoReturn:
-        pause = _FIRST_RECONNECT
+        first, longest = self._settings.reconnect_pause, self._settings.reconnect_pause_longest
+        pause = first
         while True:
             try:
                 if self._consumers is not None:
                     await self._lose(self._consumers)
-                    pause = _FIRST_RECONNECT
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-                pause = min(_LONGEST_RECONNECT, pause * 2)
+                    pause = first
+                await asyncio.sleep(pause.total_seconds() * random.uniform(0.5, 1.5))
+                pause = min(longest, pause * 2)
                 await self._try_to_consume(topology)
             except BaseException as error:  # the loop's top: it ends when it is cancelled, and never else
                 raise_if_cancelled(error)
@@ -207,7 +203,8 @@ class RabbitListener:
         self._changed.set()
 
     async def _store_arrivals(self, receiver: Receiver) -> None:
-        pause = _FIRST_PAUSE
+        first, longest = self._settings.busy_pause, self._settings.busy_pause_longest
+        pause = first
         while not self._stop.is_set():
             self._changed.clear()
             if not self._arrived:
@@ -216,10 +213,10 @@ class RabbitListener:
             batch = self._take(receiver.credit())
             kept = await self._store_or_keep(receiver, batch)
             if len(kept) < len(batch):
-                pause = _FIRST_PAUSE
+                pause = first
             if kept or not batch:
-                await self._wait(pause)
-                pause = min(_LONGEST_PAUSE, pause * 2)
+                await self._wait(pause.total_seconds())
+                pause = min(longest, pause * 2)
 
     async def _store_or_keep(self, receiver: Receiver, batch: Sequence[Delivery]) -> Sequence[Delivery]:
         """Have the batch stored; what could not be waits at the head of the others, and is returned."""

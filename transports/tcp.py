@@ -18,7 +18,7 @@ from typing import Final
 from durable.errors import InvalidSetting
 from durable.settings import Settings
 from durable.transports.tcp_address import TcpAddress, parse
-from durable.transports.tcp_listener import MAX_CONNECTIONS, TcpListener
+from durable.transports.tcp_listener import TcpListener
 from durable.transports.tcp_sender import TcpSender
 
 __all__ = ["TcpListener", "TcpSender", "TcpTransport"]
@@ -40,13 +40,10 @@ class TcpTransport:
         settings: Settings,
         service: str,
         node: Callable[[], int] | int,
-        *,
-        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._settings = settings
         self._service = service
         self._node = node if callable(node) else lambda: node
-        self._max_connections = max_connections
 
     def check(self, uri: str) -> None:
         """Raise InvalidSetting unless this URI names a port of this machine or the path of a Unix socket."""
@@ -63,4 +60,4 @@ class TcpTransport:
 
     def listener(self, uri: str, endpoint: str) -> TcpListener:
         """Port 0 listens on a free port; the listener's `address` then says which."""
-        return TcpListener(parse(uri), endpoint, self._settings, self._service, self._node, self._max_connections)
+        return TcpListener(parse(uri), endpoint, self._settings, self._service, self._node)

@@ -36,7 +36,6 @@ from durable.transports.tcp_stream import LINGER_SECONDS, FrameStream, translate
 from durable.transports.wire import encode
 
 CREDIT_SECONDS: Final = 0.05
-MAX_CONNECTIONS: Final = 100
 
 
 class TcpListener:
@@ -49,7 +48,6 @@ class TcpListener:
         settings: Settings,
         service: str,
         node: Callable[[], int],
-        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._uri = str(address)
         self._address = address
@@ -57,7 +55,7 @@ class TcpListener:
         self._settings = settings
         self._service = service
         self._node = node
-        self._max_connections = max_connections
+        self._max_connections = settings.tcp_connections
         self._counts: Counter[str] = Counter(connections=0, dropped=0, batches=0, envelopes=0, refused=0)
         self._connections: dict[_Connection, asyncio.Task[None]] = {}
         self._bound: Bound | None = None

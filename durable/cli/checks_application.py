@@ -9,7 +9,7 @@ from durable.bus import Bus
 from durable.cli.checks import Check, fail, ok, warn
 from durable.cli.checks_topology import topology_checks
 from durable.cli.output import age
-from durable.errors import InvalidSetting, TransportError
+from durable.errors import DurableError, InvalidSetting, TransportError
 
 _PING_SECONDS = 3.0
 
@@ -33,8 +33,12 @@ def retention(bus: Bus) -> Check:
 
 
 def handlers(bus: Bus) -> Check:
-    """They were resolved when they were declared: what could not be injected has stopped the import."""
+    """Parameters were resolved when they were declared; what is returned, and by which codec, is looked at here."""
     count = len(bus.application.handlers)
+    try:
+        bus.application.check(bus.runtime.composer)
+    except DurableError as error:
+        return fail("handlers", str(error), "correct it: a node would not start")
     if bus.application.listeners and not count:
         return warn("handlers", "none, and the bus listens", "declare @bus.handles(...), or import the modules that do")
     return ok("handlers", f"{count}, each with what it asks for")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
@@ -15,7 +15,7 @@ from durable.cli.target import BusName, Debug, load_bus
 from durable.errors import WiringError
 from durable.settings import Settings
 
-_PANEL = "Settings (durations are seconds, such as 30, or ISO 8601, such as PT30S or P7D)"
+_PANEL = "Settings (times are seconds, such as 30, or 500ms, 10s, 5m, 1h30m, 7d, PT30S)"
 
 
 class Level(StrEnum):
@@ -67,6 +67,8 @@ def _setting_flag(name: str, field: FieldInfo) -> inspect.Parameter:
 
 def _typed(default: object) -> str:
     """A default as one would type it."""
+    if isinstance(default, tuple):
+        return ",".join(map(_typed, default)) or "none"
     if not isinstance(default, timedelta):
         return str(default)
     return f"{default.total_seconds():g}" if default < timedelta(days=1) else f"P{default.days}D"
@@ -75,7 +77,9 @@ def _typed(default: object) -> str:
 def _metavar(field: FieldInfo) -> str:
     kinds = {field.annotation, *get_args(field.annotation)}
     if timedelta in kinds:
-        return "DURATION"
+        return "TIME"
+    if any(get_origin(kind) is tuple for kind in kinds):
+        return "LIST"
     return "NUMBER" if int in kinds else "TEXT"
 
 

@@ -27,7 +27,6 @@ from durable.storage.isolation import isolated, left_alone, tried
 from durable.storage.statements import Statement
 
 Side = Literal["incoming", "outgoing"]
-_PURGE_BATCH = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,14 +269,14 @@ def handle(
     return int(conn.execute(statements.HANDLE_LETTER.within(schema), params).scalar_one()) == 1
 
 
-def purge(conn: Connection, schema: str, *, keep: timedelta) -> int:
+def purge(conn: Connection, schema: str, *, keep: timedelta, batch_size: int = 1_000) -> int:
     """Delete a bounded number of letters that were resolved longer ago than this. Returns how many."""
-    return maintenance.purge(conn, schema, statements.PURGE_LETTERS, keep=keep, batch_size=_PURGE_BATCH)
+    return maintenance.purge(conn, schema, statements.PURGE_LETTERS, keep=keep, batch_size=batch_size)
 
 
-def purge_attempts(conn: Connection, schema: str, *, keep: timedelta) -> int:
+def purge_attempts(conn: Connection, schema: str, *, keep: timedelta, batch_size: int = 1_000) -> int:
     """Delete a bounded number of older failed attempts that no letter needs. Returns how many."""
-    return maintenance.purge(conn, schema, statements.PURGE_ATTEMPTS, keep=keep, batch_size=_PURGE_BATCH)
+    return maintenance.purge(conn, schema, statements.PURGE_ATTEMPTS, keep=keep, batch_size=batch_size)
 
 
 def in_stretches(

@@ -126,10 +126,11 @@ def retry_later(
     delay: timedelta,
     counted: int = 1,
     failures: Sequence[Failure] = (),
+    kept_attempts: int = KEPT_ATTEMPTS,
 ) -> bool:
     """Make it due after `delay`, unowned, and keep why. False when the lease was lost, or it was handled after all."""
-    kept = failure_columns(failures)
-    params = kept | {"delay": delay, "counted": counted, "earlier": KEPT_ATTEMPTS - len(failures)}
+    kept = failure_columns(failures, kept_attempts)
+    params = kept | {"delay": delay, "counted": counted, "earlier": max(0, kept_attempts - len(failures))}
     return _settle(conn, schema, node, lease, statements.RETRY_LATER, params, "put off") is not None
 
 
@@ -144,6 +145,7 @@ def dead_letter(
     failures: Sequence[Failure] = (),
     keep_body: bool = False,
     parks: str | None = None,
+    kept_attempts: int = KEPT_ATTEMPTS,
 ) -> bool:
     """Move it into dead_letters, with its failures. False when the lease was lost, or it was handled after all.
 
@@ -151,7 +153,7 @@ def dead_letter(
     resumes its key, or the handler that is ordered as a whole.
     """
     digest = message_digest(lease.envelope.message_type, lease.envelope.body)
-    params = letter.parameters() | failure_columns(failures)
+    params = letter.parameters() | failure_columns(failures, kept_attempts)
     params |= {"counted": counted, "message_digest": digest, "keep_body": keep_body}
     row = _settle(conn, schema, node, lease, statements.DEAD_LETTER_INCOMING, params, "dead-letter")
     moved = row is not None and int(row[0]) == 1

@@ -122,9 +122,9 @@ class Failure(msgspec.Struct, frozen=True):
         return cls(number, failed_at, kind, storable(reason), storable(short))
 
 
-def failure_columns(failures: Sequence[Failure]) -> dict[str, Any]:
+def failure_columns(failures: Sequence[Failure], most: int = KEPT_ATTEMPTS) -> dict[str, Any]:
     """One array for each column of the attempts that are kept."""
-    kept = failures[-KEPT_ATTEMPTS:]
+    kept = failures[-most:]
     return {
         "failed_number": [f.number for f in kept],
         "failed_at": [f.failed_at for f in kept],

@@ -267,7 +267,7 @@ class InMemoryBus:
     def _receive_at(self, endpoint: str, envelope: Envelope) -> Outcome:
         """As the receiving agent does, after the way over the wire."""
         arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(envelope), type=Envelope)
-        reason = screening.flaw(arrived, max_message_bytes=self.bus.settings.max_message_bytes)
+        reason = screening.flaw(arrived, **self.bus.settings.limits)
         if reason is not None:
             self._mailbox.quarantine(arrived, reason)
             return STORED

@@ -248,9 +248,7 @@ class Mailbox:
         row = self.incoming.get(_key(lease))
         return row is not None and row.epoch == lease.epoch
 
-    def retry_later(
-        self, _node: NodeId, lease: Leased, *, delay: timedelta, counted: int = 1, failures: Sequence[Failure] = ()
-    ) -> bool:
+    def retry_later(self, _node: NodeId, lease: Leased, *, delay: timedelta, counted: int = 1, **_kept: object) -> bool:
         if not self.owns(lease):
             return False
         row = self.incoming[_key(lease)]
@@ -279,8 +277,8 @@ class Mailbox:
         *,
         counted: int = 1,
         failures: Sequence[Failure] = (),
-        keep_body: bool = False,
         parks: str | None = None,
+        **_kept: object,
     ) -> bool:
         if not self.owns(lease):
             return False

@@ -74,7 +74,8 @@ class MemoryRuntime(Runtime):
 
     async def check(self) -> None:
         """As before a start, but for the database."""
-        self.application.check(self.composer, self.settings.dedupe_window)
+        self.application.check(self.composer)
+        self.application.check_retention(self.settings.dedupe_window)
 
     async def start(self) -> None:
         await self.check()

@@ -1867,7 +1867,7 @@ class TestRefused:
             async with world.bus.unit_of_work() as uow:
                 for send in (world.bus.send, uow.send, world.bus.publish, uow.publish):
                     with pytest.raises(InvalidSetting, match="unknown option 'dealy'; did you mean 'delay'"):
-                        send(OrderPlaced(1), dealy=60)  # type: ignore[call-arg, operator]
+                        send(OrderPlaced(1), dealy=60)  # type: ignore[call-arg]
             await world.settle()
             assert seen == []
 

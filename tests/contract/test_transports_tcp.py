@@ -226,7 +226,7 @@ class TestConnections:
         assert link.listener.statistics()["dropped"] == 1
 
     async def test_more_connections_than_allowed_are_dropped(self, link: Wire) -> None:
-        transport = TcpTransport(PATIENT, "billing", 2, max_connections=1)
+        transport = TcpTransport(PATIENT.model_copy(update={"tcp_connections": 1}), "billing", 2)
         await link.listener.close()
         listener = transport.listener(link.listener.address, "billing-in")
         await listener.serve(MemoryReceiver())

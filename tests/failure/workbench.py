@@ -128,7 +128,7 @@ class Workbench:
         agent = HandlingAgent(
             handler,
             Attempts(handler, sessions=self.sessions, node=node, settings=self.settings),
-            policy=Policy(handler.retry),
+            policy=Policy(handler.retry or Retry()),
             database=self.database,
             node=node,
             settings=self.settings,

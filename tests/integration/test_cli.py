@@ -465,3 +465,14 @@ def test_demo_hands_its_options_on_and_ends_as_the_demo_does(agent: Agent, monke
         "seed": 3,
         "keep": Path("kept"),
     }
+
+
+def test_doctor_finds_a_handler_whose_return_has_no_destination(agent: Agent, database: str) -> None:
+    name = agent.application(
+        "@bus.handles(OrderPlaced)\nasync def ship(order: OrderPlaced) -> OrderShipped:\n    return OrderShipped(1)\n"
+    )
+
+    ended = agent("doctor", f"{name}:bus", "--database", database)
+
+    assert ended.code == 1
+    assert "what it returns cannot be sent" in ended.out

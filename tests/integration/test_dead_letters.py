@@ -206,6 +206,20 @@ class TestAttempts:
         assert kept == list(range(101 - KEPT_ATTEMPTS, 101))
         assert tables.count("failed_attempts") == KEPT_ATTEMPTS + 1
 
+    def test_as_many_are_kept_as_the_setting_says(self, tables: Tables) -> None:
+        given(tables, _store, [envelope(1)])
+        (lease,) = claim(tables)
+        failures = [failure(number) for number in range(1, 6)]
+        assert stored(
+            tables, inbox.retry_later, NODE, lease, delay=timedelta(0), failures=failures[:4], kept_attempts=2
+        )
+        assert tables.rows("SELECT number FROM durable.failed_attempts ORDER BY 1") == [3, 4]
+
+        tables.execute("UPDATE durable.incoming_envelopes SET execution_time = NULL")
+        (lease,) = claim(tables)
+        assert stored(tables, inbox.dead_letter, NODE, lease, letters.LETTER, failures=failures[2:], kept_attempts=2)
+        assert tables.rows("SELECT number FROM durable.failed_attempts ORDER BY attempt_id DESC LIMIT 2") == [5, 4]
+
     def test_those_of_a_message_that_was_handled_go_with_the_history(self, tables: Tables) -> None:
         given(tables, _store, [envelope(1)])
         (lease,) = claim(tables)
@@ -671,16 +685,15 @@ class TestForgetting:
             tables.execute(f"DROP ROLE {role}")
 
     async def test_the_purge_is_bounded_and_one_node_at_a_time_does_it(
-        self, tables: Tables, database: Database, monkeypatch: pytest.MonkeyPatch
+        self, tables: Tables, database: Database
     ) -> None:
-        monkeypatch.setattr(dead_letters, "_PURGE_BATCH", 2)
         given(tables, letters.incoming, [envelope(number) for number in range(5)])
         for number in range(5):
             self.resolve(tables, number, 100)
 
         def purge_some(conn: Connection, schema: str) -> int:
             keep = timedelta(days=90)
-            return dead_letters.purge(conn, schema, keep_letters=keep, keep_attempts=keep)
+            return dead_letters.purge(conn, schema, keep_letters=keep, keep_attempts=keep, batch_size=2)
 
         with leftovers.transaction(tables.url) as conn:
             assert try_lock(conn, SCHEMA, Job.PARTITIONS)

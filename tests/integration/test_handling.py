@@ -87,7 +87,7 @@ class Shop:
         self.agent = HandlingAgent(
             handler,
             Attempts(handler, sessions=self.sessions, node=NODE, settings=self.settings),
-            policy=Policy(handler.retry, handler.by_error),
+            policy=Policy(handler.retry or Retry(), handler.by_error),
             database=self.database,
             node=NODE,
             settings=self.settings,

@@ -23,7 +23,6 @@ from durable.errors import ConnectionFailed, PeerTimeout, ProtocolViolation, Tra
 from durable.outcomes import BUSY, STORED, Failed, Outcome, Rejected
 from durable.settings import Settings, load_settings
 from durable.testing import eventually
-from durable.transports import http_server
 from durable.transports.base import Listener, Sender
 from durable.transports.frames import MAX_ENVELOPES
 from durable.transports.http import HttpTransport
@@ -399,12 +398,12 @@ async def test_a_length_that_lies_gets_400_whatever_the_server_lets_through(brou
     assert f"Content-Length says 500, and {brought} bytes came".encode() in answers[1]["body"]
 
 
-async def test_more_connections_than_may_be_are_cut(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 2)  # the neighbour has one
-    async with house.mallory() as first, house.mallory() as second:
-        assert await second.cut() == b""
-        assert (await first.ask(request("/in/health/live", method="GET"))).status == 204
-    await house.is_unharmed(dropped=1)
+async def test_more_connections_than_may_be_are_cut() -> None:
+    async for house in open_house(SETTINGS.model_copy(update={"http_connections": 2})):  # the neighbour has one
+        async with house.mallory() as first, house.mallory() as second:
+            assert await second.cut() == b""
+            assert (await first.ask(request("/in/health/live", method="GET"))).status == 204
+        await house.is_unharmed(dropped=1)
 
 
 async def test_bytes_under_way_are_bounded_and_what_exceeds_them_gets_429() -> None:

@@ -211,8 +211,8 @@ class TestAHeader:
         [
             ({"durable-partition-key": "k" * 1_001}, "partition_key is longer than 1000 bytes in UTF-8"),
             ({"durable-source": "s" * 1_001}, "source is longer than 1000 bytes in UTF-8"),
-            ({"durable-header-note": "x" * 9_000}, "the headers have more than 8192 characters"),
-            ({f"durable-header-{number}": "" for number in range(101)}, "101 headers, more than 100"),
+            ({"durable-header-note": "x" * 9_000}, "the headers have more than max_header_bytes (8192)"),
+            ({f"durable-header-{number}": "" for number in range(101)}, "101 headers, more than max_headers (100)"),
             ({"durable-deliver-by": "0001-01-01T00:00:00+14:00"}, "deliver_by lies outside the calendar"),
             ({"durable-execute-at": "9999-12-31T23:59:59-14:00"}, "execution_time lies outside the calendar"),
             ({"durable-execute-at": "2900-01-01T00:00:00Z"}, "less than dedupe_window (7 days"),

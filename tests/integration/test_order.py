@@ -439,7 +439,7 @@ class TestParking:
     ) -> None:
         monkeypatch.setenv("DURABLE_DATABASE_URL", database_url)
         agent = Agent(tmp_path, monkeypatch, capsys)
-        assert agent("pause", "--key", "order-17").out == "the key order-17 is paused until it is resumed\n"
+        assert agent("pause", "--key", "order-17", "--anyway").out == "the key order-17 is paused until it is resumed\n"
         with psycopg.connect(database_url) as conn:
             conn.execute(
                 "INSERT INTO durable.incoming_envelopes (endpoint, id, message_type, source, correlation_id, "

@@ -336,7 +336,7 @@ def test_a_service_that_archives_keeps_history_until_it_is_archived(engine: Engi
             "UPDATE durable.envelope_history SET xid = round(extract(epoch FROM now() - finished_at) / 86400)"
         )
         conn.exec_driver_sql(ARCHIVED_BELOW, ("envelope_history", 40, 40))
-        keep = {"keep_ids": KEEP_IDS, "keep_history": KEEP_HISTORY}
+        keep: dict[str, Any] = {"keep_ids": KEEP_IDS, "keep_history": KEEP_HISTORY}
 
         dropped = set(drop_partitions(conn, SCHEMA, **keep))
         assert dropped == {f"received_ids_{day(-40)}", f"received_ids_{day(-39)}", f"envelope_history_{day(-39)}"}

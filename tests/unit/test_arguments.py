@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+import durable
 from durable import (
     Bus,
     CircuitBreaker,
@@ -222,6 +223,15 @@ CASES = [
 ]
 
 
+GIVEN_BY_DURABLE = {
+    "Codec", "Envelope", "HandleNext", "Incoming", "Middleware", "Outgoing", "SendNext", "UnitOfWork", "Settings",
+}  # fmt: skip
+"""Protocols, base classes, and what applications are given; Settings has a test of its own."""
+
+WITHOUT_ARGUMENTS = {"statistics", "unit_of_work", "serve", "run", "running_on", "configure", "send", "publish"}
+"""Methods of Bus that take none, or hand all of them on: configure() to Settings, send() and publish() to Outbox."""
+
+
 def run(call: Call, given: dict[str, Any]) -> None:
     positional = [given.pop("errors")] if "errors" in given else []
     result = call.function(*positional, **given)
@@ -260,6 +270,32 @@ def test_rule_for_no_error_is_refused() -> None:
         Bus("a").on_error(retry=Retry())
 
 
+def test_everything_public_is_among_these() -> None:
+    told = {"Context": "Context.send", "Outbox": "Outbox.send"}
+    covered = {call.name for call in CALLS}
+    for name in durable.__all__:
+        value = getattr(durable, name)
+        is_error = isinstance(value, type) and issubclass(value, DurableError) and name not in VERDICTS
+        if callable(value) and not is_error and name not in GIVEN_BY_DURABLE:
+            assert told.get(name, name) in covered, name
+    methods = {name for name, value in vars(Bus).items() if inspect.isroutine(value) and not name.startswith("_")}
+    assert methods - covered == WITHOUT_ARGUMENTS
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_setting_of_another_kind_is_refused_by_its_name(name: str) -> None:
+    makers: list[Callable[..., Any]] = [
+        Settings,
+        lambda **given: Bus("a", **given),
+        lambda **given: Bus("a").configure(**given),
+    ]
+    for make in makers:
+        with pytest.raises(InvalidSetting, match=f"^{name}: "):
+            make(**{name: ODD})
+        with pytest.raises(InvalidSetting, match=f"unknown .*'{name[1:]}x'|{name[1:]}x: unknown setting"):
+            make(**{f"{name[1:]}x": 1})
+
+
 # ------------------------------------------------------------------ decorators
 
 
@@ -279,7 +315,14 @@ def test_decorator_without_parentheses_is_refused() -> None:
 def test_mistake_in_a_handler_names_the_handler() -> None:
     async def reserve(order: Placed) -> None: ...
 
-    for wrong in ({"retry": 3}, {"timeout": "soon"}, {"concurrency": "8"}, {"timeout": 0}, {"timeout": "-1"}):
+    mistakes: list[dict[str, Any]] = [
+        {"retry": 3},
+        {"timeout": "soon"},
+        {"concurrency": "8"},
+        {"timeout": 0},
+        {"timeout": "-1"},
+    ]
+    for wrong in mistakes:
         with pytest.raises(InvalidSetting, match=rf"reserve.*{next(iter(wrong))}"):
             Bus("a").handles(Placed, **wrong)(reserve)
 
@@ -447,7 +490,7 @@ def test_length_of_time_is_written_the_same_way_everywhere(monkeypatch: pytest.M
     outbox = made_outbox(bus)
     outbox.send(Placed(), delay="1h", deliver_by="2h", to="tcp://127.0.0.1:2302")
     made_context(outbox).schedule(Placed(), after="1h", to="tcp://127.0.0.1:2302")
-    with pytest.raises(ValueError, match="hour"):
+    with pytest.raises(InvalidSetting, match="hour"):
         Settings(dedupe_window="59m")  # type: ignore[arg-type]
 
     assert bus.settings.send_timeout == bus.settings.drain_timeout == hour

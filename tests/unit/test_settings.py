@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -9,8 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durable.errors import InvalidSetting
+from durable import Bus, Retry, message
+from durable.errors import InvalidMessage, InvalidSetting
 from durable.settings import Settings, check_database_url, load_settings
+from tests.support.settings_page import PAGE, render
+
+PEER = "tcp://127.0.0.1:2302"
+
+
+@message("settings.unhandled")
+@dataclass
+class Unhandled:
+    number: int = 1
+
+
+async def handle_unhandled(message: Unhandled) -> None: ...
 
 
 @pytest.fixture(autouse=True)
@@ -144,3 +158,77 @@ def test_a_secret_shows_in_no_repr_and_in_no_refusal() -> None:
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load_settings().batch_size = 5
+
+
+# ------------------------------------------------------------------ the page
+
+
+def test_page_of_settings_has_each_with_unit_and_default() -> None:
+    assert PAGE.read_text() == render(), "run: python -m tests.support.settings_page"
+
+
+def test_page_of_settings_says_what_its_defaults_are() -> None:
+    rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    shown = {row[0].strip("| `"): row[2].strip("`") for row in rows}
+
+    assert shown.keys() == Settings.model_fields.keys()
+    given = {name: value for name, value in shown.items() if value != "none"}
+    assert load_settings(**given) == load_settings()
+
+
+# ------------------------------------------------------------------ those of several values
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("1s,10s,1m", [1, 10, 60]),
+        ("1, 10, 60", [1, 10, 60]),
+        ('["1s", 10, "PT1M"]', [1, 10, 60]),
+        ("", []),
+        ([1, "10s", timedelta(minutes=1)], [1, 10, 60]),
+        ("0", [0]),
+    ],
+)
+def test_pauses_between_attempts_are_a_list(written: Any, expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    delays = tuple(timedelta(seconds=each) for each in expected)
+    assert load_settings(retry_delays=written).retry_delays == delays
+    if isinstance(written, str):
+        monkeypatch.setenv("DURABLE_RETRY_DELAYS", written)
+        assert load_settings().retry_delays == delays
+
+
+@pytest.mark.parametrize("written", ["soon", "1s,later", "-1", [None]])
+def test_pause_between_attempts_that_is_none_is_refused(written: Any) -> None:
+    with pytest.raises(InvalidSetting, match=r"^retry_delays: "):
+        load_settings(retry_delays=written)
+
+
+@pytest.mark.parametrize("name", ["busy_pause", "reconnect_pause"])
+def test_first_pause_above_the_longest_is_refused(name: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"{name} must not be above {name}_longest"):
+        load_settings(**{name: "1h"})
+
+
+def test_handlers_without_a_policy_of_their_own_have_that_of_the_settings() -> None:
+    bus = Bus("a", retry_immediate=0, retry_delays="5s", retry_jitter=0, retry_max_age="1h")
+    bus.handles(Unhandled)(handle_unhandled)
+    handler = bus.application.handlers["settings.unhandled"]
+
+    assert bus.application.policy(handler).retry == Retry(0, (timedelta(seconds=5),), 0, timedelta(hours=1))
+    bus.configure(retry_immediate=7)
+    assert bus.application.policy(handler).retry.immediate == 7
+    own = Bus("a", retry_immediate=7)
+    own.handles(Unhandled, retry=Retry.never())(handle_unhandled)
+    assert own.application.policy(own.application.handlers["settings.unhandled"]).retry == Retry.never()
+
+
+def test_limits_of_headers_are_those_of_the_settings() -> None:
+    bus = Bus("a", max_headers=2, max_header_bytes=10)
+    composer = bus.runtime.composer
+
+    composer.command(Unhandled(), to=PEER, headers={"a": "b", "c": "d"})
+    with pytest.raises(InvalidMessage, match="max_headers"):
+        composer.command(Unhandled(), to=PEER, headers={"a": "b", "c": "d", "e": "f"})
+    with pytest.raises(InvalidMessage, match="max_header_bytes"):
+        composer.command(Unhandled(), to=PEER, headers={"a": "0123456789"})
