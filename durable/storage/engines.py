@@ -188,8 +188,8 @@ class _Guard:
 
 def is_pooled(connection: DBAPIConnection) -> bool:
     """A pooler tells its clients a process id of its own making: not that of the server which runs the statement."""
-    driver = _driver(connection)
-    told = driver.get_server_pid() if isinstance(driver, AsyncpgConnection) else driver.info.backend_pid
+    driver: Any = _driver(connection)
+    told = driver.get_server_pid() if hasattr(driver, "get_server_pid") else driver.info.backend_pid
     cursor = connection.cursor()
     cursor.execute("SELECT pg_backend_pid()")
     row = cursor.fetchone()

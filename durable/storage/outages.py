@@ -22,10 +22,11 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from durable.errors import InvalidMessage, StorageUnavailable
 
 _BAD_DATA: Final = "22"  # SQLSTATE class: data exception
-_OUTAGE: Final = ("08", "25006", "25P03", "26000", "28", "3D", "42P05", "53", "57P", "58")
+LOST_STATEMENTS: Final = ("26000", "42P05")
+"""A prepared statement is missing, or its name is taken: a pooler has put another server connection behind ours."""
+_OUTAGE: Final = (*LOST_STATEMENTS, "08", "25006", "25P03", "28", "3D", "53", "57P", "58")
 # connection · read-only after a failover · idle in its transaction, for longer than the work may take: the statement
-# was lost, or the process paused · a pooler's missing prepared statement · authorization · no such database ·
-# a pooler's duplicate prepared statement · resources · shutdown · system
+# was lost, or the process paused · authorization · no such database · resources · shutdown · system
 _PASSING: Final = (*_OUTAGE, "25", "40", "55", "57")
 # transaction state · serialization and deadlock · lock not available · operator: gone at the next try
 
