@@ -253,6 +253,8 @@ class Runtime:
                 self.node = None
             pause = 1.0 if time.monotonic() - began > _LONGEST_PAUSE else min(_LONGEST_PAUSE, pause * 2)
             if not self._stopping.is_set():
+                await self.database.renew()
+                await self.sessions.renew()
                 await _until(self._stopping, pause / 2)
 
     def _make_node(self) -> Node:

@@ -100,6 +100,10 @@ class Sessions:
         engines = {"async": self.given or self._made, "sync": self.given_sync or self._made_sync}
         return {name: pool_statistics(engine) for name, engine in engines.items() if engine is not None}
 
+    async def renew(self) -> None:
+        """As close(): engines that were disposed of open new connections when they are used again."""
+        await self.close()
+
     async def close(self) -> None:
         """Close the engines that were made here; those that were given belong to the application."""
         if self._made is not None:

@@ -88,6 +88,10 @@ class Database:
     def pool(self) -> PoolStatistics:
         return pool_statistics(self.engine)
 
+    async def renew(self) -> None:
+        """Open new connections from now on: those of the pool may have died with the node's own."""
+        await self.engine.dispose()
+
     async def close(self) -> None:
         await self.engine.dispose()
 

@@ -31,21 +31,22 @@ _PASSING: Final = (*_OUTAGE, "25", "40", "55", "57")
 # transaction state · serialization and deadlock · lock not available · operator: gone at the next try
 
 
-def is_outage(error: BaseException) -> bool:
+def is_outage(error: BaseException | None) -> bool:
     """Whether this is a failure of the infrastructure, not of the work that met it: such an attempt does not count.
 
-    Deadlocks, lock waits and time limits are none: another attempt may meet them because of what the work does.
+    The causes of the error count too. Deadlocks, lock waits and time limits are none: another attempt may meet them
+    because of what the work does.
     """
-    match error:
-        case StorageUnavailable() | PoolTimeout():
+    while error is not None:
+        if isinstance(error, StorageUnavailable | PoolTimeout):
             return True
-        case DBAPIError():
+        if isinstance(error, DBAPIError):
             state = sqlstate(error)
-            if state:
-                return state.startswith(_OUTAGE)
-            return error.connection_invalidated or isinstance(error, OperationalError)
-        case OSError() | TimeoutError():
-            return _is_from_the_driver(error)
+            broken = error.connection_invalidated or isinstance(error, OperationalError)
+            return state.startswith(_OUTAGE) if state else broken
+        if isinstance(error, OSError | TimeoutError) and _is_from_the_driver(error):
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
 
 
