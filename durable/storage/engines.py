@@ -58,6 +58,11 @@ class Limits(NamedTuple):
     def answer_within(self) -> float:
         return (self.statement + GRACE).total_seconds()
 
+    def at_begin(self) -> str:
+        """For one transaction, as SET LOCAL."""
+        values = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in self.settings().items())
+        return f"SELECT {values}"
+
     def settings(self) -> dict[str, str]:
         return {
             "statement_timeout": str(_milliseconds(self.statement)),
@@ -153,10 +158,14 @@ class _Guard:
     def _begun(self, conn: Connection) -> None:
         own = conn.get_execution_options().get(LONGEST)
         limits = self._limits if own is None else Limits.of(own)
-        _driver(conn.connection.dbapi_connection).answer_within = limits.answer_within
-        if self._pooled or own is not None:
-            values = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in limits.settings().items())
-            conn.exec_driver_sql(f"SELECT {values}")
+        driver = _driver(conn.connection.dbapi_connection)
+        if driver.answer_within != limits.answer_within:
+            driver.answer_within = limits.answer_within
+        settings = limits.at_begin() if self._pooled or own is not None else ""
+        if isinstance(driver, AsyncpgConnection):
+            driver.at_begin = settings
+        elif settings:
+            conn.exec_driver_sql(settings)
 
     def _checked_out(self, connection: DBAPIConnection, entry: ConnectionPoolEntry, _: object) -> None:
         """Ask a connection that idled. Raises InvalidatePoolError, upon which the pool opens another."""
