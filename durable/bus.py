@@ -291,9 +291,13 @@ class Bus:
         """One AsyncSession and one transaction: `async with bus.unit_of_work() as uow`.
 
         With a timeout (a timedelta or seconds) above the setting `unit_of_work_timeout`, the database lets its
-        statements run, and its transaction wait for what else is done in it, for so long.
+        statements run, and its transaction wait for what else is done in it, for so long. Raises InvalidSetting for a
+        time that is not above 0.
         """
-        session = self.runtime.sessions.open(None if timeout is None else duration(timeout))
+        longest = None if timeout is None else duration(timeout)
+        if longest is not None and longest <= timedelta(0):
+            raise InvalidSetting(f"timeout must be above 0 (got {timeout}): it is for how long the database waits")
+        session = self.runtime.sessions.open(longest)
         return UnitOfWork(session, self.runtime.sessions.outbox(session), self._scope)
 
     @contextmanager

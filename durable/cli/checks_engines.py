@@ -15,6 +15,7 @@ from durable.storage.engines import is_pooled
 from durable.storage.outages import LOST_STATEMENTS, sqlstate
 
 _ROUNDS = 12  # psycopg prepares a statement when it is executed for the sixth time
+_COUNT_PREPARED = "SELECT count(*) FROM pg_prepared_statements WHERE name <> ''"
 _UNPREPARED = (
     "asyncpg: connect_args={'statement_cache_size': 0, 'prepared_statement_cache_size': 0, "
     "'prepared_statement_name_func': lambda: ''}; psycopg: connect_args={'prepare_threshold': None}"
@@ -63,14 +64,13 @@ def _check(name: str, conn: Connection) -> Check:
 def _prepares(conn: Connection) -> bool:
     """By doing it: what else would hold for each driver and each way to configure it?"""
     try:
-        for _ in range(_ROUNDS):
-            found = conn.exec_driver_sql("SELECT count(*) FROM pg_prepared_statements WHERE name <> ''").scalar_one()
+        found = [conn.exec_driver_sql(_COUNT_PREPARED).scalar_one() for _ in range(_ROUNDS)]
     except DBAPIError as error:  # of another client of the pooler's, which has taken the name
         if sqlstate(error) not in LOST_STATEMENTS:
             raise
-        found = 1
+        found = [1]
     conn.rollback()
-    return bool(found)
+    return any(found)
 
 
 def _unlimited(conn: Connection) -> Iterator[str]:

@@ -95,6 +95,17 @@ def answer(conn: Connection, _: str) -> int:
     return int(conn.exec_driver_sql("SELECT 1").scalar_one())
 
 
+def open_from_a_thread(loop: asyncio.AbstractEventLoop, hole: Hole, proxy: ChaosProxy) -> None:
+    opened = threading.Event()
+
+    def open_it() -> None:
+        hole(proxy)
+        opened.set()
+
+    loop.call_soon_threadsafe(open_it)
+    assert opened.wait(BOUND)
+
+
 # ---------------------------------------------------------------- the pools
 
 
@@ -168,15 +179,10 @@ async def test_a_sync_session_is_given_up(tables: Tables, open_hole: Hole) -> No
                 then()
                 session.commit()
 
-        def fall() -> None:
-            opened = threading.Event()
-            loop.call_soon_threadsafe(lambda: (open_hole(proxy), opened.set()))
-            assert opened.wait(BOUND)
-
         await asyncio.to_thread(note, 1)
         async with asyncio.timeout(BOUND):
             with pytest.raises(DBAPIError) as caught:
-                await asyncio.to_thread(note, 2, fall)
+                await asyncio.to_thread(note, 2, lambda: open_from_a_thread(loop, open_hole, proxy))
             assert is_outage(caught.value)
             proxy.restore()
             await asyncio.to_thread(note, 3)
@@ -193,9 +199,7 @@ async def test_the_command_line_gives_up(database_url: str) -> None:
         def ask() -> None:
             with connection(load_settings(database_url=url, **QUICK)) as conn:
                 answer(conn, "")
-                fallen = threading.Event()
-                loop.call_soon_threadsafe(lambda: (proxy.strand(), fallen.set()))
-                assert fallen.wait(BOUND)
+                open_from_a_thread(loop, ChaosProxy.strand, proxy)
                 answer(conn, "")
 
         async with asyncio.timeout(BOUND):
