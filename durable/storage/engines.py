@@ -104,11 +104,15 @@ class _Guard:
         """The first connection finds out whether there is a pooler; it is opened as is safe with one."""
         if self._pooled is None:
             first = self._open(dialect, args, params, pooled=True)
-            self._pooled = is_pooled(first)
+            try:
+                self._pooled = is_pooled(first)
+            except BaseException:  # cancelled, too: no pool knows this connection
+                _abandon(_driver(first))
+                raise
             if self._pooled:
                 log.info("the database is behind a pooler: no prepared statements, limits by transaction")
                 return first
-            first.close()
+            _abandon(_driver(first))
         return self._open(dialect, args, params, pooled=self._pooled)
 
     def _open(self, dialect: Dialect, args: Any, params: dict[str, Any], *, pooled: bool) -> DBAPIConnection:
@@ -205,6 +209,14 @@ def is_pooled(connection: DBAPIConnection) -> bool:
     cursor.close()
     connection.rollback()
     return row is None or row[0] != told
+
+
+def _abandon(driver: Answering) -> None:
+    """Close without a word, and without waiting."""
+    if isinstance(driver, AsyncpgConnection):
+        driver.terminate()
+    else:
+        driver.pgconn.finish()
 
 
 def close_left_behind(engine: Engine) -> None:
