@@ -332,11 +332,13 @@ class Bus:
         """One AsyncSession and one transaction: `async with bus.unit_of_work() as uow`.
 
         With a timeout (a timedelta or seconds) above the setting `unit_of_work_timeout`, the database lets its
-        statements run, and its transaction wait for what else is done in it, for so long.
+        statements run, and its transaction wait for what else is done in it, for so long. Raises InvalidSetting for a
+        time that is not above 0.
         """
-        session = self.runtime.sessions.open(
-            None if timeout is None else length_of_time("unit_of_work", "timeout", timeout)
-        )
+        longest = None if timeout is None else length_of_time("unit_of_work", "timeout", timeout)
+        if longest is not None and longest <= timedelta(0):
+            raise InvalidSetting(f"unit_of_work: timeout must be above 0 (got {timeout})")
+        session = self.runtime.sessions.open(longest)
         return UnitOfWork(session, self.runtime.sessions.outbox(session), self._scope)
 
     @checked

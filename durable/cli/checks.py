@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from psycopg import Error as DriverError
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from durable.errors import DurableError
+from durable.storage.outages import described
 
 
 class Verdict(StrEnum):
@@ -44,7 +45,7 @@ def attempted(name: str, check: Callable[[], Check], advice: str) -> Check:
     """The check, or its failure when what it needs does not work."""
     try:
         return check()
-    except DBAPIError as error:
-        return fail(name, str(error.orig), advice)
-    except (DurableError, SQLAlchemyError, DriverError) as error:
+    except DurableError as error:
         return fail(name, str(error), advice)
+    except (OSError, TimeoutError, SQLAlchemyError, DriverError) as error:
+        return fail(name, described(error), advice)

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-import psycopg
-from sqlalchemy import Connection, create_engine, pool
+from sqlalchemy import Connection, make_url, pool
 
 from durable.cli.checks import Check, attempted, fail, ok, warn
 from durable.cli.target import connection
@@ -15,6 +14,7 @@ from durable.errors import StorageUnavailable
 from durable.settings import Settings
 from durable.storage import maintenance, migrator, nodes, status
 from durable.storage.database import lock_url
+from durable.storage.engines import Limits, is_pooled, make_engine
 
 OLDEST_POSTGRES: Final = 14
 NEWEST_POSTGRES: Final = 18
@@ -39,6 +39,7 @@ def _connected(conn: Connection, settings: Settings, has_sync_handlers: bool) ->
     schema = settings.db_schema
     yield server_version(conn, schema)
     yield clock_skew(conn, schema)
+    yield pooler(conn, settings)
     yield attempted(
         "lock connection",
         lambda: lock_connection(settings),
@@ -78,18 +79,27 @@ def clock_skew(conn: Connection, schema: str) -> Check:
     return ok("clock", detail)
 
 
+def pooler(conn: Connection, settings: Settings) -> Check:
+    """Direct, or through a pooler; each process finds that out for itself, unless it is told."""
+    dbapi_connection = conn.connection.dbapi_connection
+    assert dbapi_connection is not None
+    if not is_pooled(dbapi_connection):
+        return ok("pooler", "none, the connection is direct")
+    detail = f"database_url goes through one (the setting is {settings.pooler}): no prepared statements are used"
+    if settings.lock_database_url is None:
+        return fail("pooler", detail, "set DURABLE_LOCK_DATABASE_URL to a direct connection, for the node's lock")
+    return ok("pooler", detail)
+
+
 def lock_connection(settings: Settings) -> Check:
     """A pooler answers with a process id of its own: it is not that of the session which then runs the statement."""
-    seconds = int(settings.connect_timeout.total_seconds()) or 1
-    engine = create_engine(
-        "postgresql+psycopg://",
-        creator=lambda: psycopg.connect(lock_url(settings), connect_timeout=seconds),
-        poolclass=pool.NullPool,
-    )
+    limits = Limits.of(settings.connect_timeout)
+    url = make_url(lock_url(settings)).set(drivername="postgresql+psycopg")
+    engine = make_engine(url, settings, limits, poolclass=pool.NullPool)
     with engine.connect() as conn:
-        driver = conn.connection.driver_connection
-        assert isinstance(driver, psycopg.Connection)
-        is_direct = driver.info.backend_pid == status.server(conn, settings.db_schema).pid
+        dbapi_connection = conn.connection.dbapi_connection
+        assert dbapi_connection is not None
+        is_direct = not is_pooled(dbapi_connection)
     if is_direct:
         return ok("lock connection", "direct")
     return fail(

@@ -12,6 +12,7 @@ from durable.cli import against as deploying
 from durable.cli.checks import Check, Verdict, ok
 from durable.cli.checks_application import application_checks
 from durable.cli.checks_database import database_checks
+from durable.cli.checks_engines import engine_checks
 from durable.cli.output import Block, print_blocks, print_json
 from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, load_target
 from durable.errors import WiringError
@@ -42,7 +43,7 @@ def doctor(
     checks = [
         ok("settings", f"{len(settings.model_fields_set)} set, all valid"),
         *database_checks(settings, has_sync_handlers=any(not handler.is_async for handler in declared)),
-        *(application_checks(bus) if bus is not None else []),
+        *([*engine_checks(bus), *application_checks(bus)] if bus is not None else []),
     ]
     healthy = all(check.verdict is not Verdict.FAIL for check in checks)
     if json:

@@ -42,6 +42,14 @@ class AsyncpgConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg ha
     """For async engines. A wait that was too long raises TimeoutError."""
 
     _config: Any
+    at_begin = ""
+    """What is said together with each BEGIN, for no round trip of its own."""
+
+    async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:  # noqa: ASYNC109
+        if self.at_begin and query.startswith("BEGIN"):
+            query = f"{query} {self.at_begin}"
+        said: str = await super().execute(query, *args, timeout=timeout)
+        return said
 
     @property
     def answer_within(self) -> float | None:

@@ -58,6 +58,11 @@ class Limits(NamedTuple):
     def answer_within(self) -> float:
         return (self.statement + GRACE).total_seconds()
 
+    def at_begin(self) -> str:
+        """For one transaction, as SET LOCAL."""
+        values = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in self.settings().items())
+        return f"SELECT {values}"
+
     def settings(self) -> dict[str, str]:
         return {
             "statement_timeout": str(_milliseconds(self.statement)),
@@ -99,11 +104,15 @@ class _Guard:
         """The first connection finds out whether there is a pooler; it is opened as is safe with one."""
         if self._pooled is None:
             first = self._open(dialect, args, params, pooled=True)
-            self._pooled = is_pooled(first)
+            try:
+                self._pooled = is_pooled(first)
+            except BaseException:  # cancelled, too: no pool knows this connection
+                _abandon(_driver(first))
+                raise
             if self._pooled:
                 log.info("the database is behind a pooler: no prepared statements, limits by transaction")
                 return first
-            first.close()
+            _abandon(_driver(first))
         return self._open(dialect, args, params, pooled=self._pooled)
 
     def _open(self, dialect: Dialect, args: Any, params: dict[str, Any], *, pooled: bool) -> DBAPIConnection:
@@ -153,10 +162,14 @@ class _Guard:
     def _begun(self, conn: Connection) -> None:
         own = conn.get_execution_options().get(LONGEST)
         limits = self._limits if own is None else Limits.of(own)
-        _driver(conn.connection.dbapi_connection).answer_within = limits.answer_within
-        if self._pooled or own is not None:
-            values = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in limits.settings().items())
-            conn.exec_driver_sql(f"SELECT {values}")
+        driver = _driver(conn.connection.dbapi_connection)
+        if driver.answer_within != limits.answer_within:
+            driver.answer_within = limits.answer_within
+        settings = limits.at_begin() if self._pooled or own is not None else ""
+        if isinstance(driver, AsyncpgConnection):
+            driver.at_begin = settings
+        elif settings:
+            conn.exec_driver_sql(settings)
 
     def _checked_out(self, connection: DBAPIConnection, entry: ConnectionPoolEntry, _: object) -> None:
         """Ask a connection that idled. Raises InvalidatePoolError, upon which the pool opens another."""
@@ -188,14 +201,22 @@ class _Guard:
 
 def is_pooled(connection: DBAPIConnection) -> bool:
     """A pooler tells its clients a process id of its own making: not that of the server which runs the statement."""
-    driver = _driver(connection)
-    told = driver.get_server_pid() if isinstance(driver, AsyncpgConnection) else driver.info.backend_pid
+    driver: Any = _driver(connection)
+    told = driver.get_server_pid() if hasattr(driver, "get_server_pid") else driver.info.backend_pid
     cursor = connection.cursor()
     cursor.execute("SELECT pg_backend_pid()")
     row = cursor.fetchone()
     cursor.close()
     connection.rollback()
     return row is None or row[0] != told
+
+
+def _abandon(driver: Answering) -> None:
+    """Close without a word, and without waiting."""
+    if isinstance(driver, AsyncpgConnection):
+        driver.terminate()
+    else:
+        driver.pgconn.finish()
 
 
 def close_left_behind(engine: Engine) -> None:

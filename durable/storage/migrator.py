@@ -13,6 +13,7 @@ from alembic.config import Config
 from sqlalchemy import Connection, create_engine, pool, text
 
 from durable.errors import SchemaMismatch
+from durable.storage.answering import CLIENT_KEEPALIVES
 from durable.storage.housekeeping import LOCK_JOB, READ_VERSION, VERSION_TABLE_EXISTS
 from durable.storage.locks import Job, jobs_class
 
@@ -60,7 +61,7 @@ def check_version(conn: Connection, schema: str) -> None:
 
 def migrate_online(context: Any, url: str, schema: str) -> None:
     """Called by Alembic's environment: one transaction for all versions, one migrator at a time."""
-    engine = create_engine(url, poolclass=pool.NullPool)
+    engine = create_engine(url, poolclass=pool.NullPool, connect_args=dict(CLIENT_KEEPALIVES))
     with engine.begin() as conn:
         conn.execute(LOCK_JOB.within(schema), {"class_id": jobs_class(schema), "key": int(Job.MIGRATE)})
         conn.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))

@@ -22,29 +22,31 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from durable.errors import InvalidMessage, StorageUnavailable
 
 _BAD_DATA: Final = "22"  # SQLSTATE class: data exception
-_OUTAGE: Final = ("08", "25006", "25P03", "26000", "28", "3D", "42P05", "53", "57P", "58")
+LOST_STATEMENTS: Final = ("26000", "42P05")
+"""A prepared statement is missing, or its name is taken: a pooler has put another server connection behind ours."""
+_OUTAGE: Final = (*LOST_STATEMENTS, "08", "25006", "25P03", "28", "3D", "53", "57P", "58")
 # connection · read-only after a failover · idle in its transaction, for longer than the work may take: the statement
-# was lost, or the process paused · a pooler's missing prepared statement · authorization · no such database ·
-# a pooler's duplicate prepared statement · resources · shutdown · system
+# was lost, or the process paused · authorization · no such database · resources · shutdown · system
 _PASSING: Final = (*_OUTAGE, "25", "40", "55", "57")
 # transaction state · serialization and deadlock · lock not available · operator: gone at the next try
 
 
-def is_outage(error: BaseException) -> bool:
+def is_outage(error: BaseException | None) -> bool:
     """Whether this is a failure of the infrastructure, not of the work that met it: such an attempt does not count.
 
-    Deadlocks, lock waits and time limits are none: another attempt may meet them because of what the work does.
+    The causes of the error count too. Deadlocks, lock waits and time limits are none: another attempt may meet them
+    because of what the work does.
     """
-    match error:
-        case StorageUnavailable() | PoolTimeout():
+    while error is not None:
+        if isinstance(error, StorageUnavailable | PoolTimeout):
             return True
-        case DBAPIError():
+        if isinstance(error, DBAPIError):
             state = sqlstate(error)
-            if state:
-                return state.startswith(_OUTAGE)
-            return error.connection_invalidated or isinstance(error, OperationalError)
-        case OSError() | TimeoutError():
-            return _is_from_the_driver(error)
+            broken = error.connection_invalidated or isinstance(error, OperationalError)
+            return state.startswith(_OUTAGE) if state else broken
+        if isinstance(error, OSError | TimeoutError) and _is_from_the_driver(error):
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
 
 

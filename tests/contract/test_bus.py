@@ -422,6 +422,17 @@ class TestUnitOfWork:
             await world.settle()
             assert seen == [OrderPlaced(1)]
 
+    async def test_a_unit_of_work_takes_a_timeout_above_0(self, world: World) -> None:
+        seen = collect(world.bus)
+        async with world:
+            async with world.bus.unit_of_work(timeout=600) as uow:
+                uow.send(OrderPlaced(1))
+            for nothing in (0, -1, timedelta(0)):
+                with pytest.raises(InvalidSetting, match="timeout must be above 0"):
+                    world.bus.unit_of_work(timeout=nothing)
+            await world.settle()
+            assert seen == [OrderPlaced(1)]
+
     async def test_a_rollback_forgets_what_was_sent(self, world: World) -> None:
         seen = collect(world.bus)
         async with world:

@@ -95,6 +95,17 @@ def answer(conn: Connection, _: str) -> int:
     return int(conn.exec_driver_sql("SELECT 1").scalar_one())
 
 
+def open_from_a_thread(loop: asyncio.AbstractEventLoop, hole: Hole, proxy: ChaosProxy) -> None:
+    opened = threading.Event()
+
+    def open_it() -> None:
+        hole(proxy)
+        opened.set()
+
+    loop.call_soon_threadsafe(open_it)
+    assert opened.wait(BOUND)
+
+
 # ---------------------------------------------------------------- the pools
 
 
@@ -111,18 +122,30 @@ async def test_an_agents_statement_is_given_up(database_url: str, driver: str, o
             await database.close()
 
 
-async def test_a_pooled_connection_that_is_stranded_is_replaced_without_an_error(
-    database_url: str, driver: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fault", ["stranded", "cut"])
+async def test_a_pooled_connection_that_is_dead_is_replaced_without_an_error(
+    database_url: str, driver: str, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "_CHECKED_AFTER", 0.0)
     async with proxied(database_url, driver) as (proxy, url):
         database = Database(load_settings(database_url=url, **QUICK))
         await asyncio.gather(*(database.transaction(answer) for _ in range(3)))
         before = proxy.connections
-        proxy.strand()
+        proxy.strand() if fault == "stranded" else proxy.cut()
         async with asyncio.timeout(BOUND):
             assert [await database.transaction(answer) for _ in range(3)] == [1, 1, 1]
             assert proxy.connections > before
+            await database.close()
+
+
+async def test_stranded_pools_are_closed(database_url: str, driver: str) -> None:
+    async with proxied(database_url, driver) as (proxy, url):
+        database = Database(load_settings(database_url=url, **QUICK))
+        await asyncio.gather(*(database.transaction(answer) for _ in range(3)))
+        proxy.strand()
+        async with asyncio.timeout(BOUND):
+            await database.renew()
+            assert await database.transaction(answer) == 1
             await database.close()
 
 
@@ -156,15 +179,10 @@ async def test_a_sync_session_is_given_up(tables: Tables, open_hole: Hole) -> No
                 then()
                 session.commit()
 
-        def fall() -> None:
-            opened = threading.Event()
-            loop.call_soon_threadsafe(lambda: (open_hole(proxy), opened.set()))
-            assert opened.wait(BOUND)
-
         await asyncio.to_thread(note, 1)
         async with asyncio.timeout(BOUND):
             with pytest.raises(DBAPIError) as caught:
-                await asyncio.to_thread(note, 2, fall)
+                await asyncio.to_thread(note, 2, lambda: open_from_a_thread(loop, open_hole, proxy))
             assert is_outage(caught.value)
             proxy.restore()
             await asyncio.to_thread(note, 3)
@@ -181,9 +199,7 @@ async def test_the_command_line_gives_up(database_url: str) -> None:
         def ask() -> None:
             with connection(load_settings(database_url=url, **QUICK)) as conn:
                 answer(conn, "")
-                fallen = threading.Event()
-                loop.call_soon_threadsafe(lambda: (proxy.strand(), fallen.set()))
-                assert fallen.wait(BOUND)
+                open_from_a_thread(loop, ChaosProxy.strand, proxy)
                 answer(conn, "")
 
         async with asyncio.timeout(BOUND):
@@ -270,10 +286,12 @@ async def test_a_node_whose_lock_connection_is_in_a_hole_joins_again(
 
         async with bus:
             before = bus.runtime.node_id
+            pool = bus.runtime.database.engine.pool
             open_hole(proxy)
             await eventually(lambda: bus.runtime.node_id != before, within=BOUND)
             proxy.restore()
             await eventually(lambda: bus.runtime.node_id not in (0, before), within=BOUND)
+            assert bus.runtime.database.engine.pool is not pool  # its connections may have been in the hole, too
             async with bus.unit_of_work() as uow:
                 uow.send(Noted(1))
             await eventually(lambda: notes(tables) == Counter({1: 1}), within=BOUND)

@@ -348,8 +348,9 @@ def test_doctor_finds_nothing_wrong_and_warns_of_a_silent_peer(agent: Agent, dat
 
     assert report["healthy"]
     assert {check["name"]: check["verdict"] for check in report["checks"]} == {
-        "settings": "ok", "database": "ok", "clock": "ok", "lock connection": "ok", "schema": "ok", "rights": "ok",
-        "partitions": "ok", "connections": "ok", "retention": "ok", "handlers": "ok", "destination": "warn",
+        "settings": "ok", "database": "ok", "clock": "ok", "pooler": "ok", "lock connection": "ok", "schema": "ok",
+        "rights": "ok", "partitions": "ok", "connections": "ok", "retention": "ok", "handlers": "ok",
+        "destination": "warn",
     }  # fmt: skip
     assert "-> start the peer" in agent("doctor", f"{module}:bus").out
 

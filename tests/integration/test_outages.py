@@ -54,7 +54,11 @@ RAISE = "DO $$ BEGIN RAISE EXCEPTION 'told' USING ERRCODE = '{}'; END $$"
     ids=lambda statements: statements[0][-30:],
 )
 async def test_a_failure_of_the_infrastructure_is_an_outage(engine: AsyncEngine, statements: list[str]) -> None:
-    assert is_outage(await error_of(engine, *statements))
+    error = await error_of(engine, *statements)
+    assert is_outage(error)
+    with pytest.raises(RuntimeError) as caught:
+        raise RuntimeError("told in words of the application") from error
+    assert is_outage(caught.value)
 
 
 @pytest.mark.parametrize(
