@@ -390,7 +390,7 @@ async def test_a_move_into_the_dead_letters_is_one_statement(shop: str) -> None:
             await bench.database.transaction(inbox.dead_letter, A, received, letter)
             await bench.database.transaction(outbox.dead_letter, A, [(sent, letter)])
 
-    moves = [statement for statement in seen if statement not in ("BEGIN", "COMMIT")]
+    moves = [each for each in seen if each not in ("BEGIN", "COMMIT") and "SAVEPOINT" not in each]
     assert len(moves) == 2
     assert all("DELETE" in move and "INSERT INTO" in move for move in moves)
     assert read_books(shop).dead.total() == 2

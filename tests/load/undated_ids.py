@@ -34,7 +34,7 @@ PURGED: Final = (10_000, 100_000, 1_000_000)
 
 FILL = """
 INSERT INTO durable.undated_ids (id, endpoint, message_digest, sent_at, received_at)
-SELECT gen_random_uuid(), 'local', number, now(), now() - interval '8 days' + interval '8 days' * number / {count}
+SELECT gen_random_uuid(), 'local', number, now(), now() - interval '7 days' + interval '7 days' * number / {count}
 FROM generate_series({first}, {last}) AS number
 """
 GROW_OLD = """
