@@ -370,7 +370,8 @@ class TestReplaying:
 
         @event.listens_for(database.engine.sync_engine, "before_cursor_execute")
         def _executed(_conn: Any, _cursor: Any, statement: str, *_: Any) -> None:
-            seen.append(statement)
+            if "SAVEPOINT" not in statement:
+                seen.append(statement)
 
         assert len((await database.transaction(replay_by_ada, ALL, WHOLE)).done) == 2
         assert len(seen) == 1
@@ -435,12 +436,13 @@ class TestReplaying:
         (original,) = given(tables, letters.incoming, [envelope(1)])
         await tables.change("DELETE FROM durable.received_ids")
         await database.transaction(replay_by_ada, ALL, WHOLE)
+        assert stored(tables, inbox.finish_handled, NODE, claim(tables)) == 1
         agent = receiving_agent(database)
         running = asyncio.create_task(agent.run())
 
         (outcome,) = await agent.receive(ENDPOINT, [original])
 
-        assert (outcome == DUPLICATE) == guarded  # without it, the insert fails for as long as the message waits
+        assert (outcome == DUPLICATE) == guarded  # without it, the message is handled twice
         agent.stop()
         await running
 
