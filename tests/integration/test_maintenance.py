@@ -163,7 +163,7 @@ async def test_long_reader_stops_neither_maintenance_nor_traffic(
     await eventually(lambda: traffic.handled > 5, within=30)
     with psycopg.connect(tables.url) as reader:
         for table in read:
-            reader.execute(f"SELECT count(*) FROM {table}")  # and its transaction stays open
+            reader.execute(f"SELECT count(*) FROM {table}".encode())  # and its transaction stays open
 
         await maintain(database, settings)
 
