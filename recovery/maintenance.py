@@ -27,7 +27,7 @@ _SLACK: Final = timedelta(days=1)  # an id is remembered a day longer than the w
 _TRIES: Final = 5
 _LONGEST_PAUSE: Final = 0.5  # seconds between them
 
-Step = Callable[[], Awaitable[None]]
+Step = Callable[[], Awaitable[object]]
 
 
 async def maintain(database: Database, settings: Settings) -> None:

@@ -834,6 +834,20 @@ class TestHandling:
             await world.settle()
         assert sorted(bill.number for bill in billed) == [1, 2]
 
+    @pytest.mark.parametrize(
+        "letter", ["x", "\N{CYRILLIC SMALL LETTER ZHE}", "\N{CJK UNIFIED IDEOGRAPH-4E2D}"], ids=ascii
+    )
+    async def test_key_is_bounded_in_bytes_of_any_alphabet(self, world: World, letter: str) -> None:
+        shipped = collect(world.bus, OrderShipped)
+        longest = letter * (1_000 // len(letter.encode()))
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderShipped(1), key=longest, delay=60)
+                with pytest.raises(InvalidMessage, match="partition_key is longer than 1000 bytes"):
+                    world.bus.send(OrderShipped(2), key=longest + letter, delay=60)
+            await world.advance(timedelta(seconds=61))
+        assert shipped == [OrderShipped(1)]
+
     @pytest.mark.parametrize("to", [None, MAIL], ids=["local", "remote"])
     async def test_cancelled_message_frees_its_business_key(self, world: World, to: str | None) -> None:
         billed = collect(world.bus, OrderBilled)

@@ -144,7 +144,7 @@ async def test_stranded_pools_are_closed(database_url: str, driver: str) -> None
         await asyncio.gather(*(database.transaction(answer) for _ in range(3)))
         proxy.strand()
         async with asyncio.timeout(BOUND):
-            await database.renew()
+            await database.close()
             assert await database.transaction(answer) == 1
             await database.close()
 

@@ -227,9 +227,9 @@ class TestAttempts:
         tables.execute("UPDATE durable.incoming_envelopes SET execution_time = NULL")
         assert stored(tables, inbox.finish_handled, NODE, claim(tables)) == 1
 
-        purge = partial(stored, tables, dead_letters.purge, keep_letters=timedelta(0))
-        assert (purge(keep_attempts=timedelta(hours=1)), tables.count("failed_attempts")) == (0, 1)
-        assert (purge(keep_attempts=timedelta(0)), tables.count("failed_attempts")) == (1, 0)
+        purge = partial(stored, tables, dead_letters.purge_attempts)
+        assert (purge(keep=timedelta(hours=1)), tables.count("failed_attempts")) == (0, 1)
+        assert (purge(keep=timedelta(0)), tables.count("failed_attempts")) == (1, 0)
 
 
 def _store(conn: Connection, envelopes: list[Any]) -> None:
@@ -384,7 +384,8 @@ class TestReplaying:
 
         @event.listens_for(database.engine.sync_engine, "before_cursor_execute")
         def _executed(_conn: Any, _cursor: Any, statement: str, *_: Any) -> None:
-            seen.append(statement)
+            if "SAVEPOINT" not in statement:
+                seen.append(statement)
 
         assert len((await database.transaction(replay_by_ada, ALL, WHOLE)).done) == 2
         assert len(seen) == 1
@@ -449,12 +450,13 @@ class TestReplaying:
         (original,) = given(tables, letters.incoming, [envelope(1)])
         await tables.change("DELETE FROM durable.received_ids")
         await database.transaction(replay_by_ada, ALL, WHOLE)
+        assert stored(tables, inbox.finish_handled, NODE, claim(tables)) == 1
         agent = receiving_agent(database)
         running = asyncio.create_task(agent.run())
 
         (outcome,) = await agent.receive(ENDPOINT, [original])
 
-        assert (outcome == DUPLICATE) == guarded  # without it, the insert fails for as long as the message waits
+        assert (outcome == DUPLICATE) == guarded  # without it, the message is handled twice
         agent.stop()
         await running
 
@@ -678,7 +680,8 @@ class TestForgetting:
             number = as_the_role(dead_letters.groups, ALL)[0].count
             assert len(as_the_role(replay_by_ada, ALL, Stretch(0, 2**40, 1)).done) == 1
             assert len(as_the_role(dead_letters.discard, ALL, WHOLE, actor="ada", reason="no").done) == number - 1
-            assert as_the_role(dead_letters.purge, keep_letters=timedelta(0), keep_attempts=timedelta(0)) == 3
+            assert as_the_role(dead_letters.purge, keep=timedelta(0)) == 3
+            assert as_the_role(dead_letters.purge_attempts, keep=timedelta(0)) == 0
             assert tables.count("failed_attempts") == 0
         finally:
             tables.execute(f"DROP OWNED BY {role}")
@@ -692,8 +695,7 @@ class TestForgetting:
             self.resolve(tables, number, 100)
 
         def purge_some(conn: Connection, schema: str) -> int:
-            keep = timedelta(days=90)
-            return dead_letters.purge(conn, schema, keep_letters=keep, keep_attempts=keep, batch_size=2)
+            return dead_letters.purge(conn, schema, keep=timedelta(days=90), batch_size=2)
 
         with leftovers.transaction(tables.url) as conn:
             assert try_lock(conn, SCHEMA, Job.PARTITIONS)

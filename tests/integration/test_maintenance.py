@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from durable.embedded import Embedded
-from durable.envelope import NodeId
+from durable.envelope import Leased, NodeId
 from durable.recovery.maintenance import maintain
 from durable.settings import Settings, load_settings
 from durable.storage import inbox
@@ -131,7 +131,7 @@ class Traffic:
             conn.exec_driver_sql("SET LOCAL lock_timeout = '1s'")
             given = envelope(number)
             inbox.store(conn, schema, [Arrival("billing", given, NODE)])
-            claimed = inbox.Leased(given, endpoint="billing")
+            claimed = Leased(given, endpoint="billing")
             assert inbox.finish_handled(conn, schema, NODE, [claimed]) == 1
 
         try:
@@ -163,7 +163,7 @@ async def test_long_reader_stops_neither_maintenance_nor_traffic(
     await eventually(lambda: traffic.handled > 5, within=30)
     with psycopg.connect(tables.url) as reader:
         for table in read:
-            reader.execute(f"SELECT count(*) FROM {table}")  # and its transaction stays open
+            reader.execute(f"SELECT count(*) FROM {table}".encode())  # and its transaction stays open
 
         await maintain(database, settings)
 

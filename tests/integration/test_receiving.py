@@ -14,7 +14,7 @@ from sqlalchemy import event
 from durable.clock import SystemClock
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
-from durable.outcomes import BUSY, DUPLICATE, OTHER_BODY, STORED, Failed, Outcome
+from durable.outcomes import BUSY, DUPLICATE, OTHER_BODY, STORED, Failed, Outcome, Rejected
 from durable.receiving import ReceivingAgent
 from durable.settings import Settings, load_settings
 from durable.storage.database import Database
@@ -25,13 +25,18 @@ from tests.support.tables import Tables, shared_tables
 NODE = NodeId(7)
 SHOP = "shop"  # an endpoint
 
-# What screening cannot know: a body that this database refuses, as it would refuse what durable has overlooked.
+# What screening cannot know: a body that this database refuses, as it would refuse what durable has overlooked, and
+# whether it refuses the dead letter, too.
 REFUSE_POISON = """
 CREATE FUNCTION refuse_poison() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN RAISE EXCEPTION 'poison' USING ERRCODE = 'data_exception'; END $$;
+BEGIN RAISE EXCEPTION 'poison' USING ERRCODE = split_part(convert_from(NEW.body, 'UTF8'), ' ', 2); END $$;
 CREATE TRIGGER refuse_poison BEFORE INSERT ON durable.incoming_envelopes FOR EACH ROW
-    WHEN (NEW.body = 'poison') EXECUTE FUNCTION refuse_poison();
+    WHEN (starts_with(convert_from(NEW.body, 'UTF8'), 'poison')) EXECUTE FUNCTION refuse_poison();
+CREATE TRIGGER refuse_poison BEFORE INSERT ON durable.dead_letters FOR EACH ROW
+    WHEN (NEW.body = 'poison 22000 twice') EXECUTE FUNCTION refuse_poison();
 """
+# Data, constraints, limits of an index, RAISE in a trigger, a corrupt page.
+REFUSALS = ("22000", "23514", "54000", "P0001", "XX001")
 
 
 class Handlers:
@@ -263,7 +268,11 @@ class TestDuplicates:
 
 
 class TestQuarantine:
-    @pytest.mark.parametrize("flaw", [{"headers": {"a": "\0"}}, {"body": b"poison"}], ids=["screened", "by Postgres"])
+    @pytest.mark.parametrize(
+        "flaw",
+        [{"headers": {"a": "\0"}}, *({"body": f"poison {state}".encode()} for state in REFUSALS)],
+        ids=["screened", *REFUSALS],
+    )
     @pytest.mark.parametrize("position", [0, 49, 99])
     async def test_one_bad_envelope_of_a_hundred_leaves_its_neighbours_stored(
         self, house: House, tables: Tables, position: int, flaw: dict[str, Any]
@@ -281,9 +290,27 @@ class TestQuarantine:
     async def test_a_batch_of_nothing_but_bad_envelopes_is_stored_as_dead_letters(
         self, house: House, tables: Tables
     ) -> None:
-        batch = [envelope(b"poison") for _ in range(8)]
+        batch = [envelope(b"poison 22000") for _ in range(8)]
         assert await house.receive(*batch) == [STORED] * 8
         assert (tables.count("dead_letters"), tables.count("incoming_envelopes")) == (8, 0)
+
+    @pytest.mark.parametrize("position", [0, 4, 9])
+    async def test_envelope_that_not_even_becomes_a_dead_letter_is_rejected_and_its_neighbours_stored(
+        self, house: House, tables: Tables, position: int
+    ) -> None:
+        batch = envelopes(10)
+        batch[position] = envelope(b"poison 22000 twice")
+        outcomes = await house.receive(*batch)
+        rejected = outcomes.pop(position)
+        assert isinstance(rejected, Rejected)
+        assert "the database refuses the data: poison" in rejected.reason
+        assert outcomes == [STORED] * 9
+        assert (tables.count("incoming_envelopes"), tables.count("dead_letters")) == (9, 0)
+
+    async def test_trouble_that_is_not_about_the_data_makes_no_dead_letters(self, house: House, tables: Tables) -> None:
+        batch = [*envelopes(3), envelope(b"poison 42501")]
+        assert all(isinstance(outcome, Failed) for outcome in await house.receive(*batch))
+        assert (tables.count("incoming_envelopes"), tables.count("dead_letters")) == (0, 0)
 
     async def test_what_is_older_than_duplicates_are_remembered_is_quarantined(
         self, house: House, tables: Tables

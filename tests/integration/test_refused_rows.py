@@ -25,7 +25,7 @@ from durable.storage.database import Database
 from durable.storage.dead_letters import Selection, Stretch
 from durable.storage.inbox import Arrival
 from durable.storage.outbox import Sent
-from durable.storage.recovery_statements import INCOMING, OUTGOING, REFUSED_OWNER
+from durable.storage.recovery_statements import INCOMING, OUTGOING, REFUSED_OWNER, Recovery
 from durable.storage.rows import Letter
 from tests.failure.leftovers import MESSAGE_TYPE, envelope
 from tests.support.tables import Tables, shared_tables
@@ -125,6 +125,22 @@ OWNED, UNOWNED, DUE, LATE = (
 )
 LATE_OWNED = "owner_id = 7, deliver_by = now() - interval '1 hour'"
 PAUSE = Pause(timedelta(minutes=1), "a test", listener=False)
+
+
+def of_recovery(side: str, table: Recovery) -> dict[str, Batch]:
+    return {
+        "promote": Batch(side, DUE, "UPDATE", lambda db, _: db.transaction(leases.promote_due, table, 100)),
+        "expire": Batch(side, LATE, "DELETE", lambda db, _: db.transaction(leases.expire, table, NODE, 100)),
+        "release a dead node's": Batch(
+            side, OWNED, "UPDATE", lambda db, _: db.transaction(leases.release_dormant, table, NODE, 100)
+        ),
+        "release all": Batch(side, OWNED, "UPDATE", lambda db, _: db.transaction(leases.release_all, table, NODE)),
+        "hand back": Batch(
+            side, OWNED, "UPDATE", lambda db, owned: db.transaction(leases.release, table, NODE, keys(owned))
+        ),
+    }
+
+
 BATCHES: dict[str, Batch] = {
     "claim outgoing": Batch(
         "outgoing", UNOWNED, "UPDATE",
@@ -152,26 +168,7 @@ BATCHES: dict[str, Batch] = {
         "incoming", OWNED, "UPDATE",
         lambda db, owned: each_paused(db, owned),
     ),
-    **{
-        f"{name} {side}": Batch(side, state, operation, run(ROWS[side]))
-        for side in SIDES
-        for name, state, operation, run in (
-            ("promote", DUE, "UPDATE", lambda table: lambda db, _: db.transaction(leases.promote_due, table, 100)),
-            ("expire", LATE, "DELETE", lambda table: lambda db, _: db.transaction(leases.expire, table, NODE, 100)),
-            (
-                "release a dead node's", OWNED, "UPDATE",
-                lambda table: lambda db, _: db.transaction(leases.release_dormant, table, NODE, 100),
-            ),
-            (
-                "release all", OWNED, "UPDATE",
-                lambda table: lambda db, _: db.transaction(leases.release_all, table, NODE),
-            ),
-            (
-                "hand back", OWNED, "UPDATE",
-                lambda table: lambda db, owned: db.transaction(leases.release, table, NODE, keys(owned)),
-            ),
-        )
-    },
+    **{f"{name} {side}": batch for side in SIDES for name, batch in of_recovery(side, ROWS[side]).items()},
 }  # fmt: skip
 
 
