@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.circuit_control import PauseRequest
+from durable.crew import BrokeOff
 from durable.envelope import Leased, NodeId
 from durable.errors import LeaseLost
 from durable.failpoints import failpoint
@@ -82,6 +83,10 @@ class Attempts:
                 raise
             # What the handler awaited was cancelled, not this worker, which would end for good.
             raise RuntimeError("something that the handler awaited was cancelled") from error
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # a handler's attempt fails by it, and the worker lives
+            raise BrokeOff(f"{type(error).__name__}: {error}") from error
         failpoint("C18")
 
     def take_asked(self) -> list[PauseRequest]:

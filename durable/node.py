@@ -86,6 +86,7 @@ class Node:
         self._recovery: RecoveryAgent | None = None
         self._ordered: OrderedClaims | None = None
         self._lanes = Lanes(self._by_type)
+        self._unknown: dict[str, str] = {}
         self._sending: list[asyncio.Task[None]] = []
         self._tasks: Crew
 
@@ -295,8 +296,9 @@ class Node:
             return agent
         try:
             sender = self._transports.of(destination).sender(destination)
-        except InvalidSetting as error:
-            log.error("envelopes for %s stay in the outbox: %s", destination, error)
+        except BaseException as error:  # the address is unknown here, or the transport is the application's
+            raise_if_cancelled(error)
+            self._tell_unknown(destination, error)
             return None
         agent = self.senders[destination] = SendingAgent(
             destination,
@@ -312,6 +314,13 @@ class Node:
         )
         self._sending.append(self._tasks.create_task(agent.run(), name=f"sending to {destination}"))
         return agent
+
+    def _tell_unknown(self, destination: str, error: BaseException) -> None:
+        """Once, however often its envelopes are met."""
+        if self._unknown.get(destination) != repr(error):
+            self._unknown[destination] = repr(error)
+            trace = None if isinstance(error, InvalidSetting) else error
+            log.error("envelopes for %s stay in the outbox: %s", destination, error, exc_info=trace)
 
     def reserve(self, envelope: Envelope) -> NodeId:
         if envelope.execution_time is not None:

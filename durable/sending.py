@@ -18,6 +18,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import chain
 
 from durable.batching import is_due
@@ -27,6 +28,7 @@ from durable.crew import Crew, raise_if_cancelled
 from durable.envelope import Envelope, Lease, Leased, NodeId
 from durable.errors import ProtocolViolation, TransportError
 from durable.failpoints import failpoint
+from durable.forgiving import forgiving
 from durable.outcomes import Busy, Duplicate, Failed, Outcome, Rejected, Stored
 from durable.pace import Pace
 from durable.settings import Settings
@@ -238,7 +240,7 @@ class SendingAgent:
         if self._spans is None:
             outcomes = await self._sender.send(batch)
         else:
-            with self._spans.sending(self.destination, batch):
+            with forgiving(partial(self._spans.sending, self.destination, batch)):
                 outcomes = await self._sender.send(batch)
         if len(outcomes) != len(batch):
             raise ProtocolViolation(f"the transport gave {len(outcomes)} outcomes for {len(batch)} envelopes")
