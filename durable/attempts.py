@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.circuit_control import PauseRequest
-from durable.crew import BrokeOff
+from durable.crew import BrokeOff, contained
 from durable.envelope import Leased, NodeId
 from durable.errors import LeaseLost
 from durable.failpoints import failpoint
@@ -51,7 +51,9 @@ class Attempts:
         self._name = handler.name
         onion = onion or Onion()
         self._has_middleware = onion.handles
-        self._handle = onion.around_handling(handler.run if handler.is_async else self._handle_in_thread)
+        handle = onion.around_handling(handler.run if handler.is_async else self._handle_in_thread)
+        # Contained here: a GeneratorExit must not pass through the context managers around it, which await something.
+        self._handle = lambda call: contained(handle(call))
         self._sessions = sessions
         self._node = node
         self._schema = settings.db_schema

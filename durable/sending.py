@@ -169,6 +169,7 @@ class SendingAgent:
             except BaseException as error:
                 raise_if_cancelled(error)
                 log.exception("%s cannot be opened, and is tried again", self.destination)
+            self._changed.clear()
             await self._wait(self._settings.ping_interval.total_seconds())
         return False
 

@@ -100,8 +100,12 @@ class Recurring:
             envelopes = [e for at in occurrences for e in schedule.envelopes(self._composer, at)]
             if row.asked_at is not None:
                 envelopes += schedule.envelopes(self._composer, row.asked_at, asked_for=True)
-        except OSError as error:  # a factory's: nobody is to take it for the database's
-            raise RuntimeError(str(error)) from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a factory's: nobody is to take an OSError for the database's
+            if isinstance(error, OSError) or not isinstance(error, Exception):
+                raise RuntimeError(f"{type(error).__name__}: {error}") from error
+            raise
         if envelopes:
             outbox.store(conn, schema, self._unowned(envelopes))
         failpoint("C22")
