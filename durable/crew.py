@@ -41,7 +41,10 @@ class Stuck(DurableError):
 
 def is_cancelled() -> bool:
     """Whether the current task is asked to end, whatever exception has replaced its CancelledError meanwhile."""
-    task = asyncio.current_task()
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # in a thread without a loop nothing is cancelled
+        return False
     return task is not None and task.cancelling() > 0
 
 
