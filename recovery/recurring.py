@@ -16,7 +16,7 @@ from typing import Final
 from sqlalchemy import Connection
 
 from durable.composing import Composer
-from durable.crew import raise_if_cancelled
+from durable.crew import BrokeOff, raise_if_cancelled
 from durable.cron import look
 from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.errors import StorageUnavailable
@@ -103,8 +103,10 @@ class Recurring:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a factory's: nobody is to take an OSError for the database's
-            if isinstance(error, OSError) or not isinstance(error, Exception):
-                raise RuntimeError(f"{type(error).__name__}: {error}") from error
+            if isinstance(error, OSError):
+                raise RuntimeError(str(error)) from error
+            if not isinstance(error, Exception):
+                raise BrokeOff(f"{type(error).__name__}: {error}") from error
             raise
         if envelopes:
             outbox.store(conn, schema, self._unowned(envelopes))

@@ -535,7 +535,7 @@ class TestTheBlock:
         assert seen == [1, 1]
 
     async def test_a_bus_that_runs_already_is_refused(self, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(bus.runtime, "node", object())
+        monkeypatch.setattr(bus.runtime.life, "node", object())
         with pytest.raises(WiringError, match="before it starts"):
             async with InMemoryBus(bus):
                 pass
