@@ -24,7 +24,7 @@ from durable.envelope import Leased, NodeId
 from durable.errors import LeaseLost
 from durable.failpoints import failpoint
 from durable.handlers import Context, Handler, Incoming
-from durable.middleware import Onion
+from durable.middleware import HandleNext, Onion
 from durable.sessions import Sessions
 from durable.settings import Settings
 from durable.stepping import closing, step
@@ -53,7 +53,7 @@ class Attempts:
         self._has_middleware = onion.handles
         handle = onion.around_handling(handler.run if handler.is_async else self._handle_in_thread)
         # Contained here: a GeneratorExit must not pass through the context managers around it, which await something.
-        self._handle = lambda call: contained(handle(call))
+        self._handle: HandleNext = lambda call: contained(handle(call))
         self._sessions = sessions
         self._node = node
         self._schema = settings.db_schema

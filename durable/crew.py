@@ -56,7 +56,7 @@ def raise_if_cancelled(error: BaseException) -> None:
         raise asyncio.CancelledError from error
 
 
-async def contained(work: Coroutine[Any, Any, T]) -> T:
+async def contained(work: Awaitable[T]) -> T:
     """Run this, raising nothing but Exceptions and the CancelledError of a task that was asked to end."""
     try:
         return await work

@@ -173,7 +173,8 @@ class Node:
 
     def slowest_step(self) -> Standing | None:
         """The step of an agent that is nearest to its bound."""
-        paces = [agent.pace for agent in (*self.senders.values(), *self.handlers.values())]
+        paces = [agent.pace for agent in self.senders.values()]
+        paces += [agent.pace for agent in self.handlers.values()]
         paces += [agent.pace for agent in (self.receiver, self._recovery) if agent is not None]
         steps = [step for pace in paces if (step := pace.slowest()) is not None]
         return max(steps, key=lambda step: step.share, default=None)

@@ -140,7 +140,7 @@ class Spans:
 class EvilTransport:
     """An application's own transport."""
 
-    schemes = ("evil",)
+    schemes: tuple[str, ...] = ("evil",)
 
     def check(self, uri: str) -> None: ...
 

@@ -21,7 +21,12 @@ class Panic(BaseException):
 def test_watchdog_bites_when_nothing_is_heard() -> None:
     bitten = threading.Event()
     reasons: list[str] = []
-    watchdog = Watchdog(0.05, "silence", lambda reason: (reasons.append(reason), bitten.set())[0])
+
+    def bite(reason: str) -> None:
+        reasons.append(reason)
+        bitten.set()
+
+    watchdog = Watchdog(0.05, "silence", bite)
     watchdog.watch()
     assert bitten.wait(20)
     watchdog.end()
