@@ -19,11 +19,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.circuit_control import PauseRequest
+from durable.crew import BrokeOff, contained
 from durable.envelope import Leased, NodeId
 from durable.errors import LeaseLost
 from durable.failpoints import failpoint
 from durable.handlers import Context, Handler, Incoming
-from durable.middleware import Onion
+from durable.middleware import HandleNext, Onion
 from durable.sessions import Sessions
 from durable.settings import Settings
 from durable.stepping import closing, step
@@ -50,7 +51,9 @@ class Attempts:
         self._name = handler.name
         onion = onion or Onion()
         self._has_middleware = onion.handles
-        self._handle = onion.around_handling(handler.run if handler.is_async else self._handle_in_thread)
+        handle = onion.around_handling(handler.run if handler.is_async else self._handle_in_thread)
+        # Contained here: a GeneratorExit must not pass through the context managers around it, which await something.
+        self._handle: HandleNext = lambda call: contained(handle(call))
         self._sessions = sessions
         self._node = node
         self._schema = settings.db_schema
@@ -83,6 +86,10 @@ class Attempts:
                 raise
             # What the handler awaited was cancelled, not this worker, which would end for good.
             raise RuntimeError("something that the handler awaited was cancelled") from error
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # a handler's attempt fails by it, and the worker lives
+            raise BrokeOff(f"{type(error).__name__}: {error}") from error
         failpoint("C18")
 
     def take_asked(self) -> list[PauseRequest]:

@@ -135,7 +135,9 @@ def decode(body: bytes, cls: type[Any], content_type: str = JSON) -> Any:
         raise InvalidMessage(f"content type {content_type!r} is not understood; known: {_known()}")
     try:
         message = codec.decode(body, cls)
-    except Exception as error:  # the class's own validators are called, and may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the class's own validators, and extensions that panic, may raise anything
         raise InvalidMessage(f"the body is no {cls.__qualname__}: {_said(error)}") from error
     if not isinstance(message, cls):
         raise InvalidMessage(
@@ -152,5 +154,5 @@ def _known() -> str:
     return ", ".join(_codecs)
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     return str(error) or type(error).__qualname__

@@ -41,7 +41,10 @@ class Stuck(DurableError):
 
 def is_cancelled() -> bool:
     """Whether the current task is asked to end, whatever exception has replaced its CancelledError meanwhile."""
-    task = asyncio.current_task()
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # in a thread without a loop nothing is cancelled
+        return False
     return task is not None and task.cancelling() > 0
 
 
@@ -53,7 +56,7 @@ def raise_if_cancelled(error: BaseException) -> None:
         raise asyncio.CancelledError from error
 
 
-async def contained(work: Coroutine[Any, Any, T]) -> T:
+async def contained(work: Awaitable[T]) -> T:
     """Run this, raising nothing but Exceptions and the CancelledError of a task that was asked to end."""
     try:
         return await work

@@ -318,8 +318,8 @@ class Handler:
                 result = self._injected.call_sync(call, stack)
             call.context.cascade(result)
             return result
-        except StopIteration as error:  # no Future can carry it; coroutines do the same (PEP 479)
-            raise RuntimeError("the handler raised StopIteration") from error
+        except (StopIteration, GeneratorExit) as error:  # no Future can carry them; coroutines do the same (PEP 479)
+            raise RuntimeError(f"the handler raised {type(error).__name__}") from error
 
 
 def refuse_verdicts(of: str, errors: Iterable[type[Exception]]) -> None:

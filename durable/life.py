@@ -162,9 +162,7 @@ class Life:
             case Stuck():
                 self._given_up(error.tasks)
             case _:
-                log.error(
-                    "the node failed and starts again: %s", error or repr(error), exc_info=error if is_new else None
-                )
+                log.error("the node failed and starts again: %r", error, exc_info=error if is_new else None)
 
     def _given_up(self, left: Sequence[asyncio.Task[Any]]) -> None:
         names = ", ".join(task.get_name() for task in left)

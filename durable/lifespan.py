@@ -17,6 +17,7 @@ from enum import Enum, auto
 from typing import Any
 
 from durable.bus import Bus
+from durable.crew import raise_if_cancelled
 from durable.errors import DurableError
 from durable.telemetry import log
 
@@ -97,7 +98,8 @@ class Lifespan:
         try:
             await self._bus.__aenter__()
             self._has_started_bus = True
-        except Exception as error:  # whatever it is, the server must be told, or it waits for ever
+        except BaseException as error:  # whatever it is, the server must be told, or it goes on without the bus
+            raise_if_cancelled(error)
             self._answer = {"type": "lifespan.startup.failed", "message": _told(error, "start")}
 
     async def _stop_bus(self) -> None:
@@ -106,11 +108,12 @@ class Lifespan:
             return  # it is somebody else's
         try:
             await self._bus.__aexit__(None, None, None)
-        except Exception as error:
+        except BaseException as error:
+            raise_if_cancelled(error)
             self._answer = {"type": "lifespan.shutdown.failed", "message": _told(error, "stop")}
 
 
-def _told(error: Exception, verb: str) -> str:
+def _told(error: BaseException, verb: str) -> str:
     """What the server logs; a bug shows its traceback here."""
     if isinstance(error, DurableError):
         return f"the bus cannot {verb}: {error}"

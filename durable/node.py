@@ -87,6 +87,7 @@ class Node:
         self._recovery: RecoveryAgent | None = None
         self._ordered: OrderedClaims | None = None
         self._lanes = Lanes(self._by_type)
+        self._unknown: dict[str, str] = {}
         self._sending: set[asyncio.Task[None]] = set()
         self._tasks: Crew
 
@@ -173,7 +174,8 @@ class Node:
 
     def slowest_step(self) -> Standing | None:
         """The step of an agent that is nearest to its bound."""
-        paces = [agent.pace for agent in (*self.senders.values(), *self.handlers.values())]
+        paces = [agent.pace for agent in self.senders.values()]
+        paces += [agent.pace for agent in self.handlers.values()]
         paces += [agent.pace for agent in (self.receiver, self._recovery) if agent is not None]
         steps = [step for pace in paces if (step := pace.slowest()) is not None]
         return max(steps, key=lambda step: step.share, default=None)
@@ -299,8 +301,9 @@ class Node:
             return agent
         try:
             sender = self._transports.of(destination).sender(destination)
-        except InvalidSetting as error:
-            log.error("envelopes for %s stay in the outbox: %s", destination, error)
+        except BaseException as error:  # the address is unknown here, or the transport is the application's
+            raise_if_cancelled(error)
+            self._tell_unknown(destination, error)
             return None
         agent = self.senders[destination] = SendingAgent(
             destination,
@@ -327,6 +330,13 @@ class Node:
         del self.senders[destination]
         self._counters.forget(Subject.DESTINATION, destination)
         return True
+
+    def _tell_unknown(self, destination: str, error: BaseException) -> None:
+        """Once, however often its envelopes are met."""
+        if self._unknown.get(destination) != repr(error):
+            self._unknown[destination] = repr(error)
+            trace = None if isinstance(error, InvalidSetting) else error
+            log.error("envelopes for %s stay in the outbox: %s", destination, error, exc_info=trace)
 
     def reserve(self, envelope: Envelope) -> NodeId:
         if envelope.execution_time is not None:

@@ -13,6 +13,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -24,6 +25,7 @@ from durable.crew import raise_if_cancelled
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.failpoints import failpoint
+from durable.forgiving import forgiving
 from durable.ordering import FREE, Places
 from durable.outcomes import (
     BUSY,
@@ -155,7 +157,7 @@ class ReceivingAgent:
         try:
             if self._spans is None:
                 return await waiting.answered
-            with self._spans.receiving(endpoint, batch):
+            with forgiving(partial(self._spans.receiving, endpoint, batch)):
                 return await waiting.answered
         finally:
             self._queued_count -= len(batch)

@@ -140,7 +140,7 @@ class Runtime:
     @property
     def is_running(self) -> bool:
         """Was it started, and not stopped yet?"""
-        return self.life.is_running or self._storing_task is not None
+        return self._watching is not None
 
     @property
     def node(self) -> Node | None:

@@ -18,6 +18,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import chain
 
 from durable.batching import is_due
@@ -27,6 +28,7 @@ from durable.crew import Crew, raise_if_cancelled
 from durable.envelope import Envelope, Lease, Leased, NodeId
 from durable.errors import ProtocolViolation, TransportError
 from durable.failpoints import failpoint
+from durable.forgiving import forgiving
 from durable.outcomes import Busy, Duplicate, Failed, Outcome, Rejected, Stored
 from durable.pace import Pace
 from durable.settings import Settings
@@ -177,6 +179,7 @@ class SendingAgent:
             except BaseException as error:
                 raise_if_cancelled(error)
                 log.exception("%s cannot be opened, and is tried again", self.destination)
+            self._changed.clear()
             await self._wait(self._settings.ping_interval.total_seconds())
         return False
 
@@ -248,7 +251,7 @@ class SendingAgent:
         if self._spans is None:
             outcomes = await self._sender.send(batch)
         else:
-            with self._spans.sending(self.destination, batch):
+            with forgiving(partial(self._spans.sending, self.destination, batch)):
                 outcomes = await self._sender.send(batch)
         if len(outcomes) != len(batch):
             raise ProtocolViolation(f"the transport gave {len(outcomes)} outcomes for {len(batch)} envelopes")

@@ -17,6 +17,7 @@ from typing import Any, Final
 from durable.crew import end
 from durable.last_resort import EXIT_STUCK, end_process
 from durable.life import Life
+from durable.telemetry import log
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _THREAD_SECONDS: Final = 1.0
@@ -84,6 +85,9 @@ def run(bus: AbstractAsyncContextManager[Any], life: Life) -> None:
     """serve() as a whole process: threads of handlers that never end do not keep it."""
     try:
         asyncio.run(serve(bus, life))
+    except SystemExit as error:
+        log.critical("the process ends: a task has raised SystemExit(%s)", error.code)
+        raise
     finally:
         life.end_watch()
         if hung := _hung_threads():

@@ -36,7 +36,9 @@ class Upcaster:
         """The same message as the newer class; raises InvalidMessage."""
         try:
             newer = self.function(message)
-        except Exception as error:  # the application's function
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the application's function, and extensions that panic
             raise InvalidMessage(f"upcaster {self.name} failed: {type(error).__qualname__}: {error}") from error
         if not isinstance(newer, self.new):
             raise InvalidMessage(

@@ -16,7 +16,7 @@ from typing import Final
 from sqlalchemy import Connection
 
 from durable.composing import Composer
-from durable.crew import raise_if_cancelled
+from durable.crew import BrokeOff, raise_if_cancelled
 from durable.cron import Pause, look
 from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.errors import StorageUnavailable
@@ -100,8 +100,14 @@ class Recurring:
             envelopes = [e for at in occurrences for e in schedule.envelopes(self._composer, at)]
             if row.asked_at is not None:
                 envelopes += schedule.envelopes(self._composer, row.asked_at, asked_for=True)
-        except OSError as error:  # a factory's: nobody is to take it for the database's
-            raise RuntimeError(str(error)) from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a factory's: nobody is to take an OSError for the database's
+            if isinstance(error, OSError):
+                raise RuntimeError(str(error)) from error
+            if not isinstance(error, Exception):
+                raise BrokeOff(f"{type(error).__name__}: {error}") from error
+            raise
         if envelopes:
             outbox.store(conn, schema, self._unowned(envelopes))
         failpoint("C22")

@@ -8,6 +8,7 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from durable.crew import contained
 from durable.errors import InvalidSetting
 from durable.settings import Settings
 from durable.telemetry import log
@@ -64,7 +65,9 @@ class HttpListener:
         app = make_app(door, self._address.path)
         self._server = Server(app, self._settings, self._tls, self._counts)
         self._tasks = await asyncio.TaskGroup().__aenter__()
-        self._serving = self._tasks.create_task(self._server.serve(sockets=[listening]), name=f"serve {self._uri}")
+        self._serving = self._tasks.create_task(
+            contained(self._server.serve(sockets=[listening])), name=f"serve {self._uri}"
+        )
 
     async def close(self) -> None:
         """Accept nothing new, answer the requests under way within `drain_timeout`, and close."""

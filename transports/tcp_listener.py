@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from typing import Final, NoReturn
 
+from durable.crew import raise_if_cancelled
 from durable.envelope import Envelope
 from durable.errors import TransportError
 from durable.failpoints import failpoint
@@ -129,7 +130,8 @@ class TcpListener:
             await connection.run()
         except TransportError as error:
             self._count_dropped(connection.peer, error)
-        except Exception:
+        except BaseException as error:
+            raise_if_cancelled(error)
             # A fault of ours, perhaps in the receiver: it costs this connection, not the others.
             self._counts["dropped"] += 1
             log.exception("%s dropped the connection of %s: a fault", self._uri, connection.peer)

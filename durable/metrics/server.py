@@ -25,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from durable.crew import contained
 from durable.errors import InvalidSetting
 from durable.metrics import process, service
 from durable.metrics.families import declared
@@ -90,7 +91,9 @@ class MetricsServer:
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._server = Server(self._app, self._settings, None, Counter())
         self._tasks = await asyncio.TaskGroup().__aenter__()
-        self._serving = self._tasks.create_task(self._server.serve(sockets=[listening]), name="serve metrics")
+        self._serving = self._tasks.create_task(
+            contained(self._server.serve(sockets=[listening])), name="serve metrics"
+        )
         log.info("metrics at %s/metrics, health at %s/health", self.address, self.address)
 
     async def close(self) -> None:

@@ -83,7 +83,7 @@ class Database:
             wait=wait_exponential_jitter(multiplier=0.1, max=5, jitter=0.1),
             before_sleep=tell,
         )
-        result = await patiently(self.transaction, work, *args, **kwargs)
+        result: T = await patiently(self.transaction, work, *args, **kwargs)
         self._is_waited_for = False
         return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 
@@ -11,6 +12,7 @@ import pytest
 from durable import Bus, message
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE
+from durable.errors import DurableError
 from durable.outcomes import STORED
 from durable.testing import eventually
 from durable.transports.memory import MemoryTransport
@@ -61,6 +63,18 @@ async def test_a_node_that_was_struck_off_comes_back_under_another_id_and_listen
     await eventually(lambda: bus.runtime.node_id not in (first, ANY_NODE), within=15, what="another node")
     assert await transport.sender(HERE).send([envelope("runtime.placed")]) == [STORED]
     assert tables.count("nodes") == 1
+
+
+async def test_bus_that_is_ended_from_outside_says_so(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+    """As by an application that cancels every task of its loop."""
+    for task in asyncio.all_tasks():
+        if task.get_name() == "durable":
+            task.cancel()
+    await eventually(lambda: not bus.runtime.node_id, within=20)
+    await eventually(lambda: "the bus has ended by itself" in caplog.text, within=20)
+    assert any("is no node now" in problem for problem in (await bus.runtime.monitor.look()).problems)
+    with pytest.raises((asyncio.CancelledError, DurableError)):
+        await bus.runtime.life.ended()
 
 
 async def test_a_node_that_stops_owns_nothing_and_is_no_node_any_more(tables: Tables) -> None:

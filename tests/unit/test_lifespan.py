@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import pytest
@@ -153,6 +153,19 @@ class TestLifespan:
         ]
         own = ["app starts", "app stops"] if has_lifespan else []
         assert steps == ["lifespan.startup", *own[:1], "bus starts", *own[1:], "lifespan.startup.failed"]
+
+    @pytest.mark.parametrize("error", [SystemExit(1), GeneratorExit(), asyncio.CancelledError()])
+    async def test_server_is_told_when_the_start_of_the_bus_is_broken_off(
+        self, steps: list[str], error: BaseException
+    ) -> None:
+        class BrokenBus(RecordingBus):
+            async def __aenter__(self) -> Self:
+                raise error
+
+        server = LifespanServer(steps)
+        await server.start(DurableMiddleware(living(steps), bus=BrokenBus(steps)))
+        await server.task
+        assert server.answers[-1]["type"] == "lifespan.startup.failed"
 
     async def test_a_bus_that_does_not_stop_well_does_not_keep_the_application_from_it(self, steps: list[str]) -> None:
         server = LifespanServer(steps)
