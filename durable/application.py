@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -35,6 +36,8 @@ class Application:
     by_error: dict[type[Exception], Retry | RetryAfter] = field(default_factory=dict)
     listeners: list[Listening] = field(default_factory=list)
     transports: list[Transport] = field(default_factory=list)
+    mounted: dict[str, Counter[str]] = field(default_factory=dict)
+    """What the apps of bus.asgi() have counted since they were made, by `asgi:` and their endpoint."""
     onion: Onion = field(default_factory=Onion)
     batch_spans: BatchSpans | None = None
     schedules: dict[str, Schedule] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -44,6 +45,7 @@ from durable.transports.base import Transport
 from durable.unit_of_work import Outbox, Scope, UnitOfWork
 
 if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
     from prometheus_client.registry import Collector
     from starlette.types import ASGIApp
@@ -192,6 +194,18 @@ class Bus:
         self.use(tracing, group="before")
         self._application.batch_spans = tracing
 
+    def meter(self, provider: MeterProvider | None = None) -> None:
+        """Give the metrics to OpenTelemetry, under the names that /metrics has: see docs/telemetry.md.
+
+        `provider` is whose instruments they are; the global one unless given. Raises InvalidSetting when
+        `durable-bus[tracing]` is not installed.
+        """
+        try:
+            from durable.metrics.meters import Meters, Source
+        except ImportError as error:
+            raise InvalidSetting(f"meter() needs {error.name}; run: pip install 'durable-bus[tracing]'") from error
+        Meters(lambda: Source(self.runtime.monitor, self.runtime.loop), provider)
+
     def listen(self, uri: str, *, name: str | None = None) -> None:
         """Receive on this address. `name` is the key under which duplicates are recognised (default: the service):
         give listeners the same name when they may be sent the same envelope."""
@@ -204,9 +218,12 @@ class Bus:
         """An ASGI app that receives over HTTP, to be mounted: `app.mount("/durable", bus.asgi())`.
 
         It answers 503 until the bus runs, and follows it from run to run, with the settings of now. `name` as in
-        listen(). Raises InvalidSetting when `durable-bus[http]` is not installed.
+        listen(). What it counts is shown under the listener `asgi:` and that name. Raises InvalidSetting when
+        `durable-bus[http]` is not installed.
         """
-        return self.runtime.http.app(name or self.service, lambda: self.runtime.receiver)
+        endpoint = name or self.service
+        counts = self._application.mounted.setdefault(f"asgi:{endpoint}", Counter())
+        return self.runtime.http.app(endpoint, lambda: self.runtime.receiver, counts)
 
     def metrics_app(self, registry: Collector | None = None) -> ASGIApp:
         """An ASGI app with /metrics for Prometheus and /health, to be mounted: `app.mount("/durable", ...)`.
