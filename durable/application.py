@@ -15,6 +15,7 @@ from durable.retry import Policy, Retry, RetryAfter
 from durable.routing import LOCAL, Routes
 from durable.schedules import Schedule
 from durable.settings import suggestion
+from durable.storage.leases import Burials
 from durable.telemetry import BatchSpans
 from durable.transports.base import Transport
 
@@ -45,6 +46,11 @@ class Application:
     def policy(self, handler: Handler) -> Policy:
         """What the failures of this handler lead to: its own rules come before those of the service."""
         return Policy(handler.retry, {**self.by_error, **handler.by_error})
+
+    def burials(self, by_default: str) -> Burials:
+        """Which messages that came too late are dead letters; `by_default` is the setting on_expiry."""
+        others = [name for name, handler in self.by_type().items() if handler.on_expiry not in (None, by_default)]
+        return Burials(by_default == "dead-letter", others)
 
     def declare(self, handler: Handler) -> None:
         """Raises InvalidSetting when one of its messages, or of their older versions, has a handler already."""

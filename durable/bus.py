@@ -31,7 +31,7 @@ from durable.composing import SendOptions, due_time
 from durable.cron import Missed
 from durable.duration import Duration, duration
 from durable.errors import InvalidMessage, InvalidSetting, Verdict, WiringError
-from durable.handlers import Handler, OnDeadLetter
+from durable.handlers import Handler, OnDeadLetter, OnExpiry
 from durable.messages import name_of
 from durable.middleware import Group, Middleware
 from durable.retry import ByError, Retry, RetryAfter
@@ -118,6 +118,7 @@ class Bus:
         inherit_deliver_by: bool = False,
         ordered: bool = False,
         on_dead_letter: OnDeadLetter | None = None,
+        on_expiry: OnExpiry | None = None,
         fair_by: str | None = None,
         weights: Mapping[str, int] | None = None,
     ) -> Callable[[F], F]:
@@ -135,7 +136,9 @@ class Bus:
 
         Messages of one `key=` are handled one after another. With `ordered` all messages of this class are, over all
         nodes. `on_dead_letter="park"` stops the key of a message that became a dead letter (and an ordered handler as a
-        whole) until it is resumed; "continue" lets the next one come (default: the setting). `fair_by` names the header
+        whole) until it is resumed; "continue" lets the next one come (default: the setting). With
+        `on_expiry="dead-letter"` what comes too late for its deliver_by is a dead letter, and no mere line of the
+        history (default: the setting). `fair_by` names the header
         (`tenant` is the one of `send(tenant=...)`), or `key`, by which tenants take turns, each with as many messages
         as `weights` says (default: 1).
 
@@ -158,6 +161,7 @@ class Bus:
                     inherit_deliver_by=inherit_deliver_by,
                     ordered=ordered,
                     on_dead_letter=on_dead_letter,
+                    on_expiry=on_expiry,
                     fair_by=fair_by,
                     weights=weights or {},
                 )
@@ -203,7 +207,7 @@ class Bus:
         try:
             from durable.metrics.meters import Meters, Source
         except ImportError as error:
-            raise InvalidSetting(f"meter() needs {error.name}; run: pip install 'durable-bus[tracing]'") from error
+            raise InvalidSetting("meter() needs opentelemetry; run: pip install 'durable-bus[tracing]'") from error
         Meters(lambda: Source(self.runtime.monitor, self.runtime.loop), provider)
 
     def listen(self, uri: str, *, name: str | None = None) -> None:

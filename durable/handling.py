@@ -92,7 +92,14 @@ class HandlingAgent:
         )
         self._paused_versions: Collection[str] = ()
         self._attempts = attempts
-        self._settling = Settling(handler.message_type, database, node, counters, keep_body=settings.history_bodies)
+        self._settling = Settling(
+            handler.message_type,
+            database,
+            node,
+            counters,
+            keep_body=settings.history_bodies,
+            buries=(handler.on_expiry or settings.on_expiry) == "dead-letter",
+        )
         self._policy = policy
         self._node = node
         self._settings = settings

@@ -102,6 +102,10 @@ class Settings(BaseSettings):
         default="continue",
         description="whether a dead letter lets the messages behind it under its key go on, or parks the key",
     )
+    on_expiry: Literal["forget", "dead-letter"] = Field(
+        default="forget",
+        description="whether a message whose deliver_by has passed is left to the history, or becomes a dead letter",
+    )
     handler_timeout: Duration = Field(default=timedelta(seconds=60), description="for one attempt of a handler")
     drain_timeout: Duration = Field(default=timedelta(seconds=10), description="for work under way when the node stops")
     check_in_flight: Annotated[int, Field(ge=0, le=1_000_000)] = Field(

@@ -20,6 +20,7 @@ from durable.routing import LOCAL
 from durable.storage import circuits, inbox, leases
 from durable.storage.circuits import Kind
 from durable.storage.database import Database
+from durable.storage.expiry import bury_incoming
 from durable.storage.recovery_statements import INCOMING
 from durable.storage.rows import Failure, Letter, storable
 from durable.telemetry import Counters, Event, log
@@ -29,13 +30,23 @@ class Settling:
     """Settles messages that this node owns, for the handler of this type; a lease that was lost settles nothing."""
 
     def __init__(
-        self, handler: str, database: Database, node: NodeId, counters: Counters, *, keep_body: bool = False
+        self,
+        handler: str,
+        database: Database,
+        node: NodeId,
+        counters: Counters,
+        *,
+        keep_body: bool = False,
+        buries: bool = False,
     ) -> None:
+        """With `buries` what comes too late becomes a dead letter."""
         self._handler = handler
         self._database = database
         self._node = node
         self._counters = counters
         self._keep_body = keep_body
+        self._expire = bury_incoming if buries else inbox.expire
+        self._expired = Event.DEAD_LETTERED if buries else Event.EXPIRED
 
     async def settle(
         self,
@@ -78,8 +89,8 @@ class Settling:
 
     async def expire(self, lease: Leased) -> bool:
         """By the database's clock; False when that is behind this node's."""
-        expired = await self._database.insist(inbox.expire, self._node, lease, keep_body=self._keep_body)
-        self._counters.add(Event.EXPIRED, int(expired))
+        expired = await self._database.insist(self._expire, self._node, lease, keep_body=self._keep_body)
+        self._counters.add(self._expired, int(expired))
         return expired
 
     async def _expires_within(self, lease: Leased, delay: timedelta, error: Exception) -> bool:
@@ -88,14 +99,14 @@ class Settling:
             return False
         reason = f"the next attempt, {delay} later, would come after its deliver_by; this one failed: {error!r}"
         expired = await self._database.insist(
-            inbox.expire,
+            self._expire,
             self._node,
             lease,
             within=delay,
             reason=storable(reason, LONGEST_REASON),
             keep_body=self._keep_body,
         )
-        self._counters.add(Event.EXPIRED, int(expired))
+        self._counters.add(self._expired, int(expired))
         return expired
 
     async def dead_letter(

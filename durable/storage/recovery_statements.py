@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from durable.storage.statements import FENCE, FROM_INCOMING, FROM_OUTGOING, HISTORY, MINE, Statement
+from typing import Final
+
+from durable.storage.statements import CLAIMED, FENCE, FROM_INCOMING, FROM_OUTGOING, HISTORY, MINE, Statement
+
+READ_CLOCK = Statement("SELECT clock_timestamp()")
+# Expired messages of which types become dead letters: all but these, or these alone.
+_BURIED: Final = "CAST(:buries_others AS boolean) <> (message_type = ANY (CAST(:excepted AS text[])))"
 
 
 class Recovery:
@@ -67,7 +73,8 @@ FROM due WHERE row.id = due.id AND row.{address_column} = due.{address_column}
 """)
         self.expire = Statement(f"""
 WITH late AS (
-    SELECT id, {address_column} FROM {{schema}}.{table} WHERE deliver_by < now() AND owner_id = 0
+    SELECT id, {address_column} FROM {{schema}}.{table}
+    WHERE deliver_by < now() AND owner_id = 0 AND NOT ({_BURIED})
     ORDER BY deliver_by LIMIT :batch_size FOR UPDATE SKIP LOCKED
 ), expired AS (
     DELETE FROM {{schema}}.{table} AS row USING late
@@ -78,6 +85,17 @@ WITH late AS (
     SELECT id, '{side}', 'expired', {history}, :node, 'expired while it waited' FROM expired
 )
 SELECT count(*) FROM expired
+""")
+        self.claim_late = Statement(f"""
+WITH late AS (
+    SELECT id, {address_column} FROM {{schema}}.{table} WHERE deliver_by < now() AND owner_id = 0 AND {_BURIED}
+    ORDER BY deliver_by LIMIT :batch_size FOR UPDATE SKIP LOCKED
+), claimed AS (
+    UPDATE {{schema}}.{table} AS row SET owner_id = :node, epoch = row.epoch + 1
+    FROM late WHERE row.id = late.id AND row.{address_column} = late.{address_column}
+    RETURNING row.*
+)
+SELECT {CLAIMED % address_column} FROM claimed ORDER BY seq
 """)
         self.backlog = Statement(f"""
 SELECT {group_column} AS name, count(*) AS total, count(*) FILTER (WHERE owner_id = 0) AS unowned,

@@ -28,7 +28,7 @@ from starlette.routing import Mount
 from durable import Bus, Reject, Retry, message
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.node import Node
-from durable.telemetry import Subject
+from durable.telemetry import Event, Subject
 from durable.testing import InMemoryBus, eventually
 from durable.version import __version__
 from tests.support.command import Agent
@@ -379,7 +379,7 @@ async def test_opentelemetry_has_what_prometheus_has(database_url: str) -> None:
             for number in (1, 2, 3):
                 uow.send(Placed(number))
         await eventually(
-            lambda: bus.statistics().tallies[Subject.MESSAGE_TYPE]["metrics.placed"].counts.get("handled") == 2
+            lambda: bus.statistics().tallies[Subject.MESSAGE_TYPE]["metrics.placed"].counts.get(Event.HANDLED) == 2
         )
 
         async def counted() -> Collected:
