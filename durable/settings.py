@@ -124,6 +124,10 @@ class Settings(BaseSettings):
     amqp_queue_type: Literal["quorum", "classic"] = Field(
         default="quorum", description="of the queues that are declared, unless their URI says otherwise"
     )
+    amqp_expiration: bool = Field(
+        default=False,
+        description="give deliver_by to the broker as expiration: for queues that dead-letter, as others lose it",
+    )
     amqp_prefetch: Annotated[int, Field(ge=1, le=65_535)] = Field(
         default=1_000, description="unacknowledged deliveries of one queue; ten batches keep the inbox busy"
     )
