@@ -102,7 +102,7 @@ async def play(world: World, plan: Plan) -> End:
             await asyncio.sleep(0.1)  # a node obeys within a moment
         for _ in range(2 if plan.doubles else 1):
             for number in range(COUNT):
-                options = plan.sends | ({"id_from": f"order-{number}"} if plan.doubles else {})
+                options: dict[str, Any] = plan.sends | ({"id_from": f"order-{number}"} if plan.doubles else {})
                 async with world.bus.unit_of_work():
                     world.bus.send(OrderPlaced(number), **options)
                 await world.settle()
