@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,6 +18,7 @@ from durable.retry import Policy, Retry, RetryAfter
 from durable.routing import LOCAL, Routes
 from durable.schedules import Schedule
 from durable.settings import suggestion
+from durable.storage.leases import Burials
 from durable.telemetry import BatchSpans, log
 from durable.transports.base import Transport
 
@@ -40,6 +42,8 @@ class Application:
     by_error: dict[type[Exception], Retry | RetryAfter] = field(default_factory=dict)
     listeners: list[Listening] = field(default_factory=list)
     transports: list[Transport] = field(default_factory=list)
+    mounted: dict[str, Counter[str]] = field(default_factory=dict)
+    """What the apps of bus.asgi() have counted since they were made, by `asgi:` and their endpoint."""
     onion: Onion = field(default_factory=Onion)
     batch_spans: BatchSpans | None = None
     schedules: dict[str, Schedule] = field(default_factory=dict)
@@ -47,6 +51,11 @@ class Application:
     def policy(self, handler: Handler) -> Policy:
         """What the failures of this handler lead to: its own rules come before those of the service."""
         return Policy(handler.retry or self.retry, {**self.by_error, **handler.by_error})
+
+    def burials(self, by_default: str) -> Burials:
+        """Which messages that came too late are dead letters; `by_default` is the setting on_expiry."""
+        others = [name for name, handler in self.by_type().items() if handler.on_expiry not in (None, by_default)]
+        return Burials(by_default == "dead-letter", others)
 
     def declare(self, handler: Handler) -> None:
         """Raises InvalidSetting when one of its messages, or of their older versions, has a handler already."""

@@ -12,6 +12,7 @@ async with bus:                                   # the agents run
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -31,7 +32,7 @@ from durable.composing import SendOptions, due_time
 from durable.cron import Missed
 from durable.duration import Duration
 from durable.errors import InvalidMessage, InvalidSetting, WiringError
-from durable.handlers import Handler, OnDeadLetter, refuse_verdicts
+from durable.handlers import Handler, OnDeadLetter, OnExpiry, refuse_verdicts
 from durable.kinds import shown
 from durable.messages import name_of
 from durable.middleware import Group, Middleware
@@ -47,6 +48,7 @@ from durable.transports.base import Transport
 from durable.unit_of_work import Outbox, Scope, UnitOfWork
 
 if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
     from prometheus_client.registry import Collector
     from starlette.types import ASGIApp
@@ -129,6 +131,7 @@ class Bus:
         inherit_deliver_by: bool = False,
         ordered: bool = False,
         on_dead_letter: OnDeadLetter | None = None,
+        on_expiry: OnExpiry | None = None,
         fair_by: str | None = None,
         weights: Mapping[str, int] | None = None,
     ) -> Callable[[F], F]:
@@ -146,7 +149,9 @@ class Bus:
 
         Messages of one `key=` are handled one after another. With `ordered` all messages of this class are, over all
         nodes. `on_dead_letter="park"` stops the key of a message that became a dead letter (and an ordered handler as a
-        whole) until it is resumed; "continue" lets the next one come (default: the setting). `fair_by` names the header
+        whole) until it is resumed; "continue" lets the next one come (default: the setting). With
+        `on_expiry="dead-letter"` what comes too late for its deliver_by is a dead letter, and no mere line of the
+        history (default: the setting). `fair_by` names the header
         (`tenant` is the one of `send(tenant=...)`), or `key`, by which tenants take turns, each with as many messages
         as `weights` says (default: 1).
 
@@ -173,6 +178,7 @@ class Bus:
                     inherit_deliver_by=inherit_deliver_by,
                     ordered=ordered,
                     on_dead_letter=on_dead_letter,
+                    on_expiry=on_expiry,
                     fair_by=fair_by,
                     weights={} if weights is None else weights,
                 )
@@ -218,6 +224,18 @@ class Bus:
         self.use(tracing, group="before")
         self._application.batch_spans = tracing
 
+    def meter(self, provider: MeterProvider | None = None) -> None:
+        """Give the metrics to OpenTelemetry, under the names that /metrics has: see docs/telemetry.md.
+
+        `provider` is whose instruments they are; the global one unless given. Raises InvalidSetting when
+        `durable-bus[tracing]` is not installed.
+        """
+        try:
+            from durable.metrics.meters import Meters, Source
+        except ImportError as error:
+            raise InvalidSetting("meter() needs opentelemetry; run: pip install 'durable-bus[tracing]'") from error
+        Meters(lambda: Source(self.runtime.monitor, self.runtime.loop), provider)
+
     @checked
     def listen(self, uri: str, *, name: str | None = None) -> None:
         """Receive on this address. `name` is the key under which duplicates are recognised (default: the service):
@@ -234,10 +252,13 @@ class Bus:
         """An ASGI app that receives over HTTP, to be mounted: `app.mount("/durable", bus.asgi())`.
 
         It answers 503 until the bus runs, and follows it from run to run, with the settings of now. `name` as in
-        listen(). Raises InvalidSetting when `durable-bus[http]` is not installed.
+        listen(). What it counts is shown under the listener `asgi:` and that name. Raises InvalidSetting when
+        `durable-bus[http]` is not installed.
         """
+        endpoint = name or self.service
         _check_endpoint("asgi", name)
-        return self.runtime.http.app(name or self.service, lambda: self.runtime.receiver)
+        counts = self._application.mounted.setdefault(f"asgi:{endpoint}", Counter())
+        return self.runtime.http.app(endpoint, lambda: self.runtime.receiver, counts)
 
     @checked
     def metrics_app(self, registry: Collector | None = None) -> ASGIApp:

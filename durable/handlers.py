@@ -48,6 +48,7 @@ from durable.routing import LOCAL
 from durable.unit_of_work import Outbox
 
 OnDeadLetter = Literal["continue", "park"]
+OnExpiry = Literal["forget", "dead-letter"]
 
 _SHOWN_AS = {"by_error": "on_error"}
 """Parameters of Bus.handles() that have another name here."""
@@ -249,6 +250,7 @@ class Handler:
     ordered: bool = False
     """One message at a time over all nodes, in their order."""
     on_dead_letter: OnDeadLetter | None = None
+    on_expiry: OnExpiry | None = None
     """What becomes of those behind a dead letter in its order; None: as the settings say."""
     fair_by: str | None = None
     """The header, or `key`, that names the tenant of a message; None: first come, first served."""
@@ -269,6 +271,8 @@ class Handler:
             raise InvalidSetting(f"{self.name}: concurrency and group must be at least 1")
         if self.on_dead_letter not in (None, "continue", "park"):
             raise InvalidSetting(f"{self.name}: on_dead_letter={self.on_dead_letter!r}; use 'continue' or 'park'")
+        if self.on_expiry not in (None, "forget", "dead-letter"):
+            raise InvalidSetting(f"{self.name}: on_expiry={self.on_expiry!r}; use 'forget' or 'dead-letter'")
         if self.fair_by is not None and (self.ordered or not self.fair_by):
             raise InvalidSetting(f"{self.name}: fair_by= names a header or 'key', and an ordered handler has no turns")
         if self.weights and (self.fair_by is None or any(weight < 1 for weight in self.weights.values())):

@@ -94,7 +94,8 @@ class HandlingAgent:
         )
         self._paused_versions: Collection[str] = ()
         self._attempts = attempts
-        self._settling = Settling(handler.message_type, database, node, counters, settings)
+        buries = (handler.on_expiry or settings.on_expiry) == "dead-letter"
+        self._settling = Settling(handler.message_type, database, node, counters, settings, buries=buries)
         self._policy = policy
         self._node = node
         self._settings = settings

@@ -59,16 +59,17 @@ class Monitor:
         self._troubles = troubles
         self._policy = DormancyPolicy(grace=settings.dormant_grace, stale=settings.heartbeat_stale)
         self._looking = asyncio.Lock()
-        self._last: Reading | None = None
+        self.last: Reading | None = None
+        """What was found at the last look."""
         self._read_at = 0.0
 
     async def look(self) -> Reading:
         """The state of the service, a few seconds old at most."""
         async with self._looking:
-            if self._last is None or time.monotonic() - self._read_at >= _FRESH:
-                self._last = await self._read()
+            if self.last is None or time.monotonic() - self._read_at >= _FRESH:
+                self.last = await self._read()
                 self._read_at = time.monotonic()
-            return self._last
+            return self.last
 
     async def _read(self) -> Reading:
         try:

@@ -202,6 +202,7 @@ class Node:
             receiving=receiving,
             recurring=Recurring(self._database, node_id, self._application.schedules, self._composer, self._counters),
             ordered=ordered,
+            burials=self._application.burials(self._settings.on_expiry),
         )
         await self._listen(receiving)  # first: an address that is taken is an error of its own, not one of a group's
         async with Crew() as self._tasks:

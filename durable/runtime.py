@@ -148,6 +148,11 @@ class Runtime:
         return self.life.node
 
     @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop that it runs in; None while it does not run."""
+        return None if self._living is None else self._living.get_loop()
+
+    @property
     def metrics_address(self) -> str | None:
         """Where /metrics and /health are served; None where they are not."""
         return self._metrics.address if self._metrics is not None else None
@@ -165,7 +170,7 @@ class Runtime:
             sending={name: agent.statistics() for name, agent in node.senders.items()} if node else {},
             handling={name: agent.statistics() for name, agent in node.handlers.items()} if node else {},
             receiving=receiver.statistics() if isinstance(receiver, ReceivingAgent) else None,
-            listeners=node.listener_statistics() if node else {},
+            listeners={**(node.listener_statistics() if node else {}), **self.application.mounted},
             pools=self.sessions.pools() | ({} if self._database is None else {"agents": self._database.pool()}),
             tallies={subject: self.counters.tallies(subject) for subject in Subject},
             loop_lag=self._loop_watch.lag.snapshot(),

@@ -36,6 +36,7 @@ from durable.statistics import SendingStatistics
 from durable.storage import circuits, leases, outbox
 from durable.storage.circuits import Kind
 from durable.storage.database import Database
+from durable.storage.expiry import bury_outgoing
 from durable.storage.recovery_statements import OUTGOING
 from durable.storage.rows import Letter
 from durable.telemetry import BatchSpans, Counters, Event, log
@@ -241,8 +242,10 @@ class SendingAgent:
         if not late:
             return batch
         keep_body = self._settings.history_bodies
-        found = await self._database.insist(outbox.expire, self._node, late, keep_body=keep_body)
-        self._counters.add(Event.EXPIRED, len(found.expired))
+        buries = self._settings.on_expiry == "dead-letter"
+        expire = bury_outgoing if buries else outbox.expire
+        found = await self._database.insist(expire, self._node, late, keep_body=keep_body)
+        self._counters.add(Event.REJECTED if buries else Event.EXPIRED, len(found.expired))
         gone = {lease.key for lease in late if lease.envelope.id not in found.timely}
         self._done([lease for lease in batch if lease.key in gone])
         return [lease for lease in batch if lease.key not in gone]

@@ -159,6 +159,10 @@ class Settings(BaseSettings):
         default="continue",
         description="whether a dead letter lets the messages behind it under its key go on, or parks the key",
     )
+    on_expiry: Literal["forget", "dead-letter"] = Field(
+        default="forget",
+        description="whether a message whose deliver_by has passed is left to the history, or becomes a dead letter",
+    )
     handler_timeout: Duration = Field(default=timedelta(seconds=60), description="for one attempt of a handler")
     unit_of_work_timeout: Duration = Field(
         default=timedelta(seconds=60),
@@ -226,6 +230,10 @@ class Settings(BaseSettings):
     amqp_exchange: str = Field(default="durable", min_length=1, max_length=100, description="the topic exchange")
     amqp_queue_type: Literal["quorum", "classic"] = Field(
         default="quorum", description="of the queues that are declared, unless their URI says otherwise"
+    )
+    amqp_expiration: bool = Field(
+        default=False,
+        description="give deliver_by to the broker as expiration: for queues that dead-letter, as others lose it",
     )
     amqp_prefetch: Annotated[int, Field(ge=1, le=65_535)] = Field(
         default=1_000, description="unacknowledged deliveries of one queue; ten batches keep the inbox busy"

@@ -21,6 +21,7 @@ from durable.settings import Settings
 from durable.storage import circuits, inbox, leases
 from durable.storage.circuits import Kind
 from durable.storage.database import Database
+from durable.storage.expiry import bury_incoming
 from durable.storage.recovery_statements import INCOMING
 from durable.storage.rows import Failure, Letter, storable
 from durable.telemetry import Counters, Event, log
@@ -29,13 +30,25 @@ from durable.telemetry import Counters, Event, log
 class Settling:
     """Settles messages that this node owns, for the handler of this type; a lease that was lost settles nothing."""
 
-    def __init__(self, handler: str, database: Database, node: NodeId, counters: Counters, settings: Settings) -> None:
+    def __init__(
+        self,
+        handler: str,
+        database: Database,
+        node: NodeId,
+        counters: Counters,
+        settings: Settings,
+        *,
+        buries: bool = False,
+    ) -> None:
+        """With `buries` what comes too late becomes a dead letter."""
         self._handler = handler
         self._database = database
         self._node = node
         self._counters = counters
         self._keep_body = settings.history_bodies
         self._kept_attempts = settings.kept_attempts
+        self._expire = bury_incoming if buries else inbox.expire
+        self._expired = Event.DEAD_LETTERED if buries else Event.EXPIRED
 
     async def settle(
         self,
@@ -84,8 +97,8 @@ class Settling:
 
     async def expire(self, lease: Leased) -> bool:
         """By the database's clock; False when that is behind this node's."""
-        expired = await self._database.insist(inbox.expire, self._node, lease, keep_body=self._keep_body)
-        self._counters.add(Event.EXPIRED, int(expired))
+        expired = await self._database.insist(self._expire, self._node, lease, keep_body=self._keep_body)
+        self._counters.add(self._expired, int(expired))
         return expired
 
     async def _expires_within(self, lease: Leased, delay: timedelta, error: Exception) -> bool:
@@ -94,14 +107,14 @@ class Settling:
             return False
         reason = f"the next attempt, {delay} later, would come after its deliver_by; this one failed: {error!r}"
         expired = await self._database.insist(
-            inbox.expire,
+            self._expire,
             self._node,
             lease,
             within=delay,
             reason=storable(reason, LONGEST_REASON),
             keep_body=self._keep_body,
         )
-        self._counters.add(Event.EXPIRED, int(expired))
+        self._counters.add(self._expired, int(expired))
         return expired
 
     async def dead_letter(

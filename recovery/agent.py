@@ -30,6 +30,7 @@ from durable.settings import Settings
 from durable.storage import circuits, delayed
 from durable.storage.circuits import Kind
 from durable.storage.database import Database
+from durable.storage.leases import Burials
 from durable.storage.recovery_statements import INCOMING, OUTGOING
 from durable.telemetry import Counters, log
 
@@ -57,7 +58,9 @@ class RecoveryAgent:
         receiving: ReceivingAgent,
         recurring: Recurring,
         ordered: OrderedClaims,
+        burials: Burials,
     ) -> None:
+        self._burials = burials
         self._database = database
         self._settings = settings
         self._node = node
@@ -118,7 +121,7 @@ class RecoveryAgent:
     async def _claim(self) -> None:
         await self._obey_circuits()
         await promote_due(self._database, self._settings, self._counters)
-        await expire(self._database, self._settings, self._node, self._counters)
+        await expire(self._database, self._settings, self._node, self._counters, self._burials)
         await claim_outgoing(self._database, self._settings, self._node, self._counters, self._agent_for)
         await claim_trials(self._database, self._settings, self._node, self._handlers)
         await claim_incoming(self._database, self._settings, self._node, self._counters, self._handlers)

@@ -16,6 +16,7 @@ Those of the first four lines decide and do no I/O; the others wait and act.
 from __future__ import annotations
 
 import ssl
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -85,12 +86,17 @@ class HttpTransport:
         tls = self._certificate(uri) if address.is_encrypted else None
         return HttpListener(address, endpoint, self._settings, service=self._service, messages=self._messages, tls=tls)
 
-    def app(self, endpoint: str, receiver: Callable[[], Receiver | None]) -> ASGIApp:
+    def app(
+        self, endpoint: str, receiver: Callable[[], Receiver | None], counts: Counter[str] | None = None
+    ) -> ASGIApp:
         """The endpoints as an ASGI app, to be mounted in an application.
 
-        What comes in is stored under the key `endpoint`. While `receiver` returns None the app answers 503.
+        What comes in is stored under the key `endpoint`, and counted in `counts`. While `receiver` returns None the app
+        answers 503.
         """
-        return make_app(Door(receiver, endpoint, self._service, self._settings, self._messages))
+        counts = Counter() if counts is None else counts
+        counts.update(batches=0, envelopes=0, refused=0)
+        return make_app(Door(receiver, endpoint, self._service, self._settings, self._messages, counts=counts))
 
     def _secret_for(self, address: HttpAddress) -> str | None:
         """What is shown to this peer; raises InvalidSetting when it must not be."""

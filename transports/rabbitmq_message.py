@@ -13,14 +13,14 @@ With a deliver_by goes durable-published-at, what the sender's clock says: see d
 A header of the application whose name is taken, by durable (`durable-...`) or by the broker (`CC`, `x-death`, ...),
 travels as `durable-header-` and its name. So the broker cannot mistake it, and what the broker adds on the way is known
 by its name and left out. Every message is persistent: a broker may confirm others and lose them in a crash. None has
-an expiration: a broker drops what has expired and tells nobody, while the receiver counts it.
+an expiration, unless that is set: a broker drops what has expired and tells nobody, while the receiver counts it.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
@@ -61,11 +61,20 @@ _FRAME_OVERHEAD: Final = 8
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
-def content(envelope: Envelope, *, channel: int, max_frame_bytes: int, now: datetime | None = None) -> bytes:
+def content(
+    envelope: Envelope,
+    *,
+    channel: int,
+    max_frame_bytes: int,
+    now: datetime | None = None,
+    expiration: str | None = None,
+) -> bytes:
     """The frames that follow Basic.Publish: header and body. Raises InvalidMessage if AMQP cannot carry it."""
     body = envelope.body
     try:
-        header = marshal(ContentHeader(body_size=len(body), properties=properties(envelope, now)), channel)
+        about = properties(envelope, now)
+        about.expiration = expiration
+        header = marshal(ContentHeader(body_size=len(body), properties=about), channel)
     except (TypeError, ValueError, struct.error) as error:  # such as a lone surrogate, which is a ValueError
         raise InvalidMessage(f"AMQP cannot carry it: {error}") from error
     if len(header) > max_frame_bytes:
@@ -75,6 +84,14 @@ def content(envelope: Envelope, *, channel: int, max_frame_bytes: int, now: date
     most = max_frame_bytes - _FRAME_OVERHEAD
     parts = (body[start : start + most] for start in range(0, len(body), most))
     return header + b"".join(marshal(ContentBody(part), channel) for part in parts)
+
+
+def expiration_of(envelope: Envelope, now: datetime | None) -> str | None:
+    """What is left of its deadline, in milliseconds, as AMQP has it; at most what a broker takes, which is 49 days."""
+    if envelope.deliver_by is None or now is None:
+        return None
+    left = (envelope.deliver_by - now) // timedelta(milliseconds=1)
+    return str(min(max(0, left), 2**32 - 1))
 
 
 def properties(envelope: Envelope, now: datetime | None = None) -> Basic.Properties:

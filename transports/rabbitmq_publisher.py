@@ -32,7 +32,7 @@ from durable.failpoints import failpoint, is_armed
 from durable.outcomes import BUSY, STORED, Failed, Outcome, Rejected, printable
 from durable.transports.rabbitmq_address import Destination, ExchangeAddress, QueueAddress
 from durable.transports.rabbitmq_channel import abandon, error_of, flush, is_open, is_writable, reason_of, write
-from durable.transports.rabbitmq_message import content
+from durable.transports.rabbitmq_message import content, expiration_of
 
 _PUBLISH_AT_ONCE: Final = 100
 _NO_LIMIT: Final = 1 << 31
@@ -56,7 +56,8 @@ class Unacceptable(TransportError):
 class Publisher:
     """A channel with publisher confirms, and the batches that are not confirmed yet."""
 
-    def __init__(self, channel: Channel, address: Destination) -> None:
+    def __init__(self, channel: Channel, address: Destination, *, expires: bool = False) -> None:
+        """With `expires` the broker is told when a message is of no use any more."""
         match address:
             case QueueAddress(queue=routing_key):
                 exchange = ""
@@ -64,6 +65,7 @@ class Publisher:
                 pass
         self._channel = channel
         self._address = address
+        self._expires = expires
         publish = Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=True)
         self._publish = marshal(publish, channel.number)
         self._max_frame_bytes = channel.connection.connection_tune.frame_max or _NO_LIMIT
@@ -120,7 +122,10 @@ class Publisher:
             batch.settle(index, BUSY)
             return []
         now = None if envelope.deliver_by is None else datetime.now(UTC)
-        frames = content(envelope, channel=channel.number, max_frame_bytes=self._max_frame_bytes, now=now)
+        expiration = expiration_of(envelope, now) if self._expires else None
+        frames = content(
+            envelope, channel=channel.number, max_frame_bytes=self._max_frame_bytes, now=now, expiration=expiration
+        )
         channel.delivery_tag += 1
         channel.message_id_delivery_tag[message_id] = channel.delivery_tag
         confirmation = _Confirmation(batch, index, channel, message_id)

@@ -38,6 +38,7 @@ class RabbitSender:
         self._address = address
         self._broker = broker
         self._topology = sending(address, settings)
+        self._expires = settings.amqp_expiration
         self._connect_seconds = settings.connect_timeout.total_seconds()
         self._send_seconds = settings.send_timeout.total_seconds()
         self._shared = Shared(lambda: self._open(broker.publishing), lambda publisher: publisher.is_usable)
@@ -120,4 +121,4 @@ class RabbitSender:
                 await declare(await connection.get(), self._topology, seconds=self._connect_seconds)
             except InvalidSetting as error:  # it may be put right at the broker, without this process
                 raise TransportError(str(error)) from error
-        return Publisher(await connection.channel(confirms=True), self._address)
+        return Publisher(await connection.channel(confirms=True), self._address, expires=self._expires)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection
 
 from durable.envelope import ANY_NODE, Lease, NodeId
 from durable.storage.isolation import count, isolated, quarantining
-from durable.storage.recovery_statements import Recovery
+from durable.storage.recovery_statements import INCOMING, Recovery
 
 
 class Backlog(NamedTuple):
@@ -28,6 +28,26 @@ class Backlog(NamedTuple):
     scheduled: int
     oldest_age: timedelta | None
     oldest_unowned_age: timedelta | None
+
+
+class Burials(NamedTuple):
+    """Expired messages of which types become dead letters: all but the excepted ones, or those alone."""
+
+    others: bool = False
+    excepted: Sequence[str] = ()
+
+    def parameters(self) -> dict[str, Any]:
+        return {"buries_others": self.others, "excepted": list(self.excepted)}
+
+    def of(self, table: Recovery) -> Burials:
+        """Those of this table: handlers have their say about what is to be handled, not about what is sent."""
+        return self if table is INCOMING else Burials(self.others)
+
+    def has(self, message_type: str) -> bool:
+        return self.others != (message_type in self.excepted)
+
+
+NO_BURIALS: Final = Burials()
 
 
 def unowned_groups(conn: Connection, schema: str, table: Recovery) -> list[str]:
@@ -84,10 +104,17 @@ def promote_due(conn: Connection, schema: str, table: Recovery, batch_size: int)
 
 
 def expire(
-    conn: Connection, schema: str, table: Recovery, node: NodeId, batch_size: int, *, keep_body: bool = False
+    conn: Connection,
+    schema: str,
+    table: Recovery,
+    node: NodeId,
+    batch_size: int,
+    burials: Burials = NO_BURIALS,
+    *,
+    keep_body: bool = False,
 ) -> int:
     """Finish unowned rows whose deliver_by has passed; the history records them. Returns how many."""
-    params = {"node": node, "batch_size": batch_size, "keep_body": keep_body}
+    params = {"node": node, "batch_size": batch_size, "keep_body": keep_body} | burials.parameters()
     return count(conn, schema, table.expire, params, quarantining(conn, schema, table, node, "expire"))
 
 

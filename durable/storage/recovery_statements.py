@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from durable.storage.statements import (
+    CLAIMED,
     FENCE,
     FROM_INCOMING,
     FROM_OUTGOING,
@@ -16,6 +19,10 @@ from durable.storage.statements import (
 
 REFUSED_OWNER = -1
 """Owner of a row that the database lets become neither anything nor a dead letter: no node claims or releases it."""
+
+READ_CLOCK = Statement("SELECT clock_timestamp()")
+# Expired messages of which types become dead letters: all but these, or these alone.
+_BURIED: Final = "CAST(:buries_others AS boolean) <> (message_type = ANY (CAST(:excepted AS text[])))"
 
 
 class Recovery:
@@ -116,7 +123,7 @@ SELECT count(*) FROM promoted
         )
         self.expire = Batched(
             f"""
-    SELECT {picked} FROM {rows} WHERE deliver_by < now() AND owner_id = 0{{only}}
+    SELECT {picked} FROM {rows} WHERE deliver_by < now() AND owner_id = 0 AND NOT ({_BURIED}){{only}}
     ORDER BY deliver_by LIMIT :batch_size {{lock}}""",
             f""", expired AS (
     DELETE FROM {rows} AS row USING picked WHERE {this} RETURNING row.*
@@ -142,6 +149,18 @@ UPDATE {rows} SET owner_id = {REFUSED_OWNER}, epoch = epoch + 1, ordering_key = 
     execution_time = NULL
 WHERE {one} RETURNING id
 """)
+        self.claim_late = Batched(
+            f"""
+    SELECT {picked} FROM {rows} WHERE deliver_by < now() AND owner_id = 0 AND {_BURIED}{{only}}
+    ORDER BY deliver_by LIMIT :batch_size {{lock}}""",
+            f""", claimed AS (
+    UPDATE {rows} AS row SET owner_id = :node, epoch = row.epoch + 1 FROM picked WHERE {this} RETURNING row.*
+)
+SELECT {CLAIMED % address_column} FROM claimed ORDER BY seq
+""",
+            key=picked,
+            only=only,
+        )
         self.backlog = Statement(f"""
 SELECT {group_column} AS name, count(*) AS total, count(*) FILTER (WHERE owner_id = 0) AS unowned,
     count(*) FILTER (WHERE execution_time IS NOT NULL) AS scheduled,

@@ -18,6 +18,7 @@ from durable.errors import WiringError
 from durable.messages import name_of
 from durable.outcomes import STORED, Duplicate, Outcome
 from durable.routing import LOCAL
+from durable.storage.leases import Burials
 from durable.storage.rows import Letter
 from durable.telemetry import Event
 from durable.testing.clock import ManualClock
@@ -223,7 +224,7 @@ class InMemoryBus:
     async def _step(self) -> bool:
         """Send what is due and handle the first message. False when there was nothing to do."""
         self._committed(self._schedules.due(self._runtime.composer))
-        self._runtime.counters.add(Event.EXPIRED, self._mailbox.expire_late())
+        self._runtime.counters.add(Event.EXPIRED, self._mailbox.expire_late(self._burials()))
         departing = self._mailbox.departing(self._reachable().keys())
         for row in departing:
             self._reachable()[row.endpoint]._receive(row.envelope)
@@ -259,6 +260,9 @@ class InMemoryBus:
                 counters=self._runtime.counters,
             )
         return self._agents[handler.message_type]
+
+    def _burials(self) -> Burials:
+        return self.bus.application.burials(self.bus.settings.on_expiry)
 
     def _receive(self, envelope: Envelope) -> None:
         endpoints = dict(self.bus.application.listeners)

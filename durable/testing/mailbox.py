@@ -38,6 +38,7 @@ from durable.storage.circuits import Kind
 from durable.storage.database import Database
 from durable.storage.dead_letters import Resolved
 from durable.storage.inbox import Key, parked
+from durable.storage.leases import Burials
 from durable.storage.recovery_statements import INCOMING, Recovery
 from durable.storage.rows import Failure, Letter
 from durable.testing.circuits import MemoryCircuits
@@ -217,14 +218,23 @@ class Mailbox:
             del self.outgoing[row.key]
         return rows
 
-    def expire_late(self) -> int:
-        """End whatever waits and was to be handled before now. Returns how many."""
-        now = self.clock.now()
+    def expire_late(self, burials: Burials) -> int:
+        """End whatever waits and was to be handled before now. Returns how many expired."""
+        now, expired = self.clock.now(), len(self.expired)
         late = [(rows, row) for rows in (self.incoming, self.outgoing) for row in rows.values() if row.is_late(now)]
         for rows, row in late:
             del rows[row.key]
-            self.expired.append(Expired(decoded(row.envelope), row.envelope))
-        return len(late)
+            if rows is self.incoming and burials.has(row.type):
+                self._bury_late(row, "expired before it was handled")
+            elif rows is self.outgoing and burials.others:
+                self._bury(row.envelope, Letter.because("expired before it was sent", "expired"), attempts=row.attempts)
+            else:
+                self.expired.append(Expired(decoded(row.envelope), row.envelope))
+        return len(self.expired) - expired
+
+    def _bury_late(self, row: Row, reason: str) -> None:
+        letter = Letter.because(reason, "expired")
+        self._bury(row.envelope, letter, attempts=row.attempts, endpoint=row.endpoint)
 
     def scheduled(self) -> list[Scheduled]:
         """What is due only later, the next first."""
@@ -303,6 +313,20 @@ class Mailbox:
         if row is not None:
             self.expired.append(Expired(decoded(row.envelope), row.envelope))
         return row is not None
+
+    def bury_incoming(
+        self,
+        _node: NodeId,
+        lease: Leased,
+        *,
+        within: timedelta = timedelta(0),
+        reason: str = "expired before it was handled",
+        keep_body: bool = False,
+    ) -> bool:
+        if not lease.envelope.is_late(self.clock.now() + within) or not self.owns(lease):
+            return False
+        self._bury_late(self.incoming.pop(_key(lease)), reason)
+        return True
 
     def replay(self, letter: DeadLetter) -> None:
         """Let it wait again for its handler, as new."""

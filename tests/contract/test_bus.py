@@ -181,11 +181,11 @@ class World(ABC):
 
 
 # Behind a message of the same key that waits for its next attempt, or paused.
-HELD = """(
+HELD = """((deliver_by IS NULL OR deliver_by >= now()) AND (
     EXISTS (SELECT FROM durable.incoming_envelopes AS earlier WHERE earlier.ordering_key = row.ordering_key
         AND earlier.seq < row.seq AND earlier.attempts > 0 AND earlier.execution_time > now())
     OR EXISTS (SELECT FROM durable.circuits WHERE (kind, key) IN (('key', row.partition_key),
-        ('handler', row.message_type))))"""
+        ('handler', row.message_type)))))"""
 
 
 class OnPostgres(World):
@@ -1020,6 +1020,48 @@ class TestFailing:
             assert letter[:3] == ("contract.order-placed", "ZeroDivisionError", "no orders today")
             assert letter.attempts == 4
             assert 'raise ZeroDivisionError("no orders today")' in letter.traceback
+
+    @pytest.mark.parametrize(
+        ("by_setting", "by_handler", "buried"),
+        [
+            ("forget", None, False),
+            ("forget", "dead-letter", True),
+            ("dead-letter", None, True),
+            ("dead-letter", "forget", False),
+        ],
+    )
+    @pytest.mark.parametrize("comes", ["while it waits", "before its retry", "before it is sent"])
+    async def test_message_that_comes_too_late_is_a_dead_letter_where_that_is_asked_for(
+        self, world: World, by_setting: str, by_handler: Any, buried: bool, comes: str
+    ) -> None:
+        world.bus.configure(on_expiry=by_setting)
+        world.bus.route(OrderBilled, to=BILLING)
+
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[60], jitter=0), on_expiry=by_handler)
+        async def handle(order: OrderPlaced) -> None:
+            raise ZeroDivisionError
+
+        async with world:
+            if comes == "while it waits":
+                await world.bus.pause(OrderPlaced)
+                await asyncio.sleep(0.1)  # a node obeys within a moment
+            async with world.bus.unit_of_work():
+                if comes == "before it is sent":
+                    world.bus.send(OrderBilled(1), deliver_by=timedelta(seconds=-1))
+                else:
+                    world.bus.send(OrderPlaced(1), deliver_by=timedelta(seconds=30))
+            await world.settle()
+            await world.advance(timedelta(seconds=31))
+            if comes == "before it is sent":
+                buried = by_setting == "dead-letter"
+            assert [letter.exception_type for letter in world.dead_letters()] == ["expired"] * buried
+            assert len(world.expired()) == (not buried)
+            reasons = {
+                "while it waits": "expired before it was handled",
+                "before its retry": "the next attempt",
+                "before it is sent": "expired before it was sent",
+            }
+            assert all(letter.reason.startswith(reasons[comes]) for letter in world.dead_letters())
 
     @pytest.mark.parametrize("is_moved", [False, True])
     async def test_delay_of_a_message_is_no_part_of_its_age(self, world: World, is_moved: bool) -> None:

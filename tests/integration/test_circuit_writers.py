@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, create_engine, text
 
 from durable.clock import Clock
-from durable.envelope import Envelope, Leased, new_id
+from durable.envelope import Envelope, Leased, NodeId, new_id
 from durable.retry import Pause
 from durable.settling import pause_and_release
 from durable.storage import circuits
@@ -28,6 +28,7 @@ from durable.testing.mailbox import Mailbox
 from tests.support.tables import Tables
 
 SCHEMA = "durable"
+NODE = NodeId(1)
 TYPE = "circuits.placed"
 HOUR = timedelta(hours=1)
 NEAR = timedelta(minutes=5)
@@ -90,7 +91,7 @@ def write(step: Step, conn: Connection) -> None:
             circuits.pause_at_least(conn, SCHEMA, Kind.HANDLER, TYPE, duration=step.time, **named)
         case "error says when to come back":
             assert step.time is not None
-            pause_and_release(conn, SCHEMA, 1, TYPE, lease(), Pause(step.time, step.name))
+            pause_and_release(conn, SCHEMA, NODE, TYPE, lease(), Pause(step.time, step.name))
         case "breaker opens" | "destination latches":
             circuits.open_circuit(conn, SCHEMA, Kind.HANDLER, TYPE, duration=step.time, **named)
         case "something gets through":
@@ -106,6 +107,8 @@ def write(step: Step, conn: Connection) -> None:
         case "time passes":
             moved = "UPDATE durable.circuits SET since = since - :by, until = until - :by"
             conn.execute(text(moved), {"by": step.time})
+        case _:
+            raise AssertionError(step)
 
 
 def write_in_memory(step: Step, mailbox: Mailbox, clock: ManualClock) -> None:
@@ -121,7 +124,7 @@ def write_in_memory(step: Step, mailbox: Mailbox, clock: ManualClock) -> None:
             assert step.time is not None
             waiting = lease()
             mailbox.send(waiting.envelope)
-            mailbox.pause_and_release(1, TYPE, waiting, Pause(step.time, step.name))
+            mailbox.pause_and_release(NODE, TYPE, waiting, Pause(step.time, step.name))
         case "breaker opens" | "destination latches":
             rows.open_circuit(Kind.HANDLER, TYPE, duration=step.time, **named)
         case "something gets through":
@@ -137,6 +140,10 @@ def write_in_memory(step: Step, mailbox: Mailbox, clock: ManualClock) -> None:
         case "time passes":
             assert step.time is not None
             clock.advance(step.time)
+        case "ended rows are removed":
+            pass  # they are, whenever one is looked for
+        case _:
+            raise AssertionError(step)
 
 
 class Word:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta, tzinfo
 from types import ModuleType
@@ -11,14 +12,18 @@ import pytest
 
 from durable import Bus, Context, message
 from durable.embedded import Embedded
-from durable.envelope import Envelope, new_id
+from durable.envelope import Envelope, NodeId, new_id
 from durable.outcomes import STORED
+from durable.storage import dead_letters, expiry, outbox
+from durable.storage.dead_letters import Selection, Stretch
 from durable.testing import eventually
 from durable.transports import http_sender, tcp_sender
+from tests.failure import leftovers
 from tests.failure.workbench import QUICK
 from tests.support.http_shop import open_shop
 from tests.support.tables import Tables, shared_tables
 
+PEER = "tcp://127.0.0.1:1"
 SKEWS = [timedelta(hours=-3), timedelta(0), timedelta(hours=3)]
 
 
@@ -115,3 +120,46 @@ async def test_what_is_late_when_it_is_sent_expires_here_and_is_counted(tables: 
             bus.send(Urgent(1), deliver_by=timedelta(seconds=-1))
         await eventually(lambda: tables.count("outgoing_envelopes") == 0)
     assert tables.rows("SELECT side, outcome FROM durable.envelope_history") == [("outgoing", "expired")]
+
+
+async def test_message_that_is_late_when_its_turn_comes_is_a_dead_letter_and_can_be_replayed(tables: Tables) -> None:
+    bus = Bus("orders", tables.url, on_expiry="dead-letter", **QUICK)
+    begun, late = asyncio.Event(), asyncio.Event()
+    handled: list[int] = []
+
+    @bus.handles(Urgent, concurrency=1)
+    async def handle(message: Urgent) -> None:
+        handled.append(message.number)
+        begun.set()
+        await late.wait()
+
+    async with bus:
+        async with bus.unit_of_work():
+            bus.send(Urgent(1))
+            bus.send(Urgent(2), deliver_by=timedelta(seconds=0.3))
+        await begun.wait()
+        await asyncio.sleep(0.4)
+        late.set()
+        await eventually(lambda: tables.count("incoming_envelopes") == 0)
+        assert handled == [1]
+        assert tables.dead_letters() == [("expiry.urgent", "expired", "expired before it was handled", b'{"number":2}')]
+        with leftovers.transaction(tables.url) as conn:
+            dead_letters.replay(conn, "durable", Selection(), Stretch(0, 2**40, 10), actor="ada")
+        await eventually(lambda: handled == [1, 2])
+
+
+async def test_sending_agent_buries_what_is_late_by_the_clock_of_the_database(tables: Tables) -> None:
+    bus = Bus("orders", tables.url, **QUICK)
+    async with bus.unit_of_work():
+        late = bus.send(Urgent(1), to=PEER, deliver_by=timedelta(seconds=0.3))
+        timely = bus.send(Urgent(2), to=PEER, deliver_by=timedelta(hours=1))
+    await bus.runtime.sessions.close()
+    node = NodeId(5)
+    with leftovers.transaction(tables.url) as conn:
+        claimed = outbox.claim(conn, "durable", destination=PEER, batch_size=10, node=node)
+    await asyncio.sleep(0.4)
+    with leftovers.transaction(tables.url) as conn:
+        found = expiry.bury_outgoing(conn, "durable", node, claimed)
+    assert found == ({late}, {timely})
+    assert [letter[1:3] for letter in tables.dead_letters()] == [("expired", "expired before it was sent")]
+    assert tables.rows("SELECT id FROM durable.outgoing_envelopes") == [timely]

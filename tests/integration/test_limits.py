@@ -44,7 +44,7 @@ RECEIVER: dict[str, list[Any]] = {
     "buffer_bytes": [1, 5_000, 32 << 20],
     "max_frame_bytes": [SMALLEST_FRAME, 4 << 20],
 }
-COMMON = QUICK | {"max_message_bytes": LARGEST + 100, "send_timeout": timedelta(seconds=5)}
+COMMON: dict[str, Any] = QUICK | {"max_message_bytes": LARGEST + 100, "send_timeout": timedelta(seconds=5)}
 
 
 @message("limits.placed")
@@ -72,7 +72,7 @@ async def test_everything_arrives(
     make_database: Callable[[str], str], scheme: str, sending: dict[str, Any], receiving: dict[str, Any]
 ) -> None:
     memory = MemoryTransport(load_settings())
-    frame = {"max_frame_bytes": 4 << 20}
+    frame: dict[str, Any] = {"max_frame_bytes": 4 << 20}
     receiver = Bus("billing", make_database("billing"), transports=[memory], **(COMMON | frame | receiving))
     sender = Bus("orders", make_database("orders"), transports=[memory], **(COMMON | frame | sending))
     handled: list[int] = []

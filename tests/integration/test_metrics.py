@@ -18,6 +18,8 @@ import httpx
 import msgspec
 import psycopg
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricsData, NumberDataPoint
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
@@ -26,6 +28,7 @@ from starlette.routing import Mount
 from durable import Bus, Reject, Retry, message
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.node import Node
+from durable.telemetry import Event, Subject
 from durable.testing import InMemoryBus, eventually
 from durable.version import __version__
 from tests.support.command import Agent
@@ -339,6 +342,90 @@ async def test_every_metric_is_documented_and_nothing_else(database_url: str) ->
     assert documented - told == {"durable_listener_down"}
 
 
+class Collected:
+    """What one collection of an OpenTelemetry reader has brought."""
+
+    def __init__(self, data: MetricsData | None) -> None:
+        self.points = {
+            (metric.name, frozenset((point.attributes or {}).items())): point.value
+            for resource in (data.resource_metrics if data else ())
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            for point in metric.data.data_points
+            if isinstance(point, NumberDataPoint)
+        }
+        self.names = {name for name, _ in self.points}
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.points[f"durable_{name}", frozenset(labels.items())]
+
+
+async def test_opentelemetry_has_what_prometheus_has(database_url: str) -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    bus = make_bus("shop", database_url)
+    bus.listen("tcp://127.0.0.1:0")
+    bus.route(Lost, to=NOBODY)
+    bus.meter(provider)
+
+    @bus.handles(Placed)
+    async def handle(placed: Placed) -> None:
+        if placed.number == 2:
+            raise Reject("no")
+
+    assert Collected(reader.get_metrics_data()).names == set()
+    async with probed(bus) as probe:
+        async with bus.unit_of_work() as uow:
+            for number in (1, 2, 3):
+                uow.send(Placed(number))
+        await eventually(
+            lambda: bus.statistics().tallies[Subject.MESSAGE_TYPE]["metrics.placed"].counts.get(Event.HANDLED) == 2
+        )
+
+        async def counted() -> Collected:
+            return Collected(await asyncio.to_thread(reader.get_metrics_data))
+
+        async def has_all() -> bool:
+            await asyncio.sleep(0.6)  # what was seen is shared for half a second
+            return (await counted()).value("messages_dead_lettered", message_type="metrics.placed") == 1
+
+        await eventually(has_all, within=20)
+        found, scrape = await counted(), await probe.scrape()
+        told = {name for name, family in scrape.families.items() if name.startswith("durable_") and family.samples}
+        assert {re.sub(r"_(bucket|count|sum)$", "", name) for name in found.names} == told
+        assert found.value("messages_handled", message_type="metrics.placed") == 2
+        assert found.value("handler_duration_seconds_bucket", message_type="metrics.placed", le="+Inf") == scrape.value(
+            "handler_duration_seconds_count", message_type="metrics.placed"
+        )
+        assert found.value("dead_letters") == 1
+        assert Collected(reader.get_metrics_data()).value("node_alive") == 1, "in the event loop"
+    await asyncio.sleep(0.6)
+    assert Collected(reader.get_metrics_data()).names == set()
+    provider.shutdown()
+
+
+async def test_mounted_app_counts_what_it_receives_from_run_to_run(database_url: str) -> None:
+    bus = make_bus("shop", database_url)
+    transport = httpx.ASGITransport(bus.asgi())
+
+    @bus.handles(Placed)
+    async def handle(placed: Placed) -> None: ...
+
+    async def post(path: str) -> int:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return (await client.post(path, json={"number": 1})).status_code
+
+    async with probed(bus) as probe:
+        assert await post("/messages/metrics.placed") == 202
+        assert await post("/messages/metrics.unheard-of") == 404
+        scrape = await probe.scrape()
+        assert scrape.value("listener_envelopes_total", listener="asgi:shop") == 1
+        assert scrape.value("listener_refused_total", listener="asgi:shop") == 1
+    async with bus:
+        assert await post("/messages/metrics.placed") == 202
+        assert bus.statistics().listeners["asgi:shop"]["envelopes"] == 2
+
+
 def test_alerts_and_the_dashboard_ask_for_metrics_that_there_are() -> None:
     text = DOCUMENT.read_text()
     documented = set(re.findall(r"^\| `(durable_[a-z_]+)", text, re.MULTILINE))
@@ -355,14 +442,15 @@ def test_alerts_and_the_dashboard_ask_for_metrics_that_there_are() -> None:
     [
         ("prometheus_client", "metrics", lambda bus: bus.metrics_app()),
         ("opentelemetry", "tracing", lambda bus: bus.trace()),
+        ("opentelemetry", "tracing", lambda bus: bus.meter()),
     ],
-    ids=["metrics", "tracing"],
+    ids=["metrics", "tracing", "meter"],
 )
 def test_what_is_not_installed_is_named_with_its_extra(
     module: str, extra: str, use: Callable[[Bus], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in list(sys.modules):
-        if name.partition(".")[0] == module or name in ("durable.tracing", *_ON_PROMETHEUS):
+        if name.partition(".")[0] == module or name in ("durable.tracing", "durable.metrics.meters", *_ON_PROMETHEUS):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InvalidSetting, match=rf"needs {module}; run: pip install 'durable-bus\[{extra}\]'"):

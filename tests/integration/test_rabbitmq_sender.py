@@ -8,7 +8,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,25 @@ class TestAnswers:
         assert [message.body for message in messages] == [sent.body for sent in batch]
         assert {message.delivery_mode for message in messages} == {2}
         assert {message.type for message in messages} == {"orders.placed"}
+
+    async def test_deadline_is_told_to_the_broker_where_that_is_set_and_its_queue_dead_letters(
+        self, broker: AnyBroker, client: Foreign, queue_name: Names
+    ) -> None:
+        late, dead = queue_name("late"), queue_name("dead")
+        await client.declare(dead)
+        await client.declare(late, dead_letter_exchange="", dead_letter_routing_key=dead)
+        soon = datetime.now(UTC) + timedelta(seconds=1)
+        deadlines = [soon, soon + timedelta(days=365), None]
+        batch = [msgspec.structs.replace(envelope(), deliver_by=deadline) for deadline in deadlines]
+        async with transport(broker.url, amqp_expiration=True).sender(to(late)) as sender:
+            assert await sender.send(batch) == [STORED] * 3
+
+        async def dead_lettered() -> bool:
+            return await client.count(dead) == 1
+
+        await eventually(dead_lettered, within=20)
+        assert [message.message_id for message in await taken(client, dead)] == [str(batch[0].id)]
+        assert [message.expiration is not None for message in await taken(client, late)] == [True, False]
 
     async def test_unroutable_is_a_failure_until_there_is_a_queue(
         self, broker: AnyBroker, client: Foreign, queue_name: Names

@@ -349,7 +349,7 @@ class Calls:
             assert "durable_" in (await client.get("/metrics")).text
 
 
-DECLARES = {"configure", "every", "handles", "listen", "on_error", "route", "subscribe", "trace", "use"}
+DECLARES = {"configure", "every", "handles", "listen", "meter", "on_error", "route", "subscribe", "trace", "use"}
 NO_CALLS = {"application", "running_on"}
 CALLS = sorted(name for name in vars(Calls) if not name.startswith("_"))
 

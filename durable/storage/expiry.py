@@ -1,0 +1,82 @@
+"""Messages that came too late and become dead letters, where that is asked for instead of a line in the history.
+
+bury()            unowned rows, by recovery
+bury_incoming()   one that a handling agent was about to begin, or to put off
+bury_outgoing()   those that a sending agent was about to send
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from sqlalchemy import Connection
+
+from durable.envelope import Leased, NodeId
+from durable.storage import inbox, outbox
+from durable.storage.isolation import batch, quarantining
+from durable.storage.leases import Burials
+from durable.storage.outbox import Expiry
+from durable.storage.recovery_statements import INCOMING, READ_CLOCK, Recovery
+from durable.storage.rows import Letter, leased
+
+_BEFORE_HANDLED = "expired before it was handled"
+_BEFORE_SENT = "expired before it was sent"
+_KIND = "expired"
+
+
+def bury(
+    conn: Connection,
+    schema: str,
+    table: Recovery,
+    node: NodeId,
+    batch_size: int,
+    burials: Burials,
+    *,
+    keep_body: bool = False,
+) -> int:
+    """Make dead letters of unowned rows whose deliver_by has passed. Returns how many."""
+    params = {"node": node, "batch_size": batch_size} | burials.parameters()
+    refused = quarantining(conn, schema, table, node, "claim")
+    claimed = [leased(row) for row in batch(conn, schema, table.claim_late, params, refused)]
+    if table is INCOMING:
+        letter = Letter.because(_BEFORE_HANDLED, _KIND)
+        for lease in claimed:
+            inbox.dead_letter(conn, schema, node, lease, letter, counted=0, keep_body=keep_body)
+    else:
+        letter = Letter.because(_BEFORE_SENT, _KIND)
+        outbox.dead_letter(conn, schema, node, [(lease, letter) for lease in claimed], keep_body=keep_body)
+    return len(claimed)
+
+
+def bury_incoming(
+    conn: Connection,
+    schema: str,
+    node: NodeId,
+    lease: Leased,
+    *,
+    within: timedelta = timedelta(0),
+    reason: str = _BEFORE_HANDLED,
+    keep_body: bool = False,
+) -> bool:
+    """Make a dead letter of it, if its deliver_by has passed by the database's clock, or passes within this time."""
+    if not lease.envelope.is_late(_now(conn) + within):
+        return False
+    return inbox.dead_letter(conn, schema, node, lease, Letter.because(reason, _KIND), counted=0, keep_body=keep_body)
+
+
+def bury_outgoing(
+    conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased], *, keep_body: bool = False
+) -> Expiry:
+    """As outbox.expire(), but for what becomes of them."""
+    now, letter = _now(conn), Letter.because(_BEFORE_SENT, _KIND)
+    late = [lease for lease in leases if lease.envelope.is_late(now)]
+    outbox.dead_letter(conn, schema, node, [(lease, letter) for lease in late], keep_body=keep_body)
+    timely = [lease for lease in leases if not lease.envelope.is_late(now)]
+    found = outbox.expire(conn, schema, node, timely, keep_body=keep_body) if timely else Expiry(set(), set())
+    return found._replace(expired=found.expired | {lease.envelope.id for lease in late})
+
+
+def _now(conn: Connection) -> datetime:
+    now: datetime = conn.execute(READ_CLOCK.within("")).scalar_one()
+    return now
