@@ -127,6 +127,10 @@ class Settings(BaseSettings):
     amqp_queue_type: Literal["quorum", "classic"] = Field(
         default="quorum", description="of the queues that are declared, unless their URI says otherwise"
     )
+    amqp_ordered: bool = Field(
+        default=False,
+        description="one listener at a time has all of a queue, so that keys keep their order; or as its URI says",
+    )
     amqp_prefetch: Annotated[int, Field(ge=1, le=65_535)] = Field(
         default=1_000, description="unacknowledged deliveries of one queue; ten batches keep the inbox busy"
     )

@@ -13,23 +13,26 @@ from durable.telemetry import Counters, Event
 _AT_ONCE = 1_000
 
 
-async def promote_due(database: Database, counters: Counters) -> None:
-    """Bounded batches, each in its own transaction; SKIP LOCKED lets several nodes share the work."""
+async def promote_due(database: Database, counters: Counters) -> bool:
+    """A batch of each table, in its own transaction; SKIP LOCKED lets several nodes share the work.
+
+    Returns whether there may be more: other work has its turn before that.
+    """
+    most = 0
     for table in (OUTGOING, INCOMING):
-        promoted = _AT_ONCE
-        while promoted == _AT_ONCE:
-            promoted = await database.transaction(leases.promote_due, table, _AT_ONCE)
-            counters.add(Event.PROMOTED, promoted)
-            if promoted:
-                failpoint("C20")
+        promoted = await database.transaction(leases.promote_due, table, _AT_ONCE)
+        counters.add(Event.PROMOTED, promoted)
+        if promoted:
+            failpoint("C20")
+        most = max(most, promoted)
+    return most == _AT_ONCE
 
 
-async def expire(database: Database, settings: Settings, node: NodeId, counters: Counters) -> None:
-    """Also what waits for a latched destination."""
+async def expire(database: Database, settings: Settings, node: NodeId, counters: Counters) -> bool:
+    """Also what waits for a latched destination. Returns whether there may be more."""
+    most = 0
     for table in (OUTGOING, INCOMING):
-        expired = _AT_ONCE
-        while expired == _AT_ONCE:
-            expired = await database.transaction(
-                leases.expire, table, node, _AT_ONCE, keep_body=settings.history_bodies
-            )
-            counters.add(Event.EXPIRED, expired)
+        expired = await database.transaction(leases.expire, table, node, _AT_ONCE, keep_body=settings.history_bodies)
+        counters.add(Event.EXPIRED, expired)
+        most = max(most, expired)
+    return most == _AT_ONCE

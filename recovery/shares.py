@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import deque
 from collections.abc import Mapping
 
 from sqlalchemy import Connection
@@ -11,6 +10,7 @@ from sqlalchemy import Connection
 from durable.envelope import Leased, NodeId
 from durable.handling import HandlingAgent
 from durable.recovery.incoming import bury_unknown
+from durable.recovery.outgoing import rounds
 from durable.settings import Settings
 from durable.storage import ordering
 from durable.storage.database import Database
@@ -28,24 +28,23 @@ class Shares:
         self._counters = counters
         self._next: dict[str, str] = {}
 
-    async def claim(self, agents: Mapping[str, HandlingAgent]) -> None:
+    async def claim(self, agents: Mapping[str, HandlingAgent]) -> bool:
         """Claim for every type that has unowned work in shares, also when its handler is fair no more.
 
         The types take turns, a batch each: an agent may serve several versions, and none of them must take all the
-        room. Which of them is the first is chance.
+        room. Which of them is the first is chance. Returns whether there may be more.
         """
         found = await self._database.transaction(ordering.shared_types)
-        waiting: deque[str] = deque()
+        waiting: list[str] = []
         for message_type in found:
             if message_type in agents:
                 waiting.append(message_type)
             else:
                 await bury_unknown(self._database, self._settings, message_type, self._node, self._counters, _claim_any)
         random.shuffle(waiting)
-        while waiting:
-            message_type = waiting.popleft()
-            if await self._claim_batch(agents[message_type], message_type):
-                waiting.append(message_type)
+        for _ in range(rounds(self._settings)):
+            waiting = [name for name in waiting if await self._claim_batch(agents[name], name)]
+        return bool(waiting)
 
     async def _claim_batch(self, agent: HandlingAgent, message_type: str) -> bool:
         """False when that was all of it, or all that there is room for."""

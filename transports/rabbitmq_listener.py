@@ -67,6 +67,7 @@ class RabbitListener:
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
         self._down_because = ""
+        self._is_shared = False
 
     @property
     def endpoint(self) -> str:
@@ -86,6 +87,7 @@ class RabbitListener:
         Raises InvalidSetting when a queue is there with other arguments, if the broker can be asked now.
         """
         topology = listening(self._source, self._settings, service=self._service, handled=self._handled())
+        self._is_shared = any(queue.declared and not queue.ordered for queue in topology.queues)
         await self._broker.consuming.__aenter__()
         try:
             await self._try_to_consume(topology)
@@ -232,6 +234,13 @@ class RabbitListener:
     async def _store(self, receiver: Receiver, batch: Sequence[Delivery]) -> None:
         """Store what can be, keep as dead letters what is to be rejected, and acknowledge both."""
         envelopes = [delivery.content for delivery in batch if isinstance(delivery.content, Envelope)]
+        if self._is_shared and any(envelope.partition_key for envelope in envelopes):
+            self._is_shared = False  # said once
+            log.warning(
+                "%s: messages with a key arrive over a queue that is not ordered, and two listeners may store them in "
+                "another order; write ordered=yes in its address",
+                self.address,
+            )
         unmappable = {
             position: Rejected(delivery.content.reason)
             for position, delivery in enumerate(batch)

@@ -17,7 +17,10 @@ import pytest
 from sqlalchemy import Connection
 
 from durable import Bus, CircuitBreaker, InvalidMessage, Reject, Retry, message
+from durable.envelope import Leased
+from durable.handling import HandlingAgent
 from durable.outcomes import BUSY, Failed, Outcome
+from durable.sending import SendingAgent
 from durable.settings import load_settings
 from durable.storage import dead_letters, ordering
 from durable.storage.dead_letters import Selection, Stretch
@@ -44,6 +47,11 @@ class Step(msgspec.Struct):
 class Stride(msgspec.Struct):
     key: str
     number: int
+
+
+@message("order.leap")
+class Leap(msgspec.Struct):
+    pass
 
 
 class Log:
@@ -358,6 +366,58 @@ class TestManyKeys:
             await eventually(lambda: sum(key.startswith("k") for key in log.done) == 50, within=60)
         assert log.count() < 110, "the others came before those keys had their second turn"
         assert log.overlaps == []
+
+
+class TestABacklog:
+    """It is handled, or sent, as fast as it can be claimed: what have others to do meanwhile?"""
+
+    COUNT = 30_000
+
+    @pytest.mark.parametrize("kind", ["plain", "fair", "outgoing"])
+    async def test_keeps_nothing_waiting_that_becomes_due(
+        self, database_url: str, monkeypatch: pytest.MonkeyPatch, kind: str
+    ) -> None:
+        settings = {**QUICK, "batch_size": 10, "buffer_size": 20, "forgotten_after": timedelta(minutes=5)}
+        log, bus = Log(), Bus("workshop", database_url, transports=[MemoryTransport(load_settings())], **settings)
+        bus.route(Stride, to=PEER)
+
+        @bus.handles(Step)
+        async def handle(step: Step) -> None:
+            await log.handle(step)
+
+        @bus.handles(Leap, **({"fair_by": "tenant"} if kind == "fair" else {}))
+        async def leap(leap: Leap) -> None: ...
+
+        taken = 0
+
+        def finished_at_once(agent: HandlingAgent | SendingAgent, claimed: list[Leased]) -> None:
+            nonlocal taken
+            taken += len(claimed)
+            agent.buffer.done(claimed)
+
+        accept = HandlingAgent.accept
+
+        def accepted(agent: HandlingAgent, claimed: list[Leased]) -> None:
+            if agent.handler.message_type == "order.leap":
+                finished_at_once(agent, claimed)
+            else:
+                accept(agent, claimed)
+
+        monkeypatch.setattr(HandlingAgent, "accept", accepted)
+        monkeypatch.setattr(SendingAgent, "accept", finished_at_once)
+        table, address = ("outgoing", PEER) if kind == "outgoing" else ("incoming", "shop")
+        with psycopg.connect(database_url) as conn:
+            conn.execute(
+                f"""INSERT INTO durable.{table}_envelopes ({"destination" if kind == "outgoing" else "endpoint"}, id,
+                    message_type, source, correlation_id, fair_key, content_type, body, sent_at, owner_id)
+                SELECT %s, gen_random_uuid(), 'order.leap', 'elsewhere', gen_random_uuid(), %s, 'application/json',
+                    convert_to('{{}}', 'UTF8'), now(), 0 FROM generate_series(1, %s)""".encode(),
+                [address, "" if kind == "fair" else None, self.COUNT],
+            )
+        async with bus:
+            await send(bus, Step("due", 1), key=None, delay=0.2)
+            await eventually(lambda: log.count() == 1, within=60)
+            assert 0 < taken < self.COUNT, "it was handled while the others still waited"
 
 
 class TestParking:
