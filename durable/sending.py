@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 from durable.batching import is_due
@@ -24,6 +24,7 @@ from durable.clock import Clock, SystemClock
 from durable.envelope import Envelope, Lease, Leased, NodeId
 from durable.errors import TransportError
 from durable.failpoints import failpoint
+from durable.ordering import Fairness
 from durable.outcomes import Busy, Duplicate, Failed, Outcome, Rejected, Stored
 from durable.settings import Settings
 from durable.statistics import SendingStatistics
@@ -57,11 +58,16 @@ class SendingAgent:
         clock: Clock | None = None,
         spans: BatchSpans | None = None,
         key_is_free: Callable[[str], None] = lambda key: None,
+        fairness: Fairness | None = None,
     ) -> None:
         self.destination = destination
         self.circuit = Circuit(settings.failures_to_latch)
         run = settings.batch_size if keeps_order(sender) else 1
-        self.buffer = Turns(settings.buffer_size, settings.buffer_bytes, run=run)
+        self.weights: Mapping[str, int] = fairness.weights if fairness else {}
+        share_of = fairness.share_of if fairness else None
+        self.buffer = Turns(
+            settings.buffer_size, settings.buffer_bytes, run=run, share_of=share_of, weights=self.weights
+        )
         self.wants_more = False
         self.paused = False
         self.latch_generation = 0

@@ -74,12 +74,13 @@ class RecoveryAgent:
             ("promote due work", self._promote),
             ("expire work", self._expire),
             ("claim outgoing work", self._claim_outgoing),
+            ("claim outgoing shares", self._claim_outgoing_shares),
             ("claim trials", self._claim_trials),
             ("claim incoming work", self._claim_incoming),
             ("claim shares", self._claim_shares),
             ("look ahead", self._look_ahead),
         ]
-        self._shares = Shares(database, settings, node, counters)
+        self._shares = Shares(database, settings, node, counters, agent_for)
         self._dormant = DormantNodes(database, settings, counters)
         self._forgotten = [
             Forgotten(database, OUTGOING, node, counters, _held_by(senders)),
@@ -152,6 +153,9 @@ class RecoveryAgent:
 
     async def _claim_shares(self) -> None:
         self._go_on(await self._shares.claim(self._handlers))
+
+    async def _claim_outgoing_shares(self) -> None:
+        self._go_on(await self._shares.claim_outgoing())
 
     def _go_on(self, there_is_more: bool) -> None:
         """With the next round at once, if so: each has a bound, so that all have their turn."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import Connection
 
 from durable import Bus, CircuitBreaker, InvalidMessage, Reject, Retry, message
-from durable.envelope import Leased
+from durable.envelope import Envelope, Leased
 from durable.handling import HandlingAgent
 from durable.outcomes import BUSY, Failed, Outcome
 from durable.sending import SendingAgent
@@ -33,6 +33,7 @@ from tests.support.command import Agent
 
 PEER = "memory://workshop"
 SLOW_TO_LOOK: dict[str, Any] = {**QUICK, "poll_interval": timedelta(minutes=5)}
+WAITING_TO_BE_SENT = "SELECT fair_key, owner_id FROM durable.outgoing_envelopes"
 OFTEN = Retry(immediate=0, delays=[0.01] * 50)
 
 
@@ -385,7 +386,7 @@ class TestABacklog:
         async def handle(step: Step) -> None:
             await log.handle(step)
 
-        @bus.handles(Leap, **({"fair_by": "tenant"} if kind == "fair" else {}))
+        @bus.handles(Leap, fair_by="tenant" if kind == "fair" else None)
         async def leap(leap: Leap) -> None: ...
 
         taken = 0
@@ -596,6 +597,71 @@ class TestSending:
 
 async def _nothing(step: Step) -> None:
     pass
+
+
+class TestSendingInTurns:
+    """A slow peer, and tenants with very different numbers of messages."""
+
+    @pytest.mark.parametrize("backlog", [False, True], ids=["in memory", "from the table"])
+    async def test_a_tenant_with_thousands_does_not_keep_another_waiting(
+        self, make_database: Callable[[str], str], backlog: bool
+    ) -> None:
+        memory, received = MemoryTransport(load_settings()), list[str]()
+        receiver = Bus("workshop", make_database("workshop"), transports=[memory], **QUICK)
+        receiver.listen(PEER)
+
+        @receiver.handles(Step, concurrency=1)
+        async def handle(step: Step) -> None: ...
+
+        async def seen(sender: MemorySender, batch: Sequence[Envelope]) -> list[Outcome]:
+            received.extend(envelope.headers["tenant"] for envelope in batch)
+            return await send_batch(sender, batch)
+
+        send_batch = MemorySender.send
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(MemorySender, "send", seen)
+            settings = {**QUICK, "batch_size": 5, "buffer_size": 10 if backlog else 2_000, "batches_in_flight": 1}
+            sender = Bus("orders", make_database("orders"), transports=[memory], **settings)
+            sender.route(Step, to=PEER, fair_by="tenant", weights={"gold": 3})
+            async with sender:
+                await sender.pause(destination=PEER)
+                node = sender.runtime.node
+                assert node is not None
+                await eventually(lambda: node.senders[PEER].paused)
+                for tenant, count in (("large", 300), ("gold", 60), ("small", 5)):
+                    await send(sender, *(Step("", n) for n in range(count)), key=None, tenant=tenant)
+                async with receiver:
+                    await sender.resume(destination=PEER)
+                    await eventually(lambda: len(received) >= 365, within=60)
+        first = received[:40]
+        assert first.count("small") == 5
+        assert first.count("gold") > first.count("large")
+        assert sorted(received) == ["gold"] * 60 + ["large"] * 300 + ["small"] * 5
+
+    async def test_what_a_fair_destination_left_is_sent_when_it_is_fair_no_more(
+        self, make_database: Callable[[str], str]
+    ) -> None:
+        memory, handled = MemoryTransport(load_settings()), list[int]()
+        orders = make_database("orders")
+        receiver = Bus("workshop", make_database("workshop"), transports=[memory], **QUICK)
+        receiver.listen(PEER)
+
+        @receiver.handles(Step)
+        async def handle(step: Step) -> None:
+            handled.append(step.number)
+
+        for fair_by in ("tenant", None):
+            bus = Bus("orders", orders, transports=[memory], **QUICK)
+            bus.route(Step, to=PEER, fair_by=fair_by)
+            if fair_by:
+                async with bus:
+                    await bus.pause(destination=PEER)
+                    await send(bus, Step("", 1), key=None, tenant="a")
+                    await eventually(lambda: rows(orders, WAITING_TO_BE_SENT) == [("a", 0)])
+            else:
+                async with receiver, bus:
+                    await bus.resume(destination=PEER)
+                    await eventually(lambda: handled == [1], within=20)
 
 
 class TestTurns:
