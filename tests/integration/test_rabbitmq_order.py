@@ -12,7 +12,6 @@ import pytest
 from durable import Bus, message
 from tests.failure.waiting import eventually
 from tests.failure.workbench import QUICK
-from tests.support.broker import foreign
 from tests.support.servers import AnyBroker, Names
 
 KEYS, EACH = 5, 20
@@ -72,18 +71,15 @@ async def test_keys_keep_their_order_with_two_listeners_of_a_queue_and_when_one_
 
 
 async def test_two_listeners_share_a_queue_that_is_not_ordered_and_say_so_when_keys_arrive(
-    database_url: str, broker: AnyBroker, queue_name: Names, caplog: pytest.LogCaptureFixture
+    database_url: str, make_database: Any, broker: AnyBroker, queue_name: Names, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = queue_name()
-    address = f"rabbitmq://default/queue/{queue}?prefetch=1"
+    address = f"rabbitmq://default/queue/{queue_name()}?prefetch=1"
     done: dict[str, list[int]] = defaultdict(list)
     first, second = (listener(database_url, broker.url, address, done) for _ in range(2))
-    async with foreign(broker.url) as client, first, second:
-        for number in range(60):
-            body = msgspec.json.encode(Step("k0", number))
-            about = {"type": "rabbit.order-step", "content_type": "application/json"}
-            await client.publish(queue, body, headers={"durable-partition-key": "k0"}, **about)
-        await eventually(lambda: len(done["k0"]) == 60, within=60)
+    sender = Bus("sender", make_database("sender"), amqp_url=broker.url, **QUICK)
+    async with first, second, sender:
+        await send(sender, address, range(EACH))
+        await eventually(lambda: sum(map(len, done.values())) == KEYS * EACH, within=60)
         assert received(first)
         assert received(second)
     told = [record.message for record in caplog.records if "messages with a key" in record.message]
