@@ -67,6 +67,7 @@ class RabbitListener:
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
         self._down_because = ""
+        self._is_ordered = False
         self._is_shared = False
 
     @property
@@ -87,6 +88,7 @@ class RabbitListener:
         Raises InvalidSetting when a queue is there with other arguments, if the broker can be asked now.
         """
         topology = listening(self._source, self._settings, service=self._service, handled=self._handled())
+        self._is_ordered = any(queue.ordered for queue in topology.queues)
         self._is_shared = any(queue.declared and not queue.ordered for queue in topology.queues)
         await self._broker.consuming.__aenter__()
         try:
@@ -101,6 +103,10 @@ class RabbitListener:
     async def close(self) -> None:
         """Have nothing more delivered, wait at most `drain_timeout` for the batch under way, and close.
 
+        The consumer of an ordered queue is not cancelled before: the broker would make another one active, which would
+        be given what comes behind the deliveries that are held here. Its channel is closed instead, which puts them
+        back in front, for the next one to begin with.
+
         What is not acknowledged then is delivered again, to whoever else consumes the queues.
         """
         if self._tasks is None:
@@ -110,7 +116,7 @@ class RabbitListener:
         try:
             self._stop.set()
             self._changed.set()
-            if self._consumers is not None:
+            if self._consumers is not None and not self._is_ordered:
                 await self._consumers.cancel()
             await asyncio.wait({self._storing}, timeout=self._settings.drain_timeout.total_seconds())
         finally:

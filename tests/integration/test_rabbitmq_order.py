@@ -46,6 +46,7 @@ async def send(bus: Bus, address: str, numbers: range) -> None:
 
 
 def in_order(done: dict[str, list[int]], count: int) -> bool:
+    assert all(numbers == sorted(set(numbers)) for numbers in done.values()), done
     return {key: list(range(count)) for key in (f"k{number}" for number in range(KEYS))} == done
 
 
