@@ -90,9 +90,8 @@ class Shares:
 
     async def _take(self, agent: HandlingAgent | SendingAgent, key: tuple[bool, str], claim: Claim) -> bool:
         start = self._next.get(key, "")
-        claimed, self._next[key] = await self._database.transaction(
-            claim, start=start, batch_size=self._room(agent), node=self._node
-        )
+        turn = partial(claim, start=start, batch_size=self._room(agent), node=self._node)
+        claimed, self._next[key] = await self._database.transaction(turn)
         self._counters.add(Event.CLAIMED, len(claimed))
         agent.buffer.force(claimed)
         agent.accept(claimed)
