@@ -277,23 +277,44 @@ class Bus:
         return self.runtime.statistics()
 
     @checked
-    def route(self, cls: type, *, to: str, ordered: bool = False) -> None:
-        """Commands of this class go to this one destination; with `ordered` everything that goes there leaves in the
-        order in which it was committed, one batch at a time over all nodes."""
+    def route(
+        self,
+        cls: type,
+        *,
+        to: str,
+        ordered: bool = False,
+        fair_by: str | None = None,
+        weights: Mapping[str, int] | None = None,
+    ) -> None:
+        """Commands of this class go to this one destination.
+
+        With `ordered` everything that goes there leaves in the order in which it was committed, one batch at a time
+        over all nodes. `fair_by` names the header, or `key`, that tells the tenants of a destination apart, who take
+        turns: as often as `weights` says (default: 1). Raises InvalidSetting, and RoutingError for a second route.
+        """
         message_type = name_of(cls)
-        self._application.routes.route(message_type, self._resolved(to, message_type, ordered))
+        destination = self._resolved(to, message_type)
+        self._application.routes.route(message_type, destination)
+        self._application.routes.places.declare_destination(destination, ordered, fair_by, weights or {})
 
     @checked
-    def subscribe(self, cls: type, *, to: str, ordered: bool = False) -> None:
-        """Events of this class go to this destination too; `ordered` as in route()."""
+    def subscribe(
+        self,
+        cls: type,
+        *,
+        to: str,
+        ordered: bool = False,
+        fair_by: str | None = None,
+        weights: Mapping[str, int] | None = None,
+    ) -> None:
+        """Events of this class go to this destination too; `ordered`, `fair_by` and `weights` as in route()."""
         message_type = name_of(cls)
-        self._application.routes.subscribe(message_type, self._resolved(to, message_type, ordered))
+        destination = self._resolved(to, message_type)
+        self._application.routes.subscribe(message_type, destination)
+        self._application.routes.places.declare_destination(destination, ordered, fair_by, weights or {})
 
-    def _resolved(self, to: str, message_type: str, ordered: bool) -> str:
-        destination = self.runtime.transports().resolve(to, message_type)
-        if ordered:
-            self._application.routes.places.ordered_destinations.add(destination)
-        return destination
+    def _resolved(self, to: str, message_type: str) -> str:
+        return self.runtime.transports().resolve(to, message_type)
 
     @checked
     def every(

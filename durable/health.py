@@ -97,7 +97,9 @@ def _unattended(gauges: Gauges, settings: Settings) -> Iterator[str]:
         yield f"work has waited for {_seconds(oldest)} and no node is alive: start one with durable-agent run APP:BUS"
     if gauges.overdue is not None and gauges.overdue >= limit:
         todo = (
-            "see the log of a node for 'claim work'" if is_attended else "start a node with durable-agent run APP:BUS"
+            "see the log of a node for 'promote due work'"
+            if is_attended
+            else "start a node with durable-agent run APP:BUS"
         )
         yield f"scheduled work is overdue by {_seconds(gauges.overdue)}: {todo}"
 

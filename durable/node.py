@@ -317,6 +317,7 @@ class Node:
             clock=self._clock,
             spans=self._application.batch_spans,
             key_is_free=partial(self._ordered.hint, destination) if self._ordered else lambda key: None,
+            fairness=self._application.routes.places.fair_destinations.get(destination),
         )
         sending = self._tasks.create_task(agent.run(), name=f"sending to {destination}")
         self._sending.add(sending)

@@ -30,7 +30,9 @@ Why it holds, link by link:
    dies after m1 was stored and before its row was deleted has m1 sent again, perhaps after m2, as a duplicate.
    A transport stores a batch in its order, and nothing behind what it did not store (`keeps_order`); to those which
    cannot promise that, a message of a key travels only when the one before it has been answered.
-5. A broker answers before the inbox has it. Where several consumers share a queue, the order of arrival is theirs.
+5. A broker answers before the inbox has it. An ordered queue has a single active consumer, which stores what it is
+   given in its order; who follows it is given the first that was not acknowledged. Where several consumers share a
+   queue, the order of arrival is theirs.
 6. What dies is swept: the rows of a dead node are released, which of them were begun nobody needs to know, because
    the first of them by `seq` is claimed first. A zombie may still run its handler; the epoch does not let it commit.
 
@@ -41,11 +43,13 @@ and comes last.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from durable.digest import fingerprint
 from durable.envelope import Envelope
+from durable.errors import InvalidSetting
 from durable.screening import MAX_TEXT_BYTES, utf8_bytes
 from durable.upcasting import newer_types, oldest_type
 
@@ -53,6 +57,17 @@ _WHOLE: Final = "\x1f"
 """Before the name of an ordered destination or handler. It is a control character, which no key can have."""
 
 BY_KEY: Final = "key"
+
+
+class Fairness(NamedTuple):
+    """By which header, or `key`, the tenant of a message is known, and how many of each have a turn: 1 unless said
+    otherwise."""
+
+    header: str
+    weights: Mapping[str, int]
+
+    def share_of(self, envelope: Envelope) -> str:
+        return share_of(envelope, self.header)
 
 
 class Place(NamedTuple):
@@ -73,6 +88,26 @@ class Places:
     ordered_destinations: set[str] = field(default_factory=set)
     shared: dict[str, str] = field(default_factory=dict)
     """Message types whose handlers are fair, and by which header."""
+    fair_destinations: dict[str, Fairness] = field(default_factory=dict)
+
+    def declare_destination(
+        self, destination: str, ordered: bool, fair_by: str | None, weights: Mapping[str, int]
+    ) -> None:
+        """How what goes there leaves, whatever its type. Raises InvalidSetting."""
+        if fair_by is not None and (not fair_by or ordered or destination in self.ordered_destinations):
+            raise InvalidSetting(f"{destination}: fair_by= names a header or 'key', and an ordered one has no turns")
+        if weights and (fair_by is None or any(weight < 1 for weight in weights.values())):
+            raise InvalidSetting(f"{destination}: weights= are whole numbers from 1 on, for the tenants of fair_by=")
+        if ordered and destination in self.fair_destinations:
+            raise InvalidSetting(f"{destination}: it is fair already, and an ordered one has no turns")
+        if ordered:
+            self.ordered_destinations.add(destination)
+        if fair_by is not None:
+            declared = Fairness(fair_by, dict(weights))
+            if self.fair_destinations.setdefault(destination, declared) != declared:
+                raise InvalidSetting(
+                    f"{destination}: it is fair by {self.fair_destinations[destination].header} already"
+                )
 
     def incoming(self, envelope: Envelope) -> Place:
         ordering_key, header = envelope.partition_key or None, None
@@ -88,6 +123,8 @@ class Places:
     def outgoing(self, envelope: Envelope) -> Place:
         if envelope.destination in self.ordered_destinations:
             return Place(_WHOLE)
+        if (fairness := self.fair_destinations.get(envelope.destination)) is not None:
+            return Place(envelope.partition_key or None, fairness.share_of(envelope))
         return Place(envelope.partition_key) if envelope.partition_key else FREE
 
 

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from itertools import chain
@@ -29,6 +29,7 @@ from durable.envelope import Envelope, Lease, Leased, NodeId
 from durable.errors import ProtocolViolation, TransportError
 from durable.failpoints import failpoint
 from durable.forgiving import forgiving
+from durable.ordering import Fairness
 from durable.outcomes import Busy, Duplicate, Failed, Outcome, Rejected, Stored
 from durable.pace import Pace
 from durable.settings import Settings
@@ -62,11 +63,16 @@ class SendingAgent:
         clock: Clock | None = None,
         spans: BatchSpans | None = None,
         key_is_free: Callable[[str], None] = lambda key: None,
+        fairness: Fairness | None = None,
     ) -> None:
         self.destination = destination
         self.circuit = Circuit(settings.failures_to_latch)
         run = settings.batch_size if keeps_order(sender) else 1
-        self.buffer = Turns(settings.buffer_size, settings.buffer_bytes, run=run)
+        self.weights: Mapping[str, int] = fairness.weights if fairness else {}
+        share_of = fairness.share_of if fairness else None
+        self.buffer = Turns(
+            settings.buffer_size, settings.buffer_bytes, run=run, share_of=share_of, weights=self.weights
+        )
         self.wants_more = False
         self.paused = False
         self.pace = Pace(f"sending to {destination}", settings.step_timeout.total_seconds())

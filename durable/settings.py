@@ -235,6 +235,10 @@ class Settings(BaseSettings):
         default=False,
         description="give deliver_by to the broker as expiration: for queues that dead-letter, as others lose it",
     )
+    amqp_ordered: bool = Field(
+        default=False,
+        description="one listener at a time has all of a queue, so that keys keep their order; or as its URI says",
+    )
     amqp_prefetch: Annotated[int, Field(ge=1, le=65_535)] = Field(
         default=1_000, description="unacknowledged deliveries of one queue; ten batches keep the inbox busy"
     )

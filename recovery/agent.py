@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from itertools import chain
 from typing import Final
@@ -76,7 +76,19 @@ class RecoveryAgent:
         self._troubles: dict[str, str] = {}
         self._due_in: list[timedelta | None] = []
         self._ordered = ordered
-        self._shares = Shares(database, settings, node, counters)
+        self._rounds: Sequence[tuple[str, Story]] = [
+            ("run schedules", self._run_schedules),
+            ("obey circuits", self._obey_circuits),
+            ("promote due work", self._promote),
+            ("expire work", self._expire),
+            ("claim outgoing work", self._claim_outgoing),
+            ("claim outgoing shares", self._claim_outgoing_shares),
+            ("claim trials", self._claim_trials),
+            ("claim incoming work", self._claim_incoming),
+            ("claim shares", self._claim_shares),
+            ("look ahead", self._look_ahead),
+        ]
+        self._shares = Shares(database, settings, node, counters, agent_for)
         self._dormant = DormantNodes(database, settings, counters)
         self._forgotten = [
             Forgotten(database, OUTGOING, node, counters, _held_by(senders)),
@@ -101,13 +113,25 @@ class RecoveryAgent:
         while True:
             self._woken.clear()
             self._due_in = []
-            await self._surviving("run schedules", self._run_schedules)
-            await self._surviving("claim work", self._claim)
+            await self._run_rounds()
             try:
                 async with asyncio.timeout(self._longest_wait()):
                     await self._woken.wait()
             except TimeoutError:
                 pass
+
+    async def _run_rounds(self) -> None:
+        """Each on its own: one that fails takes no other along, and an outage is told once."""
+        unavailable: dict[str, StorageUnavailable] = {}
+        for name, story in self._rounds:
+            try:
+                await story()
+            except StorageUnavailable as error:
+                unavailable[name] = error
+            except Exception:
+                log.exception("%s failed", name)
+        if unavailable:
+            log.warning("%s: %s", ", ".join(unavailable), next(iter(unavailable.values())))
 
     def _longest_wait(self) -> float:
         """Seconds until the next look: until the next poll, or until something is due before that."""
@@ -118,14 +142,35 @@ class RecoveryAgent:
     async def _run_schedules(self) -> None:
         self._due_in.append(await self._recurring.look())
 
-    async def _claim(self) -> None:
-        await self._obey_circuits()
-        await promote_due(self._database, self._settings, self._counters)
-        await expire(self._database, self._settings, self._node, self._counters, self._burials)
-        await claim_outgoing(self._database, self._settings, self._node, self._counters, self._agent_for)
+    async def _promote(self) -> None:
+        self._go_on(await promote_due(self._database, self._settings, self._counters))
+
+    async def _expire(self) -> None:
+        self._go_on(await expire(self._database, self._settings, self._node, self._counters, self._burials))
+
+    async def _claim_outgoing(self) -> None:
+        database, settings = self._database, self._settings
+        self._go_on(await claim_outgoing(database, settings, self._node, self._counters, self._agent_for))
+
+    async def _claim_trials(self) -> None:
         await claim_trials(self._database, self._settings, self._node, self._handlers)
-        await claim_incoming(self._database, self._settings, self._node, self._counters, self._handlers)
-        await self._shares.claim(self._handlers)
+
+    async def _claim_incoming(self) -> None:
+        database, settings = self._database, self._settings
+        self._go_on(await claim_incoming(database, settings, self._node, self._counters, self._handlers))
+
+    async def _claim_shares(self) -> None:
+        self._go_on(await self._shares.claim(self._handlers))
+
+    async def _claim_outgoing_shares(self) -> None:
+        self._go_on(await self._shares.claim_outgoing())
+
+    def _go_on(self, there_is_more: bool) -> None:
+        """With the next round at once, if so: each has a bound, so that all have their turn."""
+        if there_is_more:
+            self._woken.set()
+
+    async def _look_ahead(self) -> None:
         self._ordered.asked.set()  # in a task of its own: however many keys there are, nothing else waits for them
         if not self._woken.is_set():
             self._due_in.append(await self._database.transaction(delayed.next_due))

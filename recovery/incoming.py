@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from durable.envelope import Leased, NodeId
 from durable.handling import HandlingAgent
+from durable.recovery.outgoing import rounds
 from durable.settings import Settings
 from durable.storage import inbox, leases, nodes, trials
 from durable.storage.database import Database
@@ -23,8 +24,11 @@ ClaimOfType = Callable[[Connection, str, str, NodeId], list[Leased]]
 
 async def claim_incoming(
     database: Database, settings: Settings, node: NodeId, counters: Counters, agents: Mapping[str, HandlingAgent]
-) -> None:
-    """Claim for every message type that has a handler here; what no node can handle becomes a dead letter."""
+) -> bool:
+    """Claim for every message type that has a handler here; what no node can handle becomes a dead letter.
+
+    Returns whether there may be more: a handler that is as fast as the claims must not keep everything else waiting.
+    """
     waiting: list[str] = []
     for message_type in await database.transaction(leases.unowned_groups, INCOMING):
         if message_type in agents:
@@ -32,12 +36,15 @@ async def claim_incoming(
         else:
             await bury_unknown(database, settings, message_type, node, counters, _claim_any)
     random.shuffle(waiting)  # where there is room for a part only, it is not always the same version's
-    while waiting:  # in turn: an agent may serve several versions, and one of them must not take all the room
+    for _ in range(
+        rounds(settings)
+    ):  # in turn: an agent may serve several versions, and one of them must not take all the room
         waiting = [
             message_type
             for message_type in waiting
             if await _claim_batch(agents[message_type], message_type, database, settings, node, counters)
         ]
+    return bool(waiting)
 
 
 async def _claim_batch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from durable.envelope import NodeId
@@ -18,27 +19,36 @@ AgentFor = Callable[[str], SendingAgent | None]
 
 async def claim_outgoing(
     database: Database, settings: Settings, node: NodeId, counters: Counters, agent_for: AgentFor
-) -> None:
-    """Claim for every destination that is not latched. An agent whose room ran out asks again when it has some."""
-    for destination in await database.transaction(leases.unowned_groups, OUTGOING):
-        agent = agent_for(destination)
-        if agent is not None:
-            await _claim_for(agent, database, settings, node, counters)
+) -> bool:
+    """Claim for every destination that is not latched, a batch each in turn.
+
+    An agent whose room ran out asks again when it has some. Returns whether there may be more: an agent that sends as
+    fast as it is given must not keep everything else waiting.
+    """
+    found = [agent_for(destination) for destination in await database.transaction(leases.unowned_groups, OUTGOING)]
+    waiting = [agent for agent in found if agent is not None]
+    for _ in range(rounds(settings)):
+        waiting = [agent for agent in waiting if await _claim_batch(agent, database, settings, node, counters)]
+    return bool(waiting)
 
 
-async def _claim_for(
+def rounds(settings: Settings) -> int:
+    """How many batches fill an empty buffer: as many are claimed of a destination or type before others have a turn."""
+    return math.ceil(settings.buffer_size / settings.batch_size)
+
+
+async def _claim_batch(
     agent: SendingAgent, database: Database, settings: Settings, node: NodeId, counters: Counters
-) -> None:
-    while not (agent.circuit.latched or agent.paused):
-        batch_size = min(settings.batch_size, agent.buffer.room)
-        if not batch_size:
-            agent.wants_more = True
-            return
-        claimed = await database.transaction(
-            outbox.claim, destination=agent.destination, batch_size=batch_size, node=node
-        )
-        counters.add(Event.CLAIMED, len(claimed))
-        agent.buffer.force(claimed)
-        agent.accept(claimed)
-        if len(claimed) < batch_size:
-            return
+) -> bool:
+    """False when that was all of it, or all that there is room for."""
+    if agent.circuit.latched or agent.paused:
+        return False
+    batch_size = min(settings.batch_size, agent.buffer.room)
+    if not batch_size:
+        agent.wants_more = True
+        return False
+    claimed = await database.transaction(outbox.claim, destination=agent.destination, batch_size=batch_size, node=node)
+    counters.add(Event.CLAIMED, len(claimed))
+    agent.buffer.force(claimed)
+    agent.accept(claimed)
+    return len(claimed) == batch_size

@@ -1,69 +1,97 @@
-"""Claims for fair handlers: of each tenant as much as its weight says, one after another, round and round."""
+"""Claims for fair handlers and destinations: of each tenant as much as its weight says, one after another."""
 
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 from sqlalchemy import Connection
 
 from durable.envelope import Leased, NodeId
 from durable.handling import HandlingAgent
 from durable.recovery.incoming import bury_unknown
+from durable.recovery.outgoing import AgentFor, rounds
+from durable.sending import SendingAgent
 from durable.settings import Settings
 from durable.storage import ordering
 from durable.storage.database import Database
 from durable.telemetry import Counters, Event
 
+Claim = Callable[..., tuple[list[Leased], str]]
+
 
 class Shares:
-    """Remembers for each message type whose turn it is."""
+    """Remembers for each message type, and for each destination, whose turn it is."""
 
-    def __init__(self, database: Database, settings: Settings, node: NodeId, counters: Counters) -> None:
+    def __init__(
+        self, database: Database, settings: Settings, node: NodeId, counters: Counters, agent_for: AgentFor
+    ) -> None:
         self._database = database
         self._settings = settings
-        self._batch_size = settings.batch_size
         self._node = node
         self._counters = counters
-        self._next: dict[str, str] = {}
+        self._agent_for = agent_for
+        self._next: dict[tuple[bool, str], str] = {}
 
-    async def claim(self, agents: Mapping[str, HandlingAgent]) -> None:
+    async def claim(self, agents: Mapping[str, HandlingAgent]) -> bool:
         """Claim for every type that has unowned work in shares, also when its handler is fair no more.
 
         The types take turns, a batch each: an agent may serve several versions, and none of them must take all the
-        room. Which of them is the first is chance.
+        room. Which of them is the first is chance. Returns whether there may be more.
         """
-        found = await self._database.transaction(ordering.shared_types)
-        waiting: deque[str] = deque()
-        for message_type in found:
+        waiting: list[str] = []
+        for message_type in await self._database.transaction(ordering.shared_types):
             if message_type in agents:
                 waiting.append(message_type)
             else:
                 await bury_unknown(self._database, self._settings, message_type, self._node, self._counters, _claim_any)
+        self._remember_only(True, waiting)
         random.shuffle(waiting)
-        while waiting:
-            message_type = waiting.popleft()
-            if await self._claim_batch(agents[message_type], message_type):
-                waiting.append(message_type)
+        for _ in range(rounds(self._settings)):
+            waiting = [name for name in waiting if await self._claim_batch(agents[name], name)]
+        return bool(waiting)
+
+    async def claim_outgoing(self) -> bool:
+        """The same for every destination, also when it is fair no more."""
+        found = await self._database.transaction(ordering.shared_destinations)
+        self._remember_only(False, found)
+        waiting = [agent for agent in map(self._agent_for, found) if agent is not None]
+        for _ in range(rounds(self._settings)):
+            waiting = [agent for agent in waiting if await self._claim_to_send(agent)]
+        return bool(waiting)
+
+    def _remember_only(self, incoming: bool, names: Collection[str]) -> None:
+        self._next = {key: start for key, start in self._next.items() if key[0] != incoming or key[1] in names}
 
     async def _claim_batch(self, agent: HandlingAgent, message_type: str) -> bool:
         """False when that was all of it, or all that there is room for."""
-        if not agent.takes(message_type):
+        if not agent.takes(message_type) or not self._room(agent):
             return False
-        if not (batch_size := min(self._batch_size, agent.buffer.room)):
-            agent.wants_more = True
-            return False
-        start = self._next.get(message_type, "")
-        claimed, self._next[message_type] = await self._database.transaction(
+        claim = partial(
             ordering.claim_shares,
             message_type=message_type,
             handler=agent.handler.message_type,
-            start=start,
             weights=agent.handler.weights,
-            batch_size=batch_size,
-            node=self._node,
         )
+        return await self._take(agent, (True, message_type), claim)
+
+    async def _claim_to_send(self, agent: SendingAgent) -> bool:
+        if agent.circuit.latched or agent.paused or not self._room(agent):
+            return False
+        claim = partial(ordering.claim_outgoing_shares, destination=agent.destination, weights=agent.weights)
+        return await self._take(agent, (False, agent.destination), claim)
+
+    def _room(self, agent: HandlingAgent | SendingAgent) -> int:
+        """For how many; an agent without any asks again when it has some."""
+        room = min(self._settings.batch_size, agent.buffer.room)
+        agent.wants_more |= not room
+        return room
+
+    async def _take(self, agent: HandlingAgent | SendingAgent, key: tuple[bool, str], claim: Claim) -> bool:
+        start = self._next.get(key, "")
+        turn = partial(claim, start=start, batch_size=self._room(agent), node=self._node)
+        claimed, self._next[key] = await self._database.transaction(turn)
         self._counters.add(Event.CLAIMED, len(claimed))
         agent.buffer.force(claimed)
         agent.accept(claimed)

@@ -6,6 +6,7 @@
     rabbitmq://default/topic/orders           listen to what the service `orders` sends to the topic exchange
 
     ?type=quorum|classic  ?max_length=N       how a listener declares its queues; a full queue refuses, it never drops
+    ?ordered=yes|no                           does one listener at a time have all of a queue, so that keys keep order?
     ?prefetch=N                               unacknowledged deliveries of each queue
     ?declare=no                               the queue is somebody else's: take it as it is (queue/NAME)
     ?message_type=T                           what JSON without a type is (queue/NAME)
@@ -113,7 +114,7 @@ def parse(uri: str) -> Address:
             query.allow()
             return TopicAddress(broker)
         case ["topic", publisher]:
-            query.allow("type", "max_length", "prefetch", "types")
+            query.allow("type", "max_length", "prefetch", "ordered", "types")
             name = short(decoded(publisher, uri, "the publisher"), f"{uri}: the publisher")
             return SubscriptionAddress(broker, name, query.queue_options(), query.names("types"))
         case ["exchange", name, key]:
@@ -198,20 +199,21 @@ def _broker(parts: SplitResult) -> str:
 
 
 def _queue(broker: str, name: str, query: Query) -> QueueAddress:
-    query.allow("type", "max_length", "prefetch", "declare", "message_type")
+    query.allow("type", "max_length", "prefetch", "ordered", "declare", "message_type")
     if name.startswith(_RESERVED):
         raise query.wrong(f"names that begin with {_RESERVED} are the broker's own; write another")
     options = query.queue_options()
     declared = query.choice("declare", "no") is None
-    if not declared and (options.type or options.max_length):
-        raise query.wrong("type and max_length say how to declare the queue; leave them out, or declare=no")
+    if not declared and (options.type or options.max_length or options.ordered):
+        raise query.wrong("type, max_length and ordered say how to declare the queue; leave them out, or declare=no")
     checked = queue_name(name, f"{query.uri}: the queue")
     return QueueAddress(broker, checked, options, declared, query.name("message_type"))
 
 
 def _uri(broker: str, path: list[str], options: QueueOptions = AS_SET, **more: str) -> str:
     """Options without a value are left out; those in `more` are percent-encoded already."""
-    given = {"type": options.type, "max_length": options.max_length, "prefetch": options.prefetch, **more}
+    said = {"type": options.type, "max_length": options.max_length, "prefetch": options.prefetch}
+    given = {**said, "ordered": options.ordered, **more}
     query = "&".join(f"{name}={value}" for name, value in given.items() if value)
     names = "/".join(quote(part, safe="") for part in path)
     return f"{SCHEME}://{quote(broker, safe='')}/{names}" + (f"?{query}" if query else "")

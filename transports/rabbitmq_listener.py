@@ -64,6 +64,8 @@ class RabbitListener:
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
         self._down_because = ""
+        self._is_ordered = False
+        self._is_shared = False
 
     @property
     def endpoint(self) -> str:
@@ -83,6 +85,8 @@ class RabbitListener:
         Raises InvalidSetting when a queue is there with other arguments, if the broker can be asked now.
         """
         topology = listening(self._source, self._settings, service=self._service, handled=self._handled())
+        self._is_ordered = any(queue.ordered for queue in topology.queues)
+        self._is_shared = any(queue.declared and not queue.ordered for queue in topology.queues)
         await self._broker.consuming.__aenter__()
         try:
             await self._try_to_consume(topology)
@@ -96,6 +100,10 @@ class RabbitListener:
     async def close(self) -> None:
         """Have nothing more delivered, wait at most `drain_timeout` for the batch under way, and close.
 
+        The consumer of an ordered queue is not cancelled before: the broker would make another one active, which would
+        be given what comes behind the deliveries that are held here. Its channel is closed instead, which puts them
+        back in front, for the next one to begin with.
+
         What is not acknowledged then is delivered again, to whoever else consumes the queues.
         """
         if not self._is_serving:
@@ -105,7 +113,7 @@ class RabbitListener:
             self._stop.set()
             self._changed.set()
             await end([self._keeping], within=CLOSING_SECONDS)
-            if self._consumers is not None:
+            if self._consumers is not None and not self._is_ordered:
                 await in_time(self._consumers.cancel(), CLOSING_SECONDS)
             await asyncio.wait({self._storing}, timeout=self._settings.drain_timeout.total_seconds())
         finally:
@@ -256,6 +264,13 @@ class RabbitListener:
     async def _store(self, receiver: Receiver, batch: Sequence[Delivery]) -> None:
         """Store what can be, keep as dead letters what is to be rejected, and acknowledge both."""
         envelopes = [delivery.content for delivery in batch if isinstance(delivery.content, Envelope)]
+        if self._is_shared and any(envelope.partition_key for envelope in envelopes):
+            self._is_shared = False  # said once
+            log.warning(
+                "%s: messages with a key arrive over a queue that is not ordered, and two listeners may store them in "
+                "another order; write ordered=yes in its address",
+                self.address,
+            )
         unmappable = {
             position: Rejected(delivery.content.reason)
             for position, delivery in enumerate(batch)

@@ -27,6 +27,8 @@ class QueueOptions:
     type: QueueType | None = None
     max_length: int | None = None
     prefetch: int | None = None
+    ordered: Literal["yes", "no"] | None = None
+    """Does one consumer at a time have all of a queue?"""
 
 
 AS_SET: Final = QueueOptions()
@@ -119,7 +121,8 @@ class Query:
 
     def queue_options(self) -> QueueOptions:
         chosen = cast(QueueType | None, self.choice("type", "quorum", "classic"))
-        return QueueOptions(chosen, self.number("max_length"), self.number("prefetch", _LARGEST_PREFETCH))
+        ordered = cast(Literal["yes", "no"] | None, self.choice("ordered", "yes", "no"))
+        return QueueOptions(chosen, self.number("max_length"), self.number("prefetch", _LARGEST_PREFETCH), ordered)
 
     def _name(self, text: str, option: str) -> str:
         return short(decoded(text, self.uri, option), f"{self.uri}: {option}")

@@ -54,6 +54,8 @@ def _advice(thing: Thing, argument: str, current: str) -> str:
         case "x-max-length":
             change = "leave max_length out of" if current == _NOT_SET else f"write max_length={current} in"
             return f"{change} its address, or {again}"
+        case "x-single-active-consumer":
+            return f"write ordered={'no' if current == _NOT_SET else 'yes'} in its address, or {again}"
         case _ if argument in _KINDS:
             return again
         case _:

@@ -11,6 +11,10 @@
 
 Everything is durable; no queue is exclusive or deletes itself. A queue with a greatest length refuses what is beyond
 it (x-overflow=reject-publish): by default a broker confirms a message, and then drops the oldest one.
+
+An ordered queue has a single active consumer: of the listeners of all nodes one is given everything, the others stand
+by, and the next one goes on with the first message that was not acknowledged. With several at once, the messages of a
+key would be stored in the order of their databases' commits, which is not that of the queue.
 """
 
 from __future__ import annotations
@@ -54,6 +58,7 @@ class Queue:
     name: str
     type: QueueType = "quorum"
     max_length: int | None = None
+    ordered: bool = False
     declared: bool = True
 
     @property
@@ -66,6 +71,8 @@ class Queue:
             arguments["x-delivery-limit"] = _NO_DELIVERY_LIMIT
         if self.max_length is not None:
             arguments |= {"x-max-length": self.max_length, "x-overflow": "reject-publish"}
+        if self.ordered:
+            arguments["x-single-active-consumer"] = True
         return arguments
 
     def __str__(self) -> str:
@@ -193,7 +200,9 @@ def _refuse_unhandled(name: str, address: Source, handled: Collection[str]) -> N
 
 
 def _queue(name: str, options: QueueOptions, settings: Settings) -> Queue:
-    return Queue(queue_name(name, "the name of a queue"), options.type or settings.amqp_queue_type, options.max_length)
+    ordered = settings.amqp_ordered if options.ordered is None else options.ordered == "yes"
+    type_ = options.type or settings.amqp_queue_type
+    return Queue(queue_name(name, "the name of a queue"), type_, options.max_length, ordered)
 
 
 def _binding_key(key: str, address: SubscriptionAddress) -> str:

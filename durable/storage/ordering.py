@@ -105,7 +105,12 @@ def tell(conn: Connection, schema: str, keys: Collection[str], *, except_types: 
 
 def shared_types(conn: Connection, schema: str) -> list[str]:
     """The message types that have unowned rows in shares."""
-    return list(conn.execute(statements.SHARED_TYPES.within(schema)).scalars())
+    return list(conn.execute(statements.SHARED_INCOMING.lanes.within(schema)).scalars())
+
+
+def shared_destinations(conn: Connection, schema: str) -> list[str]:
+    """The destinations that have unowned rows in shares."""
+    return list(conn.execute(statements.SHARED_OUTGOING.lanes.within(schema)).scalars())
 
 
 def claim_shares(
@@ -122,25 +127,46 @@ def claim_shares(
 ) -> tuple[list[Leased], str]:
     """Take up to `batch_size` rows of this type, by weight from each tenant in turn, from `start` on. With it comes the
     tenant whose turn is next."""
-    found = conn.execute(
-        statements.NEXT_SHARES.within(schema),
-        {"message_type": message_type, "start": start, "count": batch_size + 1},
-    )
-    quotas, after = share_out(list(found.scalars()), weights, batch_size)
+    stopped_by = {"handler": handler or message_type, "is_trial": is_trial}
+    turn = _Turn(statements.SHARED_INCOMING, message_type, start, weights, batch_size)
+    return _claim_turn(conn, schema, turn, stopped_by | {"node": node})
+
+
+def claim_outgoing_shares(
+    conn: Connection,
+    schema: str,
+    *,
+    destination: str,
+    start: str,
+    weights: Mapping[str, int],
+    batch_size: int,
+    node: NodeId,
+) -> tuple[list[Leased], str]:
+    """The same of what waits for this destination."""
+    turn = _Turn(statements.SHARED_OUTGOING, destination, start, weights, batch_size)
+    return _claim_turn(conn, schema, turn, {"node": node})
+
+
+class _Turn(NamedTuple):
+    """Whose shares are claimed, from which tenant on, and how many rows."""
+
+    table: statements.Shared
+    lane: str
+    start: str
+    weights: Mapping[str, int]
+    batch_size: int
+
+
+def _claim_turn(conn: Connection, schema: str, turn: _Turn, params: dict[str, Any]) -> tuple[list[Leased], str]:
+    lane = {"lane": turn.lane}
+    tenants = conn.execute(
+        turn.table.next.within(schema), lane | {"start": turn.start, "count": turn.batch_size + 1}
+    ).scalars()
+    quotas, after = share_out(list(tenants), turn.weights, turn.batch_size)
     if not quotas:
         return [], after
-    rows = conn.execute(
-        statements.CLAIM_SHARES.within(schema),
-        {
-            "message_type": message_type,
-            "handler": handler or message_type,
-            "keys": list(quotas),
-            "quotas": list(quotas.values()),
-            "batch_size": batch_size,
-            "node": node,
-            "is_trial": is_trial,
-        },
-    )
+    shares = {"keys": list(quotas), "quotas": list(quotas.values()), "batch_size": turn.batch_size}
+    rows = conn.execute(turn.table.claim.within(schema), lane | shares | params)
     return [leased(row) for row in rows], after
 
 

@@ -152,47 +152,64 @@ SELECT name FROM found WHERE name IS NOT NULL
 
 # ---------------------------------------------------------------- shares
 
-SHARED_TYPES: Final = Statement(f"""
+
+class Shared:
+    """The statements for one of the two tables of work; a share is what waits of one tenant in a lane, which is a
+    message type or a destination. `may_start` says whether it is stopped."""
+
+    def __init__(self, table: str, address: str, lane: str, may_start: str) -> None:
+        rows = f"{{schema}}.{table}"
+        self.lanes = Statement(f"""
 WITH RECURSIVE found AS (
-    (SELECT message_type AS name FROM {{schema}}.incoming_envelopes WHERE {_SHARED} ORDER BY message_type LIMIT 1)
+    (SELECT {lane} AS name FROM {rows} WHERE {_SHARED} ORDER BY {lane} LIMIT 1)
     UNION ALL
-    SELECT (SELECT message_type FROM {{schema}}.incoming_envelopes
-            WHERE {_SHARED} AND message_type > found.name ORDER BY message_type LIMIT 1)
+    SELECT (SELECT {lane} FROM {rows} WHERE {_SHARED} AND {lane} > found.name ORDER BY {lane} LIMIT 1)
     FROM found WHERE found.name IS NOT NULL
 )
 SELECT name FROM found WHERE name IS NOT NULL
 """)
-# The next tenants that have unowned work, one step for each, however much that is.
-NEXT_SHARES: Final = Statement(f"""
+        # The next tenants that have unowned work, one step for each, however much that is.
+        self.next = Statement(f"""
 WITH RECURSIVE shares AS (
-    (SELECT fair_key AS key, 1 AS number FROM {{schema}}.incoming_envelopes
-     WHERE message_type = :message_type AND {_SHARED} AND fair_key >= :start ORDER BY fair_key LIMIT 1)
+    (SELECT fair_key AS key, 1 AS number FROM {rows}
+     WHERE {lane} = :lane AND {_SHARED} AND fair_key >= :start ORDER BY fair_key LIMIT 1)
     UNION ALL
-    SELECT (SELECT fair_key FROM {{schema}}.incoming_envelopes
-            WHERE message_type = :message_type AND {_SHARED} AND fair_key > shares.key ORDER BY fair_key LIMIT 1),
+    SELECT (SELECT fair_key FROM {rows}
+            WHERE {lane} = :lane AND {_SHARED} AND fair_key > shares.key ORDER BY fair_key LIMIT 1),
         number + 1
     FROM shares WHERE shares.key IS NOT NULL AND number < :count
 )
 SELECT key FROM shares WHERE key IS NOT NULL
 """)
-# The quotas add up to no more than a batch; the LIMIT says so to the planner, which would else expect a tenth of all
-# rows and join the whole table to them.
-CLAIM_SHARES: Final = Statement(f"""
+        # The quotas add up to no more than a batch; the LIMIT says so to the planner, which would else expect a tenth
+        # of all rows and join the whole table to them.
+        self.claim = Statement(f"""
 WITH unowned AS MATERIALIZED (
-    SELECT each.id, each.endpoint
+    SELECT each.id, each.{address}
     FROM unnest(CAST(:keys AS text[]), CAST(:quotas AS bigint[])) AS share (key, quota)
     CROSS JOIN LATERAL (
-        SELECT id, endpoint FROM {{schema}}.incoming_envelopes
-        WHERE message_type = :message_type AND {_SHARED} AND fair_key = share.key AND {_IN_TIME}
+        SELECT id, {address} FROM {rows}
+        WHERE {lane} = :lane AND {_SHARED} AND fair_key = share.key AND {_IN_TIME}
         ORDER BY seq LIMIT share.quota FOR UPDATE SKIP LOCKED
     ) AS each
-    WHERE CAST(:is_trial AS boolean) OR NOT EXISTS (
-        SELECT FROM {{schema}}.circuits WHERE kind = 'handler' AND key IN (:message_type, :handler) AND {_OPEN})
+    WHERE {may_start}
     LIMIT :batch_size
 ), claimed AS (
-    UPDATE {{schema}}.incoming_envelopes AS row SET owner_id = :node, epoch = row.epoch + 1
-    FROM unowned WHERE row.id = unowned.id AND row.endpoint = unowned.endpoint
+    UPDATE {rows} AS row SET owner_id = :node, epoch = row.epoch + 1
+    FROM unowned WHERE row.id = unowned.id AND row.{address} = unowned.{address}
     RETURNING row.*
 )
-SELECT {CLAIMED % "endpoint"} FROM claimed ORDER BY seq
+SELECT {CLAIMED % address} FROM claimed ORDER BY seq
 """)
+
+
+SHARED_OUTGOING: Final = Shared(
+    "outgoing_envelopes", "destination", "destination", _NOT_LATCHED.replace(":destination", ":lane")
+)
+SHARED_INCOMING: Final = Shared(
+    "incoming_envelopes",
+    "endpoint",
+    "message_type",
+    f"""CAST(:is_trial AS boolean) OR NOT EXISTS (
+        SELECT FROM {{schema}}.circuits WHERE kind = 'handler' AND key IN (:lane, :handler) AND {_OPEN})""",
+)

@@ -28,9 +28,7 @@ _BURIED: Final = "CAST(:buries_others AS boolean) <> (message_type = ANY (CAST(:
 class Recovery:
     """The statements of recovery for one of the two tables of work."""
 
-    def __init__(
-        self, table: str, side: str, group_column: str, address_column: str, history: str, unshared: str = ""
-    ) -> None:
+    def __init__(self, table: str, side: str, group_column: str, address_column: str, history: str) -> None:
         rows = f"{{schema}}.{table}"
         picked = f"id, {address_column}, epoch"
         this = f"row.id = picked.id AND row.{address_column} = picked.{address_column}"
@@ -38,7 +36,7 @@ class Recovery:
         one = f"id = :id AND {address_column} = :address AND epoch = :epoch"
         # The groups (destinations or message types) that have unowned work, by a loose scan of the partial index:
         # one step for each group, however many rows it has. What is ordered, or shared out, is looked for elsewhere.
-        unowned = f"owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL{unshared}"
+        unowned = "owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL AND fair_key IS NULL"
         self.unowned_groups = Statement(f"""
 WITH RECURSIVE found AS (
     (SELECT {group_column} AS name FROM {{schema}}.{table} WHERE {unowned}
@@ -174,6 +172,4 @@ SELECT owner_id, count(*) AS count FROM {{schema}}.{table} WHERE owner_id <> 0 G
 
 
 OUTGOING = Recovery("outgoing_envelopes", "outgoing", "destination", "destination", FROM_OUTGOING)
-INCOMING = Recovery(
-    "incoming_envelopes", "incoming", "message_type", "endpoint", FROM_INCOMING, " AND fair_key IS NULL"
-)
+INCOMING = Recovery("incoming_envelopes", "incoming", "message_type", "endpoint", FROM_INCOMING)

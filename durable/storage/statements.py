@@ -108,12 +108,12 @@ FROM_INCOMING: Final = (
     f"attempts, interruptions, {_KEPT}"
 )
 # The unowned rows that are due, by whether their place among others matters; word for word as in the partial indexes.
-FREE_OUTGOING: Final = "owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL"
-QUEUED_OUTGOING: Final = "owner_id = 0 AND execution_time IS NULL AND ordering_key IS NOT NULL"
-FREE_INCOMING: Final = f"{FREE_OUTGOING} AND fair_key IS NULL"
-QUEUED_INCOMING: Final = (
+FREE_OUTGOING: Final = "owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL AND fair_key IS NULL"
+QUEUED_OUTGOING: Final = (
     "owner_id = 0 AND execution_time IS NULL AND (ordering_key IS NOT NULL OR fair_key IS NOT NULL)"
 )
+FREE_INCOMING: Final = FREE_OUTGOING
+QUEUED_INCOMING: Final = QUEUED_OUTGOING
 _LETTER: Final = (
     "side, address, id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, "
     "body, sent_at, deliver_by, attempts, interruptions, exception_type, reason, traceback, fingerprint, node_id, "
@@ -207,7 +207,7 @@ CLAIM_OUTGOING = Batched(
     """
     SELECT id, destination, epoch FROM {schema}.outgoing_envelopes
     WHERE destination = :destination AND owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL
-        AND (deliver_by IS NULL OR deliver_by > now())
+        AND fair_key IS NULL AND (deliver_by IS NULL OR deliver_by > now())
         AND NOT EXISTS (
             SELECT FROM {schema}.circuits
             WHERE kind = 'destination' AND key = :destination AND (probing OR until IS NULL OR until > now())

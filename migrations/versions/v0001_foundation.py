@@ -49,11 +49,13 @@ CREATE TABLE "{schema}".outgoing_envelopes (
     PRIMARY KEY (id, destination)
 ) {queue};
 CREATE INDEX outgoing_unowned ON "{schema}".outgoing_envelopes (destination, seq)
-    WHERE owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL;
+    WHERE owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL AND fair_key IS NULL;
+CREATE INDEX outgoing_fair ON "{schema}".outgoing_envelopes (destination, fair_key, seq)
+    WHERE fair_key IS NOT NULL AND owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL;
 CREATE INDEX outgoing_ordered ON "{schema}".outgoing_envelopes (destination, ordering_key, seq)
     WHERE ordering_key IS NOT NULL AND owner_id = 0 AND execution_time IS NULL;
 CREATE INDEX outgoing_queued ON "{schema}".outgoing_envelopes (destination, seq)
-    WHERE owner_id = 0 AND execution_time IS NULL AND ordering_key IS NOT NULL;
+    WHERE owner_id = 0 AND execution_time IS NULL AND (ordering_key IS NOT NULL OR fair_key IS NOT NULL);
 CREATE INDEX outgoing_held ON "{schema}".outgoing_envelopes (destination, ordering_key, seq) WHERE {held};
 CREATE INDEX outgoing_owned ON "{schema}".outgoing_envelopes (owner_id) WHERE owner_id <> 0;
 CREATE INDEX outgoing_due ON "{schema}".outgoing_envelopes (execution_time) WHERE execution_time IS NOT NULL;

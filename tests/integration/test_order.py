@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,10 @@ import pytest
 from sqlalchemy import Connection
 
 from durable import Bus, CircuitBreaker, InvalidMessage, Reject, Retry, message
+from durable.envelope import Envelope, Leased
+from durable.handling import HandlingAgent
 from durable.outcomes import BUSY, Failed, Outcome
+from durable.sending import SendingAgent
 from durable.settings import load_settings
 from durable.storage import dead_letters, ordering
 from durable.storage.dead_letters import Selection, Stretch
@@ -30,6 +33,7 @@ from tests.support.command import Agent
 
 PEER = "memory://workshop"
 SLOW_TO_LOOK: dict[str, Any] = {**QUICK, "poll_interval": timedelta(minutes=5)}
+WAITING_TO_BE_SENT = "SELECT fair_key, owner_id FROM durable.outgoing_envelopes"
 OFTEN = Retry(immediate=0, delays=[0.01] * 50)
 
 
@@ -44,6 +48,11 @@ class Step(msgspec.Struct):
 class Stride(msgspec.Struct):
     key: str
     number: int
+
+
+@message("order.leap")
+class Leap(msgspec.Struct):
+    pass
 
 
 class Log:
@@ -360,6 +369,58 @@ class TestManyKeys:
         assert log.overlaps == []
 
 
+class TestABacklog:
+    """It is handled, or sent, as fast as it can be claimed: what have others to do meanwhile?"""
+
+    COUNT = 30_000
+
+    @pytest.mark.parametrize("kind", ["plain", "fair", "outgoing"])
+    async def test_keeps_nothing_waiting_that_becomes_due(
+        self, database_url: str, monkeypatch: pytest.MonkeyPatch, kind: str
+    ) -> None:
+        settings = {**QUICK, "batch_size": 10, "buffer_size": 20, "forgotten_after": timedelta(minutes=5)}
+        log, bus = Log(), Bus("workshop", database_url, transports=[MemoryTransport(load_settings())], **settings)
+        bus.route(Stride, to=PEER)
+
+        @bus.handles(Step)
+        async def handle(step: Step) -> None:
+            await log.handle(step)
+
+        @bus.handles(Leap, fair_by="tenant" if kind == "fair" else None)
+        async def leap(leap: Leap) -> None: ...
+
+        taken = 0
+
+        def finished_at_once(agent: HandlingAgent | SendingAgent, claimed: list[Leased]) -> None:
+            nonlocal taken
+            taken += len(claimed)
+            agent.buffer.done(claimed)
+
+        accept = HandlingAgent.accept
+
+        def accepted(agent: HandlingAgent, claimed: list[Leased]) -> None:
+            if agent.handler.message_type == "order.leap":
+                finished_at_once(agent, claimed)
+            else:
+                accept(agent, claimed)
+
+        monkeypatch.setattr(HandlingAgent, "accept", accepted)
+        monkeypatch.setattr(SendingAgent, "accept", finished_at_once)
+        table, address = ("outgoing", PEER) if kind == "outgoing" else ("incoming", "shop")
+        with psycopg.connect(database_url) as conn:
+            conn.execute(
+                f"""INSERT INTO durable.{table}_envelopes ({"destination" if kind == "outgoing" else "endpoint"}, id,
+                    message_type, source, correlation_id, fair_key, content_type, body, sent_at, owner_id)
+                SELECT %s, gen_random_uuid(), 'order.leap', 'elsewhere', gen_random_uuid(), %s, 'application/json',
+                    convert_to('{{}}', 'UTF8'), now(), 0 FROM generate_series(1, %s)""".encode(),
+                [address, "" if kind == "fair" else None, self.COUNT],
+            )
+        async with bus:
+            await send(bus, Step("due", 1), key=None, delay=0.2)
+            await eventually(lambda: log.count() == 1, within=60)
+            assert 0 < taken < self.COUNT, "it was handled while the others still waited"
+
+
 class TestParking:
     async def test_a_dead_letter_parks_its_key_where_that_is_asked_for(self, database_url: str) -> None:
         log = Log()
@@ -536,6 +597,76 @@ class TestSending:
 
 async def _nothing(step: Step) -> None:
     pass
+
+
+class TestSendingInTurns:
+    """A slow peer, and tenants with very different numbers of messages."""
+
+    @pytest.mark.parametrize("backlog", [False, True], ids=["in memory", "from the table"])
+    async def test_a_tenant_with_thousands_does_not_keep_another_waiting(
+        self, make_database: Callable[[str], str], backlog: bool
+    ) -> None:
+        memory, received = MemoryTransport(load_settings()), list[str]()
+        receiver = Bus("workshop", make_database("workshop"), transports=[memory], **QUICK)
+        receiver.listen(PEER)
+
+        @receiver.handles(Step, concurrency=1)
+        async def handle(step: Step) -> None: ...
+
+        go_on = asyncio.Event()
+
+        async def seen(sender: MemorySender, batch: Sequence[Envelope]) -> list[Outcome]:
+            await go_on.wait()
+            received.extend(envelope.headers["tenant"] for envelope in batch)
+            return await send_batch(sender, batch)
+
+        send_batch = MemorySender.send
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(MemorySender, "send", seen)
+            settings = {**QUICK, "batch_size": 5, "buffer_size": 10 if backlog else 2_000, "batches_in_flight": 1}
+            sender = Bus("orders", make_database("orders"), transports=[memory], **settings)
+            sender.route(Step, to=PEER, fair_by="tenant", weights={"gold": 3})
+            async with sender:
+                if backlog:
+                    await sender.pause(destination=PEER)
+                    node = sender.runtime.node
+                    assert node is not None
+                    await eventually(lambda: node.senders[PEER].paused)
+                for tenant, count in (("large", 300), ("gold", 60), ("small", 5)):
+                    await send(sender, *(Step("", n) for n in range(count)), key=None, tenant=tenant)
+                async with receiver:
+                    go_on.set()
+                    await sender.resume(destination=PEER)
+                    await eventually(lambda: len(received) >= 365, within=60)
+        first = received[:40]
+        assert first.count("small") == 5
+        assert first.count("gold") > first.count("large")
+        assert sorted(received) == ["gold"] * 60 + ["large"] * 300 + ["small"] * 5
+
+    async def test_what_a_fair_destination_left_is_sent_when_it_is_fair_no_more(
+        self, make_database: Callable[[str], str]
+    ) -> None:
+        memory, handled = MemoryTransport(load_settings()), list[int]()
+        orders = make_database("orders")
+        receiver = Bus("workshop", make_database("workshop"), transports=[memory], **QUICK)
+        receiver.listen(PEER)
+
+        @receiver.handles(Step)
+        async def handle(step: Step) -> None:
+            handled.append(step.number)
+
+        for fair_by in ("tenant", None):
+            bus = Bus("orders", orders, transports=[memory], **QUICK)
+            bus.route(Step, to=PEER, fair_by=fair_by)
+            if fair_by:
+                async with bus:
+                    await bus.pause(destination=PEER)
+                    await send(bus, Step("", 1), key=None, tenant="a")
+                    await eventually(lambda: rows(orders, WAITING_TO_BE_SENT) == [("a", 0)])
+            else:
+                async with receiver, bus:
+                    await bus.resume(destination=PEER)
+                    await eventually(lambda: handled == [1], within=20)
 
 
 class TestTurns:

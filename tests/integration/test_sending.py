@@ -149,7 +149,9 @@ class Office:
         )
 
     async def claim(self) -> None:
-        await claim_outgoing(self.database, self.settings, NODE, self.counters, self.agents.get)
+        """As often as there may be more, as a node does it."""
+        while await claim_outgoing(self.database, self.settings, NODE, self.counters, self.agents.get):
+            pass
 
     def waiting(self, destination: str = BILLING) -> int:
         return int(

@@ -37,6 +37,10 @@ class Posting:
         self.posted.append(("send", message, options))
         return new_id()
 
+    def answer(self, message: object, **options: Any) -> UUID:
+        self.posted.append(("answer", message, options))
+        return new_id()
+
     def publish(self, message: object, **options: Any) -> UUID:
         self.posted.append(("publish", message, options))
         return new_id()
@@ -299,7 +303,7 @@ class TestContext:
     def test_replies_to_the_address_that_the_sender_gave(self) -> None:
         posting = Posting()
         context(posting, **{REPLY_TO: "tcp://shop:1"}).reply(Shipped(1))
-        assert posting.posted == [("send", Shipped(1), {"to": "tcp://shop:1"})]
+        assert posting.posted == [("answer", Shipped(1), {"to": "tcp://shop:1"})]
 
     def test_without_an_address_there_is_no_reply(self) -> None:
         with pytest.raises(RoutingError, match="gave no reply_to="):

@@ -79,6 +79,20 @@ def test_queues_are_quorum_queues_that_never_drop_what_is_redelivered() -> None:
     assert listened(MAIL).queues[0].arguments == {"x-queue-type": "quorum", "x-delivery-limit": NEVER}
 
 
+def test_a_queue_is_ordered_where_the_address_or_else_the_setting_says_so() -> None:
+    def is_ordered(uri: str, settings: Settings) -> bool:
+        queue = listened(uri, settings=settings).queues[0]
+        assert queue.ordered == queue.arguments.get("x-single-active-consumer", False)
+        return queue.ordered
+
+    ordered = load_settings(amqp_ordered=True)
+    assert is_ordered(MAIL, ordered)
+    assert is_ordered(TOPIC, ordered)
+    assert not is_ordered(f"{MAIL}?ordered=no", ordered)
+    assert not is_ordered(MAIL, SETTINGS)
+    assert is_ordered(f"{TOPIC}?ordered=yes", SETTINGS)
+
+
 def test_the_setting_and_before_it_the_address_choose_the_type() -> None:
     settings = load_settings(amqp_queue_type="classic")
 

@@ -332,7 +332,7 @@ class TestOtherServices:
         async def thank(order: Billed, ctx: Context) -> None:
             billed.append((order.number, ctx.source))
 
-        billing = Bus("billing")
+        billing = Bus("billing", answer_to=(SHOP,))
 
         @billing.handles(Placed)
         async def bill(order: Placed, ctx: Context) -> None:
