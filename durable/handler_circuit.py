@@ -15,7 +15,7 @@ from durable.circuit_control import PauseRequest
 from durable.clock import Clock
 from durable.duration import duration
 from durable.envelope import Lease, Leased
-from durable.errors import InvalidMessage, Verdict
+from durable.errors import InvalidMessage, Verdict, said
 from durable.outcomes import LONGEST_REASON, printable
 from durable.storage import circuits
 from durable.storage.circuits import Kind
@@ -65,6 +65,13 @@ class HandlerCircuit:
     def begin_trial(self, lease: Leased) -> None:
         self._trials.add(lease.key)
 
+    def is_trial(self, lease: Leased) -> bool:
+        """Is it the message that is tried?"""
+        return lease.key in self._trials
+
+    async def share_failures(self) -> None:
+        """Tell the other nodes what was counted here, and hear from them."""
+
     async def end_trial(self, lease: Leased) -> None:
         """One that came to an end without telling anything: it had expired, say. The next may follow at once."""
         if lease.key in self._trials:
@@ -79,7 +86,7 @@ class HandlerCircuit:
         elif self._window is not None:
             self._window.handled(len(owned), self._clock.monotonic())
 
-    async def failed(self, lease: Leased, error: Exception) -> None:
+    async def failed(self, lease: Leased, error: BaseException) -> None:
         """Count it, and open the circuit when it is one too many."""
         if isinstance(error, Verdict | InvalidMessage):
             return
@@ -90,7 +97,7 @@ class HandlerCircuit:
             reason = self._window.failed(self._clock.monotonic())
             if reason is not None:
                 self.observe(True, probing=True)  # at once: what fails meanwhile opens it no second time
-                await self._open(f"{reason}, the last: {type(error).__name__}: {error}")
+                await self._open(f"{reason}, the last: {said(error)}")
 
     async def pause(self, asked: Sequence[PauseRequest]) -> bool:
         """As the handler has asked for. True when it was about itself."""
@@ -114,8 +121,8 @@ class HandlerCircuit:
         self.generation += 1
         self._counters.add(Event.CIRCUIT_OPENED)
 
-    async def _put_off(self, error: Exception) -> None:
-        reason = f"still failing: {type(error).__name__}: {error}"
+    async def _put_off(self, error: BaseException) -> None:
+        reason = f"still failing: {said(error)}"
         bounds: dict[str, timedelta] = {
             "shortest": duration(self._breaker.open_for),
             "longest": duration(self._breaker.longest),

@@ -15,12 +15,20 @@ from typing import Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import DataError, DBAPIError, SQLAlchemyError, StatementError
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+    SQLAlchemyError,
+    StatementError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
+from durable.cancelling import end_if_cancelled
 from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
@@ -36,6 +44,8 @@ _BAD_DATA = "22"  # SQLSTATE class: data exception
 _TRANSIENT = ("08", "25", "28", "3D", "40", "53", "55", "57", "58")
 # connection · transaction state · authorization · no such database · serialization and deadlock · resources · lock not
 # available · operator · system: all of them may be gone at the next try
+
+_OUTAGE = ("08", "28", "3D", "53", "57P", "58")  # of these, what no statement brings about
 
 
 class Database:
@@ -68,6 +78,7 @@ class Database:
         """
 
         def tell(attempt: RetryCallState) -> None:
+            end_if_cancelled()  # the error may have replaced it
             error = attempt.outcome.exception() if attempt.outcome else None
             log.warning("%s waits for the database, attempt %d: %s", work.__name__, attempt.attempt_number, error)
 
@@ -80,7 +91,7 @@ class Database:
 
     async def ping(self) -> None:
         """Raise StorageUnavailable unless the database answers."""
-        await self.transaction(_answer)
+        await self.transaction(answer)
 
     def pool(self) -> PoolStatistics:
         return pool_statistics(self.engine)
@@ -95,7 +106,8 @@ def pool_statistics(engine: AsyncEngine | Engine) -> PoolStatistics:
     return PoolStatistics(pool.size(), pool.checkedout()) if isinstance(pool, QueuePool) else PoolStatistics(0, 0)
 
 
-def _answer(conn: Connection, schema: str) -> None:
+def answer(conn: Connection, schema: str) -> None:
+    """The least work that shows that the database is there."""
     conn.exec_driver_sql("SELECT 1")
 
 
@@ -128,6 +140,22 @@ def close_left_behind(engine: Engine) -> None:
     def _returned(_: DBAPIConnection | None, entry: ConnectionPoolEntry) -> None:
         if entry.info.get("pool") is not engine.pool:
             entry.invalidate()
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Is the database away, or going: no connection, a restart, no resources? Causes of the error count, too.
+
+    A statement that was refused, cancelled, or met a lock or a deadlock is none: what sent it has a part in that.
+    """
+    while error is not None:
+        if isinstance(error, PoolTimeout):
+            return True
+        if isinstance(error, DBAPIError):
+            state = getattr(error.orig, "sqlstate", None) or ""
+            broken = error.connection_invalidated or isinstance(error, OperationalError | InterfaceError)
+            return state.startswith(_OUTAGE) if state else broken
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextmanager

@@ -118,6 +118,24 @@ def retry_later(
     return conn.execute(statements.RETRY_LATER.within(schema), params).first() is not None
 
 
+def put_back(
+    conn: Connection,
+    schema: str,
+    node: NodeId,
+    lease: Leased,
+    *,
+    headers: Mapping[str, str],
+    fair_key: str | None,
+    counted: int = 1,
+    failures: Sequence[Failure] = (),
+) -> bool:
+    """Put it behind all that waits, unowned, with these headers instead of its own. False when the lease was lost."""
+    params = _one(node, lease) | failure_columns(failures)
+    params |= {"counted": counted, "earlier": KEPT_ATTEMPTS - len(failures)}
+    params |= {"headers": msgspec.json.encode(dict(headers)).decode(), "fair_key": fair_key}
+    return conn.execute(statements.PUT_BACK.within(schema), params).first() is not None
+
+
 def dead_letter(
     conn: Connection,
     schema: str,

@@ -1071,7 +1071,6 @@ class TestFailing:
         async def handle(order: OrderPlaced, session: AsyncSession) -> OrderShipped:
             with pytest.raises(WiringError):
                 await session.commit()
-            await session.rollback()
             return OrderShipped(order.number)
 
         async with world:
@@ -1079,6 +1078,27 @@ class TestFailing:
                 world.bus.send(OrderPlaced(1))
             await world.settle()
             assert shipped == [OrderShipped(1)]
+
+    @pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+    async def test_a_handler_that_rolls_back_its_session_has_failed(self, world: World, is_async: bool) -> None:
+        shipped = collect(world.bus, OrderShipped)
+
+        async def handle(order: OrderPlaced, session: AsyncSession) -> OrderShipped:
+            await session.rollback()
+            return OrderShipped(order.number)
+
+        def handle_sync(order: OrderPlaced, session: Session) -> OrderShipped:
+            session.rollback()
+            return OrderShipped(order.number)
+
+        declare = world.bus.handles(OrderPlaced, retry=NEVER)
+        declare(handle) if is_async else declare(handle_sync)
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            (letter,) = world.dead_letters()
+            assert (letter.exception_type, shipped) == ("durable.errors.TransactionEnded", [])
 
     async def test_a_handler_whose_work_is_cancelled_has_failed_and_the_next_message_is_handled(
         self, world: World
