@@ -95,7 +95,7 @@ class HandlingAgent:
             handler.message_type,
             handler.circuit_breaker,
             database=database,
-            actor=f"node {node}",
+            node=node,
             clock=clock,
             counters=counters,
         )
@@ -206,7 +206,7 @@ class HandlingAgent:
         try:
             async with asyncio.TaskGroup() as tasks:
                 sharing = tasks.create_task(
-                    self.circuit.share_failures(), name=f"share failures of {self.handler.message_type}"
+                    self.circuit.share_counts(), name=f"share counts of {self.handler.message_type}"
                 )
                 try:
                     await self._run_workers()
