@@ -29,7 +29,7 @@ from durable.errors import LeaseLost
 from durable.failpoints import failpoint
 from durable.handlers import Context, Handler, Incoming
 from durable.middleware import Onion
-from durable.running import Here, InLoop, InSteps, NotBegun, Run, finished, nothing
+from durable.running import Here, InLoop, InSteps, NoRoom, Run, finished, nothing
 from durable.sessions import Sessions
 from durable.settings import Settings
 from durable.stepping import step
@@ -77,10 +77,10 @@ class Entry:
         self._is_entered = self._is_given_up = False
 
     def enter(self) -> None:
-        """Raise NotBegun when nobody waits for it any more."""
+        """Raise NoRoom when nobody waits for it any more."""
         with self._lock:
             if self._is_given_up:
-                raise NotBegun
+                raise NoRoom
             self._is_entered = True
         self._when_entered()
 
@@ -129,7 +129,7 @@ class Attempts:
         """Handle these messages in one transaction, within the handler's timeout.
 
         Raises what the handler raises, LeaseLost when another node has one of them by now, what the database says, and
-        NotBegun when the handler was not entered.
+        NoRoom when the handler was not entered.
         """
         loop = asyncio.get_running_loop()
 
@@ -143,7 +143,7 @@ class Attempts:
                 await self._run(tasks, entry)
         except TimeoutError as error:
             if entry.give_up():
-                raise NotBegun(f"no connection or thread was free within {self._timeout:g} s") from error
+                raise NoRoom(f"no connection or thread was free within {self._timeout:g} s") from error
             raise
         failpoint("C18")
 

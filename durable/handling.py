@@ -38,7 +38,7 @@ from durable.failpoints import failpoint
 from durable.handler_circuit import HandlerCircuit
 from durable.handlers import Handler
 from durable.retry import DeadLetter, Pause, Policy, RunAgain, RunLater
-from durable.running import NotBegun, Outage
+from durable.running import NoRoom, Outage
 from durable.settings import Settings
 from durable.settling import Settling
 from durable.statistics import HandlingStatistics
@@ -389,7 +389,7 @@ class HandlingAgent:
         if error is None:
             await self._handled([task.lease for task in tasks])
             return []
-        if isinstance(error, NotBegun):
+        if isinstance(error, NoRoom):
             await self._give_back(tasks, error, held)
             return []
         log.info("a group of %d rolled back, each is run alone: %s", len(tasks), said(error))
@@ -398,9 +398,9 @@ class HandlingAgent:
         again = [await self._decode(task.lease, task.attempt, held) for task in tasks]
         return [task for task in again if task is not None]
 
-    async def _give_back(self, tasks: Sequence[Task], error: NotBegun, held: Held) -> None:
-        """Their handler was not entered: any node may try, and they have lost no attempt."""
-        log.warning("%d of %s not begun: %s", len(tasks), self.handler.name, error)
+    async def _give_back(self, tasks: Sequence[Task], error: NoRoom, held: Held) -> None:
+        """There was no room for their attempt: any node may try, and they have lost none."""
+        log.warning("%d messages of %s go back uncounted: %s", len(tasks), self.handler.name, error)
         for task in tasks:
             held.hold(task.lease)
         await self._settling.hand_back([task.lease for task in tasks])
@@ -432,7 +432,7 @@ class HandlingAgent:
                 log.warning("lease of %s lost: rolled back", lease.envelope.id)
                 held.hold(lease)
                 return
-            if isinstance(error, NotBegun):
+            if isinstance(error, NoRoom):
                 await self._give_back([task], error, held)
                 return
             if isinstance(error, Outage) and outages < _FREE_OUTAGES:

@@ -5,7 +5,7 @@
 
 It is the same for each place where the work of a session is done: InLoop (an AsyncSession), Here (a Session, in the
 thread that this runs in) and InSteps (a Session, each piece of its work in a thread, waited for in the loop). What goes
-wrong is raised as it is, but for two cases that tell nothing about the handler: NotBegun and Outage.
+wrong is raised as it is, but for two cases that tell nothing about the handler: NoRoom and Outage.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -30,8 +31,8 @@ from durable.unit_of_work import Outbox
 T = TypeVar("T")
 
 
-class NotBegun(StorageUnavailable):
-    """The handler was not entered: there was no connection or no thread for it. Nothing has happened."""
+class NoRoom(StorageUnavailable):
+    """No connection or no thread was free for the attempt: nothing of it is stored."""
 
 
 class Outage(StorageUnavailable):
@@ -133,7 +134,7 @@ class Run:
     """Called just before the first call."""
 
     async def at(self, place: Place) -> None:
-        """Run it. Raises NotBegun, Outage, TransactionEnded, and what the handler and the completion raise."""
+        """Run it. Raises NoRoom, Outage, TransactionEnded, and what the handler and the completion raise."""
         async with place.closing():
             outbox = self.sessions.outbox(place.session)
             outbox.commits_itself = False
@@ -153,7 +154,7 @@ class Run:
             with translated():
                 await place.do(self.prepare)
         except StorageUnavailable as error:
-            raise NotBegun(str(error)) from error
+            raise NoRoom(str(error)) from error
 
     async def _call(self, place: Place, outbox: Outbox, fence: Fence) -> None:
         with self.sessions.scope.entered(lambda: outbox):
@@ -176,6 +177,8 @@ class Run:
             await place.do(complete)
             await self.end(place)
         except Exception as error:
+            if isinstance(error.__cause__, PoolTimeout) or isinstance(error, PoolTimeout):
+                raise NoRoom(str(error)) from error
             if isinstance(error, StorageUnavailable) or is_outage(error):
                 raise Outage(f"the database cannot be used: {type(error).__name__}") from error
             raise

@@ -10,13 +10,14 @@ from typing import Annotated, Any
 
 import msgspec
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from durable import CircuitBreaker, Context, Depends, Incoming, Middleware, Retry, RetryAfter, message
+from durable import CircuitBreaker, Context, Depends, Incoming, Middleware, PutBack, Retry, RetryAfter, message
 from durable.clock import SystemClock
 from durable.embedded import Embedded
+from durable.envelope import Leased
 from durable.middleware import HandleNext, Onion
 from durable.telemetry import Event
 from durable.testing import eventually
@@ -99,6 +100,18 @@ class TestBeingCancelled:
         assert done
         assert (shop.effects(), shop.tables.count("dead_letters")) == ([], 0)
 
+    @pytest.mark.parametrize("pause", [0, 1, 2, 5, 10, 20, 50, 100])
+    async def test_what_insists_on_the_database_ends_when_it_is_cancelled(self, shop: Shop, pause: int) -> None:
+        def die(conn: Connection, schema: str) -> None:
+            conn.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+        insisting = asyncio.create_task(shop.database.insist(die))
+        await asyncio.sleep(pause / 1_000)
+        insisting.cancel()
+        done, _ = await asyncio.wait([insisting], timeout=LONG)
+        assert done
+        assert insisting.cancelled()
+
     async def test_a_worker_outlives_a_handler_that_cancels_its_own_task(self, shop: Shop) -> None:
         async def handle(order: Placed, session: AsyncSession) -> None:
             await shop.write(session, order.number)
@@ -135,6 +148,24 @@ class TestNoAttempt:
                 assert (attempts, [row[2] for row in shop.inbox()]) == ([], [0, 0])
             await shop.all_settled()
         assert (attempts, sorted(shop.effects()), shop.tables.count("dead_letters")) == ([1, 1], [1, 2], 0)
+        await shop.close()
+
+    async def test_a_wait_for_a_connection_to_complete_with_is_no_attempt(self, tables: Tables) -> None:
+        shop, attempts = Shop(tables, SystemClock(), pool_size=1), list[int]()
+        shop.sessions.engine.pool._timeout = 0.1  # type: ignore[attr-defined]
+
+        async def handle(order: Placed, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+
+        shop.handles(handle)
+        async with shop.open():
+            async with shop.sessions.open() as other:
+                await other.connection()
+                await shop.receive(1)
+                await shop.settled()
+                assert [row[2] for row in shop.inbox()] == [0]
+            await shop.all_settled()
+        assert (set(attempts), shop.tables.count("dead_letters")) == ({1}, 0)
         await shop.close()
 
     async def test_a_wait_for_a_thread_is_no_attempt(self, shop: Shop) -> None:
@@ -368,3 +399,36 @@ async def test_a_list_sends_the_same_ids_in_each_attempt(shop: Shop) -> None:
         await shop.settled()
     assert ids[0] == ids[1]
     assert shop.sent() == [1, 100]
+
+
+async def test_a_message_that_is_put_back_waits_in_the_share_of_its_new_headers(shop: Shop) -> None:
+    async def handle(order: Placed) -> None:
+        raise PutBack(headers={"tenant": "blue"})
+
+    shop.handles(handle, fair_by="tenant")
+    async with shop.open():
+        (lease,) = await shop.receive(1, headers={"tenant": "red", "by": "me"})
+        await shop.settled()
+    [(headers, fair_key, epoch, attempts)] = shop.tables.rows(
+        "SELECT headers, fair_key, epoch, attempts FROM durable.incoming_envelopes"
+    )
+    assert (headers, fair_key, epoch, attempts) == ({"tenant": "blue", "by": "me"}, "blue", 1, 1)
+    assert shop.tables.rows("SELECT number, exception_type FROM durable.failed_attempts") == [
+        (1, "durable.errors.PutBack")
+    ]
+    assert lease.envelope.headers == {"tenant": "red", "by": "me"}
+
+
+async def test_a_message_that_was_taken_away_is_not_put_back(shop: Shop) -> None:
+    leases: list[Leased] = []
+
+    async def handle(order: Placed) -> None:
+        shop.take_away(leases[0])
+        raise PutBack(headers={"tenant": "blue"})
+
+    shop.handles(handle)
+    leases += await shop.receive(1)
+    async with shop.open():
+        await shop.settled()
+    assert shop.inbox() == [(0, 1, 0, None)]
+    assert shop.tables.rows("SELECT headers FROM durable.incoming_envelopes") == [{}]
