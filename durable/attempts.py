@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
@@ -32,7 +31,7 @@ from durable.middleware import Onion
 from durable.running import Here, InLoop, InSteps, NoRoom, Run, finished, nothing
 from durable.sessions import Sessions
 from durable.settings import Settings
-from durable.stepping import step
+from durable.stepping import Threads, step
 from durable.storage import inbox
 from durable.storage.database import translated
 from durable.unit_of_work import Outbox
@@ -116,13 +115,10 @@ class Attempts:
         self._timeout = (handler.timeout or settings.handler_timeout).total_seconds()
         self._clock = clock or SystemClock()
         self._prepare: Callable[[Session], object] = Session.connection if handler.takes_session else nothing
-        self._jobs: set[Future[None]] = set()
         self._threads = (
             None
             if handler.is_async
-            else ThreadPoolExecutor(
-                handler.concurrency or settings.concurrency, thread_name_prefix=f"durable {handler.message_type}"
-            )
+            else Threads(handler.concurrency or settings.concurrency, name=f"durable {handler.message_type}")
         )
 
     async def run(self, tasks: Sequence[Task]) -> None:
@@ -155,8 +151,8 @@ class Attempts:
 
     async def finish(self) -> None:
         """Wait for the threads: attempts that timed out go on in them."""
-        if self._jobs:
-            await asyncio.wait([asyncio.wrap_future(job) for job in self._jobs])
+        if self._threads is not None:
+            await self._threads.finish()
 
     def close(self) -> None:
         if self._threads is not None:
@@ -183,14 +179,9 @@ class Attempts:
         elif self._has_middleware:
             await attempt.at(InSteps(self._sessions.open_sync(), self._threads))
         else:
-            await self._in_thread(attempt, self._threads)
+            job = self._threads.submit(lambda: finished(attempt.at(Here(self._sessions.open_sync()))))
+            await asyncio.wrap_future(job)
         failpoint("C17")
-
-    async def _in_thread(self, attempt: Run, threads: ThreadPoolExecutor) -> None:
-        job = threads.submit(lambda: finished(attempt.at(Here(self._sessions.open_sync()))))
-        self._jobs.add(job)
-        job.add_done_callback(self._jobs.discard)
-        await asyncio.wrap_future(job)
 
     async def _handle_sync(self, call: Incoming) -> object:
         """In the thread that the attempt runs in; within middleware, in a thread of its own."""

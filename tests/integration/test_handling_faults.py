@@ -339,9 +339,9 @@ class TestStoppingAGroup:
                 shop.agent.stop()
 
         shop.handles(handle, group=5)
-        key = {"key": {"partition_key": "a"}, "version": {"message_type": "handling.older"}}.get(how, {})
+        changes: dict[str, Any] = {"key": {"partition_key": "a"}, "version": {"message_type": "handling.older"}}
         async with shop.open():
-            await shop.receive(*range(5), **key)
+            await shop.receive_all([envelope(number, **changes.get(how, {})) for number in range(5)])
             await eventually(lambda: {row[0] for row in shop.inbox()} == {0}, within=LONG)
         assert calls == [0, 0]
         assert [row[:3] for row in shop.inbox()] == [(0, 1, 0)] * 4

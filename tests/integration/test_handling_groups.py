@@ -114,6 +114,8 @@ def act(step: Step, session: Session, ctx: Context) -> Billed | None:
             raise GeneratorExit
         case "cancel":
             raise asyncio.CancelledError
+        case _:  # "succeed", and what async and sync handlers do each in their way
+            pass
     if step.notes not in ([], ["seen"]) or ctx.attempt != 1:
         raise AssertionError("another attempt has left something here")
     return None
@@ -217,6 +219,8 @@ async def test_a_message_that_hangs_leaves_its_neighbours_alone(database: Tables
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(actions=st.lists(st.sampled_from(ACTIONS), min_size=2, max_size=7))
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_a_group_equals_its_messages_one_by_one(database: Tables, kind: str, actions: list[str]) -> None:
     asyncio.run(compare(database, kind, actions))
