@@ -403,7 +403,10 @@ class HandlingAgent:
         log.warning("%d messages of %s go back uncounted: %s", len(tasks), self.handler.name, error)
         for task in tasks:
             held.hold(task.lease)
-        await self._settling.hand_back([task.lease for task in tasks])
+            if _is_suspect(task.lease):
+                await self._settling.take_back_attempt(task.lease)
+        if sound := [task.lease for task in tasks if not _is_suspect(task.lease)]:
+            await self._settling.hand_back(sound)
         await asyncio.sleep(_BREATH)
 
     async def _wait_for_database(self) -> None:

@@ -119,6 +119,10 @@ class Settling:
         """Count the attempt before it runs; the new count, or None when the lease was lost."""
         return await self._database.insist(inbox.begin_suspect_attempt, self._node, lease)
 
+    async def take_back_attempt(self, lease: Leased) -> None:
+        """To any node, without the attempt that was counted before it could run."""
+        await self._database.insist(inbox.retry_later, self._node, lease, delay=timedelta(0), counted=-1)
+
     async def expire(self, lease: Leased) -> bool:
         """By the database's clock; False when that is behind this node's."""
         expired = await self._database.insist(inbox.expire, self._node, lease, keep_body=self._keep_body)

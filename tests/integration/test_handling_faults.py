@@ -150,6 +150,24 @@ class TestNoAttempt:
         assert (attempts, sorted(shop.effects()), shop.tables.count("dead_letters")) == ([1, 1], [1, 2], 0)
         await shop.close()
 
+    async def test_a_wait_of_a_message_that_killed_nodes_is_no_attempt(self, tables: Tables) -> None:
+        shop, attempts = Shop(tables, SystemClock(), pool_size=1), list[int]()
+
+        async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+
+        shop.handles(handle, timeout=timedelta(seconds=1))
+        async with shop.open():
+            async with shop.sessions.open() as other:
+                await other.connection()
+                await shop.receive(1, interruptions=2)
+                await shop.settled()
+                assert [row[:3] for row in shop.inbox()] == [(0, 1, 0)]
+            await shop.tables.change("UPDATE durable.incoming_envelopes SET execution_time = NULL")
+            await shop.all_settled()
+        assert (attempts, shop.tables.count("dead_letters")) == ([1], 0)
+        await shop.close()
+
     async def test_a_wait_for_a_connection_to_complete_with_is_no_attempt(self, tables: Tables) -> None:
         shop, attempts = Shop(tables, SystemClock(), pool_size=1), list[int]()
         shop.sessions.engine.pool._timeout = 0.1  # type: ignore[attr-defined]
