@@ -5,91 +5,143 @@
                                                    fewer rows than leases: LeaseLost, and nothing has happened
 
 Async handlers run in the loop, sync ones in threads of their own, with their session. What goes wrong is raised as it
-is: what becomes of the message then is not decided here.
+is: what becomes of the message then is not decided here. The handler's time begins when it is entered: waits for a
+connection or a thread are not its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.circuit_control import PauseRequest
-from durable.crew import BrokeOff, contained
+from durable.clock import Clock, SystemClock
 from durable.envelope import Leased, NodeId
 from durable.errors import LeaseLost
 from durable.failpoints import failpoint
 from durable.handlers import Context, Handler, Incoming
-from durable.middleware import HandleNext, Onion
+from durable.middleware import Onion
+from durable.running import Here, InLoop, InSteps, NoRoom, Run, finished, nothing
 from durable.sessions import Sessions
 from durable.settings import Settings
-from durable.stepping import closing, step
+from durable.stepping import Threads, step
 from durable.storage import inbox
+from durable.storage.outages import translated
 from durable.unit_of_work import Outbox
 
 
 class Task(NamedTuple):
-    """A message about to be handled: decoded, with the number of this attempt."""
+    """A message about to be handled, with the number of this attempt."""
 
     lease: Leased
     message: object
     attempt: int
 
 
+class LateInGroup(Exception):
+    """A message expired while the others of its group were handled."""
+
+
+def calls(
+    handler: Handler,
+    tasks: Sequence[Task],
+    asked: list[PauseRequest],
+    session: Session | AsyncSession,
+    outbox: Outbox,
+) -> Iterator[Incoming]:
+    """One call for each message, or one for all. What a call sends is caused by its message."""
+    if handler.takes_list:
+        outbox.cause = handler.cause_of_list([task.lease.envelope for task in tasks])
+        contexts = [Context(task.lease, task.attempt, outbox, asked) for task in tasks]
+        yield Incoming([task.message for task in tasks], session, contexts, handler.name)
+        return
+    for task in tasks:
+        outbox.cause = handler.cause(task.lease.envelope)
+        yield Incoming(task.message, session, (Context(task.lease, task.attempt, outbox, asked),), handler.name)
+
+
+class Entry:
+    """Whether a handler was entered: from then on its attempt counts. Safe between threads."""
+
+    def __init__(self, when_entered: Callable[[], None]) -> None:
+        self._when_entered = when_entered
+        self._lock = threading.Lock()
+        self._is_entered = self._is_given_up = False
+
+    def enter(self) -> None:
+        """Raise NoRoom when nobody waits for it any more."""
+        with self._lock:
+            if self._is_given_up:
+                raise NoRoom
+            self._is_entered = True
+        self._when_entered()
+
+    def give_up(self) -> bool:
+        """Let nothing enter any more. False when it was entered before."""
+        with self._lock:
+            self._is_given_up = True
+            return not self._is_entered
+
+
 class Attempts:
     """Runs one handler over messages that this node owns."""
 
     def __init__(
-        self, handler: Handler, *, sessions: Sessions, node: NodeId, settings: Settings, onion: Onion | None = None
+        self,
+        handler: Handler,
+        *,
+        sessions: Sessions,
+        node: NodeId,
+        settings: Settings,
+        onion: Onion | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.handler = handler
         self._asked: list[PauseRequest] = []
-        self._name = handler.name
         onion = onion or Onion()
         self._has_middleware = onion.handles
-        handle = onion.around_handling(handler.run if handler.is_async else self._handle_in_thread)
-        # Contained here: a GeneratorExit must not pass through the context managers around it, which await something.
-        self._handle: HandleNext = lambda call: contained(handle(call))
+        self._handle = onion.around_handling(handler.run if handler.is_async else self._handle_sync)
         self._sessions = sessions
         self._node = node
         self._schema = settings.db_schema
         self._keep_body = settings.history_bodies
         self._longest = handler.timeout or settings.handler_timeout
         self._timeout = self._longest.total_seconds()
+        self._clock = clock or SystemClock()
+        self._prepare: Callable[[Session], object] = Session.connection if handler.takes_session else nothing
         self._threads = (
             None
             if handler.is_async
-            else ThreadPoolExecutor(
-                handler.concurrency or settings.concurrency, thread_name_prefix=f"durable {handler.message_type}"
-            )
+            else Threads(handler.concurrency or settings.concurrency, name=f"durable {handler.message_type}")
         )
 
     async def run(self, tasks: Sequence[Task]) -> None:
         """Handle these messages in one transaction, within the handler's timeout.
 
-        Raises what the handler raises, LeaseLost when another node has one of them by now, and what the database says.
+        Raises what the handler raises, LeaseLost when another node has one of them by now, what the database says, and
+        NoRoom when the handler was not entered.
         """
+        loop = asyncio.get_running_loop()
+
+        def begin() -> None:
+            with suppress(RuntimeError):  # it has ended meanwhile
+                timeout.reschedule(loop.time() + self._timeout)
+
+        entry = Entry(begin if self._runs_in_loop else lambda: _soon(loop, begin))
         try:
-            async with asyncio.timeout(self._timeout):
-                if self._threads is None:
-                    await self._run_async(tasks)
-                elif self._has_middleware:
-                    await self._run_in_steps(tasks, self._threads)
-                else:
-                    await asyncio.get_running_loop().run_in_executor(self._threads, self._run_in_thread, tasks)
-        except asyncio.CancelledError as error:
-            if (worker := asyncio.current_task()) and worker.cancelling():
-                raise
-            # What the handler awaited was cancelled, not this worker, which would end for good.
-            raise RuntimeError("something that the handler awaited was cancelled") from error
-        except (Exception, KeyboardInterrupt):
+            async with asyncio.timeout(self._timeout) as timeout:
+                await self._run(tasks, entry)
+        except TimeoutError as error:
+            if entry.give_up():
+                raise NoRoom(f"no connection or thread was free within {self._timeout:g} s") from error
             raise
-        except BaseException as error:  # a handler's attempt fails by it, and the worker lives
-            raise BrokeOff(f"{type(error).__name__}: {error}") from error
         failpoint("C18")
 
     def take_asked(self) -> list[PauseRequest]:
@@ -101,74 +153,65 @@ class Attempts:
     async def finish(self) -> None:
         """Wait for the threads: attempts that timed out go on in them."""
         if self._threads is not None:
-            await asyncio.to_thread(self._threads.shutdown)
+            await self._threads.finish()
 
     def close(self) -> None:
         if self._threads is not None:
             self._threads.shutdown(wait=False)
 
-    async def _run_async(self, tasks: Sequence[Task]) -> None:
-        async with self._sessions.open(self._longest) as session:
-            outbox = self._sessions.outbox(session)
-            outbox.commits_itself = False
-            with self._sessions.scope.entered(lambda: outbox):
-                for call in self._calls(tasks, session, outbox):
-                    await self._handle(call)
-            await session.run_sync(self._complete, outbox, tasks)
-            await session.commit()
+    # ------------------------------------------------------------------ the three ways
+
+    @property
+    def _runs_in_loop(self) -> bool:
+        return self._threads is None or self._has_middleware
+
+    async def _run(self, tasks: Sequence[Task], entry: Entry) -> None:
+        """An async handler in the loop; a sync one in a thread, but for its middleware, which stays in the loop."""
+        attempt = Run(
+            self._sessions,
+            partial(self._calls, tasks),
+            self._handle,
+            partial(self._complete, tasks),
+            prepare=self._prepare,
+            entered=entry.enter,
+        )
+        if self._threads is None:
+            await attempt.at(InLoop(self._sessions.open(self._longest)))
+        elif self._has_middleware:
+            await attempt.at(InSteps(self._sessions.open_sync(self._longest), self._threads))
+        else:
+            job = self._threads.submit(lambda: finished(attempt.at(Here(self._sessions.open_sync(self._longest)))))
+            await asyncio.wrap_future(job)
         failpoint("C17")
 
-    def _run_in_thread(self, tasks: Sequence[Task]) -> None:
-        with self._sessions.open_sync(self._longest) as session:
-            outbox = self._sessions.outbox(session)
-            outbox.commits_itself = False
-            with self._sessions.scope.entered(lambda: outbox):
-                for call in self._calls(tasks, session, outbox):
-                    self.handler.run_sync(call)
-            self._complete_and_commit(session, outbox, tasks)
-        failpoint("C17")
-
-    async def _run_in_steps(self, tasks: Sequence[Task], threads: ThreadPoolExecutor) -> None:
-        """A sync handler with middleware, which stays in the loop: only the handler and the session's I/O are in
-        threads."""
-        async with closing(threads, self._sessions.open_sync(self._longest)) as session:
-            outbox = self._sessions.outbox(session)
-            outbox.commits_itself = False
-            with self._sessions.scope.entered(lambda: outbox):
-                for call in self._calls(tasks, session, outbox):
-                    await self._handle(call)
-            await step(threads, session, self._complete_and_commit, session, outbox, tasks)
-        failpoint("C17")
-
-    async def _handle_in_thread(self, call: Incoming) -> object:
-        assert self._threads is not None
+    async def _handle_sync(self, call: Incoming) -> object:
+        """In the thread that the attempt runs in; within middleware, in a thread of its own."""
+        if not self._has_middleware or self._threads is None:
+            return self.handler.run_sync(call)
         assert isinstance(call.session, Session)
         return await step(self._threads, call.session, self.handler.run_sync, call)
 
-    def _complete_and_commit(self, session: Session, outbox: Outbox, tasks: Sequence[Task]) -> None:
-        self._complete(session, outbox, tasks)
-        session.commit()
-
     def _calls(self, tasks: Sequence[Task], session: Session | AsyncSession, outbox: Outbox) -> Iterator[Incoming]:
-        """One call for each message, or one for all. What a call sends is caused by its message."""
         failpoint("C15")
-        if self.handler.takes_list:
-            seen = tasks if self._has_middleware else tasks[:1]  # such a handler itself is given none
-            contexts = [Context(task.lease, task.attempt, outbox, self._asked) for task in seen]
-            yield Incoming([task.message for task in tasks], session, contexts, self._name)
-            return
-        for task in tasks:
-            outbox.cause = self.handler.cause(task.lease.envelope)
-            yield Incoming(task.message, session, (Context(task.lease, task.attempt, outbox, self._asked),), self._name)
+        for number, call in enumerate(calls(self.handler, tasks, self._asked, session, outbox)):
+            if number and tasks[number].lease.envelope.is_late(self._clock.now()):
+                raise LateInGroup
+            yield call
 
-    def _complete(self, session: Session, outbox: Outbox, tasks: Sequence[Task]) -> None:
+    def _complete(self, tasks: Sequence[Task], session: Session, outbox: Outbox) -> None:
         """The fence: the rows are finished in this transaction, or it does not commit."""
+        with translated():
+            session.connection()
         session.flush()
         owned = [task.lease for task in tasks]
-        finished = inbox.finish_handled(
-            session.connection(), self._schema, self._node, owned, keep_body=self._keep_body
-        )
-        if finished != len(owned):
+        met = inbox.finish_handled(session.connection(), self._schema, self._node, owned, keep_body=self._keep_body)
+        if met != len(owned):
             raise LeaseLost
         outbox.commits_itself = True
         failpoint("C16")
+
+
+def _soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """In the loop, unless it is closed: nobody waits for the thread then."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(function)

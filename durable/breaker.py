@@ -10,7 +10,8 @@
 A message counts once, when it was handled or when its immediate attempts are used up. What a handler decides about a
 message (Reject, RetryLater, Release, PauseListener) and what cannot be decoded tell nothing about the handler.
 
-Each node counts what it has handled itself. The state is a row of `circuits`, which all of them obey.
+All nodes count together: each counts what it has handled itself, and hears from time to time what the others count.
+The state is a row of `circuits`, which all of them obey.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class FailureWindow:
         self._buckets: deque[_Bucket] = deque()
         self._messages = 0
         self._failures = 0
+        self._others = 0, 0
 
     def handled(self, count: int, now: float) -> None:
         """`now` is in seconds of any clock that never goes back."""
@@ -81,21 +83,39 @@ class FailureWindow:
     def failed(self, now: float) -> str | None:
         """Count a failure. Why the handler is to be stopped, if it is."""
         self._add(1, 1, now)
-        breaker = self.breaker
-        if self._messages < breaker.at_least or self._failures < breaker.failure_rate * self._messages:
-            return None
-        return f"{self._failures} of {self._messages} messages failed within {self._seconds:g} s"
+        return self._reason()
+
+    def counts(self, now: float) -> tuple[int, int]:
+        """What was counted here: messages and failures."""
+        self._forget(now)
+        return self._messages, self._failures
+
+    def heard(self, messages: int, failures: int, now: float) -> str | None:
+        """What the other nodes count now. Why the handler is to be stopped, if it is."""
+        self._forget(now)
+        self._others = messages, failures
+        return self._reason()
 
     def clear(self) -> None:
         """Begin anew, as when the circuit closes."""
         self._buckets.clear()
         self._messages = self._failures = 0
+        self._others = 0, 0
 
-    def _add(self, messages: int, failures: int, now: float) -> None:
+    def _reason(self) -> str | None:
+        messages, failures = self._messages + self._others[0], self._failures + self._others[1]
+        if not failures or messages < self.breaker.at_least or failures < self.breaker.failure_rate * messages:
+            return None
+        return f"{failures} of {messages} messages failed within {self._seconds:g} s"
+
+    def _forget(self, now: float) -> None:
         while self._buckets and self._buckets[0].began <= now - self._seconds:
             old = self._buckets.popleft()
             self._messages -= old.messages
             self._failures -= old.failures
+
+    def _add(self, messages: int, failures: int, now: float) -> None:
+        self._forget(now)
         if not self._buckets or now - self._buckets[-1].began >= self._seconds / _BUCKETS:
             self._buckets.append(_Bucket(now))
         self._buckets[-1].messages += messages

@@ -72,20 +72,32 @@ class SendOptions(TypedDict, total=False):
 
 
 class Cause:
-    """The message that is being handled: what is sent meanwhile follows from it, in the order in which it is sent.
+    """What is being handled: a message, or a list of them in one call. What is sent meanwhile follows from it, in the
+    order in which it is sent.
 
-    `deliver_by` is that of what is sent meanwhile, where its sender gives none.
+    `deliver_by` is that of what is sent meanwhile, where its sender gives none. `envelope` is None for a list, whose
+    messages may be of several conversations; `ids` are theirs then.
     """
 
-    def __init__(self, envelope: Envelope, deliver_by: datetime | None = None) -> None:
+    def __init__(
+        self,
+        envelope: Envelope | None,
+        deliver_by: datetime | None = None,
+        *,
+        handler: str = "",
+        ids: Sequence[UUID] = (),
+    ) -> None:
         self.envelope = envelope
         self.deliver_by = deliver_by
+        self._handler = handler
+        self._ids = [envelope.id] if envelope is not None else list(ids)
         self._sent = 0
 
     def next_id(self, service: str, message_type: str) -> UUID:
-        """The id of the next message of this attempt. A service has one handler of a message, so its name will do."""
+        """The id of the next message of this attempt: the same in each attempt of this handler."""
         self._sent += 1
-        return derived_id(self.envelope.id, f"{service}/{self._sent}/{message_type}")
+        others = "".join(f"/{each}" for each in self._ids[1:])
+        return derived_id(self._ids[0], f"{service}/{self._handler}/{self._sent}/{message_type}{others}")
 
 
 class Outgoing(msgspec.Struct, frozen=True, eq=False):
@@ -271,6 +283,7 @@ class Composer:
         now = self._clock.now()
         message_type = name_of(type(message))
         envelope_id = self._id(message_type, cause, options)
+        caused_by = cause.envelope if cause else None
         headers = dict(options.get("headers") or {})
         if (reply_to := options.get("reply_to")) is not None:
             headers[REPLY_TO] = reply_to
@@ -284,8 +297,8 @@ class Composer:
             message_type=message_type,
             destination="",
             source=self._service,
-            correlation_id=cause.envelope.correlation_id if cause else envelope_id,
-            causation_id=cause.envelope.id if cause else None,
+            correlation_id=caused_by.correlation_id if caused_by else envelope_id,
+            causation_id=caused_by.id if caused_by else None,
             partition_key=options.get("key"),
             headers=headers,
             content_type=content_type_of(type(message)),

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from durable.cancelling import is_cancelled
 from durable.errors import DurableError
 from durable.telemetry import log
 
@@ -37,15 +38,6 @@ class Stuck(DurableError):
     def __init__(self, message: str | None = None, tasks: Sequence[asyncio.Task[Any]] = ()) -> None:
         super().__init__(message)
         self.tasks = tasks
-
-
-def is_cancelled() -> bool:
-    """Whether the current task is asked to end, whatever exception has replaced its CancelledError meanwhile."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # in a thread without a loop nothing is cancelled
-        return False
-    return task is not None and task.cancelling() > 0
 
 
 def raise_if_cancelled(error: BaseException) -> None:

@@ -16,10 +16,12 @@
     ├── StorageUnavailable         the database cannot be used now: try again later
     ├── ArchiveConflict            two archived the same rows into a lake at once: one of them did
     ├── LeaseLost                  another node owns the work now: roll back and forget it
+    ├── TransactionEnded           a handler has ended the transaction that its message is finished in
     └── Verdict                    raised by a handler to decide what becomes of its message
         ├── Reject                 dead-letter it now
         ├── RetryLater             run it again after a delay that the handler chooses
         ├── Release                hand it back uncounted, for any node to take
+        ├── PutBack                put it at the end of its queue, with other headers if need be
         └── PauseListener          hand it back, and take no more of them for a while
 
 An error raised without a message says the first line of its docstring.
@@ -27,6 +29,7 @@ An error raised without a message says the first line of its docstring.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 
 from durable.duration import Duration, duration
@@ -99,6 +102,10 @@ class LeaseLost(DurableError):
     """The work belongs to another node now; this node must not finish it."""
 
 
+class TransactionEnded(DurableError):
+    """The handler ended its transaction by a rollback; put what may fail into session.begin_nested()."""
+
+
 class Verdict(DurableError):
     """A handler's decision about its message; its transaction is rolled back."""
 
@@ -119,6 +126,18 @@ class Release(Verdict):
     """The handler hands the message back; the attempt is not counted."""
 
 
+class PutBack(Verdict):
+    """The handler puts the message at the end of its queue; the attempt is counted.
+
+    `headers` are set besides those that the message has; a header that is None is removed. A message with a key, or of
+    an ordered handler, comes behind the others of its order then.
+    """
+
+    def __init__(self, reason: str | None = None, *, headers: Mapping[str, str | None] | None = None) -> None:
+        super().__init__(reason)
+        self.headers = dict(headers or {})
+
+
 class PauseListener(Verdict):
     """The handler hands the message back, and asks for no more for a while.
 
@@ -135,3 +154,15 @@ def _time(of: str, value: Duration) -> timedelta:
         return duration(value)
     except ValueError as error:
         raise InvalidSetting(f"{of}: {error}") from None
+
+
+def said(error: BaseException) -> str:
+    """The type of an error and the first line of its text; also of a class of the application that cannot make it.
+
+    Errors of the database have their statement and its values in the lines that follow, which are no business of a log.
+    """
+    kind = type(error).__name__
+    try:
+        return f"{kind}: {error}".partition("\n")[0]
+    except BaseException:
+        return f"{kind}, whose text cannot be made"

@@ -1,27 +1,32 @@
 """Whether a handler may run on this node: what `circuits` says, and what its breaker adds to that.
 
-Its failures are counted here and open the circuit for every node (durable.breaker is the rule). While it is open and
+Its failures are counted over all nodes and open the circuit for each of them (durable.breaker is the rule): a node
+tells what it counts in one short transaction now and then, and hears the others. While the circuit is open and
 probing, recovery claims single messages for the node that is first to ask, and what becomes of such a trial closes
 the circuit or puts the next one off. Only a trial closes it: another success may be of a message that was begun before.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 
 from durable.breaker import CircuitBreaker, FailureWindow
+from durable.cancelling import end_if_cancelled
 from durable.circuit_control import PauseRequest
 from durable.clock import Clock
 from durable.duration import duration
-from durable.envelope import Lease, Leased
-from durable.errors import InvalidMessage, Verdict
+from durable.envelope import Lease, Leased, NodeId
+from durable.errors import InvalidMessage, Verdict, said
 from durable.outcomes import LONGEST_REASON, printable
 from durable.storage import circuits
 from durable.storage.circuits import Kind
 from durable.storage.database import Database
 from durable.telemetry import Counters, Event, log
 
+_LONGEST_SILENCE = 1.0  # seconds between two times that a node tells what it counts
+_SHARES = 20  # of a window, at least so many times
 _NEVER = CircuitBreaker()  # its times serve circuits that another version of the code has opened
 
 
@@ -34,7 +39,7 @@ class HandlerCircuit:
         breaker: CircuitBreaker | None,
         *,
         database: Database,
-        actor: str,
+        node: NodeId,
         clock: Clock,
         counters: Counters,
     ) -> None:
@@ -47,7 +52,10 @@ class HandlerCircuit:
         self._breaker = breaker or _NEVER
         self._window = FailureWindow(breaker) if breaker is not None else None
         self._database = database
-        self._actor = actor
+        self._node = node
+        self._actor = f"node {node}"
+        self._told = 0, 0
+        self._last_failure = "elsewhere"
         self._clock = clock
         self._counters = counters
         self._trials: set[Lease] = set()
@@ -65,6 +73,40 @@ class HandlerCircuit:
     def begin_trial(self, lease: Leased) -> None:
         self._trials.add(lease.key)
 
+    def is_trial(self, lease: Leased) -> bool:
+        """Is it the message that is tried?"""
+        return lease.key in self._trials
+
+    async def share_counts(self) -> None:
+        """Count together with the other nodes, until cancelled; without a breaker there is nothing to count."""
+        if self._window is None:
+            return
+        pause = min(_LONGEST_SILENCE, duration(self._breaker.window).total_seconds() / _SHARES)
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                await self._share(self._window)
+            except Exception as error:
+                end_if_cancelled()
+                log.warning("counts of %s are not shared now: %s", self._message_type, said(error))
+
+    async def _share(self, window: FailureWindow) -> None:
+        counts, generation = window.counts(self._clock.monotonic()), self.generation
+        if self.is_open or counts == self._told == (0, 0):
+            return
+        others = await self._database.transaction(
+            circuits.share_counts,
+            self._message_type,
+            self._node,
+            messages=counts[0],
+            failures=counts[1],
+            window=duration(self._breaker.window),
+        )
+        self._told = counts
+        if self.is_open or generation != self.generation:  # what was heard is from before that
+            return
+        await self._open_if(window.heard(*others, self._clock.monotonic()))
+
     async def end_trial(self, lease: Leased) -> None:
         """One that came to an end without telling anything: it had expired, say. The next may follow at once."""
         if lease.key in self._trials:
@@ -79,7 +121,7 @@ class HandlerCircuit:
         elif self._window is not None:
             self._window.handled(len(owned), self._clock.monotonic())
 
-    async def failed(self, lease: Leased, error: Exception) -> None:
+    async def failed(self, lease: Leased, error: BaseException) -> None:
         """Count it, and open the circuit when it is one too many."""
         if isinstance(error, Verdict | InvalidMessage):
             return
@@ -87,10 +129,8 @@ class HandlerCircuit:
             self._trials.remove(lease.key)
             await self._put_off(error)
         elif self._window is not None and not self.is_open:
-            reason = self._window.failed(self._clock.monotonic())
-            if reason is not None:
-                self.observe(True, probing=True)  # at once: what fails meanwhile opens it no second time
-                await self._open(f"{reason}, the last: {type(error).__name__}: {error}")
+            self._last_failure = said(error)
+            await self._open_if(self._window.failed(self._clock.monotonic()))
 
     async def pause(self, asked: Sequence[PauseRequest]) -> bool:
         """As the handler has asked for. True when it was about itself."""
@@ -101,6 +141,11 @@ class HandlerCircuit:
             )
         self.generation += 1
         return any(request.kind is Kind.HANDLER for request in asked)
+
+    async def _open_if(self, reason: str | None) -> None:
+        if reason is not None:
+            self.observe(True, probing=True)  # at once: what fails meanwhile opens it no second time
+            await self._open(f"{reason}, the last: {self._last_failure}")
 
     async def _open(self, reason: str) -> None:
         log.error("circuit of %s opened: %s", self._message_type, reason)
@@ -115,8 +160,8 @@ class HandlerCircuit:
         self.generation += 1
         self._counters.add(Event.CIRCUIT_OPENED)
 
-    async def _put_off(self, error: Exception) -> None:
-        reason = f"still failing: {type(error).__name__}: {error}"
+    async def _put_off(self, error: BaseException) -> None:
+        reason = f"still failing: {said(error)}"
         bounds: dict[str, timedelta] = {
             "shortest": duration(self._breaker.open_for),
             "longest": duration(self._breaker.longest),

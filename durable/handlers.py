@@ -26,7 +26,7 @@ from contextlib import (
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from functools import cached_property, partial
-from types import GenericAlias
+from types import GenericAlias, MappingProxyType
 from typing import Any, Literal, Self, Unpack
 from uuid import UUID
 
@@ -65,15 +65,24 @@ class Depends:
 class Context:
     """What a handler may know and do besides its message. Read-only; valid while the handler runs."""
 
+    __slots__ = ("_asked", "_attempt", "_envelope", "_is_own", "_outbox")
+
     def __init__(self, lease: Leased, attempt: int, outbox: Outbox, asked: list[PauseRequest] | None = None) -> None:
         self._envelope = lease.envelope
         self._is_own = lease.endpoint == LOCAL
         self._outbox = outbox
-        asked = [] if asked is None else asked
-        self.circuit = CircuitControl(lease.envelope.message_type, asked, lambda uri: outbox.destinations_of(uri))
+        self._attempt = attempt
+        self._asked = [] if asked is None else asked
+
+    @property
+    def circuit(self) -> CircuitControl:
         """Stops this handler, or a destination, on every node: `ctx.circuit.open(for_=60, reason="quota used up")`."""
-        self.attempt = attempt
-        """Which attempt this is, from 1."""
+        return CircuitControl(self._envelope.message_type, self._asked, self._outbox.destinations_of)
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1."""
+        return self._attempt
 
     @property
     def id(self) -> UUID:
@@ -109,7 +118,7 @@ class Context:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return self._envelope.headers
+        return MappingProxyType(self._envelope.headers)
 
     def send(self, message: object, *, to: str | None = None, **options: Unpack[SendOptions]) -> UUID:
         """Send a command with the handler's transaction."""
@@ -206,6 +215,10 @@ class _Injected:
     def _opens_sync(self) -> Callable[..., AbstractContextManager[Any]] | None:
         return contextmanager(self.function) if inspect.isgeneratorfunction(self.function) else None
 
+    def takes(self, source: _Source) -> bool:
+        """Is the function, or one that it depends on, given this?"""
+        return source in self.direct.values() or any(each.takes(source) for each in self.dependencies.values())
+
     async def call(self, call: Incoming, stack: AsyncExitStack) -> Any:
         values = {name: source(call) for name, source in self.direct.items()}
         for name, dependency in self.dependencies.items():
@@ -283,6 +296,11 @@ class Handler:
         if self.takes_list and self.inherit_deliver_by:
             raise InvalidSetting(f"{self.name}: a list of messages has no one deliver_by to inherit; take them singly")
         object.__setattr__(self, "_injected", _resolve(self.function, self.cls, is_async=is_async, of=self.name))
+        if self.takes_list and self._injected.takes(_CONTEXT):
+            raise InvalidSetting(
+                f"handler {self.name}: a provider takes a Context, and there is no one Context for a list of messages; "
+                "take them singly, or leave the Context out"
+            )
 
     @property
     def name(self) -> str:
@@ -301,7 +319,16 @@ class Handler:
 
     def cause(self, envelope: Envelope) -> Cause:
         """What follows from this message is sent with this cause."""
-        return Cause(envelope, envelope.deliver_by if self.inherit_deliver_by else None)
+        return Cause(envelope, envelope.deliver_by if self.inherit_deliver_by else None, handler=self.name)
+
+    def cause_of_list(self, envelopes: Sequence[Envelope]) -> Cause:
+        """The same for all messages of one call: their list sends the same ids each time, and is no conversation."""
+        return Cause(None, handler=self.name, ids=[envelope.id for envelope in envelopes])
+
+    @property
+    def takes_session(self) -> bool:
+        """Is the handler, or a provider, given the session?"""
+        return self._injected.takes(_SESSION)
 
     @property
     def share_of(self) -> Callable[[Envelope], str] | None:

@@ -7,9 +7,13 @@
 
 The completion deletes the inbox row where owner and epoch are still this node's; when it meets no row the whole
 transaction rolls back, so a node that was paused and declared dead leaves no second effect. With `group=N` up to N
-waiting messages share one transaction; when one of them fails it rolls back, and each is run alone. Messages of one
-ordering key are handled one after another; one that does not come to its end holds the key, and those behind it go
-back to the table (durable.ordering).
+waiting messages share one transaction; when one of them fails it rolls back, and each is run alone, as long as nothing
+has stopped the handler meanwhile. Each attempt decodes its message anew. Messages of one ordering key are handled one
+after another; one that does not come to its end holds the key, and those behind it go back to the table
+(durable.ordering).
+
+Any error of a handler is a failed attempt, also a BaseException. A failure of the infrastructure is none: without a
+connection or a thread a message goes back uncounted, and when the database goes away in an attempt it runs again.
 
 A message whose nodes died again and again is a suspect. Its attempts are counted before they run, and a node runs one
 suspect at a time: so the one that kills its process is found and comes to its end, and its neighbours are handled.
@@ -20,29 +24,34 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from datetime import timedelta
 from itertools import chain
 from typing import Any
 
 from durable import upcasting
 from durable.attempts import Attempts, Task
+from durable.cancelling import current_task
 from durable.clock import Clock
 from durable.crew import Crew
 from durable.envelope import ANY_NODE, Envelope, Lease, Leased, NodeId
-from durable.errors import InvalidMessage, LeaseLost
+from durable.errors import LeaseLost, said
 from durable.failpoints import failpoint
 from durable.handler_circuit import HandlerCircuit
 from durable.handlers import Handler
 from durable.pace import Pace
-from durable.retry import DeadLetter, Pause, Policy, RunAgain
+from durable.retry import DeadLetter, Pause, Policy, RunAgain, RunLater
+from durable.running import NoRoom, Outage
 from durable.settings import Settings
 from durable.settling import Settling
 from durable.statistics import HandlingStatistics
-from durable.storage.database import Database
+from durable.storage.database import Database, answer
 from durable.storage.rows import Failure, Letter
 from durable.telemetry import Counters, Event, log
 from durable.turns import Turns
 
 _SUSPICIOUS = 2  # deaths; one is an accident, and what the dead node had in memory is handled at full speed
+_FREE_OUTAGES = 2  # of one message, in a row; a handler that breaks its connection each time comes to its end
+_BREATH = 1.0  # seconds until more is begun where there was no connection or thread, or a worker has failed
 
 
 class Held(set[str]):
@@ -88,14 +97,17 @@ class HandlingAgent:
             handler.message_type,
             handler.circuit_breaker,
             database=database,
-            actor=f"node {node}",
+            node=node,
             clock=clock,
             counters=counters,
         )
         self._paused_versions: Collection[str] = ()
         self._attempts = attempts
+        self._database = database
         buries = (handler.on_expiry or settings.on_expiry) == "dead-letter"
-        self._settling = Settling(handler.message_type, database, node, counters, settings, buries=buries)
+        self._settling = Settling(
+            handler.message_type, database, node, counters, settings, buries=buries, share_of=handler.share_of
+        )
         self._policy = policy
         self._node = node
         self._settings = settings
@@ -113,6 +125,7 @@ class HandlingAgent:
         self._stopping = False
         self.pace = Pace(f"handling {handler.message_type}", settings.step_timeout.total_seconds())
         self._longest_attempt = (settings.step_timeout + (handler.timeout or settings.handler_timeout)).total_seconds()
+        self._running: asyncio.Task[Any] | None = None
         self._concurrency = handler.concurrency or settings.concurrency
 
     # ------------------------------------------------------------------ what others tell it
@@ -189,28 +202,60 @@ class HandlingAgent:
     # ------------------------------------------------------------------ its workers
 
     async def run(self) -> None:
+        self._running = current_task()
         try:
-            async with Crew() as workers:
-                for number in range(self._concurrency):
-                    workers.create_task(self._work(), name=f"handle {self.handler.message_type} {number}")
+            async with Crew() as tasks:
+                sharing = tasks.create_task(
+                    self.circuit.share_counts(), name=f"share counts of {self.handler.message_type}"
+                )
+                try:
+                    await self._run_workers()
+                finally:
+                    sharing.cancel()
             await self._attempts.finish()
         finally:
             self._attempts.close()
 
+    async def _run_workers(self) -> None:
+        async with asyncio.TaskGroup() as workers:
+            for number in range(self._concurrency):
+                workers.create_task(self._work(), name=f"handle {self.handler.message_type} {number}")
+
     async def _work(self) -> None:
         while not self._stopping:
-            if self._unwanted:
-                unwanted, self._unwanted = self._unwanted, []
-                await self._hand_back(unwanted)
-            elif self._trials:
-                await self._try(self._trials.pop())
-            elif self.circuit.is_open:
-                await self._stay_paused()
-            elif taken := self.buffer.take(self.handler.group, self._settings.batch_bytes):
-                await self.handle(taken)
-            else:
-                self._changed.clear()
-                await self._changed.wait()
+            self._end_if_cancelled()
+            try:
+                await self._work_once()
+            except Exception:
+                self._end_if_cancelled()
+                log.exception("a worker of %s failed and goes on", self.handler.message_type)
+                await asyncio.sleep(_BREATH)
+
+    async def _work_once(self) -> None:
+        if self._unwanted:
+            unwanted, self._unwanted = self._unwanted, []
+            await self._hand_back(unwanted)
+        elif self._trials:
+            await self._try(self._trials.pop())
+        elif self.circuit.is_open:
+            await self._stay_paused()
+        elif taken := self.buffer.take(self.handler.group, self._settings.batch_bytes):
+            await self.handle(taken)
+        else:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _end_if_cancelled(self) -> None:
+        """Raise CancelledError when this agent was cancelled, whatever was raised instead on the way.
+
+        A worker whose handler has cancelled the task that it runs in goes on.
+        """
+        worker = current_task()
+        agent = self._running or worker
+        if agent is not None and agent.cancelling():
+            raise asyncio.CancelledError
+        while worker is not None and worker.cancelling():
+            worker.uncancel()
 
     async def _try(self, lease: Leased) -> None:
         self.circuit.begin_trial(lease)
@@ -240,6 +285,7 @@ class HandlingAgent:
             try:
                 held = await self._handle(taken)
             except Exception:
+                self._end_if_cancelled()
                 # Not the handler's failure, which _handle_alone settles, but ours. The rows stay owned, and are
                 # released as forgotten, so another attempt follows.
                 log.exception("handling of %s broke off", [str(lease.envelope.id) for lease in taken])
@@ -258,9 +304,11 @@ class HandlingAgent:
         held = Held()
         sound = [lease for lease in taken if not _is_suspect(lease)]
         tasks = [task for lease in sound if (task := await self._prepare(lease, held)) is not None]
-        if len(tasks) < 2 or not await self._succeeds_together(tasks):
-            for task in tasks:
-                if await self._may_begin(task.lease, held):
+        if len(tasks) == 1:
+            await self._handle_alone(tasks[0], held)
+        elif tasks:
+            for task in await self._handle_together(tasks, held):
+                if await self._may_begin(task.lease, held):  # what became of those before may have stopped it
                     await self._handle_alone(task, held)
         for lease in taken:
             if _is_suspect(lease):
@@ -268,27 +316,26 @@ class HandlingAgent:
         return held
 
     async def _may_begin(self, lease: Leased, held: Held) -> bool:
-        """Is it this message's turn? Otherwise it goes back, as it is."""
-        if lease.ordering_key is None:
-            return True
-        if lease.envelope.partition_key in self._parked:
+        """Is it this message's turn, is its handler to run, and is it not too late? Otherwise it goes back, or ends."""
+        if lease.envelope.partition_key in self._parked or self._is_stopped(lease):
             held.hold(lease)
+            await self._settling.hand_back([lease])
+            return False
         if lease.ordering_key in held:
             await self._settling.hand_back([lease])
             return False
-        return True
+        return not (lease.envelope.is_late(self._clock.now()) and await self._settling.expire(lease))
+
+    def _is_stopped(self, lease: Leased) -> bool:
+        """Is nothing of this message to be begun now? A trial is what finds out whether its handler works again."""
+        is_open = self.circuit.is_open and not self.circuit.is_trial(lease)
+        return is_open or self._stopping or self.is_paused(lease.envelope.message_type)
 
     async def _prepare(self, lease: Leased, held: Held) -> Task | None:
         """The message, unless it has expired, cannot be decoded, has killed too many processes, or must wait."""
         if not await self._may_begin(lease, held):
             return None
-        envelope, attempt = lease.envelope, lease.attempts + 1
-        if self.is_paused(envelope.message_type):
-            held.hold(lease)
-            await self._settling.hand_back([lease])
-            return None
-        if envelope.is_late(self._clock.now()) and await self._settling.expire(lease):
-            return None
+        attempt = lease.attempts + 1
         if _is_suspect(lease):
             counted = await self._settling.begin_suspect_attempt(lease)
             if counted is None:
@@ -299,9 +346,14 @@ class HandlingAgent:
                 reason = f"its node died {lease.interruptions} times while it was being handled"
                 await self._dead_letter(lease, Letter.because(reason, "killed its node"), held, counted=0)
                 return None
+        return await self._decode(lease, attempt, held)
+
+    async def _decode(self, lease: Leased, attempt: int, held: Held) -> Task | None:
+        """The message as it was sent: each attempt may change what it is given. None when it cannot be decoded."""
         try:
-            return Task(lease, upcasting.decode(envelope, self.handler.cls), attempt)
-        except InvalidMessage as error:
+            return Task(lease, upcasting.decode(lease.envelope, self.handler.cls), attempt)
+        except BaseException as error:  # also what validators and upcasters of the application raise
+            self._end_if_cancelled()
             await self._dead_letter(lease, Letter.from_error(error), held, failures=[self._failure(error, attempt)])
             return None
 
@@ -312,26 +364,54 @@ class HandlingAgent:
 
     # ------------------------------------------------------------------ attempts, and what follows
 
-    async def _attempt(self, tasks: Sequence[Task]) -> None:
+    async def _attempt(self, tasks: Sequence[Task]) -> BaseException | None:
+        """Run these in one transaction; return why they were not handled, or None."""
+        error = await self._run_attempt(tasks)
+        asked = self._attempts.take_asked()
+        if asked and await self.circuit.pause(asked):
+            self.observe_circuit(True)
+        return error
+
+    async def _run_attempt(self, tasks: Sequence[Task]) -> BaseException | None:
         began = time.perf_counter()
         try:
             with self.pace.step("an attempt", self._longest_attempt):
                 await self._attempts.run(tasks)
+        except BaseException as error:
+            self._end_if_cancelled()
+            return _as_failure(error)
         finally:
             self._counters.durations.observe(time.perf_counter() - began)
-            asked = self._attempts.take_asked()
-            if asked and await self.circuit.pause(asked):
-                self.observe_circuit(True)
+        return None
 
-    async def _succeeds_together(self, tasks: Sequence[Task]) -> bool:
-        """Handle them in one transaction. False when it rolled back."""
-        try:
-            await self._attempt(tasks)
-        except Exception as error:
-            log.info("a group of %d rolled back, each is run alone: %s", len(tasks), error)
-            return False
-        await self._handled([task.lease for task in tasks])
-        return True
+    async def _handle_together(self, tasks: Sequence[Task], held: Held) -> Sequence[Task]:
+        """Handle them in one transaction. Returns those that are to be run alone, decoded anew, because it failed."""
+        error = await self._attempt(tasks)
+        if error is None:
+            await self._handled([task.lease for task in tasks])
+            return []
+        if isinstance(error, NoRoom):
+            await self._give_back(tasks, error, held)
+            return []
+        log.info("a group of %d rolled back, each is run alone: %s", len(tasks), said(error))
+        if isinstance(error, Outage):
+            await self._wait_for_database()
+        again = [await self._decode(task.lease, task.attempt, held) for task in tasks]
+        return [task for task in again if task is not None]
+
+    async def _give_back(self, tasks: Sequence[Task], error: NoRoom, held: Held) -> None:
+        """There was no room for their attempt: any node may try, and they have lost none."""
+        log.warning("%d messages of %s go back uncounted: %s", len(tasks), self.handler.name, error)
+        for task in tasks:
+            held.hold(task.lease)
+            if _is_suspect(task.lease):
+                await self._settling.take_back_attempt(task.lease)
+        if sound := [task.lease for task in tasks if not _is_suspect(task.lease)]:
+            await self._settling.hand_back(sound)
+        await asyncio.sleep(_BREATH)
+
+    async def _wait_for_database(self) -> None:
+        await self._database.insist(answer)
 
     async def _handle_suspect(self, lease: Leased, held: Held) -> None:
         """With no other suspect counted meanwhile: if the node dies now, it was this one, or accident."""
@@ -343,34 +423,48 @@ class HandlingAgent:
             if task is not None:
                 await self._handle_alone(task, held)
 
-    async def _handle_alone(self, task: Task, held: Held) -> None:
-        lease, attempt = task.lease, task.attempt
-        failures: Sequence[Failure] = ()
-        while True:
-            try:
-                await self._attempt([Task(lease, task.message, attempt)])
+    async def _handle_alone(self, first: Task, held: Held) -> None:
+        task: Task | None = first
+        lease, failures, outages = first.lease, list[Failure](), 0
+        while task is not None:
+            error, attempt = await self._attempt([task]), task.attempt
+            if error is None:
                 await self._handled([lease])
                 return
-            except LeaseLost:
+            if isinstance(error, LeaseLost):
                 self._counters.add(Event.LEASE_LOST)
                 log.warning("lease of %s lost: rolled back", lease.envelope.id)
                 held.hold(lease)
                 return
-            except Exception as error:
+            if isinstance(error, NoRoom):
+                await self._give_back([task], error, held)
+                return
+            if isinstance(error, Outage) and outages < _FREE_OUTAGES:
+                outages += 1
+                log.warning("%s of %s runs again: %s", self.handler.name, lease.envelope.id, error)
+                await self._wait_for_database()
+                if not await self._may_begin(lease, held):
+                    return
+            else:
+                outages = 0
                 failures = [*failures, self._failure(error, attempt)][-self._settings.kept_attempts :]
                 if not await self._runs_again(lease, attempt, error, failures, held):
                     return
-            attempt += 1
+                attempt += 1
+            task = await self._decode(lease, attempt, held)
 
     async def _runs_again(
-        self, lease: Leased, attempt: int, error: Exception, failures: Sequence[Failure], held: Held
+        self, lease: Leased, attempt: int, error: BaseException, failures: Sequence[Failure], held: Held
     ) -> bool:
         """Settle a failed attempt as the policy decides. True when the message is to run again at once."""
-        decision = self._policy.decide(error, attempt, self._clock.now() - lease.envelope.due_at)
+        now = self._clock.now()
+        decision = self._policy.decide(error, attempt, now - lease.envelope.due_at)
         self._counters.add(Event.ATTEMPT_FAILED)
-        log.warning("%s of %s failed, attempt %d: %r", self.handler.name, lease.envelope.id, attempt, error)
+        log.warning("%s of %s failed, attempt %d: %s", self.handler.name, lease.envelope.id, attempt, said(error))
         if isinstance(decision, RunAgain):
-            return True
+            if not (self._is_stopped(lease) or lease.envelope.is_late(now)):
+                return True
+            decision = RunLater(timedelta(0))
         if self._parks or not isinstance(decision, DeadLetter):
             held.hold(lease)
         counted_before = lease.attempts + (1 if _is_suspect(lease) else 0)
@@ -386,8 +480,16 @@ class HandlingAgent:
         self._counters.add(Event.HANDLED, len(owned))
         await self.circuit.handled(owned)
 
-    def _failure(self, error: Exception, attempt: int) -> Failure:
+    def _failure(self, error: BaseException, attempt: int) -> Failure:
         return Failure.from_error(error, number=attempt, failed_at=self._clock.now())
+
+
+def _as_failure(error: BaseException) -> BaseException:
+    if isinstance(error, asyncio.CancelledError):
+        failure = RuntimeError("something that the handler awaited was cancelled")
+        failure.__cause__ = error
+        return failure
+    return error
 
 
 def _is_suspect(lease: Leased) -> bool:

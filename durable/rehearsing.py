@@ -11,31 +11,32 @@ does elsewhere (a mail, another service, a connection of its own) is done, as in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable import upcasting
+from durable.attempts import Task, calls
 from durable.bus import Bus
+from durable.cancelling import end_if_cancelled
 from durable.circuit_control import PauseRequest
-from durable.composing import Cause
 from durable.envelope import Envelope, Leased
 from durable.errors import DurableError, InvalidMessage, UnknownMessageType, WiringError
-from durable.handlers import Context, Handler, Incoming
+from durable.handlers import Handler, Incoming
 from durable.joined_sessions import JoinedSessions, RehearsalRuntime
 from durable.middleware import HandleNext
-from durable.sessions import Sessions
+from durable.running import Here, InLoop, Place, Run, commit, nothing
 from durable.storage import circuits, dead_letters, letter_statements
 from durable.storage.dead_letters import DeadLetter
 from durable.unit_of_work import Outbox
 
 Outcome = Literal["succeeds", "fails", "is sent"]
 Finish = Callable[[Session, Outbox], None]
-"""Ends the transaction of an attempt, after its handler."""
+"""Completes an attempt in its transaction, after its handler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class Rehearsal:
                     letter, "fails", error=RuntimeError("something that the handler awaited was cancelled")
                 )
             except Exception as error:  # the handler's, whatever it is: this is what was asked for
+                end_if_cancelled()
                 return Rehearsed(letter, "fails", error=error)
             sends = [sent.envelope for sent in self._sessions.sent]
             return Rehearsed(letter, "succeeds", sends, self._sessions.done)
@@ -87,7 +89,7 @@ class Rehearsal:
     async def _attempt(self, handler: Handler, lease: Leased) -> None:
         limit = (handler.timeout or self._bus.settings.handler_timeout).total_seconds()
         async with asyncio.timeout(None if self._unhurried else limit) as timeout:
-            await attempt(self._bus, handler, lease, _look, unhurried=self._unhurried)
+            await attempt(self._bus, handler, lease, _look, end=_leave, unhurried=self._unhurried)
             if (deadline := timeout.when()) is not None and asyncio.get_running_loop().time() > deadline:
                 raise TimeoutError  # a sync handler has kept the loop from noticing
 
@@ -113,7 +115,7 @@ async def handle(bus: Bus, letter: DeadLetter, *, actor: str, reason: str | None
     """
     sends: list[Envelope] = []
 
-    def commit(session: Session, outbox: Outbox) -> None:
+    def resolve(session: Session, outbox: Outbox) -> None:
         session.flush()
         conn, number, settings = session.connection(), letter.summary.letter_id, bus.settings
         keep_body = settings.history_bodies
@@ -121,10 +123,9 @@ async def handle(bus: Bus, letter: DeadLetter, *, actor: str, reason: str | None
             raise AlreadyResolved
         sends.extend(outbox.pending)
         outbox.commits_itself = True
-        session.commit()
 
     try:
-        await attempt(bus, handler_of(bus, letter), whole(letter), commit, unhurried=True)
+        await attempt(bus, handler_of(bus, letter), whole(letter), resolve, unhurried=True)
     finally:
         await bus.runtime.database.close()
         await bus.runtime.sessions.close()
@@ -153,31 +154,30 @@ def whole(letter: DeadLetter) -> Leased:
     return lease
 
 
-async def attempt(bus: Bus, handler: Handler, lease: Leased, finish: Finish, *, unhurried: bool = False) -> None:
-    """Run the handler in this very thread, a sync one too, within its middleware; then let `finish` end the
+async def attempt(
+    bus: Bus,
+    handler: Handler,
+    lease: Leased,
+    complete: Finish,
+    *,
+    end: Callable[[Place], Awaitable[None]] = commit,
+    unhurried: bool = False,
+) -> None:
+    """Run the handler in this very thread, a sync one too, within its middleware; complete its message, and end its
     transaction."""
     sessions = bus.runtime.sessions
-    handle = bus.application.onion.around_handling(_in_this_thread(handler))
-    message = upcasting.decode(lease.envelope, handler.cls)
     asked: list[PauseRequest] = []
-    given = [message] if handler.takes_list else message
-    cause = None if handler.takes_list else handler.cause(lease.envelope)  # as in the handling agent
-    if handler.is_async:
-        async with sessions.open() as session:
-            if unhurried:
-                await session.run_sync(_allow_idling)
-            with _entered(sessions, session, cause) as outbox:
-                await handle(Incoming(given, session, [Context(lease, 1, outbox, asked)], handler.name))
-            await session.run_sync(finish, outbox)
-            await _pause(bus, handler, asked)
-    else:
-        with sessions.open_sync() as session_sync:
-            if unhurried:
-                _allow_idling(session_sync)
-            with _entered(sessions, session_sync, cause) as outbox:
-                await handle(Incoming(given, session_sync, [Context(lease, 1, outbox, asked)], handler.name))
-            finish(session_sync, outbox)
-            await _pause(bus, handler, asked)
+    task = Task(lease, upcasting.decode(lease.envelope, handler.cls), 1)
+    run = Run(
+        sessions,
+        partial(calls, handler, [task], asked),
+        bus.application.onion.around_handling(_in_this_thread(handler)),
+        complete,
+        end,
+        _allow_idling if unhurried else nothing,
+    )
+    await run.at(InLoop(sessions.open()) if handler.is_async else Here(sessions.open_sync()))
+    await _pause(bus, handler, asked)
 
 
 async def _pause(bus: Bus, handler: Handler, asked: Sequence[PauseRequest]) -> None:
@@ -196,21 +196,16 @@ def _in_this_thread(handler: Handler) -> HandleNext:
     return run
 
 
-@contextmanager
-def _entered(sessions: Sessions, session: Session | AsyncSession, cause: Cause | None) -> Iterator[Outbox]:
-    outbox = sessions.outbox(session)
-    outbox.commits_itself = False
-    outbox.cause = cause
-    with sessions.scope.entered(lambda: outbox):
-        yield outbox
-
-
 def _allow_idling(session: Session) -> None:
     session.execute(letter_statements.ALLOW_IDLING.within(""))
 
 
 def _look(session: Session, outbox: Outbox) -> None:
-    """The end of a rehearsed attempt: everything that a commit does, but the commit."""
+    """The completion of a rehearsed attempt: everything that a commit does, but the commit."""
     outbox.commits_itself = True
     outbox.store()
     session.execute(letter_statements.CHECK_CONSTRAINTS.within(""))
+
+
+async def _leave(place: Place) -> None:
+    """The end of a rehearsed attempt: its transaction is rolled back by whoever began it."""

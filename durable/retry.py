@@ -5,9 +5,10 @@
            --otherwise---------------> DeadLetter
            or, by a RetryAfter-------> Pause              the handler, on every node, for as long as the error asks for
 
-A handler's own verdict (Reject, RetryLater, Release, PauseListener) comes before the policy, and so does
-InvalidMessage: a message that cannot be decoded today is not going to be decodable in a minute. Then the nearest class
-of the error counts: the handler's own rule for it, else the service's, else the handler's `retry`.
+A handler's own verdict (Reject, RetryLater, Release, PutBack, PauseListener) comes before the policy, and so do
+InvalidMessage and WiringError: a message that cannot be decoded today is not going to be decodable in a minute, and no
+route is going to be declared by then. Then the nearest class of the error counts: the handler's own rule for it, else
+the service's, else the handler's `retry`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
-from typing import Self
+from typing import Final, Self
 
 from durable.arguments import checked_class
 from durable.duration import Duration, duration
-from durable.errors import InvalidMessage, InvalidSetting, PauseListener, Reject, Release, RetryLater
+from durable.errors import (
+    InvalidMessage,
+    InvalidSetting,
+    PauseListener,
+    PutBack,
+    Reject,
+    Release,
+    RetryLater,
+    WiringError,
+    said,
+)
+
+_SHORTEST_PAUSE: Final = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +56,21 @@ class HandBack:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Unowned and uncounted, and nobody takes any more of them for this time."""
+    """Unowned, and nobody takes any more of them for this time."""
 
     time: timedelta
     reason: str
     listener: bool = False
     """Is nothing more to be received, either, where the message came from?"""
+    counts: bool = False
+    """Is the attempt counted? The message is handed back uncounted otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToTheEnd:
+    """Unowned and counted, behind all that waits, with these headers; None removes one."""
+
+    headers: Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +78,7 @@ class DeadLetter:
     """For people to look at."""
 
 
-Decision = RunAgain | RunLater | HandBack | Pause | DeadLetter
+Decision = RunAgain | RunLater | HandBack | ToTheEnd | Pause | DeadLetter
 
 
 @checked_class
@@ -122,22 +144,35 @@ class RetryAfter:
     """The error says for how long its handler is to be left alone: until then no node runs it.
 
     That is the error's `retry_after` (a timedelta or seconds), or the Retry-After header of its `response`, as httpx
-    and requests raise it (RFC 9110, 10.2.3), else `default`; at most `longest`. The message is handed back uncounted.
+    and requests raise it (RFC 9110, 10.2.3), else `default`; at least `shortest` and at most `longest`. The message is
+    handed back uncounted. An error that asks for less than `shortest`, such as `Retry-After: 0`, is counted as an
+    attempt: nobody waits for a limit to end then, and the message must come to its end.
     """
 
     default: Duration = 30
     longest: Duration = 3600
+    shortest: Duration = 1
 
     def __post_init__(self) -> None:
-        if min(duration(self.default), duration(self.longest)) <= timedelta(0):
-            raise InvalidSetting("RetryAfter: default and longest must be above 0")
+        if min(duration(self.default), duration(self.longest), duration(self.shortest)) <= timedelta(0):
+            raise InvalidSetting("RetryAfter: default, longest and shortest must be above 0")
 
-    def time(self, error: BaseException) -> timedelta:
+    def pause(self, error: BaseException) -> Pause:
+        """For how long, and whether the attempt counts."""
+        asked = _asked_for(error)
+        wanted, shortest = duration(self.default) if asked is None else asked, duration(self.shortest)
+        time = min(max(wanted, shortest), max(duration(self.longest), shortest))
+        return Pause(time, said(error), counts=asked is not None and wanted < shortest)
+
+
+def _asked_for(error: BaseException) -> timedelta | None:
+    try:
         asked = getattr(error, "retry_after", None)
-        if not isinstance(asked, timedelta | int | float):
-            asked = _retry_after(getattr(getattr(error, "response", None), "headers", {}))
-        wanted = duration(self.default if asked is None else asked)
-        return min(max(wanted, timedelta(0)), duration(self.longest))
+        if isinstance(asked, timedelta | int | float):
+            return duration(asked)
+        return _retry_after(getattr(getattr(error, "response", None), "headers", {}))
+    except Exception:  # properties of a class of the application, or a number that is no time
+        return None
 
 
 def _retry_after(headers: Mapping[str, str]) -> timedelta | None:
@@ -171,9 +206,11 @@ class Policy:
                 return RunLater(after)
             case Release():
                 return HandBack()
+            case PutBack(headers=headers):
+                return ToTheEnd(headers)
             case PauseListener(for_=time):
-                return Pause(time, str(error), listener=True)
-            case Reject() | InvalidMessage():
+                return Pause(max(time, _SHORTEST_PAUSE), str(error), listener=True)
+            case Reject() | InvalidMessage() | WiringError():
                 return DeadLetter()
             case _:
                 return self._by_rule(error, attempt, age, rng)
@@ -181,7 +218,8 @@ class Policy:
     def _by_rule(self, error: BaseException, attempt: int, age: timedelta, rng: random.Random | None) -> Decision:
         match self._of(error):
             case RetryAfter() as rule:
-                return Pause(rule.time(error), f"{type(error).__name__}: {error}")
+                pause = rule.pause(error)
+                return DeadLetter() if pause.counts and attempt >= self.max_attempts else pause
             case Retry() as rule:
                 return rule.next(attempt, age, rng or random.Random())
 

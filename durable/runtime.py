@@ -150,7 +150,7 @@ class Runtime:
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """The event loop that it runs in; None while it does not run."""
-        return None if self._living is None else self._living.get_loop()
+        return None if self._watching is None else self._watching.get_loop()
 
     @property
     def metrics_address(self) -> str | None:

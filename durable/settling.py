@@ -2,20 +2,23 @@
 
 RunLater     unowned, due later, its failures kept      Pause        its handler is stopped, and it is handed back
 HandBack     unowned, uncounted                         DeadLetter   moved, with every failure that is known
-expired      moved to the history
+ToTheEnd     unowned, last, with other headers          expired      moved to the history
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
+import msgspec
 from sqlalchemy import Connection
 
-from durable.envelope import Leased, NodeId
+from durable import screening
+from durable.envelope import Envelope, Leased, NodeId
+from durable.errors import said
 from durable.failpoints import failpoint
 from durable.outcomes import LONGEST_REASON
-from durable.retry import DeadLetter, HandBack, Pause, RunLater
+from durable.retry import DeadLetter, HandBack, Pause, RunLater, ToTheEnd
 from durable.routing import LOCAL
 from durable.settings import Settings
 from durable.storage import circuits, inbox, leases
@@ -39,22 +42,25 @@ class Settling:
         settings: Settings,
         *,
         buries: bool = False,
+        share_of: Callable[[Envelope], str] | None = None,
     ) -> None:
         """With `buries` what comes too late becomes a dead letter."""
         self._handler = handler
+        self._share_of = share_of
         self._database = database
         self._node = node
         self._counters = counters
         self._keep_body = settings.history_bodies
         self._kept_attempts = settings.kept_attempts
+        self._limits = settings.limits
         self._expire = bury_incoming if buries else inbox.expire
         self._expired = Event.DEAD_LETTERED if buries else Event.EXPIRED
 
     async def settle(
         self,
         lease: Leased,
-        decision: RunLater | HandBack | Pause | DeadLetter,
-        error: Exception,
+        decision: RunLater | HandBack | ToTheEnd | Pause | DeadLetter,
+        error: BaseException,
         *,
         counted: int,
         failures: Sequence[Failure],
@@ -79,13 +85,46 @@ class Settling:
                 self._counters.add(Event.RETRIED)
             case HandBack():
                 await self.hand_back([lease])
+            case ToTheEnd(headers=changes):
+                await self._put_back(lease, changes, counted=counted, failures=failures, parks=parks)
             case Pause():
-                await self._database.insist(pause_and_release, self._node, self._handler, lease, decision)
+                await self._database.insist(
+                    pause_and_release, self._node, self._handler, lease, decision, counted=counted, failures=failures
+                )
             case DeadLetter():
                 failpoint("C19")
                 letter = Letter.from_error(error)
                 await self.dead_letter(lease, letter, counted=counted, failures=failures, parks=parks)
                 failpoint("C19")
+
+    async def _put_back(
+        self,
+        lease: Leased,
+        changes: Mapping[str, str | None],
+        *,
+        counted: int,
+        failures: Sequence[Failure],
+        parks: bool,
+    ) -> None:
+        merged = {**lease.envelope.headers, **changes}
+        headers = {name: value for name, value in merged.items() if value is not None}
+        envelope = msgspec.structs.replace(lease.envelope, headers=headers)
+        if reason := screening.flaw(envelope, **self._limits):
+            letter = Letter.because(f"it cannot be put back with other headers: {reason}", "headers that are refused")
+            await self.dead_letter(lease, letter, counted=counted, failures=failures, parks=parks)
+            return
+        fair_key = self._share_of(envelope) if self._share_of else None
+        await self._database.insist(
+            inbox.put_back,
+            self._node,
+            lease,
+            headers=headers,
+            fair_key=fair_key,
+            counted=counted,
+            failures=failures,
+            kept_attempts=self._kept_attempts,
+        )
+        self._counters.add(Event.RETRIED)
 
     async def hand_back(self, owned: Sequence[Leased]) -> None:
         """To any node, as they are."""
@@ -95,17 +134,21 @@ class Settling:
         """Count the attempt before it runs; the new count, or None when the lease was lost."""
         return await self._database.insist(inbox.begin_suspect_attempt, self._node, lease)
 
+    async def take_back_attempt(self, lease: Leased) -> None:
+        """To any node, without the attempt that was counted before it could run."""
+        await self._database.insist(inbox.retry_later, self._node, lease, delay=timedelta(0), counted=-1)
+
     async def expire(self, lease: Leased) -> bool:
         """By the database's clock; False when that is behind this node's."""
         expired = await self._database.insist(self._expire, self._node, lease, keep_body=self._keep_body)
         self._counters.add(self._expired, int(expired))
         return expired
 
-    async def _expires_within(self, lease: Leased, delay: timedelta, error: Exception) -> bool:
+    async def _expires_within(self, lease: Leased, delay: timedelta, error: BaseException) -> bool:
         """End it now if another attempt after this delay would come too late: nothing could save it until then."""
         if lease.envelope.deliver_by is None:
             return False
-        reason = f"the next attempt, {delay} later, would come after its deliver_by; this one failed: {error!r}"
+        reason = f"the next attempt, {delay} later, would come after its deliver_by; this one failed: {said(error)}"
         expired = await self._database.insist(
             self._expire,
             self._node,
@@ -144,7 +187,15 @@ class Settling:
 
 
 def pause_and_release(
-    conn: Connection, schema: str, node: NodeId, handler: str, lease: Leased, decision: Pause
+    conn: Connection,
+    schema: str,
+    node: NodeId,
+    handler: str,
+    lease: Leased,
+    decision: Pause,
+    *,
+    counted: int = 0,
+    failures: Sequence[Failure] = (),
 ) -> None:
     """Its handler, and perhaps the endpoint that it came by, for every node; then hand it back."""
     paused = [(Kind.HANDLER, handler)]
@@ -154,4 +205,7 @@ def pause_and_release(
         circuits.pause_at_least(
             conn, schema, kind, key, reason=decision.reason, actor=f"node {node}", duration=decision.time
         )
-    leases.release(conn, schema, INCOMING, node, [lease.key])
+    if decision.counts:
+        inbox.retry_later(conn, schema, node, lease, delay=timedelta(0), counted=counted, failures=failures)
+    else:
+        leases.release(conn, schema, INCOMING, node, [lease.key])

@@ -24,6 +24,24 @@ T = TypeVar("T")
 _LAST = "durable.step"
 
 
+class Threads(ThreadPoolExecutor):
+    """Threads that can be waited for in the loop: nobody else's thread waits for one that hangs."""
+
+    def __init__(self, max_workers: int, *, name: str) -> None:
+        super().__init__(max_workers, thread_name_prefix=name)
+        self._jobs: set[Future[Any]] = set()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        job = super().submit(fn, *args, **kwargs)
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+        return job
+
+    async def finish(self) -> None:
+        """Wait until nothing runs in them; what it comes to is nobody's concern any more."""
+        await asyncio.gather(*map(asyncio.wrap_future, list(self._jobs)), return_exceptions=True)
+
+
 async def step(
     threads: ThreadPoolExecutor, session: Session, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:

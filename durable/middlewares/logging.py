@@ -42,7 +42,8 @@ class Logging(Middleware):
             self._write(logging.WARNING, "refused", refused, began, error=type(error).__name__)
             raise
         event = "dropped" if sent is None else "sent"
-        cause = outgoing.cause.envelope.id if outgoing.cause else None
+        caused_by = outgoing.cause.envelope if outgoing.cause else None
+        cause = caused_by.id if caused_by else None
         type_ = name_of(type(outgoing.message))
         self._write(self._level, event, {"type": type_, "kind": outgoing.kind, "id": sent, "cause": cause}, began)
         return sent

@@ -95,6 +95,30 @@ TRY_AGAIN: Final = Statement("""
 UPDATE {schema}.circuits SET until = now() WHERE kind = 'handler' AND key = :key AND probing
 """)
 
+# A node's row is what it counts now, not a sum of what it has told. While the circuit is open nothing is counted: what
+# a node that has not heard of it yet would tell is of the time before. Rows of nodes that tell nothing any more go.
+SHARE_COUNTS: Final = Statement("""
+WITH stale AS (
+    SELECT node_id FROM {schema}.handler_counts
+    WHERE handler = :handler AND node_id <> :node AND counted_at < clock_timestamp() - CAST(:window AS interval)
+    FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM {schema}.handler_counts AS row USING stale WHERE handler = :handler AND row.node_id = stale.node_id
+), told AS (
+    INSERT INTO {schema}.handler_counts (handler, node_id, messages, failures)
+    SELECT :handler, :node, :messages, :failures
+    WHERE NOT EXISTS (
+        SELECT FROM {schema}.circuits
+        WHERE kind = 'handler' AND key = :handler AND (probing OR until IS NULL OR until > now()))
+    ON CONFLICT (handler, node_id) DO UPDATE
+    SET messages = excluded.messages, failures = excluded.failures, counted_at = clock_timestamp()
+)
+SELECT CAST(COALESCE(sum(messages), 0) AS integer) AS messages, CAST(COALESCE(sum(failures), 0) AS integer) AS failures
+FROM {schema}.handler_counts
+WHERE handler = :handler AND node_id <> :node AND counted_at >= clock_timestamp() - CAST(:window AS interval)
+""")
+FORGET_COUNTS: Final = Statement("DELETE FROM {schema}.handler_counts WHERE handler = :handler")
+
 # How much waits of each key that is paused; no index tells it, and nobody but an operator asks.
 COUNT_PARKED: Final = Statement("""
 SELECT row.partition_key AS key, count(*) AS waiting

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
+from durable.envelope import NodeId
 from durable.storage import circuit_statements
 from durable.storage.database import channel
 
@@ -40,6 +41,7 @@ def open_circuit(
         circuit_statements.OPEN_CIRCUIT.within(schema),
         _named(schema, kind, key) | {"reason": reason, "duration": duration, "actor": actor},
     )
+    _forget_counts(conn, schema, kind, key)
 
 
 def close_circuit(conn: Connection, schema: str, kind: Kind, key: str) -> bool:
@@ -56,6 +58,7 @@ def pause(
         circuit_statements.PAUSE.within(schema),
         _named(schema, kind, key) | {"reason": reason, "duration": duration, "actor": actor},
     )
+    _forget_counts(conn, schema, kind, key)
 
 
 def pause_at_least(
@@ -97,6 +100,21 @@ def put_off_probe(
 def try_again(conn: Connection, schema: str, message_type: str) -> None:
     """The try has told nothing about the handler: the next one may follow at once."""
     conn.execute(circuit_statements.TRY_AGAIN.within(schema), {"key": message_type})
+
+
+def share_counts(
+    conn: Connection, schema: str, handler: str, node: NodeId, *, messages: int, failures: int, window: timedelta
+) -> tuple[int, int]:
+    """Tell the other nodes what this one counts of a handler now; returns what they count, messages and failures."""
+    params = {"handler": handler, "node": node, "messages": messages, "failures": failures, "window": window}
+    row = conn.execute(circuit_statements.SHARE_COUNTS.within(schema), params).one()
+    return row.messages, row.failures
+
+
+def _forget_counts(conn: Connection, schema: str, kind: Kind, key: str) -> None:
+    """What was counted before a handler was stopped says nothing about it when it goes on."""
+    if kind is Kind.HANDLER:
+        conn.execute(circuit_statements.FORGET_COUNTS.within(schema), {"handler": key})
 
 
 def count_parked(conn: Connection, schema: str) -> dict[str, int]:

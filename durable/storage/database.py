@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import QueuePool
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
+from durable.cancelling import end_if_cancelled
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
@@ -73,6 +74,7 @@ class Database:
         """
 
         def tell(attempt: RetryCallState) -> None:
+            end_if_cancelled()  # the error may have replaced it
             error = attempt.outcome.exception() if attempt.outcome else None
             level = logging.DEBUG if self._is_waited_for else logging.WARNING  # once for each outage
             self._is_waited_for = True
@@ -89,7 +91,7 @@ class Database:
 
     async def ping(self) -> None:
         """Raise StorageUnavailable unless the database answers."""
-        await self.transaction(_answer)
+        await self.transaction(answer)
 
     def pool(self) -> PoolStatistics:
         return pool_statistics(self.engine)
@@ -104,7 +106,8 @@ def pool_statistics(engine: AsyncEngine | Engine) -> PoolStatistics:
     return PoolStatistics(pool.size(), pool.checkedout()) if isinstance(pool, QueuePool) else PoolStatistics(0, 0)
 
 
-def _answer(conn: Connection, schema: str) -> None:
+def answer(conn: Connection, schema: str) -> None:
+    """The least work that shows that the database is there."""
     conn.exec_driver_sql("SELECT 1")
 
 

@@ -134,6 +134,25 @@ def retry_later(
     return _settle(conn, schema, node, lease, statements.RETRY_LATER, params, "put off") is not None
 
 
+def put_back(
+    conn: Connection,
+    schema: str,
+    node: NodeId,
+    lease: Leased,
+    *,
+    headers: Mapping[str, str],
+    fair_key: str | None,
+    counted: int = 1,
+    failures: Sequence[Failure] = (),
+    kept_attempts: int = KEPT_ATTEMPTS,
+) -> bool:
+    """Put it behind all that waits, unowned, with these headers instead of its own. False when the lease was lost."""
+    kept = failure_columns(failures, kept_attempts)
+    params = kept | {"counted": counted, "earlier": max(0, kept_attempts - len(failures))}
+    params |= {"headers": msgspec.json.encode(dict(headers)).decode(), "fair_key": fair_key}
+    return _settle(conn, schema, node, lease, statements.PUT_BACK, params, "put back") is not None
+
+
 def dead_letter(
     conn: Connection,
     schema: str,

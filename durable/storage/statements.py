@@ -380,13 +380,7 @@ RETURNING attempts
 """)
 
 # Of its failed attempts the last ones are kept: a handler may ask for another attempt for ever.
-RETRY_LATER = Statement(f"""
-WITH put_off AS (
-    UPDATE {{schema}}.incoming_envelopes SET owner_id = 0, epoch = epoch + 1, attempts = attempts + :counted,
-        execution_time = now() + CAST(:delay AS interval)
-    WHERE {_THIS}
-    RETURNING id, endpoint
-), kept AS (
+_KEEP_FAILURES: Final = f"""kept AS (
     INSERT INTO {{schema}}.failed_attempts
         (id, endpoint, number, failed_at, exception_type, reason, traceback, node_id)
     SELECT put_off.id, put_off.endpoint, failure.*, :node FROM put_off, {_FAILURES} ORDER BY number
@@ -394,7 +388,25 @@ WITH put_off AS (
     DELETE FROM {{schema}}.failed_attempts WHERE attempt_id = ANY (ARRAY(
         SELECT attempt_id FROM {{schema}}.failed_attempts JOIN put_off USING (id, endpoint)
         WHERE letter_id IS NULL ORDER BY attempt_id DESC OFFSET :earlier))
-)
+)"""
+RETRY_LATER = Statement(f"""
+WITH put_off AS (
+    UPDATE {{schema}}.incoming_envelopes SET owner_id = 0, epoch = epoch + 1, attempts = attempts + :counted,
+        execution_time = now() + CAST(:delay AS interval)
+    WHERE {_THIS}
+    RETURNING id, endpoint
+), {_KEEP_FAILURES}
+SELECT id FROM put_off
+""")
+
+# Behind all that has arrived: its place in the queue is `seq`.
+PUT_BACK = Statement(f"""
+WITH put_off AS (
+    UPDATE {{schema}}.incoming_envelopes SET owner_id = 0, epoch = epoch + 1, attempts = attempts + :counted,
+        seq = DEFAULT, headers = CAST(:headers AS jsonb), fair_key = CAST(:fair_key AS text)
+    WHERE {_THIS}
+    RETURNING id, endpoint
+), {_KEEP_FAILURES}
 SELECT id FROM put_off
 """)
 

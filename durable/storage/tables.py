@@ -175,6 +175,15 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             schema=schema,
         ),
         Table(
+            "handler_counts",
+            metadata,
+            Column("handler", Text, nullable=False),
+            *(Column(name, Integer, nullable=False) for name in ("node_id", "messages", "failures")),
+            _defaulted("counted_at", _TIME),
+            PrimaryKeyConstraint("handler", "node_id"),
+            schema=schema,
+        ),
+        Table(
             "schedules",
             metadata,
             Column("name", Text, primary_key=True),

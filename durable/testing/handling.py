@@ -14,6 +14,7 @@ from durable.handlers import Handler
 from durable.handling import HandlingAgent
 from durable.middleware import Onion
 from durable.retry import Policy
+from durable.running import nothing
 from durable.sessions import Sessions
 from durable.settings import Settings
 from durable.storage.circuits import Kind
@@ -37,7 +38,8 @@ class MemoryAttempts(Attempts):
         mailbox: Mailbox,
         faults: Faults,
     ) -> None:
-        super().__init__(handler, sessions=sessions, node=ANY_NODE, settings=settings, onion=onion)
+        super().__init__(handler, sessions=sessions, node=ANY_NODE, settings=settings, onion=onion, clock=mailbox.clock)
+        self._prepare = nothing  # a bus in memory may have no database
         self._mailbox = mailbox
         self._faults = faults
         self._fault: Fault | None = None
@@ -51,7 +53,7 @@ class MemoryAttempts(Attempts):
                 self._fault.happen()
         await super().run(tasks)
 
-    def _complete(self, session: Session, outbox: Outbox, tasks: Sequence[Task]) -> None:
+    def _complete(self, tasks: Sequence[Task], session: Session, outbox: Outbox) -> None:
         session.flush()
         if self._fault is not None:
             self._fault.happen()
@@ -105,6 +107,9 @@ class MemoryHandling(HandlingAgent):
         left = [lease.envelope for lease in taken if self._mailbox.owns(lease)]
         if left:
             raise AssertionError(f"{self.handler.name} has not settled {left}: see the log of 'durable'")
+
+    async def _wait_for_database(self) -> None:
+        """The rows are in memory; the sessions may be of a database that is away."""
 
     def close(self) -> None:
         self._attempts.close()

@@ -8,8 +8,8 @@
     waiting, not due --cancel_message()----------------------->     cancelled
                      --reschedule_message(), run_message_now()  waiting again
 
-`retry_later`, `release`, `dead_letter`, `expire` and those that end in `_message` or `_now` do what the functions of
-these names do in durable.storage, and are called for them by MemoryDatabase.
+`retry_later`, `put_back`, `release`, `dead_letter`, `expire` and those that end in `_message` or `_now` do what the
+functions of these names do in durable.storage, and are called for them by MemoryDatabase.
 """
 
 from __future__ import annotations
@@ -273,11 +273,42 @@ class Mailbox:
             row.epoch += 1
         return len(rows)
 
-    def pause_and_release(self, node: NodeId, handler: str, lease: Leased, decision: Pause) -> None:
+    def put_back(
+        self,
+        _node: NodeId,
+        lease: Leased,
+        *,
+        headers: Mapping[str, str],
+        fair_key: str | None,
+        counted: int = 1,
+        **_kept: object,
+    ) -> bool:
+        if not self.owns(lease):
+            return False
+        row = self.incoming.pop(_key(lease))
+        row.envelope = msgspec.structs.replace(row.envelope, headers=dict(headers))
+        row.epoch += 1
+        row.attempts += counted
+        self.incoming[row.key] = row
+        return True
+
+    def pause_and_release(
+        self,
+        node: NodeId,
+        handler: str,
+        lease: Leased,
+        decision: Pause,
+        *,
+        counted: int = 0,
+        failures: Sequence[Failure] = (),
+    ) -> None:
         self.circuits.pause_at_least(
             Kind.HANDLER, handler, reason=decision.reason, actor="memory", duration=decision.time
         )
-        self.release(INCOMING, node, [lease.key])
+        if decision.counts:
+            self.retry_later(node, lease, delay=timedelta(0), counted=counted)
+        else:
+            self.release(INCOMING, node, [lease.key])
 
     def dead_letter(
         self,

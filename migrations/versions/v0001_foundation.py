@@ -224,6 +224,15 @@ CREATE TABLE "{schema}".circuits (
     PRIMARY KEY (kind, key)
 );
 
+CREATE TABLE "{schema}".handler_counts (
+    handler text NOT NULL,
+    node_id integer NOT NULL,
+    messages integer NOT NULL,
+    failures integer NOT NULL,
+    counted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (handler, node_id)
+);
+
 CREATE TABLE "{schema}".schedules (
     name text PRIMARY KEY,
     cron text NOT NULL,
@@ -428,7 +437,8 @@ DROP FUNCTION "{schema}".is_archived(text, bigint);
 DROP FUNCTION "{schema}".drop_partition(text, date, interval);
 DROP FUNCTION "{schema}".make_partition(text, date);
 DROP FUNCTION "{schema}".first_id(date);
-DROP TABLE "{schema}".published_batches, "{schema}".schedules, "{schema}".circuits, "{schema}".nodes,
+DROP TABLE "{schema}".published_batches, "{schema}".schedules, "{schema}".handler_counts, "{schema}".circuits,
+    "{schema}".nodes,
     "{schema}".failed_attempts, "{schema}".archives,
     "{schema}".dead_letters, "{schema}".envelope_history, "{schema}".received_ids, "{schema}".undated_ids,
     "{schema}".incoming_envelopes, "{schema}".outgoing_envelopes CASCADE;

@@ -33,9 +33,11 @@ from durable import (
     Middleware,
     NoUnitOfWork,
     Outgoing,
+    PutBack,
     Reject,
     Release,
     Retry,
+    RetryAfter,
     RetryLater,
     RoutingError,
     SendNext,
@@ -57,6 +59,19 @@ MAIL = "memory://mail"
 ORDERS = "memory://orders"  # the address of the bus under test
 NEVER = Retry(immediate=0, delays=[])
 SECOND = timedelta(seconds=1)
+
+
+class Panic(BaseException):
+    """What an extension raises that is no Exception."""
+
+
+class Busy(Exception):
+    retry_after = 0
+
+
+@message("contract.unrouted")
+class Unrouted(msgspec.Struct):
+    """Has neither a route nor a handler."""
 
 
 @message("contract.order-placed")
@@ -1155,6 +1170,109 @@ class TestFailing:
             await world.advance(timedelta(minutes=61))
             assert (attempts, world.dead_letters()) == ([1, 2, 3], [])
 
+    async def test_a_message_that_is_put_back_comes_last_and_with_other_headers(self, world: World) -> None:
+        seen: list[tuple[int, int, dict[str, str]]] = []
+
+        @world.bus.handles(OrderPlaced, retry=NEVER, concurrency=1)
+        async def handle(order: OrderPlaced, ctx: Context) -> None:
+            seen.append((order.number, ctx.attempt, dict(ctx.headers)))
+            if order.number == 1 and ctx.attempt < 3:
+                raise PutBack("not now", headers={"lane": f"slow {ctx.attempt}", "hop": None})
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1), headers={"hop": "a", "by": "me"})
+                world.bus.send(OrderPlaced(2))
+            await world.settle()
+        assert seen == [
+            (1, 1, {"hop": "a", "by": "me"}),
+            (2, 1, {}),
+            (1, 2, {"by": "me", "lane": "slow 1"}),
+            (1, 3, {"by": "me", "lane": "slow 2"}),
+        ]
+
+    @pytest.mark.parametrize("headers", [{"a": "x" * 10_000}, {"a": "line\nbreak"}], ids=["long", "control character"])
+    async def test_a_message_that_is_put_back_with_headers_that_cannot_be_stored_is_a_dead_letter(
+        self, world: World, headers: dict[str, str]
+    ) -> None:
+        @world.bus.handles(OrderPlaced, retry=NEVER)
+        async def handle(order: OrderPlaced) -> None:
+            raise PutBack(headers=headers)
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            (letter,) = world.dead_letters()
+            assert letter.reason.startswith("it cannot be put back with other headers: ")
+
+    @pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+    @pytest.mark.parametrize("error", [Panic("unwrap() on None"), SystemExit(3), KeyboardInterrupt()], ids=repr)
+    async def test_an_error_that_is_no_exception_is_a_failed_attempt_and_the_next_message_is_handled(
+        self, world: World, error: BaseException, is_async: bool
+    ) -> None:
+        attempts: list[tuple[int, int]] = []
+
+        async def handle(order: OrderPlaced, ctx: Context) -> None:
+            handle_sync(order, ctx)
+
+        def handle_sync(order: OrderPlaced, ctx: Context) -> None:
+            attempts.append((order.number, ctx.attempt))
+            if order.number == 1:
+                raise error
+
+        declare = world.bus.handles(OrderPlaced, retry=Retry(immediate=1, delays=[]), concurrency=1)
+        declare(handle) if is_async else declare(handle_sync)
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+                world.bus.send(OrderPlaced(2))
+            await world.settle()
+            (letter,) = world.dead_letters()
+            assert letter.exception_type.rpartition(".")[2] == type(error).__name__
+        assert attempts == [(1, 1), (1, 2), (2, 1)]
+
+    @pytest.mark.parametrize("mistake", ["route", "return", "reply"])
+    async def test_a_mistake_of_the_wiring_is_a_dead_letter_at_once(self, world: World, mistake: str) -> None:
+        attempts: list[int] = []
+
+        @world.bus.handles(OrderPlaced)
+        async def handle(order: OrderPlaced, ctx: Context) -> object:
+            attempts.append(ctx.attempt)
+            if mistake == "route":
+                ctx.send(Unrouted())
+            elif mistake == "reply":
+                ctx.reply(OrderShipped(1))
+            return object()
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            (letter,) = world.dead_letters()
+            kinds = {"return": "UnknownMessageType"}
+            assert letter.exception_type == f"durable.errors.{kinds.get(mistake, 'RoutingError')}"
+        assert attempts == [1]
+
+    async def test_an_error_that_asks_for_no_pause_comes_to_its_end(self, world: World) -> None:
+        attempts: list[int] = []
+
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[1, 1]), on_error={Busy: RetryAfter()})
+        async def handle(order: OrderPlaced, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            raise Busy
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+
+            async def has_ended() -> bool:
+                await world.advance(2 * SECOND)
+                return bool(world.dead_letters())
+
+            await eventually(has_ended, within=30)
+            assert attempts == [1, 2, 3]
+
     async def test_a_released_message_comes_again_and_the_attempt_is_not_counted(self, world: World) -> None:
         attempts: list[int] = []
 
@@ -1241,7 +1359,6 @@ class TestFailing:
         async def handle(order: OrderPlaced, session: AsyncSession) -> OrderShipped:
             with pytest.raises(WiringError):
                 await session.commit()
-            await session.rollback()
             return OrderShipped(order.number)
 
         async with world:
@@ -1249,6 +1366,27 @@ class TestFailing:
                 world.bus.send(OrderPlaced(1))
             await world.settle()
             assert shipped == [OrderShipped(1)]
+
+    @pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+    async def test_a_handler_that_rolls_back_its_session_has_failed(self, world: World, is_async: bool) -> None:
+        shipped = collect(world.bus, OrderShipped)
+
+        async def handle(order: OrderPlaced, session: AsyncSession) -> OrderShipped:
+            await session.rollback()
+            return OrderShipped(order.number)
+
+        def handle_sync(order: OrderPlaced, session: Session) -> OrderShipped:
+            session.rollback()
+            return OrderShipped(order.number)
+
+        declare = world.bus.handles(OrderPlaced, retry=NEVER)
+        declare(handle) if is_async else declare(handle_sync)
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            (letter,) = world.dead_letters()
+            assert (letter.exception_type, shipped) == ("durable.errors.TransactionEnded", [])
 
     async def test_a_handler_whose_work_is_cancelled_has_failed_and_the_next_message_is_handled(
         self, world: World
@@ -1357,7 +1495,9 @@ class TestMiddlewareOfSending:
             ("event", OrderBilled),
             ("cascade", OrderShipped),
         ]
-        causes = [outgoing.cause and outgoing.cause.envelope.id for outgoing in watching.sent]
+        causes = [
+            outgoing.cause and outgoing.cause.envelope and outgoing.cause.envelope.id for outgoing in watching.sent
+        ]
         assert causes == [None, None, sent, sent]
         assert [ctx.id for ctx in contexts] == [watching.ids[0], watching.ids[3]]
         assert [ctx.headers for ctx in contexts] == [{"user": "ann", "tenant": "blue"}, {"tenant": "blue"}]

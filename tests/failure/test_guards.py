@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from durable import Bus, Context, Retry
+from durable import Bus, Context, Retry, fence
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
 from durable.errors import StorageUnavailable
 from durable.handling import HandlingAgent
@@ -343,6 +343,7 @@ async def test_a_handler_that_commits_its_session_itself_has_no_effect(
         monkeypatch.setattr(
             Outbox, "commits_itself", property(lambda self: True, lambda self, value: None), raising=False
         )
+        monkeypatch.setattr(fence, "_is_guarded", lambda connection: False)
 
     async def impatient(order: OrderPlaced, session: AsyncSession, ctx: Context) -> None:
         await session.execute(ADD_EFFECT, {"envelope_id": ctx.id, "order_id": order.order_id, "process": 0})

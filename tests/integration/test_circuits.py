@@ -101,6 +101,30 @@ def shop(database_url: str) -> Shop:
     return Shop(database_url)
 
 
+async def test_failures_of_all_nodes_open_a_circuit_together(database_url: str) -> None:
+    """Each of four nodes sees too few failures to stop the handler by itself."""
+    breaker = CircuitBreaker(failure_rate=0.5, at_least=8, window=60, open_for=3600)
+    nodes = []
+    for _ in range(4):
+        bus = Bus("shop", database_url, **QUICK)
+
+        @bus.handles(Placed, retry=Retry.never(), circuit_breaker=breaker)
+        async def handle(placed: Placed) -> None:
+            raise ConnectionError("the warehouse is down")
+
+        nodes.append(bus)
+    async with nodes[0], nodes[1], nodes[2], nodes[3]:
+        for node in nodes:
+            await place(node, 1, 2)  # a node handles what it has stored, where it has room
+        await eventually(lambda: rows(database_url, "SELECT key, probing FROM durable.circuits") != [])
+        assert rows(database_url, "SELECT count(*) FROM durable.dead_letters") == [(8,)]
+        [(key, reason)] = rows(database_url, "SELECT key, reason FROM durable.circuits")
+        assert (key, str(reason).partition(",")[0]) == ("circuits.placed", "8 of 8 messages failed within 60 s")
+        most = max(node.runtime.counters[Event.DEAD_LETTERED] for node in nodes)
+        assert most < 8
+    assert rows(database_url, "SELECT * FROM durable.handler_counts") == []
+
+
 async def test_failures_stop_the_handler_on_every_node_and_one_message_starts_it_again(shop: Shop) -> None:
     first, second = shop.nodes
     shop.warehouse.is_down = True

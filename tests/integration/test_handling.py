@@ -3,174 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import msgspec
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from durable import Context, Reject, Release, Retry, message
-from durable.attempts import Attempts
-from durable.clock import Clock, SystemClock
-from durable.composing import Composer
+from durable import Context, Reject, Release, Retry
 from durable.embedded import Embedded
-from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
-from durable.handlers import Handler
-from durable.handling import HandlingAgent
-from durable.retry import Policy
-from durable.routing import Routes
-from durable.sessions import Sessions
-from durable.settings import load_settings
-from durable.storage import inbox
-from durable.storage.database import Database
-from durable.storage.inbox import Arrival
-from durable.storage.outbox import Sent
-from durable.telemetry import Counters, Event
+from durable.envelope import ANY_NODE, Leased
+from durable.telemetry import Event
 from durable.testing import ManualClock, eventually
-from durable.unit_of_work import Scope
-from tests.support.tables import Tables, shared_tables
-
-NODE = NodeId(7)
-BILLING = "tcp://billing:1"
-ONCE = Retry(immediate=0, delays=[])
-
-
-@message("handling.placed")
-class Placed(msgspec.Struct):
-    number: int
-
-
-@message("handling.billed")
-class Billed(msgspec.Struct):
-    number: int
-
-
-class Nobody:
-    """A dispatcher without agents."""
-
-    claims_ordered = False
-
-    def reserve(self, envelopes: Sequence[Envelope]) -> list[NodeId]:
-        return [ANY_NODE] * len(envelopes)
-
-    def committed(self, sent: Sequence[Sent]) -> None:
-        pass
-
-    def abandoned(self, sent: Sequence[Sent]) -> None:
-        pass
-
-
-class Shop:
-    """A node with one handler."""
-
-    def __init__(self, tables: Tables, clock: Clock) -> None:
-        self.tables = tables
-        self.settings = load_settings(database_url=tables.url, pool_size=4)
-        self.counters = Counters()
-        self.database = Database(self.settings)
-        routes = Routes()
-        routes.route("handling.billed", BILLING)
-        composer = Composer("shop", routes, self.settings, SystemClock())
-        self.sessions = Sessions(self.settings, composer, Nobody(), Scope())
-        self.asked_for_work = 0
-        self.agent: HandlingAgent
-        self._clock = clock
-
-    def handles(self, function: Callable[..., Any], **changes: Any) -> None:
-        options: dict[str, Any] = {"retry": ONCE, "concurrency": 1, "group": 1, "timeout": timedelta(seconds=10)}
-        handler = Handler(message_type="handling.placed", cls=Placed, function=function, **options | changes)
-        self.agent = HandlingAgent(
-            handler,
-            Attempts(handler, sessions=self.sessions, node=NODE, settings=self.settings),
-            policy=Policy(handler.retry or Retry(), handler.by_error),
-            database=self.database,
-            node=NODE,
-            settings=self.settings,
-            clock=self._clock,
-            counters=self.counters,
-            has_room=self._ask,
-        )
-
-    def _ask(self) -> None:
-        self.asked_for_work += 1
-
-    async def receive(self, *numbers: int, attempts: int = 0, interruptions: int = 0, **changes: Any) -> list[Leased]:
-        """Store orders as the receiving agent does, and hand them to the handler."""
-        envelopes = [envelope(number, **changes) for number in numbers]
-        arrivals = [Arrival("shop", e, self.agent.reserve(e)) for e in envelopes]
-        await self.database.transaction(inbox.store, arrivals)
-        await self.tables.change(
-            "UPDATE durable.incoming_envelopes SET attempts = %s, interruptions = %s", attempts, interruptions
-        )
-        leases = [Leased(e, 0, "shop", attempts, interruptions) for e in envelopes]
-        self.agent.accept(leases)
-        return leases
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
-        """Handle in the block; then stop as a node does."""
-        running = asyncio.create_task(self.agent.run())
-        try:
-            yield
-            self.agent.stop()
-            async with asyncio.timeout(30):
-                await running
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-
-    async def settled(self) -> None:
-        """Until the handler works on nothing."""
-        await eventually(lambda: self.agent.buffer.used_count == 0, what="an idle handler")
-
-    def effects(self) -> list[int]:
-        return self.tables.rows("SELECT number FROM effects ORDER BY effect")
-
-    def sent(self) -> list[int]:
-        bodies = "SELECT (convert_from(body, 'UTF8')::json->>'number')::integer FROM durable.outgoing_envelopes"
-        return sorted(self.tables.rows(bodies))
-
-    def inbox(self) -> list[Any]:
-        """owner_id, epoch, attempts, is it put off?"""
-        return self.tables.rows(
-            "SELECT owner_id, epoch, attempts, execution_time > now() FROM durable.incoming_envelopes ORDER BY seq"
-        )
-
-    async def write(self, session: AsyncSession, number: int) -> None:
-        await session.execute(text("INSERT INTO effects (number) VALUES (:number)"), {"number": number})
-
-    def take_away(self, lease: Leased) -> None:
-        """What a sweep does when it holds this node for dead."""
-        self.tables.execute(
-            "UPDATE durable.incoming_envelopes SET owner_id = 0, epoch = epoch + 1 WHERE id = %s", lease.envelope.id
-        )
-
-
-def envelope(number: int, **changes: Any) -> Envelope:
-    made = Envelope(
-        id=new_id(),
-        message_type="handling.placed",
-        destination="shop",
-        source="elsewhere",
-        correlation_id=new_id(),
-        body=msgspec.json.encode(Placed(number)),
-        sent_at=datetime.now(UTC),
-    )
-    return msgspec.structs.replace(made, **changes)
+from tests.support.one_handler import NODE, Billed, Placed, Shop, envelope, shop_tables
+from tests.support.tables import Tables
 
 
 @pytest.fixture(scope="module")
 def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
-    with shared_tables(servers(18)) as tables:
-        tables.execute("CREATE TABLE effects (effect serial, number integer)")
-        tables.execute(
-            "CREATE TABLE once (number integer UNIQUE DEFERRABLE INITIALLY DEFERRED)"  # refused by the COMMIT
-        )
+    with shop_tables(servers(18)) as tables:
         yield tables
 
 
@@ -190,8 +43,7 @@ def clock() -> ManualClock:
 async def shop(tables: Tables, clock: ManualClock) -> AsyncIterator[Shop]:
     shop = Shop(tables, clock)
     yield shop
-    await shop.sessions.close()
-    await shop.database.close()
+    await shop.close()
 
 
 class TestOneTransaction:

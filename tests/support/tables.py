@@ -24,6 +24,7 @@ _TABLES = (
     "dead_letters",
     "nodes",
     "circuits",
+    "handler_counts",
     "schedules",
     "published_batches",
     "archives",

@@ -40,6 +40,21 @@ def test_it_begins_anew_when_it_is_cleared() -> None:
     assert window.failed(now=1) is None
 
 
+def test_what_other_nodes_count_is_counted_with_it() -> None:
+    window = FailureWindow(CircuitBreaker(failure_rate=0.5, at_least=10))
+    window.failed(now=0)
+    assert window.counts(now=1) == (1, 1)
+    assert window.heard(8, 8, now=1) is None
+    assert window.failed(now=2) == "10 of 10 messages failed within 60 s"
+    assert window.heard(18, 8, now=3) == "10 of 20 messages failed within 60 s"
+    assert window.heard(19, 8, now=3) is None
+    assert window.counts(now=62) == (0, 0)
+    assert window.heard(10, 0, now=62) is None
+    window.heard(9, 9, now=63)
+    window.clear()
+    assert window.failed(now=64) is None
+
+
 @given(st.lists(st.tuples(st.floats(0, 5), st.booleans()), max_size=200))
 def test_it_counts_as_a_list_of_everything_would_within_a_part_of_the_window(steps: list[tuple[float, bool]]) -> None:
     breaker = CircuitBreaker(failure_rate=0.5, at_least=5, window=20)

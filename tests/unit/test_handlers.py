@@ -111,6 +111,61 @@ def with_mystery(mystery) -> str:  # type: ignore[no-untyped-def]
     return str(mystery)
 
 
+def of_context(ctx: Context) -> str:
+    return str(ctx.id)
+
+
+async def through(number: Annotated[str, Depends(of_context)]) -> str:
+    return number
+
+
+class TestReadOnly:
+    @pytest.mark.parametrize("name", ["attempt", "circuit", "headers", "id", "message_type", "anything"])
+    def test_a_context_is_read_only(self, name: str) -> None:
+        with pytest.raises(AttributeError):
+            setattr(context(), name, 99)
+
+    def test_the_headers_of_a_context_are_read_only(self) -> None:
+        headers = context(tenant="one").headers
+        with pytest.raises(TypeError):
+            headers["tenant"] = "other"  # type: ignore[index]
+        assert dict(headers) == {"tenant": "one"}
+
+    @pytest.mark.parametrize("provider", [of_context, through])
+    def test_a_provider_of_a_list_handler_cannot_take_a_context(self, provider: Any) -> None:
+        async def handle(orders: list[Placed], number: Annotated[str, Depends(provider)]) -> None: ...
+
+        handle.__annotations__["number"] = Annotated[str, Depends(provider)]
+        handle.__annotations__["orders"] = list[Placed]
+        with pytest.raises(InvalidSetting, match="a provider takes a Context"):
+            declared(handle)
+
+
+class TestCauses:
+    def test_ids_name_the_message_its_handler_and_what_is_sent(self) -> None:
+        async def reserve(order: Placed) -> None: ...
+        async def bill(order: Placed) -> None: ...
+
+        def ids(handler: Handler, envelope: Envelope) -> list[UUID]:
+            cause = handler.cause(envelope)
+            return [cause.next_id("shop", "handlers.sent") for _ in range(2)]
+
+        one, two = declared(reserve), declared(bill)
+        first, second = context()._envelope, context()._envelope
+        assert ids(one, first) == ids(one, first)
+        assert len({*ids(one, first), *ids(two, first), *ids(one, second)}) == 6
+
+    def test_ids_of_a_list_name_all_its_messages(self) -> None:
+        async def handle(order: Placed) -> None: ...
+
+        def ids(*envelopes: Envelope) -> UUID:
+            return declared(handle).cause_of_list(envelopes).next_id("shop", "handlers.sent")
+
+        first, second = context()._envelope, context()._envelope
+        assert ids(first, second) == ids(first, second)
+        assert len({ids(first), ids(first, second), ids(second, first), ids(second)}) == 4
+
+
 class TestWhatIsGiven:
     async def test_message_session_and_context_are_known_by_their_annotations(self) -> None:
         given: list[object] = []

@@ -11,8 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from durable.duration import duration
-from durable.errors import InvalidMessage, InvalidSetting, Reject, Release, RetryLater
-from durable.retry import DeadLetter, Decision, HandBack, Pause, Policy, Retry, RetryAfter, RunAgain, RunLater
+from durable.errors import (
+    InvalidMessage,
+    InvalidSetting,
+    NoUnitOfWork,
+    PauseListener,
+    PutBack,
+    Reject,
+    Release,
+    RetryLater,
+    RoutingError,
+    UnknownMessageType,
+    WiringError,
+)
+from durable.retry import DeadLetter, Decision, HandBack, Pause, Policy, Retry, RetryAfter, RunAgain, RunLater, ToTheEnd
 
 policies = st.builds(
     Retry,
@@ -160,7 +172,6 @@ NOW = {"Date": "Fri, 20 Nov 2026 12:00:00 GMT"}
         (RateLimited(timedelta(minutes=1)), 60),
         (RateLimited(headers={"retry-after": "17"}), 17),
         (RateLimited(headers={"Retry-After": "Fri, 20 Nov 2026 12:00:45 GMT", **NOW}), 45),
-        (RateLimited(headers={"Retry-After": "Fri, 20 Nov 2026 11:00:00 GMT", **NOW}), 0),
         (RateLimited(headers={"Retry-After": "Fri, 20 Nov 2026 12:00:45 GMT"}), 30),
         (RateLimited(headers={"Retry-After": "in a while", **NOW}), 30),
         (RateLimited(headers={"Retry-After": "9" * 400}), 30),
@@ -176,7 +187,58 @@ def test_an_error_says_for_how_long_its_handler_is_left_alone(error: RateLimited
     assert decision == Pause(timedelta(seconds=seconds), "RateLimited: too many requests")
 
 
-@pytest.mark.parametrize("wrong", [{"default": 0}, {"longest": -1}])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RateLimited(0),
+        RateLimited(-5),
+        RateLimited(headers={"Retry-After": "0"}),
+        RateLimited(headers={"Retry-After": "Fri, 20 Nov 2026 11:00:00 GMT", **NOW}),
+    ],
+)
+def test_an_error_that_asks_for_no_pause_makes_a_short_one_and_is_counted(error: RateLimited) -> None:
+    policy = Policy(Retry(immediate=1, delays=[]), {RateLimited: RetryAfter(shortest=2)})
+    assert policy.decide(error, 1) == Pause(timedelta(seconds=2), "RateLimited: too many requests", counts=True)
+    assert policy.decide(error, 2) == DeadLetter()
+    assert policy.decide(RateLimited(2), 99) == Pause(timedelta(seconds=2), "RateLimited: too many requests")
+
+
+def test_a_listener_is_not_paused_for_no_time() -> None:
+    assert Policy().decide(PauseListener(0, "full"), 1) == Pause(timedelta(seconds=1), "full", listener=True)
+
+
+class Hostile(Exception):
+    @property
+    def retry_after(self) -> float:
+        raise LookupError
+
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+def test_an_error_whose_own_code_fails_is_decided_all_the_same() -> None:
+    decision = Policy(by_error={Hostile: RetryAfter(7)}).decide(Hostile(), 1)
+    assert decision == Pause(timedelta(seconds=7), "Hostile, whose text cannot be made")
+
+
+@pytest.mark.parametrize("error", [RoutingError("no route"), UnknownMessageType(), NoUnitOfWork(), WiringError()])
+def test_a_mistake_of_the_wiring_is_not_tried_again(error: Exception) -> None:
+    policy = Policy(Retry(immediate=5), {Exception: Retry(immediate=5)})
+    assert policy.decide(error, 1) == DeadLetter()
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
+def test_an_error_that_is_no_exception_is_a_failure_like_any_other(error: BaseException) -> None:
+    policy = Policy(Retry(immediate=1, delays=[]))
+    assert [policy.decide(error, attempt) for attempt in (1, 2)] == [RunAgain(), DeadLetter()]
+
+
+def test_a_message_is_put_back_with_the_headers_of_its_verdict() -> None:
+    headers = {"lane": "slow", "hop": None}
+    assert Policy().decide(PutBack(headers=headers), 99) == ToTheEnd(headers)
+
+
+@pytest.mark.parametrize("wrong", [{"default": 0}, {"longest": -1}, {"shortest": 0}])
 def test_a_time_that_nothing_has_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidSetting, match="above 0"):
         RetryAfter(**wrong)
