@@ -40,8 +40,8 @@ from durable.composing import REPLY_TO, Cause, SendOptions
 from durable.envelope import Envelope, Leased
 from durable.errors import InvalidSetting, RoutingError
 from durable.ordering import share_of
+from durable.outbox import Outbox
 from durable.retry import ByError, Retry
-from durable.unit_of_work import Outbox
 
 OnDeadLetter = Literal["continue", "park"]
 

@@ -18,11 +18,12 @@ from sqlalchemy.orm import Session
 
 from durable.bus import Bus
 from durable.errors import WiringError
+from durable.outbox import Outbox
 from durable.runtime import Runtime
 from durable.sessions import Sessions
 from durable.storage.database import translated
 from durable.storage.outbox import Key, Sent
-from durable.unit_of_work import Outbox, enlist
+from durable.unit_of_work import enlist
 
 _OURS = "durable.rehearsal"
 _OPTIONS: dict[str, Any] = {
@@ -37,7 +38,7 @@ class _ObservedOutbox(Outbox):
 
     sent: list[Sent]
 
-    def insert(self, sent: Sequence[Sent]) -> set[Key]:
+    def insert(self, connection: Connection | None, sent: Sequence[Sent]) -> set[Key]:
         self.sent += sent
         return set()
 

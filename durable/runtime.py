@@ -30,9 +30,11 @@ from durable.storage import migrator
 from durable.storage.database import Database
 from durable.storage.outbox import Sent
 from durable.telemetry import Counters, Subject, log
+from durable.transactions import Ending
 from durable.transports.base import Receiver, Transport
 from durable.transports.tcp import TcpTransport
 from durable.unit_of_work import Scope
+from durable.waking import Waker
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -69,6 +71,7 @@ class Runtime:
         self._living: asyncio.Task[None] | None = None
         self._storing: ReceivingAgent | None = None
         self._database: Database | None = None
+        self._waker = Waker(settings)
         self._loop_watch = LoopWatch()
         self._watching: asyncio.Task[None] | None = None
         self._metrics: MetricsServer | None = None
@@ -189,6 +192,7 @@ class Runtime:
     async def start(self) -> None:
         """Check the wiring and what is in flight, join the nodes, start the agents; raises when the first cannot."""
         await self.check()
+        self._waker.start(self.database)
         await in_flight.guard(self.database, self.application, self.settings)
         await self._start_watching()
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -198,6 +202,7 @@ class Runtime:
     async def start_storing(self) -> None:
         """Check the wiring, and only store what arrives: it is left to the nodes of the service's other processes."""
         await self.check()
+        self._waker.start(self.database)
         await self._start_watching()
         self._storing = ReceivingAgent(
             database=self.database,
@@ -219,6 +224,7 @@ class Runtime:
         if self._living is not None:
             await self._living
         await self._stop_watching()
+        await self._waker.stop()
         if self._database is not None:
             await self._database.close()
         await self.sessions.close()
@@ -273,13 +279,22 @@ class Runtime:
         node = self.node
         return [node.reserve(envelope) for envelope in envelopes] if node else [ANY_NODE] * len(envelopes)
 
-    @property
-    def claims_ordered(self) -> bool:
-        return self.node is not None
-
     def committed(self, sent: Sequence[Sent]) -> None:
         if node := self.node:
             node.in_loop(node.deliver, sent)
+        if any(self._is_for_others(each) for each in sent):
+            self._waker.wake()
+
+    def committing(self, ending: Ending, sent: Sequence[Sent]) -> None:
+        self.abandoned(sent)  # whoever claims them then sees whether they are there
+        self._waker.wake_after(ending)
+
+    def _is_for_others(self, sent: Sent) -> bool:
+        """Must the other nodes look? A node claims what is ordered by itself, as soon as it hears of the commit."""
+        if sent.owner != ANY_NODE or (self.node is not None and sent.place.ordering_key is not None):
+            return False
+        due = sent.envelope.execution_time
+        return due is None or due - self.clock.now() < self.settings.poll_interval
 
     def abandoned(self, sent: Sequence[Sent]) -> None:
         if node := self.node:

@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.orm import Session
 
 from durable.composing import Composer
+from durable.outbox import Dispatcher, Outbox
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
 from durable.storage.database import (
@@ -19,7 +20,7 @@ from durable.storage.database import (
     pool_statistics,
     sync_url,
 )
-from durable.unit_of_work import Dispatcher, Outbox, Scope, enlist
+from durable.unit_of_work import Scope, enlist
 
 
 class Sessions:
