@@ -42,6 +42,10 @@ _OVER: Final = (
     "this unit of work is over, or its COMMIT is under way: what is sent with it now would never be stored; open "
     "another by `async with bus.unit_of_work()`"
 )
+_ROLLED_BACK: Final = (
+    "this transaction of the session was rolled back: what is sent with it now would be forgotten; call "
+    "session.rollback(), or roll the savepoint back, and send it then"
+)
 _HANDLERS_COMMIT: Final = "a handler must not commit its session: durable commits it, with the message's completion"
 
 
@@ -82,6 +86,7 @@ class Outbox:
         self._survives_close = False
         self._is_closed = False
         self._is_ending = False
+        self._is_rolled_back = False
         self._is_committing = False
         self._has_committed = False
         self._ending: Ending | None = None
@@ -140,6 +145,8 @@ class Outbox:
     def _remember(self, envelopes: Sequence[Envelope]) -> None:
         if self._is_closed or self._is_committing or (self._ending is not None and not self._ending.is_over):
             raise NoUnitOfWork(_OVER)
+        if self._is_rolled_back:
+            raise NoUnitOfWork(_ROLLED_BACK)
         if not self.session.in_transaction():
             self._begin()
         elif self._is_ending and self._connection is None:
@@ -280,11 +287,15 @@ class Outbox:
         if root is not None and self._pending.since(root):
             raise NoUnitOfWork(_OVER)
 
-    def session_rolled_back(self) -> None:
-        self._survives_close = False
+    def session_rolled_back(self, savepoint: SessionTransaction | None) -> None:
+        """The session's transaction, or this savepoint, was rolled back; it ends later."""
+        self._is_rolled_back = True
+        if savepoint is None:
+            self._survives_close = False
 
     def transaction_ended(self, transaction: SessionTransaction) -> None:
         is_root = transaction.parent is None
+        self._is_rolled_back = False
         if is_root and (self._has_committed or self._survives_close):
             self._pending.keep(transaction)
         else:

@@ -84,9 +84,7 @@ class Waker:
         try:
             database = Database(self._settings)
         except InvalidSetting:  # sessions of the application's engines, and no database of ours: only polling is left
-            with self._lock:
-                self._asked, self._is_busy = False, False
-                self._endings.clear()
+            self._give_up()
             return
         try:
             await self._run(database)
@@ -94,6 +92,15 @@ class Waker:
             await database.close()
 
     async def _run(self, database: Database) -> None:
+        try:
+            while await self._is_asked():
+                await self._tell(database)
+        except BaseException:  # the loop ends
+            self._give_up()
+            raise
+
+    async def _is_asked(self) -> bool:
+        """Wait until the nodes are to be told; False when there is nothing left to wait for."""
         waited = 0.0
         while True:
             await asyncio.sleep(_GATHERING)
@@ -101,12 +108,14 @@ class Waker:
             with self._lock:
                 self._take_over(waited)
                 asked, self._asked = self._asked, False
-                if not asked and not self._endings:
-                    self._is_busy = False
-                    return
-            if asked:
-                waited = 0.0
-                await self._tell(database)
+                if asked or not self._endings:
+                    self._is_busy = asked
+                    return asked
+
+    def _give_up(self) -> None:
+        with self._lock:
+            self._asked = self._is_busy = False
+            self._endings.clear()
 
     def _take_over(self, waited: float) -> None:
         left = [ending for ending in self._endings if not ending.is_over and waited < _LONGEST_COMMIT]
@@ -119,3 +128,5 @@ class Waker:
                 await database.transaction(outbox.wake_nodes)
         except (StorageUnavailable, TimeoutError) as error:
             log.warning("other nodes were not woken, they find new work at their next poll: %s", error)
+        except Exception:
+            log.exception("other nodes were not woken, they find new work at their next poll")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -24,6 +24,7 @@ from durable.storage.outbox import Key, Sent
 from durable.unit_of_work import Scope, enlist
 
 SessionFactory = Callable[[], Any]
+S = TypeVar("S", Session, AsyncSession)
 
 _OF_THE_STAND_IN: Final = {
     "add",
@@ -163,7 +164,7 @@ class MemorySessions(Sessions):
         made = self._factory()
         if _is_a(Session, made):
             raise WiringError("session_factory makes sync sessions: give it to InMemoryBus as sync_session_factory=")
-        return made if _is_a(AsyncSession, made) else _AsyncStandIn(made)
+        return self._reopened(made if _is_a(AsyncSession, made) else _AsyncStandIn(made))
 
     def open_sync(self) -> Session:
         if self._sync_factory is None:
@@ -171,12 +172,15 @@ class MemorySessions(Sessions):
         made = self._sync_factory()
         if _is_a(AsyncSession, made):
             raise WiringError("sync_session_factory makes async sessions: give it to InMemoryBus as session_factory=")
-        return made if _is_a(Session, made) else _SyncStandIn(made)
+        return self._reopened(made if _is_a(Session, made) else _SyncStandIn(made))
+
+    def _reopened(self, session: S) -> S:
+        """The factory may give the same session again, after a unit of work, or a handler that failed."""
+        self.outbox(session).reopen()
+        return session
 
     def outbox(self, session: Session | AsyncSession) -> Outbox:
-        outbox = enlist(session, self._settings.db_schema, self._composer, self._dispatcher, MemoryOutbox)
-        outbox.reopen()  # the factory may give the same session again
-        return outbox
+        return enlist(session, self._settings.db_schema, self._composer, self._dispatcher, MemoryOutbox)
 
 
 def _is_a(cls: type, made: object) -> bool:

@@ -365,6 +365,30 @@ class TestCommits:
         assert sent_numbers(tables) == [1]
         assert len(refused) == 1
 
+    @pytest.mark.parametrize("is_nested", [True, False], ids=["savepoint", "transaction"])
+    async def test_a_message_that_a_listener_of_the_rollback_sends_is_refused_and_not_lost(
+        self, flavour: Flavour, tables: Tables, is_nested: bool
+    ) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            @event.listens_for(session, "after_rollback", once=True)
+            def after_rollback(_: Session) -> None:
+                with pytest.raises(NoUnitOfWork, match="was rolled back"):
+                    outbox.send(Placed(1))
+                refused.append(1)
+
+            insert(session, 1)
+            if is_nested:
+                session.begin_nested().rollback()
+            else:
+                session.rollback()
+            outbox.send(Placed(2))
+            session.commit()
+
+        refused: list[int] = []
+        await flavour.run(work)
+        assert sent_numbers(tables) == [2]
+        assert refused == [1]
+
     async def test_a_local_message_goes_into_the_inbox_and_its_id_is_remembered(
         self, flavour: Flavour, tables: Tables
     ) -> None:
