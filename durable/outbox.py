@@ -130,7 +130,7 @@ class Outbox:
                 self._send(Outgoing(message, "cascade", None, {}, self.cause, self._remember))
 
     def close(self) -> None:
-        """Refuse what is sent from now on: nobody will commit this session again."""
+        """Refuse messages from now on: the session will not commit again."""
         self._is_closed = True
 
     def reopen(self) -> None:
@@ -179,7 +179,7 @@ class Outbox:
 
     @property
     def _is_joined(self) -> bool:
-        """Is it somebody else who begins and ends the connection's transaction?"""
+        """Was the session given a connection, whose transaction it may have joined?"""
         return self._connection is not None and isinstance(self.session.get_bind(), Connection)
 
     def _store(self, connection: Connection | None, entries: Sequence[Entry], *, owned: bool) -> None:

@@ -24,7 +24,7 @@ _KEY = "durable_outboxes"  # in the info of a session, and in the options of a c
 
 
 class Ending:
-    """The end of a connection's transaction that no event tells: somebody else than the session has committed it."""
+    """The end of a transaction that no event tells: its connection committed it, not the session."""
 
     def __init__(self, transaction: RootTransaction) -> None:
         self._transaction = transaction

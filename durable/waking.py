@@ -1,7 +1,7 @@
 """One NOTIFY for all commits of a moment, sent after them: other nodes look for work that has no owner.
 
     wake()         --> asked --> NOTIFY                    over the agents' connections while the bus runs,
-    wake_after()   --> until that COMMIT is over --> asked       else over one of a short-lived thread's own
+    wake_after()   --> until that COMMIT is over --> asked       or over one of a short-lived thread's own
 
 It is a hint, given off the way of writing: a NOTIFY in the application's transaction would take a lock of the whole
 server at its commit. When it fails the nodes find the work by polling.
@@ -23,7 +23,7 @@ from durable.transactions import Ending
 
 _GATHERING: Final = 0.005  # seconds in which commits share a NOTIFY
 _LONGEST: Final = 10.0  # seconds for a NOTIFY
-_LONGEST_COMMIT: Final = 60.0  # seconds until a COMMIT of somebody else is left to polling
+_LONGEST_COMMIT: Final = 60.0  # seconds until the COMMIT of a joined transaction is left to polling
 
 
 class Waker:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
+from functools import partial
 from itertools import takewhile
 from typing import Any
 from uuid import UUID
@@ -905,6 +906,9 @@ class TestWaking:
             async def handle(note: Noted) -> None:
                 handled.append(note)
 
+            def has_handled(count: int) -> bool:
+                return len(handled) == count
+
             await stack.enter_async_context(node)
             sender = Bus("shop", tables.url, mode="send-only")
             sender.handles(Noted)(handle)
@@ -912,7 +916,7 @@ class TestWaking:
                 await stack.enter_async_context(sender)
             for count in range(1, 6):  # the node may have found the first by itself, when it started
                 await send(sender)
-                await eventually(lambda count=count: len(handled) == count, within=30, what="handled")
+                await eventually(partial(has_handled, count), within=30, what="handled")
             if not runs:
                 await sender.runtime.stop()
 
