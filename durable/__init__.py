@@ -33,9 +33,10 @@ from durable.errors import (
 from durable.handlers import Context, Depends, Incoming
 from durable.messages import message
 from durable.middleware import HandleNext, Middleware, SendNext
+from durable.outbox import Outbox
 from durable.retry import Retry, RetryAfter
 from durable.settings import Settings
-from durable.unit_of_work import Outbox, UnitOfWork
+from durable.unit_of_work import UnitOfWork
 from durable.upcasting import upcaster
 from durable.version import __version__
 

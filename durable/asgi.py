@@ -30,8 +30,9 @@ from typing import Any, Final
 from durable.bus import Bus
 from durable.errors import NoUnitOfWork
 from durable.lifespan import ASGIApp, Lifespan, Message, Receive, Send
+from durable.outbox import Outbox
 from durable.telemetry import log
-from durable.unit_of_work import Outbox, UnitOfWork
+from durable.unit_of_work import UnitOfWork
 
 __all__ = ["DurableMiddleware", "unit_of_work"]
 

@@ -28,13 +28,13 @@ from durable.errors import LeaseLost
 from durable.failpoints import failpoint
 from durable.handlers import Context, Handler, Incoming
 from durable.middleware import Onion
+from durable.outbox import Outbox
 from durable.running import Here, InLoop, InSteps, NoRoom, Run, finished, nothing
 from durable.sessions import Sessions
 from durable.settings import Settings
 from durable.stepping import Threads, step
 from durable.storage import inbox
 from durable.storage.outages import translated
-from durable.unit_of_work import Outbox
 
 
 class Task(NamedTuple):

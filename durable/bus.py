@@ -36,6 +36,7 @@ from durable.handlers import Handler, OnDeadLetter, OnExpiry, refuse_verdicts
 from durable.kinds import shown
 from durable.messages import name_of
 from durable.middleware import Group, Middleware
+from durable.outbox import Outbox
 from durable.retry import ByError, Retry, RetryAfter
 from durable.runtime import Runtime
 from durable.schedules import Factory, declare
@@ -45,7 +46,7 @@ from durable.statistics import Statistics
 from durable.storage import circuits, delayed, schedules
 from durable.storage.circuits import Kind
 from durable.transports.base import Transport
-from durable.unit_of_work import Outbox, Scope, UnitOfWork
+from durable.unit_of_work import Scope, UnitOfWork
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider

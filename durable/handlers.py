@@ -43,9 +43,9 @@ from durable.duration import Duration
 from durable.envelope import Envelope, Leased
 from durable.errors import InvalidSetting, RoutingError, Verdict
 from durable.ordering import share_of
+from durable.outbox import Outbox
 from durable.retry import ByError, Retry
 from durable.routing import LOCAL
-from durable.unit_of_work import Outbox
 
 OnDeadLetter = Literal["continue", "park"]
 OnExpiry = Literal["forget", "dead-letter"]

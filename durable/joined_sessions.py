@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session
 
 from durable.bus import Bus
 from durable.errors import WiringError
+from durable.outbox import Outbox
 from durable.runtime import Runtime
 from durable.sessions import Sessions
 from durable.settings import Settings
@@ -28,7 +29,7 @@ from durable.storage import circuits, delayed, schedules
 from durable.storage.database import Database
 from durable.storage.outages import translated
 from durable.storage.outbox import Key, Sent
-from durable.unit_of_work import Outbox, enlist
+from durable.unit_of_work import enlist
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,7 +59,7 @@ class _ObservedOutbox(Outbox):
 
     sent: list[Sent]
 
-    def insert(self, sent: Sequence[Sent]) -> set[Key]:
+    def insert(self, connection: Connection | None, sent: Sequence[Sent]) -> set[Key]:
         self.sent += sent
         return set()
 

@@ -29,10 +29,10 @@ from durable.errors import DurableError, InvalidMessage, UnknownMessageType, Wir
 from durable.handlers import Handler, Incoming
 from durable.joined_sessions import JoinedSessions, RehearsalRuntime
 from durable.middleware import HandleNext
+from durable.outbox import Outbox
 from durable.running import Here, InLoop, Place, Run, commit, nothing
 from durable.storage import circuits, dead_letters, letter_statements
 from durable.storage.dead_letters import DeadLetter
-from durable.unit_of_work import Outbox
 
 Outcome = Literal["succeeds", "fails", "is sent"]
 Finish = Callable[[Session, Outbox], None]

@@ -23,10 +23,10 @@ from sqlalchemy.orm import Session
 from durable.errors import StorageUnavailable
 from durable.fence import Fence
 from durable.handlers import Incoming
+from durable.outbox import Outbox
 from durable.sessions import Sessions
 from durable.stepping import closing, step
 from durable.storage.outages import is_outage, translated
-from durable.unit_of_work import Outbox
 
 T = TypeVar("T")
 
@@ -176,6 +176,7 @@ class Run:
         try:
             await place.do(complete)
             await self.end(place)
+            outbox.close()  # what a task that the handler left behind sends now would be in no transaction
         except Exception as error:
             if isinstance(error.__cause__, PoolTimeout) or isinstance(error, PoolTimeout):
                 raise NoRoom(str(error)) from error

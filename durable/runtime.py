@@ -31,9 +31,11 @@ from durable.storage import migrator
 from durable.storage.database import Database
 from durable.storage.outbox import Sent
 from durable.telemetry import Counters, Subject, log
+from durable.transactions import Ending
 from durable.transports.base import Receiver, Transport
 from durable.transports.tcp import TcpTransport
 from durable.unit_of_work import Scope
+from durable.waking import Waker
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -70,6 +72,7 @@ class Runtime:
         self._storing: ReceivingAgent | None = None
         self._storing_task: asyncio.Task[None] | None = None
         self._database: Database | None = None
+        self._waker = Waker(settings)
         self._loop_watch = LoopWatch(self.life.alive)
         self._watching: asyncio.Task[None] | None = None
         self._metrics: MetricsServer | None = None
@@ -197,6 +200,7 @@ class Runtime:
         """
         self._check_wiring()
         self.application.warn()
+        self._waker.start(self.database)
         await self._start_watching()
         await once_it_answers(self._begin, within=self.settings.start_timeout)
 
@@ -208,6 +212,7 @@ class Runtime:
     async def start_storing(self) -> None:
         """Check the wiring, and only store what arrives: it is left to the nodes of the service's other processes."""
         self._check_wiring()
+        self._waker.start(self.database)
         await self._start_watching()
         await once_it_answers(
             partial(self.database.transaction, migrator.check_version), within=self.settings.start_timeout
@@ -248,6 +253,7 @@ class Runtime:
                 await end([self._storing_task], within=_CLOSING_SECONDS)
         finally:
             await self._stop_watching()
+            await in_time(self._waker.stop(), _CLOSING_SECONDS)
             if self._database is not None:
                 await in_time(self._database.close(), _CLOSING_SECONDS)
             await in_time(self.sessions.close(), _CLOSING_SECONDS)
@@ -290,13 +296,22 @@ class Runtime:
         node = self.node
         return [node.reserve(envelope) for envelope in envelopes] if node else [ANY_NODE] * len(envelopes)
 
-    @property
-    def claims_ordered(self) -> bool:
-        return self.node is not None
-
     def committed(self, sent: Sequence[Sent]) -> None:
         if node := self.node:
             node.in_loop(node.deliver, sent)
+        if any(self._is_for_others(each) for each in sent):
+            self._waker.wake()
+
+    def committing(self, ending: Ending, sent: Sequence[Sent]) -> None:
+        self.abandoned(sent)  # whoever claims them then sees whether they are there
+        self._waker.wake_after(ending)
+
+    def _is_for_others(self, sent: Sent) -> bool:
+        """Must the other nodes look? A node claims what is ordered by itself, as soon as it hears of the commit."""
+        if sent.owner != ANY_NODE or (self.node is not None and sent.place.ordering_key is not None):
+            return False
+        due = sent.envelope.execution_time
+        return due is None or due - self.clock.now() < self.settings.poll_interval
 
     def abandoned(self, sent: Sequence[Sent]) -> None:
         if node := self.node:

@@ -11,11 +11,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.composing import Composer
+from durable.outbox import Dispatcher, Outbox
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
 from durable.storage.database import async_url, pool_statistics, sync_url
 from durable.storage.engines import LONGEST, Limits, make_async_engine, make_engine
-from durable.unit_of_work import Dispatcher, Outbox, Scope, enlist
+from durable.unit_of_work import Scope, enlist
 
 
 class Sessions:

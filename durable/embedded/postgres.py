@@ -26,6 +26,7 @@ SETTINGS = {
     "shared_buffers": "256MB",
     "max_wal_size": "4GB",
     "log_min_messages": "fatal",
+    "max_prepared_transactions": "20",  # applications may commit in two phases
 }
 
 

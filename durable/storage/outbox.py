@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row
 
 from durable.digest import message_digest
-from durable.envelope import ANY_NODE, Envelope, Lease, Leased, NodeId
+from durable.envelope import Envelope, Lease, Leased, NodeId
 from durable.ordering import FREE, Place
 from durable.storage import statements
 from durable.storage.database import channel
@@ -36,13 +36,12 @@ Key = tuple[UUID, str]
 """Id and address: the endpoint of a local message, the destination of any other."""
 
 
-def store(conn: Connection, schema: str, sending: Sequence[Sent], *, claims_ordered: bool = False) -> set[Key]:
-    """Insert everything that this transaction sends, in one statement. Rows of ANY_NODE wake the nodes at commit,
-    unless they are ordered and this process `claims_ordered` ones itself, as soon as it hears of the commit.
+def store(conn: Connection, schema: str, sending: Sequence[Sent]) -> set[Key]:
+    """Insert everything that this transaction sends, in one statement. It wakes no node: NOTIFY takes a lock of the
+    whole server at commit, and makes PREPARE TRANSACTION impossible.
 
     Returns the keys of what was not inserted, because it had been sent before. No two may have the same key.
     """
-    due = [sent for sent in sending if sent.envelope.execution_time is None]
     rows = conn.execute(
         statements.STORE_SENT.within(schema),
         envelope_columns([sent.envelope for sent in sending])
@@ -51,12 +50,15 @@ def store(conn: Connection, schema: str, sending: Sequence[Sent], *, claims_orde
             "destination": [sent.envelope.destination for sent in sending],
             "endpoint": [sent.endpoint for sent in sending],
             "message_digest": [message_digest(sent.envelope.message_type, sent.envelope.body) for sent in sending],
-            "channel": channel(schema),
-            "wake": any(sent.owner == ANY_NODE and not (claims_ordered and sent.place.ordering_key) for sent in due),
         }
         | queueing_columns([(sent.owner, sent.place) for sent in sending]),
     )
-    return {(row.id, row.address) for row in rows if row.id is not None}
+    return {(row.id, row.address) for row in rows}
+
+
+def wake_nodes(conn: Connection, schema: str) -> None:
+    """Tell the nodes that there is work without an owner; by no transaction of the application."""
+    conn.execute(statements.WAKE_NODES.within(schema), {"channel": channel(schema)})
 
 
 def claim(conn: Connection, schema: str, *, destination: str, batch_size: int, node: NodeId) -> list[Leased]:

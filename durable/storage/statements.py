@@ -197,9 +197,8 @@ WHERE endpoint IS NOT NULL AND (id, endpoint) NOT IN (SELECT id, endpoint FROM l
 UNION ALL
 SELECT id, destination FROM sent
 WHERE endpoint IS NULL AND (id, destination) NOT IN (SELECT id, destination FROM remote)
-UNION ALL
-SELECT NULL, CAST(pg_notify(CAST(:channel AS text), '') AS text) WHERE CAST(:wake AS boolean)
 """)
+WAKE_NODES = Statement("SELECT pg_notify(CAST(:channel AS text), '')")
 
 # The latch is looked at here too: a node that latches releases its rows, and no other must take them in the moment
 # before it has read `circuits` again.

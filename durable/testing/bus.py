@@ -100,11 +100,13 @@ class InMemoryBus:
 
     def sent_to(self, destination: str) -> list[Any]:
         """The messages that were committed for this destination."""
+        self._runtime.settle_commits()
         destinations = self.bus.runtime.composer.destinations_of(destination)
         return [decoded(envelope) for envelope in self._sent if envelope.destination in destinations]
 
     def envelopes(self, cls: type | None = None) -> list[Envelope]:
         """The envelopes of what was committed: ids, headers, times. One for each message, as in sent()."""
+        self._runtime.settle_commits()
         wanted = None if cls is None else name_of(cls)
         first = {e.id: e for e in reversed(self._sent) if wanted is None or e.message_type == wanted}
         return list(reversed(first.values()))
@@ -125,6 +127,7 @@ class InMemoryBus:
     @property
     def scheduled(self) -> list[Scheduled]:
         """What waits for its time, the next first: messages with a delay, and attempts that were put off."""
+        self._runtime.settle_commits()
         return self._mailbox.scheduled()
 
     @property
@@ -223,6 +226,7 @@ class InMemoryBus:
 
     async def _step(self) -> bool:
         """Send what is due and handle the first message. False when there was nothing to do."""
+        self._runtime.settle_commits()
         self._committed(self._schedules.due(self._runtime.composer))
         self._runtime.counters.add(Event.EXPIRED, self._mailbox.expire_late(self._burials()))
         departing = self._mailbox.departing(self._reachable().keys())

@@ -13,6 +13,7 @@ from durable.errors import LeaseLost
 from durable.handlers import Handler
 from durable.handling import HandlingAgent
 from durable.middleware import Onion
+from durable.outbox import Outbox
 from durable.retry import Policy
 from durable.running import nothing
 from durable.sessions import Sessions
@@ -22,7 +23,6 @@ from durable.telemetry import Counters
 from durable.testing.faults import Fault, Faults
 from durable.testing.mailbox import Handled, Mailbox, MemoryDatabase
 from durable.testing.sessions import MemoryOutbox
-from durable.unit_of_work import Outbox
 
 
 class MemoryAttempts(Attempts):

@@ -14,6 +14,7 @@ from durable.storage.outbox import Sent
 from durable.testing.mailbox import Mailbox, MemoryDatabase
 from durable.testing.schedules import MemorySchedules
 from durable.testing.sessions import MemorySessions, SessionFactory
+from durable.transactions import Ending
 from durable.transports.base import Receiver
 
 
@@ -61,7 +62,7 @@ class MemoryRuntime(Runtime):
         self.sessions = MemorySessions(bus.settings, self.composer, self, scope, session_factory, sync_session_factory)
         self._in_memory = MemoryDatabase(bus.settings, schedules, mailbox, mailbox.circuits)
         self._when_committed = when_committed
-        self._memory = MemoryDatabase(bus.settings, mailbox)
+        self._endings: list[tuple[Ending, Sequence[Sent]]] = []
         self._receiver = MemoryReceiver(bus.settings.buffer_size, mailbox, receive)
 
     @property
@@ -92,6 +93,17 @@ class MemoryRuntime(Runtime):
 
     def committed(self, sent: Sequence[Sent]) -> None:
         self._when_committed([envelope for envelope, _, _, _ in sent])
+
+    def committing(self, ending: Ending, sent: Sequence[Sent]) -> None:
+        self._endings.append((ending, sent))
+
+    def settle_commits(self) -> None:
+        """Take over what was committed by connections whose sessions could not tell of it."""
+        over = [each for each in self._endings if each[0].is_over]
+        self._endings = [each for each in self._endings if not each[0].is_over]
+        for ending, sent in over:
+            if not ending.has_failed:
+                self.committed(sent)
 
     def abandoned(self, sent: Sequence[Sent]) -> None:
         pass

@@ -10,19 +10,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, SessionTransaction
 
 from durable.composing import Composer
 from durable.errors import WiringError
+from durable.outbox import Dispatcher, Outbox
 from durable.sessions import Sessions
 from durable.settings import Settings
 from durable.storage.outbox import Key, Sent
-from durable.unit_of_work import Dispatcher, Outbox, Scope, enlist
+from durable.unit_of_work import Scope, enlist
 
 SessionFactory = Callable[[], Any]
+S = TypeVar("S", Session, AsyncSession)
 
 _OF_THE_STAND_IN: Final = {
     "add",
@@ -43,18 +46,33 @@ _OF_THE_STAND_IN: Final = {
 
 
 class MemoryOutbox(Outbox):
-    """An outbox that writes no rows. `when_committed` is called once, by the commit that follows."""
+    """An outbox that writes no rows. `when_committed` is called once, by the commit that follows.
+
+    Where the session has a connection, that one's COMMIT counts here too. Only a session that joined a transaction in
+    the mode for tests that roll back ("create_savepoint") commits for itself: nothing else would ever be committed.
+    """
 
     when_committed: Callable[[], None] | None = None
 
-    def insert(self, sent: Sequence[Sent]) -> set[Key]:
+    def insert(self, connection: Connection | None, sent: Sequence[Sent]) -> set[Key]:
         return set()  # they are given to the dispatcher when the session has committed
 
-    def committed(self) -> None:
-        super().committed()
+    def _connect(self) -> Connection | None:
+        return self._connection  # there may be no database
+
+    def session_committed(self) -> None:
+        super().session_committed()
+        if self._is_joined and self.session.join_transaction_mode == "create_savepoint":
+            self._hand_over(self._pending.take())
         if self.when_committed is not None:
             finish, self.when_committed = self.when_committed, None
             finish()
+
+    def _commit_without_connection(self) -> None:
+        self._refuse_handlers()
+        if root := self.session.get_transaction():
+            self._store(None, [entry for entry in self._pending.since(root) if not entry.is_stored], owned=False)
+            self._hand_over(self._pending.forget(root))
 
     def transaction_ended(self, transaction: SessionTransaction) -> None:
         super().transaction_ended(transaction)
@@ -147,7 +165,7 @@ class MemorySessions(Sessions):
         made = self._factory()
         if _is_a(Session, made):
             raise WiringError("session_factory makes sync sessions: give it to InMemoryBus as sync_session_factory=")
-        return made if _is_a(AsyncSession, made) else _AsyncStandIn(made)
+        return self._reopened(made if _is_a(AsyncSession, made) else _AsyncStandIn(made))
 
     def open_sync(self, longest: timedelta | None = None) -> Session:
         if self._sync_factory is None:
@@ -155,12 +173,15 @@ class MemorySessions(Sessions):
         made = self._sync_factory()
         if _is_a(AsyncSession, made):
             raise WiringError("sync_session_factory makes async sessions: give it to InMemoryBus as session_factory=")
-        return made if _is_a(Session, made) else _SyncStandIn(made)
+        return self._reopened(made if _is_a(Session, made) else _SyncStandIn(made))
+
+    def _reopened(self, session: S) -> S:
+        """The factory may give the same session again, after a unit of work, or a handler that failed."""
+        self.outbox(session).reopen()
+        return session
 
     def outbox(self, session: Session | AsyncSession) -> Outbox:
-        outbox = enlist(session, self._settings.db_schema, self._composer, self._dispatcher, MemoryOutbox)
-        outbox.commits_itself = True  # the factory may give the same session again, after a handler that failed
-        return outbox
+        return enlist(session, self._settings.db_schema, self._composer, self._dispatcher, MemoryOutbox)
 
 
 def _is_a(cls: type, made: object) -> bool:

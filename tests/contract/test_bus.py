@@ -7,7 +7,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,7 +19,7 @@ import msgspec
 import pytest
 from pydantic import BaseModel
 from sqlalchemy import create_engine, text
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from durable import (
@@ -554,6 +554,60 @@ class TestUnitOfWork:
                 session.commit()
             await world.settle()
             assert seen == [OrderPlaced(2)]
+
+    @pytest.mark.parametrize("commits", [True, False])
+    async def test_a_session_that_joined_a_transaction_is_committed_by_that(
+        self, world_with_tables: World, commits: bool
+    ) -> None:
+        world = world_with_tables
+        seen = collect(world.bus)
+        async with world, world.bus.runtime.sessions.open() as opened:
+            assert isinstance(opened.bind, AsyncEngine)
+            async with opened.bind.connect() as connection:
+                outer = await connection.begin()
+                async with AsyncSession(connection) as session:
+                    with world.bus.enlist(session):
+                        await session.execute(text("INSERT INTO effects VALUES (1)"))
+                        world.bus.send(OrderPlaced(1))
+                        await session.commit()
+                await world.settle()
+                assert seen == []
+                await (outer.commit() if commits else outer.rollback())
+            await world.settle()
+            assert seen == [OrderPlaced(1)] * commits
+
+    async def test_tasks_that_outlive_a_unit_of_work_cannot_send_in_it(self, world: World) -> None:
+        seen = collect(world.bus)
+        over = asyncio.Event()
+
+        async def outlive() -> None:
+            await over.wait()
+            with pytest.raises(NoUnitOfWork, match="this task was started is over"):
+                world.bus.send(OrderPlaced(1))
+
+        async with world:
+            async with world.bus.unit_of_work() as uow:
+                outliving = asyncio.create_task(outlive())
+            over.set()
+            await outliving
+            with pytest.raises(NoUnitOfWork):
+                uow.send(OrderPlaced(2))
+            await world.settle()
+            assert seen == []
+
+    async def test_each_of_two_buses_has_its_own_outbox_of_a_session(self, world_with_tables: World) -> None:
+        world = world_with_tables
+        seen = collect(world.bus)
+        other = Bus("audit")
+        gathered = collect(other)
+        async with world, InMemoryBus(other) as memory:
+            async with world.bus.unit_of_work() as uow:
+                uow.send(OrderPlaced(1))
+                with other.enlist(uow.session):
+                    other.send(OrderPlaced(2))
+            await world.settle()
+            await memory.drain()
+            assert (seen, gathered) == ([OrderPlaced(1)], [OrderPlaced(2)])
 
 
 class TestSending:
@@ -1351,6 +1405,78 @@ class TestFailing:
             assert letter.exception_type == f"durable.errors.{WiringError.__name__}"
             assert "durable commits it" in letter.reason
             assert shipped == []
+
+    @pytest.mark.parametrize("is_async", [True, False])
+    @pytest.mark.parametrize("shape", ["transaction", "context manager", "savepoint open", "connection"])
+    async def test_a_handler_must_not_commit_its_session_in_any_other_way(
+        self, world_with_tables: World, is_async: bool, shape: str
+    ) -> None:
+        world = world_with_tables
+        shipped = collect(world.bus, OrderShipped)
+
+        def commit(session: Session) -> None:
+            world.bus.send(OrderShipped(1))
+            session.execute(text("INSERT INTO effects VALUES (1)"))
+            transaction = session.get_transaction()
+            assert transaction is not None
+            if shape == "connection":
+                session.connection().commit()
+            elif shape == "context manager":
+                with transaction:
+                    pass
+            else:
+                if shape == "savepoint open":
+                    session.begin_nested()
+                transaction.commit()
+
+        if is_async:
+
+            @world.bus.handles(OrderPlaced, retry=NEVER)
+            async def handle(order: OrderPlaced, session: AsyncSession) -> None:
+                await session.run_sync(commit)
+        else:
+
+            @world.bus.handles(OrderPlaced, retry=NEVER)
+            def handle_in_thread(order: OrderPlaced, session: Session) -> None:
+                commit(session)
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            (letter,) = world.dead_letters()
+            assert letter.exception_type == f"durable.errors.{WiringError.__name__}"
+            assert shipped == []
+            async with world.bus.unit_of_work() as uow:
+                assert (await uow.session.execute(text("SELECT count(*) FROM effects"))).scalar_one() == 0
+
+    async def test_what_a_task_sends_that_a_handler_leaves_behind_is_stored_or_refused(self, world: World) -> None:
+        shipped = collect(world.bus, OrderShipped)
+        accepted: list[UUID] = []
+        left: set[asyncio.Task[None]] = set()
+
+        async def keep_sending(ctx: Context) -> None:
+            for _ in range(200):
+                with suppress(NoUnitOfWork):
+                    accepted.append(ctx.send(OrderShipped(1)))
+                await asyncio.sleep(0)
+
+        @world.bus.handles(OrderPlaced, retry=NEVER)
+        async def handle(order: OrderPlaced, session: AsyncSession, ctx: Context) -> None:
+            left.add(asyncio.create_task(keep_sending(ctx)))
+            await asyncio.sleep(0)
+
+        async with world:
+            async with world.bus.unit_of_work():
+                for number in range(5):
+                    world.bus.send(OrderPlaced(number))
+            await world.settle()
+            await asyncio.wait(left)
+            await world.settle()
+            assert len(left) == 5
+            assert len(shipped) == len(set(accepted)) >= 5
+            assert len(accepted) < 5 * 200
+            assert world.dead_letters() == []
 
     async def test_a_handler_that_swallows_the_refusal_of_its_commit_commits_nothing_twice(self, world: World) -> None:
         shipped = collect(world.bus, OrderShipped)

@@ -19,7 +19,9 @@ from durable import Bus, Context, Retry, fence
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
 from durable.errors import StorageUnavailable
 from durable.handling import HandlingAgent
+from durable.outbox import Outbox
 from durable.outcomes import DUPLICATE, STORED, Outcome
+from durable.pending import Pending
 from durable.receiving import ReceivingAgent
 from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten import Forgotten
@@ -27,7 +29,6 @@ from durable.retry import Policy
 from durable.storage import inbox, leases, statements
 from durable.storage.recovery_statements import INCOMING
 from durable.storage.statements import Statement
-from durable.unit_of_work import Outbox
 from tests.failure import leftovers
 from tests.failure.app import ADD_EFFECT, ADD_ORDER, OrderPlaced
 from tests.failure.books import open_books, read_books
@@ -303,7 +304,7 @@ async def test_what_was_sent_in_a_transaction_that_is_rolled_back_is_forgotten(
     shop: str, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
     if not guarded:
-        monkeypatch.setattr(Outbox, "transaction_ended", lambda self, transaction: None)
+        monkeypatch.setattr(Pending, "forget", lambda self, transaction: [])
     async with Workbench(shop) as bench:
         async with bench.sessions.open() as session:
             outbox = bench.sessions.outbox(session)
@@ -321,7 +322,7 @@ async def test_what_was_sent_in_a_savepoint_that_is_rolled_back_is_forgotten(
     shop: str, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
     if not guarded:
-        monkeypatch.setattr(Outbox, "savepoint_begun", lambda self, transaction: None)
+        monkeypatch.setattr(Pending, "_cut", lambda self, place: [])
     async with Workbench(shop) as bench:
         async with bench.sessions.open() as session:
             outbox = bench.sessions.outbox(session)

@@ -32,6 +32,7 @@ from durable.storage.database import Database
 from durable.storage.outbox import Sent
 from durable.storage.recovery_statements import INCOMING, OUTGOING
 from durable.telemetry import Counters
+from durable.transactions import Ending
 from durable.transports.base import Sender
 from durable.unit_of_work import Scope
 from tests.failure.app import ADD_EFFECT, OrderPlaced
@@ -66,12 +67,13 @@ class Nobody:
 class _NoAgents:
     """What a unit of work tells its outcome when no node runs."""
 
-    claims_ordered = False
-
     def reserve(self, envelopes: Sequence[Envelope]) -> list[NodeId]:
         return [ANY_NODE] * len(envelopes)
 
     def committed(self, sent: Sequence[Sent]) -> None:
+        pass
+
+    def committing(self, ending: Ending, sent: Sequence[Sent]) -> None:
         pass
 
     abandoned = committed

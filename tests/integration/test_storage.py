@@ -200,14 +200,21 @@ async def test_a_thousand_rows_go_in_and_out_with_one_statement_each(store: Stor
 
 
 @pytest.mark.parametrize("owner", [ANY_NODE, A], ids=["unowned", "owned"])
-async def test_only_a_commit_of_rows_without_an_owner_announces_them(store: Store, url: str, owner: NodeId) -> None:
+async def test_transactions_that_store_rows_announce_nothing(store: Store, url: str, owner: NodeId) -> None:
     with psycopg.connect(url, autocommit=True) as conn:
         conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel(SCHEMA))))
         await store.send(outgoing(), owner=owner)
         conn.execute("SELECT 1")  # what was announced before comes with its answer
         heard = list(conn.notifies(timeout=0))
 
-    assert len(heard) == (owner == ANY_NODE)
+    assert heard == []
+
+
+async def test_nodes_are_woken_by_a_transaction_of_its_own(store: Store, url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as conn:
+        conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel(SCHEMA))))
+        await store.run(outbox.wake_nodes)
+        assert len(list(conn.notifies(timeout=20, stop_after=1))) == 1
 
 
 async def test_a_commit_of_scheduled_rows_announces_nothing(store: Store, url: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
+from functools import partial
 from itertools import takewhile
 from typing import Any
 from uuid import UUID
@@ -13,21 +16,27 @@ from uuid import UUID
 import msgspec
 import psycopg
 import pytest
-from sqlalchemy import Engine, create_engine, event, text
-from sqlalchemy.exc import DBAPIError, InvalidRequestError
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from durable import Bus, InvalidMessage, message
+from durable import Bus, InvalidMessage, NoUnitOfWork, WiringError, message
 from durable.clock import SystemClock
 from durable.composing import Composer
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Envelope, NodeId
+from durable.outbox import Outbox
 from durable.routing import Routes
 from durable.settings import load_settings
+from durable.storage import migrator
 from durable.storage.database import channel
 from durable.storage.outbox import Sent
-from durable.unit_of_work import Outbox, enlist
+from durable.testing import eventually
+from durable.transactions import Ending
+from durable.unit_of_work import enlist
+from tests.conftest import fresh_databases
+from tests.support.servers import EMBEDDED, own_postgres
 from tests.support.tables import Tables, shared_tables
 
 NODE = NodeId(7)
@@ -60,9 +69,8 @@ class Line(Base):
 class Agents:
     """In place of the agents: room for so many envelopes, and what they were told."""
 
-    claims_ordered = False
-
     def __init__(self) -> None:
+        self.endings: list[tuple[Ending, Sequence[Sent]]] = []
         self.room = 1_000
         self.committed_ids: list[UUID] = []
         self.abandoned_ids: list[UUID] = []
@@ -76,6 +84,14 @@ class Agents:
     def committed(self, sent: Sequence[Sent]) -> None:
         self.threads.add(threading.get_ident())
         self.committed_ids += [envelope.id for envelope, _, _, _ in sent]
+
+    def committing(self, ending: Ending, sent: Sequence[Sent]) -> None:
+        self.endings.append((ending, sent))
+
+    def told(self) -> list[UUID]:
+        """The ids of what they may take for committed."""
+        good = [sent for ending, sent in self.endings if ending.is_over and not ending.has_failed]
+        return self.committed_ids + [each.envelope.id for sent in good for each in sent]
 
     def abandoned(self, sent: Sequence[Sent]) -> None:
         self.abandoned_ids += [envelope.id for envelope, _, _, _ in sent]
@@ -159,6 +175,51 @@ def sent_numbers(tables: Tables) -> list[int]:
 
 def insert(session: Session, number: int) -> None:
     session.execute(text("INSERT INTO orders VALUES (:number)"), {"number": number})
+
+
+def by_the_session(session: Session) -> None:
+    session.commit()
+
+
+def by_its_transaction(session: Session) -> None:
+    transaction = session.get_transaction()
+    assert transaction is not None
+    transaction.commit()
+
+
+def by_a_context_manager(session: Session) -> None:
+    transaction = session.get_transaction()
+    assert transaction is not None
+    with transaction:
+        pass
+
+
+def by_the_connection(session: Session) -> None:
+    session.connection().commit()
+
+
+COMMITS = [by_the_session, by_its_transaction, by_a_context_manager, by_the_connection]
+
+
+async def in_a_unit_of_work(bus: Bus) -> None:
+    async with bus.unit_of_work():
+        bus.send(Noted(1))
+
+
+async def in_a_thread(bus: Bus) -> None:
+    def send() -> None:
+        with bus.runtime.sessions.open_sync() as session, bus.enlist(session):
+            bus.send(Noted(1))
+            session.commit()
+
+    await asyncio.to_thread(send)
+
+
+async def by_an_outer_transaction(bus: Bus) -> None:
+    async with bus.runtime.sessions.engine.begin() as connection, AsyncSession(connection) as session:
+        with bus.enlist(session):
+            bus.send(Noted(1))
+            await session.commit()
 
 
 class TestCommits:
@@ -293,7 +354,7 @@ class TestCommits:
         def work(session: Session, outbox: Outbox) -> None:
             @event.listens_for(session, "after_commit", once=True)
             def after_commit(_: Session) -> None:
-                with pytest.raises(InvalidRequestError, match="'committed' state") as error:
+                with pytest.raises(NoUnitOfWork, match="COMMIT is under way") as error:
                     outbox.send(Placed(2))
                 refused.append(error.value)
 
@@ -304,6 +365,30 @@ class TestCommits:
         await flavour.run(work)
         assert sent_numbers(tables) == [1]
         assert len(refused) == 1
+
+    @pytest.mark.parametrize("is_nested", [True, False], ids=["savepoint", "transaction"])
+    async def test_a_message_that_a_listener_of_the_rollback_sends_is_refused_and_not_lost(
+        self, flavour: Flavour, tables: Tables, is_nested: bool
+    ) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            @event.listens_for(session, "after_rollback", once=True)
+            def after_rollback(_: Session) -> None:
+                with pytest.raises(NoUnitOfWork, match="was rolled back"):
+                    outbox.send(Placed(1))
+                refused.append(1)
+
+            insert(session, 1)
+            if is_nested:
+                session.begin_nested().rollback()
+            else:
+                session.rollback()
+            outbox.send(Placed(2))
+            session.commit()
+
+        refused: list[int] = []
+        await flavour.run(work)
+        assert sent_numbers(tables) == [2]
+        assert refused == [1]
 
     async def test_a_local_message_goes_into_the_inbox_and_its_id_is_remembered(
         self, flavour: Flavour, tables: Tables
@@ -489,6 +574,252 @@ class TestRoom:
         await flavour.run(work)
 
 
+class TestShapes:
+    """Whoever commits, and whatever is open then: tests/integration/test_transaction_shapes.py mixes them."""
+
+    @pytest.mark.parametrize("commit", COMMITS, ids=lambda commit: commit.__name__)
+    @pytest.mark.parametrize("has_data", [True, False], ids=["with data", "messages alone"])
+    async def test_a_commit_with_a_savepoint_open_stores_everything(
+        self, flavour: Flavour, tables: Tables, commit: Callable[[Session], None], has_data: bool
+    ) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            session.begin()
+            if has_data:
+                insert(session, 1)
+            outbox.send(Placed(1))
+            session.begin_nested()
+            outbox.send(Placed(2))
+            commit(session)
+            session.close()
+
+        await flavour.run(work)
+        assert sent_numbers(tables) == [1, 2]
+        assert tables.rows("SELECT number FROM orders") == [1] * has_data
+        assert len(flavour.inserts) == 1
+
+    @pytest.mark.parametrize("commit", COMMITS, ids=lambda commit: commit.__name__)
+    @pytest.mark.parametrize("has_data", [True, False], ids=["with data", "without"])
+    @pytest.mark.parametrize("is_nested", [True, False], ids=["in a savepoint", "in none"])
+    async def test_a_handlers_commit_is_refused_in_any_shape(
+        self, flavour: Flavour, tables: Tables, commit: Callable[[Session], None], has_data: bool, is_nested: bool
+    ) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            outbox.commits_itself = False
+            session.begin()
+            if has_data:
+                insert(session, 1)
+                outbox.send(Placed(1))
+            if is_nested:
+                session.begin_nested()
+            with pytest.raises(WiringError, match="a handler must not commit"):
+                commit(session)
+            session.close()
+
+        await flavour.run(work)
+        assert (tables.rows("SELECT number FROM orders"), sent_numbers(tables)) == ([], [])
+        assert flavour.agents.room == 1_000
+
+    async def test_a_connection_whose_commit_is_refused_comes_back_to_the_pool_without_a_transaction(
+        self, flavour: Flavour, tables: Tables
+    ) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            insert(session, 1)
+            outbox.commits_itself = False
+            with pytest.raises(WiringError):
+                session.connection().commit()
+            session.close()
+
+        def others(session: Session, outbox: Outbox) -> None:
+            insert(session, 2)
+            session.commit()
+
+        await flavour.run(work)
+        await flavour.run(others)
+        assert tables.rows("SELECT number FROM orders") == [2]
+
+    async def test_a_savepoint_of_the_connection_rolled_back_forgets_its_messages(
+        self, flavour: Flavour, tables: Tables
+    ) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            outbox.send(Placed(1))
+            insert(session, 1)
+            savepoint = session.connection().begin_nested()
+            outbox.send(Placed(2))
+            insert(session, 2)
+            with session.connection().begin_nested():
+                outbox.send(Placed(3))
+                insert(session, 3)
+            savepoint.rollback()
+            outbox.send(Placed(4))
+            insert(session, 4)
+            session.commit()
+
+        await flavour.run(work)
+        assert sent_numbers(tables) == tables.rows("SELECT number FROM orders ORDER BY 1") == [1, 4]
+
+    async def test_a_session_that_was_in_a_transaction_before_it_is_enlisted_is_followed(
+        self, flavour: Flavour, tables: Tables
+    ) -> None:
+        def work(session: Session, outbox: Outbox) -> None:
+            session.info.clear()  # as if it had not been enlisted yet
+            insert(session, 1)
+            savepoint = session.begin_nested()
+            insert(session, 2)
+            late = flavour.enlist(session)
+            late.send(Placed(2))
+            savepoint.rollback()
+            late.send(Placed(1))
+            session.connection().commit()
+
+        await flavour.run(work)
+        assert sent_numbers(tables) == tables.rows("SELECT number FROM orders") == [1]
+
+
+class TestJoinedTransactions:
+    """A session that has joined the transaction of its connection commits nothing."""
+
+    @pytest.fixture
+    def outer(self, tables: Tables) -> Iterator[Connection]:
+        engine = create_engine(tables.url.replace("postgresql://", "postgresql+psycopg://"))
+        with engine.connect() as connection:
+            yield connection
+        engine.dispose()
+
+    @pytest.mark.parametrize("mode", ["conditional_savepoint", "create_savepoint", "rollback_only"])
+    @pytest.mark.parametrize("commits", [True, False], ids=["committed", "rolled back"])
+    async def test_messages_are_handed_over_by_the_outer_commit_alone(
+        self, tables: Tables, outer: Connection, mode: Any, commits: bool
+    ) -> None:
+        flavour = Flavour(outer.engine)
+        transaction = outer.begin()
+        with Session(outer, join_transaction_mode=mode) as session:
+            insert(session, 1)
+            sent = flavour.enlist(session).send(Placed(1))
+            session.commit()
+        stored = "SELECT count(*) FROM durable.outgoing_envelopes WHERE owner_id = 0"
+        assert outer.execute(text(stored)).scalar_one() == 1  # by the session's commit, for those who look from inside
+        assert flavour.agents.committed_ids == []
+        if commits:
+            transaction.commit()
+        else:
+            transaction.rollback()
+        assert flavour.agents.told() == ([sent] if commits else [])
+        assert sent_numbers(tables) == tables.rows("SELECT number FROM orders") == [1] * commits
+
+    async def test_an_outer_commit_that_the_database_refuses_hands_nothing_over(
+        self, tables: Tables, outer: Connection
+    ) -> None:
+        flavour = Flavour(outer.engine)
+        transaction = outer.begin()
+        with Session(outer) as session:
+            session.execute(text("INSERT INTO lines (number) VALUES (1)"))  # refused by its COMMIT
+            flavour.enlist(session).send(Placed(1))
+            session.commit()
+        with pytest.raises(DBAPIError):
+            transaction.commit()
+        assert flavour.agents.told() == []
+        assert sent_numbers(tables) == []
+
+    async def test_an_outer_savepoint_rolled_back_forgets_what_the_session_has_stored(
+        self, tables: Tables, outer: Connection
+    ) -> None:
+        flavour = Flavour(outer.engine)
+        with outer.begin():
+            with Session(outer) as session:
+                flavour.enlist(session).send(Placed(1))
+                insert(session, 1)
+                session.commit()
+            savepoint = outer.begin_nested()
+            with Session(outer) as session:
+                flavour.enlist(session).send(Placed(2))
+                insert(session, 2)
+                session.commit()
+            savepoint.rollback()
+        assert sent_numbers(tables) == tables.rows("SELECT number FROM orders") == [1]
+        assert len(flavour.agents.told()) == 1
+
+
+class TestTwoBuses:
+    async def test_each_bus_stores_what_it_sends_in_its_own_schema(self, flavour: Flavour, tables: Tables) -> None:
+        url = tables.url.replace("postgresql://", "postgresql+psycopg://")
+        await asyncio.to_thread(migrator.upgrade, url, "audit")
+        buses = [Bus("shop", tables.url), Bus("audit", tables.url, db_schema="audit")]
+        for bus in buses:
+            bus.route(Placed, to=BILLING)
+
+        def work(session: Session, _: Outbox) -> None:
+            insert(session, 1)
+            for bus in buses:
+                with bus.enlist(session):
+                    bus.send(Placed(1))
+            session.commit()
+
+        await flavour.run(work)
+        for bus in buses:
+            await bus.runtime.stop()
+        assert tables.rows("SELECT source FROM durable.outgoing_envelopes") == ["shop"]
+        assert tables.rows("SELECT source FROM audit.outgoing_envelopes") == ["audit"]
+        tables.execute("DROP SCHEMA audit CASCADE")
+
+
+class TestOtherTasks:
+    """A send is stored, or raises, whenever another task calls it."""
+
+    @pytest.fixture
+    def bus(self, tables: Tables) -> Bus:
+        bus = Bus("shop", tables.url, mode="send-only")
+        bus.route(Placed, to=BILLING)
+        return bus
+
+    @pytest.mark.parametrize("ends", ["commits", "leaves the block"])
+    async def test_messages_sent_while_the_unit_of_work_commits_are_stored_or_refused(
+        self, bus: Bus, tables: Tables, ends: str
+    ) -> None:
+        accepted: list[UUID] = []
+
+        async def keep_sending(send: Callable[[object], UUID], over: asyncio.Event) -> None:
+            for number in itertools.count():
+                with suppress(NoUnitOfWork):
+                    accepted.append(send(Placed(number)))
+                if over.is_set():
+                    return
+                await asyncio.sleep(0)
+
+        async with bus, asyncio.TaskGroup() as tasks:
+            for _ in range(20):
+                over = asyncio.Event()
+                async with bus.unit_of_work() as uow:
+                    await uow.session.execute(text("SELECT 1"))
+                    senders = [tasks.create_task(keep_sending(send, over)) for send in (bus.send, uow.send)]
+                    await asyncio.sleep(0)
+                    if ends == "commits":
+                        await uow.session.commit()
+                over.set()
+                await asyncio.wait(senders)
+        stored = tables.rows("SELECT id FROM durable.outgoing_envelopes")
+        assert len(accepted) > 40
+        assert set(accepted) == set(stored)
+
+    async def test_tasks_that_outlive_a_unit_of_work_cannot_send_in_it(self, bus: Bus, tables: Tables) -> None:
+        over = asyncio.Event()
+
+        async def outlive() -> None:
+            await over.wait()
+            with pytest.raises(NoUnitOfWork, match="the unit of work in which this task was started is over"):
+                bus.send(Placed(1))
+
+        async with bus, asyncio.TaskGroup() as tasks:
+            async with bus.unit_of_work():
+                tasks.create_task(outlive())
+            async with bus.runtime.sessions.open() as session:
+                with bus.enlist(session):
+                    tasks.create_task(outlive())
+                over.set()
+                await asyncio.sleep(0)
+                await session.commit()
+        assert tables.count("outgoing_envelopes") == 0
+
+
 class TestWaking:
     @pytest.fixture
     def listening(self, tables: Tables) -> Iterator[Callable[[], int]]:
@@ -498,28 +829,92 @@ class TestWaking:
 
             def count() -> int:
                 tables.execute("SELECT pg_notify(%s, 'the last')", channel("durable"))
-                return len(list(takewhile(lambda wake: wake.payload != "the last", conn.notifies(timeout=10))))
+                return len(list(takewhile(lambda wake: wake.payload != "the last", conn.notifies(timeout=20))))
 
             yield count
 
-    @pytest.mark.parametrize(
-        ("room", "delay", "wakes"),
-        [(1_000, None, False), (1, None, True), (0, None, True), (0, timedelta(hours=1), False)],
-    )
-    async def test_nodes_are_woken_for_what_has_no_owner_and_is_due(
-        self, flavour: Flavour, listening: Callable[[], int], room: int, delay: timedelta | None, wakes: bool
+    @pytest.fixture
+    def bus(self, tables: Tables) -> Bus:
+        bus = Bus("shop", tables.url, mode="send-only", poll_interval=timedelta(minutes=10))
+        bus.route(Placed, to=BILLING)
+        return bus
+
+    @pytest.mark.parametrize(("delay", "wakes"), [(None, 1), (timedelta(minutes=5), 1), (timedelta(hours=1), 0)])
+    async def test_nodes_are_woken_once_for_what_is_due_before_they_look(
+        self, bus: Bus, listening: Callable[[], int], delay: timedelta | None, wakes: int
     ) -> None:
-        flavour.agents.room = room
         options: Any = {} if delay is None else {"delay": delay}
-
-        def work(session: Session, outbox: Outbox) -> None:
-            for number in range(10):
-                outbox.send(Placed(number), **options)
+        async with bus:
+            for number in range(20):  # the loop does nothing else meanwhile
+                with bus.runtime.sessions.open_sync() as session, bus.enlist(session):
+                    bus.send(Placed(number), **options)
+                    session.commit()
             assert listening() == 0
-            session.commit()
-            assert listening() == wakes
+        assert listening() == wakes
 
-        await flavour.run(work)
+    async def test_a_transaction_that_left_its_rows_to_any_node_can_be_prepared(
+        self, tables: Tables, listening: Callable[[], int], two_phase: str
+    ) -> None:
+        """PREPARE TRANSACTION is refused after a NOTIFY: it takes no lock of the queue of notifications."""
+        bus = Bus("shop", two_phase)
+        bus.route(Placed, to=BILLING)
+        engine = create_engine(two_phase.replace("postgresql://", "postgresql+psycopg://"))
+        with Session(engine, twophase=True) as session, bus.enlist(session):
+            bus.send(Placed(1))
+            session.prepare()
+            with psycopg.connect(two_phase) as conn:
+                assert conn.execute("SELECT count(*) FROM pg_prepared_xacts").fetchone() == (1,)
+                locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'object' AND classid = 'pg_database'::regclass"
+                assert conn.execute(locks).fetchone() == (0,)
+            with pytest.raises(NoUnitOfWork):
+                bus.send(Placed(2))
+            session.commit()
+        engine.dispose()
+        with psycopg.connect(two_phase) as conn:
+            assert conn.execute("SELECT owner_id FROM durable.outgoing_envelopes").fetchall() == [(0,)]
+
+    @pytest.fixture
+    def two_phase(self, server: Embedded, make_database: Callable[[str], str]) -> Iterator[str]:
+        """A database on a server that can prepare transactions."""
+        url = make_database("prepared")
+        with psycopg.connect(url) as conn:
+            (most,) = conn.execute("SHOW max_prepared_transactions").fetchone() or ("0",)
+        if most != "0":
+            yield url
+            return
+        with own_postgres(EMBEDDED) as own, fresh_databases(own) as make:
+            yield make("prepared")
+
+    @pytest.mark.parametrize(
+        "send",
+        [in_a_unit_of_work, in_a_thread, by_an_outer_transaction],
+        ids=lambda send: send.__name__,
+    )
+    @pytest.mark.parametrize("runs", [True, False], ids=["send-only", "not running"])
+    async def test_another_node_is_woken_long_before_it_looks_by_itself(
+        self, tables: Tables, send: Callable[[Bus], Awaitable[None]], runs: bool
+    ) -> None:
+        handled: list[Noted] = []
+        async with AsyncExitStack() as stack:
+            node = Bus("shop", tables.url, poll_interval=timedelta(minutes=10))
+
+            @node.handles(Noted)
+            async def handle(note: Noted) -> None:
+                handled.append(note)
+
+            def has_handled(count: int) -> bool:
+                return len(handled) == count
+
+            await stack.enter_async_context(node)
+            sender = Bus("shop", tables.url, mode="send-only")
+            sender.handles(Noted)(handle)
+            if runs:
+                await stack.enter_async_context(sender)
+            for count in range(1, 6):  # the node may have found the first by itself, when it started
+                await send(sender)
+                await eventually(partial(has_handled, count), within=30, what="handled")
+            if not runs:
+                await sender.runtime.stop()
 
 
 class TestSendOnly:

@@ -31,6 +31,7 @@ from durable.storage.inbox import Arrival
 from durable.storage.outbox import Sent
 from durable.telemetry import Counters
 from durable.testing import eventually
+from durable.transactions import Ending
 from durable.unit_of_work import Scope
 from tests.support.tables import Tables, shared_tables
 
@@ -52,12 +53,13 @@ class Billed(msgspec.Struct):
 class Nobody:
     """A dispatcher without agents."""
 
-    claims_ordered = False
-
     def reserve(self, envelopes: Sequence[Envelope]) -> list[NodeId]:
         return [ANY_NODE] * len(envelopes)
 
     def committed(self, sent: Sequence[Sent]) -> None:
+        pass
+
+    def committing(self, ending: Ending, sent: Sequence[Sent]) -> None:
         pass
 
     def abandoned(self, sent: Sequence[Sent]) -> None:

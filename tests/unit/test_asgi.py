@@ -383,7 +383,7 @@ class TestWhenTheResponseHasStarted:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             uow = await unit_of_work()
             await respond(send)
-            with pytest.raises(NoUnitOfWork, match="this session is closed"):
+            with pytest.raises(NoUnitOfWork, match="this unit of work is over"):
                 uow.send(Placed(1))
             with pytest.raises(InvalidRequestError, match="permanently closed"):
                 await uow.session.begin()

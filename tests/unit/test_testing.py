@@ -495,6 +495,29 @@ class TestSessions:
             assert conn.execute(text("SELECT number FROM bills")).scalars().all() == [2]
         engine.dispose()
 
+    @pytest.mark.parametrize("mode", ["create_savepoint", "rollback_only"])
+    async def test_a_session_that_joined_the_tests_transaction_by_savepoints_commits_for_itself(
+        self, bus: Bus, mode: Any
+    ) -> None:
+        engine = create_engine("sqlite://", poolclass=StaticPool)
+        billed: list[Placed] = []
+
+        @bus.handles(Placed)
+        def handle(order: Placed, session: Session) -> None:
+            billed.append(order)
+
+        with engine.connect() as connection, connection.begin() as outer:
+            sessions = sessionmaker(connection, join_transaction_mode=mode)
+            async with InMemoryBus(bus, sync_session_factory=sessions) as memory:
+                with sessions() as session, bus.enlist(session):
+                    session.execute(text("SELECT 1"))
+                    bus.send(Placed(1))
+                    session.commit()
+                await memory.drain()
+                assert billed == ([Placed(1)] if mode == "create_savepoint" else [])
+            outer.rollback()
+        engine.dispose()
+
     async def test_a_factory_may_give_the_same_session_each_time(self, bus: Bus) -> None:
         shared = Session()
 

@@ -1,0 +1,119 @@
+"""Messages of transactions that have not ended, in the order in which they were sent.
+
+    remember() --> not stored --store--> stored --the connection's COMMIT--> take()
+                       |                   |
+                       +-----> forget() <--+   a savepoint or the transaction of a session was rolled back
+
+A savepoint, and the beginning of a session's transaction, is a place between two messages. Rolling it back forgets the
+messages behind its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy.orm import SessionTransaction
+
+from durable.envelope import Envelope
+from durable.storage.outbox import Sent
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A message of a transaction that has not ended. `sent` is its row, once it has one of its own."""
+
+    envelope: Envelope
+    is_stored: bool = False
+    sent: Sent | None = None
+
+
+class Pending:
+    """The entries of one outbox."""
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+        self._places: dict[SessionTransaction, int] = {}
+        self._savepoints: dict[str, int] = {}
+        self._unnamed: int | None = None
+
+    def remember(self, envelopes: Sequence[Envelope]) -> None:
+        self._entries += map(Entry, envelopes)
+
+    def unstored(self, before: SessionTransaction | None = None) -> list[Entry]:
+        """Entries without a row, in order: all, or those from before this transaction of the session."""
+        return [entry for entry in self._entries[: self._end(before)] if not entry.is_stored]
+
+    def since(self, transaction: SessionTransaction) -> list[Entry]:
+        """The entries of this transaction of the session."""
+        return self._entries[self._places[transaction] :]
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    # ------------------------------------------------------------------ transactions and savepoints of the session
+
+    def begin(self, transaction: SessionTransaction) -> None:
+        self._places[transaction] = len(self._entries)
+
+    def keep(self, transaction: SessionTransaction) -> None:
+        """Leave its messages to the transaction around it."""
+        self._places.pop(transaction, None)
+
+    def forget(self, transaction: SessionTransaction) -> list[Sent]:
+        """Roll it back, unless it was kept. Returns the rows that are gone with it."""
+        place = self._places.pop(transaction, None)
+        return [] if place is None else self._cut(place)
+
+    # ------------------------------------------------------------------ savepoints and transactions of the connection
+
+    def begin_savepoint(self) -> None:
+        """Begin one whose name is not known yet: name_savepoint() gives it before anything else becomes of it."""
+        self._unnamed = len(self._entries)
+
+    def name_savepoint(self, name: str | None) -> None:
+        """Name the last one that was begun. With None, or the name of another, it could not be begun."""
+        if name is not None and self._unnamed is not None:
+            self._savepoints.setdefault(name, self._unnamed)
+        self._unnamed = None
+
+    def know_savepoint(self, name: str) -> None:
+        """There is one from before the session's first statement, and so from before all messages."""
+        self._savepoints.setdefault(name, 0)
+
+    def keep_savepoint(self, name: str) -> None:
+        self._savepoints.pop(name, None)
+
+    def forget_savepoint(self, name: str) -> list[Sent]:
+        """Roll it back. All messages were sent after a savepoint that is older than the session's first statement."""
+        return self._cut(self._savepoints.pop(name, 0))
+
+    def take(self, before: SessionTransaction | None = None) -> list[Sent]:
+        """End the connection's transaction: remove the entries, and return the rows of those that have one.
+
+        `before` is a transaction of the session that is no part of it yet: its messages stay.
+        """
+        end = self._end(before)
+        taken = self._entries[:end]
+        del self._entries[:end]
+        self._places = {each: max(0, place - end) for each, place in self._places.items()}
+        self._savepoints.clear()
+        self._unnamed = None
+        return list(_rows(taken))
+
+    def _cut(self, place: int) -> list[Sent]:
+        gone = self._entries[place:]
+        del self._entries[place:]
+        # A savepoint behind it is gone with it, and must not cut off what is sent from now on.
+        self._places = {each: min(place, at) for each, at in self._places.items()}
+        self._savepoints = {name: at for name, at in self._savepoints.items() if at <= place}
+        if self._unnamed is not None and self._unnamed > place:
+            self._unnamed = None
+        return list(_rows(gone))
+
+    def _end(self, before: SessionTransaction | None) -> int:
+        return len(self._entries) if before is None else self._places[before]
+
+
+def _rows(entries: Sequence[Entry]) -> Iterator[Sent]:
+    return (entry.sent for entry in entries if entry.sent is not None)

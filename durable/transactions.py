@@ -1,0 +1,224 @@
+"""What becomes of transactions, told to the outboxes of a session: by which one ends, and by the connection's COMMIT.
+
+    Session      after_transaction_create, before_commit, after_begin, after_commit, after_rollback,
+                 after_transaction_end
+    Connection   savepoint, release_savepoint, rollback_savepoint, rollback, rollback_twophase,
+                 commit, commit_twophase, prepare_twophase: before each COMMIT or PREPARE, whoever asks for it
+
+The session's events alone do not tell a COMMIT: `before_commit` comes before open savepoints are released, and
+`after_commit` of a session that has joined a transaction comes after nothing, or after RELEASE. Connections are
+followed from the first statement of a session with outboxes to the end of their transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.engine import ExceptionContext, RootTransaction
+from sqlalchemy.orm import Session, SessionTransaction
+
+_KEY = "durable_outboxes"  # in the info of a session, and in the options of a connection
+
+
+class Ending:
+    """The end of a transaction that no event tells: its connection committed it, not the session."""
+
+    def __init__(self, transaction: RootTransaction) -> None:
+        self._transaction = transaction
+        self.has_failed = False
+
+    @property
+    def is_over(self) -> bool:
+        return not self._transaction.is_active
+
+
+class Follower(Protocol):
+    """An outbox, as transactions see it."""
+
+    def transaction_begun(self, transaction: SessionTransaction) -> None: ...
+    def connected(self, transaction: SessionTransaction, connection: Connection) -> None: ...
+    def about_to_commit(self) -> None: ...
+    def may_commit(self) -> None: ...
+    def savepoint_released(self, transaction: SessionTransaction) -> None: ...
+    def session_committed(self) -> None: ...
+    def session_rolled_back(self, savepoint: SessionTransaction | None) -> None: ...
+    def transaction_ended(self, transaction: SessionTransaction) -> None: ...
+
+    def savepoint_begun(self, innermost: str | None) -> None: ...
+    def savepoint_kept(self, name: str, innermost: str | None) -> None: ...
+    def savepoint_rolled_back(self, name: str, innermost: str | None) -> None: ...
+    def commit_begins(self, connection: Connection) -> None: ...
+    def store_last(self, connection: Connection) -> None: ...
+    def stored_last(self) -> bool: ...
+    def commit_failed(self) -> None: ...
+    def connection_rolled_back(self, connection: Connection) -> bool: ...
+
+
+def outboxes_of(session: Session) -> dict[Hashable, Any]:
+    """The outboxes of a session, by the composer of their bus."""
+    found: dict[Hashable, Any] = session.info.setdefault(_KEY, {})
+    return found
+
+
+def follow(connection: Connection, outbox: Follower) -> None:
+    """Tell this outbox what becomes of the connection's transaction."""
+    followers = _followers(connection)
+    if outbox not in followers:
+        connection.execution_options(**{_KEY: [*followers, outbox]})
+
+
+def _followers(connection: Connection) -> Sequence[Follower]:
+    """They are an option of the connection, so that they go when it goes."""
+    found: Sequence[Follower] = connection.get_execution_options().get(_KEY, ())
+    return found
+
+
+def _followers_left(connection: Connection, left: Sequence[Follower]) -> None:
+    connection.execution_options(**{_KEY: left})
+
+
+# ---------------------------------------------------------------- sessions
+
+# Listening once on the class costs every session one look-up; listening on each instance would cost each enlisted
+# session a registration for each event, as much as the insert itself.
+
+
+def _outboxes(session: Session) -> Sequence[Follower]:
+    found = session.info.get(_KEY)
+    return tuple(found.values()) if found else ()
+
+
+@event.listens_for(Session, "after_transaction_create")
+def _transaction_created(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.nested or transaction.parent is None:
+        for outbox in _outboxes(session):
+            outbox.transaction_begun(transaction)
+
+
+@event.listens_for(Session, "after_begin")
+def _connected(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
+    if transaction.parent is None:
+        for outbox in _outboxes(session):
+            outbox.connected(transaction, connection)
+
+
+@event.listens_for(Session, "before_commit")
+def _before_commit(session: Session) -> None:
+    """With a savepoint open nothing tells whether that, or the transaction around it, is being committed."""
+    for outbox in _outboxes(session):
+        if session.in_nested_transaction():
+            outbox.may_commit()
+        else:
+            outbox.about_to_commit()
+
+
+@event.listens_for(Session, "after_commit")
+def _after_commit(session: Session) -> None:
+    savepoint = session.get_nested_transaction()
+    for outbox in _outboxes(session):
+        if savepoint is None:
+            outbox.session_committed()
+        else:
+            outbox.savepoint_released(savepoint)
+
+
+@event.listens_for(Session, "after_rollback")
+def _after_rollback(session: Session) -> None:
+    for outbox in _outboxes(session):
+        outbox.session_rolled_back(session.get_nested_transaction())
+
+
+@event.listens_for(Session, "after_transaction_end")
+def _transaction_ended(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.nested or transaction.parent is None:
+        for outbox in _outboxes(session):
+            outbox.transaction_ended(transaction)
+
+
+# ---------------------------------------------------------------- connections
+
+
+def innermost_savepoint(connection: Connection) -> str | None:
+    """The name of the last savepoint that is open. The event that begins one does not tell its name."""
+    savepoint = connection.get_nested_transaction()
+    return None if savepoint is None else savepoint._savepoint
+
+
+@event.listens_for(Engine, "savepoint")
+def _savepoint(connection: Connection, _name: str | None) -> None:
+    for outbox in _followers(connection):
+        outbox.savepoint_begun(innermost_savepoint(connection))
+
+
+@event.listens_for(Engine, "release_savepoint")
+def _release_savepoint(connection: Connection, name: str, _: None) -> None:
+    for outbox in _followers(connection):
+        outbox.savepoint_kept(name, innermost_savepoint(connection))
+
+
+@event.listens_for(Engine, "rollback_savepoint")
+def _rollback_savepoint(connection: Connection, name: str, _: None) -> None:
+    for outbox in _followers(connection):
+        outbox.savepoint_rolled_back(name, innermost_savepoint(connection))
+
+
+@event.listens_for(Engine, "rollback")
+def _rollback(connection: Connection) -> None:
+    if followers := _followers(connection):
+        _followers_left(connection, [each for each in followers if each.connection_rolled_back(connection)])
+
+
+@event.listens_for(Engine, "rollback_twophase")
+def _rollback_twophase(connection: Connection, _xid: str, _is_prepared: bool) -> None:
+    _rollback(connection)
+
+
+@event.listens_for(Engine, "prepare_twophase")
+def _prepare_twophase(connection: Connection, _xid: str) -> None:
+    """What fails here is rolled back by the session."""
+    if followers := _followers(connection):
+        _store(connection, followers)
+
+
+@event.listens_for(Engine, "commit")
+def _commit(connection: Connection) -> None:
+    if followers := _followers(connection):
+        _end(connection, followers, lambda: connection.dialect.do_rollback(connection.connection))
+
+
+@event.listens_for(Engine, "commit_twophase")
+def _commit_twophase(connection: Connection, xid: str, is_prepared: bool) -> None:
+    if not is_prepared and (followers := _followers(connection)):
+        _end(connection, followers, lambda: connection.dialect.do_rollback_twophase(connection, xid, is_prepared=False))
+
+
+def _end(connection: Connection, followers: Sequence[Follower], undo: Callable[[], None]) -> None:
+    """Store what was not stored; otherwise this transaction does not commit."""
+    try:
+        _store(connection, followers)
+    except BaseException:
+        # For SQLAlchemy a COMMIT that raises has ended the transaction: it would give the connection back to its
+        # pool with the transaction open.
+        if not connection.invalidated:
+            with suppress(Exception):
+                undo()
+        _rollback(connection)
+        raise
+
+
+def _store(connection: Connection, followers: Sequence[Follower]) -> None:
+    for outbox in followers:
+        outbox.commit_begins(connection)
+    for outbox in followers:
+        outbox.store_last(connection)
+    _followers_left(connection, [each for each in followers if each.stored_last()])
+
+
+@event.listens_for(Engine, "handle_error")
+def _error(context: ExceptionContext) -> None:
+    if context.connection is not None:
+        for outbox in _followers(context.connection):
+            outbox.commit_failed()
