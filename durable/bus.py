@@ -235,6 +235,8 @@ class Bus:
             from durable.metrics.meters import Meters, Source
         except ImportError as error:
             raise InvalidSetting("meter() needs opentelemetry; run: pip install 'durable-bus[tracing]'") from error
+        if provider is not None and not hasattr(provider, "get_meter"):
+            raise InvalidSetting(f"meter: provider={provider!r}: give a MeterProvider of OpenTelemetry")
         Meters(lambda: Source(self.runtime.monitor, self.runtime.loop), provider)
 
     @checked

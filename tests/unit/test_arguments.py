@@ -108,6 +108,7 @@ WRONG: dict[str, list[Any]] = {
     "ByError | None": [17, [ValueError], {ValueError: 3}, {"ValueError": Retry()}, {int: Retry()}, ODD],
     "CircuitBreaker | None": [3, CircuitBreaker, ODD],
     "OnDeadLetter | None": ["stop", 17, ODD],
+    "OnExpiry | None": ["stop", 17, ODD],
     "Mapping[str, int] | None": [17, ["a"], {"a": "b"}, {1: 1}, ODD],
     "Mapping[str, str] | None": HEADERS,
     "Mapping[type, Check] | None": [17, {"a": len}, {Placed: 17}, ODD],
@@ -165,6 +166,7 @@ def calls() -> Iterator[Call]:
     yield Call("on_error", bus.on_error, {"retry": Retry()})
     yield Call("use", bus.use, {"middleware": Validation()})
     yield Call("trace", bus.trace, {})
+    yield Call("meter", bus.meter, {})
     yield Call("listen", bus.listen, {"uri": "tcp://127.0.0.1:2303"})
     yield Call("asgi", bus.asgi, {})
     yield Call("metrics_app", bus.metrics_app, {})

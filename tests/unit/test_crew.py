@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from durable.crew import BrokeOff, Crew, contained, end, is_cancelled, raise_if_cancelled
+from durable.cancelling import is_cancelled
+from durable.crew import BrokeOff, Crew, contained, end, raise_if_cancelled
 
 
 class Panic(BaseException):

@@ -164,13 +164,14 @@ class TestLogging:
 
     def test_a_send_is_told_with_its_cause(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
-        cause = Cause(envelope())
+        parent = envelope()
+        cause = Cause(parent)
         Logging().send(Outgoing(Struct(4711), "event", cause=cause), sent)
         Logging().send(Outgoing(Struct(4711)), lambda _: None)
         (level, event, fields), (_, dropped, _) = self.told(caplog)
         assert (level, event, dropped) == (logging.INFO, "sent", "dropped")
         assert fields.pop("ms") >= 0
-        assert fields == {"type": "middlewares.struct", "kind": "event", "id": ID, "cause": cause.envelope.id}
+        assert fields == {"type": "middlewares.struct", "kind": "event", "id": ID, "cause": parent.id}
         assert "4711" not in caplog.text
 
     def test_a_send_that_is_refused_is_a_warning_without_the_errors_text(
