@@ -225,6 +225,7 @@ class Bus:
         self.use(tracing, group="before")
         self._application.batch_spans = tracing
 
+    @checked_names
     def meter(self, provider: MeterProvider | None = None) -> None:
         """Give the metrics to OpenTelemetry, under the names that /metrics has: see docs/telemetry.md.
 

@@ -122,6 +122,7 @@ WRONG: dict[str, list[Any]] = {
     "Sequence[Transport]": [17, [17], ["tcp"], ODD],
     "Settings | None": [17, {"batch_size": 5}, ODD],
     "TracerProvider | None": [17, ODD],
+    "MeterProvider | None": [17, ODD],
     "Collector | None": [17, ODD],
     "AnySession": [17, None, ODD],
     "object | Factory": [17, "text", None, ODD],
