@@ -162,6 +162,9 @@ class Settings(BaseSettings):
     lake: str | None = Field(
         default=None, description="where the pipeline keeps history: a folder, or the URL of an object store"
     )
+    pipeline_local_rows: Annotated[int, Field(ge=0)] = Field(
+        default=200_000, description="rows up to which an archive needs no Spark: they take less time than its start"
+    )
     dead_letter_retention: Duration = Field(
         default=timedelta(days=90), description="for which a dead letter is kept after it was resolved"
     )

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
+from urllib.parse import unquote
 
 from durable.errors import ArchiveConflict, InvalidSetting
 from durable.pipeline import places
@@ -86,16 +87,27 @@ class Lake:
             named = self.opened(table).file_uris(file_pruning_predicate=f"day >= '{low}' AND day < '{high}'")
         return [_hadoop(file) for file in named]
 
+    def files_by_day(self, table: LakeTable) -> dict[date, list[str]]:
+        """The files of each day, as paths within the table."""
+        found: dict[date, list[str]] = {}
+        for day, path, _ in self._listed(table):
+            found.setdefault(day, []).append(path)
+        return found
+
     def sizes(self, table: LakeTable, since: date | None = None) -> dict[str, int]:
         """The files that hold these days, each as its path within the table, and how many rows it has."""
+        return {path: rows for day, path, rows in self._listed(table) if since is None or day >= since}
+
+    def _listed(self, table: LakeTable) -> list[tuple[date, str, int]]:
+        """Day, path and number of rows of each file."""
         import pyarrow as pa
 
         if not self.exists(table):
-            return {}
+            return []
         with _readable(self.url):
             adds = pa.table(self.opened(table).get_add_actions(flatten=True)).to_pydict()
-        each = zip(adds["path"], adds["num_records"], adds["partition.day"], strict=True)
-        return {path: rows or 0 for path, rows, day in each if since is None or day >= since}
+        each = zip(adds["partition.day"], adds["path"], adds["num_records"], strict=True)
+        return [(day, unquote(path), rows or 0) for day, path, rows in each]
 
     def exists(self, table: LakeTable) -> bool:
         with needs_spark():
@@ -122,14 +134,19 @@ class Lake:
     # ---------------------------------------------------------------- writing
 
     def create(self, table: LakeTable) -> str:
-        """Make the table unless it is there. Returns its id, which no other table ever has."""
+        """Make the table unless it is there, and add the columns that it lacks. Returns its id, which no other has."""
         with needs_spark():
             from deltalake import DeltaTable, Schema
+        schema = Schema.from_arrow(arrow_schema(table))
         with _readable(self.url):
             if not self.exists(table):
-                schema = Schema.from_arrow(arrow_schema(table))
                 DeltaTable.create(self.table_url(table), schema, mode="ignore", partition_by=["day"])
-            return str(self.opened(table).metadata().id)
+            opened = self.opened(table)
+            known = {field.name for field in opened.schema().fields}
+            missing = [field for field in schema.fields if field.name not in known]
+            if missing:
+                opened.alter.add_columns(missing)
+            return str(opened.metadata().id)
 
     def commit(self, table: LakeTable, files: Sequence[DataFile], *, app_id: str, low: int, high: int) -> None:
         """Make these files part of the table and move the offset of `app_id` from `low` to `high`: both or neither.
@@ -177,9 +194,9 @@ class Lake:
 
 
 def spark_schema(table: LakeTable) -> str:
-    """The columns of a table of the lake, as Spark's schemas are written: those of Postgres, `service` and `day`."""
+    """The columns of a table of the lake, as Spark's schemas are written: whose they are, those of Postgres, `day`."""
     columns = ", ".join(column.ddl.removesuffix(" NOT NULL") for column in COLUMNS[SOURCES[table]])
-    return f"service STRING, {columns}, day DATE"
+    return f"service STRING, database STRING, {columns}, day DATE"
 
 
 def arrow_schema(table: LakeTable) -> pyarrow.Schema:
@@ -187,7 +204,8 @@ def arrow_schema(table: LakeTable) -> pyarrow.Schema:
     import pyarrow as pa
 
     columns = [column.arrow.with_nullable(True) for column in COLUMNS[SOURCES[table]]]
-    return pa.schema([pa.field("service", pa.string()), *columns, pa.field("day", pa.date32())])
+    whose = [pa.field("service", pa.string()), pa.field("database", pa.string())]
+    return pa.schema([*whose, *columns, pa.field("day", pa.date32())])
 
 
 def file_schema(table: LakeTable) -> pyarrow.Schema:

@@ -183,7 +183,7 @@ SELECT count(*) FROM handled
 PURGE_LETTERS = Statement("""
 DELETE FROM {schema}.dead_letters WHERE letter_id = ANY (ARRAY(
     SELECT letter_id FROM {schema}.dead_letters WHERE resolved_at < now() - CAST(:keep_letters AS interval)
-        AND NOT EXISTS (SELECT FROM {schema}.archives WHERE table_name = 'dead_letters' AND archived_below <= xid)
+        AND COALESCE(xid < {schema}.archived_below('dead_letters'), true)
     ORDER BY resolved_at LIMIT :batch_size))
 """)
 # The failures of what was handled in the end, or goes on being retried for so long.
