@@ -30,7 +30,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import date, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
@@ -42,7 +42,7 @@ from durable.pipeline.columns import COLUMNS
 from durable.pipeline.copying import copy, opened
 from durable.pipeline.files import TaskFiles
 from durable.pipeline.known import KnownRows
-from durable.pipeline.lake import SOURCES, DataFile, Lake, LakeTable
+from durable.pipeline.lake import SOURCES, DataFile, Lake, LakeTable, Span, Whose
 from durable.pipeline.origin import Origin, locked
 from durable.pipeline.progress import Show, collected
 from durable.pipeline.session import spark_errors
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 _TASK_BLOCKS = 16_384  # 128 MiB: a task of a few seconds, and files of some ten MiB
 _MOST_TASKS = 10_000
+_QUIET = timedelta(minutes=1)  # of a service that has nothing to archive, until the lake says so
 _FILE_DDL = "path string, day date, rows bigint, size bigint, stats string"
 
 Spark = Callable[[], "SparkSession"]
@@ -105,9 +106,10 @@ def archive(
         gone = archives.gone(conn, origin.schema, SOURCES[table], low, begun.archived_below)
         archives.rewind(conn, origin.schema, SOURCES[table], low)
         base = archives.generation_base(conn, origin.schema)
-        database = archives.database(conn, origin.schema)
+        whose = Whose(origin.service, archives.database(conn, origin.schema))
+        span = Span(archives.begins_at(conn, origin.schema), archives.complete_until(conn, origin.schema))
         with exported_snapshot(engine) as snapshot:
-            run = _Run(spark, local_rows, lake, table, origin, database, begun.app_id, snapshot)
+            run = _Run(spark, local_rows, lake, table, origin, whose, begun.app_id, snapshot, span)
             with joined(engine, snapshot) as seen:
                 horizon = archives.horizon(seen, origin.schema)
             done = [run.archive(conn, engine, low, base, show, reconciles=True)] if low < base else []
@@ -199,14 +201,15 @@ class _Run:
         lake: Lake,
         table: LakeTable,
         origin: Origin,
-        database: str,
+        whose: Whose,
         app_id: str,
         snapshot: Snapshot,
+        span: Span,
     ) -> None:
         self._spark, self._local_rows = spark, local_rows
-        self._lake, self._origin, self._database = lake, origin, database
+        self._lake, self._origin, self._whose = lake, origin, whose
         self._table: LakeTable = table
-        self._snapshot = snapshot
+        self._snapshot, self._span = snapshot, span
         self._app_id = app_id
         self._app = f"{zlib.crc32(app_id.encode()):08x}"
 
@@ -219,7 +222,7 @@ class _Run:
         with joined(engine, self._snapshot) as seen:
             found = slices.survey(seen, schema, source, first, high)
         rows = sum(each.rows for each in found)
-        if not rows and not reconciles:
+        if not rows and not reconciles and not self._is_marked_long_ago():
             return _Part(low, low)
         archives.claim(conn, schema, source, high)
         shares = slices.of_survey(schema, found, first, high, _task_count(found)) if rows else []
@@ -232,22 +235,28 @@ class _Run:
             counts[file.day] += file.rows
         archives.note_commit(conn, schema, source, low, high, counts)
         failpoint("A1")
-        self._lake.commit(self._table, files, app_id=self._app_id, low=low, high=high)
+        span = Span(self._span.begin) if reconciles else self._span
+        self._lake.commit(self._table, files, app_id=self._app_id, low=low, high=high, whose=self._whose, span=span)
         failpoint("A2")
         archives.confirm(conn, schema, source, high)
         return _Part(low, high, rows - known, known, files)
+
+    def _is_marked_long_ago(self) -> bool:
+        """Whether an audit would gain from hearing that nothing has happened since."""
+        until = self._lake.span(self._table, self._whose).until
+        return self._span.until is not None and (until is None or self._span.until - until > _QUIET)
 
     def _write(self, shares: list[Share], rows: int, name: str, show: Show, *, reconciles: bool) -> Sequence[DataFile]:
         """The files, and one without a path for the rows of each share that the lake has already."""
         task = ArchiveTask(
             origin=self._origin,
-            database=self._database,
+            whose=self._whose,
             table_url=self._lake.table_url(self._table),
             table=self._table,
             shares=tuple(shares),
             snapshot=self._snapshot.name,
             name=name,
-            known=KnownRows.of(self._lake, self._table, self._origin.service, self._database) if reconciles else None,
+            known=KnownRows.of(self._lake, self._table, self._whose) if reconciles else None,
         )
         if rows <= self._local_rows:
             return _written_here(task, show)
@@ -292,7 +301,7 @@ class ArchiveTask:
     """What a worker does with the numbers of some shares: it reads and writes each, and returns its files."""
 
     origin: Origin
-    database: str
+    whose: Whose
     table_url: str
     table: LakeTable
     shares: tuple[Share, ...]
@@ -322,7 +331,7 @@ class ArchiveTask:
         share, name = self.shares[number], f"{self.name}-{_attempt(number)}"
         columns = [column.sql for column in COLUMNS[SOURCES[self.table]]]
         known = 0
-        with TaskFiles(self.table_url, self.table, (self.origin.service, self.database), name) as writing:
+        with TaskFiles(self.table_url, self.table, self.whose, name) as writing:
             for rows in copy(self.origin.url, share, columns, snapshot=self.snapshot):
                 fresh = rows if self.known is None else self.known.without(rows)
                 known += rows.num_rows - fresh.num_rows

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from durable.pipeline.lake import DAY_OF, DataFile, LakeTable, file_schema
+from durable.pipeline.lake import DAY_OF, DataFile, LakeTable, Whose, file_schema
 from durable.pipeline.places import created
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class TaskFiles:
     Few files are open at once: one that has had no rows for the longest time is finished, and its day gets another.
     """
 
-    def __init__(self, table_url: str, table: LakeTable, whose: tuple[str, str], name: str) -> None:
+    def __init__(self, table_url: str, table: LakeTable, whose: Whose, name: str) -> None:
         """`whose`: the service and the database. `name` must be given to no other attempt of any task: a file is never
         written over."""
         self._table_url = table_url

@@ -13,7 +13,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Final, Self
 
 from durable.pipeline import places
-from durable.pipeline.lake import DAY_OF, Lake, LakeTable, file_schema
+from durable.pipeline.lake import DAY_OF, Lake, LakeTable, Whose, file_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,15 +30,14 @@ class KnownRows:
 
     table_url: str
     table: LakeTable
-    service: str
-    database: str
+    whose: Whose
     files: Mapping[date, list[str]]
     _read: dict[date, pa.Table] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, lake: Lake, table: LakeTable, service: str, database: str) -> Self:
+    def of(cls, lake: Lake, table: LakeTable, whose: Whose) -> Self:
         """As the lake is now."""
-        return cls(lake.table_url(table), table, service, database, lake.files_by_day(table))
+        return cls(lake.table_url(table), table, whose, lake.files_by_day(table))
 
     def without(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Those rows that the lake does not have. `rows` are of the table, as it is in Postgres."""
@@ -77,8 +76,8 @@ class KnownRows:
         named, schema = list(KEYS[self.table]), file_schema(self.table)
         if not self.files.get(day):
             return pa.schema([schema.field(name) for name in named]).empty_table()
-        here = (ds.field("service") == self.service) & (
-            (ds.field("database") == self.database) | ds.field("database").is_null()
+        here = (ds.field("service") == self.whose.service) & (
+            (ds.field("database") == self.whose.database) | ds.field("database").is_null()
         )
         return places.dataset(self.table_url, self.files[day], schema).to_table(columns=named, filter=here)
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from urllib.parse import unquote
 
 from durable.errors import ArchiveConflict, InvalidSetting
@@ -30,6 +30,7 @@ from durable.pipeline.session import needs_spark
 if TYPE_CHECKING:
     import pyarrow
     from deltalake import DeltaTable
+    from deltalake.transaction import Transaction
     from pyspark.sql import DataFrame, SparkSession
 
 LakeTable = Literal["history", "dead_letters"]
@@ -42,6 +43,7 @@ DAY_OF: Final[Mapping[LakeTable, str]] = {"history": "finished_at", "dead_letter
 _BRANCH = re.compile(r"\n|\x1b\[\d*m|↳")
 
 _FIRST_DAY, _LAST_DAY = date.min, date.max
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,23 @@ class DataFile:
     rows: int
     size: int
     stats: str
+
+
+class Whose(NamedTuple):
+    """Whose rows: a service has one database or more."""
+
+    service: str
+    database: str
+
+
+class Span(NamedTuple):
+    """From when to when every row is there; None where it is not known."""
+
+    begin: datetime | None = None
+    until: datetime | None = None
+
+
+NO_SPAN: Final = Span()
 
 
 class Lake:
@@ -122,6 +141,14 @@ class Lake:
         with _readable(self.url):
             return self.opened(table).transaction_version(app_id) or 0
 
+    def span(self, table: LakeTable, whose: Whose) -> Span:
+        """From when to when the table has every row of this database. What older versions archived has no span."""
+        if not self.exists(table):
+            return Span()
+        with _readable(self.url):
+            opened = self.opened(table)
+            return Span(*(_moment(opened.transaction_version(name)) for name in _marks(whose)))
+
     def archived_at(self, table: LakeTable) -> datetime | None:
         """When rows were last committed; None if never. What had happened long before is in the table."""
         if not self.exists(table):
@@ -148,9 +175,20 @@ class Lake:
                 opened.alter.add_columns(missing)
             return str(opened.metadata().id)
 
-    def commit(self, table: LakeTable, files: Sequence[DataFile], *, app_id: str, low: int, high: int) -> None:
+    def commit(
+        self,
+        table: LakeTable,
+        files: Sequence[DataFile],
+        *,
+        app_id: str,
+        low: int,
+        high: int,
+        whose: Whose | None = None,
+        span: Span = NO_SPAN,
+    ) -> None:
         """Make these files part of the table and move the offset of `app_id` from `low` to `high`: both or neither.
 
+        `span`: from when to when the table then has every row of `whose`; the first beginning that is named stays.
         Raises ArchiveConflict when the offset is not `low` any more: somebody else has archived these rows.
         """
         from deltalake import CommitProperties
@@ -164,7 +202,7 @@ class Lake:
             raise ArchiveConflict
         properties = CommitProperties(
             custom_metadata={"durable.low": str(low), "durable.high": str(high)},
-            app_transactions=[Transaction(app_id, high)],
+            app_transactions=[Transaction(app_id, high), *self._marked(opened, whose, span)],
         )
         try:
             opened.create_write_transaction(
@@ -172,6 +210,18 @@ class Lake:
             )
         except CommitFailedError as error:
             raise ArchiveConflict from error
+
+    def _marked(self, opened: DeltaTable, whose: Whose | None, span: Span) -> list[Transaction]:
+        """A table's log keeps a number for each name, whatever becomes of old commits."""
+        from deltalake.transaction import Transaction
+
+        if whose is None:
+            return []
+        begin, until = _marks(whose)
+        marks = [Transaction(until, _micros(span.until))] if span.until else []
+        if span.begin and opened.transaction_version(begin) is None:
+            marks.append(Transaction(begin, _micros(span.begin)))
+        return marks
 
     # ---------------------------------------------------------------- files that are no part of it
 
@@ -212,6 +262,22 @@ def file_schema(table: LakeTable) -> pyarrow.Schema:
     """What a file holds: the day is in its path."""
     whole = arrow_schema(table)
     return whole.remove(whole.get_field_index("day"))
+
+
+# ---------------------------------------------------------------- spans
+
+
+def _marks(whose: Whose) -> tuple[str, str]:
+    """The names under which a table's log keeps the span of this database."""
+    return tuple(f"durable:{edge}:{whose.service}:{whose.database}" for edge in ("begin", "until"))  # type: ignore[return-value]
+
+
+def _micros(moment: datetime) -> int:
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def _moment(micros: int | None) -> datetime | None:
+    return None if micros is None else _EPOCH + timedelta(microseconds=micros)
 
 
 # ---------------------------------------------------------------- places

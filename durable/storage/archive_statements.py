@@ -156,6 +156,17 @@ WHERE table_name = :table AND high > :low AND high <= :high GROUP BY day
 
 # ---------------------------------------------------------------- what holds the horizon back
 
+# A row that is not in the next snapshot was written after this moment: by a transaction that runs now, and has begun
+# after it, or by one that begins later. NULL where that cannot be told: prepared transactions hide when they began, and
+# sessions of other roles may be hidden altogether.
+READ_COMPLETE_UNTIL = Statement("""
+SELECT LEAST(clock_timestamp(), min(xact_start) FILTER (WHERE backend_xid IS NOT NULL)) AS moment,
+    bool_or(state IS NULL AND backend_type = 'client backend')
+        OR EXISTS (SELECT FROM pg_prepared_xacts WHERE database = current_database()) AS is_hidden,
+    pg_snapshot_xmin(pg_current_snapshot()) = pg_snapshot_xmax(pg_current_snapshot()) AS is_quiet
+FROM pg_stat_activity WHERE datname = current_database()
+""")
+READ_OLDEST_ROW = Statement("SELECT min(finished_at) FROM {schema}.envelope_history")
 READ_OLDEST_TRANSACTION = Statement("""
 SELECT pid, application_name, usename AS role, state, clock_timestamp() - xact_start AS age, query
 FROM pg_stat_activity

@@ -176,6 +176,20 @@ def horizon(conn: Connection, schema: str) -> int:
     return int(conn.execute(statements.READ_HORIZON.within(schema)).scalar_one())
 
 
+def complete_until(conn: Connection, schema: str) -> datetime | None:
+    """A moment before which every row was written that a snapshot taken later does not miss; None where none is known.
+
+    A transaction that runs holds it back to its own beginning.
+    """
+    found = conn.execute(statements.READ_COMPLETE_UNTIL.within(schema)).one()
+    return found.moment if found.is_quiet or not found.is_hidden else None
+
+
+def begins_at(conn: Connection, schema: str) -> datetime | None:
+    """When the oldest outcome that is still here was written."""
+    return conn.execute(statements.READ_OLDEST_ROW.within(schema)).scalar_one()
+
+
 def end_of_batch(conn: Connection, schema: str, table: str, low: int, high: int, rows: int | None) -> int | None:
     """Where a batch that begins at `low` ends: at `high`, or after about so many rows. None when it would be empty."""
     of_table, params = statements.BY_TRANSACTION[table], {"low": low, "high": high}
