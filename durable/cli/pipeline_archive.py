@@ -76,8 +76,12 @@ def archive(
     named_spark = master is not None or remote is not None
     if named_spark:
         spark()
-    local_rows = 0 if named_spark else settings.pipeline_local_rows
-    options = {"is_new_lake": new_lake, "is_successor": successor, "local_rows": local_rows}
+    options = {
+        "is_new_lake": new_lake,
+        "is_successor": successor,
+        "local_rows": 0 if named_spark else settings.pipeline_local_rows,
+        "compact_above": settings.pipeline_compact_above,
+    }
     done = []
     for table in SOURCES:
         with progress(f"archiving {table}") as show:

@@ -39,6 +39,7 @@ from sqlalchemy import Connection, Engine
 from durable.errors import DurableError, InvalidSetting
 from durable.failpoints import failpoint
 from durable.pipeline.columns import COLUMNS
+from durable.pipeline.compaction import compact
 from durable.pipeline.copying import copy, opened
 from durable.pipeline.files import TaskFiles
 from durable.pipeline.known import KnownRows
@@ -89,13 +90,14 @@ def archive(
     is_new_lake: bool = False,
     is_successor: bool = False,
     local_rows: int = 200_000,
+    compact_above: int | None = 100,
     show: Show = lambda done, total: None,
 ) -> Archived:
     """Bring what was written since the last time into the lake.
 
     `is_new_lake` leaves the earlier lake behind. `is_successor` says that this database has taken the place of the one
     that was archived: its rows are archived unless the lake has them. Up to `local_rows` rows are read in this process,
-    without Spark.
+    without Spark. Days with more than `compact_above` files are compacted afterwards.
 
     Raises ArchiveConflict when somebody else archives this database; InvalidSetting when it is archived elsewhere, or
     is not the database that was archived; StorageUnavailable.
@@ -116,6 +118,8 @@ def archive(
             done.append(run.archive(conn, engine, max(low, base), horizon, show))
         for part in done:
             run.clean(part)
+        if compact_above is not None and any(part.files for part in done):
+            compact(lake, table, above=compact_above)
     return Archived(
         table=table,
         low=low,

@@ -95,16 +95,14 @@ class Lake:
         schema = spark_schema(table)
         if not files:
             return spark.createDataFrame([], schema)
-        return spark.read.schema(schema).option("basePath", _hadoop(self.table_url(table))).parquet(*files)
+        named = {"basePath": _hadoop(self.table_url(table)), "__globPaths__": "false"}  # brackets are no patterns
+        return spark.read.schema(schema).options(**named).parquet(*files)
 
     def files(self, table: LakeTable, since: date | None = None, until: date | None = None) -> list[str]:
         """The URLs of the files that hold these days."""
-        if not self.exists(table):
-            return []
         low, high = since or _FIRST_DAY, until or _LAST_DAY
-        with _readable(self.url):
-            named = self.opened(table).file_uris(file_pruning_predicate=f"day >= '{low}' AND day < '{high}'")
-        return [_hadoop(file) for file in named]
+        folder = _hadoop(self.table_url(table))
+        return [f"{folder}/{path}" for day, path, _ in self._listed(table) if low <= day < high]
 
     def files_by_day(self, table: LakeTable) -> dict[date, list[str]]:
         """The files of each day, as paths within the table."""
@@ -226,9 +224,15 @@ class Lake:
     # ---------------------------------------------------------------- files that are no part of it
 
     def unlisted(self, table: LakeTable, day: date) -> list[str]:
-        """The files in the folder of this day which no commit has made part of the table, relative to the table."""
+        """The files in the folder of this day which no commit has made part of the table, relative to the table.
+
+        Files that a later commit has replaced are none of them: readers of older versions need them until vacuum().
+        """
         folder = f"day={day}"
-        listed = {file.rpartition("/")[2] for file in self.files(table, day, day + timedelta(days=1))}
+        with _readable(self.url):
+            replaced = self.opened(table).vacuum(0, dry_run=True, enforce_retention_duration=False)
+        committed = [*self.files(table, day, day + timedelta(days=1)), *replaced]
+        listed = {file.rpartition("/")[2] for file in committed}
         return [f"{folder}/{name}" for name in places.names(self.table_url(table), folder) if name not in listed]
 
     def remove(self, table: LakeTable, path: str) -> None:
