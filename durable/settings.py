@@ -291,6 +291,15 @@ class Settings(BaseSettings):
     lake: str | None = Field(
         default=None, description="where the pipeline keeps history: a folder, or the URL of an object store"
     )
+    pipeline_local_rows: Annotated[int, Field(ge=0)] = Field(
+        default=200_000, description="rows up to which an archive needs no Spark: they take less time than its start"
+    )
+    pipeline_compact_above: Count = Field(
+        default=100, description="files of a day of the lake above which an archive makes few large ones of them"
+    )
+    pipeline_keep_replaced: Duration = Field(
+        default=timedelta(days=7), description="for which files of the lake stay after others have replaced them"
+    )
     dead_letter_retention: Duration = Field(
         default=timedelta(days=90), description="for which a dead letter is kept after it was resolved"
     )

@@ -7,6 +7,7 @@ import typer
 from durable.cli import (
     pipeline_archive,
     pipeline_audit,
+    pipeline_compact,
     pipeline_conversations,
     pipeline_replay,
     pipeline_report,
@@ -27,6 +28,8 @@ for command in (
     pipeline_archive.verify,
     pipeline_archive.purge,
     pipeline_archive.status,
+    pipeline_compact.compact,
+    pipeline_compact.vacuum,
     pipeline_report.report,
     pipeline_audit.audit,
     pipeline_conversations.conversations,

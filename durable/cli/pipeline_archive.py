@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import date, timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,6 +29,14 @@ if TYPE_CHECKING:
 NewLake = Annotated[
     bool, typer.Option("--new-lake", help="begin anew in this lake, and leave the one that was used before behind")
 ]
+Successor = Annotated[
+    bool,
+    typer.Option(
+        "--successor",
+        help="this database has taken the place of the one that was archived (restored, upgraded, failed over): "
+        "archive what the lake does not have",
+    ),
+]
 End = Annotated[
     bool, typer.Option("--end", help="archive no more: maintenance drops what is past its retention, archived or not")
 ]
@@ -41,6 +51,7 @@ def archive(
     lake: LakeUrl = None,
     service: Service = None,
     new_lake: NewLake = False,
+    successor: Successor = False,
     end: End = False,
     master: Master = None,
     remote: Remote = None,
@@ -61,15 +72,27 @@ def archive(
     origin = find_origin(settings, name)
     with needs_spark():
         from durable.pipeline.archive import archive as archive_table
-    spark = open_session(master, remote, debug=debug)
+    spark = cache(lambda: open_session(master, remote, debug=debug))
+    named_spark = master is not None or remote is not None
+    if named_spark:
+        spark()
+    options = {
+        "is_new_lake": new_lake,
+        "is_successor": successor,
+        "local_rows": 0 if named_spark else settings.pipeline_local_rows,
+        "compact_above": settings.pipeline_compact_above,
+    }
     done = []
     for table in SOURCES:
         with progress(f"archiving {table}") as show:
-            done.append(archive_table(spark, found, table, origin, is_new_lake=new_lake, show=show))
+            done.append(archive_table(spark, found, table, origin, show=show, **options))
     if json:
-        print_json({"service": origin.service, "lake": found.url, "tables": [asdict(each) for each in done]})
+        tables = [asdict(each) | {"gone": _by_day(each.gone)} for each in done]
+        print_json({"service": origin.service, "lake": found.url, "tables": tables})
     else:
-        print_blocks([_archived(found, done)])
+        print_blocks([_archived(found, done), *_gone([(each.table, each.gone) for each in done])])
+    if any(each.gone for each in done):
+        raise typer.Exit(1)
 
 
 def verify(
@@ -87,23 +110,20 @@ def verify(
     settings, name = _target(app, database, schema, service)
     found = find_lake(lake, settings)
     origin = find_origin(settings, name)
-    with connection(settings) as conn:
-        known = {table: archives.find(conn, origin.schema, source) for table, source in SOURCES.items()}
-    history, letters = known["history"], known["dead_letters"]
-    if history is None or letters is None:
-        raise InvalidSetting("this database is not archived; run: durable-agent pipeline archive")
     with needs_spark():
-        from durable.pipeline.verify import verify_history, verify_letters
+        from durable.pipeline.verify import claimed, verify_history, verify_letters
+    with connection(settings) as conn:
+        history, letters = (claimed(conn, found, table, origin) for table in SOURCES)
     spark = open_session(master, remote, debug=debug)
     done = [
-        verify_history(spark, found, origin, history.app_id),
-        verify_letters(spark, found, origin, letters.app_id),
+        verify_history(spark, found, origin, history),
+        verify_letters(spark, found, origin, letters),
     ]
     if json:
-        tables = [asdict(each) | {"whole": each.is_whole} for each in done]
+        tables = [asdict(each) | {"whole": each.is_whole, "gone": _by_day(each.gone)} for each in done]
         print_json({"service": origin.service, "lake": found.url, "tables": tables})
     else:
-        print_blocks([_verified(found, done)])
+        print_blocks([_verified(found, done), *_gone([(each.table, each.gone) for each in done])])
     if not all(each.is_whole for each in done):
         raise typer.Exit(1)
 
@@ -146,14 +166,20 @@ def status(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """How far the archive has come, what is not archived yet, and what holds it back. Needs no Spark."""
+    """How far the archive has come, what is not archived yet, and what holds it back. Needs no Spark.
+
+    Ends with 1 when nothing can be archived before something was decided, or the lake lacks what was archived.
+    """
     settings, _ = _target(app, database, schema, None)
     place = lake or settings.lake
     found = read_status(lock_url(settings), settings.db_schema, Lake(place) if place else None)
     if json:
         print_json(_status_document(found))
-        return
-    print_blocks([_status(found), _horizon(found)])
+    else:
+        problems = [f"\n{each.table}: {each.problem}" for each in found.tables if each.problem]
+        print_blocks([_status(found), _horizon(found), *problems, *_gone([(t.table, t.gone) for t in found.tables])])
+    if any(each.problem for each in found.tables):
+        raise typer.Exit(1)
 
 
 def _target(
@@ -182,8 +208,22 @@ def _days(given: float) -> timedelta:
 
 
 def _archived(lake: Lake, done: list[Archived]) -> Table:
-    rows: list[list[Cell]] = [[each.table, each.rows, each.files, each.size, each.low, each.high] for each in done]
-    return Table(f"archived into {lake.url}", ["table", "rows", "files", "bytes", "from xid", "to xid"], rows)
+    rows: list[list[Cell]] = [
+        [each.table, each.rows, each.known, each.files, each.size, each.low, each.high] for each in done
+    ]
+    columns = ["table", "rows", "there before", "files", "bytes", "from xid", "to xid"]
+    return Table(f"archived into {lake.url}", columns, rows)
+
+
+def _gone(tables: Sequence[tuple[str, Mapping[date, int]]]) -> list[Table]:
+    """What a lake that was restored had, and nobody has any more."""
+    rows: list[list[Cell]] = [[table, str(day), count] for table, gone in tables for day, count in gone.items()]
+    title = "gone: the lake was restored without these rows, and the database has let go of them"
+    return [Table(title, ["table", "day", "rows"], rows)] if rows else []
+
+
+def _by_day(gone: Mapping[date, int]) -> dict[str, int]:
+    return {str(day): rows for day, rows in gone.items()}
 
 
 def _verified(lake: Lake, done: list[Verified]) -> Table:
@@ -210,7 +250,10 @@ def _status(found: Status) -> Table:
 def _status_document(found: Status) -> dict[str, object]:
     holder = found.holder
     held = None if holder is None else {"who": holder.who, "seconds": holder.age.total_seconds(), "query": holder.query}
-    tables = [asdict(each) | {"lag_age": each.lag_age and each.lag_age.total_seconds()} for each in found.tables]
+    tables = [
+        asdict(each) | {"lag_age": each.lag_age and each.lag_age.total_seconds(), "gone": _by_day(each.gone)}
+        for each in found.tables
+    ]
     return {"horizon": found.horizon, "held_back_by": held, "tables": tables}
 
 

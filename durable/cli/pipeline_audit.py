@@ -115,8 +115,12 @@ def _duration(text: str, option: str) -> timedelta:
 
 def _blocks(verdict: Verdict) -> list[Block]:
     blocks: list[Block] = [
-        f"judged: what was sent from {_time(verdict.since)} on; the senders are complete up to "
-        f"{_time(verdict.sent_until)}, the receivers up to {_time(verdict.received_until)}",
+        f"judged: what was sent from {_time(verdict.since)} on, as far as the histories reach",
+        Table(
+            "histories",
+            ("service", "side", "complete from", "until"),
+            [(row["service"], row["side"], _time(row["begin"]), _time(row["until"])) for row in verdict.spans],
+        ),
         Table(
             "history",
             ("lake", "service", "side", "outcome", "envelopes", "local", "first", "last"),

@@ -2,7 +2,7 @@
 
     low   the offset in the lake's own log                                     high   the horizon of one snapshot
           └──────────────── rows of the transactions [low, high) ───────────────────┘
-    1. claim       the database notes `high`
+    1. claim       the database notes `high`, and how many rows of which days are to be archived
     2. write       tasks: COPY from Postgres ──> Parquet files in the lake, which are no part of it yet
     3. count       as many rows as the snapshot has, or nothing happens
     4. commit      the files and the offset `high`, in one commit of the lake             <- from here on it is done
@@ -12,16 +12,26 @@
 Who dies before 4 has done nothing; who dies after it has done everything, and the next run begins with 5. Of two who
 archive the same rows the lake accepts one. Below the horizon no row can appear any more, so that a transaction which
 commits late is in a later range rather than in none. Data goes from Postgres to the files without passing Spark: its
-tasks return only the files' names.
+tasks return only the files' names, and few rows need no Spark at all.
+
+A database that succeeds another one (restored from a dump, upgraded, failed over) begins a new generation of
+transaction numbers. Numbers of earlier generations tell nothing of what was archived, so its first run reconciles:
+
+    rows of earlier generations ──> those that the lake does not have, by their keys ──> one commit, up to the new base
+
+A lake that is behind what was archived from here was restored itself. What Postgres still has is archived again, as the
+lake's offset says, and what is gone on both sides is named.
 """
 
 from __future__ import annotations
 
+import sys
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import date
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 from sqlalchemy import Connection, Engine
@@ -29,15 +39,17 @@ from sqlalchemy import Connection, Engine
 from durable.errors import DurableError, InvalidSetting
 from durable.failpoints import failpoint
 from durable.pipeline.columns import COLUMNS
+from durable.pipeline.compaction import compact
 from durable.pipeline.copying import copy, opened
 from durable.pipeline.files import TaskFiles
-from durable.pipeline.lake import SOURCES, DataFile, Lake, LakeTable
+from durable.pipeline.known import KnownRows
+from durable.pipeline.lake import SOURCES, DataFile, Lake, LakeTable, Span, Whose
 from durable.pipeline.origin import Origin, locked
 from durable.pipeline.progress import Show, collected
 from durable.pipeline.session import spark_errors
 from durable.storage import archives, slices
 from durable.storage.archives import Archive, Place
-from durable.storage.slices import Share, Snapshot, exported_snapshot, join_snapshot
+from durable.storage.slices import Share, Snapshot, exported_snapshot, joined
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,7 +58,11 @@ if TYPE_CHECKING:
 
 _TASK_BLOCKS = 16_384  # 128 MiB: a task of a few seconds, and files of some ten MiB
 _MOST_TASKS = 10_000
+_QUIET = timedelta(minutes=1)  # of a service that has nothing to archive, until the lake says so
 _FILE_DDL = "path string, day date, rows bigint, size bigint, stats string"
+
+Spark = Callable[[], "SparkSession"]
+"""Opens the session when it is first needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,55 +72,83 @@ class Archived:
     table: str
     low: int
     high: int
-    rows: int
-    files: int
-    size: int
+    rows: int = 0
+    files: int = 0
+    size: int = 0
+    known: int = 0
+    """Rows of earlier generations that the lake had already."""
+    gone: Mapping[date, int] = field(default_factory=dict)
+    """Rows that the lake had before it was restored, and the database has no more, by day."""
 
 
 def archive(
-    spark: SparkSession,
+    spark: Spark,
     lake: Lake,
     table: LakeTable,
     origin: Origin,
     *,
     is_new_lake: bool = False,
+    is_successor: bool = False,
+    local_rows: int = 200_000,
+    compact_above: int | None = 100,
     show: Show = lambda done, total: None,
 ) -> Archived:
-    """Bring what was written since the last time into the lake. `is_new_lake` leaves the earlier lake behind.
+    """Bring what was written since the last time into the lake.
+
+    `is_new_lake` leaves the earlier lake behind. `is_successor` says that this database has taken the place of the one
+    that was archived: its rows are archived unless the lake has them. Up to `local_rows` rows are read in this process,
+    without Spark. Days with more than `compact_above` files are compacted afterwards.
 
     Raises ArchiveConflict when somebody else archives this database; InvalidSetting when it is archived elsewhere, or
-    was restored to an earlier state; StorageUnavailable.
+    is not the database that was archived; StorageUnavailable.
     """
     with opened(origin.url) as engine, locked(engine, origin.schema) as conn:
-        begun = _begun(conn, lake, table, origin, is_new_lake=is_new_lake)
-        low = _low(conn, lake, table, origin, begun)
+        begun = _begun(conn, lake, table, origin, is_new_lake=is_new_lake, is_successor=is_successor)
+        low = _low(conn, lake, table, origin, begun, is_successor=is_successor)
+        gone = archives.gone(conn, origin.schema, SOURCES[table], low, begun.archived_below)
+        archives.rewind(conn, origin.schema, SOURCES[table], low)
+        base = archives.generation_base(conn, origin.schema)
+        whose = Whose(origin.service, archives.database(conn, origin.schema))
+        span = Span(archives.begins_at(conn, origin.schema), archives.complete_until(conn, origin.schema))
         with exported_snapshot(engine) as snapshot:
-            run = _Run(spark, lake, table, origin, begun.app_id, low, snapshot)
-            found = run.survey(engine)
-            rows = sum(each.rows for each in found)
-            if not rows:
-                return Archived(table=table, low=low, high=low, rows=0, files=0, size=0)
-            archives.claim(conn, origin.schema, SOURCES[table], snapshot.horizon)
-            files = run.write(run.share_out(found), show)
-        run.check(files, rows)
-        failpoint("A1")
-        lake.commit(table, files, app_id=begun.app_id, low=low, high=snapshot.horizon)
-        failpoint("A2")
-        archives.confirm(conn, origin.schema, SOURCES[table], snapshot.horizon)
-        run.clean({file.day for file in files})
-    size = sum(file.size for file in files)
-    return Archived(table=table, low=low, high=snapshot.horizon, rows=rows, files=len(files), size=size)
+            run = _Run(spark, local_rows, lake, table, origin, whose, begun.app_id, snapshot, span)
+            with joined(engine, snapshot) as seen:
+                horizon = archives.horizon(seen, origin.schema)
+            done = [run.archive(conn, engine, low, base, show, reconciles=True)] if low < base else []
+            done.append(run.archive(conn, engine, max(low, base), horizon, show))
+        for part in done:
+            run.clean(part)
+        if compact_above is not None and any(part.files for part in done):
+            compact(lake, table, above=compact_above)
+    return Archived(
+        table=table,
+        low=low,
+        high=done[-1].high,
+        rows=sum(part.rows for part in done),
+        files=sum(len(part.files) for part in done),
+        size=sum(file.size for part in done for file in part.files),
+        known=sum(part.known for part in done),
+        gone=gone,
+    )
 
 
-def _begun(conn: Connection, lake: Lake, table: LakeTable, origin: Origin, *, is_new_lake: bool) -> Archive:
+def _begun(
+    conn: Connection, lake: Lake, table: LakeTable, origin: Origin, *, is_new_lake: bool, is_successor: bool
+) -> Archive:
     """From here on maintenance drops nothing of the table that is not archived."""
     source, lake_id = SOURCES[table], lake.create(table)
-    app_id = archives.app_id(conn, origin.schema, origin.service, source)
-    place = Place(origin.service, app_id, lake.table_url(table), lake_id)
+    name = archives.database(conn, origin.schema)
+    place = Place(origin.service, f"{origin.service}:{name}.{origin.schema}.{source}", lake.table_url(table), lake_id)
+    if archives.find(conn, origin.schema, source) is None and archives.is_numbered_anew(conn, origin.schema, source):
+        archives.begin_generation(conn, origin.schema)  # it was restored before it was ever archived
     begun = archives.begin(conn, origin.schema, source, place)
+    if begun.identity != archives.identity(conn, origin.schema):
+        if not (is_successor or is_new_lake):
+            raise InvalidSetting(_OTHER_DATABASE.format(source=source, lake=begun.lake))
+        archives.begin_generation(conn, origin.schema)
     if begun.lake_id != lake_id and is_new_lake:
         archives.move(conn, origin.schema, source, place)
-        begun = archives.begin(conn, origin.schema, source, place)
+    begun = archives.begin(conn, origin.schema, source, place)
     if begun.service != origin.service:
         raise InvalidSetting(
             f"service: {source} of this database is archived as {begun.service!r}; leave --service out"
@@ -117,65 +161,116 @@ def _begun(conn: Connection, lake: Lake, table: LakeTable, origin: Origin, *, is
     return begun
 
 
-def _low(conn: Connection, lake: Lake, table: LakeTable, origin: Origin, begun: Archive) -> int:
+_OTHER_DATABASE = (
+    "{source}: this is not the database that was archived into {lake}: it was restored, copied, upgraded or failed "
+    "over, and its transactions are numbered anew; if it has taken the place of that database, run once with "
+    "--successor, which archives what the lake does not have; if that one still lives, archive this one into another "
+    "lake, with --new-lake"
+)
+
+
+def _low(conn: Connection, lake: Lake, table: LakeTable, origin: Origin, begun: Archive, *, is_successor: bool) -> int:
     """Where this run begins. What an earlier one committed without living to say so is said now."""
-    low = lake.offset(begun.app_id, table)
-    if low > max(begun.claimed_below, begun.archived_below):
-        raise InvalidSetting(
-            f"lake {lake.table_url(table)}: is at transaction {low}, and this database remembers none beyond "
-            f"{begun.claimed_below}: it was restored to an earlier state, and its transactions are numbered as those "
-            "before; archive it into another lake, with --new-lake"
-        )
-    archives.confirm(conn, origin.schema, SOURCES[table], low)
+    source, low = SOURCES[table], lake.offset(begun.app_id, table)
+    unknown = low > max(begun.claimed_below, begun.archived_below)
+    if unknown or archives.is_numbered_anew(conn, origin.schema, source):
+        if not is_successor:
+            raise InvalidSetting(
+                f"lake {lake.table_url(table)}: is at transaction {low}, and this database remembers none beyond "
+                f"{begun.claimed_below}: it was restored to an earlier state, and its transactions are numbered as "
+                "those before; run once with --successor, which archives what the lake does not have"
+            )
+        archives.begin_generation(conn, origin.schema)
+    archives.confirm(conn, origin.schema, source, low)
     return low
 
 
+class _Part(NamedTuple):
+    """What was committed of the transactions [low, high)."""
+
+    low: int
+    high: int
+    rows: int = 0
+    known: int = 0
+    files: Sequence[DataFile] = ()
+
+
 class _Run:
-    """One attempt over one range of transactions."""
+    """One attempt, within one snapshot."""
 
     def __init__(
         self,
-        spark: SparkSession,
+        spark: Spark,
+        local_rows: int,
         lake: Lake,
         table: LakeTable,
         origin: Origin,
+        whose: Whose,
         app_id: str,
-        low: int,
         snapshot: Snapshot,
+        span: Span,
     ) -> None:
-        self._spark, self._lake, self._origin = spark, lake, origin
+        self._spark, self._local_rows = spark, local_rows
+        self._lake, self._origin, self._whose = lake, origin, whose
         self._table: LakeTable = table
-        self._snapshot = snapshot
-        self._low = low
+        self._snapshot, self._span = snapshot, span
+        self._app_id = app_id
         self._app = f"{zlib.crc32(app_id.encode()):08x}"
-        self._name = f"{self._app}-{low}-{uuid4().hex[:8]}"
 
-    def survey(self, engine: Engine) -> list[slices.Survey]:
-        """Where the rows are, as the snapshot has them; in a transaction that ends at once, and its locks with it."""
-        with engine.connect().execution_options(isolation_level="REPEATABLE READ") as conn:
-            join_snapshot(conn, self._snapshot)
-            return slices.survey(conn, self._origin.schema, SOURCES[self._table], self._low, self._snapshot.horizon)
+    def archive(
+        self, conn: Connection, engine: Engine, low: int, high: int, show: Show, *, reconciles: bool = False
+    ) -> _Part:
+        """Bring the rows of these transactions into the lake; with `reconciles` only those that it does not have."""
+        schema, source = self._origin.schema, SOURCES[self._table]
+        first = 0 if reconciles else low
+        with joined(engine, self._snapshot) as seen:
+            found = slices.survey(seen, schema, source, first, high)
+        rows = sum(each.rows for each in found)
+        if not rows and not reconciles and not self._is_marked_long_ago():
+            return _Part(low, low)
+        archives.claim(conn, schema, source, high)
+        shares = slices.of_survey(schema, found, first, high, _task_count(found)) if rows else []
+        written = self._write(shares, rows, f"{self._app}-{low}-{uuid4().hex[:8]}", show, reconciles=reconciles)
+        files = [file for file in written if file.path]
+        known = sum(file.rows for file in written if not file.path)
+        self._check(files, rows - known)
+        counts: Counter[date] = Counter()
+        for file in files:
+            counts[file.day] += file.rows
+        archives.note_commit(conn, schema, source, low, high, counts)
+        failpoint("A1")
+        span = Span(self._span.begin) if reconciles else self._span
+        self._lake.commit(self._table, files, app_id=self._app_id, low=low, high=high, whose=self._whose, span=span)
+        failpoint("A2")
+        archives.confirm(conn, schema, source, high)
+        return _Part(low, high, rows - known, known, files)
 
-    def share_out(self, found: Sequence[slices.Survey]) -> list[Share]:
-        blocks = sum(each.extent.end - each.extent.first for each in found)
-        count = min(-(-blocks // _TASK_BLOCKS), _MOST_TASKS)
-        return slices.of_survey(self._origin.schema, found, self._low, self._snapshot.horizon, count)
+    def _is_marked_long_ago(self) -> bool:
+        """Whether an audit would gain from hearing that nothing has happened since."""
+        until = self._lake.span(self._table, self._whose).until
+        return self._span.until is not None and (until is None or self._span.until - until > _QUIET)
 
-    def write(self, shares: list[Share], show: Show) -> list[DataFile]:
+    def _write(self, shares: list[Share], rows: int, name: str, show: Show, *, reconciles: bool) -> Sequence[DataFile]:
+        """The files, and one without a path for the rows of each share that the lake has already."""
         task = ArchiveTask(
             origin=self._origin,
+            whose=self._whose,
             table_url=self._lake.table_url(self._table),
             table=self._table,
             shares=tuple(shares),
             snapshot=self._snapshot.name,
-            name=self._name,
+            name=name,
+            known=KnownRows.of(self._lake, self._table, self._whose) if reconciles else None,
         )
+        if rows <= self._local_rows:
+            return _written_here(task, show)
         with spark_errors():
-            numbered = self._spark.range(0, len(shares), 1, len(shares))
-            rows = collected(self._spark, numbered.mapInArrow(task, _FILE_DDL), len(shares), show)
-        return [DataFile(row.path, row.day, row.rows, row.size, row.stats) for row in rows]
+            spark = self._spark()
+            numbered = spark.range(0, len(shares), 1, len(shares))
+            files = collected(spark, numbered.mapInArrow(task, _FILE_DDL), len(shares), show)
+        return [DataFile(row.path, row.day, row.rows, row.size, row.stats) for row in files]
 
-    def check(self, files: Sequence[DataFile], rows: int) -> None:
+    def _check(self, files: Sequence[DataFile], rows: int) -> None:
         """Nothing that this code knows of can make them differ; then it is better to archive nothing."""
         written = sum(file.rows for file in files)
         if written != rows:
@@ -183,15 +278,20 @@ class _Run:
                 self._lake.remove(self._table, file.path)
             raise DurableError(f"{self._table}: the tasks wrote {written:,} rows of {rows:,}; nothing was archived")
 
-    def clean(self, days: set[date]) -> None:
+    def clean(self, part: _Part) -> None:
         """Remove what attempts of this table have left behind that began at this offset, or before it.
 
         The offset has passed them, so that none of them can be committed any more, even if its driver still lives.
         """
-        for day in days:
+        for day in {file.day for file in part.files}:
             for path in self._lake.unlisted(self._table, day):
-                if _is_left_behind(path, self._app, self._low):
+                if _is_left_behind(path, self._app, part.low):
                     self._lake.remove(self._table, path)
+
+
+def _task_count(found: Sequence[slices.Survey]) -> int:
+    blocks = sum(each.extent.end - each.extent.first for each in found)
+    return min(-(-blocks // _TASK_BLOCKS), _MOST_TASKS)
 
 
 def _is_left_behind(path: str, app: str, low: int) -> bool:
@@ -205,34 +305,59 @@ class ArchiveTask:
     """What a worker does with the numbers of some shares: it reads and writes each, and returns its files."""
 
     origin: Origin
+    whose: Whose
     table_url: str
     table: LakeTable
     shares: tuple[Share, ...]
     snapshot: str
     name: str
+    known: KnownRows | None = None
+    """What is passed over, because the lake has it."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield self._written(self.shares[number])
+                files = self.write(number)
+                yield pa.RecordBatch.from_pydict(
+                    {
+                        "path": pa.array([file.path for file in files], pa.string()),
+                        "day": pa.array([file.day for file in files], pa.date32()),
+                        "rows": pa.array([file.rows for file in files], pa.int64()),
+                        "size": pa.array([file.size for file in files], pa.int64()),
+                        "stats": pa.array([file.stats for file in files], pa.string()),
+                    }
+                )
 
-    def _written(self, share: Share) -> pa.RecordBatch:
-        import pyarrow as pa
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        attempt = context.taskAttemptId() if context is not None else 0
+    def write(self, number: int) -> list[DataFile]:
+        """Read and write one share."""
+        share, name = self.shares[number], f"{self.name}-{_attempt(number)}"
         columns = [column.sql for column in COLUMNS[SOURCES[self.table]]]
-        with TaskFiles(self.table_url, self.table, self.origin.service, f"{self.name}-{attempt}") as writing:
+        known = 0
+        with TaskFiles(self.table_url, self.table, self.whose, name) as writing:
             for rows in copy(self.origin.url, share, columns, snapshot=self.snapshot):
-                writing.add(rows)
-        files = writing.files
-        return pa.RecordBatch.from_pydict(
-            {
-                "path": pa.array([file.path for file in files], pa.string()),
-                "day": pa.array([file.day for file in files], pa.date32()),
-                "rows": pa.array([file.rows for file in files], pa.int64()),
-                "size": pa.array([file.size for file in files], pa.int64()),
-                "stats": pa.array([file.stats for file in files], pa.string()),
-            }
-        )
+                fresh = rows if self.known is None else self.known.without(rows)
+                known += rows.num_rows - fresh.num_rows
+                if fresh.num_rows:
+                    writing.add(fresh)
+        return [*writing.files, *([DataFile("", date.min, known, 0, "")] if known else [])]
+
+
+def _attempt(number: int) -> int:
+    """A number that no other attempt of any task has within its run."""
+    if "pyspark" not in sys.modules:
+        return number
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.taskAttemptId() if context is not None else number
+
+
+def _written_here(task: ArchiveTask, show: Show) -> list[DataFile]:
+    files: list[DataFile] = []
+    for number in range(len(task.shares)):
+        show(number, len(task.shares))
+        files += task.write(number)
+    show(len(task.shares), len(task.shares))
+    return files

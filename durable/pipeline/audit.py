@@ -25,8 +25,8 @@ with needs_spark():
     from pyspark.sql import functions as F
 
 from durable.pipeline import ledger
-from durable.pipeline.lake import Lake, LakeTable
-from durable.pipeline.matching import FINDINGS, Edges, History, findings, inside, of, unbalanced
+from durable.pipeline.lake import Lake, LakeTable, Span, Whose
+from durable.pipeline.matching import FINDINGS, Edges, History, common, findings, inside, joint, of, once, unbalanced
 from durable.pipeline.rows import records
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Verdict:
     since: datetime | None
     sent_until: datetime | None
     received_until: datetime | None
+    spans: Sequence[Mapping[str, Any]]
+    """From when to when each service's history can be judged."""
     totals: Sequence[Mapping[str, Any]]
     counts: Mapping[str, int]
     examples: Sequence[Mapping[str, Any]]
@@ -58,9 +60,9 @@ class Verdict:
 class Question:
     """What is to be audited.
 
-    `since`, `until`: by the time when messages were sent. Without `since`, from where every lake has rows.
-    `archived_until`: up to when every lake was archived; without it, up to the last commit of each. `settle`: how long
-    before that something must have happened for the lake to have it, and for a message to have come to its end.
+    `since`, `until`: by the time when messages were sent. `archived_until`: up to when every service was archived;
+    without it, up to when the lake has every row of it. `settle`: how long before that something must have happened for
+    a message to have come to its end.
     """
 
     since: datetime | None = None
@@ -88,7 +90,7 @@ def audit(
     since = question.since and (question.since - _CLOCK_SKEW).date()
     sent, received = ledger.sources(senders, "outgoing", since), ledger.sources(receivers, "incoming", since)
     counted = records(ledger.counted(spark, [*sent, *received]).orderBy("lake", "service", "side", "outcome"))
-    edges = _edges(senders, receivers, counted, question)
+    edges = _edges(senders, receivers, counted, question, ledger.routes(spark, sent, received))
     services = {row["service"] for row in counted if row["side"] == "outgoing"}
     history = History(
         inside(_all(spark, senders, "history", since).where("side = 'outgoing'"), edges),
@@ -105,10 +107,10 @@ def audit(
         show(2, _STEPS)
         of_suspects: History | None = None
         if len(ids) > _FEW:
-            of_suspects = of(history, suspects)
+            of_suspects = once(of(history, suspects))
         elif ids:  # their rows are read once, rather than joined once for each kind of finding
             few_sent, few_received = (kept(ledger.rows(spark, side, ids)) for side in (sent, received))
-            of_suspects = History(few_sent, few_received, history.quarantined, services)
+            of_suspects = once(History(few_sent, few_received, history.quarantined, services))
         found = kept(findings(of_suspects, history.received, edges, question.late_after))
         counts = {row["finding"]: row["count"] for row in records(found.groupBy("finding").count())}
         if out is not None:
@@ -117,8 +119,9 @@ def audit(
     show(3, _STEPS)
     return Verdict(
         edges.since,
-        edges.sent_until,
-        edges.received_until,
+        common(edges.senders.values()).until,
+        common(edges.receivers.values()).until,
+        _shown_spans(edges),
         counted,
         {kind: counts.get(kind, 0) for kind in FINDINGS},
         examples,
@@ -137,25 +140,57 @@ def _all(spark: SparkSession, lakes: Sequence[Lake], table: LakeTable, since: da
 
 
 def _edges(
-    senders: Sequence[Lake], receivers: Sequence[Lake], counted: Sequence[Mapping[str, Any]], question: Question
+    senders: Sequence[Lake],
+    receivers: Sequence[Lake],
+    counted: Sequence[Mapping[str, Any]],
+    question: Question,
+    routes: Mapping[str, Collection[str]],
 ) -> Edges:
-    firsts: dict[tuple[str, str], datetime] = {}
-    for row in counted:
-        place = row["lake"], row["side"]
-        firsts[place] = min(row["first"], firsts.get(place, row["first"]))
     return Edges(
-        since=question.since or max(firsts.values(), default=None),
+        since=question.since,
         until=question.until,
-        sent_until=_settled(senders, question),
-        received_until=_settled(receivers, question),
+        senders=_service_spans(senders, counted, ["history"], question),
+        receivers=_service_spans(receivers, counted, ["history", "dead_letters"], question),
+        routes=routes,
     )
 
 
-def _settled(lakes: Sequence[Lake], question: Question) -> datetime | None:
-    """Up to when all of these lakes are complete, less the margin."""
-    written = [moment for lake in lakes if (moment := lake.archived_at("history")) is not None]
-    complete = question.archived_until or min(written, default=None)
-    return complete and complete - question.settle
+def _shown_spans(edges: Edges) -> list[dict[str, Any]]:
+    return [
+        {"service": service, "side": side, "begin": span.begin, "until": span.until}
+        for side, spans in (("outgoing", edges.senders), ("incoming", edges.receivers))
+        for service, span in sorted(spans.items())
+    ]
+
+
+def _service_spans(
+    lakes: Sequence[Lake], counted: Sequence[Mapping[str, Any]], tables: Sequence[LakeTable], question: Question
+) -> dict[str, Span]:
+    """What these lakes have whole of each service: of all its databases, and of both tables where both tell."""
+    urls = {lake.url: lake for lake in lakes}
+    found: dict[tuple[str, str | None], list[Span]] = {}
+    for url, service, database in sorted({_whose(row) for row in counted if row["lake"] in urls}, key=str):
+        lake = urls[url]
+        first = min(row["first"] for row in counted if _whose(row) == (url, service, database))
+        if database is None:
+            spans = [Span(first, lake.archived_at("history"))]
+        else:
+            spans = [lake.span(table, Whose(service, database)) for table in tables if lake.exists(table)]
+            spans = [span if span.until else span._replace(until=lake.archived_at("history")) for span in spans]
+        found.setdefault((service, database), []).append(common(_settled(span, first, question) for span in spans))
+    of_services: dict[str, list[Span]] = {}
+    for (service, _), spans in found.items():
+        of_services.setdefault(service, []).append(joint(spans))
+    return {service: common(spans) for service, spans in of_services.items()}
+
+
+def _whose(row: Mapping[str, Any]) -> tuple[str, str, str | None]:
+    return row["lake"], row["service"], row["database"]
+
+
+def _settled(span: Span, first: datetime, question: Question) -> Span:
+    until = question.archived_until or span.until
+    return Span(span.begin or first, until and until - question.settle)
 
 
 def _examples(found: DataFrame, kinds: Collection[str], count: int) -> list[dict[str, Any]]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 DONE: Final = ("sent", "handled")
 MOMENT: Final[Mapping[LakeTable, str]] = {"history": "finished_at", "dead_letters": "failed_at"}
 """The column by which a table of the lake is in order."""
+LETTER: Final = ("service", "database", "letter_id")
+"""What a letter of the lake is known by, in all of its states. The database of rows of older versions is NULL."""
 _OPTIONAL: Final = {
     "service": "string",
     "correlation_id": "binary",
@@ -132,10 +134,11 @@ def _unresolved(letters: DataFrame) -> DataFrame:
     """The lake holds each state of each letter: one that was resolved later is none of them."""
     from pyspark.sql import functions as F
 
-    resolved = letters.where(F.col("resolved_at").isNotNull()).select("service", "letter_id")
+    resolved = letters.where(F.col("resolved_at").isNotNull()).select(*LETTER)
     open_letters = letters.where(F.col("resolved_at").isNull() & F.col("replayable"))
-    left = open_letters.join(resolved, ["service", "letter_id"], "left_anti")
-    return left.dropDuplicates(["service", "letter_id"])
+    one, other = open_letters.alias("one"), resolved.alias("other")
+    same = [F.col(f"one.{name}").eqNullSafe(F.col(f"other.{name}")) for name in LETTER]
+    return one.join(other, same, "left_anti").dropDuplicates(list(LETTER))
 
 
 def _narrowed(rows: DataFrame, where: str) -> DataFrame:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from durable.pipeline.lake import DAY_OF, DataFile, LakeTable, file_schema
+from durable.pipeline.lake import DAY_OF, DataFile, LakeTable, Whose, file_schema
 from durable.pipeline.places import created
 
 if TYPE_CHECKING:
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 _GROUP_ROWS = 1 << 17
 _GROUP_BYTES = 64 << 20
+_MOST_OPEN: Final = 64  # files of a task; each gathers a row group in memory
 _FEW_VALUES: Final = (
     "service",
+    "database",
     "side",
     "outcome",
     "address",
@@ -78,13 +80,18 @@ class _OpenFile:
 
 
 class TaskFiles:
-    """Takes the rows of one task as Postgres gives them. `files` is complete when the context has ended."""
+    """Takes the rows of one task as Postgres gives them. `files` is complete when the context has ended.
 
-    def __init__(self, table_url: str, table: LakeTable, service: str, name: str) -> None:
-        """`name` must be given to no other attempt of any task: a file is never written over."""
+    Few files are open at once: one that has had no rows for the longest time is finished, and its day gets another.
+    """
+
+    def __init__(self, table_url: str, table: LakeTable, whose: Whose, name: str) -> None:
+        """`whose`: the service and the database. `name` must be given to no other attempt of any task: a file is never
+        written over."""
         self._table_url = table_url
         self._table: LakeTable = table
-        self._service = service
+        self._whose = whose
+        self._begun_count = 0
         self._name = name
         self._schema = file_schema(table)
         self._open: dict[tuple[date, str], _OpenFile] = {}
@@ -104,13 +111,14 @@ class TaskFiles:
     def add(self, batch: pa.RecordBatch) -> None:
         import pyarrow as pa
 
-        services = pa.array([self._service]).take(pa.array([0] * batch.num_rows, pa.int32()))
-        whole = pa.RecordBatch.from_arrays([services, *batch.columns], schema=self._schema)
+        whose = [pa.repeat(pa.scalar(name, pa.string()), batch.num_rows) for name in self._whose]
+        whole = pa.RecordBatch.from_arrays([*whose, *batch.columns], schema=self._schema)
         for key, rows in self._by_day_and_side(whole):
-            file = self._open.get(key)
-            if file is None:
-                file = self._open[key] = self._begun(*key)
+            file = self._open.pop(key, None) or self._begun(*key)
+            self._open[key] = file  # the last one in the dict is the one that was written to last
             file.add(rows)
+            if len(self._open) > _MOST_OPEN:
+                self.files.append(self._finished(self._open.pop(next(iter(self._open)))))
 
     def _by_day_and_side(self, batch: pa.RecordBatch) -> Iterator[tuple[tuple[date, str], pa.RecordBatch]]:
         import pyarrow as pa
@@ -130,7 +138,8 @@ class TaskFiles:
     def _begun(self, day: date, side: str) -> _OpenFile:
         import pyarrow.parquet as pq
 
-        path = f"day={day}/part-{self._name}-{len(self._open)}.parquet"
+        path = f"day={day}/part-{self._name}-{self._begun_count}.parquet"
+        self._begun_count += 1
         closing = self._closing.enter_context(ExitStack())
         stream = closing.enter_context(created(self._table_url, path))
         few: Any = [name for name in self._schema.names if name in _FEW_VALUES]

@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from urllib.parse import unquote
 
 from durable.errors import ArchiveConflict, InvalidSetting
 from durable.pipeline import places
@@ -29,6 +30,7 @@ from durable.pipeline.session import needs_spark
 if TYPE_CHECKING:
     import pyarrow
     from deltalake import DeltaTable
+    from deltalake.transaction import Transaction
     from pyspark.sql import DataFrame, SparkSession
 
 LakeTable = Literal["history", "dead_letters"]
@@ -41,6 +43,7 @@ DAY_OF: Final[Mapping[LakeTable, str]] = {"history": "finished_at", "dead_letter
 _BRANCH = re.compile(r"\n|\x1b\[\d*m|↳")
 
 _FIRST_DAY, _LAST_DAY = date.min, date.max
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,23 @@ class DataFile:
     rows: int
     size: int
     stats: str
+
+
+class Whose(NamedTuple):
+    """Whose rows: a service has one database or more."""
+
+    service: str
+    database: str
+
+
+class Span(NamedTuple):
+    """From when to when every row is there; None where it is not known."""
+
+    begin: datetime | None = None
+    until: datetime | None = None
+
+
+NO_SPAN: Final = Span()
 
 
 class Lake:
@@ -75,27 +95,36 @@ class Lake:
         schema = spark_schema(table)
         if not files:
             return spark.createDataFrame([], schema)
-        return spark.read.schema(schema).option("basePath", _hadoop(self.table_url(table))).parquet(*files)
+        named = {"basePath": _hadoop(self.table_url(table)), "__globPaths__": "false"}  # brackets are no patterns
+        return spark.read.schema(schema).options(**named).parquet(*files)
 
     def files(self, table: LakeTable, since: date | None = None, until: date | None = None) -> list[str]:
         """The URLs of the files that hold these days."""
-        if not self.exists(table):
-            return []
         low, high = since or _FIRST_DAY, until or _LAST_DAY
-        with _readable(self.url):
-            named = self.opened(table).file_uris(file_pruning_predicate=f"day >= '{low}' AND day < '{high}'")
-        return [_hadoop(file) for file in named]
+        folder = _hadoop(self.table_url(table))
+        return [f"{folder}/{path}" for day, path, _ in self._listed(table) if low <= day < high]
+
+    def files_by_day(self, table: LakeTable) -> dict[date, list[str]]:
+        """The files of each day, as paths within the table."""
+        found: dict[date, list[str]] = {}
+        for day, path, _ in self._listed(table):
+            found.setdefault(day, []).append(path)
+        return found
 
     def sizes(self, table: LakeTable, since: date | None = None) -> dict[str, int]:
         """The files that hold these days, each as its path within the table, and how many rows it has."""
+        return {path: rows for day, path, rows in self._listed(table) if since is None or day >= since}
+
+    def _listed(self, table: LakeTable) -> list[tuple[date, str, int]]:
+        """Day, path and number of rows of each file."""
         import pyarrow as pa
 
         if not self.exists(table):
-            return {}
+            return []
         with _readable(self.url):
             adds = pa.table(self.opened(table).get_add_actions(flatten=True)).to_pydict()
-        each = zip(adds["path"], adds["num_records"], adds["partition.day"], strict=True)
-        return {path: rows or 0 for path, rows, day in each if since is None or day >= since}
+        each = zip(adds["partition.day"], adds["path"], adds["num_records"], strict=True)
+        return [(day, unquote(path), rows or 0) for day, path, rows in each]
 
     def exists(self, table: LakeTable) -> bool:
         with needs_spark():
@@ -110,6 +139,14 @@ class Lake:
         with _readable(self.url):
             return self.opened(table).transaction_version(app_id) or 0
 
+    def span(self, table: LakeTable, whose: Whose) -> Span:
+        """From when to when the table has every row of this database. What older versions archived has no span."""
+        if not self.exists(table):
+            return Span()
+        with _readable(self.url):
+            opened = self.opened(table)
+            return Span(*(_moment(opened.transaction_version(name)) for name in _marks(whose)))
+
     def archived_at(self, table: LakeTable) -> datetime | None:
         """When rows were last committed; None if never. What had happened long before is in the table."""
         if not self.exists(table):
@@ -122,18 +159,34 @@ class Lake:
     # ---------------------------------------------------------------- writing
 
     def create(self, table: LakeTable) -> str:
-        """Make the table unless it is there. Returns its id, which no other table ever has."""
+        """Make the table unless it is there, and add the columns that it lacks. Returns its id, which no other has."""
         with needs_spark():
             from deltalake import DeltaTable, Schema
+        schema = Schema.from_arrow(arrow_schema(table))
         with _readable(self.url):
             if not self.exists(table):
-                schema = Schema.from_arrow(arrow_schema(table))
                 DeltaTable.create(self.table_url(table), schema, mode="ignore", partition_by=["day"])
-            return str(self.opened(table).metadata().id)
+            opened = self.opened(table)
+            known = {field.name for field in opened.schema().fields}
+            missing = [field for field in schema.fields if field.name not in known]
+            if missing:
+                opened.alter.add_columns(missing)
+            return str(opened.metadata().id)
 
-    def commit(self, table: LakeTable, files: Sequence[DataFile], *, app_id: str, low: int, high: int) -> None:
+    def commit(
+        self,
+        table: LakeTable,
+        files: Sequence[DataFile],
+        *,
+        app_id: str,
+        low: int,
+        high: int,
+        whose: Whose | None = None,
+        span: Span = NO_SPAN,
+    ) -> None:
         """Make these files part of the table and move the offset of `app_id` from `low` to `high`: both or neither.
 
+        `span`: from when to when the table then has every row of `whose`; the first beginning that is named stays.
         Raises ArchiveConflict when the offset is not `low` any more: somebody else has archived these rows.
         """
         from deltalake import CommitProperties
@@ -147,7 +200,7 @@ class Lake:
             raise ArchiveConflict
         properties = CommitProperties(
             custom_metadata={"durable.low": str(low), "durable.high": str(high)},
-            app_transactions=[Transaction(app_id, high)],
+            app_transactions=[Transaction(app_id, high), *self._marked(opened, whose, span)],
         )
         try:
             opened.create_write_transaction(
@@ -156,12 +209,30 @@ class Lake:
         except CommitFailedError as error:
             raise ArchiveConflict from error
 
+    def _marked(self, opened: DeltaTable, whose: Whose | None, span: Span) -> list[Transaction]:
+        """A table's log keeps a number for each name, whatever becomes of old commits."""
+        from deltalake.transaction import Transaction
+
+        if whose is None:
+            return []
+        begin, until = _marks(whose)
+        marks = [Transaction(until, _micros(span.until))] if span.until else []
+        if span.begin and opened.transaction_version(begin) is None:
+            marks.append(Transaction(begin, _micros(span.begin)))
+        return marks
+
     # ---------------------------------------------------------------- files that are no part of it
 
     def unlisted(self, table: LakeTable, day: date) -> list[str]:
-        """The files in the folder of this day which no commit has made part of the table, relative to the table."""
+        """The files in the folder of this day which no commit has made part of the table, relative to the table.
+
+        Files that a later commit has replaced are none of them: readers of older versions need them until vacuum().
+        """
         folder = f"day={day}"
-        listed = {file.rpartition("/")[2] for file in self.files(table, day, day + timedelta(days=1))}
+        with _readable(self.url):
+            replaced = self.opened(table).vacuum(0, dry_run=True, enforce_retention_duration=False)
+        committed = [*self.files(table, day, day + timedelta(days=1)), *replaced]
+        listed = {file.rpartition("/")[2] for file in committed}
         return [f"{folder}/{name}" for name in places.names(self.table_url(table), folder) if name not in listed]
 
     def remove(self, table: LakeTable, path: str) -> None:
@@ -177,9 +248,9 @@ class Lake:
 
 
 def spark_schema(table: LakeTable) -> str:
-    """The columns of a table of the lake, as Spark's schemas are written: those of Postgres, `service` and `day`."""
+    """The columns of a table of the lake, as Spark's schemas are written: whose they are, those of Postgres, `day`."""
     columns = ", ".join(column.ddl.removesuffix(" NOT NULL") for column in COLUMNS[SOURCES[table]])
-    return f"service STRING, {columns}, day DATE"
+    return f"service STRING, database STRING, {columns}, day DATE"
 
 
 def arrow_schema(table: LakeTable) -> pyarrow.Schema:
@@ -187,13 +258,30 @@ def arrow_schema(table: LakeTable) -> pyarrow.Schema:
     import pyarrow as pa
 
     columns = [column.arrow.with_nullable(True) for column in COLUMNS[SOURCES[table]]]
-    return pa.schema([pa.field("service", pa.string()), *columns, pa.field("day", pa.date32())])
+    whose = [pa.field("service", pa.string()), pa.field("database", pa.string())]
+    return pa.schema([*whose, *columns, pa.field("day", pa.date32())])
 
 
 def file_schema(table: LakeTable) -> pyarrow.Schema:
     """What a file holds: the day is in its path."""
     whole = arrow_schema(table)
     return whole.remove(whole.get_field_index("day"))
+
+
+# ---------------------------------------------------------------- spans
+
+
+def _marks(whose: Whose) -> tuple[str, str]:
+    """The names under which a table's log keeps the span of this database."""
+    return tuple(f"durable:{edge}:{whose.service}:{whose.database}" for edge in ("begin", "until"))  # type: ignore[return-value]
+
+
+def _micros(moment: datetime) -> int:
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def _moment(micros: int | None) -> datetime | None:
+    return None if micros is None else _EPOCH + timedelta(microseconds=micros)
 
 
 # ---------------------------------------------------------------- places

@@ -29,6 +29,7 @@ with needs_spark():
 from durable.pipeline import places
 from durable.pipeline.lake import Lake, file_schema
 from durable.pipeline.matching import Edges, widened
+from durable.pipeline.rows import records
 from durable.routing import LOCAL
 
 pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
@@ -42,6 +43,7 @@ MOST_SLICES: Final = 32
 _ROWS_OF_A_SLICE: Final = 5_000_000
 _ROWS_OF_A_TASK: Final = 1_000_000
 _BATCH_ROWS: Final = 1 << 17
+_SAMPLE: Final = 128  # one id in so many tells where an address leads
 
 # As in durable.pipeline.matching: what a row adds to the sum of its id.
 _SENT, _RECEIVED, _LOCAL, _ODD = 1, 1 << 20, 1 << 40, 1 << 50
@@ -49,11 +51,14 @@ _INNOCENT: Final = (_SENT + _RECEIVED, _LOCAL)
 _ID: Final = pa.binary(16)
 _IDS: Final = pa.schema([("id", pa.binary())])
 _COUNTED: Final = (
-    "lake STRING, service STRING, side STRING, outcome STRING, local BOOLEAN, count BIGINT, "
+    "lake STRING, service STRING, database STRING, side STRING, outcome STRING, local BOOLEAN, count BIGINT, "
     "first TIMESTAMP, last TIMESTAMP"
 )
 _SHOWN: Final = (
     "id",
+    "side",
+    "database",
+    "xid",
     "message_type",
     "source",
     "service",
@@ -115,7 +120,7 @@ def counted(spark: SparkSession, of: Sequence[Source]) -> DataFrame:
     shares = _shared(of)
     return (
         _tasks(spark, len(shares), partial(_count, shares), _COUNTED)
-        .groupBy("lake", "service", "side", "outcome")
+        .groupBy("lake", "service", "database", "side", "outcome")
         .agg(
             F.sum("count").alias("count"),
             F.sum(F.when(F.col("local"), F.col("count")).otherwise(0)).alias("local"),
@@ -132,6 +137,22 @@ def suspects(spark: SparkSession, of: Sequence[Source], edges: Edges) -> DataFra
         return None
     slices = max(slices, 2)
     return _tasks(spark, slices, partial(_unbalanced, tuple(of), widened(edges), slices), "id BINARY")
+
+
+def routes(spark: SparkSession, sent: Sequence[Source], received: Sequence[Source]) -> dict[str, set[str]]:
+    """Which services have received what was sent to each address, among a sample of the ids."""
+    every = 1 if sum(source.rows for source in (*sent, *received)) < _ROWS_OF_A_TASK else _SAMPLE
+    sampled = []
+    for side, whither in ((sent, "address"), (received, "service")):
+        shares = _shared(side)
+        sampled.append(
+            _tasks(spark, len(shares), partial(_sample, shares, whither, every), f"id BINARY, {whither} STRING")
+        )
+    found = sampled[0].join(sampled[1], "id").select("address", "service").distinct()
+    leads: dict[str, set[str]] = {}
+    for row in records(found):
+        leads.setdefault(row["address"], set()).add(row["service"])
+    return leads
 
 
 def rows(spark: SparkSession, of: Sequence[Source], ids: Sequence[bytes]) -> DataFrame:
@@ -168,17 +189,18 @@ def _files(shares: Sequence[Share], batches: Batches) -> Iterator[tuple[Source, 
 
 
 def _count(shares: Sequence[Share], batches: Batches) -> Iterator[pa.RecordBatch]:
-    columns = ["service", "outcome", "address", "finished_at"]
+    columns = ["service", "database", "outcome", "address", "finished_at"]
     for source, file in _files(shares, batches):
         table = pa.Table.from_batches(source.batches(columns, pc.scalar(True), [file]), _schema(columns))
         table = table.append_column("local", pc.equal(table["address"], LOCAL))
-        found = table.group_by(["service", "outcome", "local"], use_threads=False).aggregate(
+        found = table.group_by(["service", "database", "outcome", "local"], use_threads=False).aggregate(
             [([], "count_all"), ("finished_at", "min"), ("finished_at", "max")]
         )
         yield from pa.table(
             {
                 "lake": pa.repeat(source.lake, len(found)),
                 "service": found["service"],
+                "database": found["database"],
                 "side": pa.repeat(source.side, len(found)),
                 "outcome": found["outcome"],
                 "local": found["local"],
@@ -250,6 +272,15 @@ def _is_of(ids: pa.Array, number: int, slices: int) -> pa.Array:
     """By the last byte: that of every kind of UUID is as good as random."""
     last = np.frombuffer(ids.cast(_ID).buffers()[1] or b"", np.uint8)[15::16]
     return pa.array(last[ids.offset if len(last) > len(ids) else 0 :][: len(ids)] % slices == number)
+
+
+def _sample(shares: Sequence[Share], column: str, every: int, batches: Batches) -> Iterator[pa.RecordBatch]:
+    remote = ds.field("address") != LOCAL
+    for source, file in _files(shares, batches):
+        for batch in source.batches(list(dict.fromkeys(["id", "address", column])), remote, [file]):
+            found = batch.filter(_is_of(batch["id"], 0, every)).select(["id", column])
+            if found.num_rows:
+                yield found
 
 
 def _select(shares: Sequence[Share], ids: pa.Array, batches: Batches) -> Iterator[pa.RecordBatch]:

@@ -17,18 +17,21 @@ expired are all ends, and so is a quarantined dead letter, which has no row of h
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from durable.pipeline.lake import NO_SPAN, Span
+from durable.pipeline.rows import records
 from durable.pipeline.transform import uuid_text
 from durable.routing import LOCAL
 
 FINDINGS: Final = ("lost", "twice", "alien", "late", "open")
+_SPAN_DDL: Final = "{key} STRING, begin TIMESTAMP, end TIMESTAMP"
 _COLUMNS: Final = (
     "finding",
     "id",
@@ -68,15 +71,39 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Which findings can be judged, and which only look like findings because the lakes end somewhere."""
+    """Which findings can be judged, and which only look like findings because a history ends somewhere.
+
+    Each service has a span of its own: one that began to archive yesterday, or whose archiver is held back, leaves what
+    others exchange to be judged.
+    """
 
     since: datetime | None = None
-    """What was sent before may have lost its counterpart to retention, or to the time before the archive began."""
+    """What was sent before, and from `until` on, is not asked for."""
     until: datetime | None = None
-    sent_until: datetime | None = None
-    """What the receivers had before is in the senders' lakes, if there was a sender."""
-    received_until: datetime | None = None
-    """What the senders had sent before is in the receivers' lakes, if it came to an end."""
+    senders: Mapping[str, Span] = field(default_factory=dict)
+    """What a service has sent within its span is in the lakes, if it was sent."""
+    receivers: Mapping[str, Span] = field(default_factory=dict)
+    """What a service was sent within its span is in the lakes, if it came to an end."""
+    routes: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Which services have received what was sent to an address. What an unknown one leads to may be any receiver."""
+
+    def of_address(self, address: str) -> Span:
+        """The span within which all receivers of an address are complete."""
+        return common(self.receivers.get(name, NO_SPAN) for name in self.routes.get(address) or self.receivers)
+
+
+def joint(spans: Iterable[Span]) -> Span:
+    """What several lakes have of one database, each from where the one before it ends."""
+    found = list(spans)
+    begins, ends = [span.begin for span in found if span.begin], [span.until for span in found if span.until]
+    return Span(min(begins, default=None), max(ends, default=None))
+
+
+def common(spans: Iterable[Span]) -> Span:
+    """Where all of them overlap."""
+    found = list(spans)
+    begins, ends = [span.begin for span in found if span.begin], [span.until for span in found if span.until]
+    return Span(max(begins, default=None), min(ends, default=None))
 
 
 def findings(
@@ -95,6 +122,12 @@ def of(history: History, ids: DataFrame) -> History:
         rows.join(ids, "id", "left_semi") for rows in (history.sent, history.received, history.quarantined)
     )
     return History(sent, received, quarantined, history.senders)
+
+
+def once(history: History) -> History:
+    """Without the copies that a second lake holds of the same rows of a database."""
+    row = ["database", "xid", "id", "side", "service", "address", "outcome", "finished_at"]
+    return replace(history, sent=history.sent.dropDuplicates(row), received=history.received.dropDuplicates(row))
 
 
 # ---------------------------------------------------------------- every row: which ids need a closer look
@@ -148,15 +181,21 @@ def compared(history: History, edges: Edges) -> DataFrame:
 
 def _missing(sent: DataFrame, remote: DataFrame, quarantined: DataFrame, edges: Edges) -> DataFrame:
     """Sent to more places than it was seen at; open while the last copy may still be on its way to an end."""
+    addresses = [row["address"] for row in records(sent.select("address").distinct())]
+    spans = _spans(sent.sparkSession, "address", {name: edges.of_address(name) for name in addresses})
     deliveries = (
         sent.where("outcome = 'sent'")
+        .join(F.broadcast(spans), "address", "left")
         .groupBy("id")
         .agg(
             *(F.first(name).alias(name) for name in ("message_type", "source", "service")),
             F.array_sort(F.collect_set("address")).alias("destinations"),
             F.min("sent_at").alias("sent_at"),
             F.max("finished_at").alias("finished_at"),
+            F.max("begin").alias("begin"),
+            F.min("end").alias("end"),
         )
+        .where(_may_be_judged())
     )
     places = ("id", "service", "address")
     receipts = (
@@ -167,12 +206,11 @@ def _missing(sent: DataFrame, remote: DataFrame, quarantined: DataFrame, edges: 
     )
     seen = F.coalesce("seen", F.array().cast("array<string>"))
     copies = F.size("destinations") - F.size(seen)
-    may_come = _not_before("finished_at", edges.received_until)
     return (
         deliveries.join(receipts, "id", "left")
         .withColumn("copies", copies)
         .where("copies > 0")
-        .withColumn("finding", F.when(may_come, "open").otherwise("lost"))
+        .withColumn("finding", F.when(_may_come(), "open").otherwise("lost"))
         .withColumn("address", F.concat_ws(" ", "destinations"))
         .withColumn("detail", _listed("seen only at ", seen, "seen nowhere"))
         .select(*_COLUMNS)
@@ -181,7 +219,7 @@ def _missing(sent: DataFrame, remote: DataFrame, quarantined: DataFrame, edges: 
 
 def _alien(sent: DataFrame, remote: DataFrame, senders: Collection[str], edges: Edges) -> DataFrame:
     """Received, and no sender has a row of it, whatever its outcome; open while that row may still be archived."""
-    may_come = _not_before("finished_at", edges.sent_until)
+    spans = _spans(sent.sparkSession, "source", edges.senders)
     why = F.when(F.col("source").isin(list(senders)), "its source has no record of it")
     why = why.otherwise("its source is none of the senders")
     return (
@@ -193,7 +231,9 @@ def _alien(sent: DataFrame, remote: DataFrame, senders: Collection[str], edges: 
             F.min("finished_at").alias("finished_at"),
             F.first(why).alias("detail"),
         )
-        .withColumn("finding", F.when(may_come, "open").otherwise("alien"))
+        .join(F.broadcast(spans), "source", "left")
+        .where(_may_be_judged())
+        .withColumn("finding", F.when(_may_come(), "open").otherwise("alien"))
         .withColumn("copies", F.lit(1))
         .select(*_COLUMNS)
     )
@@ -248,7 +288,8 @@ def inside(rows: DataFrame, edges: Edges) -> DataFrame:
 
 
 def widened(edges: Edges) -> Edges:
-    return Edges(edges.since and edges.since - _PRECISION, edges.until and edges.until + _PRECISION)
+    since, until = edges.since and edges.since - _PRECISION, edges.until and edges.until + _PRECISION
+    return replace(edges, since=since, until=until)
 
 
 def _within(column: str, edges: Edges) -> Column:
@@ -257,8 +298,18 @@ def _within(column: str, edges: Edges) -> Column:
     return low & high
 
 
-def _not_before(column: str, moment: datetime | None) -> Column:
-    return F.lit(False) if moment is None else F.col(column) >= F.lit(moment)
+def _spans(spark: SparkSession, key: str, spans: Mapping[str, Span]) -> DataFrame:
+    """Columns: the key, `begin` and `end`."""
+    return spark.createDataFrame([(name, *span) for name, span in spans.items()], _SPAN_DDL.format(key=key))
+
+
+def _may_be_judged() -> Column:
+    """What was sent before a history begins may have had its counterpart there."""
+    return F.col("begin").isNull() | (F.col("sent_at") >= F.col("begin"))
+
+
+def _may_come() -> Column:
+    return F.coalesce(F.col("finished_at") >= F.col("end"), F.lit(False))
 
 
 def _listed(intro: str, names: Column, otherwise: str) -> Column:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.resources import files
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -26,25 +24,43 @@ _LATENCIES: Final = {
 _MOST_ROWS: Final = 100
 
 
+class Block(NamedTuple):
+    """A part of a section, as the template shows it: `kind` names its macro."""
+
+    kind: Literal["plot", "pair", "table", "marks"]
+    content: Any
+    caption: str = ""
+
+
+class Section(NamedTuple):
+    """A card of the page."""
+
+    title: str
+    legend: str
+    blocks: Sequence[Block]
+
+
 def render(report: Report, title: str = "What became of the messages") -> str:
-    """The whole page."""
+    """The whole page. Every text is escaped by the template, whoever has named it."""
     with needs_spark():
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+        from markupsafe import Markup
         from plotly.offline import get_plotlyjs
     plots: list[Figure] = []
-    body = "\n".join(_sections(report, plots))
-    parts = {
-        "TITLE": html.escape(title),
-        "SPAN": f"{_time(report.first)} to {_time(report.last)} UTC",
-        "LAKE": html.escape(report.lake),
-        "VERSION": __version__,
-        "BODY": body,
-        "PLOTS": _script(plots),
-        "PLOTLY": get_plotlyjs(),
-    }
-    page = (files("durable.pipeline") / "report.html").read_text()
-    for name, text in parts.items():  # plotly.js comes last: nothing is replaced in it
-        page = page.replace(f"%{name}%", text)
-    return page
+    sections = list(_sections(report, plots))
+    templates = Environment(
+        loader=PackageLoader("durable.pipeline", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return templates.get_template("report.html").render(
+        title=title,
+        span=f"{_time(report.first)} to {_time(report.last)} UTC",
+        lake=report.lake,
+        version=__version__,
+        tiles=_tiles(report),
+        sections=sections,
+        plots=Markup(_script(plots)),
+        plotly=Markup(get_plotlyjs()),
+    )
 
 
 def _script(plots: Sequence[Figure]) -> str:
@@ -52,38 +68,30 @@ def _script(plots: Sequence[Figure]) -> str:
     return msgspec.json.encode(plots).decode().replace("<", "\\u003c").replace("\u2028", "\\u2028")
 
 
-def _sections(report: Report, plots: list[Figure]) -> Iterator[str]:
-    def plot(figure: Figure) -> str:
+def _sections(report: Report, plots: list[Figure]) -> Iterator[Section]:
+    def plot(figure: Figure, caption: str = "") -> Block:
         plots.append(figure)
-        return f'<div class="plot" style="height:{figure["layout"]["height"]}px"></div>'
+        return Block("plot", figure["layout"]["height"], caption)
 
-    yield _tiles(report)
-    events = _list_of_marks(report)
-    yield _section("Throughput", plot(figures.throughput(report)) + events, f"in windows of {_seconds(report)}")
+    marks = [(_time(mark.time), mark.label) for mark in report.marks[:_MOST_ROWS]]
+    events = [Block("marks", marks, f"{len(report.marks):,} events")] if marks else []
+    yield Section("Throughput", f"in windows of {_seconds(report)}", [plot(figures.throughput(report)), *events])
     if any(row["commit_to_handled_count"] for row in report.message_types):
-        whole, *parts = (
-            f"<figure><figcaption>{label}</figcaption>{plot(figures.latency(report, name))}</figure>"
-            for name, label in _LATENCIES.items()
-        )
+        whole, *parts = (plot(figures.latency(report, name), label) for name, label in _LATENCIES.items())
         legend = "by message type: the median, the 95th and the 99th percentile of what was handled"
-        yield _section("Latency", f'{whole}<div class="pair">{"".join(parts)}</div>', legend)
-    yield _section("Failures", plot(figures.rates(report)), "of everything that came to an end in a window")
+        yield Section("Latency", legend, [whole, Block("pair", parts)])
+    yield Section("Failures", "of everything that came to an end in a window", [plot(figures.rates(report))])
     for name, rows in report.volumes.items():
-        yield _section(f"Volume by {name}", plot(figures.volume(rows)), "messages, the largest first")
-    yield _section("Dead letters by cause", _table(_CAUSES, report.causes, "There are none."))
-    yield _section("Slowest conversations", _table(_CONVERSATIONS, report.conversations, "There are none."))
-    yield _section("Every destination and message type", _table(_SERIES, report.series, "There are none."))
+        yield Section(f"Volume by {name}", "messages, the largest first", [plot(figures.volume(rows))])
+    yield Section("Dead letters by cause", "", [_table(_CAUSES, report.causes)])
+    yield Section("Slowest conversations", "", [_table(_CONVERSATIONS, report.conversations)])
+    yield Section("Every destination and message type", "", [_table(_SERIES, report.series)])
 
 
-def _section(title: str, content: str, legend: str = "") -> str:
-    said = f"<p>{html.escape(legend)}</p>" if legend else ""
-    return f"<section><h2>{html.escape(title)}</h2>{said}{content}</section>"
-
-
-def _tiles(report: Report) -> str:
+def _tiles(report: Report) -> Mapping[str, str]:
     totals = report.totals
     p95 = totals["commit_to_handled_p95"]
-    tiles = {
+    return {
         "sent": f"{totals['sent']:,}",
         "handled": f"{totals['handled']:,}",
         "dead-lettered": f"{totals['dead_lettered']:,}",
@@ -91,16 +99,6 @@ def _tiles(report: Report) -> str:
         "retried": _percent(totals["retry_rate"]),
         "until handled, p95": "-" if p95 is None else duration(p95),
     }
-    cells = "".join(f"<div><dd>{value}</dd><dt>{name}</dt></div>" for name, value in tiles.items())
-    return f'<dl class="tiles">{cells}</dl>'
-
-
-def _list_of_marks(report: Report) -> str:
-    """What the triangles say, for those who cannot hover."""
-    items = "".join(
-        f"<li><time>{_time(mark.time)}</time> {html.escape(mark.label)}</li>" for mark in report.marks[:_MOST_ROWS]
-    )
-    return f"<details><summary>{len(report.marks):,} events</summary><ul>{items}</ul></details>" if items else ""
 
 
 # ---------------------------------------------------------------- tables
@@ -155,25 +153,15 @@ _SERIES: Final[Mapping[str, tuple[str, Show]]] = {
 _NUMERIC: Final = (_count, _percent, _latency)
 
 
-def _table(columns: Mapping[str, tuple[str, Show]], rows: Sequence[Record], otherwise: str) -> str:
-    if not rows:
-        return f"<p>{otherwise}</p>"
-    head = "".join(f"<th{_aligned(show)}>{html.escape(title)}</th>" for title, show in columns.values())
-    lines = "".join(
-        "<tr>"
-        + "".join(
-            f"<td{_aligned(show)}>{html.escape('' if row[name] is None else show(row[name]))}</td>"
-            for name, (_, show) in columns.items()
-        )
-        + "</tr>"
+def _table(columns: Mapping[str, tuple[str, Show]], rows: Sequence[Record]) -> Block:
+    """Each cell with whether it is a number."""
+    head = [(title, show in _NUMERIC) for title, show in columns.values()]
+    lines = [
+        [("" if row[name] is None else show(row[name]), show in _NUMERIC) for name, (_, show) in columns.items()]
         for row in rows[:_MOST_ROWS]
-    )
-    more = f"<p>and {len(rows) - _MOST_ROWS:,} more: --json shows all</p>" if len(rows) > _MOST_ROWS else ""
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>{more}'
-
-
-def _aligned(show: Show) -> str:
-    return ' class="number"' if show in _NUMERIC else ""
+    ]
+    more = f"and {len(rows) - _MOST_ROWS:,} more: --json shows all" if len(rows) > _MOST_ROWS else ""
+    return Block("table", {"head": head, "rows": lines}, more)
 
 
 def _seconds(report: Report) -> str:

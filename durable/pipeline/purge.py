@@ -22,7 +22,7 @@ from durable.pipeline.copying import opened
 from durable.pipeline.lake import SOURCES, Lake
 from durable.pipeline.origin import Origin, locked
 from durable.pipeline.progress import Show
-from durable.pipeline.verify import Verified, verify_history
+from durable.pipeline.verify import Verified, claimed, verify_history
 from durable.storage import archives
 from durable.storage.archives import Archive
 
@@ -61,7 +61,8 @@ def purge(
         if not days:
             return Purged(days=[], verified=None)
         _refuse_unarchived(conn, lake, origin, archive, days)
-        verified = verify_history(spark(), lake, origin, archive.app_id, days[0], days[-1] + timedelta(days=1))
+        of = claimed(conn, lake, "history", origin)
+        verified = verify_history(spark(), lake, origin, of, days[0], days[-1] + timedelta(days=1))
         if not verified.is_whole:
             raise DurableError(
                 f"the lake lacks {verified.missing:,} rows of these days and has {verified.twice:,} too often; "

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta
 
 from sqlalchemy import Connection
 
 from durable.pipeline.copying import connection
 from durable.pipeline.lake import SOURCES, Lake, LakeTable
 from durable.storage import archives, migrator
-from durable.storage.archives import Holder
+from durable.storage.archives import Archive, Holder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,10 @@ class TableStatus:
     archived_at: datetime | None
     lag_rows: int
     lag_age: timedelta | None
+    problem: str | None = None
+    """Why nothing is archived and nothing dropped before an operator has said what to do."""
+    gone: Mapping[date, int] = field(default_factory=dict)
+    """Rows that the lake had before it was restored, and the database has no more, by day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +60,11 @@ def _table(conn: Connection, schema: str, lake: Lake | None, table: LakeTable) -
         return TableStatus(
             table=table, lake=None, offset=None, confirmed=None, archived_at=None, lag_rows=lag.rows, lag_age=lag.age
         )
-    offset = archive.archived_below if lake is None else lake.offset(archive.app_id, table)
-    lag = archives.lag(conn, schema, source, offset)
+    confirmed = archive.archived_below
+    offset = confirmed if lake is None else lake.offset(archive.app_id, table)
+    problem = _problem(conn, schema, archive, offset, source)
+    is_other = archive.identity != archives.identity(conn, schema)  # then no number says what was archived
+    lag = archives.lag(conn, schema, source, 0 if is_other else offset)
     return TableStatus(
         table=table,
         lake=archive.lake,
@@ -65,4 +73,25 @@ def _table(conn: Connection, schema: str, lake: Lake | None, table: LakeTable) -
         archived_at=archive.archived_at,
         lag_rows=lag.rows,
         lag_age=lag.age,
+        problem=problem,
+        gone=archives.gone(conn, schema, source, offset, confirmed),
     )
+
+
+def _problem(conn: Connection, schema: str, archive: Archive, offset: int, source: str) -> str | None:
+    if archive.identity != archives.identity(conn, schema) or archives.is_numbered_anew(conn, schema, source):
+        return (
+            "this is not the database that was archived: it was restored, copied, upgraded or failed over; "
+            "run: durable-agent pipeline archive --successor, or --new-lake if the other one still lives"
+        )
+    if offset > max(archive.claimed_below, archive.archived_below):
+        return (
+            "the lake is further than this database remembers, which was restored to an earlier state; "
+            "run: durable-agent pipeline archive --successor"
+        )
+    if offset < archive.archived_below:
+        return (
+            "the lake ends before what was archived: it was restored to an earlier state; "
+            "run: durable-agent pipeline archive, which archives again what is still here"
+        )
+    return None

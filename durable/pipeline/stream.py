@@ -1,9 +1,12 @@
 """The streaming half of the data source: rows in the order of the horizon, from a checkpoint on.
 
-    offset {"xid": n}: every row of a transaction below n was read
+    offset {"xid": n, "identity": i}: every row of a transaction below n of this cluster was read
 
 A micro-batch is a range of transactions that are all finished, so that one which commits late is never passed over,
 and the same batch read again has the same rows. A long transaction holds the stream back for as long as it runs.
+A database that was restored, upgraded or failed over numbers its transactions anew, so that a checkpoint of before says
+nothing of it, and is refused.
+
 A dead letter is read again when it is resolved; one that changes twice between two micro-batches is read once.
 """
 
@@ -21,6 +24,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from durable.errors import InvalidSetting
 from durable.pipeline.copying import connection, copy
 from durable.pipeline.read_options import ReadOptions, selected
 from durable.pipeline.reader import SharePartition, as_spark
@@ -40,31 +44,34 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options.check_transactions()
         self._options = options
         self._schema = schema
-        self._target: int | None = None
+        self._target: Offset | None = None
 
     def initialOffset(self) -> Offset:
-        return {"xid": self._horizon() if self._options.is_latest else 0}
+        end = self._end()
+        return end if self._options.is_latest else end | {"xid": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = self._horizon()
+        self._target = self._end()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         """The end of the next micro-batch; `start` again when there is nothing to read, so that none is empty."""
-        end = self._horizon() if self._target is None else self._target
+        end = self._target or self._end()
+        _check(start, end)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         options = self._options
         with connection(options.url) as conn:
-            found = archives.end_of_batch(conn, options.schema, options.table, start["xid"], end, rows)
-        return start if found is None else {"xid": found}
+            found = archives.end_of_batch(conn, options.schema, options.table, start["xid"], end["xid"], rows)
+        return start if found is None else end | {"xid": found}
 
     def reportLatestOffset(self) -> Offset:
-        return {"xid": self._horizon()}
+        return self._end()
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         options = self._options
+        _check(end, self._end())
         count = options.partitions or _PARTITIONS
         shares = slices.by_transactions(options.schema, options.table, start["xid"], end["xid"], count)
         return [SharePartition(share) for share in shares]
@@ -77,7 +84,19 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Offset) -> None:
         """Nothing: Spark does not call it for the last batch of AvailableNow, so nobody may build on it."""
 
-    def _horizon(self) -> int:
+    def _end(self) -> Offset:
+        """The horizon of now."""
         with connection(self._options.url) as conn:
-            migrator.check_version(conn, self._options.schema)
-            return archives.horizon(conn, self._options.schema)
+            schema = self._options.schema
+            migrator.check_version(conn, schema)
+            return {"xid": archives.horizon(conn, schema), "identity": archives.identity(conn, schema)}
+
+
+def _check(read: Offset, end: Offset) -> None:
+    """Raise InvalidSetting when what was read is of a database that numbered its transactions otherwise."""
+    if read.get("identity") != end["identity"] or read["xid"] > end["xid"]:
+        raise InvalidSetting(
+            "checkpointLocation: this checkpoint is of another state of the database, which was restored, copied, "
+            "upgraded or failed over since, and numbers its transactions anew; begin with a new checkpoint, and "
+            "deduplicate by id and outcome what is read again"
+        )

@@ -159,7 +159,7 @@ def volume(history: DataFrame, dimension: Column, count: int) -> DataFrame:
 def causes(letters: DataFrame) -> DataFrame:
     """Dead letters by fingerprint: each letter once, though the lake has a row for each of its states."""
     return (
-        letters.groupBy("service", "letter_id")
+        letters.groupBy("service", "database", "letter_id")
         .agg(F.max_by(F.struct(*letters.columns), "xid").alias("letter"))
         .select("letter.*")
         .groupBy("fingerprint", "service", "side", "message_type", "exception_type")

@@ -3,6 +3,10 @@
 Every row carries the transaction that wrote it (`xid`). Below the oldest transaction that still runs nothing can be
 added any more: that is the horizon, and what lies below it is what may be archived. A row's number says nothing of
 that kind, because a transaction which took the lower number may commit later.
+
+A database that was restored, upgraded or failed over may give the numbers of its former transactions once more. Each
+such generation counts from another multiple of 2^48 (`generation_base()`), so that `xid` and horizon rise over all of
+them.
 """
 
 from __future__ import annotations
@@ -11,11 +15,11 @@ from durable.storage.statements import Statement
 
 # ---------------------------------------------------------------- snapshots and parts of tables
 
-# Both in one transaction: what is below this horizon is whole in this snapshot.
-EXPORT_SNAPSHOT = Statement("""
-SELECT pg_export_snapshot() AS name, CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint) AS horizon
+EXPORT_SNAPSHOT = Statement("SELECT pg_export_snapshot()")
+# Where a snapshot is joined, this is its horizon: what is below is whole in it.
+READ_HORIZON = Statement("""
+SELECT {schema}.generation_base() + CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)
 """)
-READ_HORIZON = Statement("SELECT CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)")
 # A snapshot lasts for as long as the work of many tasks; it must not be ended for idling.
 HOLD_SNAPSHOT = Statement("SET LOCAL idle_in_transaction_session_timeout = 0")
 JOIN_SNAPSHOT = Statement("SET TRANSACTION SNAPSHOT '{snapshot}'")
@@ -28,6 +32,10 @@ WHERE (c.oid = CAST(:table AS regclass) AND c.relkind = 'r')
     OR c.oid IN (SELECT relid FROM pg_partition_tree(CAST(:table AS regclass)) WHERE isleaf)
 ORDER BY c.relname
 """)
+
+
+# By which time a row belongs to a day of the lake.
+DAYS = {"envelope_history": "finished_at", "dead_letters": "failed_at"}
 
 
 class ByTransaction:
@@ -53,6 +61,16 @@ SELECT max(xid) + 1 FROM (
         self.exists = Statement(f"""
 SELECT EXISTS (SELECT FROM {{schema}}.{table} WHERE xid >= :low AND xid < :high)
 """)
+        # No transaction of this generation can have such a number yet.
+        self.is_from_elsewhere = Statement(f"""
+SELECT EXISTS (SELECT FROM {{schema}}.{table} WHERE xid >=
+    {{schema}}.generation_base() + CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint))
+""")
+        # By UTC day, the rows of these transactions that are still here.
+        self.count_days = Statement(f"""
+SELECT CAST({DAYS[table]} AT TIME ZONE 'UTC' AS date) AS day, count(*) AS rows
+FROM {{schema}}.{table} WHERE xid >= :low AND xid < :high GROUP BY 1
+""")
         self.lag = Statement(f"""
 SELECT count(*) AS rows, clock_timestamp() - min({time}) AS age FROM {{schema}}.{table} WHERE xid >= :low
 """)
@@ -66,9 +84,17 @@ BY_TRANSACTION = {each.table: each for each in (HISTORY, DEAD_LETTERS)}
 
 LOCK_ARCHIVE = Statement("SELECT pg_try_advisory_lock(:class_id, :key)")
 UNLOCK_ARCHIVE = Statement("SELECT pg_advisory_unlock(:class_id, :key)")
-READ_IDENTITY = Statement("""
-SELECT system_identifier, current_database() AS database FROM pg_control_system()
+# What makes this database another one than before, with other transactions under the same numbers: its cluster, its
+# timeline, and itself within the cluster.
+READ_IDENTITY = Statement("SELECT {schema}.cluster_identity()")
+NAME_DATABASE = Statement("""
+INSERT INTO {schema}.generations (generation, database)
+VALUES (0, current_database() || '-' || left(replace(CAST(gen_random_uuid() AS text), '-', ''), 8))
+ON CONFLICT (generation) DO NOTHING
 """)
+READ_DATABASE = Statement("SELECT database FROM {schema}.generations ORDER BY generation DESC LIMIT 1")
+BEGIN_GENERATION = Statement("SELECT {schema}.begin_generation()")
+READ_GENERATION_BASE = Statement("SELECT {schema}.generation_base()")
 # What was archived before tells it for good; else the nodes that are there now.
 READ_SERVICES = Statement("""
 SELECT DISTINCT service FROM {schema}.archives
@@ -77,8 +103,8 @@ SELECT service FROM {schema}.nodes WHERE NOT EXISTS (SELECT FROM {schema}.archiv
 ORDER BY service
 """)
 READ_ARCHIVE = Statement("""
-SELECT service, app_id, lake, lake_id, claimed_below, archived_below, archived_at FROM {schema}.archives
-WHERE table_name = :table
+SELECT service, app_id, lake, lake_id, claimed_below, archived_below, archived_at, identity
+FROM {schema}.archives WHERE table_name = :table
 """)
 # From here on nothing of the table is dropped that is not archived.
 BEGIN_ARCHIVE = Statement("""
@@ -87,11 +113,14 @@ VALUES (:table, :service, :app_id, :lake, :lake_id)
 ON CONFLICT (table_name) DO NOTHING
 """)
 MOVE_ARCHIVE = Statement("""
+WITH forgotten AS (DELETE FROM {schema}.archive_commits WHERE table_name = :table)
 UPDATE {schema}.archives SET service = :service, app_id = :app_id, lake = :lake, lake_id = :lake_id,
     claimed_below = 0, archived_below = 0
 WHERE table_name = :table
 """)
-END_ARCHIVES = Statement("DELETE FROM {schema}.archives")
+END_ARCHIVES = Statement("""
+WITH forgotten AS (DELETE FROM {schema}.archive_commits) DELETE FROM {schema}.archives
+""")
 # Before a commit of the lake: so an offset of the lake beyond it is known to come from another life of the database.
 CLAIM_ARCHIVE = Statement("""
 UPDATE {schema}.archives SET claimed_below = GREATEST(claimed_below, :high) WHERE table_name = :table
@@ -100,9 +129,44 @@ CONFIRM_ARCHIVE = Statement("""
 UPDATE {schema}.archives SET archived_below = GREATEST(archived_below, :high), archived_at = clock_timestamp()
 WHERE table_name = :table AND archived_below < :high
 """)
+# Noted before the commit of the lake, so that whatever the lake ever held is known here; without the commit the range
+# is noted again, with the rows that it has then.
+NOTE_COMMIT = Statement("""
+WITH older AS (
+    DELETE FROM {schema}.archive_commits
+    WHERE table_name = :table AND archived_at < clock_timestamp() - CAST(:keep AS interval)
+), uncommitted AS (
+    DELETE FROM {schema}.archive_commits WHERE table_name = :table AND low >= :low AND high <> :high
+)
+INSERT INTO {schema}.archive_commits (table_name, low, high, day, row_count)
+SELECT :table, :low, :high, day, row_count
+FROM unnest(CAST(:days AS date[]), CAST(:counts AS bigint[])) AS noted (day, row_count)
+ON CONFLICT (table_name, high, day) DO UPDATE SET row_count = EXCLUDED.row_count, low = EXCLUDED.low,
+    archived_at = clock_timestamp()
+""")
+# The lake is behind what was archived: nothing beyond its offset may be dropped until it is archived again.
+REWIND_ARCHIVE = Statement("""
+UPDATE {schema}.archives SET archived_below = :low WHERE table_name = :table AND archived_below > :low
+""")
+# The rows that commits beyond `low` brought into the lake, by day.
+READ_COMMITS = Statement("""
+SELECT day, CAST(sum(row_count) AS bigint) AS rows FROM {schema}.archive_commits
+WHERE table_name = :table AND high > :low AND high <= :high GROUP BY day
+""")
 
 # ---------------------------------------------------------------- what holds the horizon back
 
+# A row that is not in the next snapshot was written after this moment: by a transaction that runs now, and has begun
+# after it, or by one that begins later. NULL where that cannot be told: prepared transactions hide when they began, and
+# sessions of other roles may be hidden altogether.
+READ_COMPLETE_UNTIL = Statement("""
+SELECT LEAST(clock_timestamp(), min(xact_start) FILTER (WHERE backend_xid IS NOT NULL)) AS moment,
+    bool_or(state IS NULL AND backend_type = 'client backend')
+        OR EXISTS (SELECT FROM pg_prepared_xacts WHERE database = current_database()) AS is_hidden,
+    pg_snapshot_xmin(pg_current_snapshot()) = pg_snapshot_xmax(pg_current_snapshot()) AS is_quiet
+FROM pg_stat_activity WHERE datname = current_database()
+""")
+READ_OLDEST_ROW = Statement("SELECT min(finished_at) FROM {schema}.envelope_history")
 READ_OLDEST_TRANSACTION = Statement("""
 SELECT pid, application_name, usename AS role, state, clock_timestamp() - xact_start AS age, query
 FROM pg_stat_activity

@@ -4,19 +4,27 @@
     claimed_below     an archiver may have committed up to here, and have died before it could say so
 
 The lake's own log is the truth; the row follows it. A lake that is further than `claimed_below` has archived what this
-database does not remember: it was restored to an earlier state, and its transactions are numbered as those before.
+database does not remember: it was restored to an earlier state, and its transactions are numbered as those before. A
+lake that is behind `archived_below` was restored itself.
+
+`identity` says which cluster, timeline and database the numbers are of. A dump that was restored, a copy, an upgrade
+and a failover change it: then nothing is archived, and nothing dropped, before an operator has decided that this
+database succeeds the one that was archived. With that another generation of transaction numbers begins.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, date, datetime, time, timedelta
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sqlalchemy import Connection
 
 from durable.storage import archive_statements as statements
 from durable.storage.locks import Job, jobs_class
 from durable.storage.slices import relation
+
+_KEEP_COMMITS: Final = timedelta(days=365)
 
 
 class Place(NamedTuple):
@@ -38,6 +46,8 @@ class Archive(NamedTuple):
     claimed_below: int
     archived_below: int
     archived_at: datetime | None
+    identity: str
+    """Of the cluster, timeline and database that the numbers are of."""
 
 
 class Lag(NamedTuple):
@@ -76,10 +86,33 @@ def unlock(conn: Connection, schema: str) -> None:
     conn.execute(statements.UNLOCK_ARCHIVE.within(schema), _lock(schema))
 
 
-def app_id(conn: Connection, schema: str, service: str, table: str) -> str:
-    """The name under which a lake keeps the offset of this table: no two databases have the same one."""
-    system, database = conn.execute(statements.READ_IDENTITY.within(schema)).one()
-    return f"{service}:{system}:{database}.{schema}.{table}"
+def identity(conn: Connection, schema: str) -> str:
+    """The cluster, its timeline and the database: what changes when transactions are numbered anew."""
+    return str(conn.execute(statements.READ_IDENTITY.within(schema)).scalar_one())
+
+
+def database(conn: Connection, schema: str) -> str:
+    """The name under which a lake knows this database. It is given once, and stays through dumps and restores."""
+    conn.execute(statements.NAME_DATABASE.within(schema))
+    return str(conn.execute(statements.READ_DATABASE.within(schema)).scalar_one())
+
+
+def is_numbered_anew(conn: Connection, schema: str, table: str) -> bool:
+    """Whether the table holds rows of transactions that this generation has not come to yet: of another cluster."""
+    return bool(conn.execute(statements.BY_TRANSACTION[table].is_from_elsewhere.within(schema)).scalar_one())
+
+
+def begin_generation(conn: Connection, schema: str) -> None:
+    """Number what is written from now on above all that is here, and let the archives follow this database.
+
+    Waits up to two seconds for transactions that write history or dead letters; raises what the database says then.
+    """
+    conn.execute(statements.BEGIN_GENERATION.within(schema))
+
+
+def generation_base(conn: Connection, schema: str) -> int:
+    """Where the numbers of this generation begin."""
+    return int(conn.execute(statements.READ_GENERATION_BASE.within(schema)).scalar_one())
 
 
 def services(conn: Connection, schema: str) -> list[str]:
@@ -117,9 +150,44 @@ def confirm(conn: Connection, schema: str, table: str, high: int) -> None:
     conn.execute(statements.CONFIRM_ARCHIVE.within(schema), {"table": table, "high": high})
 
 
+def note_commit(conn: Connection, schema: str, table: str, low: int, high: int, rows: Mapping[date, int]) -> None:
+    """The lake is about to get these rows, counted by day, of the transactions [low, high)."""
+    params = {"table": table, "low": low, "high": high, "keep": _KEEP_COMMITS}
+    counts = {"days": list(rows), "counts": list(rows.values())}
+    conn.execute(statements.NOTE_COMMIT.within(schema), params | counts)
+
+
+def rewind(conn: Connection, schema: str, table: str, low: int) -> None:
+    """The lake was found to end at `low`: what is beyond is not archived any more."""
+    conn.execute(statements.REWIND_ARCHIVE.within(schema), {"table": table, "low": low})
+
+
+def gone(conn: Connection, schema: str, table: str, low: int, high: int) -> dict[date, int]:
+    """By day, how many rows a lake that ends at `low` had of the transactions [low, high), and are not here either."""
+    params = {"table": table, "low": low, "high": high}
+    had = {row.day: row.rows for row in conn.execute(statements.READ_COMMITS.within(schema), params)}
+    days = statements.BY_TRANSACTION[table].count_days.within(schema)
+    here = {row.day: row.rows for row in conn.execute(days, {"low": low, "high": high})}
+    return {day: rows - here.get(day, 0) for day, rows in sorted(had.items()) if rows > here.get(day, 0)}
+
+
 def horizon(conn: Connection, schema: str) -> int:
     """Every transaction below it is finished."""
     return int(conn.execute(statements.READ_HORIZON.within(schema)).scalar_one())
+
+
+def complete_until(conn: Connection, schema: str) -> datetime | None:
+    """A moment before which every row was written that a snapshot taken later does not miss; None where none is known.
+
+    A transaction that runs holds it back to its own beginning.
+    """
+    found = conn.execute(statements.READ_COMPLETE_UNTIL.within(schema)).one()
+    return found.moment if found.is_quiet or not found.is_hidden else None
+
+
+def begins_at(conn: Connection, schema: str) -> datetime | None:
+    """When the oldest outcome that is still here was written."""
+    return conn.execute(statements.READ_OLDEST_ROW.within(schema)).scalar_one()
 
 
 def end_of_batch(conn: Connection, schema: str, table: str, low: int, high: int, rows: int | None) -> int | None:

@@ -81,8 +81,7 @@ PURGE_DEFAULT_HISTORY = Batched(
     """
     SELECT ctid AS place, CAST(ctid AS text) AS shown FROM {schema}.envelope_history_default
     WHERE finished_at < now() - CAST(:keep AS interval)
-        AND NOT EXISTS (
-            SELECT FROM {schema}.archives WHERE table_name = 'envelope_history' AND archived_below <= xid){only}
+        AND COALESCE(xid < {schema}.archived_below('envelope_history'), true){only}
     LIMIT :batch_size {lock}""",
     """, purged AS (
     DELETE FROM {schema}.envelope_history_default WHERE ctid = ANY (ARRAY(SELECT place FROM picked)) RETURNING 1
@@ -143,8 +142,8 @@ SELECT 'USAGE on ' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c
 WHERE n.nspname = :schema AND c.relname = 'node_ids' AND NOT has_sequence_privilege(c.oid, 'USAGE')
 UNION ALL
 SELECT 'EXECUTE on ' || p.proname FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
-WHERE n.nspname = :schema AND p.proname IN
-        ('make_partition', 'drop_partition', 'drop_archived_history', 'make_staging', 'drop_staging')
+WHERE n.nspname = :schema AND p.proname IN ('make_partition', 'drop_partition', 'drop_archived_history',
+        'begin_generation', 'make_staging', 'drop_staging')
     AND NOT has_function_privilege(p.oid, 'EXECUTE')
 """)
 # What a node needs, and no right to create, alter or drop anything. `{role}` is quoted by the caller.
@@ -157,4 +156,5 @@ GRANT EXECUTE ON FUNCTION {schema}.drop_partition(text, date, interval) TO {role
 GRANT EXECUTE ON FUNCTION {schema}.make_staging(text, text) TO {role};
 GRANT EXECUTE ON FUNCTION {schema}.drop_staging(text, interval) TO {role};
 GRANT EXECUTE ON FUNCTION {schema}.drop_archived_history(date) TO {role};
+GRANT EXECUTE ON FUNCTION {schema}.begin_generation() TO {role};
 """)

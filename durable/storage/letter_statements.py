@@ -206,7 +206,7 @@ SELECT count(*) FROM handled
 PURGE_LETTERS = Batched(
     """
     SELECT letter_id FROM {schema}.dead_letters WHERE resolved_at < now() - CAST(:keep AS interval)
-        AND NOT EXISTS (SELECT FROM {schema}.archives WHERE table_name = 'dead_letters' AND archived_below <= xid){only}
+        AND COALESCE(xid < {schema}.archived_below('dead_letters'), true){only}
     ORDER BY resolved_at LIMIT :batch_size {lock}""",
     """, purged AS (
     DELETE FROM {schema}.dead_letters AS letter USING picked WHERE letter.letter_id = picked.letter_id RETURNING 1

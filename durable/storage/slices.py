@@ -27,8 +27,6 @@ class Snapshot(NamedTuple):
     """A state of the database that others may join for as long as its transaction lasts."""
 
     name: str
-    horizon: int
-    """Every transaction below it is finished: nothing can be added there any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +85,20 @@ def exported_snapshot(engine: Engine) -> Iterator[Snapshot]:
     """A snapshot, for as long as the context lasts. It holds no lock on any table; it holds vacuum back."""
     with engine.connect().execution_options(isolation_level="REPEATABLE READ") as conn:
         conn.execute(statements.HOLD_SNAPSHOT.within(""))
-        name, horizon = conn.execute(statements.EXPORT_SNAPSHOT.within("")).one()
-        yield Snapshot(name, horizon)
+        yield Snapshot(conn.execute(statements.EXPORT_SNAPSHOT.within("")).scalar_one())
 
 
 def join_snapshot(conn: Connection, snapshot: Snapshot) -> None:
     """See what it saw. To be called first in a transaction at REPEATABLE READ."""
     conn.exec_driver_sql(join_sql(snapshot.name))
+
+
+@contextmanager
+def joined(engine: Engine, snapshot: Snapshot) -> Iterator[Connection]:
+    """A connection that sees what the snapshot saw. Its transaction, and the locks of it, end with the context."""
+    with engine.connect().execution_options(isolation_level="REPEATABLE READ") as conn:
+        join_snapshot(conn, snapshot)
+        yield conn
 
 
 def join_sql(name: str) -> str:

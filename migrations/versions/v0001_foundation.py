@@ -174,6 +174,21 @@ CREATE INDEX dead_letters_by_conversation ON "{schema}".dead_letters (correlatio
     WHERE correlation_id IS NOT NULL;
 CREATE INDEX dead_letters_xid ON "{schema}".dead_letters (xid);
 
+CREATE FUNCTION "{schema}".cluster_identity() RETURNS text
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT system_identifier || ':' || CASE WHEN pg_is_in_recovery()
+            THEN (SELECT timeline_id FROM pg_control_checkpoint())
+            ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer END
+        || ':' || (SELECT oid FROM pg_database WHERE datname = current_database())
+    FROM pg_control_system()
+$$;
+
+CREATE TABLE "{schema}".generations (
+    generation integer PRIMARY KEY CHECK (generation BETWEEN 0 AND 32766),
+    database text NOT NULL,
+    began_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
 CREATE TABLE "{schema}".archives (
     table_name text PRIMARY KEY CHECK (table_name IN ('envelope_history', 'dead_letters')),
     service text NOT NULL,
@@ -182,7 +197,18 @@ CREATE TABLE "{schema}".archives (
     lake_id text NOT NULL,
     claimed_below bigint NOT NULL DEFAULT 0,
     archived_below bigint NOT NULL DEFAULT 0,
-    archived_at timestamptz
+    archived_at timestamptz,
+    identity text NOT NULL DEFAULT "{schema}".cluster_identity()
+);
+
+CREATE TABLE "{schema}".archive_commits (
+    table_name text NOT NULL,
+    high bigint NOT NULL,
+    low bigint NOT NULL,
+    day date NOT NULL,
+    row_count bigint NOT NULL,
+    archived_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (table_name, high, day)
 );
 
 CREATE TABLE "{schema}".failed_attempts (
@@ -317,6 +343,40 @@ BEGIN
     RETURN true;
 END $$;
 
+-- Transactions of a restored, upgraded or failed-over database are numbered anew. Each such generation counts from
+-- another multiple of 2^48, so that `xid` rises over all of them.
+CREATE FUNCTION "{schema}".generation_base() RETURNS bigint
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT COALESCE(max(generation), 0)::bigint << 48 FROM "{schema}".generations
+$$;
+
+-- Up to which xid a table is archived: NULL where it is not, and 0 where it was by another generation, so that nothing
+-- is dropped whose number says nothing.
+CREATE FUNCTION "{schema}".archived_below(archived_table text) RETURNS bigint
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN identity = "{schema}".cluster_identity() THEN archived_below ELSE 0 END
+    FROM "{schema}".archives WHERE table_name = archived_table
+$$;
+
+-- The locks wait for every transaction that has written under the last generation: after them no row of it appears.
+CREATE FUNCTION "{schema}".begin_generation() RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
+DECLARE
+    base bigint;
+BEGIN
+    PERFORM pg_advisory_xact_lock({class_id}, 2);
+    LOCK TABLE "{schema}".envelope_history, "{schema}".dead_letters IN ACCESS EXCLUSIVE MODE;
+    INSERT INTO "{schema}".generations (generation, database)
+        SELECT max(generation) + 1, (array_agg(database ORDER BY generation DESC))[1] FROM "{schema}".generations;
+    base := "{schema}".generation_base();
+    EXECUTE 'ALTER TABLE "{schema}".envelope_history ALTER COLUMN xid SET DEFAULT '
+        '(pg_current_xact_id()::text)::bigint + ' || base;
+    EXECUTE 'ALTER TABLE "{schema}".dead_letters ALTER COLUMN xid SET DEFAULT '
+        '(pg_current_xact_id()::text)::bigint + ' || base;
+    UPDATE "{schema}".archives SET identity = "{schema}".cluster_identity(), claimed_below = base;
+    RETURN base;
+END $$;
+
 -- False when the day holds what has yet to be archived, or another session is at it.
 CREATE FUNCTION "{schema}".drop_partition(parent text, day date, keep interval) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms'
@@ -335,7 +395,7 @@ BEGIN
         RETURN false;
     END IF;
     IF parent = 'envelope_history' THEN
-        SELECT archived_below INTO archived FROM "{schema}".archives WHERE table_name = parent;
+        archived := "{schema}".archived_below(parent);
         IF NOT "{schema}".is_archived(child, archived) THEN
             RETURN false;
         END IF;
@@ -373,7 +433,7 @@ DECLARE
     archived bigint;
 BEGIN
     PERFORM pg_advisory_xact_lock({class_id}, 2);
-    SELECT archived_below INTO archived FROM "{schema}".archives WHERE table_name = 'envelope_history';
+    archived := "{schema}".archived_below('envelope_history');
     IF archived IS NULL OR NOT "{schema}".is_archived(child, archived) THEN
         RAISE EXCEPTION 'the history of this day is not archived whole';
     END IF;
@@ -386,6 +446,7 @@ REVOKE EXECUTE ON FUNCTION "{schema}".make_partition(text, date) FROM PUBLIC;
 REVOKE EXECUTE ON FUNCTION "{schema}".drop_partition(text, date, interval) FROM PUBLIC;
 REVOKE EXECUTE ON FUNCTION "{schema}".is_archived(text, bigint) FROM PUBLIC;
 REVOKE EXECUTE ON FUNCTION "{schema}".drop_archived_history(date) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION "{schema}".begin_generation() FROM PUBLIC;
 SELECT "{schema}".make_partition(parent, CAST(now() AT TIME ZONE 'UTC' AS date) + days)
 FROM unnest(ARRAY['received_ids', 'envelope_history']) AS parent CROSS JOIN generate_series(-1, 7) AS days;
 """
@@ -433,15 +494,19 @@ SELECT "{schema}".drop_staging('staged_', interval '-1 day');
 DROP FUNCTION "{schema}".drop_staging(text, interval);
 DROP FUNCTION "{schema}".make_staging(text, text);
 DROP FUNCTION "{schema}".drop_archived_history(date);
+DROP FUNCTION "{schema}".begin_generation();
 DROP FUNCTION "{schema}".is_archived(text, bigint);
 DROP FUNCTION "{schema}".drop_partition(text, date, interval);
 DROP FUNCTION "{schema}".make_partition(text, date);
 DROP FUNCTION "{schema}".first_id(date);
+DROP FUNCTION "{schema}".archived_below(text);
+DROP FUNCTION "{schema}".generation_base();
 DROP TABLE "{schema}".published_batches, "{schema}".schedules, "{schema}".handler_counts, "{schema}".circuits,
     "{schema}".nodes,
-    "{schema}".failed_attempts, "{schema}".archives,
+    "{schema}".failed_attempts, "{schema}".archive_commits, "{schema}".archives, "{schema}".generations,
     "{schema}".dead_letters, "{schema}".envelope_history, "{schema}".received_ids, "{schema}".undated_ids,
     "{schema}".incoming_envelopes, "{schema}".outgoing_envelopes CASCADE;
+DROP FUNCTION "{schema}".cluster_identity();
 """
 
 

@@ -74,7 +74,9 @@ class Archiving:
 
     def archive(self) -> int:
         origin = Origin(url=self._url, schema="durable", service="bench")
-        return archive(self._spark, Lake(str(self._out)), "history", origin, is_new_lake=True).rows
+        return archive(
+            lambda: self._spark, Lake(str(self._out)), "history", origin, is_new_lake=True, local_rows=0
+        ).rows
 
     def data_source(self) -> int:
         with consistent(self._url) as options:

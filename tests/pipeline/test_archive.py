@@ -222,7 +222,7 @@ def test_two_databases_of_one_service_have_offsets_of_their_own(
         add_history(other, 3, first=100)
     add_history(conn, 2)
     archiver.run()
-    archive(archiver.spark, archiver.lake, "history", replace(archiver.origin, url=second))
+    archive(lambda: archiver.spark, archiver.lake, "history", replace(archiver.origin, url=second))
     assert archiver.ids() == [1, 2, 100, 101, 102]
 
 

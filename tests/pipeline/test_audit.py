@@ -14,7 +14,8 @@ from pyspark.sql import SparkSession
 from durable.errors import InvalidSetting
 from durable.pipeline import ledger
 from durable.pipeline.audit import Question, audit
-from durable.pipeline.lake import Lake
+from durable.pipeline.choosing import Choice, choose
+from durable.pipeline.lake import SOURCES, Lake, Span, Whose
 from durable.pipeline.matching import Edges, History, findings, inside, of, unbalanced
 from durable.pipeline.rows import records
 from tests.support.lakes import SHOP, at, fill, frame, handled, letter, many, message_id, sent, table
@@ -116,7 +117,7 @@ def test_late_is_what_was_handled_after_its_deadline(spark: SparkSession) -> Non
 
 
 def test_what_is_too_new_to_be_judged_is_open(spark: SparkSession) -> None:
-    edges = Edges(sent_until=at(60), received_until=at(40))
+    edges = Edges(senders={SHOP: Span(until=at(60))}, receivers={"billing": Span(until=at(40))})
     sends, receipts = [sent(30), sent(50)], [handled(31), handled(70)]
     assert found(spark, sends, receipts, edges=edges) == {("lost", 30), ("open", 50), ("alien", 31), ("open", 70)}
 
@@ -232,3 +233,88 @@ def test_what_a_receiver_has_had_no_time_to_archive_is_open(spark: SparkSession,
 def test_a_lake_without_history_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="holds no history; fill it with"):
         audit(spark, [Lake(str(tmp_path))], [Lake(str(tmp_path))], Question())
+
+
+# ---------------------------------------------------------------- histories that end at different times
+
+
+Place = tuple[str, str]
+"""Which lake, and which service."""
+
+
+class Archives:
+    """Services that were archived at different times into lakes of their own or one that they share."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lakes: dict[str, Lake] = {}
+
+    def add(self, lake: str, service: str, rows: Rows, begin: float, until: float, database: str = "a") -> None:
+        """These rows, and that the service's history is whole from `begin` to `until`."""
+        where = self.lakes.setdefault(lake, Lake(str(self.folder / lake)))
+        fill(where, table([row | {"service": service, "database": f"{service}-{database}"} for row in rows]))
+        app, whose = f"{service}-{database}", Whose(service, f"{service}-{database}")
+        for name in SOURCES:
+            where.create(name)
+            low, span = where.offset(app, name), Span(at(begin), at(until))
+            where.commit(name, [], app_id=app, low=low, high=low + 1, whose=whose, span=span)
+
+    def audit(self, spark: SparkSession) -> set[tuple[str, str]]:
+        lakes = list(self.lakes.values())
+        verdict = audit(spark, lakes, lakes, Question(settle=timedelta(seconds=1), example_count=1_000))
+        return {(row["finding"], row["id"]) for row in verdict.examples if row["finding"] != "open"}
+
+
+TO = {"billing": "tcp://billing:2302", "shipping": "tcp://shipping:2302"}
+
+
+@pytest.mark.parametrize("lakes", [("one", "one", "one"), ("a", "b", "c"), ("a", "a", "b")])
+@pytest.mark.parametrize(
+    ("billing", "shipping"),
+    [
+        pytest.param((0, 1_000), (0, 1_000), id="all whole"),
+        pytest.param((0, 500), (0, 1_000), id="one held back"),
+        pytest.param((500, 1_000), (0, 1_000), id="one begins late"),
+        pytest.param((300, 600), (400, 1_000), id="both"),
+    ],
+)
+def test_audit_judges_each_service_within_its_own_history(
+    spark: SparkSession, tmp_path: Path, lakes: tuple[str, ...], billing: tuple[int, int], shipping: tuple[int, int]
+) -> None:
+    spans = {"billing": billing, "shipping": shipping}
+    archives, planted = Archives(tmp_path), set()
+    sends: list[Mapping[str, Any]] = []
+    receipts: dict[str, list[Mapping[str, Any]]] = {"billing": [], "shipping": []}
+    for number in range(1, 1_000, 7):
+        for offset, (service, (begin, until)) in enumerate(spans.items()):
+            n = number + offset
+            sends.append(sent(n, address=TO[service]))
+            is_lost = number % 5 == 0
+            if is_lost and begin <= n < until - 1.01:
+                planted.add(("lost", str(message_id(n))))
+            if not is_lost and begin <= n and n + 0.025 < until:
+                receipts[service].append(handled(n, service=service))
+    archives.add(lakes[0], SHOP, sends, 0, 1_000)
+    archives.add(lakes[1], "billing", receipts["billing"], *billing)
+    archives.add(lakes[2], "shipping", receipts["shipping"], *shipping)
+    assert len(planted) > 10
+    assert archives.audit(spark) == planted
+
+
+def test_rows_of_an_old_and_a_new_lake_are_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
+    sends = [sent(n, xid=n) for n in range(1, 51)]
+    receipts = [handled(n, xid=n) for n in range(1, 51) if n != 17]
+    archives = Archives(tmp_path)
+    for lake, last in (("old", 30), ("new", 1_000)):
+        archives.add(lake, SHOP, sends[:last], 0, last)
+        archives.add(lake, "billing", receipts[:last], 0, last)
+    assert archives.audit(spark) == {("lost", str(message_id(17)))}
+
+
+def test_letters_of_two_databases_of_one_service_are_told_apart(spark: SparkSession, tmp_path: Path) -> None:
+    ours = [letter(n, database="billing-a") for n in range(1, 11)]
+    resolved = {"resolved_at": at(99), "resolution": "discarded", "xid": 2}
+    theirs = [letter(n, database="billing-b") | state for n in range(1, 11) for state in ({}, resolved)]
+    lake = fill(Lake(str(tmp_path / "lake")), table([*ours, *theirs], "dead_letters"), of="dead_letters")
+    chosen = choose(spark, lake, Choice(table="dead_letters"))
+    assert {(row["database"], row["letter_id"]) for row in records(chosen)} == {("billing-a", n) for n in range(1, 11)}

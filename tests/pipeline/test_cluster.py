@@ -50,7 +50,7 @@ from durable.pipeline.source import consistent, register
 
 url, lake = sys.argv[1:]
 spark = spark_session()
-done = archive(spark, Lake(lake), "history", Origin(url=url, schema="durable", service="shop"))
+done = archive(lambda: spark, Lake(lake), "history", Origin(url=url, schema="durable", service="shop"), local_rows=0)
 register(spark)
 with consistent(url) as options:
     read = spark.read.format("durable").options(**options).load().count()

@@ -259,7 +259,7 @@ def test_without_java_it_says_how_to_get_one(agent: Agent, monkeypatch: pytest.M
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setattr(session, "_JVMS", tmp_path)
     monkeypatch.setattr(SparkSession, "getActiveSession", classmethod(lambda cls: None))
-    ended = agent("pipeline", "archive", "--service", "shop")
+    ended = agent("pipeline", "archive", "--service", "shop", "--master", "local[1]")
     assert (ended.code, ended.err.count("\n")) == (2, 1)
     assert "Spark needs Java 17 or newer, and there is none; run: apt-get install openjdk-17" in ended.err
 

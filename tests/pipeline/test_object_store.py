@@ -35,10 +35,10 @@ def test_each_row_is_archived_once(
 ) -> None:
     add_history(conn, 200)
     origin = origin_of(database_url)
-    assert archive(spark, lake, "history", origin).rows == 200
-    assert archive(spark, lake, "history", origin).rows == 0
+    assert archive(lambda: spark, lake, "history", origin, local_rows=0).rows == 200
+    assert archive(lambda: spark, lake, "history", origin, local_rows=0).rows == 0
     add_history(conn, 100, first=201)
-    assert archive(spark, lake, "history", origin).rows == 100
+    assert archive(lambda: spark, lake, "history", origin, local_rows=0).rows == 100
     assert ids(lake) == [*range(1, 301)]
 
 
@@ -46,7 +46,7 @@ def test_spark_without_a_connector_says_so(
     spark: SparkSession, lake: Lake, conn: psycopg.Connection[Any], database_url: str
 ) -> None:
     add_history(conn, 1)
-    archive(spark, lake, "history", origin_of(database_url))
+    archive(lambda: spark, lake, "history", origin_of(database_url), local_rows=0)
     with pytest.raises(InvalidSetting, match="no connector for this object store"), spark_errors():
         lake.read(spark, "history")
 

@@ -66,7 +66,7 @@ def again(spark: SparkSession, agent: Agent, lake: Lake) -> Callable[..., dict[s
 
 
 def archived(spark: SparkSession, lake: Lake, url: str, service: str = "shop", table: LakeTable = "history") -> None:
-    archive(spark, lake, table, Origin(url=url, schema="durable", service=service))
+    archive(lambda: spark, lake, table, Origin(url=url, schema="durable", service=service))
 
 
 # ---------------------------------------------------------------- from one end to the other

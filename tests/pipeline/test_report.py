@@ -19,6 +19,7 @@ from tests.support.lakes import BEGAN, at, fill, handled, letter, sent, table
 
 DAY = 86_400
 EVIL = "</script><script>alert(1)</script><b>&"
+TEMPLATES = ["%PLOTLY%", "{{ plotly }}", "{% include 'report.html' %}", "{{ 7 * 7 }}", "{# gone #}"]
 
 
 def history(*numbers: int, **changes: Any) -> Any:
@@ -137,6 +138,15 @@ def test_the_page_of_a_sender_alone_has_no_latencies(spark: SparkSession, tmp_pa
     page, plots = rendered(report(spark, fill(Lake(str(tmp_path / "lake")), table([sent(1)]))))
     assert len(plots) == 2
     assert "Latency" not in page.text
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_name_that_looks_like_a_template_stays_as_it_is(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    lake = fill(Lake(str(tmp_path / "lake")), table([handled(1, message_type=name)]))
+    found = report(spark, lake)
+    page, _ = rendered(found)
+    assert name in page.text
+    assert len(render(found)) < 6_000_000, "the library of the plots is there once"
 
 
 def test_names_from_peers_are_text_in_the_page(spark: SparkSession, tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ _TABLES = (
     "handler_counts",
     "schedules",
     "published_batches",
+    "archive_commits",
     "archives",
+    "generations",
 )
 
 

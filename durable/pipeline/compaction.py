@@ -1,0 +1,75 @@
+"""Keeping a lake quick: small files become large ones, and files that no reader needs any more are removed.
+
+    archive, every few minutes ──> many small files of a day ──> compact() ──> few large ones
+                                                                    │
+                         the small ones stay for readers of older versions, until vacuum() finds them past `keep`
+
+Both are commits of the lake, which appends do not disturb and which disturb no reader: a query goes on with the files
+that it has begun with. Rows, offsets and spans stay as they are.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from durable.errors import InvalidSetting
+from durable.pipeline.lake import Lake, LakeTable
+from durable.pipeline.progress import Show
+
+TARGET_BYTES: Final = 128 << 20
+_SHORTEST: Final = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """What was done for one table."""
+
+    table: str
+    days: int
+    files_before: int
+    files_after: int
+
+
+def compact(lake: Lake, table: LakeTable, *, above: int = 2, show: Show = lambda done, total: None) -> Compacted:
+    """Rewrite the days that have more than `above` files into files of some 128 MiB.
+
+    A day that another process compacts at the same time is left to it.
+    """
+    from deltalake import WriterProperties
+    from deltalake.exceptions import CommitFailedError
+
+    crowded = {day: len(files) for day, files in sorted(lake.files_by_day(table).items()) if len(files) > above}
+    days = after = 0
+    for done, (day, count) in enumerate(crowded.items()):
+        show(done, len(crowded))
+        after += count
+        with suppress(CommitFailedError):
+            metrics = lake.opened(table).optimize.compact(
+                partition_filters=[("day", "=", str(day))],
+                target_size=TARGET_BYTES,
+                writer_properties=WriterProperties(compression="ZSTD"),
+            )
+            after += metrics["numFilesAdded"] - metrics["numFilesRemoved"]
+            days += 1
+    show(len(crowded), len(crowded))
+    return Compacted(table=table, days=days, files_before=sum(crowded.values()), files_after=after)
+
+
+def vacuum(lake: Lake, table: LakeTable, keep: timedelta) -> int:
+    """Remove the files that have been no part of the table for `keep`; returns how many.
+
+    Readers of a version that is older than that may miss them. Raises InvalidSetting when `keep` is below an hour.
+    """
+    if keep < _SHORTEST:
+        raise InvalidSetting(f"keep: {keep} is below an hour, in which a query may still read files that were replaced")
+    if not lake.exists(table):
+        return 0
+    from deltalake.exceptions import CommitFailedError
+
+    hours = int(keep.total_seconds() // 3_600)
+    with suppress(CommitFailedError):
+        return len(lake.opened(table).vacuum(hours, dry_run=False, enforce_retention_duration=False))
+    return 0

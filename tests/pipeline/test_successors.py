@@ -1,0 +1,311 @@
+"""A database that takes the place of the one that was archived: no row is lost, none is archived twice, none dropped.
+
+Each is tried for real: a dump that is restored into another cluster, a copy within one, a failover to a standby, a
+state of the files from before, and an upgrade of the cluster.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from durable.errors import InvalidSetting
+from durable.pipeline.copying import connection
+from durable.pipeline.lake import Lake
+from durable.pipeline.status import read_status
+from durable.pipeline.verify import Verified, claimed, verify_history, verify_letters
+from durable.storage import migrator
+from tests.support.archiving import Archiver, origin_of
+from tests.support.clusters import Cluster, Clusters, clusters
+from tests.support.history import add_history, add_letters, add_old_day
+from tests.support.partitions import drop_partitions
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Clusters]:
+    with clusters() as found:
+        yield found
+
+
+@pytest.fixture
+def primary(made: Clusters) -> Cluster:
+    return new_service(made.new())
+
+
+def new_service(cluster: Cluster) -> Cluster:
+    cluster.execute("CREATE DATABASE shop")
+    migrator.upgrade(url(cluster).replace("postgresql://", "postgresql+psycopg://"), "durable")
+    return cluster
+
+
+def url(cluster: Cluster) -> str:
+    return cluster.uri("shop")
+
+
+def write(cluster: Cluster, count: int, first: int, **options: Any) -> None:
+    """Rows of as many transactions, so that numbers of different clusters overlap."""
+    with psycopg.connect(url(cluster), autocommit=True) as conn:
+        for number in range(count):
+            add_history(conn, 1, first=first + number, **options)
+
+
+def drop_history(database: str, keep: timedelta) -> list[str]:
+    """As a node's maintenance does; returns the days that went."""
+    with connection(database) as conn:
+        dropped = drop_partitions(conn, "durable", keep_ids=timedelta(days=8), keep_history=keep)
+    return [name for name in dropped if name.startswith("envelope_history")]
+
+
+def letters(cluster: Cluster, count: int) -> None:
+    with psycopg.connect(url(cluster), autocommit=True) as conn:
+        add_letters(conn, count)
+
+
+class Succession:
+    """One lake, and the databases that follow each other."""
+
+    def __init__(self, spark: SparkSession, folder: Path, first: Cluster) -> None:
+        self.archiver = Archiver(spark, url(first), folder)
+
+    def take_over(self, cluster: Cluster) -> None:
+        self.archiver.origin = origin_of(url(cluster))
+
+    def refuses(self, said: str = "is not the database that was archived") -> None:
+        """Nothing is archived, nothing is dropped, and the status says why."""
+        for table in ("history", "dead_letters"):
+            with pytest.raises(InvalidSetting, match=said):
+                self.archiver.run(table)
+        status = read_status(self.archiver.origin.url, "durable", self.archiver.lake)
+        assert all(each.problem is not None for each in status.tables)
+        with psycopg.connect(self.archiver.origin.url, autocommit=True) as conn:
+            rows = conn.execute("SELECT count(*) FROM durable.envelope_history").fetchone()
+            drop_history(self.archiver.origin.url, timedelta(hours=2))
+            assert conn.execute("SELECT count(*) FROM durable.envelope_history").fetchone() == rows
+
+    def archive(self, **options: Any) -> tuple[int, int]:
+        """The rows that were archived: of the history, and letters."""
+        history, dead = self.archiver.run("history", **options), self.archiver.run("dead_letters", **options)
+        assert (history.gone, dead.gone) == ({}, {})
+        return history.rows, dead.rows
+
+    def is_whole(self) -> None:
+        """The lake has what the database has, once, and nothing is behind."""
+        archiver = self.archiver
+        with connection(archiver.origin.url) as conn:
+            history = claimed(conn, archiver.lake, "history", archiver.origin)
+            dead = claimed(conn, archiver.lake, "dead_letters", archiver.origin)
+        assert verify_history(archiver.spark, archiver.lake, archiver.origin, history).is_whole
+        assert verify_letters(archiver.spark, archiver.lake, archiver.origin, dead).is_whole
+        status = read_status(archiver.origin.url, "durable", archiver.lake)
+        assert [(each.problem, each.lag_rows) for each in status.tables] == [(None, 0), (None, 0)]
+
+    def ids(self) -> list[int]:
+        return self.archiver.ids()
+
+
+@pytest.fixture
+def succession(spark: SparkSession, tmp_path: Path, primary: Cluster) -> Succession:
+    return Succession(spark, tmp_path, primary)
+
+
+def test_restored_dump_is_refused_then_archived_once(
+    made: Clusters, primary: Cluster, succession: Succession, tmp_path: Path
+) -> None:
+    primary.execute("SELECT pg_current_xact_id() FROM generate_series(1, 5)")
+    with psycopg.connect(url(primary), autocommit=True) as conn:
+        add_old_day(conn, 40, 5, first=1001)
+    write(primary, 30, first=1)
+    letters(primary, 2)
+    assert succession.archive() == (35, 2)
+    write(primary, 5, first=31)  # never archived from there
+    restored = made.new()
+    primary.copy_dump("shop", restored)
+
+    succession.take_over(restored)
+    write(restored, 10, first=101)  # numbered as rows that were archived
+    letters(restored, 1)
+    succession.refuses()
+    assert succession.archive(is_successor=True) == (15, 1)
+    succession.is_whole()
+    write(restored, 3, first=201)
+    assert succession.archive() == (3, 0)
+    assert succession.ids() == sorted([*range(1, 36), *range(101, 111), *range(201, 204), *range(1001, 1006)])
+    succession.is_whole()
+
+
+def test_dump_restored_before_the_first_archive_is_archived_whole(
+    made: Clusters, primary: Cluster, succession: Succession
+) -> None:
+    write(primary, 20, first=1)
+    with psycopg.connect(url(primary), autocommit=True) as conn:
+        conn.execute("UPDATE durable.envelope_history SET xid = xid + 1000000")  # a cluster that has lived long
+    restored = made.new()
+    primary.copy_dump("shop", restored)
+    succession.take_over(restored)
+    write(restored, 5, first=21)
+    assert succession.archive() == (25, 0)
+    write(restored, 1, first=26)
+    assert succession.archive() == (1, 0)
+    assert succession.ids() == [*range(1, 27)]
+    succession.is_whole()
+
+
+def test_restored_dump_goes_whole_into_another_lake(
+    made: Clusters, primary: Cluster, succession: Succession, tmp_path: Path
+) -> None:
+    write(primary, 20, first=1)
+    assert succession.archive() == (20, 0)
+    with psycopg.connect(url(primary), autocommit=True) as conn:
+        conn.execute("UPDATE durable.envelope_history SET xid = xid + 1000000")  # a cluster that has lived long
+    restored = made.new()
+    primary.copy_dump("shop", restored)
+    succession.take_over(restored)
+    succession.refuses()
+    succession.archiver.lake = Lake(str(tmp_path / "other"))
+    assert succession.archive(is_new_lake=True) == (20, 0)
+    assert succession.ids() == [*range(1, 21)]
+
+
+def test_copy_within_one_cluster_is_refused(primary: Cluster, succession: Succession) -> None:
+    write(primary, 5, first=1)
+    succession.archive()
+    primary.execute("CREATE DATABASE copied TEMPLATE shop")
+    succession.archiver.origin = replace(succession.archiver.origin, url=primary.uri("copied"))
+    succession.refuses()
+
+
+def test_promoted_standby_is_archived_from_where_it_was(
+    made: Clusters, primary: Cluster, succession: Succession
+) -> None:
+    write(primary, 20, first=1)
+    succession.archive()
+    standby = made.empty()
+    primary.back_up(standby, "-R")
+    write(primary, 10, first=21)  # the standby never hears of them, and the lake does
+    assert succession.archive() == (10, 0)
+    primary.stop("immediate")
+    standby.start()
+    standby.promote()
+
+    succession.take_over(standby)
+    write(standby, 15, first=101)  # under the numbers of those that were lost
+    succession.refuses()
+    assert succession.archive(is_successor=True) == (15, 0)
+    assert succession.ids() == [*range(1, 31), *range(101, 116)]
+    write(standby, 2, first=201)
+    assert succession.archive() == (2, 0)
+    succession.is_whole()
+
+
+def test_files_of_an_earlier_state_are_archived_from_there(
+    made: Clusters, primary: Cluster, succession: Succession
+) -> None:
+    """Such as a snapshot of the disk: cluster, timeline and database are the same, only the numbers come again."""
+    write(primary, 20, first=1)
+    succession.archive()
+    earlier = made.empty()
+    primary.back_up(earlier)
+    write(primary, 10, first=21)
+    letters(primary, 2)
+    assert succession.archive() == (10, 2)
+    primary.stop("immediate")
+    earlier.start()
+
+    succession.take_over(earlier)
+    write(earlier, 15, first=101)
+    letters(earlier, 3)
+    succession.refuses("was restored to an earlier state")
+    assert succession.archive(is_successor=True) == (15, 3)
+    assert succession.ids() == [*range(1, 31), *range(101, 116)]
+    succession.is_whole()
+
+
+def test_upgraded_cluster_is_archived_from_where_it_was(made: Clusters, spark: SparkSession, tmp_path: Path) -> None:
+    old = new_service(made.new(16))
+    succession = Succession(spark, tmp_path, old)
+    write(old, 20, first=1)
+    letters(old, 2)
+    assert succession.archive() == (20, 2)
+    write(old, 5, first=21)
+    old.stop()
+    upgraded = made.empty(18)
+    upgraded.make("--no-data-checksums")
+    upgraded.take_over(old)
+    upgraded.start()
+
+    succession.take_over(upgraded)
+    write(upgraded, 5, first=26)
+    succession.refuses()
+    assert succession.archive(is_successor=True) == (10, 0)
+    assert succession.ids() == [*range(1, 31)]
+    succession.is_whole()
+
+
+# ---------------------------------------------------------------- a lake that was restored
+
+
+@pytest.fixture
+def backed_up(archiver: Archiver, conn: psycopg.Connection[Any]) -> Archiver:
+    """A lake with the rows 1 to 5 was backed up; then 200 more were archived, and the backup was restored."""
+    add_history(conn, 5)
+    archiver.run()
+    backup = Path(archiver.lake.url).with_name("backup")
+    shutil.copytree(archiver.lake.url, backup)
+    add_old_day(conn, 40, 50, first=1001)
+    add_history(conn, 150, first=6)
+    archiver.run()
+    shutil.rmtree(archiver.lake.url)
+    shutil.copytree(backup, archiver.lake.url)
+    return archiver
+
+
+def verified(archiver: Archiver) -> Verified:
+    with connection(archiver.origin.url) as conn:
+        of = claimed(conn, archiver.lake, "history", archiver.origin)
+    return verify_history(archiver.spark, archiver.lake, archiver.origin, of)
+
+
+def test_restored_lake_is_told_and_filled_again(backed_up: Archiver) -> None:
+    status = read_status(backed_up.origin.url, "durable", backed_up.lake).tables[0]
+    assert "the lake ends before what was archived" in str(status.problem)
+    assert verified(backed_up).missing == 200
+    done = backed_up.run()
+    assert (done.rows, done.gone) == (200, {})
+    assert backed_up.ids() == [*range(1, 156), *range(1001, 1051)]
+    assert verified(backed_up).is_whole
+    assert read_status(backed_up.origin.url, "durable", backed_up.lake).tables[0].problem is None
+
+
+def test_rows_gone_from_restored_lake_and_database_are_named(
+    backed_up: Archiver, conn: psycopg.Connection[Any]
+) -> None:
+    assert drop_history(backed_up.origin.url, timedelta(days=30))
+    day = (datetime.now(UTC) - timedelta(days=40)).date()
+    assert read_status(backed_up.origin.url, "durable", backed_up.lake).tables[0].gone == {day: 50}
+    found = verified(backed_up)
+    assert (found.missing, found.gone, found.is_whole) == (150, {day: 50}, False)
+    done = backed_up.run()
+    assert (done.rows, done.gone) == (150, {day: 50})
+    assert backed_up.ids() == [*range(1, 156)]
+
+
+def test_nothing_is_dropped_between_restoring_a_lake_and_archiving_again(
+    backed_up: Archiver, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: Any, **__: Any) -> None:
+        raise RuntimeError("before the lake has anything")
+
+    monkeypatch.setattr(Lake, "commit", die)
+    with pytest.raises(RuntimeError):
+        backed_up.run()
+    assert not drop_history(backed_up.origin.url, timedelta(days=30))
