@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import date, timedelta
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -76,16 +76,17 @@ def archive(
     named_spark = master is not None or remote is not None
     if named_spark:
         spark()
-    options = {
-        "is_new_lake": new_lake,
-        "is_successor": successor,
-        "local_rows": 0 if named_spark else settings.pipeline_local_rows,
-        "compact_above": settings.pipeline_compact_above,
-    }
+    archive_into_lake = partial(
+        archive_table,
+        is_new_lake=new_lake,
+        is_successor=successor,
+        local_rows=0 if named_spark else settings.pipeline_local_rows,
+        compact_above=settings.pipeline_compact_above,
+    )
     done = []
     for table in SOURCES:
         with progress(f"archiving {table}") as show:
-            done.append(archive_table(spark, found, table, origin, show=show, **options))
+            done.append(archive_into_lake(spark, found, table, origin, show=show))
     if json:
         tables = [asdict(each) | {"gone": _by_day(each.gone)} for each in done]
         print_json({"service": origin.service, "lake": found.url, "tables": tables})

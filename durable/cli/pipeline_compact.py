@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from durable.cli.output import Table, print_blocks, print_json, progress
+from durable.cli.output import Cell, Table, print_blocks, print_json, progress
 from durable.cli.pipeline_options import LakeUrl, find_lake
 from durable.cli.target import Debug, Json
 from durable.errors import InvalidSetting
@@ -35,7 +35,7 @@ def compact(lake: LakeUrl = None, above: Above = 2, json: Json = False, debug: D
     if json:
         print_json({"lake": found.url, "tables": [asdict(each) for each in done]})
     else:
-        rows = [[each.table, each.days, each.files_before, each.files_after] for each in done]
+        rows: list[list[Cell]] = [[each.table, each.days, each.files_before, each.files_after] for each in done]
         print_blocks([Table(f"compacted {found.url}", ["table", "days", "files before", "files after"], rows)])
 
 
@@ -50,7 +50,7 @@ def vacuum(lake: LakeUrl = None, keep: Keep = None, json: Json = False, debug: D
     if json:
         print_json({"lake": found.url, "removed": removed})
     else:
-        rows = [[table, count] for table, count in removed.items()]
+        rows: list[list[Cell]] = [[table, count] for table, count in removed.items()]
         print_blocks([Table(f"removed from {found.url}", ["table", "files"], rows)])
 
 

@@ -187,7 +187,8 @@ def complete_until(conn: Connection, schema: str) -> datetime | None:
 
 def begins_at(conn: Connection, schema: str) -> datetime | None:
     """When the oldest outcome that is still here was written."""
-    return conn.execute(statements.READ_OLDEST_ROW.within(schema)).scalar_one()
+    oldest: datetime | None = conn.execute(statements.READ_OLDEST_ROW.within(schema)).scalar_one()
+    return oldest
 
 
 def end_of_batch(conn: Connection, schema: str, table: str, low: int, high: int, rows: int | None) -> int | None:

@@ -252,7 +252,7 @@ class Archives:
     def add(self, lake: str, service: str, rows: Rows, begin: float, until: float, database: str = "a") -> None:
         """These rows, and that the service's history is whole from `begin` to `until`."""
         where = self.lakes.setdefault(lake, Lake(str(self.folder / lake)))
-        fill(where, table([row | {"service": service, "database": f"{service}-{database}"} for row in rows]))
+        fill(where, table([{**row, "service": service, "database": f"{service}-{database}"} for row in rows]))
         app, whose = f"{service}-{database}", Whose(service, f"{service}-{database}")
         for name in SOURCES:
             where.create(name)

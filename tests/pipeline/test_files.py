@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from durable.pipeline.files import TaskFiles
-from durable.pipeline.lake import file_schema
+from durable.pipeline.lake import Whose, file_schema
 from tests.support.lakes import handled, table
 
 TYPES = ["orders.placed", "orders.paid", "orders.shipped"]
@@ -18,8 +18,8 @@ TYPES = ["orders.placed", "orders.paid", "orders.shipped"]
 def written(folder: Path, count: int) -> pq.ParquetFile:
     """One file, of rows whose message types come in turns."""
     rows = table([handled(number, message_type=TYPES[number % len(TYPES)]) for number in range(count)])
-    as_read = rows.select([name for name in file_schema("history").names if name != "service"])
-    with TaskFiles(str(folder), "history", "billing", "test") as writing:
+    as_read = rows.select([name for name in file_schema("history").names if name not in ("service", "database")])
+    with TaskFiles(str(folder), "history", Whose("billing", "billing-1"), "test") as writing:
         for batch in as_read.to_batches(max_chunksize=10):
             writing.add(batch)
     (file,) = writing.files
