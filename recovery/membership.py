@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -30,23 +31,6 @@ from durable.storage.statements import Statement
 from durable.telemetry import log
 from durable.version import __version__
 
-# Measured: without these a stopped client or a half-open connection holds its lock for minutes.
-SERVER_SETTINGS = {
-    "tcp_keepalives_idle": "5",
-    "tcp_keepalives_interval": "2",
-    "tcp_keepalives_count": "3",
-    "tcp_user_timeout": "8s",
-    "client_connection_check_interval": "2s",
-    "idle_in_transaction_session_timeout": "15s",
-    "statement_timeout": "15s",
-}
-CLIENT_OPTIONS = {
-    "keepalives_idle": 5,
-    "keepalives_interval": 2,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 8_000,
-    "application_name": "durable node",
-}
 _LISTEN_SECONDS = 0.2  # how soon the thread notices that it should stop
 
 
@@ -109,7 +93,8 @@ class Membership:
         """Without server settings: a pooler refuses them with an error that names no setting of ours."""
         timeout = int(self._settings.connect_timeout.total_seconds()) or 1
         url = lock_url(self._settings)
-        connection = PsycopgConnection.connect(url, **{"connect_timeout": timeout, **CLIENT_OPTIONS})  # type: ignore[arg-type]
+        options = _client_options(self._settings)
+        connection = PsycopgConnection.connect(url, **{"connect_timeout": timeout, **options})  # type: ignore[arg-type]
         # A heartbeat that is not answered by then comes too late in any case.
         connection.answer_within = self._settings.heartbeat_stale.total_seconds() / 2
         return connection
@@ -122,7 +107,9 @@ class Membership:
                 "lock_database_url: this connection goes through a pooler, which cannot keep a session's lock; "
                 "set DURABLE_LOCK_DATABASE_URL to a direct connection"
             )
-        values = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in SERVER_SETTINGS.items())
+        values = ", ".join(
+            f"set_config('{name}', '{value}', false)" for name, value in _server_settings(self._settings).items()
+        )
         conn.exec_driver_sql(f"SELECT {values}")
         row = conn.execute(
             self._sql(housekeeping.REGISTER_NODE),
@@ -193,6 +180,34 @@ def said(error: BaseException) -> str:
     """The reason in one line, without the statement and its parameters."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     return " ".join(str(cause).split()) or type(cause).__name__
+
+
+def _server_settings(settings: Settings) -> dict[str, str]:
+    """Measured: without these a stopped client or a half-open connection holds its lock for minutes."""
+    timeout = f"{_milliseconds(settings.statement_timeout)}ms"
+    return {
+        "tcp_keepalives_idle": "5",
+        "tcp_keepalives_interval": "2",
+        "tcp_keepalives_count": "3",
+        "tcp_user_timeout": f"{_milliseconds(settings.tcp_user_timeout)}ms",
+        "client_connection_check_interval": "2s",
+        "idle_in_transaction_session_timeout": timeout,
+        "statement_timeout": timeout,
+    }
+
+
+def _client_options(settings: Settings) -> dict[str, str | int]:
+    return {
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": _milliseconds(settings.tcp_user_timeout),
+        "application_name": "durable node",
+    }
+
+
+def _milliseconds(span: timedelta) -> int:
+    return int(span.total_seconds() * 1_000)
 
 
 def _driver(conn: Connection) -> psycopg.Connection[Any]:

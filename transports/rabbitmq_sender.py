@@ -21,7 +21,7 @@ from typing import Self
 
 from durable.envelope import Envelope
 from durable.errors import ConnectionFailed, InvalidSetting, PeerTimeout, TransportError
-from durable.outcomes import Outcome, Rejected, printable
+from durable.outcomes import Failed, Outcome, Rejected, printable
 from durable.settings import Settings
 from durable.transports.rabbitmq_address import Destination, ExchangeAddress, QueueAddress
 from durable.transports.rabbitmq_broker import Broker, Connection, Shared
@@ -43,6 +43,8 @@ class RabbitSender:
         self._send_seconds = settings.send_timeout.total_seconds()
         self._shared = Shared(lambda: self._open(broker.publishing), lambda publisher: publisher.is_usable)
         self._held = AsyncExitStack()
+        self._returned: Envelope | None = None
+        """Of the last batch, the first message that no queue has taken."""
 
     async def __aenter__(self) -> Self:
         await self._held.enter_async_context(self._broker.publishing)
@@ -65,14 +67,19 @@ class RabbitSender:
             return []
         await self._refuse_if_blocked()
         try:
-            return await self._publish(await self._shared.get(), batch)
+            outcomes = await self._publish(await self._shared.get(), batch)
         except Unacceptable:
-            return await self._isolate(batch)
+            outcomes = await self._isolate(batch)
+        returned = (envelope for envelope, outcome in zip(batch, outcomes, strict=True) if isinstance(outcome, Failed))
+        self._returned = next(returned, None)
+        return outcomes
 
     async def ping(self) -> None:
         """Ask the broker for the queue or exchange; raise TransportError if it is not there, or takes nothing now.
 
-        It travels to the broker and no further: whether the consumer's database can be reached, nobody knows here.
+        It travels to the broker and no further: whether the consumer's database can be reached, nobody knows here. AMQP
+        has no question for the bindings of an exchange: after a message was returned because of a missing one, the ping
+        carries that message, which its consumer may see twice therefore.
         """
         await self._refuse_if_blocked()
         await self._shared.get()
@@ -87,6 +94,11 @@ class RabbitSender:
                             await channel.exchange_declare(name, passive=True)
         finally:
             await abandon(channel)
+        if isinstance(self._address, ExchangeAddress) and self._returned is not None:
+            (outcome,) = await self._publish(await self._shared.get(), [self._returned])
+            if isinstance(outcome, Failed):
+                raise TransportError(f"{self._address}: {outcome.reason}")
+            self._returned = None
 
     async def _publish(self, publisher: Publisher, batch: Sequence[Envelope]) -> list[Outcome]:
         try:

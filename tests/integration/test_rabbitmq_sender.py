@@ -134,11 +134,17 @@ class TestAnswers:
         destination = topic.resolve("rabbitmq://default/topic", "placed")
         assert destination == f"rabbitmq://default/exchange/{exchange}/orders-placed"
         async with topic.sender(destination) as sender:
-            assert await sender.send(envelopes(2)) == [UNROUTABLE] * 2
+            batch = envelopes(2)
             await sender.ping()
+            assert await sender.send(batch) == [UNROUTABLE] * 2
+            with pytest.raises(TransportError, match="no queue is bound there"):
+                await sender.ping()
             await client.bind(queue, exchange, "orders-placed")
-            assert await sender.send(envelopes(2)) == [STORED] * 2
-        assert await client.count(queue) == 2
+            await sender.ping()
+            assert await sender.send(batch) == [STORED] * 2
+            await sender.ping()
+        ids = [message.message_id for message in await taken(client, queue)]
+        assert ids == [str(envelope.id) for envelope in (batch[0], *batch)], "the ping has carried the first"
 
     async def test_an_exchange_that_was_deleted_is_declared_again(
         self, broker: AnyBroker, client: Foreign, queue: str, queue_name: Names
@@ -151,6 +157,7 @@ class TestAnswers:
             with pytest.raises(ConnectionFailed, match=f"NOT_FOUND - no exchange '{exchange}'"):
                 await sender.send(envelopes(1))
             assert await sender.send(envelopes(1)) == [UNROUTABLE]
+            await client.bind(queue, exchange, "orders-placed")
             await sender.ping()
 
     async def test_a_queue_that_is_full_is_busy_and_drops_nothing_that_was_stored(
