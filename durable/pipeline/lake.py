@@ -81,6 +81,8 @@ class Lake:
     def __init__(self, url: str) -> None:
         """`url`: a folder, or the URL of an object store, whose credentials are in the environment."""
         self.url = url.rstrip("/") if "://" in url else str(Path(url).absolute())
+        if "://" not in url and unquote(self.url) != self.url:
+            raise InvalidSetting(f"lake {self.url}: a path with per cent signs is read as another one; choose another")
 
     def table_url(self, table: LakeTable) -> str:
         return f"{self.url}/{table}"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from datetime import date
 from typing import TYPE_CHECKING, Final
 
+from durable.errors import InvalidSetting
 from durable.pipeline.progress import Show
 from durable.pipeline.session import needs_spark
 
@@ -40,7 +41,12 @@ _DAYS_AT_ONCE: Final = 30
 def bring_up_to_date(
     spark: SparkSession, lake: Lake, since: date | None, until: date | None, show: Show = lambda done, total: None
 ) -> int:
-    """Compute what is new among these days. Returns how many days that were."""
+    """Compute what is new among these days. Returns how many days that were.
+
+    Raises InvalidSetting for a lake with brackets in its path: delta-rs writes no table of its own there.
+    """
+    if "[" in lake.url or "]" in lake.url:
+        raise InvalidSetting(f"lake {lake.url}: reports cannot be kept under a path with brackets; move the lake")
     files = {
         day: name
         for day, name in _files_by_day(lake).items()

@@ -166,7 +166,12 @@ SELECT LEAST(clock_timestamp(), min(xact_start) FILTER (WHERE backend_xid IS NOT
     pg_snapshot_xmin(pg_current_snapshot()) = pg_snapshot_xmax(pg_current_snapshot()) AS is_quiet
 FROM pg_stat_activity WHERE datname = current_database()
 """)
-READ_OLDEST_ROW = Statement("SELECT min(finished_at) FROM {schema}.envelope_history")
+# From here on no row of the history was dropped, whether there was one or not.
+READ_OLDEST_DAY = Statement("""
+SELECT CAST(min(to_date(right(c.relname, 8), 'YYYYMMDD')) AS timestamp) AT TIME ZONE 'UTC'
+FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+WHERE i.inhparent = CAST(:table AS regclass) AND c.relname ~ '_[0-9]{8}$'
+""")
 READ_OLDEST_TRANSACTION = Statement("""
 SELECT pid, application_name, usename AS role, state, clock_timestamp() - xact_start AS age, query
 FROM pg_stat_activity

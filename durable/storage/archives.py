@@ -186,8 +186,9 @@ def complete_until(conn: Connection, schema: str) -> datetime | None:
 
 
 def begins_at(conn: Connection, schema: str) -> datetime | None:
-    """When the oldest outcome that is still here was written."""
-    oldest: datetime | None = conn.execute(statements.READ_OLDEST_ROW.within(schema)).scalar_one()
+    """From when on every outcome is here: from the first day that was not dropped."""
+    params = {"table": relation(schema, "envelope_history")}
+    oldest: datetime | None = conn.execute(statements.READ_OLDEST_DAY.within(schema), params).scalar_one()
     return oldest
 
 

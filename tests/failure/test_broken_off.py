@@ -181,7 +181,8 @@ def factory(at: datetime) -> Ordinary:
 
 
 def make_bus(database: str) -> tuple[Bus, list[int]]:
-    bus = Bus("shop", database, **QUICK)
+    # What is sent would be decoded where it is sent, too: here the receiver is to meet what cannot be decoded.
+    bus = Bus("shop", database, validate_sent=False, **QUICK)
     bus.application.transports += [MemoryTransport(bus.settings), EvilTransport()]
     bus.application.batch_spans = Spans()
     bus.use(Meddling())
