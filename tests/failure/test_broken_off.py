@@ -258,7 +258,7 @@ def evil() -> Iterator[Callable[[str, type[BaseException]], None]]:
 
 def count(database: str, table: str) -> int:
     with psycopg.connect(database) as conn:
-        row = conn.execute(f"SELECT count(*) FROM durable.{table}").fetchone()
+        row = conn.execute(f"SELECT count(*) FROM durable.{table}".encode()).fetchone()
     assert row is not None
     return int(row[0])
 

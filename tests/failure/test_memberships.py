@@ -223,8 +223,8 @@ class Standing(MemoryTransport):
         super().__init__(settings)
         self.is_first = True
 
-    def sender(self, uri: str) -> Any:
-        outer, sender = self, super().sender(uri)
+    def sender(self, destination: str) -> Any:
+        outer, sender = self, super().sender(destination)
 
         class Sender:
             async def __aenter__(self) -> Any:
