@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeGuard
 from uuid import UUID
 
 from pydantic import BaseModel
@@ -154,5 +154,5 @@ def _parts_differ(sent: object, read: object) -> bool:
     return _compared(getattr(sent, "__dict__", {}), getattr(read, "__dict__", {})) is not None
 
 
-def _is_sequence(value: object) -> bool:
+def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)

@@ -1,14 +1,13 @@
 """Which classes msgspec can encode and decode: found out from their annotations, before the first message.
 
 Refused is what msgspec would refuse message by message: a class of one's own within a message, which it takes for bytes
-that nobody can read, and an attrs class with a private field, which it leaves out. Two dataclasses in one union, and the
-like, are refused when the decoder is built.
+that nobody can read, and an attrs class with a private field, which it leaves out. Two dataclasses in one union, and
+the like, are refused when the decoder is built.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +27,8 @@ from pydantic import BaseModel
 _MESSAGES = (StructType, DataclassType, NamedTupleType, EnumType)
 _WITH_FIELDS = (StructType, DataclassType, NamedTupleType, TypedDictType)
 
+_field_names: dict[type[Any], tuple[str, ...]] = {}
+
 
 def refuse_uncodable(cls: type[Any]) -> None:
     """Raise TypeError for a class that is no kind of message, or has a field that cannot be encoded."""
@@ -41,9 +42,15 @@ def refuse_uncodable(cls: type[Any]) -> None:
             _refuse_private(each.cls, path)
 
 
-@functools.lru_cache(maxsize=4096)
 def field_names(cls: type[Any]) -> tuple[str, ...]:
     """The fields of a model, Struct, dataclass or attrs class; none of any other."""
+    names = _field_names.get(cls)
+    if names is None:
+        names = _field_names[cls] = _find_field_names(cls)
+    return names
+
+
+def _find_field_names(cls: type[Any]) -> tuple[str, ...]:
     if issubclass(cls, BaseModel):
         return tuple(cls.model_fields)
     if dataclasses.is_dataclass(cls):

@@ -100,7 +100,8 @@ def made(base: str, content_type: str) -> type[Any]:
         cls.__annotations__ = dict(annotations)
         cls.__module__ = __name__
     elif base == "model":
-        cls = pydantic.create_model("Model", __module__=__name__, **{n: (hint, value) for n, hint, value in fields})
+        definitions: dict[str, Any] = {n: (hint, value) for n, hint, value in fields}
+        cls = pydantic.create_model("Model", __module__=__name__, **definitions)
         return message(name, content_type=content_type)(cls)
     else:
         cls = dataclass(type("Data", (Fields,), {"__module__": __name__}))
@@ -248,3 +249,18 @@ def test_decimal_that_is_no_number_arrives_as_it_is(amount: str) -> None:
     envelope = composer().command(Holder(amount=Decimal(amount)), to=TO)
 
     assert str(decode(envelope.body, Holder).amount) == amount
+
+
+@message("faithful.nested")
+@dataclass
+class Nested:
+    inner: Any = None
+
+
+def test_message_that_is_nested_without_end_is_refused() -> None:
+    sent = Nested()
+    for _ in range(600):
+        sent = Nested([sent.inner])
+
+    with pytest.raises(InvalidMessage, match=r"Nested cannot be sent, as .*recursion"):
+        composer().command(sent, to=TO)

@@ -46,7 +46,7 @@ SOME_ID = UUID(int=7)
 
 class Part(BaseModel):
     number: int = 0
-    note: str = Field("", alias="partNote")
+    note: str = Field(default="", alias="partNote")
 
 
 class Painted(Part):
@@ -92,8 +92,8 @@ CARRIED: dict[str, tuple[Any, Any, ConfigDict, Any]] = {
     "generated aliases": (int, Field(0), BOTH_WAYS, 7),
     "alias or name": (int, Field(0, alias="theValue"), ConfigDict(populate_by_name=True), 7),
     "alias that is written": (int, Field(0, alias="theValue"), ConfigDict(serialize_by_alias=True), 7),
-    "alias of a part": (Part, ..., ConfigDict(), Part(number=1, partNote="a")),
-    "aliases of parts": (list[Part], [], ConfigDict(), [Part(), Part(number=1, partNote="a")]),
+    "alias of a part": (Part, ..., ConfigDict(), Part.model_validate({"number": 1, "partNote": "a"})),
+    "aliases of parts": (list[Part], [], ConfigDict(), [Part(), Part.model_validate({"number": 1, "partNote": "a"})]),
     "text of JSON": (Json[dict[str, int]], ..., ConfigDict(), {"a": 1}),
     "text of JSON in a list": (list[Json[Any]], ..., ConfigDict(), [{"a": [1]}, None]),
     "computed field": (Computed, ..., ConfigDict(), Computed(number=2)),
