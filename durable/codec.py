@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
-from pydantic import BaseModel
-
 from durable.arguments import checked
 from durable.codecs.cloudevents import CloudEventsCodec
 from durable.codecs.json import JsonCodec
@@ -116,14 +114,22 @@ def encode(message: object, envelope: Envelope) -> bytes:
 def refuse_unfaithful(message: object, body: bytes, content_type: str) -> None:
     """Raise InvalidMessage when this body of the message would not be read as the message by its receiver.
 
-    pydantic models check themselves; what a codec of the application's own makes of a message is only decoded.
+    What a codec of the application's own makes of a message is only decoded.
     """
-    if isinstance(message, BaseModel):
-        return
-    read = decode(body, type(message), content_type)
+    try:
+        read = decode(body, type(message), content_type)
+    except InvalidMessage as error:
+        raise InvalidMessage(
+            f"{type(message).__qualname__} cannot be sent, as no receiver could read it: {error}"
+        ) from error
     if not isinstance(_codec_of(content_type), _OWN_KINDS):
         return
-    changed = difference(message, read, type(message).__name__)
+    try:
+        changed = difference(message, read, type(message).__name__)
+    except Exception as error:  # of keys of the application's classes, or of parts within parts without end
+        raise InvalidMessage(
+            f"{type(message).__qualname__} cannot be sent, as it cannot be compared with what is read: {_said(error)}"
+        ) from error
     if changed is not None:
         raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {changed}")
 

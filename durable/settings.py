@@ -109,7 +109,7 @@ class Settings(BaseSettings):
     max_message_bytes: Count = Field(default=1 << 20, description="largest body of one message")
     validate_sent: bool = Field(
         default=True,
-        description="check at send() that a receiver reads what is sent; pydantic models check themselves",
+        description="check at send() that a receiver reads what is sent, in every field",
     )
     max_headers: Annotated[int, Field(ge=1, le=1_000)] = Field(default=100, description="headers of one message")
     max_header_bytes: Annotated[int, Field(ge=1, le=32 << 10)] = Field(

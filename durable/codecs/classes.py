@@ -1,11 +1,13 @@
 """Which classes msgspec can encode and decode: found out from their annotations, before the first message.
 
 Refused is what msgspec would refuse message by message: a class of one's own within a message, which it takes for bytes
-that nobody can read. Two dataclasses in one union, and the like, are refused when the decoder is built.
+that nobody can read, and an attrs class with a private field, which it leaves out. Two dataclasses in one union, and
+the like, are refused when the decoder is built.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +27,8 @@ from pydantic import BaseModel
 _MESSAGES = (StructType, DataclassType, NamedTupleType, EnumType)
 _WITH_FIELDS = (StructType, DataclassType, NamedTupleType, TypedDictType)
 
+_field_names: dict[type[Any], tuple[str, ...]] = {}
+
 
 def refuse_uncodable(cls: type[Any]) -> None:
     """Raise TypeError for a class that is no kind of message, or has a field that cannot be encoded."""
@@ -34,17 +38,38 @@ def refuse_uncodable(cls: type[Any]) -> None:
     for path, each in _within(kind, cls.__qualname__, set()):
         if isinstance(each, CustomType):
             raise TypeError(f"{path} is of class {getattr(each.cls, '__qualname__', each.cls)}, which has no encoding")
+        if isinstance(each, DataclassType):
+            _refuse_private(each.cls, path)
 
 
 def field_names(cls: type[Any]) -> tuple[str, ...]:
     """The fields of a model, Struct, dataclass or attrs class; none of any other."""
+    names = _field_names.get(cls)
+    if names is None:
+        names = _field_names[cls] = _find_field_names(cls)
+    return names
+
+
+def _find_field_names(cls: type[Any]) -> tuple[str, ...]:
     if issubclass(cls, BaseModel):
         return tuple(cls.model_fields)
-    for attribute in ("__struct_fields__", "__dataclass_fields__", "__attrs_attrs__"):
-        fields = getattr(cls, attribute, None)
-        if fields is not None:
-            return tuple(getattr(field, "name", field) for field in fields)
-    return ()
+    if dataclasses.is_dataclass(cls):
+        return tuple(field.name for field in dataclasses.fields(cls))
+    return tuple(
+        getattr(field, "name", field)
+        for attribute in ("__struct_fields__", "__attrs_attrs__")
+        for field in getattr(cls, attribute, ())
+    )
+
+
+def _refuse_private(cls: type[Any], path: str) -> None:
+    """msgspec leaves the private fields of attrs classes out, without which a receiver cannot make an instance."""
+    for field in getattr(cls, "__attrs_attrs__", ()):
+        if field.init and field.name.startswith("_"):
+            raise TypeError(
+                f"{path}.{field.name} is a private field of an attrs class, which has no encoding; "
+                f"name it {field.name.lstrip('_')!r}, or give it init=False"
+            )
 
 
 def _within(kind: Any, path: str, seen: set[Any]) -> Iterator[tuple[str, Type]]:

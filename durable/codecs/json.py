@@ -34,7 +34,7 @@ class JsonCodec:
         self._decoders: dict[type[Any], Callable[[bytes], Any]] = {}
 
     def encode(self, message: object, _: Envelope) -> bytes:
-        body = message.model_dump_json().encode() if isinstance(message, BaseModel) else _encoder.encode(message)
+        body = _model_body(message) if isinstance(message, BaseModel) else _encoder.encode(message)
         if any(mark in body for mark in _MARKS_OF_NOT_FINITE):
             _refuse_not_finite(message, type(message).__qualname__)
         return body
@@ -53,10 +53,16 @@ class JsonCodec:
         return decoder
 
 
+def _model_body(message: BaseModel) -> bytes:
+    # Names as the model's aliases say, and what validates again: text of Json fields, no computed fields. Values that
+    # do not fit are found when the body is compared with the message; a warning would only say so twice.
+    return message.model_dump_json(by_alias=True, round_trip=True, warnings=False).encode()
+
+
 def _model_decoder(cls: type[BaseModel]) -> Callable[[bytes], BaseModel]:
     def decode_model(body: bytes) -> BaseModel:
         _parse(body)  # pydantic alone would take NaN and infinities, which are no JSON
-        return cls.model_validate_json(body)
+        return cls.model_validate_json(body, by_alias=True, by_name=True)  # a validation_alias is no name to send
 
     return decode_model
 

@@ -34,7 +34,7 @@ class MsgpackCodec:
         self._decoders: dict[type[Any], Callable[[bytes], Any]] = {}
 
     def encode(self, message: object, _: Envelope) -> bytes:
-        return _encode_dumped(message.model_dump()) if isinstance(message, BaseModel) else _encode(message)
+        return _model_body(message) if isinstance(message, BaseModel) else _encode(message)
 
     def decode(self, body: bytes, cls: type[Any]) -> Any:
         return (self._decoders.get(cls) or self.check(cls))(body)
@@ -50,6 +50,12 @@ class MsgpackCodec:
         return decoder
 
 
+def _model_body(message: BaseModel) -> bytes:
+    return _encode_dumped(
+        message.model_dump(by_alias=True, round_trip=True, warnings=False)
+    )  # as in durable.codecs.json
+
+
 def _model_decoder(cls: type[BaseModel]) -> Callable[[bytes], BaseModel]:
     # A strict model takes text for a UUID from JSON only: to pydantic this is not what was parsed, but Python's own.
-    return lambda body: cls.model_validate(_decode_dumped(body), strict=False)
+    return lambda body: cls.model_validate(_decode_dumped(body), strict=False, by_alias=True, by_name=True)

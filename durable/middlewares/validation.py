@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from pydantic import BaseModel
-
 from durable import codec
 from durable.arguments import checked
 from durable.composing import Outgoing, blank
@@ -62,14 +60,8 @@ class Validation(Middleware):
 
 def _decode_as_receivers_do(message: object) -> None:
     """Raises InvalidMessage. Instances of most classes can be made with values that their types do not allow."""
-    if not isinstance(message, BaseModel):
-        draft = blank(message)
-        codec.decode(codec.encode(message, draft), type(message), draft.content_type)
-        return
-    try:
-        message.model_validate_json(message.model_dump_json(warnings="error"))
-    except ValueError as error:
-        raise InvalidMessage(f"{type(message).__qualname__} is no valid one: {error}") from error
+    draft = blank(message)
+    codec.refuse_unfaithful(message, codec.encode(message, draft), draft.content_type)
 
 
 def _name(check: Check) -> str:

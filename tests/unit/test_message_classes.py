@@ -64,6 +64,32 @@ class Attrs:
     tree: Tree | None = None
 
 
+@attrs.define
+class Private:
+    _number: int = 1
+
+
+@attrs.define(slots=False)
+class PrivateOutright:
+    _number: int
+
+
+@dataclass
+class HoldsPrivate:
+    privates: list[Private] = field(default_factory=list)
+
+
+@attrs.define
+class Remembers:
+    number: int = 1
+    _seen: int = attrs.field(init=False, default=0)
+
+
+@dataclass(slots=True)
+class PrivateData:
+    _number: int = 1
+
+
 class Model(BaseModel):
     number: int = 1
 
@@ -83,6 +109,9 @@ class Row(NamedTuple):
         (HoldsPlain, r"HoldsPlain\.inner is of class Plain, which has no encoding"),
         (HoldsPlainDeep, r"HoldsPlainDeep\.inner\.inner is of class Plain"),
         (HoldsEither, "more than one"),
+        (Private, r"Private\._number is a private field of an attrs class, .*name it 'number'"),
+        (PrivateOutright, r"PrivateOutright\._number is a private field"),
+        (HoldsPrivate, r"HoldsPrivate\.privates\._number is a private field"),
     ],
 )
 def test_class_without_an_encoding_is_refused(cls: type, told: str, content_type: str) -> None:
@@ -97,7 +126,7 @@ def test_value_that_is_no_class_is_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize("content_type", CONTENT_TYPES)
-@pytest.mark.parametrize("cls", [One, Tree, Attrs, Model, Row])
+@pytest.mark.parametrize("cls", [One, Tree, Attrs, Remembers, PrivateData, Model, Row])
 def test_class_with_an_encoding_is_taken(cls: type, content_type: str) -> None:
     letter = "abc"[CONTENT_TYPES.index(content_type)]
     assert message(f"classes.taken-{cls.__name__.lower()}-{letter}", content_type=content_type)(cls) is cls

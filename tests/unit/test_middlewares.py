@@ -110,7 +110,7 @@ class TestValidation:
         model = Model(number=1)
         for number in (13, 100):
             model.number = number
-            with pytest.raises(InvalidMessage, match="Model is no valid one"):
+            with pytest.raises(InvalidMessage, match="Model cannot be sent, as no receiver could read it"):
                 Validation().send(Outgoing(model), sent)
 
     async def test_a_check_refuses_by_raising_or_by_returning_false(self) -> None:
