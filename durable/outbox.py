@@ -24,7 +24,6 @@ from typing import Final, Protocol, Unpack
 from uuid import UUID
 
 from sqlalchemy import Connection
-from sqlalchemy.engine import RootTransaction
 from sqlalchemy.exc import InvalidRequestError, UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction
 
@@ -36,7 +35,7 @@ from durable.pending import Entry, Pending
 from durable.routing import LOCAL
 from durable.storage import outbox as storage
 from durable.storage.outbox import Sent
-from durable.transactions import Ending, follow, innermost_savepoint
+from durable.transactions import Ending, follow, open_savepoints
 
 _OVER: Final = (
     "this unit of work is over, or its COMMIT is under way: what is sent with it now would never be stored; open "
@@ -82,13 +81,10 @@ class Outbox:
         self._dispatcher = dispatcher
         self._pending = Pending()
         self._connection: Connection | None = None
-        self._transaction: RootTransaction | None = None
-        self._survives_close = False
         self._is_closed = False
         self._is_ending = False
         self._is_rolled_back = False
         self._is_committing = False
-        self._has_committed = False
         self._ending: Ending | None = None
         self._follow_what_is_open()
 
@@ -253,12 +249,8 @@ class Outbox:
             return
         if connection.engine is not bind.engine:
             return
-        self._connection, self._transaction = connection, connection.get_transaction()
-        mode = self.session.join_transaction_mode
-        by_savepoint = connection.in_nested_transaction() and mode in ("conditional_savepoint", "create_savepoint")
-        self._survives_close = self._is_joined and not by_savepoint and mode != "control_fully"
-        if innermost := innermost_savepoint(connection):
-            self._pending.know_savepoint(innermost)
+        self._connection = connection
+        self._pending.connect(transaction, open_savepoints(connection))
         follow(connection, self)
 
     def about_to_commit(self) -> None:
@@ -283,10 +275,10 @@ class Outbox:
 
     def session_committed(self) -> None:
         """After the commit of the session's transaction; it may have joined one that goes on."""
-        self._is_committing = self._has_committed = True
-        if self._transaction is None:
+        self._is_committing = True
+        if self._connection is None:
             self._commit_without_connection()
-        elif not self._transaction.is_active:
+        elif not self._connection.in_transaction():
             self._hand_over(self._pending.take())
 
     def _commit_without_connection(self) -> None:
@@ -296,22 +288,18 @@ class Outbox:
         if root is not None and self._pending.since(root):
             raise NoUnitOfWork(_OVER)
 
-    def session_rolled_back(self, savepoint: SessionTransaction | None) -> None:
-        """The session's transaction, or this savepoint, was rolled back; it ends later."""
+    def session_rolled_back(self) -> None:
+        """The session's transaction, or a savepoint, was rolled back; it ends later."""
         self._is_rolled_back = True
-        if savepoint is None:
-            self._survives_close = False
 
     def transaction_ended(self, transaction: SessionTransaction) -> None:
-        is_root = transaction.parent is None
         self._is_rolled_back = False
-        if is_root and (self._has_committed or self._survives_close):
-            self._pending.keep(transaction)
-        else:
-            self._abandon(self._pending.forget(transaction))
-        if is_root:
-            self._connection = self._transaction = None
-            self._survives_close = self._is_ending = self._is_committing = self._has_committed = False
+        self._abandon(self._pending.forget(transaction))
+        if transaction.parent is None:
+            if self._connection is not None and not self._connection.in_transaction():
+                self._abandon(self._pending.take())  # a COMMIT that fails ends it, and no rollback follows
+            self._connection = None
+            self._is_ending = self._is_committing = False
 
     # ------------------------------------------------------------------ what becomes of the connection's transaction
 
@@ -330,7 +318,7 @@ class Outbox:
 
     def savepoint_rolled_back(self, name: str, innermost: str | None) -> None:
         self._pending.name_savepoint(innermost)
-        self._abandon(self._pending.forget_savepoint(name))
+        self._abandon(self._pending.forget_savepoint(name, self._not_connected))
 
     def commit_begins(self, connection: Connection) -> None:
         """Refuse what other tasks send until the COMMIT, or what follows PREPARE, is over."""

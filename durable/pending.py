@@ -5,7 +5,9 @@
                        +-----> forget() <--+   a savepoint or the transaction of a session was rolled back
 
 A savepoint, and the beginning of a session's transaction, is a place between two messages. Rolling it back forgets the
-messages behind its place.
+messages behind its place. As long as a session's transaction has no connection it is in no savepoint of one, and its
+messages stand last. Once it has, what the connection rolls back tells what becomes of them: there the rows are, and a
+session that has joined may end without taking them back.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class Pending:
         self._places.pop(transaction, None)
 
     def forget(self, transaction: SessionTransaction) -> list[Sent]:
-        """Roll it back, unless it was kept. Returns the rows that are gone with it."""
+        """Roll it back, unless it was kept or the connection tells. Returns the rows that are gone with it."""
         place = self._places.pop(transaction, None)
         return [] if place is None else self._cut(place)
 
@@ -77,35 +79,44 @@ class Pending:
             self._savepoints.setdefault(name, self._unnamed)
         self._unnamed = None
 
-    def know_savepoint(self, name: str) -> None:
-        """There is one from before the session's first statement, and so from before all messages."""
-        self._savepoints.setdefault(name, 0)
+    def connect(self, transaction: SessionTransaction, savepoints: Sequence[str]) -> None:
+        """Make this transaction of the session part of the savepoints that are open on its connection, from inside out.
+
+        None of them begins behind its first message; those that are not known were begun before any message.
+        """
+        self.name_savepoint(savepoints[0] if savepoints else None)
+        place = self._places.pop(transaction)
+        self._savepoints = {name: min(place, self._savepoints.get(name, place)) for name in savepoints}
 
     def keep_savepoint(self, name: str) -> None:
         self._savepoints.pop(name, None)
 
-    def forget_savepoint(self, name: str) -> list[Sent]:
-        """Roll it back. All messages were sent after a savepoint that is older than the session's first statement."""
-        return self._cut(self._savepoints.pop(name, 0))
+    def forget_savepoint(self, name: str, before: SessionTransaction | None = None) -> list[Sent]:
+        """Roll it back. `before` is a transaction of the session that is no part of it: its messages stay.
+
+        One that is not known is gone already: the database refuses to roll back to it.
+        """
+        return self._cut(self._savepoints.pop(name, len(self._entries)), self._end(before))
 
     def take(self, before: SessionTransaction | None = None) -> list[Sent]:
         """End the connection's transaction: remove the entries, and return the rows of those that have one.
 
-        `before` is a transaction of the session that is no part of it yet: its messages stay.
+        `before` is a transaction of the session that is no part of it yet: its messages stay. Those that were
+        part of it have ended with it: the session can roll back none of what follows.
         """
         end = self._end(before)
         taken = self._entries[:end]
         del self._entries[:end]
-        self._places = {each: max(0, place - end) for each, place in self._places.items()}
+        self._places = {each: place - end for each, place in self._places.items() if before is not None}
         self._savepoints.clear()
         self._unnamed = None
         return list(_rows(taken))
 
-    def _cut(self, place: int) -> list[Sent]:
-        gone = self._entries[place:]
-        del self._entries[place:]
+    def _cut(self, place: int, end: int | None = None) -> list[Sent]:
+        gone = self._entries[place:end]
+        del self._entries[place:end]
         # A savepoint behind it is gone with it, and must not cut off what is sent from now on.
-        self._places = {each: min(place, at) for each, at in self._places.items()}
+        self._places = {each: at if at <= place else max(place, at - len(gone)) for each, at in self._places.items()}
         self._savepoints = {name: at for name, at in self._savepoints.items() if at <= place}
         if self._unnamed is not None and self._unnamed > place:
             self._unnamed = None

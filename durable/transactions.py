@@ -44,7 +44,7 @@ class Follower(Protocol):
     def may_commit(self) -> None: ...
     def savepoint_released(self, transaction: SessionTransaction) -> None: ...
     def session_committed(self) -> None: ...
-    def session_rolled_back(self, savepoint: SessionTransaction | None) -> None: ...
+    def session_rolled_back(self) -> None: ...
     def transaction_ended(self, transaction: SessionTransaction) -> None: ...
 
     def savepoint_begun(self, innermost: str | None) -> None: ...
@@ -128,7 +128,7 @@ def _after_commit(session: Session) -> None:
 @event.listens_for(Session, "after_rollback")
 def _after_rollback(session: Session) -> None:
     for outbox in _outboxes(session):
-        outbox.session_rolled_back(session.get_nested_transaction())
+        outbox.session_rolled_back()
 
 
 @event.listens_for(Session, "after_transaction_end")
@@ -145,6 +145,15 @@ def innermost_savepoint(connection: Connection) -> str | None:
     """The name of the last savepoint that is open. The event that begins one does not tell its name."""
     savepoint = connection.get_nested_transaction()
     return None if savepoint is None else savepoint._savepoint
+
+
+def open_savepoints(connection: Connection) -> list[str]:
+    """The names of all that are open, from inside out."""
+    names, savepoint = [], connection.get_nested_transaction()
+    while savepoint is not None:
+        names.append(savepoint._savepoint)
+        savepoint = savepoint._previous_nested
+    return names
 
 
 @event.listens_for(Engine, "savepoint")

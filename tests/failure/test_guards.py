@@ -322,7 +322,7 @@ async def test_what_was_sent_in_a_savepoint_that_is_rolled_back_is_forgotten(
     shop: str, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
     if not guarded:
-        monkeypatch.setattr(Pending, "_cut", lambda self, place: [])
+        monkeypatch.setattr(Pending, "_cut", lambda self, place, end=None: [])
     async with Workbench(shop) as bench:
         async with bench.sessions.open() as session:
             outbox = bench.sessions.outbox(session)

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -102,10 +102,14 @@ class Shape(NamedTuple):
     driver: Driver
     binding: Binding
     outer_savepoint: bool
+    listens: bool
 
 
 class Shapes(RuleBasedStateMachine):
-    """Transactions of one session, and of the connection that it may have joined."""
+    """Transactions of one session, and of the connection that it may have joined.
+
+    Where the shape listens, each commit of the session, and each release of its savepoints, adds work of its own.
+    """
 
     tables: ClassVar[Tables]
     engines: ClassVar[dict[str, Engine | AsyncEngine]]
@@ -116,6 +120,7 @@ class Shapes(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.first = next(NUMBERS)
         self.savepoints: list[Any] = []
+        self.outer_savepoints: list[Any] = []
         self.agents = {service: Agents() for service in SERVICES}
         self.stack = ExitStack()
         self.outer: Connection | None = None
@@ -140,6 +145,8 @@ class Shapes(RuleBasedStateMachine):
         else:
             self.session = Session(bind, **options)
         self.outboxes = {service: self._enlist(service) for service in SERVICES}
+        if self.shape.listens:
+            event.listen(self.session, "before_commit", lambda _: self._work(data_first=True))
         if joins:
             self._begin_outer()
 
@@ -181,10 +188,11 @@ class Shapes(RuleBasedStateMachine):
             return self.perform(work)
         except (SQLAlchemyError, DurableError):
             self.savepoints.clear()
+            self.outer_savepoints.clear()
             self.working.clear()
-            with suppress(SQLAlchemyError):
-                self.perform(self.session.rollback)
-            self.perform(self.session.close)
+            for undo in (self.session.rollback, self.session.close):  # its savepoint may be gone
+                with suppress(SQLAlchemyError):
+                    self.perform(undo)
             if self.outer is not None:
                 self.perform(self.outer.rollback)
             return None
@@ -193,7 +201,11 @@ class Shapes(RuleBasedStateMachine):
 
     @rule(data_first=st.booleans())
     def work(self, data_first: bool) -> None:
+        self.attempt(lambda: self._work(data_first))
+
+    def _work(self, data_first: bool) -> None:
         number = next(NUMBERS)
+        self.working.add(number)
 
         def insert() -> None:
             self.session.execute(text("INSERT INTO orders VALUES (:number)"), {"number": number})
@@ -202,12 +214,8 @@ class Shapes(RuleBasedStateMachine):
             for outbox in self.outboxes.values():
                 outbox.send(Placed(number))
 
-        def both() -> None:
-            for step in (insert, send) if data_first else (send, insert):
-                step()
-
-        self.working.add(number)
-        self.attempt(both)
+        for step in (insert, send) if data_first else (send, insert):
+            step()
 
     # ------------------------------------------------------------------ savepoints
 
@@ -264,13 +272,9 @@ class Shapes(RuleBasedStateMachine):
     def commit_by_a_context_manager(self, leaves_open: bool) -> None:
         def block() -> None:
             with self.session.begin():
-                number = next(NUMBERS)
-                self.working.add(number)
                 if leaves_open and self.has_savepoints:
                     self.session.begin_nested()
-                for outbox in self.outboxes.values():
-                    outbox.send(Placed(number))
-                self.session.execute(text("INSERT INTO orders VALUES (:number)"), {"number": number})
+                self._work(data_first=False)
 
         self._commit(block)
 
@@ -313,13 +317,53 @@ class Shapes(RuleBasedStateMachine):
     @rule()
     def commit_the_outer_one(self) -> None:
         assert self.outer is not None
+        self.outer_savepoints.clear()
         self._commit(self.outer.commit)
 
     @precondition(lambda self: self.outer is not None and self.outer.in_transaction())
     @rule()
     def roll_back_the_outer_one(self) -> None:
         assert self.outer is not None
+        self.outer_savepoints.clear()
         self._end(self.outer.rollback)
+
+    @precondition(lambda self: self.outer is not None and self.outer.in_transaction())
+    @rule()
+    def begin_an_outer_savepoint(self) -> None:
+        assert self.outer is not None
+        savepoint = self.attempt(self.outer.begin_nested)
+        if savepoint is not None:
+            self.outer_savepoints.append(savepoint)
+
+    @precondition(lambda self: self.outer_savepoints)
+    @rule()
+    def release_the_outer_savepoint(self) -> None:
+        self.attempt(self.outer_savepoints.pop().commit)
+
+    @precondition(lambda self: self.outer_savepoints)
+    @rule()
+    def roll_back_to_the_outer_savepoint(self) -> None:
+        self.attempt(self.outer_savepoints.pop().rollback)
+
+    @precondition(lambda self: self.outer is not None)
+    @rule(
+        ends=st.lists(st.sampled_from(["commit", "rollback", "close"]), min_size=2, max_size=3),
+        in_savepoint=st.booleans(),
+        data_first=st.booleans(),
+    )
+    def work_in_several_transactions(self, ends: list[str], in_savepoint: bool, data_first: bool) -> None:
+        """One after another, all of them in one transaction of the connection, which commits."""
+        assert self.outer is not None
+        for number, end in enumerate(ends, start=1):
+            if in_savepoint and number == len(ends) and self.outer.in_transaction():
+                self.begin_an_outer_savepoint()
+            self.work(data_first)
+            if end == "commit":
+                self.commit_by_the_session()
+            else:
+                self._end(getattr(self.session, end))
+        if self.outer.in_transaction():
+            self.commit_the_outer_one()
 
     @precondition(lambda self: self.outer is not None and not self.outer.in_transaction())
     @rule()
@@ -352,7 +396,7 @@ class Shapes(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "session"):
-            self.perform(self.session.close)
+            self.attempt(self.session.close)
             if self.outer is not None:
                 self.perform(self.outer.close)
             if isinstance(self.engine, AsyncEngine):
@@ -406,7 +450,7 @@ def test_messages_stored_and_handed_over_are_those_of_the_committed_rows(
     drivers: tuple[Driver, ...],
 ) -> None:
     Shapes.tables, Shapes.engines = database, engines
-    Shapes.shapes = st.builds(Shape, st.sampled_from(drivers), st.sampled_from(bindings), st.booleans())
+    Shapes.shapes = st.builds(Shape, st.sampled_from(drivers), st.sampled_from(bindings), st.booleans(), st.booleans())
     database.clear()
     database.execute("TRUNCATE orders")
     run_state_machine_as_test(

@@ -738,6 +738,95 @@ class TestJoinedTransactions:
         assert sent_numbers(tables) == tables.rows("SELECT number FROM orders") == [1]
         assert len(flavour.agents.told()) == 1
 
+    @pytest.mark.parametrize("mode", ["create_savepoint", "rollback_only"])
+    async def test_a_rolled_back_transaction_of_the_session_leaves_what_its_committed_one_sent(
+        self, tables: Tables, outer: Connection, mode: Any
+    ) -> None:
+        flavour = Flavour(outer.engine)
+        with outer.begin(), Session(outer, join_transaction_mode=mode) as session:
+            outbox, late = flavour.enlist(session), [Placed(2)]
+            event.listen(session, "before_commit", lambda _: outbox.send(late.pop()) if late else None)
+            outbox.send(Placed(1))
+            for number in (1, 2):
+                insert(session, number)
+            session.commit()  # stores the first; the listener has sent the second after that
+            savepoint = outer.begin_nested()
+            outbox.send(Placed(3))
+            insert(session, 3)
+            session.rollback()
+            savepoint.close()
+        assert sorted(sent_numbers(tables)) == tables.rows("SELECT number FROM orders") == [1, 2]
+        assert len(flavour.agents.told()) == 2
+
+    async def test_a_savepoint_rolled_back_leaves_what_a_closed_session_has_left(
+        self, tables: Tables, outer: Connection
+    ) -> None:
+        flavour = Flavour(outer.engine)
+        with outer.begin(), Session(outer, join_transaction_mode="rollback_only") as session:
+            outbox = flavour.enlist(session)
+            insert(session, 1)
+            outbox.send(Placed(1))
+            session.close()  # the transaction goes on, with the row
+            savepoint = outer.begin_nested()
+            insert(session, 2)
+            outbox.send(Placed(2))
+            session.close()
+            savepoint.rollback()
+        assert sent_numbers(tables) == tables.rows("SELECT number FROM orders") == [1]
+
+    async def test_a_savepoint_rolled_back_leaves_what_was_sent_before_the_session_joined(
+        self, tables: Tables, outer: Connection
+    ) -> None:
+        flavour = Flavour(outer.engine)
+        with outer.begin(), Session(outer, join_transaction_mode="create_savepoint") as session:
+            outbox = flavour.enlist(session)
+            insert(session, 1)
+            outbox.send(Placed(1))
+            session.commit()
+            savepoint = outer.begin_nested()
+            outbox.send(Placed(2))
+            savepoint.rollback()  # the session has no part in it yet
+            insert(session, 2)
+            session.commit()
+        assert sent_numbers(tables) == tables.rows("SELECT number FROM orders") == [1, 2]
+
+    @pytest.mark.filterwarnings("ignore:transaction already deassociated:sqlalchemy.exc.SAWarning")
+    @pytest.mark.parametrize("ends_by", ["commit", "rollback"])
+    @pytest.mark.parametrize("leaves_by", ["rollback", "close"])
+    async def test_rows_that_stay_keep_their_messages_when_the_session_has_ended_the_transaction_it_joined(
+        self, tables: Tables, outer: Connection, ends_by: str, leaves_by: str
+    ) -> None:
+        flavour = Flavour(outer.engine)
+        outer.begin()
+        with Session(outer) as session:
+            outbox = flavour.enlist(session)
+            insert(session, 1)
+            outbox.send(Placed(1))
+            getattr(session.connection(), ends_by)()
+            insert(session, 2)  # begins another transaction of the connection, which the session cannot end
+            outbox.send(Placed(2))
+            getattr(session, leaves_by)()
+        outer.commit()
+        expected = [1, 2] if ends_by == "commit" else [2]
+        assert sent_numbers(tables) == tables.rows("SELECT number FROM orders") == expected
+        assert len(flavour.agents.told()) == len(expected)
+
+    async def test_a_commit_that_the_database_refuses_gives_the_room_back_when_the_session_is_closed(
+        self, tables: Tables, outer: Connection
+    ) -> None:
+        flavour = Flavour(outer.engine)
+        session = Session(outer)  # begins the transaction itself
+        outbox, late = flavour.enlist(session), [Placed(2)]
+        event.listen(session, "before_commit", lambda _: outbox.send(late.pop()) if late else None)
+        session.execute(text("INSERT INTO lines (number) VALUES (1)"))  # refused by its COMMIT
+        outbox.send(Placed(1))
+        with pytest.raises(DBAPIError):
+            session.commit()
+        session.close()
+        assert flavour.agents.room == 1_000
+        assert flavour.agents.told() == []
+        assert sent_numbers(tables) == []
+
 
 class TestTwoBuses:
     async def test_each_bus_stores_what_it_sends_in_its_own_schema(self, flavour: Flavour, tables: Tables) -> None:
