@@ -7,6 +7,7 @@ and ROLLBACK. A connection that waited in vain is closed: what its server does i
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -69,6 +70,42 @@ class AsyncpgConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg ha
 
 
 Answering = PsycopgConnection | AsyncPsycopgConnection | AsyncpgConnection
+
+_unwanted: Final[set[asyncio.Task[AsyncpgConnection]]] = set()
+
+
+async def open_asyncpg(*args: Any, timeout: float, **options: Any) -> AsyncpgConnection:  # noqa: ASYNC109
+    """Open a connection. Raises TimeoutError, which says of what.
+
+    When its opener is cancelled, a connection is opened all the same, within `timeout`, and closed at once: asyncpg,
+    cancelled between two of its steps, leaves a future behind whose error nobody asks for.
+    """
+    opening = asyncio.create_task(_open_asyncpg(*args, timeout=timeout, **options), name="open a connection")
+    try:
+        await asyncio.wait([opening])
+    except asyncio.CancelledError:
+        _unwanted.add(opening)
+        opening.add_done_callback(_close_unwanted)
+        raise
+    return opening.result()
+
+
+async def _open_asyncpg(*args: Any, timeout: float, **options: Any) -> AsyncpgConnection:  # noqa: ASYNC109
+    try:
+        found: AsyncpgConnection = await asyncpg.connect(
+            *args, timeout=timeout, connection_class=AsyncpgConnection, **options
+        )
+    except TimeoutError as error:
+        if str(error):  # the system's own, such as ETIMEDOUT
+            raise
+        raise TimeoutError(f"no connection within {timeout:g} s") from None
+    return found
+
+
+def _close_unwanted(opening: asyncio.Task[AsyncpgConnection]) -> None:
+    _unwanted.discard(opening)
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().terminate()
 
 
 def _bounded(
