@@ -101,7 +101,10 @@ async def open_asyncpg(*args: Any, timeout: float, **options: Any) -> AsyncpgCon
 async def _open_asyncpg(*args: Any, timeout: float, **options: Any) -> AsyncpgConnection:  # noqa: ASYNC109
     try:
         found: AsyncpgConnection = await asyncpg.connect(
-            *args, timeout=timeout, connection_class=AsyncpgConnection, **options
+            *args,
+            timeout=timeout,  # pyright: ignore[reportArgumentType]  # a float will do
+            connection_class=AsyncpgConnection,
+            **options,
         )
     except TimeoutError as error:
         if str(error):  # the system's own, such as ETIMEDOUT

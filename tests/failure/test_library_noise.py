@@ -8,7 +8,6 @@ import logging
 import socket
 import threading
 import warnings
-from collections.abc import Iterator
 from contextlib import closing, suppress
 
 import pytest
@@ -23,11 +22,11 @@ from tests.support.proxy import DOWN
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     """Garbage of earlier tests speaks before."""
     gc.collect()
     caplog.clear()
-    yield caplog
+    return caplog
 
 
 def of_libraries(caplog: pytest.LogCaptureFixture, level: int = logging.WARNING) -> list[str]:
