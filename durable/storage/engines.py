@@ -214,8 +214,9 @@ def is_pooled(connection: DBAPIConnection) -> bool:
         row = cursor.fetchone()
         cursor.close()
         connection.rollback()
-    except TimeoutError:  # asyncpg's, without a word
-        raise TimeoutError(f"no answer within {driver.answer_within:g} s on a new connection") from None
+    except TimeoutError as error:  # asyncpg's, without a word; its trace shows that it is the driver's
+        error.args = error.args or (f"no answer within {driver.answer_within:g} s on a new connection",)
+        raise
     return row is None or row[0] != told
 
 

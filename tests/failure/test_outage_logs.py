@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -80,6 +80,10 @@ def assert_readable(records: Sequence[logging.LogRecord]) -> None:
     assert max(lines(records).values(), default=0) <= 1, lines(records)
 
 
+def joined_again(bus: Bus, before: int) -> Callable[[], bool]:
+    return lambda: bus.runtime.node_id not in (before, ANY_NODE)
+
+
 async def test_outage_of_postgres_is_told_once_with_its_cause(
     own_server: Embedded, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -105,7 +109,7 @@ async def test_outage_of_postgres_is_told_once_with_its_cause(
             await eventually(lambda: any("no node now" in record.getMessage() for record in caplog.records))
             await asyncio.sleep(3)  # many tries to join
             await asyncio.to_thread(own_server.server.ensure_postgres_running)
-            await eventually(lambda former=(before, ANY_NODE): bus.runtime.node_id not in former)
+            await eventually(joined_again(bus, before))
             told = [record for record in ours(caplog.records) if "attempt 1" not in record.getMessage()]
             assert_readable(told)
             said = [record.getMessage() for record in told if record.levelno >= logging.INFO]
