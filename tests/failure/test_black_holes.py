@@ -233,6 +233,7 @@ class Silence:
         self._target = urlsplit(address_of(database))
         self._chunks = chunks
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
         self.was_silent = False
         self.port = 0
 
@@ -242,12 +243,20 @@ class Silence:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await asyncio.sleep(0.1)  # asyncpg opens another connection, to ask for the end of the statement
         self._server.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)  # for the loop to close the sockets
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self._server.is_serving():
+            writer.transport.abort()
+            return
+        self._writers.append(writer)
         self._tasks.add(asyncio.create_task(self._serve(reader, writer)))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -255,6 +264,7 @@ class Silence:
             answers, questions = await asyncio.open_unix_connection(self._target.path)
         else:
             answers, questions = await asyncio.open_connection(self._target.hostname, self._target.port)
+        self._writers.append(questions)
         try:
             await asyncio.gather(self._ask(reader, questions), self._answer(answers, writer))
         finally:
@@ -304,6 +314,24 @@ async def test_a_connection_that_falls_silent_while_it_begins_is_given_up(
             url = behind(database_url, driver, silence)
             database = Database(load_settings(database_url=url, pooler=pooler, **QUICK | {"statement_timeout": 5.0}))
             await assert_silence_is_noticed(silence, database.transaction(answer))
+            await database.close()
+
+    async with asyncio.timeout(BOUND):
+        await asyncio.gather(*map(begin, CHUNKS))
+
+
+async def test_a_handler_whose_connection_falls_silent_while_it_begins_is_not_at_fault(
+    database_url: str, driver: str
+) -> None:
+    async def begin(chunks: int) -> None:
+        async with Silence(database_url, chunks) as silence:
+            database = Database(load_settings(database_url=behind(database_url, driver, silence), **QUICK))
+            try:
+                async with database.engine.begin() as conn:
+                    await conn.run_sync(answer, "")
+            except Exception as error:
+                if not is_outage(error):
+                    raise
             await database.close()
 
     async with asyncio.timeout(BOUND):
