@@ -7,10 +7,14 @@
 
 With http_auth=bearer the secret goes along with each request. So an http:// or https:// address must be declared, or
 written out in answer_to, then: nothing that ends with /* allows one.
+
+An address with a space, a tab or a control character is refused: a library for URLs drops some of them, so that what
+is judged here would be another address than what is called.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Final
 
@@ -19,6 +23,7 @@ from durable.settings import Settings
 _ANY: Final = "*"
 _BELOW: Final = "/*"
 _SHOWS_SECRETS: Final = ("http://", "https://")
+_UNREADABLE: Final = re.compile(r"[\s\x00-\x20\x7f-\xa0]")
 
 
 class Answers:
@@ -34,6 +39,8 @@ class Answers:
         """Is this address declared, or allowed?"""
         if address in declared or address in self._exact:
             return True
+        if _UNREADABLE.search(address):
+            return False
         if self._keeps_secret and address.lower().startswith(_SHOWS_SECRETS):
             return False
         return self._any or address.startswith(self._prefixes)

@@ -152,7 +152,8 @@ class Life:
 
     def _failed(self, error: BaseException) -> None:
         """Tell of it: in full the first time, and in a line while it goes on."""
-        is_new, self._last_failure = str(error) != self._last_failure, str(error)
+        text = "no database" if isinstance(error, StorageUnavailable) else str(error)  # one outage has many texts
+        is_new, self._last_failure = self._is_another_outage(error) or text != self._last_failure, text
         match error:
             case StorageUnavailable():
                 self._watchdog.hear()  # nothing can be a node now
@@ -163,6 +164,11 @@ class Life:
                 self._given_up(error.tasks)
             case _:
                 log.error("the node failed and starts again: %r", error, exc_info=error if is_new else None)
+
+    def _is_another_outage(self, error: BaseException) -> bool:
+        """Have the agents worked since the last one?"""
+        has_worked = self.node is not None and self.node.receiver is not None
+        return isinstance(error, StorageUnavailable) and (has_worked or self._rejoin.has_failed_once)
 
     def _given_up(self, left: Sequence[asyncio.Task[Any]]) -> None:
         names = ", ".join(task.get_name() for task in left)

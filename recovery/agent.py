@@ -11,7 +11,6 @@ from typing import Final
 
 from durable.crew import Crew, raise_if_cancelled
 from durable.envelope import Lease, NodeId
-from durable.errors import StorageUnavailable
 from durable.handling import HandlingAgent
 from durable.pace import Pace
 from durable.receiving import ReceivingAgent
@@ -25,6 +24,7 @@ from durable.recovery.outgoing import AgentFor, claim_outgoing
 from durable.recovery.recurring import Recurring
 from durable.recovery.scheduled import expire, promote_due
 from durable.recovery.shares import Shares
+from durable.recovery.troubles import Troubles
 from durable.sending import SendingAgent
 from durable.settings import Settings
 from durable.storage import circuits, delayed
@@ -32,7 +32,7 @@ from durable.storage.circuits import Kind
 from durable.storage.database import Database
 from durable.storage.leases import Burials
 from durable.storage.recovery_statements import INCOMING, OUTGOING
-from durable.telemetry import Counters, log
+from durable.telemetry import Counters
 
 Story = Callable[[], Awaitable[None]]
 
@@ -73,7 +73,6 @@ class RecoveryAgent:
         self._receiving = receiving
         self._recurring = recurring
         self.pace = Pace("recovery", settings.step_timeout.total_seconds())
-        self._troubles: dict[str, str] = {}
         self._due_in: list[timedelta | None] = []
         self._ordered = ordered
         self._rounds: Sequence[tuple[str, Story]] = [
@@ -88,6 +87,7 @@ class RecoveryAgent:
             ("claim shares", self._claim_shares),
             ("look ahead", self._look_ahead),
         ]
+        self._troubles = Troubles(often=[name for name, _ in self._rounds])
         self._shares = Shares(database, settings, node, counters, agent_for)
         self._dormant = DormantNodes(database, settings, counters)
         self._forgotten = [
@@ -121,17 +121,14 @@ class RecoveryAgent:
                 pass
 
     async def _run_rounds(self) -> None:
-        """Each on its own: one that fails takes no other along, and an outage is told once."""
-        unavailable: dict[str, StorageUnavailable] = {}
+        """Each on its own: one that fails takes no other along."""
         for name, story in self._rounds:
             try:
                 await story()
-            except StorageUnavailable as error:
-                unavailable[name] = error
-            except Exception:
-                log.exception("%s failed", name)
-        if unavailable:
-            log.warning("%s: %s", ", ".join(unavailable), next(iter(unavailable.values())))
+            except Exception as error:
+                self._troubles.meet(name, error)
+            else:
+                self._troubles.overcome(name)
 
     def _longest_wait(self) -> float:
         """Seconds until the next look: until the next poll, or until something is due before that."""
@@ -231,18 +228,10 @@ class RecoveryAgent:
         try:
             with self.pace.step(name, _MAINTENANCE_SECONDS if story == self._maintain else None):
                 await story()
-            self._troubles.pop(name, None)
+            self._troubles.overcome(name)
         except BaseException as error:
             raise_if_cancelled(error)
-            self._tell(name, error)
-
-    def _tell(self, name: str, error: BaseException) -> None:
-        """Once for each trouble, however often the story meets it."""
-        is_new, self._troubles[name] = str(error) != self._troubles.get(name), str(error)
-        if not isinstance(error, StorageUnavailable):
-            log.error("%s failed: %r", name, error, exc_info=error if is_new else None)
-        elif is_new:
-            log.warning("%s: %s", name, error)
+            self._troubles.meet(name, error)
 
 
 def _held_by(agents: Mapping[str, SendingAgent] | Mapping[str, HandlingAgent]) -> Callable[[], set[Lease]]:

@@ -72,6 +72,11 @@ class RejoinPolicy:
     def failed(self) -> None:
         self._failures += 1
 
+    @property
+    def has_failed_once(self) -> bool:
+        """Is this the first failure since a node has joined?"""
+        return self._failures == 1
+
     def pause(self) -> float:
         """Seconds, at most LONGEST."""
         longest: float = min(self.LONGEST, self.SHORTEST * 2.0 ** min(self._failures, 10))

@@ -139,6 +139,7 @@ class Connection:
                     await connection.connect()
         except BaseException:
             socket.abort()
+            await _neutralise(connection)
             raise
         return _Opened(connection, socket)
 
@@ -183,6 +184,16 @@ class _Opened:
                     await self.connection.close()
         finally:
             self.drop()
+            await _neutralise(self.connection)
+
+
+async def _neutralise(connection: aio_pika.Connection) -> None:
+    """Have aio-pika take a connection that is cut off for closed; this waits for nothing.
+
+    Its destructor would begin to close the connection, in whatever thread the garbage collector runs.
+    """
+    connection.transport = None
+    await connection.close()
 
 
 class Broker:

@@ -7,15 +7,22 @@ and ROLLBACK. A connection that waited in vain is closed: what its server does i
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import os
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextvars import ContextVar
 from typing import Any, Final
 
 import asyncpg
 import psycopg
+
+from durable.telemetry import log
+
+_is_ours: ContextVar[bool] = ContextVar("is_ours", default=False)
 
 CLIENT_KEEPALIVES: Final = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3}
 
@@ -26,7 +33,8 @@ class PsycopgConnection(psycopg.Connection[Any]):
     answer_within: float | None = None
 
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
-        return super().wait(_bounded(self, gen, self.answer_within), *args, **options)
+        with _quiet():
+            return super().wait(_bounded(self, gen, self.answer_within), *args, **options)
 
 
 class AsyncPsycopgConnection(psycopg.AsyncConnection[Any]):
@@ -35,7 +43,8 @@ class AsyncPsycopgConnection(psycopg.AsyncConnection[Any]):
     answer_within: float | None = None
 
     async def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
-        return await super().wait(_bounded(self, gen, self.answer_within), *args, **options)
+        with _quiet():
+            return await super().wait(_bounded(self, gen, self.answer_within), *args, **options)
 
 
 class AsyncpgConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg has no types
@@ -69,6 +78,65 @@ class AsyncpgConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg ha
 
 
 Answering = PsycopgConnection | AsyncPsycopgConnection | AsyncpgConnection
+
+_unwanted: Final[set[asyncio.Task[AsyncpgConnection]]] = set()
+
+
+async def open_asyncpg(*args: Any, timeout: float, **options: Any) -> AsyncpgConnection:  # noqa: ASYNC109
+    """Open a connection. Raises TimeoutError, which says of what.
+
+    When its opener is cancelled, a connection is opened all the same, within `timeout`, and closed at once: asyncpg,
+    cancelled between two of its steps, leaves a future behind whose error nobody asks for.
+    """
+    opening = asyncio.create_task(_open_asyncpg(*args, timeout=timeout, **options), name="open a connection")
+    try:
+        await asyncio.wait([opening])
+    except asyncio.CancelledError:
+        _unwanted.add(opening)
+        opening.add_done_callback(_close_unwanted)
+        raise
+    return opening.result()
+
+
+async def _open_asyncpg(*args: Any, timeout: float, **options: Any) -> AsyncpgConnection:  # noqa: ASYNC109
+    try:
+        found: AsyncpgConnection = await asyncpg.connect(
+            *args,
+            timeout=timeout,  # pyright: ignore[reportArgumentType]  # a float will do
+            connection_class=AsyncpgConnection,
+            **options,
+        )
+    except TimeoutError as error:
+        if str(error):  # the system's own, such as ETIMEDOUT
+            raise
+        raise TimeoutError(f"no connection within {timeout:g} s") from None
+    return found
+
+
+def _close_unwanted(opening: asyncio.Task[AsyncpgConnection]) -> None:
+    _unwanted.discard(opening)
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().terminate()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """In this block psycopg works for durable, which tells by itself what becomes of it."""
+    token = _is_ours.set(True)
+    try:
+        yield
+    finally:
+        _is_ours.reset(token)
+
+
+def _passes(record: logging.LogRecord) -> bool:
+    if not _is_ours.get():
+        return True
+    log.debug("%s: %s", record.name, record.getMessage())
+    return False
+
+
+logging.getLogger("psycopg").addFilter(_passes)
 
 
 def _bounded(

@@ -60,12 +60,15 @@ class Database:
         then unknown), and InvalidMessage when it refuses the data.
         """
         with keeping_cancellation(), translated():
+            # Each wait within has a limit of its own; this one holds for all of them together.
+            limit = asyncio.timeout(self._longest)
             try:
-                # Each wait within has a limit of its own; this one holds for all of them together.
-                async with asyncio.timeout(self._longest), self.engine.begin() as conn:
+                async with limit, self.engine.begin() as conn:
                     return await conn.run_sync(work, self.schema, *args, **kwargs)
-            except TimeoutError as error:
-                raise TimeoutError(f"{work.__name__} was not done within {self._longest:g} s") from error
+            except Exception as error:
+                if limit.expired():  # the ROLLBACK may have failed and taken the place of its TimeoutError
+                    raise TimeoutError(f"the transaction was not done within {self._longest:g} s") from error
+                raise
 
     async def insist(self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """transaction(), again and again for as long as the database cannot be used, 0.1 s to 5 s apart.
@@ -78,7 +81,7 @@ class Database:
             error = attempt.outcome.exception() if attempt.outcome else None
             level = logging.DEBUG if self._is_waited_for else logging.WARNING  # once for each outage
             self._is_waited_for = True
-            log.log(level, "%s waits for the database, attempt %d: %s", work.__name__, attempt.attempt_number, error)
+            log.log(level, "what is done waits to be written down, attempt %d: %s", attempt.attempt_number, error)
 
         patiently = AsyncRetrying(
             retry=retry_if_exception_type(StorageUnavailable),

@@ -1,6 +1,7 @@
 """The engines that durable makes: connections that answer in time or are closed, also through a pooler.
 
-    connect     keepalives; a direct connection gets its limits now, as server settings
+    connect     keepalives; a direct connection gets its limits now, as server settings; each wait is bounded from the
+                first query on, which SQLAlchemy and the probe for a pooler make before any event
     check-out   a connection that idled is asked first; when it says nothing, the whole pool is opened anew
     BEGIN       through a pooler, and where a transaction has a limit of its own: SET LOCAL, in effect
     no answer   the connection is closed, and the pool with it
@@ -30,6 +31,7 @@ from durable.storage.answering import (
     AsyncpgConnection,
     AsyncPsycopgConnection,
     PsycopgConnection,
+    open_asyncpg,
 )
 from durable.telemetry import log
 
@@ -118,15 +120,18 @@ class _Guard:
     def _open(self, dialect: Dialect, args: Any, params: dict[str, Any], *, pooled: bool) -> DBAPIConnection:
         is_asyncpg = dialect.driver == "asyncpg"
         own = self._asyncpg_options(params, pooled) if is_asyncpg else self._psycopg_options(params, pooled)
+        opened: Any
         if not dialect.is_async:
-            return PsycopgConnection.connect(*args, **own)  # type: ignore[return-value]
-        if not is_asyncpg:
-            own["async_creator_fn"] = AsyncPsycopgConnection.connect
-        return dialect.connect(*args, **own)
+            opened = PsycopgConnection.connect(*args, **own)
+        else:
+            own["async_creator_fn"] = open_asyncpg if is_asyncpg else AsyncPsycopgConnection.connect
+            opened = dialect.connect(*args, **own)
+        _driver(opened).answer_within = self._connect_seconds  # until it is a connection of the pool
+        found: DBAPIConnection = opened
+        return found
 
     def _asyncpg_options(self, params: dict[str, Any], pooled: bool) -> dict[str, Any]:
-        own = {"timeout": self._connect_seconds, "command_timeout": self._limits.answer_within} | params
-        own["connection_class"] = AsyncpgConnection
+        own = {"timeout": self._connect_seconds} | params
         if pooled:
             unnamed = {"prepared_statement_name_func": lambda: "", "prepared_statement_cache_size": 0}
             return own | unnamed | {"statement_cache_size": 0}
@@ -204,10 +209,14 @@ def is_pooled(connection: DBAPIConnection) -> bool:
     driver: Any = _driver(connection)
     told = driver.get_server_pid() if hasattr(driver, "get_server_pid") else driver.info.backend_pid
     cursor = connection.cursor()
-    cursor.execute("SELECT pg_backend_pid()")
-    row = cursor.fetchone()
-    cursor.close()
-    connection.rollback()
+    try:
+        cursor.execute("SELECT pg_backend_pid()")
+        row = cursor.fetchone()
+        cursor.close()
+        connection.rollback()
+    except TimeoutError as error:  # asyncpg's, without a word; its trace shows that it is the driver's
+        error.args = error.args or (f"no answer within {driver.answer_within:g} s on a new connection",)
+        raise
     return row is None or row[0] != told
 
 

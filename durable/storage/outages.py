@@ -21,6 +21,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from durable.errors import InvalidMessage, StorageUnavailable
 
+_ASYNCPGS_STATES: Final = ("cannot switch to state", 'cannot switch to "idle" state')  # by number
 _BAD_DATA: Final = "22"  # SQLSTATE class: data exception
 LOST_STATEMENTS: Final = ("26000", "42P05")
 """A prepared statement is missing, or its name is taken: a pooler has put another server connection behind ours."""
@@ -59,7 +60,12 @@ def described(error: BaseException) -> str:
     """The cause in one line: no statement, no parameter, no row."""
     cause = error.orig if isinstance(error, StatementError) and error.orig is not None else error
     first = cause.args[0] if cause.args and isinstance(cause.args[0], str) else str(cause)
-    return first.strip().partition("\n")[0].strip() or type(cause).__name__
+    said = first.strip().partition("\n")[0].strip()
+    if said.startswith(_ASYNCPGS_STATES):
+        return "the connection broke off in the middle of a statement"
+    if not said and isinstance(cause, TimeoutError):
+        return "no answer in time"
+    return said or type(cause).__name__
 
 
 @contextmanager

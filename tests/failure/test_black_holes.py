@@ -7,12 +7,14 @@ direction, as by a route that is gone. No keepalive sees it, because the proxy a
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -25,7 +27,7 @@ from sqlalchemy.orm import Session
 from durable import Bus, message
 from durable.embedded import Embedded
 from durable.errors import StorageUnavailable
-from durable.settings import load_settings
+from durable.settings import Settings, load_settings
 from durable.storage import engines
 from durable.storage.database import Database
 from durable.storage.outages import is_outage
@@ -219,6 +221,139 @@ async def test_a_cancelled_task_stays_cancelled_when_its_connection_is_stranded(
             with pytest.raises(asyncio.CancelledError):
                 await stuck
             await database.close()
+
+
+# ---------------------------------------------------------------- the login, and the first statements
+
+
+class Silence:
+    """A server that says nothing more after so many chunks on each connection, and keeps it open."""
+
+    def __init__(self, database: str, chunks: int) -> None:
+        self._target = urlsplit(address_of(database))
+        self._chunks = chunks
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
+        self.was_silent = False
+        self.port = 0
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.sleep(0.1)  # asyncpg opens another connection, to ask for the end of the statement
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)  # for the loop to close the sockets
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self._server.is_serving():
+            writer.transport.abort()
+            return
+        self._writers.append(writer)
+        self._tasks.add(asyncio.create_task(self._serve(reader, writer)))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._target.scheme == "unix":
+            answers, questions = await asyncio.open_unix_connection(self._target.path)
+        else:
+            answers, questions = await asyncio.open_connection(self._target.hostname, self._target.port)
+        self._writers.append(questions)
+        try:
+            await asyncio.gather(self._ask(reader, questions), self._answer(answers, writer))
+        finally:
+            writer.transport.abort()
+            questions.transport.abort()
+
+    async def _ask(self, reader: asyncio.StreamReader, questions: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            questions.write(data)
+        questions.close()
+
+    async def _answer(self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        chunks = 0
+        while data := await answers.read(1 << 16):
+            chunks += 1
+            if chunks > self._chunks:
+                self.was_silent = True
+            else:
+                writer.write(data)
+
+
+def behind(database: str, driver: str, silence: Silence) -> str:
+    url = make_url(database).set(drivername=f"postgresql+{driver}", host="127.0.0.1", port=silence.port, query={})
+    return url.render_as_string(hide_password=False)
+
+
+CHUNKS = range(9)  # of what the server says: the first few are the login's
+REASONS = re.compile(r"within \d\S* s|no answer in time|no answer within|timeout expired")
+
+
+async def assert_silence_is_noticed(silence: Silence, asking: Awaitable[int]) -> None:
+    [outcome] = await asyncio.gather(asking, return_exceptions=True)
+    if outcome == 1:
+        return
+    assert isinstance(outcome, StorageUnavailable)
+    assert silence.was_silent
+    assert REASONS.search(str(outcome)), outcome
+    assert "transaction" not in str(outcome), outcome  # the limit of a single wait, not that of all of them
+
+
+@pytest.mark.parametrize("pooler", ["auto", "none", "transaction"])
+async def test_a_connection_that_falls_silent_while_it_begins_is_given_up(
+    database_url: str, driver: str, pooler: str
+) -> None:
+    async def begin(chunks: int) -> None:
+        async with Silence(database_url, chunks) as silence:
+            url = behind(database_url, driver, silence)
+            database = Database(load_settings(database_url=url, pooler=pooler, **QUICK | {"statement_timeout": 5.0}))
+            await assert_silence_is_noticed(silence, database.transaction(answer))
+            await database.close()
+
+    async with asyncio.timeout(BOUND):
+        await asyncio.gather(*map(begin, CHUNKS))
+
+
+async def test_a_handler_whose_connection_falls_silent_while_it_begins_is_not_at_fault(
+    database_url: str, driver: str
+) -> None:
+    async def begin(chunks: int) -> None:
+        async with Silence(database_url, chunks) as silence:
+            database = Database(load_settings(database_url=behind(database_url, driver, silence), **QUICK))
+            try:
+                async with database.engine.begin() as conn:
+                    await conn.run_sync(answer, "")
+            except Exception as error:
+                if not is_outage(error):
+                    raise
+            await database.close()
+
+    async with asyncio.timeout(BOUND):
+        await asyncio.gather(*map(begin, CHUNKS))
+
+
+@pytest.mark.parametrize("pooler", ["auto", "none", "transaction"])
+async def test_a_sync_connection_that_falls_silent_while_it_begins_is_given_up(database_url: str, pooler: str) -> None:
+    from durable.cli.target import connection
+
+    def ask(settings: Settings) -> int:
+        with connection(settings) as conn:
+            return answer(conn, "")
+
+    async def begin(chunks: int) -> None:
+        async with Silence(database_url, chunks) as silence:
+            url = behind(database_url, "psycopg", silence)
+            settings = load_settings(database_url=url, pooler=pooler, **QUICK)
+            await assert_silence_is_noticed(silence, asyncio.to_thread(ask, settings))
+
+    async with asyncio.timeout(BOUND):
+        await asyncio.gather(*map(begin, CHUNKS))
 
 
 # ---------------------------------------------------------------- a node

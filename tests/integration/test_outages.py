@@ -7,6 +7,7 @@ import traceback
 from collections.abc import AsyncIterator
 
 import pytest
+from asyncpg.exceptions import InternalClientError
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -137,3 +138,19 @@ async def test_the_description_of_a_violated_key_holds_no_row(engine: AsyncEngin
     assert isinstance(error, DBAPIError)
     assert SECRET not in described(error)
     assert "duplicate key" in described(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            InternalClientError("cannot switch to state 15; another operation (2) is in progress"),
+            "the connection broke off in the middle of a statement",
+        ),
+        (TimeoutError(), "no answer in time"),
+        (TimeoutError("no connection within 5 s"), "no connection within 5 s"),
+        (ConnectionResetError(), "ConnectionResetError"),
+    ],
+)
+def test_the_description_is_in_words(error: Exception, said: str) -> None:
+    assert described(error) == said

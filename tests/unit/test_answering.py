@@ -44,3 +44,29 @@ def test_an_answer_goes_to_what_is_declared_or_allowed(address: str, settings: d
 def test_a_pattern_that_allows_more_than_it_seems_to_is_refused(wrong: str) -> None:
     with pytest.raises(InvalidSetting, match="a \\* stands alone, or at the end behind a slash"):
         load_settings(answer_to=(wrong,))
+
+
+@pytest.mark.parametrize("settings", [{}, BEARER], ids=["hmac", "bearer"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        " http://evil:80/x",
+        "\nhttp://evil:80/x",
+        "\x01http://evil:80/x",
+        "ht\ttp://evil:80/x",
+        "http:\n//evil:80/x",
+        "\xa0http://evil:80/x",
+        "\u2003http://evil:80/x",
+        "http://evil:80/x ",
+        "http://evil\x7f:80/x",
+        "tcp://evil :1",
+    ],
+)
+def test_an_address_that_may_be_read_as_another_is_refused(address: str, settings: dict[str, Any]) -> None:
+    assert not Answers(load_settings(answer_to=("*",), **settings)).may_go(address, {"tcp://declared:1"})
+
+
+def test_a_pattern_allows_no_address_with_control_characters_below_it() -> None:
+    allowed = Answers(load_settings(answer_to=("http://good:80/*",)))
+    assert allowed.may_go("http://good:80/x", ())
+    assert not allowed.may_go("http://good:80/\t@evil/x", ())

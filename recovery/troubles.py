@@ -1,0 +1,45 @@
+"""What goes wrong in the stories of recovery, told once, however often a story meets it.
+
+    the database cannot be used     one line when the first story meets it, whatever the driver says each time;
+                                    one when it is over
+    anything else                   a traceback the first time, a line each time
+
+Some stories run seldom. So an outage is over when none of those that run `often` meets it any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from durable.errors import StorageUnavailable
+from durable.telemetry import log
+
+
+class Troubles:
+    """Those of one agent."""
+
+    def __init__(self, often: Collection[str]) -> None:
+        self._often = frozenset(often)
+        self._cut_off: set[str] = set()
+        self._is_outage = False
+        self._failures: dict[str, str] = {}
+
+    def meet(self, name: str, error: BaseException) -> None:
+        """Tell that this story has failed."""
+        if isinstance(error, StorageUnavailable):
+            is_new = not self._is_outage and name not in self._cut_off
+            self._cut_off.add(name)
+            self._is_outage |= is_new
+            log.log(logging.WARNING if is_new else logging.DEBUG, "%s: %s", name, error)
+        else:
+            is_new, self._failures[name] = str(error) != self._failures.get(name), str(error)
+            log.error("%s failed: %r", name, error, exc_info=error if is_new else None)
+
+    def overcome(self, name: str) -> None:
+        """Hear that this story has succeeded."""
+        self._failures.pop(name, None)
+        self._cut_off.discard(name)
+        if self._is_outage and not self._cut_off & self._often:
+            self._is_outage = False
+            log.info("%s: the database can be used again", name)

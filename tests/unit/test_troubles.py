@@ -1,0 +1,55 @@
+"""What recovery says of a database that is away, and of other troubles."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from durable.errors import StorageUnavailable
+from durable.recovery.troubles import Troubles
+
+TEXTS = ["[Errno 104] Connection reset by peer", "unexpected connection_lost() call"]
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "durable")
+    return caplog
+
+
+def fail(troubles: Troubles, name: str, times: int = 1) -> None:
+    for number in range(times):
+        troubles.meet(name, StorageUnavailable(TEXTS[number % 2]))
+
+
+def test_outage_is_told_once_and_so_is_its_end(said: pytest.LogCaptureFixture) -> None:
+    troubles = Troubles(often=["claim", "promote"])
+    for _ in range(3):
+        said.clear()
+        for _ in range(5):
+            fail(troubles, "claim", 3)
+            fail(troubles, "promote", 2)
+            fail(troubles, "sweep")
+        troubles.overcome("claim")
+        assert [record.levelname for record in said.records] == ["WARNING"]
+        troubles.overcome("promote")
+        troubles.overcome("claim")
+        troubles.overcome("sweep")
+        assert [record.levelname for record in said.records] == ["WARNING", "INFO"]
+
+
+def test_story_that_alone_fails_again_and_again_is_told_once(said: pytest.LogCaptureFixture) -> None:
+    troubles = Troubles(often=["claim"])
+    for _ in range(5):
+        fail(troubles, "sweep")
+        troubles.overcome("claim")
+    assert [record.levelname for record in said.records] == ["WARNING", "INFO"]
+
+
+def test_another_failure_is_told_each_time_and_traced_once(said: pytest.LogCaptureFixture) -> None:
+    troubles = Troubles(often=["claim"])
+    for _ in range(3):
+        troubles.meet("claim", ValueError("wrong"))
+    assert [record.levelname for record in said.records] == ["ERROR"] * 3
+    assert [record.exc_info is not None for record in said.records] == [True, False, False]
