@@ -125,6 +125,23 @@ async def test_plain_sql_pauses_and_resumes(shop: Shop) -> None:
         await eventually(lambda: shop.handled == [1])
 
 
+@pytest.mark.parametrize("until", ["infinity", "20000-01-01"])
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_pause_by_plain_sql_without_end_lasts_until_it_is_resumed(
+    database_url: str, driver: str, until: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop = Shop(database_url.replace("postgresql://", f"postgresql+{driver}://"))
+    async with shop.nodes[0], shop.nodes[1]:
+        await change(database_url, OPEN.replace("now() + interval '1 hour'", f"'{until}'"))
+        await shop.everybody(paused=True)
+        with connection(shop.nodes[0].settings) as conn:
+            (row,) = circuits.read(conn, "durable")
+        assert row.until is None
+        assert await shop.nodes[0].resume(Placed)
+        await shop.place(1)
+        await eventually(lambda: shop.handled == [1])
+
+
 async def test_pausing_again_changes_the_reason_and_the_time(shop: Shop) -> None:
     async with shop.nodes[0]:
         await shop.nodes[0].pause(Placed, for_=3600, reason="first")
@@ -299,6 +316,8 @@ def test_an_operator_pauses_and_resumes(agent: Agent) -> None:
         ([], "one of them"),
         (["--handler", "a", "--listener", "b"], "one of them"),
         (["--destination", "tcp://127.0.0.1:1", "--listener", "b"], "one of them"),
+        (["--handler", "", "--anyway"], "--handler: '' is no name"),
+        (["--key", " ", "--anyway"], "--key: ' ' is no name"),
         (["--handler", "a", "--for", "0"], "--for: 0 is no time"),
         (["--handler", "a", "--for", "nan"], "--for: 'nan' is no length of time"),
         (["--handler", "a", "--for", "1 fortnight"], "--for: '1 fortnight' is no length of time"),
