@@ -447,7 +447,12 @@ class TestReplaying:
         if not guarded:
             remove(monkeypatch, "REPLAY_LETTERS", "FROM each WHERE side = 'incoming' AND message_digest IS NOT NULL",
                    "FROM each WHERE false")  # fmt: skip
-            remove(monkeypatch, "REPLAY_LETTERS", "WHERE side = 'outgoing' OR message_digest", "WHERE true OR message_digest")
+            remove(
+                monkeypatch,
+                "REPLAY_LETTERS",
+                "WHERE side = 'outgoing' OR message_digest",
+                "WHERE true OR message_digest",
+            )
         (original,) = given(tables, letters.incoming, [envelope(1)])
         await tables.change("DELETE FROM durable.received_ids")
         await database.transaction(replay_by_ada, ALL, WHOLE)
@@ -485,7 +490,10 @@ class TestReplaying:
         given(tables, letters.incoming, [original])
         for number in (2, 3):
             body = b'{"number": %d}' % number
-            assert len((await database.transaction(partial(replay_by_ada, body=body), ALL, WHOLE)).done) == 1
+            assert (
+                len((await database.transaction(partial(dead_letters.replay, actor="ada", body=body), ALL, WHOLE)).done)
+                == 1
+            )
             (lease,) = claim(tables)
             assert lease.envelope.body == body
             assert stored(tables, inbox.dead_letter, NODE, lease, letters.LETTER)

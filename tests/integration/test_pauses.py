@@ -12,6 +12,7 @@ import pytest
 
 from durable import Bus, Context, InvalidSetting, PauseListener, Retry, message
 from durable.settings import load_settings
+from durable.storage import circuits
 from durable.telemetry import Event
 from durable.transports.memory import MemoryTransport
 from tests.failure.waiting import eventually
@@ -128,15 +129,15 @@ async def test_plain_sql_pauses_and_resumes(shop: Shop) -> None:
 @pytest.mark.parametrize("until", ["infinity", "20000-01-01"])
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 async def test_pause_by_plain_sql_without_end_lasts_until_it_is_resumed(
-    database_url: str, driver: str, until: str, capsys: pytest.CaptureFixture[str]
+    database_url: str, driver: str, until: str
 ) -> None:
     shop = Shop(database_url.replace("postgresql://", f"postgresql+{driver}://"))
     async with shop.nodes[0], shop.nodes[1]:
-        await change(database_url, OPEN.replace("now() + interval '1 hour'", f"'{until}'"))
-        await shop.everybody(paused=True)
-        with connection(shop.nodes[0].settings) as conn:
-            (row,) = circuits.read(conn, "durable")
+        await change(database_url, OPEN)
+        await change(database_url, f"UPDATE durable.circuits SET until = '{until}', since = '-infinity'")
+        (row,) = await shop.nodes[0].runtime.database.transaction(circuits.read)
         assert row.until is None
+        await shop.everybody(paused=True)
         assert await shop.nodes[0].resume(Placed)
         await shop.place(1)
         await eventually(lambda: shop.handled == [1])
@@ -327,6 +328,16 @@ def test_what_makes_no_sense_is_refused(agent: Agent, arguments: list[str], reas
     ended = agent("pause", *arguments)
     assert ended.code == 2
     assert reason in ended.err
+
+
+def test_pause_without_end_is_shown_as_lasting_until_it_is_resumed(agent: Agent, database_url: str) -> None:
+    agent("pause", "--handler", "a.b", "--anyway")
+    for until in ("NULL", "'infinity'"):
+        with psycopg.connect(database_url, autocommit=True) as conn:
+            conn.execute(f"UPDATE durable.circuits SET until = {until}".encode())
+        for command in ("circuits", "status"):
+            assert "until it is resumed" in agent(command).out
+        assert msgspec.json.decode(agent("circuits", "--json").out)[0]["until"] is None
 
 
 def test_an_operator_pauses_a_destination(agent: Agent) -> None:
