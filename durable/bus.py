@@ -440,6 +440,8 @@ class Bus:
             names = ", ".join(f"{name}=" for name in Circuits.__annotations__)
             raise InvalidSetting(f"pause: name a message class, or one of {names}; one of them")
         kind, key = chosen[0]
+        if not key.strip():
+            raise InvalidSetting(f"pause: {kind.value}={key!r} is no name; give that of a {kind.value}")
         if kind is Kind.DESTINATION:
             return [(kind, each) for each in self.runtime.composer.destinations_of(key)]
         return chosen

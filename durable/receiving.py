@@ -45,7 +45,7 @@ from durable.statistics import ReceivingStatistics
 from durable.storage import inbox
 from durable.storage.database import Database
 from durable.storage.inbox import Arrival, Key
-from durable.storage.rows import Letter
+from durable.storage.rows import QUARANTINED, Letter
 from durable.telemetry import BatchSpans, Counters, Event, Subject, log
 
 _STORE_AT_ONCE = 1_000
@@ -370,7 +370,7 @@ class ReceivingAgent:
     ) -> None:
         log.error("quarantined at %s: %s: %s", endpoint, envelope.id if envelope else "no id", reason)
         self._counters.of(Subject.ENDPOINT, endpoint).add(Event.QUARANTINED)
-        letter = Letter.because(reason, "quarantined on arrival")
+        letter = Letter.because(reason, QUARANTINED)
         known = envelope if envelope is not None and _columns_are_sound(envelope) else None
         place = self._places.incoming(envelope) if envelope is not None and replayable else FREE
         inbox.quarantine(

@@ -52,7 +52,7 @@ class Rehearsed:
 
 
 class AlreadyResolved(DurableError):
-    """The letter was resolved by somebody else meanwhile; nothing was done here."""
+    """Somebody else has resolved the letter meanwhile, or its message is under way; nothing was done here."""
 
 
 class Rehearsal:
@@ -120,7 +120,10 @@ async def handle(bus: Bus, letter: DeadLetter, *, actor: str, reason: str | None
         conn, number, settings = session.connection(), letter.summary.letter_id, bus.settings
         keep_body = settings.history_bodies
         if not dead_letters.handle(conn, settings.db_schema, number, actor=actor, reason=reason, keep_body=keep_body):
-            raise AlreadyResolved
+            raise AlreadyResolved(
+                f"letter {number} was not handled: somebody else has resolved it, its message waits, or its id was "
+                "used meanwhile; what the handler did is rolled back"
+            )
         sends.extend(outbox.pending)
         outbox.commits_itself = True
 

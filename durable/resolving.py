@@ -70,6 +70,8 @@ class Run:
     done: int = 0
     waiting: int = 0
     """Letters that are left because their message waits already."""
+    taken: int = 0
+    """Letters that are left because their ids were used meanwhile."""
     unfit: int = 0
     """Letters that are no whole envelopes, and cannot be replayed."""
     stopped: bool = False
@@ -129,7 +131,13 @@ async def change_all(
         if not resolved.done and not resolved.left:
             break
         after = max(resolved.done + resolved.left)
-        run = replace(run, done=run.done + len(resolved.done), waiting=run.waiting + len(resolved.left))
+        taken = len(resolved.taken)
+        run = replace(
+            run,
+            done=run.done + len(resolved.done),
+            waiting=run.waiting + len(resolved.left) - taken,
+            taken=run.taken + taken,
+        )
         tell(run)
         await _wait(stopping, pace.pause(run.done, time.monotonic() - began) if run.done < run.total else 0.0)
     return replace(run, stopped=stopping.is_set() and run.done < run.total)

@@ -192,6 +192,8 @@ def discard(
     debug: Debug = False,
 ) -> None:
     """Give letters up. They stay to be looked at for dead_letter_retention, with the reason."""
+    if not reason.strip():
+        raise InvalidSetting("--reason: it is empty; say why nothing is to become of these letters")
     refuse_too_much("discard", chosen, every)
     refuse_unknown(chosen)
     resolution = partial(storage.discard, actor=by or actor_name(), reason=reason)
@@ -268,12 +270,13 @@ def _report(run: Run, verb: str, json: bool) -> None:
 def _told(run: Run, verb: str) -> list[Block]:
     done = f"{verb} {run.done:,} of {run.total:,} letter{'s' if run.total != 1 else ''}"
     lines: list[Block] = [f"stopped: {done}; the same command goes on with the rest" if run.stopped else done]
-    return lines + ([f"left: {_why_not(run)}"] if run.waiting or run.unfit else [])
+    return lines + ([f"left: {_why_not(run)}"] if run.waiting or run.taken or run.unfit else [])
 
 
 def _why_not(run: Run) -> str:
     reasons = {
         "the message waits already": run.waiting,
+        "its id was used meanwhile, by another message or once more by this one: look at it, and discard it": run.taken,
         "no whole envelope, only bytes: look at it, and discard it": run.unfit,
     }
     counted = [f"{count:,} ({reason})" for reason, count in reasons.items() if count]

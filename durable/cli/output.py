@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import msgspec
 from rich.console import Console, Group, JustifyMethod, RenderableType
@@ -33,8 +34,22 @@ Block = str | Table
 
 
 def print_json(document: object) -> None:
-    """One document: datetimes as ISO 8601 with a zone, durations as the caller made them."""
-    print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+    """One document: datetimes as ISO 8601 in UTC, durations as the caller made them."""
+    plain = _in_utc(msgspec.to_builtins(document, builtin_types=(datetime,)))
+    print(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode())
+
+
+def _in_utc(document: Any) -> Any:
+    """Drivers give times in the zone of the database, which is that of nobody who reads them."""
+    match document:
+        case dict():
+            return {key: _in_utc(value) for key, value in document.items()}
+        case list() | tuple():
+            return [_in_utc(value) for value in document]
+        case datetime() if document.tzinfo is not None:
+            return document.astimezone(UTC)
+        case _:
+            return document
 
 
 def print_blocks(blocks: Iterable[Block]) -> None:

@@ -112,7 +112,10 @@ def _named(**named: str | None) -> tuple[Kind, str]:
     given = [(Kind(kind), name) for kind, name in named.items() if name is not None]
     if len(given) != 1:
         raise WiringError("give --handler TYPE, --listener NAME, --destination URI or --key KEY, one of them")
-    return given[0]
+    kind, name = given[0]
+    if not name.strip():
+        raise InvalidSetting(f"--{kind.value}: {name!r} is no name; give that of a {kind.value}")
+    return kind, name
 
 
 def _keys(bus: Bus | None, kind: Kind, name: str) -> list[str]:

@@ -116,7 +116,7 @@ def circuits(rows: Sequence[Row]) -> list[Block]:
     columns = ("kind", "key", "is", "waiting", "for", "until", "reason", "by")
     cells = [
         (row["kind"], row["key"], row["state"], row["waiting"], age(timedelta(seconds=row["open_seconds"])),
-         _time(row["until"]), row["reason"], row["actor"])
+         _end(row), row["reason"], row["actor"])
         for row in rows
     ]  # fmt: skip
     return [Table("open circuits", columns, cells)] if cells else ["no open circuit"]
@@ -154,6 +154,11 @@ def _dead_letters(rows: Sequence[Row]) -> list[Block]:
         for row in rows
     ]
     return [Table("dead letters", columns, cells)] if cells else ["no dead letters"]
+
+
+def _end(circuit: Row) -> str | None:
+    is_endless = circuit["until"] is None and not circuit["probing"]
+    return "until it is resumed" if is_endless else _time(circuit["until"])
 
 
 def _time(moment: datetime | None) -> str | None:

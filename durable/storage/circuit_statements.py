@@ -11,6 +11,11 @@ from typing import Final
 
 from durable.storage.statements import Statement
 
+# Plain SQL may write a time that Python's calendar does not reach, such as 'infinity': a pause without an end.
+_CALENDAR: Final = "BETWEEN TIMESTAMPTZ '0002-01-01' AND TIMESTAMPTZ '9998-12-31'"
+UNTIL: Final = f"CASE WHEN until {_CALENDAR} THEN until END"
+SINCE: Final = f"CASE WHEN since {_CALENDAR} THEN since ELSE now() END"
+
 # One that an operator has paused stays as it is: the pause says more than the failure. A row whose time is over, and
 # that nobody has removed yet, is no circuit any more.
 OPEN_CIRCUIT: Final = Statement("""
@@ -75,8 +80,8 @@ CLOSE_ENDED_CIRCUITS: Final = Statement("""
 DELETE FROM {schema}.circuits WHERE until <= now() AND NOT probing
     AND (kind <> 'schedule' OR NOT EXISTS (SELECT FROM {schema}.schedules WHERE name = key))
 """)
-READ_CIRCUITS: Final = Statement("""
-SELECT kind, key, reason, since, until, actor, probing FROM {schema}.circuits
+READ_CIRCUITS: Final = Statement(f"""
+SELECT kind, key, reason, {SINCE} AS since, {UNTIL} AS until, actor, probing FROM {{schema}}.circuits
 WHERE probing OR until IS NULL OR until > now() ORDER BY kind, key
 """)
 

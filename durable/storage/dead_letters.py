@@ -183,6 +183,8 @@ class Resolved(NamedTuple):
 
     done: list[int]
     left: list[int]
+    taken: Sequence[int] = ()
+    """Those of the left whose ids were used meanwhile."""
 
 
 # ---------------------------------------------------------------- reading
@@ -242,7 +244,8 @@ def replay(
 ) -> Resolved:
     """Put the messages of a stretch back to where they failed, as new, with another body if one is given.
 
-    Left are those whose message waits there already. What is no whole envelope is passed over.
+    Left are those whose message waits there already, and those whose id was used meanwhile: by another message, or by
+    the same one that came in once more. What is no whole envelope is passed over.
     """
     params = {"actor": actor, "reason": reason, "body": body, "channel": channel(schema)}
     return _resolve(conn, schema, statements.REPLAY_LETTERS, selection, stretch, params)
@@ -288,7 +291,8 @@ def in_stretches(
 ) -> Resolved:
     """Do the work for a stretch, of which the database may refuse something: that is left.
 
-    `work` returns rows of a number and whether it was done; `numbers` are those of the stretch, in their order.
+    `work` returns rows of a number and whether it was done, NULL where its id was used meanwhile; `numbers` are those
+    of the stretch, in their order.
     """
     refused: list[int] = []
     tell = left_alone(doing)
@@ -304,7 +308,8 @@ def in_stretches(
     if reason is not None:
         parts = isolated(conn, numbers(), part, leave)
     found = sorted((row[0], row.done) for rows in parts for row in rows if row[0] is not None)
-    return Resolved([each for each, done in found if done], sorted([*refused, *(n for n, done in found if not done)]))
+    left = sorted([*refused, *(number for number, done in found if not done)])
+    return Resolved([n for n, done in found if done], left, tuple(n for n, done in found if done is None))
 
 
 def _resolve(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from durable.storage.rows import QUARANTINED
 from durable.storage.statements import DATED, Batched, Statement, give_up
 
 # What is NULL does not matter.
@@ -105,46 +106,71 @@ _RESOLVED: Final = (
 )
 
 
+_WAS_STORED: Final = f"exception_type <> '{QUARANTINED}'"
+"""Only a message that was stored to be handled holds the id under which it came."""
+
+
 def _remember(letters: str) -> str:
-    """The inserts of the ids of what came in, if they were forgotten. An id of a day that is dropped stays forgotten:
-    whatever comes again under it is older than duplicates are remembered."""
+    """The inserts of the ids of what came in, if they were forgotten, and `own`: the letters that hold theirs.
+
+    Under any other id another message was stored, or the same one once more, and has had its effects. An id of a day
+    that is dropped stays forgotten: whatever comes again under it is older than duplicates are remembered.
+    """
     known = f"FROM {letters} WHERE side = 'incoming' AND message_digest IS NOT NULL"
-    return f"""dated AS (
+    return f"""oldest AS (
+    SELECT {{schema}}.first_id(min(to_date(right(c.relname, 8), 'YYYYMMDD'))) AS id
+    FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
+    WHERE i.inhparent = CAST('{{schema}}.received_ids' AS regclass) AND c.relname ~ '_[0-9]{{8}}$'
+), dated AS (
     INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
-    SELECT id, address, message_digest {known} AND {DATED} AND id >= (
-        SELECT {{schema}}.first_id(min(to_date(right(c.relname, 8), 'YYYYMMDD')))
-        FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
-        WHERE i.inhparent = CAST('{{schema}}.received_ids' AS regclass) AND c.relname ~ '_[0-9]{{8}}$')
-    ON CONFLICT DO NOTHING
+    SELECT id, address, message_digest {known} AND {DATED} AND id >= (SELECT oldest.id FROM oldest)
+    ON CONFLICT DO NOTHING RETURNING id, endpoint
 ), undated AS (
-    INSERT INTO {{schema}}.undated_ids (id, endpoint, message_digest, sent_at)
+    INSERT INTO {{schema}}.undated_ids AS known (id, endpoint, message_digest, sent_at)
     SELECT id, address, message_digest, sent_at {known} AND NOT {DATED}
-    ON CONFLICT (id, endpoint) DO UPDATE SET received_at = now(), given_up = false
+    ON CONFLICT (id, endpoint) DO UPDATE SET message_digest = excluded.message_digest, sent_at = excluded.sent_at,
+        received_at = now(), given_up = false
+    WHERE known.given_up OR (
+        known.message_digest = excluded.message_digest AND known.sent_at = excluded.sent_at
+        AND (known.id, known.endpoint) IN (SELECT id, address FROM {letters} WHERE {_WAS_STORED}))
+    RETURNING id, endpoint
+), own AS (
+    SELECT letter_id FROM {letters} AS letter
+    WHERE side = 'outgoing' OR message_digest IS NULL
+        OR (id, address) IN (SELECT id, endpoint FROM dated UNION ALL SELECT id, endpoint FROM undated)
+        OR {DATED} AND CASE (
+            SELECT known.message_digest = letter.message_digest AND {_WAS_STORED} FROM {{schema}}.received_ids AS known
+            WHERE known.id = letter.id AND known.endpoint = letter.address)
+        WHEN true THEN true WHEN false THEN false
+        ELSE COALESCE(id < (SELECT oldest.id FROM oldest), true) END
 )"""
 
 
 # The epoch goes on from where it was, so that a node which is still at work on an earlier attempt can finish nothing.
 # The id is remembered anew, if it was forgotten: the message may be sent again while it waits here. A deadline that
 # has passed would expire it at once, and whoever replays it wants it handled. A letter whose message waits already
-# comes back with false: two letters of one message, or a sender that has sent it again.
+# comes back with false: two letters of one message, or a sender that has sent it again. One whose id another message
+# has, or that came in once more, comes back with NULL: to handle it too would be a second effect under one id.
 REPLAY_LETTERS = Statement(f"""
 WITH chosen AS (
     {_NEXT} AND replayable
     ORDER BY letter_id LIMIT :batch_size FOR UPDATE SKIP LOCKED
 ), each AS (
-    SELECT DISTINCT ON (id, side, address) letter_id, side, address, epoch, message_digest,
+    SELECT DISTINCT ON (id, side, address) letter_id, side, address, epoch, message_digest, exception_type,
         id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers,
         ordering_key, fair_key, COALESCE(CAST(:body AS bytea), body) AS body, sent_at,
         CASE WHEN deliver_by > now() THEN deliver_by END AS deliver_by
-    FROM chosen ORDER BY id, side, address, letter_id
+    FROM chosen ORDER BY id, side, address, {_WAS_STORED} DESC, letter_id
 ), {_remember("each")}, incoming AS (
     INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, owner_id, epoch, ordering_key, fair_key)
-    SELECT address, {_ENVELOPE}, 0, epoch + 1, ordering_key, fair_key FROM each WHERE side = 'incoming'
+    SELECT address, {_ENVELOPE}, 0, epoch + 1, ordering_key, fair_key FROM each
+    WHERE side = 'incoming' AND letter_id IN (SELECT letter_id FROM own)
     ORDER BY letter_id
     ON CONFLICT DO NOTHING RETURNING id, endpoint
 ), outgoing AS (
     INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, owner_id, epoch, ordering_key, fair_key)
-    SELECT address, {_ENVELOPE}, 0, epoch + 1, ordering_key, fair_key FROM each WHERE side = 'outgoing'
+    SELECT address, {_ENVELOPE}, 0, epoch + 1, ordering_key, fair_key FROM each
+    WHERE side = 'outgoing' AND letter_id IN (SELECT letter_id FROM own)
     ORDER BY letter_id
     ON CONFLICT DO NOTHING RETURNING id, destination
 ), replayed AS (
@@ -155,12 +181,17 @@ WITH chosen AS (
         OR (each.side = 'outgoing' AND (each.id, each.address) IN (SELECT id, destination FROM outgoing)))
     RETURNING letter.letter_id
 )
-SELECT letter_id, letter_id IN (SELECT letter_id FROM replayed) AS done FROM chosen
+SELECT letter_id, CASE WHEN letter_id IN (SELECT letter_id FROM replayed) THEN true
+    WHEN EXISTS (
+        SELECT FROM own JOIN each USING (letter_id)
+        WHERE each.id = chosen.id AND each.side = chosen.side AND each.address = chosen.address
+            AND each.message_digest IS NOT DISTINCT FROM chosen.message_digest) THEN false END AS done
+FROM chosen
 UNION ALL
 SELECT NULL, CAST(pg_notify(CAST(:channel AS text), '') AS text) IS NULL WHERE EXISTS (SELECT FROM replayed)
 """)
 
-# Another message may be sent under the same business key then.
+# Another message may be sent under the same business key then, unless it was of another message than the letter.
 DISCARD_LETTERS = Statement(f"""
 WITH chosen AS (
     {_NEXT}
@@ -168,9 +199,14 @@ WITH chosen AS (
 ), discarded AS (
     UPDATE {{schema}}.dead_letters AS letter SET resolution = 'discarded', {_RESOLVED}
     FROM chosen WHERE letter.letter_id = chosen.letter_id
-    RETURNING letter.letter_id, letter.id, letter.address
+    RETURNING letter.letter_id, letter.side, letter.id, letter.address, letter.exception_type, letter.message_digest,
+        letter.sent_at
 ), freed AS (
     {give_up("discarded", "address")}
+        AND side = 'incoming' AND {_WAS_STORED}
+        AND known.message_digest = discarded.message_digest AND known.sent_at = discarded.sent_at
+        AND NOT EXISTS (
+            SELECT FROM {{schema}}.incoming_envelopes AS row WHERE row.id = known.id AND row.endpoint = known.endpoint)
 )
 SELECT letter_id, true AS done FROM discarded
 """)
@@ -183,12 +219,17 @@ WHERE replayable OR NOT CAST(:replayable AS boolean) ORDER BY letter_id LIMIT :b
 
 # In the transaction of a handler that was run for this letter by hand. The caller looks at the count.
 HANDLE_LETTER = Statement(f"""
-WITH handled AS (
-    UPDATE {{schema}}.dead_letters
+WITH chosen AS (
+    SELECT * FROM {{schema}}.dead_letters AS letter
+    WHERE letter_id = :letter AND side = 'incoming' AND resolved_at IS NULL AND replayable AND NOT EXISTS (
+        SELECT FROM {{schema}}.incoming_envelopes AS row WHERE row.id = letter.id AND row.endpoint = letter.address)
+    FOR UPDATE
+), {_remember("chosen")}, handled AS (
+    UPDATE {{schema}}.dead_letters AS letter
     SET resolution = 'handled', {_RESOLVED}, replay_count = replay_count + 1
-    WHERE letter_id = :letter AND side = 'incoming' AND resolved_at IS NULL AND replayable
-    RETURNING *
-), {_remember("handled")}, history AS (
+    FROM own WHERE letter.letter_id = own.letter_id
+    RETURNING letter.*
+), history AS (
     INSERT INTO {{schema}}.envelope_history (id, side, outcome, address, message_type, source, correlation_id,
         causation_id, partition_key, sent_at, attempts, interruptions, node_id, content_type, headers, body)
     SELECT id, 'incoming', 'handled', address, message_type, source, correlation_id, causation_id, partition_key,

@@ -15,6 +15,7 @@ from durable.storage.statements import (
     Batched,
     Statement,
     by_key,
+    known_digest,
 )
 
 REFUSED_OWNER = -1
@@ -134,12 +135,13 @@ SELECT count(*) FROM expired
             key=picked,
             only=only,
         )
+        digest = known_digest("moved") if side == "incoming" else "NULL"
         # What the database refuses to change, it may still let go. The history is left out: it may be what refuses.
         self.quarantine = Statement(f"""
 WITH moved AS (
     DELETE FROM {rows} WHERE {one} RETURNING *
 )
-{LETTER_FROM_MOVED % {"side": side, "address": address_column}}
+{LETTER_FROM_MOVED % {"side": side, "address": address_column, "digest": digest}}
 RETURNING letter_id
 """)
         self.mark_refused = Statement(f"""

@@ -80,6 +80,10 @@ def leased(row: Row[Any]) -> Leased:
     )
 
 
+QUARANTINED: Final = "quarantined on arrival"
+"""The kind of a letter whose message never was stored to be handled, and so never held its id."""
+
+
 class Letter(msgspec.Struct, frozen=True):
     """Why an envelope became a dead letter."""
 

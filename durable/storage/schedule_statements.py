@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from durable.envelope import DUE
+from durable.storage.circuit_statements import SINCE, UNTIL
 from durable.storage.statements import FROM_INCOMING, FROM_OUTGOING, HISTORY, Statement, give_up
 
 # ---------------------------------------------------------------- recurring schedules
@@ -52,8 +53,8 @@ WHERE known.declared_by < :node OR NOT {_LIVE.replace("declared_by", "known.decl
 
 LOCK_DUE_SCHEDULE = Statement(f"""
 SELECT occurrence_at, due_at, due_at <= now() AS is_due, asked_at, {_PAUSED} AS is_paused, now() AS now,
-    (SELECT since FROM {{schema}}.circuits WHERE kind = 'schedule' AND key = name) AS paused_since,
-    (SELECT until FROM {{schema}}.circuits WHERE kind = 'schedule' AND key = name) AS paused_until
+    (SELECT {SINCE} FROM {{schema}}.circuits WHERE kind = 'schedule' AND key = name) AS paused_since,
+    (SELECT {UNTIL} FROM {{schema}}.circuits WHERE kind = 'schedule' AND key = name) AS paused_until
 FROM {{schema}}.schedules
 WHERE name = :name AND declaration = :declaration AND (due_at <= now() OR asked_at IS NOT NULL)
 FOR UPDATE SKIP LOCKED
@@ -137,16 +138,21 @@ FROM {{schema}}.{table} WHERE {selected} ORDER BY execution_time, seq LIMIT :lim
 SELECT count(*) AS total, COALESCE(max(seq), 0) AS newest FROM {{schema}}.{table} WHERE {selected}
 """)
         self.numbers = Statement(f"SELECT seq FROM ({next_ones}) AS next")
-        # Another message may be sent under the same business key then.
+        # Another message may be sent under the same business key then. What waits to be sent holds no id here.
+        freed = (
+            f"""
+), freed AS (
+    {give_up("changed", address)}"""
+            if side == "incoming"
+            else ""
+        )
         self.cancel = Statement(f"""
 WITH chosen AS ({chosen}
 ), changed AS (
     DELETE FROM {{schema}}.{table} AS row USING chosen WHERE {this} RETURNING row.*
 ), history AS (
     INSERT INTO {{schema}}.envelope_history ({HISTORY})
-    SELECT id, '{side}', 'cancelled', {history}, 0, CAST(:reason AS text) FROM changed
-), freed AS (
-    {give_up("changed", address)}
+    SELECT id, '{side}', 'cancelled', {history}, 0, CAST(:reason AS text) FROM changed{freed}
 )
 SELECT seq, true AS done FROM changed
 """)

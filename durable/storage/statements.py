@@ -131,7 +131,7 @@ _REPLAYS: Final = """(
 # The dead letter of a row that the database refuses to change, whoever owned it.
 LETTER_FROM_MOVED: Final = f"""INSERT INTO {{schema}}.dead_letters ({_LETTER})
 SELECT '%(side)s', %(address)s, {_LETTER_FROM_ROW}, attempts, interruptions, :exception_type, :reason, :traceback,
-    :fingerprint, :node, NULL, true, epoch, {_REPLAYS.replace("%s", "%(address)s")}, ordering_key, fair_key
+    :fingerprint, :node, %(digest)s, true, epoch, {_REPLAYS.replace("%s", "%(address)s")}, ordering_key, fair_key
 FROM moved"""
 _FAILURES: Final = """unnest(
         CAST(:failed_number AS integer[]), CAST(:failed_at AS timestamptz[]), CAST(:failed_type AS text[]),
@@ -162,9 +162,21 @@ def remember_undated(rows: str) -> str:
 
 
 def give_up(finished: str, address: str) -> str:
-    """The update that frees the ids of what was cancelled or discarded, for other messages under the same key."""
+    """The update that frees the ids of what was cancelled or discarded, for other messages under the same key.
+
+    `finished` has to hold its id: a message that only came under it must not free the id of the one that was handled.
+    """
     return f"""UPDATE {{schema}}.undated_ids AS known SET given_up = true, received_at = now()
     FROM {finished} WHERE known.id = {finished}.id AND known.endpoint = {finished}.{address}"""
+
+
+def known_digest(moved: str) -> str:
+    """The digest of the message that holds the id of this row: of an edited body it is that of the first one."""
+    return f"""COALESCE(
+        (SELECT known.message_digest FROM {{schema}}.received_ids AS known
+            WHERE known.id = {moved}.id AND known.endpoint = {moved}.endpoint),
+        (SELECT known.message_digest FROM {{schema}}.undated_ids AS known
+            WHERE known.id = {moved}.id AND known.endpoint = {moved}.endpoint))"""
 
 
 # ---------------------------------------------------------------- sending: rows in the application's transaction
@@ -417,7 +429,8 @@ WITH moved AS (
 ), letters AS (
     INSERT INTO {{schema}}.dead_letters ({_LETTER})
     SELECT 'incoming', endpoint, {_LETTER_FROM_ROW}, attempts + :counted, interruptions,
-        :exception_type, :reason, :traceback, :fingerprint, :node, :message_digest, true, epoch,
+        :exception_type, :reason, :traceback, :fingerprint, :node,
+        COALESCE({known_digest("moved")}, CAST(:message_digest AS bigint)), true, epoch,
         {_REPLAYS % "endpoint"}, ordering_key, fair_key
     FROM moved
     RETURNING letter_id, id, address

@@ -176,13 +176,16 @@ class InMemoryBus:
     def replay(self, *chosen: DeadLetter) -> None:
         """Let these dead letters, or all of them, wait again for their handlers, as new; drain() handles them.
 
-        Raises ValueError for one that was quarantined.
+        Raises ValueError for one that was quarantined, replayed or discarded before.
         """
         for letter in chosen or self.dead_letters:
             self._mailbox.replay(letter)
 
     def discard(self, *chosen: DeadLetter) -> None:
-        """Give these dead letters, or all of them, up: messages may be sent again under their business keys."""
+        """Give these dead letters, or all of them, up: messages may be sent again under their business keys.
+
+        Raises ValueError for one that was replayed or discarded before.
+        """
         for letter in chosen or self.dead_letters:
             self._mailbox.discard(letter)
 

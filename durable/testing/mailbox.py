@@ -40,7 +40,7 @@ from durable.storage.dead_letters import Resolved
 from durable.storage.inbox import Key, parked
 from durable.storage.leases import Burials
 from durable.storage.recovery_statements import INCOMING, Recovery
-from durable.storage.rows import Failure, Letter
+from durable.storage.rows import QUARANTINED, Failure, Letter
 from durable.testing.circuits import MemoryCircuits
 
 P = ParamSpec("P")
@@ -167,7 +167,7 @@ class Mailbox:
         return DUPLICATE
 
     def quarantine(self, envelope: Envelope, reason: str) -> None:
-        self._bury(envelope, Letter.because(reason, "quarantined on arrival"), attempts=0)
+        self._bury(envelope, Letter.because(reason, QUARANTINED), attempts=0)
 
     def reject(self, endpoint: str, raw: bytes, reason: str, headers: Mapping[str, str]) -> None:
         """Bytes that are no envelope: a dead letter has one all the same here, without type or source."""
@@ -363,7 +363,7 @@ class Mailbox:
         """Let it wait again for its handler, as new."""
         if letter.endpoint is None:
             raise ValueError(f"it was quarantined, and cannot be handled: {letter.reason}")
-        self.dead_letters = [each for each in self.dead_letters if each is not letter]
+        self._resolve(letter)
         envelope = letter.envelope
         if envelope.is_late(self.clock.now()):  # it would expire at once
             envelope = msgspec.structs.replace(envelope, deliver_by=None)
@@ -371,9 +371,16 @@ class Mailbox:
 
     def discard(self, letter: DeadLetter) -> None:
         """Give it up for good: another message may be sent under its business key."""
-        self.dead_letters = [each for each in self.dead_letters if each is not letter]
+        self._resolve(letter)
         if letter.endpoint is not None:
             self._give_up((letter.envelope.id, letter.endpoint))
+
+    def _resolve(self, letter: DeadLetter) -> None:
+        """Each once: its message waits or is handled then, or another one has its id."""
+        left = [each for each in self.dead_letters if each is not letter]
+        if len(left) == len(self.dead_letters):
+            raise ValueError(f"the dead letter of {letter.envelope.id} was replayed or discarded before")
+        self.dead_letters = left
 
     def _give_up(self, key: Key) -> None:
         self._received.pop(key, None)

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, NamedTuple, Self
-from uuid import UUID
+from uuid import UUID, uuid5
 
 import attrs
 import msgspec
@@ -953,6 +953,20 @@ class TestHandling:
             await send(2)
             await send(3)
         assert seen == [1, 2]
+
+    async def test_discarded_letter_of_another_message_frees_no_business_key(self, world: World) -> None:
+        billed = collect(world.bus, OrderBilled)
+        first = msgspec.structs.replace(
+            arriving("contract.order-billed"), id=uuid5(UUID(int=0), "invoice-1"), sent_at=datetime.now(UTC)
+        )
+        async with world:
+            for number in (1, 2):
+                body = b'{"number":%d}' % number
+                await world.arrive(msgspec.structs.replace(first, body=body))
+            assert [letter.exception_type for letter in world.dead_letters()] == ["quarantined on arrival"]
+            await world.discard()
+            await world.arrive(msgspec.structs.replace(first, sent_at=first.sent_at + SECOND))
+        assert billed == [OrderBilled(1)]
 
     async def test_a_reply_goes_where_the_sender_asked_for_it(self, world: World) -> None:
         billed = collect(world.bus, OrderBilled)

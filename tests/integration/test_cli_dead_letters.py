@@ -274,6 +274,16 @@ def test_what_cannot_be_replayed_is_told(agent: Agent, tables: Tables) -> None:
     assert "base64 /w==" in dead_letters(agent, "show", unresolved(tables)[-1]).out
 
 
+def test_letter_whose_id_was_used_meanwhile_is_told(agent: Agent, tables: Tables) -> None:
+    dead(tables, envelope(1))
+    tables.execute("UPDATE durable.received_ids SET message_digest = message_digest + 1")
+
+    assert dead_letters(agent, "replay", "--all").out.splitlines() == [
+        "replayed 0 of 1 letter",
+        "left: 1 (its id was used meanwhile, by another message or once more by this one: look at it, and discard it)",
+    ]
+
+
 def test_an_edited_body_must_be_one_that_its_handler_can_read(agent: Agent, tables: Tables) -> None:
     module = agent.application(APPLICATION)
     (one,) = dead(tables, order(module, 1))
@@ -405,6 +415,8 @@ async def place(order: OrderPlacedV2) -> None: ...
         (["list", "--side", "left"], "left"),
         (["list", "--before", "0"], "--before"),
         (["discard", "1"], "--reason"),
+        (["discard", "1", "--reason", ""], "--reason: it is empty"),
+        (["discard", "1", "--reason", " "], "--reason: it is empty"),
         (["edit", "1"], "--body"),
         (["groups", "nothing:bus"], "no module 'nothing'"),
         (["lost"], "lost"),

@@ -78,6 +78,21 @@ def ids(tables: Tables) -> set[UUID]:
 
 
 class TestList:
+    def test_times_in_json_are_in_utc_whatever_the_zone_of_the_database(self, agent: Agent, tables: Tables) -> None:
+        declare(tables)
+        wait(tables, 60)
+        wait(tables, 60, to=PEER)
+        tables.execute("ALTER ROLE CURRENT_USER SET TimeZone = 'Asia/Kolkata'")
+        try:
+            listed = document(agent, "list")
+        finally:
+            tables.execute("ALTER ROLE CURRENT_USER RESET TimeZone")
+
+        rows = [*listed["schedules"], *listed["messages"]]
+        times = [value for row in rows for name, value in row.items() if name.endswith("_at") and value is not None]
+        assert len(times) > 6
+        assert all(time.endswith("Z") for time in times)
+
     def test_schedules_and_messages_are_shown_the_next_first(self, agent: Agent, tables: Tables) -> None:
         declare(tables)
         later, sooner = wait(tables, 60, to=PEER), wait(tables, 5, attempts=2)

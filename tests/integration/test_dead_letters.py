@@ -31,7 +31,7 @@ from durable.storage.inbox import Arrival
 from durable.storage.locks import Job, try_lock
 from durable.storage.ordering import Claimed
 from durable.storage.outbox import Sent
-from durable.storage.rows import KEPT_ATTEMPTS, Failure, Letter
+from durable.storage.rows import KEPT_ATTEMPTS, QUARANTINED, Failure, Letter
 from durable.storage.statements import Statement
 from durable.telemetry import Counters
 from durable.testing import ManualClock, eventually
@@ -447,6 +447,12 @@ class TestReplaying:
         if not guarded:
             remove(monkeypatch, "REPLAY_LETTERS", "FROM each WHERE side = 'incoming' AND message_digest IS NOT NULL",
                    "FROM each WHERE false")  # fmt: skip
+            remove(
+                monkeypatch,
+                "REPLAY_LETTERS",
+                "WHERE side = 'outgoing' OR message_digest",
+                "WHERE true OR message_digest",
+            )
         (original,) = given(tables, letters.incoming, [envelope(1)])
         await tables.change("DELETE FROM durable.received_ids")
         await database.transaction(replay_by_ada, ALL, WHOLE)
@@ -459,6 +465,39 @@ class TestReplaying:
         assert (outcome == DUPLICATE) == guarded  # without it, the message is handled twice
         agent.stop()
         await running
+
+    async def test_a_letter_whose_id_was_used_meanwhile_is_left_and_told_of(
+        self, tables: Tables, database: Database
+    ) -> None:
+        first = msgspec.structs.replace(envelope(1), id=uuid4())
+        second = msgspec.structs.replace(first, body=b'{"number": 2}', sent_at=datetime.now(UTC))
+        put = partial(inbox.quarantine, envelope=first, headers={}, replayable=True)
+        stored(tables, put, NODE, ENDPOINT, first.body, Letter.because("too large", QUARANTINED))
+        stored(tables, inbox.store, [Arrival(ENDPOINT, second, ANY_NODE)])
+        assert stored(tables, inbox.finish_handled, NODE, claim(tables)) == 1
+        (letter,) = tables.rows("SELECT letter_id FROM durable.dead_letters")
+
+        assert await database.transaction(replay_by_ada, ALL, WHOLE) == Resolved([], [letter], (letter,))
+        assert await resolve(database, replay_by_ada, ALL, replayable=True) == Run(1, taken=1)
+        assert not await database.transaction(dead_letters.handle, letter, actor="ada")
+        assert tables.count("incoming_envelopes") == 0
+
+    @pytest.mark.parametrize("version", [4, 7])
+    async def test_an_edited_letter_that_fails_again_is_replayed_again(
+        self, tables: Tables, database: Database, version: int
+    ) -> None:
+        original = envelope(1) if version == 7 else msgspec.structs.replace(envelope(1), id=uuid4())
+        given(tables, letters.incoming, [original])
+        for number in (2, 3):
+            body = b'{"number": %d}' % number
+            assert (
+                len((await database.transaction(partial(dead_letters.replay, actor="ada", body=body), ALL, WHOLE)).done)
+                == 1
+            )
+            (lease,) = claim(tables)
+            assert lease.envelope.body == body
+            assert stored(tables, inbox.dead_letter, NODE, lease, letters.LETTER)
+        assert stored(tables, inbox.store, [Arrival(ENDPOINT, original, ANY_NODE)]) == set()
 
     async def test_a_message_that_waits_already_is_left(self, tables: Tables, database: Database) -> None:
         (back,) = given(tables, letters.outgoing, [envelope(1, destination=PEER)])

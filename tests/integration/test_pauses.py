@@ -12,6 +12,7 @@ import pytest
 
 from durable import Bus, Context, InvalidSetting, PauseListener, Retry, message
 from durable.settings import load_settings
+from durable.storage import circuits
 from durable.telemetry import Event
 from durable.transports.memory import MemoryTransport
 from tests.failure.waiting import eventually
@@ -125,6 +126,23 @@ async def test_plain_sql_pauses_and_resumes(shop: Shop) -> None:
         await eventually(lambda: shop.handled == [1])
 
 
+@pytest.mark.parametrize("until", ["infinity", "20000-01-01"])
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_pause_by_plain_sql_without_end_lasts_until_it_is_resumed(
+    database_url: str, driver: str, until: str
+) -> None:
+    shop = Shop(database_url.replace("postgresql://", f"postgresql+{driver}://"))
+    async with shop.nodes[0], shop.nodes[1]:
+        await change(database_url, OPEN)
+        await change(database_url, f"UPDATE durable.circuits SET until = '{until}', since = '-infinity'")
+        (row,) = await shop.nodes[0].runtime.database.transaction(circuits.read)
+        assert row.until is None
+        await shop.everybody(paused=True)
+        assert await shop.nodes[0].resume(Placed)
+        await shop.place(1)
+        await eventually(lambda: shop.handled == [1])
+
+
 async def test_pausing_again_changes_the_reason_and_the_time(shop: Shop) -> None:
     async with shop.nodes[0]:
         await shop.nodes[0].pause(Placed, for_=3600, reason="first")
@@ -218,6 +236,12 @@ async def test_a_pause_of_nothing_or_of_two_things_is_refused(shop: Shop, named:
         await shop.nodes[0].pause(**named)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("named", [{"key": ""}, {"listener": " "}])
+async def test_a_pause_of_an_empty_name_is_refused(shop: Shop, named: dict[str, object]) -> None:
+    with pytest.raises(InvalidSetting, match="is no name"):
+        await shop.nodes[0].pause(**named)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("for_", [0, -1.5, timedelta(0)])
 async def test_a_pause_that_is_over_before_it_begins_is_refused(shop: Shop, for_: float | timedelta) -> None:
     with pytest.raises(InvalidSetting, match="above 0"):
@@ -299,6 +323,8 @@ def test_an_operator_pauses_and_resumes(agent: Agent) -> None:
         ([], "one of them"),
         (["--handler", "a", "--listener", "b"], "one of them"),
         (["--destination", "tcp://127.0.0.1:1", "--listener", "b"], "one of them"),
+        (["--handler", "", "--anyway"], "--handler: '' is no name"),
+        (["--key", " ", "--anyway"], "--key: ' ' is no name"),
         (["--handler", "a", "--for", "0"], "--for: 0 is no time"),
         (["--handler", "a", "--for", "nan"], "--for: 'nan' is no length of time"),
         (["--handler", "a", "--for", "1 fortnight"], "--for: '1 fortnight' is no length of time"),
@@ -310,6 +336,16 @@ def test_what_makes_no_sense_is_refused(agent: Agent, arguments: list[str], reas
     assert reason in ended.err
 
 
+def test_pause_without_end_is_shown_as_lasting_until_it_is_resumed(agent: Agent, database_url: str) -> None:
+    agent("pause", "--handler", "a.b", "--anyway")
+    for until in ("NULL", "'infinity'"):
+        with psycopg.connect(database_url, autocommit=True) as conn:
+            conn.execute(f"UPDATE durable.circuits SET until = {until}".encode())
+        for command in ("circuits", "status"):
+            assert "until it is resumed" in agent(command).out
+        assert msgspec.json.decode(agent("circuits", "--json").out)[0]["until"] is None
+
+
 def test_an_operator_pauses_a_destination(agent: Agent) -> None:
     name = agent.application('bus.route(OrderPlaced, to="tcp://127.0.0.1:2302")\n')
     assert agent("pause", f"{name}:bus", "--destination", "tcp://127.0.0.1:2302").out == (
@@ -318,8 +354,10 @@ def test_an_operator_pauses_a_destination(agent: Agent) -> None:
     [circuit] = msgspec.json.decode(agent("circuits", "--json").out)
     assert (circuit["kind"], circuit["state"], circuit["probing"]) == ("destination", "paused", False)
     assert agent("resume", f"{name}:bus", "--destination", "tcp://127.0.0.1:2302").code == 0
+    ended = agent("pause", f"{name}:bus", "--destination", "tcp://127.0.0.1:2303")
+    assert (ended.code, "tcp://127.0.0.1:2302" in ended.err) == (2, True)
     ended = agent("pause", f"{name}:bus", "--destination", "billing")
-    assert (ended.code, "known: tcp://127.0.0.1:2302" in ended.err) == (2, True)
+    assert (ended.code, "no transport has this scheme" in ended.err) == (2, True)
 
 
 def test_a_type_that_the_application_does_not_handle_is_refused_with_the_nearest(agent: Agent) -> None:
