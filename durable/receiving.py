@@ -302,7 +302,7 @@ class ReceivingAgent:
         return found
 
     async def _is_the_wiring(self, errors: Mapping[Key, InvalidMessage], count: int) -> bool:
-        """Does it seem that it is none of the envelopes' fault? All are refused alike, or nothing at all can be stored."""
+        """Is it no fault of the envelopes? All are refused alike, or nothing at all can be stored."""
         if len(errors) < count or not all(isinstance(error, RefusedPerhaps) for error in errors.values()):
             return False
         if count > 1:

@@ -5,8 +5,8 @@
           v                     v                                  (owner -1), or is left where it is, with a log line
         done                  done
 
-Each try is a savepoint of the caller's transaction. Whatever the code of the error, a trigger may have chosen it; so all
-are tried but what passes (locks, connections, resources: durable.storage.outages) and what is missing altogether
+Each try is a savepoint of the caller's transaction. A trigger may choose any code for its error; so all are tried
+but what passes (locks, connections, resources: durable.storage.outages) and what is missing altogether
 (tables, columns, functions): these are raised. A code that may as well tell of the wiring, such as a missing right, is
 the row's own only where others pass, or, of a row that is alone, where the statement works over no rows.
 """

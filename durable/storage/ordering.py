@@ -31,8 +31,8 @@ class Lane(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """A key that has unowned rows, and the type of the first when it may be claimed now: no row of it is held, and it is
-    not parked."""
+    """A key that has unowned rows, and the type of the first when it may be claimed now: the key is neither held
+    nor parked."""
 
     key: str
     message_type: str | None
@@ -110,7 +110,14 @@ class _Run:
     """One claim of keys; the row that the database refuses is found by halving the keys, and is the head of its own."""
 
     def __init__(
-        self, conn: Connection, schema: str, table: statements.Ordered, params: dict[str, Any], *, longest: int, room: int
+        self,
+        conn: Connection,
+        schema: str,
+        table: statements.Ordered,
+        params: dict[str, Any],
+        *,
+        longest: int,
+        room: int,
     ) -> None:
         self._conn = conn
         self._schema = schema
