@@ -45,6 +45,7 @@ from durable.statistics import ReceivingStatistics
 from durable.storage import inbox
 from durable.storage.database import Database
 from durable.storage.inbox import Arrival, Key
+from durable.storage.isolation import RefusedPerhaps
 from durable.storage.rows import QUARANTINED, Letter
 from durable.telemetry import BatchSpans, Counters, Event, Subject, log
 
@@ -291,23 +292,50 @@ class ReceivingAgent:
 
     async def _store_fit(self, envelopes: Sequence[tuple[str, Envelope]]) -> _Found:
         """Store envelopes that seem sound; when the database refuses one of them, find it by halving."""
+        found, errors = await self._store_parts(envelopes)
+        if await self._is_the_wiring(errors, len(envelopes)):
+            raise next(iter(errors.values()))
+        for endpoint, envelope in envelopes:
+            if (error := errors.get((envelope.id, endpoint))) is not None:
+                kept = await self._quarantine_alone(endpoint, envelope, str(error))
+                found.refused[envelope.id, endpoint] = kept
+        return found
+
+    async def _is_the_wiring(self, errors: Mapping[Key, InvalidMessage], count: int) -> bool:
+        """Is it no fault of the envelopes? All are refused alike, or nothing at all can be stored."""
+        if len(errors) < count or not all(isinstance(error, RefusedPerhaps) for error in errors.values()):
+            return False
+        if count > 1:
+            return len({error.code for error in errors.values() if isinstance(error, RefusedPerhaps)}) == 1
+        try:
+            await self._database.transaction(self._insert, [])
+        except InvalidMessage:
+            return True
+        return False
+
+    async def _store_parts(
+        self, envelopes: Sequence[tuple[str, Envelope]]
+    ) -> tuple[_Found, Mapping[Key, InvalidMessage]]:
+        """What was stored, and why each of the others is refused alone."""
+        try:
+            return await self._store_together(envelopes), {}
+        except InvalidMessage as error:
+            if len(envelopes) == 1:
+                endpoint, envelope = envelopes[0]
+                return _nothing(), {(envelope.id, endpoint): error}
+        middle = len(envelopes) // 2
+        first, refused_first = await self._store_parts(envelopes[:middle])
+        second, refused_second = await self._store_parts(envelopes[middle:])
+        return first | second, {**refused_first, **refused_second}
+
+    async def _store_together(self, envelopes: Sequence[tuple[str, Envelope]]) -> _Found:
         now = self._clock.now()
         arrivals = [self._arrival(endpoint, envelope, now) for endpoint, envelope in envelopes]
         found = _nothing()
         try:
             found = await self._database.transaction(self._insert, arrivals)
-        except InvalidMessage as error:
+        finally:
             self._give_back(arrivals, found.fresh)
-            if len(envelopes) == 1:
-                endpoint, envelope = envelopes[0]
-                kept = await self._quarantine_alone(endpoint, envelope, str(error))
-                return _Found(set(), set(), {(envelope.id, endpoint): kept})
-            middle = len(envelopes) // 2
-            return await self._store_fit(envelopes[:middle]) | await self._store_fit(envelopes[middle:])
-        except BaseException:
-            self._give_back(arrivals, found.fresh)
-            raise
-        self._give_back(arrivals, found.fresh)
         mine = [
             Leased(arrival.envelope, endpoint=arrival.endpoint)
             for arrival in arrivals
@@ -352,6 +380,8 @@ class ReceivingAgent:
             await self._database.transaction(
                 self._quarantine, endpoint, _raw(envelope), reason, envelope, headers, replayable
             )
+        except RefusedPerhaps:  # rather than of this message it may tell of the table of dead letters
+            raise
         except InvalidMessage as error:
             log.error("cannot quarantine %s at %s, rejected: %s", envelope.id, endpoint, error)
             return Rejected(f"{reason}; as a dead letter: {error}"[:LONGEST_REASON])

@@ -136,7 +136,7 @@ class Settling:
 
     async def take_back_attempt(self, lease: Leased) -> None:
         """To any node, without the attempt that was counted before it could run."""
-        await self._database.insist(inbox.retry_later, self._node, lease, delay=timedelta(0), counted=-1)
+        await self._database.insist(inbox.take_back_attempt, self._node, lease)
 
     async def expire(self, lease: Leased) -> bool:
         """By the database's clock; False when that is behind this node's."""

@@ -32,6 +32,7 @@ from durable.storage.circuits import Kind
 from durable.storage.database import Database
 from durable.storage.leases import Burials
 from durable.storage.recovery_statements import INCOMING, OUTGOING
+from durable.storage.trials import Looked
 from durable.telemetry import Counters
 
 Story = Callable[[], Awaitable[None]]
@@ -88,6 +89,7 @@ class RecoveryAgent:
             ("look ahead", self._look_ahead),
         ]
         self._troubles = Troubles(often=[name for name, _ in self._rounds])
+        self._looked_for_trials: dict[str, Looked] = {}
         self._shares = Shares(database, settings, node, counters, agent_for)
         self._dormant = DormantNodes(database, settings, counters)
         self._forgotten = [
@@ -150,7 +152,7 @@ class RecoveryAgent:
         self._go_on(await claim_outgoing(database, settings, self._node, self._counters, self._agent_for))
 
     async def _claim_trials(self) -> None:
-        await claim_trials(self._database, self._settings, self._node, self._handlers)
+        await claim_trials(self._database, self._settings, self._node, self._handlers, self._looked_for_trials)
 
     async def _claim_incoming(self) -> None:
         database, settings = self._database, self._settings

@@ -71,9 +71,16 @@ async def _claim_batch(
 
 
 async def claim_trials(
-    database: Database, settings: Settings, node: NodeId, agents: Mapping[str, HandlingAgent]
+    database: Database,
+    settings: Settings,
+    node: NodeId,
+    agents: Mapping[str, HandlingAgent],
+    looked: dict[str, trials.Looked],
 ) -> None:
-    """Give those whose handler is to be tried a message for that, if it is for this node to try it now."""
+    """Give those whose handler is to be tried a message for that, if it is for this node to try it now.
+
+    `looked` keeps, of each type, how far its keys and tenants were looked through.
+    """
     for message_type, agent in agents.items():
         if agent.circuit.probing and not agent.is_paused(message_type):
             trial = await database.transaction(
@@ -82,9 +89,11 @@ async def claim_trials(
                 message_type=message_type,
                 node=node,
                 lease=settings.handler_timeout + settings.settling_time,
+                looked=looked.get(message_type, trials.Looked()),
             )
-            if trial is not None:
-                agent.probe(trial)
+            looked[message_type] = trial.looked
+            if trial.lease is not None:
+                agent.probe(trial.lease)
 
 
 async def bury_unknown(

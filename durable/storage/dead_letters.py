@@ -302,7 +302,7 @@ def in_stretches(
         tell(number, reason)
 
     def part(of: Sequence[int]) -> Sequence[Row[Any]]:
-        return work(Stretch(of[0] - 1, of[-1], len(of)))
+        return work(Stretch(of[0] - 1, of[-1], len(of)) if of else Stretch(0, 0, 0))
 
     parts, reason = tried(conn, lambda: work(stretch))
     if reason is not None:

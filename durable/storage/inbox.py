@@ -50,7 +50,8 @@ class Arrival(NamedTuple):
 def store(conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> set[Key]:
     """Insert those that are new, in one statement, and return their keys; the others are duplicates.
 
-    No two arrivals of one call may have the same key. Raises InvalidMessage when the database refuses one of them.
+    No two arrivals of one call may have the same key. Raises InvalidMessage when the database refuses one of them, and
+    RefusedPerhaps when it may be something else that it refuses.
     """
     with refusals_named():
         rows = conn.execute(
@@ -132,6 +133,12 @@ def retry_later(
     kept = failure_columns(failures, kept_attempts)
     params = kept | {"delay": delay, "counted": counted, "earlier": max(0, kept_attempts - len(failures))}
     return _settle(conn, schema, node, lease, statements.RETRY_LATER, params, "put off") is not None
+
+
+def take_back_attempt(conn: Connection, schema: str, node: NodeId, lease: Leased) -> bool:
+    """Hand it back without the attempt that was counted before it could run: it is still the first of its key. False
+    when the lease was lost."""
+    return _settle(conn, schema, node, lease, statements.TAKE_BACK_ATTEMPT, {}, "take back an attempt of") is not None
 
 
 def put_back(
@@ -224,7 +231,7 @@ def quarantine(
     """Keep what cannot be handled, as the bytes that came, with what is known of them as `headers`.
 
     `replayable`: the bytes are the body of this envelope, and all of it can be stored; it is replayed to this `place`.
-    Raises InvalidMessage when the database refuses even that.
+    Raises InvalidMessage when the database refuses even that, and RefusedPerhaps.
     """
     whole = envelope if replayable else None
     params = {
@@ -262,7 +269,7 @@ def _settle(
     """The row that this statement returns for one message; None, also where the database refused to change it."""
 
     def settle(keys: Sequence[Lease]) -> Row[Any] | None:
-        ((envelope_id, endpoint, epoch),) = keys
+        envelope_id, endpoint, epoch = keys[0] if keys else (None, None, None)
         one = {"id": envelope_id, "endpoint": endpoint, "epoch": epoch, "node": node}
         return conn.execute(statement.within(schema), {**one, **params}).first()
 

@@ -5,9 +5,10 @@
           v                     v                                  (owner -1), or is left where it is, with a log line
         done                  done
 
-Each try is a savepoint of the caller's transaction. Refusals are about data: limits of an index, constraints, triggers,
-pages that cannot be read. What passes (locks, connections, resources) and what concerns every row alike (rights, tables
-that are missing) is raised as before.
+Each try is a savepoint of the caller's transaction. A trigger may choose any code for its error; so all are tried
+but what passes (locks, connections, resources: durable.storage.outages) and what is missing altogether
+(tables, columns, functions): these are raised. A code that may as well tell of the wiring, such as a missing right, is
+the row's own only where others pass, or, of a row that is alone, where the statement works over no rows.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
 from durable.envelope import Lease, NodeId
 from durable.errors import InvalidMessage
+from durable.storage.outages import is_passing, sqlstate
 from durable.storage.recovery_statements import REFUSED_OWNER, Recovery
 from durable.storage.rows import Letter, storable
 from durable.storage.statements import Batched
@@ -32,47 +35,99 @@ T = TypeVar("T")
 Refused = Callable[[R, str], None]
 """Takes a row that the database refuses, with its reason."""
 
-_REFUSALS: Final = ("09", "21", "22", "23", "27", "38", "39", "44", "54", "P0", "XX001", "XX002")
-# triggers · cardinality · data · constraints · triggered changes · functions in triggers · checks of views · limits of
-# the program, as of an index · RAISE · rows and indexes that are corrupt
+_MISSING: Final = ("42P01", "42703", "42883")
+"""No such table, column or function: of every row alike, also where a trigger meets it."""
+_OF_THE_WIRING: Final = ("0A", "3F", "42")
+"""What is not supported, a schema that is missing, rights and syntax: of every row alike, unless others pass."""
 _DRIVERS_PREFIX: Final = re.compile(r"^<class '[^']*'>: ")
 
 
-def refusal(error: DBAPIError) -> str | None:
-    """The reason why the database refuses the data, in one line and without the row; None: that is not the trouble."""
-    state = getattr(error.orig, "sqlstate", None) or ""
-    if not state.startswith(_REFUSALS):
+class Refusal(NamedTuple):
+    """An error of a statement that may be the fault of a row."""
+
+    reason: str
+    """In one line and without the row."""
+    error: DBAPIError
+
+    @property
+    def may_be_of_the_wiring(self) -> bool:
+        """May it concern every row alike?"""
+        return sqlstate(self.error).startswith(_OF_THE_WIRING)
+
+
+def refusal(error: DBAPIError) -> Refusal | None:
+    """Why the database refuses the data, perhaps; None: that is not the trouble."""
+    state = sqlstate(error)
+    if not state or state.startswith(_MISSING) or is_passing(error):
         return None
-    return storable(_DRIVERS_PREFIX.sub("", str(error.orig)).partition("\n")[0], 1_000)
+    return Refusal(storable(_DRIVERS_PREFIX.sub("", str(error.orig)).partition("\n")[0], 1_000), error)
+
+
+class RefusedPerhaps(InvalidMessage):
+    """The database refuses these rows, with a code that may as well tell of the wiring."""
+
+    def __init__(self, text: str, code: str) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 @contextmanager
 def refusals_named() -> Iterator[None]:
-    """Raise InvalidMessage where the database refuses the data."""
+    """Raise InvalidMessage where the database refuses the data, and RefusedPerhaps where that is not certain."""
     try:
         yield
     except DBAPIError as error:
-        if (reason := refusal(error)) is None:
+        if (found := refusal(error)) is None:
             raise
-        raise InvalidMessage(f"the database refuses the data: {reason}") from error
+        text = f"the database refuses the data: {found.reason}"
+        if found.may_be_of_the_wiring:
+            raise RefusedPerhaps(text, sqlstate(error)) from error
+        raise InvalidMessage(text) from error
 
 
 def isolated(conn: Connection, rows: Sequence[R], work: Callable[[Sequence[R]], T], refused: Refused[R]) -> list[T]:
     """Do the work for all these rows at once; where the database refuses it, for each half of them.
 
     Returns what the work returned, once for each part of the rows, in their order. A row that is refused alone goes to
-    `refused`.
+    `refused`, unless it seems that the trouble is none of the rows': then the error is raised. The work must be able to
+    do nothing, for no rows.
     """
     if not rows:
         return []
-    done, reason = tried(conn, lambda: work(rows))
-    if reason is None:
+    done, found = _tried(conn, lambda: work(rows))
+    if found is None:
         return done
+    if found.may_be_of_the_wiring and _tried(conn, lambda: work(()))[1] is not None:
+        raise found.error
+    done, failed = _halved(conn, rows, work, found)
+    if len(rows) > 1 and len(failed) == len(rows) and _alike([each for _, each in failed]):
+        raise found.error
+    for row, each in failed:
+        refused(row, each.reason)
+    return done
+
+
+def _halved(
+    conn: Connection, rows: Sequence[R], work: Callable[[Sequence[R]], T], found: Refusal
+) -> tuple[list[T], list[tuple[R, Refusal]]]:
+    """What the work returned for the parts of these rows, which are refused together, and those refused alone."""
     if len(rows) == 1:
-        refused(rows[0], reason)
-        return []
+        return [], [(rows[0], found)]
+    results: list[T] = []
+    failed: list[tuple[R, Refusal]] = []
     middle = len(rows) // 2
-    return [*isolated(conn, rows[:middle], work, refused), *isolated(conn, rows[middle:], work, refused)]
+    for part in (rows[:middle], rows[middle:]):
+        done, why_not = _tried(conn, partial(work, part))
+        if why_not is not None:
+            done, alone = _halved(conn, part, work, why_not)
+            failed += alone
+        results += done
+    return results, failed
+
+
+def _alike(found: Sequence[Refusal]) -> bool:
+    """Have all of them the same code, of the wiring?"""
+    return len({sqlstate(each.error) for each in found}) == 1 and found[0].may_be_of_the_wiring
 
 
 def batch(
@@ -87,9 +142,11 @@ def batch(
     if reason is None:
         return list(done[0])
     keys = conn.execute(statement.keys.within(schema), params).all()
+    width = len(keys[0]) if keys else 0
 
     def named(part: Sequence[Row[Any]]) -> Sequence[Row[Any]]:
-        return conn.execute(statement.named.within(schema), {**params, **_columns(part)}).all()
+        only = {f"only_{number}": [row[number] for row in part] for number in range(width)}
+        return conn.execute(statement.named.within(schema), {**params, **only}).all()
 
     return [row for rows in isolated(conn, keys, named, refused) for row in rows]
 
@@ -134,16 +191,17 @@ def left_alone(doing: str) -> Refused[Any]:
     return refused
 
 
-def _columns(keys: Sequence[Row[Any]]) -> dict[str, list[Any]]:
-    return {f"only_{number}": list(column) for number, column in enumerate(zip(*keys, strict=True))}
-
-
 def tried(conn: Connection, work: Callable[[], T]) -> tuple[list[T], str | None]:
     """The result, in a list, or why the database refuses it: then it is as if it had not been tried."""
+    done, found = _tried(conn, work)
+    return done, None if found is None else found.reason
+
+
+def _tried(conn: Connection, work: Callable[[], T]) -> tuple[list[T], Refusal | None]:
     try:
         with conn.begin_nested():
             return [work()], None
     except DBAPIError as error:
-        if (reason := refusal(error)) is None:
+        if (found := refusal(error)) is None:
             raise
-        return [], reason
+        return [], found

@@ -93,7 +93,7 @@ def release(conn: Connection, schema: str, table: Recovery, node: NodeId, leases
 
 def fence(node: NodeId, leases: Collection[Lease]) -> dict[str, Any]:
     """The parameters of every statement that may only touch this node's rows."""
-    ids, addresses, epochs = zip(*leases, strict=True)
+    ids, addresses, epochs = zip(*leases, strict=True) if leases else ((), (), ())
     return {"node": node, "ids": list(ids), "addresses": list(addresses), "epochs": list(epochs)}
 
 

@@ -7,15 +7,19 @@ outbox. A key has one order whatever the types of its messages, so a key of the 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from durable.envelope import Leased, NodeId
+from durable.envelope import Lease, Leased, NodeId
 from durable.storage import ordering_statements as statements
+from durable.storage import recovery_statements
 from durable.storage.database import channel
+from durable.storage.isolation import batch, isolated, quarantining
 from durable.storage.locks import keys_class
 from durable.storage.ordering_statements import INCOMING, OUTGOING
+from durable.storage.recovery_statements import Recovery
 from durable.storage.rows import leased
 
 
@@ -27,14 +31,16 @@ class Lane(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """A key that has unowned rows, and the type of the first when it may be claimed now."""
+    """A key that has unowned rows, and the type of the first when it may be claimed now: the key is neither held
+    nor parked."""
 
     key: str
     message_type: str | None
 
 
 class Claimed(NamedTuple):
-    """What was claimed, and the keys of which another node is claiming at this moment."""
+    """What was claimed, and the keys that are to be asked for again: of which another node is claiming at this moment,
+    or whose head was put aside."""
 
     leases: list[Leased]
     contested: list[str]
@@ -84,17 +90,81 @@ def claim(
     contested = [key for key in keys if key not in set(locked)]
     if not locked:
         return Claimed([], contested)
-    rows = conn.execute(
-        table.claim.within(schema),
-        scope
-        | (_handled(message_types, handlers or {}, is_trial) if destination is None else {})
-        | {"keys": locked, "longest_run": max(1, batch_size // len(locked)), "batch_size": batch_size, "node": node},
+    run = _Run(
+        conn,
+        schema,
+        table,
+        scope | (_handled(message_types, handlers or {}, is_trial) if destination is None else {}) | {"node": node},
+        longest=max(1, batch_size // len(locked)),
+        room=batch_size,
     )
-    leases = [leased(row) for row in rows]
+    leases = run.claim(locked)
+    contested += run.beheaded
     left = set(locked) - {lease.ordering_key for lease in leases}
     if left and tell_others is not None and destination is None:
         tell(conn, schema, left, except_types=tell_others)
     return Claimed(leases, contested)
+
+
+class _Run:
+    """One claim of keys; the row that the database refuses is found by halving the keys, and is the head of its own."""
+
+    def __init__(
+        self,
+        conn: Connection,
+        schema: str,
+        table: statements.Ordered,
+        params: dict[str, Any],
+        *,
+        longest: int,
+        room: int,
+    ) -> None:
+        self._conn = conn
+        self._schema = schema
+        self._table = table
+        self._params = params
+        self._longest = longest
+        self._room = room
+        self.beheaded: list[str] = []
+        """The keys whose head was put aside: what comes behind it may be claimed."""
+
+    def claim(self, keys: Sequence[str]) -> list[Leased]:
+        parts: list[list[Leased]] = []
+        parts += isolated(self._conn, keys, self._claim_runs, lambda key, _: parts.extend(self._claim_head(key)))
+        return [lease for part in parts for lease in part]
+
+    def _claim_runs(self, keys: Sequence[str], longest: int | None = None) -> list[Leased]:
+        """Of all parts of the keys together no more than there is room for."""
+        found = self._conn.execute(
+            self._table.claim.within(self._schema),
+            self._params | {"keys": list(keys), "longest_run": longest or self._longest, "batch_size": self._room},
+        )
+        leases = [leased(row) for row in found]
+        self._room -= len(leases)
+        return leases
+
+    def _claim_head(self, key: str) -> list[list[Leased]]:
+        """The first row alone, of a key whose run was refused; if that is what is refused, it is put aside."""
+        before = self._head(key)
+        return isolated(self._conn, [key], lambda keys: self._claim_runs(keys, 1), partial(self._put_aside, before))
+
+    def _put_aside(self, before: Lease | None, key: str, reason: str) -> None:
+        """Unless another row has come before it meanwhile."""
+        if before is None or self._head(key) != before:
+            return
+        aside = quarantining(self._conn, self._schema, self._recovery, self._params["node"], "claim")
+        aside(before, reason)
+        if self._head(key) != before:
+            self.beheaded.append(key)
+
+    def _head(self, key: str) -> Lease | None:
+        """Its first row, as a lease."""
+        row = self._conn.execute(self._table.heads.within(self._schema), self._params | {"keys": [key]}).first()
+        return None if row is None else (row[1], row[2], row[3])
+
+    @property
+    def _recovery(self) -> Recovery:
+        return recovery_statements.INCOMING if self._table is INCOMING else recovery_statements.OUTGOING
 
 
 def tell(conn: Connection, schema: str, keys: Collection[str], *, except_types: Collection[str] = ()) -> None:
@@ -165,8 +235,10 @@ def _claim_turn(conn: Connection, schema: str, turn: _Turn, params: dict[str, An
     quotas, after = share_out(list(tenants), turn.weights, turn.batch_size)
     if not quotas:
         return [], after
+    table = recovery_statements.INCOMING if turn.table is statements.SHARED_INCOMING else recovery_statements.OUTGOING
+    refused = quarantining(conn, schema, table, params["node"], "claim")
     shares = {"keys": list(quotas), "quotas": list(quotas.values()), "batch_size": turn.batch_size}
-    rows = conn.execute(turn.table.claim.within(schema), lane | shares | params)
+    rows = batch(conn, schema, turn.table.claim, lane | shares | params, refused)
     return [leased(row) for row in rows], after
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.statements import CLAIMED, Statement
+from durable.storage.statements import CLAIMED, Batched, Statement, by_key
 
 # Word for word the predicates of the partial indexes: otherwise the planner does not take them.
 _UNOWNED: Final = "ordering_key IS NOT NULL AND owner_id = 0 AND execution_time IS NULL"
@@ -34,13 +34,15 @@ class Ordered:
 
     `within` narrows them to one destination; `lane` narrows a look to a destination or message type; `fits_head` says
     of a row behind the head of its key whether it can be in the same run, `may_start` of the head whether it may be
-    claimed now.
+    claimed now, and `is_open` whether its key is not parked.
     """
 
-    def __init__(self, table: str, address: str, *, within: str, lane: str, may_start: str, fits_head: str) -> None:
+    def __init__(
+        self, table: str, address: str, *, within: str, lane: str, may_start: str, is_open: str, fits_head: str
+    ) -> None:
         rows = f"{{schema}}.{table}"
         head = f"""
-        SELECT seq, message_type FROM {rows}
+        SELECT id, {address}, epoch, seq, message_type, partition_key FROM {rows}
         WHERE {within}{_UNOWNED} AND ordering_key = found.key AND {_IN_TIME} ORDER BY seq LIMIT 1"""
         # Of a key that is free: the first row that waits for its retry, if any. No row comes of one that is owned.
         free = f"""
@@ -59,7 +61,7 @@ WITH RECURSIVE keys AS (
             WHERE {lane} AND {_UNOWNED} AND ordering_key > keys.key ORDER BY ordering_key LIMIT 1), number + 1
     FROM keys WHERE keys.key IS NOT NULL AND number < :count
 )
-SELECT found.key, CASE WHEN free.is_free AND {turn} THEN first.message_type END AS message_type
+SELECT found.key, CASE WHEN free.is_free AND {turn} AND {is_open} THEN first.message_type END AS message_type
 FROM keys AS found
 LEFT JOIN LATERAL ({head}) AS first ON true
 LEFT JOIN LATERAL ({free}) AS free ON true
@@ -94,6 +96,13 @@ WITH heads AS MATERIALIZED (
 )
 SELECT {CLAIMED % address} FROM claimed ORDER BY seq
 """)
+        # The row that a claim of each of these keys begins with.
+        self.heads = Statement(f"""
+SELECT found.key, first.id, first.{address}, first.epoch FROM unnest(CAST(:keys AS text[])) AS found (key)
+CROSS JOIN LATERAL ({free}) AS free
+CROSS JOIN LATERAL ({head}) AS first
+WHERE {turn}
+""")
         # Tell the other nodes of keys that are free and come next to handlers which this one does not have.
         self.tell = Statement(f"""
 SELECT pg_notify(CAST(:channel AS text), '') FROM (
@@ -117,6 +126,7 @@ OUTGOING: Final = Ordered(
     within="destination = :destination AND ",
     lane="destination = :destination",
     may_start=_NOT_LATCHED,
+    is_open="true",
     fits_head="true",
 )
 INCOMING: Final = Ordered(
@@ -125,6 +135,7 @@ INCOMING: Final = Ordered(
     within="",
     lane="message_type = :lane",
     may_start=_HANDLED_HERE,
+    is_open=_NOT_PARKED.replace("row.", "first."),
     fits_head=f"message_type = heads.message_type AND {_NOT_PARKED}",
 )
 
@@ -183,24 +194,27 @@ SELECT key FROM shares WHERE key IS NOT NULL
 """)
         # The quotas add up to no more than a batch; the LIMIT says so to the planner, which would else expect a tenth
         # of all rows and join the whole table to them.
-        self.claim = Statement(f"""
-WITH unowned AS MATERIALIZED (
-    SELECT each.id, each.{address}
+        self.claim = Batched(
+            f"""
+    SELECT each.id, each.{address}, each.epoch
     FROM unnest(CAST(:keys AS text[]), CAST(:quotas AS bigint[])) AS share (key, quota)
     CROSS JOIN LATERAL (
-        SELECT id, {address} FROM {rows}
-        WHERE {lane} = :lane AND {_SHARED} AND fair_key = share.key AND {_IN_TIME}
-        ORDER BY seq LIMIT share.quota FOR UPDATE SKIP LOCKED
+        SELECT id, {address}, epoch FROM {rows}
+        WHERE {lane} = :lane AND {_SHARED} AND fair_key = share.key AND {_IN_TIME}{{only}}
+        ORDER BY seq LIMIT share.quota {{lock}}
     ) AS each
     WHERE {may_start}
-    LIMIT :batch_size
-), claimed AS (
+    LIMIT :batch_size""",
+            f""", claimed AS (
     UPDATE {rows} AS row SET owner_id = :node, epoch = row.epoch + 1
-    FROM unowned WHERE row.id = unowned.id AND row.{address} = unowned.{address}
+    FROM picked WHERE row.id = picked.id AND row.{address} = picked.{address}
     RETURNING row.*
 )
 SELECT {CLAIMED % address} FROM claimed ORDER BY seq
-""")
+""",
+            key=f"id, {address}, epoch",
+            only=by_key(address),
+        )
 
 
 SHARED_OUTGOING: Final = Shared(

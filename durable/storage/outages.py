@@ -28,8 +28,8 @@ LOST_STATEMENTS: Final = ("26000", "42P05")
 _OUTAGE: Final = (*LOST_STATEMENTS, "08", "25006", "25P03", "28", "3D", "53", "57P", "58")
 # connection · read-only after a failover · idle in its transaction, for longer than the work may take: the statement
 # was lost, or the process paused · authorization · no such database · resources · shutdown · system
-_PASSING: Final = (*_OUTAGE, "25", "40", "55", "57")
-# transaction state · serialization and deadlock · lock not available · operator: gone at the next try
+_PASSING: Final = (*_OUTAGE, "25", "40", "55006", "55P", "57")
+# transaction state · serialization and deadlock · in use, lock not available · operator: gone at the next try
 
 
 def is_outage(error: BaseException | None) -> bool:
@@ -49,6 +49,11 @@ def is_outage(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
+
+
+def is_passing(error: DBAPIError) -> bool:
+    """Whether the same statement may get through at the next try: the infrastructure, locks or time limits."""
+    return is_outage(error) or sqlstate(error).startswith(_PASSING)
 
 
 def sqlstate(error: DBAPIError) -> str:
@@ -76,7 +81,7 @@ def translated() -> Iterator[None]:
     except DBAPIError as error:
         if _is_refused_data(error):
             raise InvalidMessage(f"the database refuses the data: {_condition(error)}") from None
-        if is_outage(error) or sqlstate(error).startswith(_PASSING):
+        if is_passing(error):
             raise _unavailable(error) from error.orig
         raise
     except (OSError, TimeoutError, PoolTimeout) as error:

@@ -390,6 +390,13 @@ WHERE {_THIS}
 RETURNING attempts
 """)
 
+# Without an execution_time: with no attempt in its row it would not hold its key while it waits for that.
+TAKE_BACK_ATTEMPT = Statement(f"""
+UPDATE {{schema}}.incoming_envelopes SET owner_id = 0, epoch = epoch + 1, attempts = attempts - 1
+WHERE {_THIS}
+RETURNING id
+""")
+
 # Of its failed attempts the last ones are kept: a handler may ask for another attempt for ever.
 _KEEP_FAILURES: Final = f"""kept AS (
     INSERT INTO {{schema}}.failed_attempts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
@@ -10,46 +11,81 @@ from durable.envelope import Leased, NodeId
 from durable.storage import circuits, inbox, ordering
 
 _KEYS_AT_ONCE = 100
-_LOOKS = 20  # as many keys may be held, or have their turn at other types, before the one that is looked for
+_LOOKS = 20  # in one trial: more keys may be held, or have their turn at other types, before the one that is looked for
+
+
+class Looked(NamedTuple):
+    """How far the tenants and the keys of a type were looked through: the next trial goes on there."""
+
+    tenant: str = ""
+    key: str = ""
+
+
+class Trial(NamedTuple):
+    """The message with which a handler is tried, if one was found."""
+
+    lease: Leased | None
+    looked: Looked
 
 
 def claim_trial(
-    conn: Connection, schema: str, *, handler: str, message_type: str, node: NodeId, lease: timedelta
-) -> Leased | None:
+    conn: Connection,
+    schema: str,
+    *,
+    handler: str,
+    message_type: str,
+    node: NodeId,
+    lease: timedelta,
+    looked: Looked = Looked(),  # noqa: B008  immutable
+) -> Trial:
     """The one message with which this node may try a handler, if its circuit is due and nobody tries it already.
 
     The message is of this type, the handler's own or an older version. Nobody else is given one before `lease` is over.
     """
     if not circuits.begin_trial(conn, schema, handler, lease=lease):
-        return None
-    claimed = (
-        inbox.claim(conn, schema, message_type=message_type, batch_size=1, node=node, is_trial=True)
-        or _claim_share(conn, schema, message_type, node)
-        or _claim_in_order(conn, schema, message_type, node)
-    )
+        return Trial(None, looked)
+    claimed = inbox.claim(conn, schema, message_type=message_type, batch_size=1, node=node, is_trial=True)
+    if not claimed:
+        claimed, tenant = _claim_share(conn, schema, message_type, node, looked.tenant)
+        looked = looked._replace(tenant=tenant)
+    if not claimed:
+        claimed, key = _claim_in_order(conn, schema, message_type, node, looked.key)
+        looked = looked._replace(key=key)
     if not claimed:
         circuits.try_again(conn, schema, handler)  # it is still due: nothing waited that it could be tried with
-    return claimed[0] if claimed else None
+    return Trial(claimed[0] if claimed else None, looked)
 
 
-def _claim_share(conn: Connection, schema: str, message_type: str, node: NodeId) -> list[Leased]:
-    return ordering.claim_shares(
-        conn, schema, message_type=message_type, start="", weights={}, batch_size=1, node=node, is_trial=True
-    )[0]
-
-
-def _claim_in_order(conn: Connection, schema: str, message_type: str, node: NodeId) -> list[Leased]:
-    after = ""
+def _claim_share(
+    conn: Connection, schema: str, message_type: str, node: NodeId, tenant: str
+) -> tuple[list[Leased], str]:
+    """With the tenant that comes next; '' is the first of all, and with it the round is over."""
     for _ in range(_LOOKS):
-        lane = ordering.Lane(message_type=message_type)
+        claimed, tenant = ordering.claim_shares(
+            conn, schema, message_type=message_type, start=tenant, weights={}, batch_size=1, node=node, is_trial=True
+        )
+        if claimed or not tenant:
+            break
+    return claimed, tenant
+
+
+def _claim_in_order(
+    conn: Connection, schema: str, message_type: str, node: NodeId, after: str
+) -> tuple[list[Leased], str]:
+    """With the key behind which the next look begins; '' is that before the first."""
+    lane, types = ordering.Lane(message_type=message_type), [message_type]
+    for _ in range(_LOOKS):
         found = ordering.look(conn, schema, lane, after=after, count=_KEYS_AT_ONCE)
         keys = [waiting.key for waiting in found if waiting.message_type == message_type]
-        types = [message_type]
-        if claimed := ordering.claim(
+        claimed = ordering.claim(
             conn, schema, destination=None, keys=keys, message_types=types, batch_size=1, node=node, is_trial=True
-        ).leases:
-            return claimed
-        if len(found) < _KEYS_AT_ONCE:
+        ).leases
+        if claimed:
+            return claimed, after
+        if len(found) == _KEYS_AT_ONCE:
+            after = found[-1].key
+        elif after:
+            after = ""  # the keys before the one where the look began have their turn too
+        else:
             break
-        after = found[-1].key
-    return []
+    return [], after

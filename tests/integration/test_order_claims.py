@@ -15,8 +15,9 @@ from sqlalchemy import Connection, create_engine
 
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
 from durable.ordering import Place, Places
-from durable.storage import inbox, leases, ordering, outbox
+from durable.storage import circuits, inbox, leases, ordering, outbox, trials
 from durable.storage import ordering_statements as sql
+from durable.storage.circuits import Kind
 from durable.storage.inbox import Arrival
 from durable.storage.ordering import Lane
 from durable.storage.outbox import Sent
@@ -119,6 +120,13 @@ class TestWhoseTurn:
         desk.run(inbox.finish_handled, A, claimed)
         self.make_due(desk)
         assert numbers(desk.claim()) == [1, 3]
+
+    def test_an_attempt_that_is_taken_back_leaves_its_message_the_first_of_its_key(self, desk: Desk) -> None:
+        desk.receive(1, 2, 3)
+        (first,) = desk.claim(size=1)
+        assert desk.run(inbox.begin_suspect_attempt, A, first) == 1
+        assert desk.run(inbox.take_back_attempt, A, first)
+        assert numbers(desk.claim(node=B, size=1)) == [1]
 
     def test_an_order_spans_types_and_a_run_has_one(self, desk: Desk) -> None:
         desk.receive(1, 2)
@@ -382,6 +390,59 @@ class TestLooking:
             assert claim(TYPES[:1]) == 1
             assert claim(TYPES) == 0
             assert claim(TYPES[:1]) == 0, "it is held"
+
+
+class TestTrials:
+    def trial(self, desk: Desk, looked: trials.Looked) -> trials.Trial:
+        opened = {"reason": "down", "actor": "a", "duration": timedelta(0)}
+        desk.run(circuits.open_circuit, Kind.HANDLER, TYPES[0], **opened)
+        found = desk.run(
+            trials.claim_trial,
+            handler=TYPES[0],
+            message_type=TYPES[0],
+            node=B,
+            lease=timedelta(0),
+            looked=looked,
+        )
+        assert isinstance(found, trials.Trial)
+        return found
+
+    @pytest.mark.parametrize("in_the_way", ["held", "parked", "another's turn", "another share"])
+    def test_a_trial_finds_what_lies_behind_more_than_one_look(
+        self, desk: Desk, monkeypatch: pytest.MonkeyPatch, in_the_way: str
+    ) -> None:
+        monkeypatch.setattr(trials, "_KEYS_AT_ONCE", 2)
+        monkeypatch.setattr(trials, "_LOOKS", 2)
+        keys = [f"key {n:02}" for n in range(11)]
+        late = make(0, None, deliver_by=envelope(0).sent_at - timedelta(days=1))
+        for key in keys:
+            if in_the_way == "another share":
+                place = Place(None, key)
+                desk.run(inbox.store, [Arrival("shop", msgspec.structs.replace(late, id=new_id()), ANY_NODE, place)])
+            if in_the_way == "another's turn":
+                desk.receive(1, key=key, message_type=TYPES[1])
+            if in_the_way == "parked":
+                desk.run(circuits.pause, Kind.KEY, key, reason="a", actor="a", duration=None)
+            if in_the_way != "another share":
+                desk.receive(2, 3, key=key)
+            if in_the_way == "held":
+                assert desk.claim(key, size=1)
+        if in_the_way == "another share":
+            desk.run(inbox.store, [Arrival("shop", make(7, None), ANY_NODE, Place(None, "last"))])
+        else:
+            desk.receive(7, key="last")
+
+        looked, found = trials.Looked(), []
+        for _ in range(8):
+            lease, looked = self.trial(desk, looked)
+            found += [] if lease is None else [number(lease)]
+        assert found == [7]
+
+    def test_a_parked_key_is_found_without_a_type(self, desk: Desk) -> None:
+        desk.receive(1)
+        desk.run(circuits.pause, Kind.KEY, "k", reason="a", actor="a", duration=None)
+        found = desk.run(ordering.look, Lane(message_type=TYPES[0]), after="", count=9)
+        assert [tuple(each) for each in found] == [("k", None)]
 
 
 class TestShares:

@@ -35,8 +35,8 @@ CREATE TRIGGER refuse_poison BEFORE INSERT ON durable.incoming_envelopes FOR EAC
 CREATE TRIGGER refuse_poison BEFORE INSERT ON durable.dead_letters FOR EACH ROW
     WHEN (NEW.body = 'poison 22000 twice') EXECUTE FUNCTION refuse_poison();
 """
-# Data, constraints, limits of an index, RAISE in a trigger, a corrupt page.
-REFUSALS = ("22000", "23514", "54000", "P0001", "XX001")
+# Data, constraints, limits of an index, RAISE in a trigger, a corrupt page, an application's own codes, a missing right.
+REFUSALS = ("22000", "23514", "54000", "P0001", "XX001", "45000", "AC001", "42501", "0A000")
 
 
 class Handlers:
@@ -308,9 +308,29 @@ class TestQuarantine:
         assert (tables.count("incoming_envelopes"), tables.count("dead_letters")) == (9, 0)
 
     async def test_trouble_that_is_not_about_the_data_makes_no_dead_letters(self, house: House, tables: Tables) -> None:
-        batch = [*envelopes(3), envelope(b"poison 42501")]
-        assert all(isinstance(outcome, Failed) for outcome in await house.receive(*batch))
+        missing_table = [*envelopes(3), envelope(b"poison 42P01")]
+        no_right = [envelope(b"poison 42501") for _ in range(4)]
+        for batch in (missing_table, no_right):
+            assert all(isinstance(outcome, Failed) for outcome in await house.receive(*batch))
         assert (tables.count("incoming_envelopes"), tables.count("dead_letters")) == (0, 0)
+
+    @pytest.mark.parametrize("count", [1, 3])
+    async def test_table_that_takes_no_rows_at_all_makes_no_dead_letters(
+        self, house: House, tables: Tables, count: int
+    ) -> None:
+        tables.execute(
+            "CREATE OR REPLACE FUNCTION forbid() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'no right' USING ERRCODE = '42501'; END $$"
+        )
+        tables.execute(
+            "CREATE TRIGGER forbid BEFORE INSERT ON durable.incoming_envelopes FOR EACH STATEMENT "
+            "EXECUTE FUNCTION forbid()"
+        )
+        try:
+            assert all(isinstance(outcome, Failed) for outcome in await house.receive(*envelopes(count)))
+        finally:
+            tables.execute("DROP TRIGGER forbid ON durable.incoming_envelopes")
+        assert tables.count("dead_letters") == 0
 
     async def test_what_is_older_than_duplicates_are_remembered_is_quarantined(
         self, house: House, tables: Tables

@@ -6,21 +6,39 @@ must be reported: as a dead letter, by a mark where it cannot become one, and in
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
+import psycopg
 import pytest
 from sqlalchemy import make_url
+from sqlalchemy.exc import DBAPIError
 
 from durable.embedded import Embedded
-from durable.envelope import Leased, NodeId
+from durable.envelope import ANY_NODE, Leased, NodeId
+from durable.errors import StorageUnavailable
+from durable.ordering import FREE, Place
 from durable.retry import Pause
 from durable.settings import load_settings
 from durable.settling import pause_and_release
-from durable.storage import dead_letters, delayed, housekeeping, inbox, leases, letter_statements, maintenance, outbox
+from durable.storage import (
+    circuits,
+    dead_letters,
+    delayed,
+    housekeeping,
+    inbox,
+    leases,
+    letter_statements,
+    maintenance,
+    ordering,
+    outbox,
+    trials,
+)
+from durable.storage.circuits import Kind
 from durable.storage.database import Database
 from durable.storage.dead_letters import Selection, Stretch
 from durable.storage.inbox import Arrival
@@ -31,12 +49,15 @@ from tests.failure.leftovers import MESSAGE_TYPE, envelope
 from tests.support.tables import Tables, shared_tables
 
 REFUSE = """
-CREATE TABLE poison (id uuid, operation text);
+CREATE TABLE poison (id uuid, operation text, code text NOT NULL DEFAULT '54000');
 CREATE FUNCTION refuse_poison() RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE row_id uuid := CASE TG_OP WHEN 'INSERT' THEN NEW.id ELSE OLD.id END;
+DECLARE
+    row_id uuid := CASE TG_OP WHEN 'INSERT' THEN NEW.id ELSE OLD.id END;
+    chosen text := (
+        SELECT min(code) FROM public.poison WHERE id = row_id AND operation = TG_ARGV[0] || ' ' || TG_OP);
 BEGIN
-    IF EXISTS (SELECT FROM public.poison WHERE id = row_id AND operation = TG_ARGV[0] || ' ' || TG_OP) THEN
-        RAISE EXCEPTION 'poison' USING ERRCODE = 'program_limit_exceeded', DETAIL = 'business data';
+    IF chosen IS NOT NULL THEN
+        RAISE EXCEPTION 'poison' USING ERRCODE = chosen, DETAIL = 'business data';
     END IF;
     RETURN CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END;
 END $$;
@@ -84,13 +105,31 @@ def plant(tables: Tables, poison: UUID, *operations: str) -> None:
         tables.execute("INSERT INTO poison VALUES (%s, %s)", poison, operation)
 
 
-async def given(database: Database, side: str, owner: NodeId = NODE) -> list[Leased]:
+def free(number: int) -> Place:
+    return FREE
+
+
+def key_of_its_own(number: int) -> Place:
+    return Place(f"key {number}")
+
+
+def one_key(number: int) -> Place:
+    return Place("key")
+
+
+def tenant_of_its_own(number: int) -> Place:
+    return Place(None, f"tenant {number}")
+
+
+async def given(
+    database: Database, side: str, owner: NodeId = NODE, place: Callable[[int], Place] = free
+) -> list[Leased]:
     """Rows of this side, owned by this node, as leases."""
     made = [msgspec.structs.replace(envelope(n, destination=PEER), body=b"{}") for n in range(COUNT)]
     if side == "outgoing":
-        await database.transaction(outbox.store, [Sent(each, None, owner) for each in made])
+        await database.transaction(outbox.store, [Sent(each, None, owner, place(n)) for n, each in enumerate(made)])
         return [Leased(each, endpoint=PEER) for each in made]
-    await database.transaction(inbox.store, [Arrival("billing", each, owner) for each in made])
+    await database.transaction(inbox.store, [Arrival("billing", each, owner, place(n)) for n, each in enumerate(made)])
     return [Leased(each, endpoint="billing") for each in made]
 
 
@@ -101,6 +140,7 @@ class Batch(NamedTuple):
     state: str
     operation: str
     run: Callable[[Database, Sequence[Leased]], Any]
+    place: Callable[[int], Place] = free
 
 
 def keys(owned: Sequence[Leased]) -> list[Any]:
@@ -141,7 +181,31 @@ def of_recovery(side: str, table: Recovery) -> dict[str, Batch]:
     }
 
 
+KEYS = [f"key {number}" for number in range(COUNT)]
+SHARES: dict[str, Any] = {"start": "", "weights": {}, "batch_size": 100, "node": NODE}
+
+
+def claim_keys(database: Database, side: str, keys: Sequence[str]) -> Any:
+    whose: dict[str, Any] = {"outgoing": {"destination": PEER}, "incoming": {"destination": None}}[side]
+    types = [MESSAGE_TYPE] if side == "incoming" else []
+    return database.transaction(ordering.claim, **whose, keys=keys, message_types=types, batch_size=100, node=NODE)
+
+
 BATCHES: dict[str, Batch] = {
+    "claim keys to send": Batch(
+        "outgoing", UNOWNED, "UPDATE", lambda db, _: claim_keys(db, "outgoing", KEYS), key_of_its_own
+    ),
+    "claim keys to handle": Batch(
+        "incoming", UNOWNED, "UPDATE", lambda db, _: claim_keys(db, "incoming", KEYS), key_of_its_own
+    ),
+    "claim shares to send": Batch(
+        "outgoing", UNOWNED, "UPDATE",
+        lambda db, _: db.transaction(ordering.claim_outgoing_shares, destination=PEER, **SHARES), tenant_of_its_own,
+    ),
+    "claim shares to handle": Batch(
+        "incoming", UNOWNED, "UPDATE",
+        lambda db, _: db.transaction(ordering.claim_shares, message_type=MESSAGE_TYPE, **SHARES), tenant_of_its_own,
+    ),
     "claim outgoing": Batch(
         "outgoing", UNOWNED, "UPDATE",
         lambda db, _: db.transaction(outbox.claim, destination=PEER, batch_size=100, node=NODE),
@@ -193,10 +257,10 @@ async def test_refused_row_is_put_aside_and_its_neighbours_proceed(
     position: int,
     refused: str,
 ) -> None:
-    side, state, operation, run = BATCHES[name]
+    side, state, operation, run, place = BATCHES[name]
     if refused == "the history" and operation != "DELETE":
         return  # it writes none
-    owned = await given(database, side)
+    owned = await given(database, side, place=place)
     await tables.change(f"UPDATE durable.{side}_envelopes SET {state}")
     poison = owned[position].envelope.id
     table = f"{side}_envelopes"
@@ -222,6 +286,137 @@ async def test_refused_row_is_put_aside_and_its_neighbours_proceed(
     assert "the database refuses to" in caplog.text
     assert str(poison) in caplog.text
     assert "business data" not in caplog.text
+
+
+@pytest.mark.parametrize("refused", ["the change", "the change and the letter", "everything"])
+@pytest.mark.parametrize("position", [0, 3])
+@pytest.mark.parametrize("side", SIDES)
+async def test_refused_row_of_one_order_is_put_aside_and_those_behind_it_are_claimed_in_turn(
+    database: Database, tables: Tables, side: str, position: int, refused: str
+) -> None:
+    owned = await given(database, side, ANY_NODE, one_key)
+    ids = [lease.envelope.id for lease in owned]
+    table = f"{side}_envelopes"
+    operations = {
+        "the change": [f"{table} UPDATE"],
+        "the change and the letter": [f"{table} UPDATE", "dead_letters INSERT"],
+        "everything": [f"{table} UPDATE", f"{table} DELETE"],
+    }[refused]
+    plant(tables, ids[position], *operations)
+    claimed: list[UUID] = []
+    finish: Callable[..., Any] = inbox.finish_handled if side == "incoming" else outbox.delete_sent
+    for _ in range(2 * COUNT):
+        leases_now = (await claim_keys(database, side, ["key"])).leases
+        claimed += [lease.envelope.id for lease in leases_now]
+        if leases_now:
+            await database.transaction(finish, NODE, leases_now)
+
+    is_stuck = refused != "the change"
+    assert claimed == ids[:position] + ([] if is_stuck else ids[position + 1 :])
+    assert tables.rows("SELECT id FROM durable.dead_letters") == ([] if is_stuck else [ids[position]])
+
+
+@pytest.mark.parametrize("place", [free, key_of_its_own, tenant_of_its_own, one_key])
+@pytest.mark.parametrize("position", [0, 3])
+async def test_refused_row_keeps_no_trial_from_the_others(
+    database: Database, tables: Tables, position: int, place: Callable[[int], Place]
+) -> None:
+    owned = await given(database, "incoming", ANY_NODE, place)
+    poison = owned[position].envelope.id
+    plant(tables, poison, "incoming_envelopes UPDATE")
+    looked, tried = trials.Looked(), []
+    for _ in range(2 * COUNT):
+        await database.transaction(
+            circuits.open_circuit, Kind.HANDLER, MESSAGE_TYPE, reason="down", actor="a", duration=timedelta(0)
+        )
+        trial = await database.transaction(
+            trials.claim_trial, handler=MESSAGE_TYPE, message_type=MESSAGE_TYPE, node=NODE, lease=timedelta(0),
+            looked=looked,
+        )  # fmt: skip
+        looked = trial.looked
+        if trial.lease is not None:
+            tried.append(trial.lease.envelope.id)
+            await database.transaction(inbox.finish_handled, NODE, [trial.lease])
+
+    assert sorted(tried) == sorted(lease.envelope.id for lease in owned if lease.envelope.id != poison)
+    assert tables.rows("SELECT id FROM durable.dead_letters") == [poison]
+
+
+# ---------------------------------------------------------------- codes
+
+PASSING = ("08", "25", "26000", "28", "3D", "40", "42P05", "53", "55006", "55P", "57", "58")
+MISSING = ("42P01", "42703", "42883")
+STANDARD = {str(getattr(kind, "sqlstate", "")) for kind in vars(psycopg.errors).values() if isinstance(kind, type)}
+NO_ERRORS = ("00", "01", "02")
+"""Classes of success and warnings: asyncpg's exceptions for them cannot pass a context manager."""
+CODES = sorted(
+    {code for code in STANDARD if re.fullmatch("[0-9A-Z]{5}", code) and not code.startswith(NO_ERRORS)}
+    | {"45000", "AC001", "99999", "ZZZZZ"}
+)
+
+
+@pytest.mark.parametrize("code", CODES)
+async def test_row_is_blamed_whatever_the_code_unless_that_passes_or_something_is_missing(
+    database: Database, tables: Tables, code: str
+) -> None:
+    owned = await given(database, "incoming", ANY_NODE)
+    poison = owned[3].envelope.id
+    tables.execute("INSERT INTO poison VALUES (%s, 'incoming_envelopes UPDATE', %s)", poison, code)
+    claim = database.transaction(inbox.claim, message_type=MESSAGE_TYPE, batch_size=100, node=NODE)
+
+    if code.startswith((*PASSING, *MISSING)):
+        with pytest.raises(DBAPIError if code in MISSING else StorageUnavailable):
+            await claim
+        assert tables.count("dead_letters") == 0
+        return
+    assert len(await claim) == COUNT - 1
+    assert tables.rows("SELECT id FROM durable.dead_letters") == [poison]
+
+
+@pytest.mark.parametrize("place", [free, key_of_its_own, tenant_of_its_own])
+@pytest.mark.parametrize("code", ["42501", "0A000", "42601", "3F000"])
+async def test_code_that_every_row_meets_alike_puts_none_aside(
+    database: Database, tables: Tables, code: str, place: Callable[[int], Place]
+) -> None:
+    for lease in await given(database, "incoming", ANY_NODE, place):
+        tables.execute("INSERT INTO poison VALUES (%s, 'incoming_envelopes UPDATE', %s)", lease.envelope.id, code)
+    claims = {
+        free: lambda: database.transaction(inbox.claim, message_type=MESSAGE_TYPE, batch_size=100, node=NODE),
+        key_of_its_own: lambda: claim_keys(database, "incoming", KEYS),
+        tenant_of_its_own: lambda: database.transaction(ordering.claim_shares, message_type=MESSAGE_TYPE, **SHARES),
+    }
+
+    with pytest.raises(DBAPIError):
+        await claims[place]()
+
+    assert tables.count("dead_letters") == 0
+    assert tables.count("incoming_envelopes") == COUNT
+
+
+@pytest.mark.parametrize("is_general", [True, False])
+async def test_single_row_is_blamed_when_the_statement_works_over_no_rows(
+    database: Database, tables: Tables, is_general: bool
+) -> None:
+    first, *others = await given(database, "incoming", ANY_NODE)
+    await database.transaction(inbox.finish_handled, ANY_NODE, others)
+    level = "STATEMENT" if is_general else "ROW"
+    tables.execute(
+        "CREATE OR REPLACE FUNCTION forbid() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'no right' USING ERRCODE = '42501'; END $$"
+    )
+    tables.execute(
+        f"CREATE TRIGGER forbid BEFORE UPDATE ON durable.incoming_envelopes FOR EACH {level} EXECUTE FUNCTION forbid()"
+    )
+    try:
+        claim = database.transaction(inbox.claim, message_type=MESSAGE_TYPE, batch_size=100, node=NODE)
+        if is_general:
+            with pytest.raises(DBAPIError):
+                await claim
+        else:
+            assert await claim == []
+    finally:
+        tables.execute("DROP TRIGGER forbid ON durable.incoming_envelopes")
+    assert tables.rows("SELECT id FROM durable.dead_letters") == ([] if is_general else [first.envelope.id])
 
 
 async def test_uncounted_attempt_to_send_keeps_nothing_from_being_sent(database: Database, tables: Tables) -> None:

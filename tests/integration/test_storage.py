@@ -310,14 +310,14 @@ async def _stop(store: Store, duration: timedelta) -> None:
 
 
 async def _claim_trial(store: Store, node: NodeId = A) -> Leased | None:
-    lease: Leased | None = await store.run(
+    trial: trials.Trial = await store.run(
         trials.claim_trial,
         message_type=MESSAGE_TYPE,
         handler=MESSAGE_TYPE,
         node=node,
         lease=timedelta(minutes=1),
     )
-    return lease
+    return trial.lease
 
 
 async def test_a_stopped_handler_is_tried_when_its_time_is_over_by_one_node_with_one_message(store: Store) -> None:
