@@ -295,7 +295,7 @@ class TestBaseExceptions:
     async def test_a_message_whose_validator_exits_is_a_dead_letter(self, shop: Shop) -> None:
         async def handle(order: Hostile) -> None: ...
 
-        await self.fails(shop, handle, {"cls": Hostile}, "SystemExit", number=1)
+        await self.fails(shop, handle, {"cls": Hostile}, "durable.errors.InvalidMessage", number=1)
 
     async def fails(
         self, shop: Shop, function: Callable[..., Any], how: dict[str, Any], kind: str, number: int
