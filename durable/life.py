@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from durable.crew import Stuck, end, raise_if_cancelled
-from durable.errors import StorageUnavailable
+from durable.errors import StorageUnavailable, said, text_of
 from durable.last_resort import EXIT_NO_MEMBER, EXIT_STUCK, Watchdog, end_process
 from durable.node import DRAINS, Node
 from durable.recovery.former import Memberships
@@ -148,11 +148,11 @@ class Life:
         """Nobody may wait for this task, as in an application's lifespan: its end is never silent."""
         if self.is_running and not self._stopping.is_set():
             error = None if living.cancelled() else living.exception()
-            log.critical("the bus has ended by itself and handles nothing any more: %r", error)
+            log.critical("the bus has ended by itself and handles nothing any more: %s", said(error))
 
     def _failed(self, error: BaseException) -> None:
         """Tell of it: in full the first time, and in a line while it goes on."""
-        is_new, self._last_failure = str(error) != self._last_failure, str(error)
+        is_new, self._last_failure = text_of(error) != self._last_failure, text_of(error)
         match error:
             case StorageUnavailable():
                 self._watchdog.hear()  # nothing can be a node now
@@ -162,7 +162,7 @@ class Life:
             case Stuck():
                 self._given_up(error.tasks)
             case _:
-                log.error("the node failed and starts again: %r", error, exc_info=error if is_new else None)
+                log.error("the node failed and starts again: %s", said(error), exc_info=error if is_new else None)
 
     def _given_up(self, left: Sequence[asyncio.Task[Any]]) -> None:
         names = ", ".join(task.get_name() for task in left)

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from durable import codec
 from durable.arguments import checked
 from durable.composing import Outgoing, blank
-from durable.errors import InvalidMessage
+from durable.errors import InvalidMessage, text_of
 from durable.handlers import Incoming
 from durable.middleware import HandleNext, Middleware, SendNext
 
@@ -55,7 +55,7 @@ class Validation(Middleware):
             try:
                 refused = check(message) is False
             except Exception as error:  # the application's, whatever it is
-                raise InvalidMessage(f"{cls.__qualname__} is refused: {error}") from error
+                raise InvalidMessage(f"{cls.__qualname__} is refused: {text_of(error)}") from error
             if refused:
                 raise InvalidMessage(f"{cls.__qualname__} is refused by {_name(check)}")
 
@@ -69,7 +69,7 @@ def _decode_as_receivers_do(message: object) -> None:
     try:
         message.model_validate_json(message.model_dump_json(warnings="error"))
     except ValueError as error:
-        raise InvalidMessage(f"{type(message).__qualname__} is no valid one: {error}") from error
+        raise InvalidMessage(f"{type(message).__qualname__} is no valid one: {text_of(error)}") from error
 
 
 def _name(check: Check) -> str:
