@@ -148,7 +148,9 @@ class Life:
         """Nobody may wait for this task, as in an application's lifespan: its end is never silent."""
         if self.is_running and not self._stopping.is_set():
             error = None if living.cancelled() else living.exception()
-            log.critical("the bus has ended by itself and handles nothing any more: %s", said(error))
+            log.critical(
+                "the bus has ended by itself and handles nothing any more: %s", said(error) if error else "no error"
+            )
 
     def _failed(self, error: BaseException) -> None:
         """Tell of it: in full the first time, and in a line while it goes on."""

@@ -36,7 +36,7 @@ from durable.errors import (
 )
 
 _SHORTEST_PAUSE: Final = timedelta(seconds=1)
-_MOST_RETRIES: Final = 10_000
+_MOST_IMMEDIATE: Final = 1_000_000
 
 for _verdict in (Reject, RetryLater, Release, PutBack, PauseListener):  # defined where nothing can be checked yet
     checked_class(_verdict)
@@ -108,10 +108,8 @@ class Retry:
         return cls(immediate=0, delays=())
 
     def __post_init__(self) -> None:
-        if not 0 <= self.immediate + len(self.delays) <= _MOST_RETRIES or self.immediate < 0:
-            raise InvalidSetting(
-                f"Retry: immediate={self.immediate}: at least 0, and {_MOST_RETRIES:,} with the delays"
-            )
+        if not 0 <= self.immediate <= _MOST_IMMEDIATE:
+            raise InvalidSetting(f"Retry: immediate={self.immediate}: give 0 to {_MOST_IMMEDIATE:,}")
         for delay in self.delays:
             _wait("Retry: delays", delay)
         if self.max_age is not None and duration(self.max_age) <= timedelta(0):

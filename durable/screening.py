@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
-from durable.duration import LATEST
+from durable import duration
 from durable.envelope import Envelope, unix_ms
 
 MAX_HEADERS = 100
@@ -16,7 +16,7 @@ MAX_HEADER_BYTES = 8_192
 MAX_TEXT_BYTES = 1_000
 """Of a name, an address or a key, in UTF-8. An index of Postgres takes 2,704 bytes for all of its columns, and two of
 them stand together in some of ours."""
-# A day off the ends of the calendar: whoever reads a time may turn it into any zone.
+LATEST = duration.LATEST
 EARLIEST = datetime.min.replace(tzinfo=UTC) + timedelta(days=1)
 
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")

@@ -231,7 +231,7 @@ async def test_an_operator_who_pauses_an_open_circuit_has_the_last_word(shop: Sh
 @pytest.mark.parametrize("asks_by", ["an error", "its circuit"])
 async def test_operators_pause_outlasts_the_attempt_that_was_under_way(database_url: str, asks_by: str) -> None:
     bus = Bus("shop", database_url, **QUICK)
-    bus.on_error(RateLimited, retry=RetryAfter(longest=0.1))
+    bus.on_error(RateLimited, retry=RetryAfter(longest=0.1, shortest=0.1))
     begun, paused = asyncio.Event(), asyncio.Event()
 
     @bus.handles(Placed)

@@ -361,8 +361,7 @@ class TestTheDescription:
 
 class TestWhatCannotBeStoredNow:
     async def test_for_want_of_room_is_busy(self) -> None:
-        receiver = MemoryReceiver()
-        receiver.room = 0
+        receiver = MemoryReceiver(room=0)
         response = await self.ask(receiver, "web.sold")
 
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")

@@ -510,16 +510,19 @@ def test_length_of_time_is_written_the_same_way_everywhere(monkeypatch: pytest.M
     assert CircuitBreaker(window="1h").window == "1h"
 
 
+async def nowhere(*_: Any) -> None: ...
+
+
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "given", "said"),
     [
-        (lambda: DurableMiddleware(print, buss=Bus("a")), "unknown parameter 'buss'; did you mean 'bus'"),
-        (lambda: DurableMiddleware(print, bus="x"), "DurableMiddleware: bus='x': give a Bus"),
-        (lambda: DurableMiddleware(print, bus=Bus("a"), lifespan="no"), "lifespan='no': give True or False"),
-        (lambda: InMemoryBus(5), "InMemoryBus: bus=5: give a Bus"),
-        (lambda: Bus("a").unit_of_work(timeot=5), "unknown parameter 'timeot'; did you mean 'timeout'"),
+        (DurableMiddleware, {"app": nowhere, "buss": Bus("a")}, "unknown parameter 'buss'; did you mean 'bus'"),
+        (DurableMiddleware, {"app": nowhere, "bus": "x"}, "DurableMiddleware: bus='x': give a Bus"),
+        (DurableMiddleware, {"app": nowhere, "bus": Bus("a"), "lifespan": "no"}, "lifespan='no': give True or False"),
+        (InMemoryBus, {"bus": 5}, "InMemoryBus: bus=5: give a Bus"),
+        (Bus("a").unit_of_work, {"timeot": 5}, "unknown parameter 'timeot'; did you mean 'timeout'"),
     ],
 )
-def test_door_into_the_bus_says_what_it_takes(make: Callable[[], object], said: str) -> None:
+def test_door_into_the_bus_says_what_it_takes(make: Callable[..., object], given: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidSetting, match=re.escape(said)):
-        make()
+        make(**given)
