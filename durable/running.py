@@ -145,8 +145,7 @@ class Run:
             try:
                 await self._call(place, outbox, fence)
             except Exception as error:
-                is_consequence = isinstance(error, NoUnitOfWork | TransactionEnded | InvalidRequestError)
-                if fence.has_lost_connection and (is_consequence or is_outage(error)):
+                if fence.has_lost_connection and (_is_consequence(error) or is_outage(error)):
                     raise Outage(f"the database cannot be used: {type(error).__name__}") from error
                 if isinstance(error, NoUnitOfWork) and fence.has_failed:  # no mistake: the next attempt has a session
                     raise TransactionEnded from error
@@ -184,9 +183,15 @@ class Run:
         except Exception as error:
             if isinstance(error.__cause__, PoolTimeout) or isinstance(error, PoolTimeout):
                 raise NoRoom(text_of(error)) from error
-            if isinstance(error, StorageUnavailable) or is_outage(error):
+            is_lost = fence.has_lost_connection and _is_consequence(error)
+            if is_lost or isinstance(error, StorageUnavailable) or is_outage(error):
                 raise Outage(f"the database cannot be used: {type(error).__name__}") from error
             raise
+
+
+def _is_consequence(error: Exception) -> bool:
+    """Does it say only that the session cannot be used any more? Why, the handler may have swallowed."""
+    return isinstance(error, NoUnitOfWork | TransactionEnded | InvalidRequestError)
 
 
 def finished(run: Coroutine[Any, Any, T]) -> T:

@@ -320,7 +320,7 @@ def test_an_operator_pauses_a_destination(agent: Agent) -> None:
     assert agent("resume", f"{name}:bus", "--destination", "tcp://127.0.0.1:2302").code == 0
     ended = agent("pause", f"{name}:bus", "--destination", "billing")
     assert (ended.code, "billing: no transport has this scheme" in ended.err) == (2, True)
-    ended = agent("pause", f"{name}:bus", "--destination", "tcp://far.example:1")
+    ended = agent("pause", f"{name}:bus", "--destination", "tcp://localhost:9")
     assert (ended.code, "tcp://127.0.0.1:2302" in ended.err) == (2, True)
 
 
