@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from random import Random
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durable.duration import duration
+from durable.duration import LATEST, duration, within_calendar
 from durable.errors import (
     InvalidMessage,
     InvalidSetting,
@@ -284,3 +284,11 @@ def test_errors_that_cause_each_other_come_to_an_end() -> None:
     first, second = ValueError("a"), ValueError("b")
     first.__cause__, second.__cause__ = second, first
     assert not is_outage(first)
+
+
+@given(st.timedeltas())
+def test_a_time_that_is_waited_for_ends_within_the_calendar(span: timedelta) -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    bounded = within_calendar(span, now)
+    assert bounded <= span
+    assert bounded == span or now + bounded == LATEST
