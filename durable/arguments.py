@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple, ParamSpec, TypeVar, Unpack, get_args, get_origin
 
 from durable import kinds
-from durable.duration import Duration, duration
+from durable.duration import Duration, duration, within_calendar
 from durable.errors import DurableError, InvalidSetting
 from durable.settings import suggestion
 
@@ -84,9 +84,12 @@ def refuse_unknown(of: str, given: Iterable[str], known: Collection[str], what: 
 def length_of_time(of: str, name: str, value: Duration) -> timedelta:
     """duration(), for an argument; raises InvalidSetting."""
     try:
-        return duration(value)
+        span = duration(value)
     except ValueError as error:
         raise InvalidSetting(f"{of}: {name}: {error}") from None
+    if span > within_calendar(span):
+        raise InvalidSetting(f"{of}: {name}={value!r} from now lies outside the calendar")
+    return span
 
 
 def _after(check: Callable[[Sequence[Any], Mapping[str, Any]], None], function: Callable[P, R]) -> Callable[P, R]:

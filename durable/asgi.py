@@ -27,6 +27,7 @@ from collections.abc import Awaitable, MutableMapping
 from contextvars import ContextVar
 from typing import Any, Final
 
+from durable.arguments import checked_class
 from durable.bus import Bus
 from durable.errors import NoUnitOfWork
 from durable.lifespan import ASGIApp, Lifespan, Message, Receive, Send
@@ -47,6 +48,7 @@ _OUTSIDE: Final = (
 _TURNS = 5  # of the event loop; so many does a message take through one BaseHTTPMiddleware of Starlette's
 
 
+@checked_class
 class DurableMiddleware:
     """Gives each HTTP request a unit of work of `bus`, and runs the bus in the application's lifespan.
 

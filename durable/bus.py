@@ -374,6 +374,7 @@ class Bus:
         """Send an event to every subscriber, with the unit of work in scope; all copies share the id returned."""
         return self._scope.outbox.publish(message, **options)
 
+    @checked_names
     def unit_of_work(self, *, timeout: Duration | None = None) -> UnitOfWork:
         """One AsyncSession and one transaction: `async with bus.unit_of_work() as uow`.
 

@@ -22,7 +22,7 @@ from durable.codecs.cloudevents import CloudEventsCodec
 from durable.codecs.json import JsonCodec
 from durable.codecs.msgpack import MsgpackCodec
 from durable.envelope import JSON, Envelope, is_media_type, media_type
-from durable.errors import InvalidMessage, InvalidSetting
+from durable.errors import InvalidMessage, InvalidSetting, text_of
 from durable.faithful import difference
 
 
@@ -80,7 +80,7 @@ def check_class(cls: type[Any], content_type: str) -> None:
     except NameError:
         raise
     except Exception as error:  # of msgspec, of the codec, or of the class's own code
-        raise InvalidSetting(f"{cls.__qualname__} cannot be a message in {content_type}: {_said(error)}") from error
+        raise InvalidSetting(f"{cls.__qualname__} cannot be a message in {content_type}: {text_of(error)}") from error
 
 
 def codec_for(content_type: str) -> Codec:
@@ -105,7 +105,7 @@ def encode(message: object, envelope: Envelope) -> bytes:
     except InvalidMessage:
         raise
     except Exception as error:  # the class's own hooks are called, and codecs of the application
-        raise InvalidMessage(f"{type(message).__qualname__} cannot be encoded: {_said(error)}") from error
+        raise InvalidMessage(f"{type(message).__qualname__} cannot be encoded: {text_of(error)}") from error
     if not isinstance(body, bytes):
         raise InvalidMessage(f"{type(codec).__qualname__}.encode() returned {type(body).__name__}, not bytes")
     return body
@@ -144,7 +144,7 @@ def decode(body: bytes, cls: type[Any], content_type: str = JSON) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the class's own validators, and extensions that panic, may raise anything
-        raise InvalidMessage(f"the body is no {cls.__qualname__}: {_said(error)}") from error
+        raise InvalidMessage(f"the body is no {cls.__qualname__}: {text_of(error)}") from error
     if not isinstance(message, cls):
         raise InvalidMessage(
             f"{type(codec).__qualname__}.decode() returned {type(message).__name__}, not {cls.__qualname__}"
@@ -158,7 +158,3 @@ def _codec_of(content_type: str) -> Codec | None:
 
 def _known() -> str:
     return ", ".join(_codecs)
-
-
-def _said(error: BaseException) -> str:
-    return str(error) or type(error).__qualname__

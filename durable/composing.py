@@ -7,6 +7,7 @@ again, for whatever reason, it sends the same ids again, and what was received b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
@@ -36,6 +37,8 @@ TENANT = "tenant"
 
 _BUSINESS_KEYS = UUID("6f0d1b4e-5c0a-5d57-9a3c-2d8f6b1e7a94")
 """The namespace of ids that are made of business keys; any fixed one would do."""
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.")
 
 _NO_ID = UUID(int=0)
 _NO_ENVELOPE = Envelope(
@@ -265,10 +268,11 @@ class Composer:
         envelopes = [msgspec.structs.replace(draft, destination=each, body=body) for each in destinations]
         for envelope in envelopes:
             self._refuse_distant(envelope)
-        if options.get("key") == "":
-            raise InvalidMessage(
-                f"{type(message).__qualname__} cannot be sent: key is empty; leave it out, or name one"
-            )
+        for name in ("key", "tenant"):
+            if options.get(name) == "":
+                raise InvalidMessage(
+                    f"{type(message).__qualname__} cannot be sent: {name} is empty; leave it out, or name one"
+                )
         if reason := screening.flaw(envelopes[0], **self._limits):
             raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {reason}")
         if screening.never_due(envelopes[0]):
@@ -286,6 +290,7 @@ class Composer:
         caused_by = cause.envelope if cause else None
         headers = dict(options.get("headers") or {})
         if (reply_to := options.get("reply_to")) is not None:
+            _refuse_no_address(message_type, reply_to)
             headers[REPLY_TO] = reply_to
         if (tenant := options.get("tenant")) is not None:
             headers[TENANT] = tenant
@@ -344,6 +349,14 @@ def blank(message: object) -> Envelope:
     """An envelope for nobody, to encode a message that is only looked at, or compared with another."""
     facts = {"message_type": name_of(type(message)), "content_type": content_type_of(type(message))}
     return msgspec.structs.replace(_NO_ENVELOPE, **facts)
+
+
+def _refuse_no_address(message_type: str, reply_to: str) -> None:
+    """Whether an answer may go there is for the receiver to say, whose transports may be others."""
+    if reply_to != LOCAL and not _URI.match(reply_to):
+        raise InvalidMessage(
+            f"{message_type} cannot be sent: reply_to={reply_to!r} is no address; give one such as 'tcp://orders:2302'"
+        )
 
 
 def _execution_time(options: SendOptions, now: datetime) -> datetime | None:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from durable.cancelling import is_cancelled
-from durable.errors import DurableError
+from durable.errors import DurableError, said
 from durable.telemetry import log
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ async def contained(work: Awaitable[T]) -> T:
         raise_if_cancelled(error)
         if isinstance(error, Exception):
             raise
-        raise BrokeOff(f"broken off by {type(error).__name__}: {error}") from error
+        raise BrokeOff(f"broken off by {said(error)}") from error
 
 
 class Crew:
@@ -127,7 +127,7 @@ class Crew:
 
     def _tell_failures(self) -> None:
         for failure in self._failures:
-            log.debug("a task failed while its crew ended: %r", failure)
+            log.debug("a task failed while its crew ended: %s", said(failure))
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]], *, within: float) -> Sequence[asyncio.Task[Any]]:
@@ -148,4 +148,4 @@ async def in_time(closing: Awaitable[object], seconds: float) -> None:
             await closing
     except Exception as error:
         raise_if_cancelled(error)
-        log.debug("closing went wrong: %r", error)
+        log.debug("closing went wrong: %s", said(error))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final
 
 Duration = Annotated[timedelta | float | str, "a length of time"]
 
 SUCH_AS: Final = "seconds, a timedelta, or text such as '500ms', '10s', '5m', '1h30m' or '7d'"
+
+# A day off the end of the calendar: whoever reads a time may turn it into any zone.
+LATEST: Final = datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
 
 _UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _PART: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ?(ms|s|min|m|h|d|w)(?![a-z]) ?")
@@ -29,6 +32,21 @@ def duration(value: Duration) -> timedelta:
     except ValueError:  # of NaN, and of text
         pass
     raise ValueError(f"{value!r} is no length of time; give {SUCH_AS}")
+
+
+def time_from_now(value: Duration) -> timedelta:
+    """duration() of what is waited for; raises ValueError also for a time that is negative or has no end."""
+    span = duration(value)
+    if span < timedelta(0):
+        raise ValueError(f"{value!r} is negative; give 0 or more")
+    if span > within_calendar(span):
+        raise ValueError(f"{value!r} from now lies outside the calendar")
+    return span
+
+
+def within_calendar(span: timedelta, now: datetime | None = None) -> timedelta:
+    """At most so long that it ends in a year that every reader of a time knows."""
+    return min(span, LATEST - (now or datetime.now(UTC)))
 
 
 def _seconds(text: str) -> float:

@@ -31,8 +31,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Final
 
-from durable.duration import Duration, duration
+from durable.duration import Duration, time_from_now
+
+_NO_TEXT: Final = ", whose text cannot be made"
 
 
 class DurableError(Exception):
@@ -113,6 +116,9 @@ class Verdict(DurableError):
 class Reject(Verdict):
     """The handler refuses the message for good."""
 
+    def __init__(self, reason: str | None = None) -> None:
+        super().__init__(reason)
+
 
 class RetryLater(Verdict):
     """The handler asks to see the message again later."""
@@ -124,6 +130,9 @@ class RetryLater(Verdict):
 
 class Release(Verdict):
     """The handler hands the message back; the attempt is not counted."""
+
+    def __init__(self, reason: str | None = None) -> None:
+        super().__init__(reason)
 
 
 class PutBack(Verdict):
@@ -151,7 +160,7 @@ class PauseListener(Verdict):
 
 def _time(of: str, value: Duration) -> timedelta:
     try:
-        return duration(value)
+        return time_from_now(value)
     except ValueError as error:
         raise InvalidSetting(f"{of}: {error}") from None
 
@@ -165,4 +174,14 @@ def said(error: BaseException) -> str:
     try:
         return f"{kind}: {error}".partition("\n")[0]
     except BaseException:
-        return f"{kind}, whose text cannot be made"
+        return f"{kind}{_NO_TEXT}"
+
+
+def text_of(error: BaseException) -> str:
+    """All that an error says, or its type when it says nothing; also of a class of the application, which may raise
+    anything instead: it must not keep its message from being settled, nor end the process."""
+    kind = type(error).__qualname__
+    try:
+        return str(error) or kind
+    except BaseException:
+        return f"{kind}{_NO_TEXT}"

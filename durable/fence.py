@@ -19,6 +19,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import Connection, Engine, Transaction, event
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.orm import Session, SessionTransaction
 
 from durable.errors import TransactionEnded, WiringError
@@ -70,6 +71,8 @@ class Fence:
         self._session = session
         self._root = session.get_transaction() or session.begin()
         self._begun: list[_Begun] = []
+        self.has_lost_connection = False
+        """Has the database ended a connection of the session, or the way to it?"""
         self.is_complete = False
         """Is the next COMMIT ours?"""
         session.info[_KEY] = self
@@ -94,9 +97,9 @@ class Fence:
         return not is_root or not all(each.is_active for each in self._begun)
 
     @property
-    def has_lost_connection(self) -> bool:
-        """Did a connection of the session break? To be asked before the session is closed."""
-        return any(each.connection.invalidated for each in self._begun)
+    def has_failed(self) -> bool:
+        """Can nothing be committed any more: after a rollback, a flush that failed, or the end of the session?"""
+        return self._has_ended or not self._session.is_active
 
     def begun(self, transaction: SessionTransaction, connection: Connection) -> None:
         """A connection takes part in a transaction of the session."""
@@ -108,6 +111,7 @@ class Fence:
             _watched.add(connection.engine)
             event.listen(connection.engine, "before_cursor_execute", _before_statement)
             event.listen(connection.engine, "commit", _before_commit)
+            event.listen(connection.engine, "handle_error", _after_error)
 
 
 @lru_cache(maxsize=1_024)
@@ -139,6 +143,14 @@ def _before_commit(connection: Connection) -> None:
         # For SQLAlchemy the transaction is over now, whatever is raised: it would give the connection back as it is.
         connection.engine.dialect.do_rollback(connection.connection)
         raise WiringError(_REFUSED.format(told="it committed its connection"))
+
+
+def _after_error(context: ExceptionContext) -> None:
+    """The handler may swallow it, and the session forgets its connection. A statement that the handler has cancelled
+    breaks its connection too, but that is no outage."""
+    fence = None if context.connection is None else _fences.get(context.connection)
+    if fence is not None and context.is_disconnect and isinstance(context.original_exception, Exception):
+        fence.has_lost_connection = True
 
 
 def _is_guarded(connection: Connection) -> bool:

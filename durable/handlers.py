@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
@@ -337,20 +337,40 @@ class Handler:
 
     async def run(self, call: Incoming) -> Any:
         """Run an async handler, send what it returned, and return that."""
+        failures: list[BaseException] = []
         async with AsyncExitStack() as stack:
-            result = await self._injected.call(call, stack)
+            with _noted(failures):
+                result = await self._injected.call(call, stack)
+        _raise_swallowed(failures)
         call.context.cascade(result)
         return result
 
     def run_sync(self, call: Incoming) -> Any:
         """As run(), for a sync handler, in the thread that this is called in."""
         try:
-            with ExitStack() as stack:
+            failures: list[BaseException] = []
+            with ExitStack() as stack, _noted(failures):
                 result = self._injected.call_sync(call, stack)
+            _raise_swallowed(failures)
             call.context.cascade(result)
             return result
         except (StopIteration, GeneratorExit) as error:  # no Future can carry them; coroutines do the same (PEP 479)
             raise RuntimeError(f"the handler raised {type(error).__name__}") from error
+
+
+@contextmanager
+def _noted(failures: list[BaseException]) -> Iterator[None]:
+    """Note the error that ends this block: a provider around it may not make a success of the handler's failure."""
+    try:
+        yield
+    except BaseException as error:
+        failures.append(error)
+        raise
+
+
+def _raise_swallowed(failures: list[BaseException]) -> None:
+    if failures:
+        raise failures.pop()
 
 
 def refuse_verdicts(of: str, errors: Iterable[type[Exception]]) -> None:

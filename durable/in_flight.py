@@ -18,7 +18,7 @@ from uuid import UUID
 
 from durable import upcasting
 from durable.application import Application
-from durable.errors import InvalidMessage, UndecodableMessages
+from durable.errors import InvalidMessage, UndecodableMessages, text_of
 from durable.outcomes import LONGEST_REASON, printable
 from durable.settings import Settings
 from durable.storage import circuits, in_flight
@@ -54,7 +54,7 @@ class Trial:
             try:
                 upcasting.decode(message, self._cls)
             except InvalidMessage as error:
-                self.note(message.id, str(error))
+                self.note(message.id, text_of(error))
 
     def note(self, message_id: UUID, error: str) -> None:
         self.failed += 1

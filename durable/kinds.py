@@ -79,7 +79,7 @@ def shown(value: object) -> str:
     """The value in an error; bytes and long texts are cut."""
     try:
         text = repr(value)
-    except Exception:  # the application's own
+    except BaseException:  # the application's own
         text = f"a {type(value).__qualname__}"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 

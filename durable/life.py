@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from durable.crew import Stuck, end, raise_if_cancelled
-from durable.errors import StorageUnavailable
+from durable.errors import StorageUnavailable, said, text_of
 from durable.last_resort import EXIT_NO_MEMBER, EXIT_STUCK, Watchdog, end_process
 from durable.node import DRAINS, Node
 from durable.recovery.former import Memberships
@@ -148,11 +148,13 @@ class Life:
         """Nobody may wait for this task, as in an application's lifespan: its end is never silent."""
         if self.is_running and not self._stopping.is_set():
             error = None if living.cancelled() else living.exception()
-            log.critical("the bus has ended by itself and handles nothing any more: %r", error)
+            log.critical(
+                "the bus has ended by itself and handles nothing any more: %s", said(error) if error else "no error"
+            )
 
     def _failed(self, error: BaseException) -> None:
         """Tell of it: in full the first time, and in a line while it goes on."""
-        text = "no database" if isinstance(error, StorageUnavailable) else str(error)  # one outage has many texts
+        text = "no database" if isinstance(error, StorageUnavailable) else text_of(error)  # one outage has many texts
         is_new, self._last_failure = self._is_another_outage(error) or text != self._last_failure, text
         match error:
             case StorageUnavailable():
@@ -163,7 +165,7 @@ class Life:
             case Stuck():
                 self._given_up(error.tasks)
             case _:
-                log.error("the node failed and starts again: %r", error, exc_info=error if is_new else None)
+                log.error("the node failed and starts again: %s", said(error), exc_info=error if is_new else None)
 
     def _is_another_outage(self, error: BaseException) -> bool:
         """Have the agents worked since the last one?"""

@@ -18,7 +18,7 @@ from typing import Any
 
 from durable.bus import Bus
 from durable.crew import raise_if_cancelled
-from durable.errors import DurableError
+from durable.errors import DurableError, said
 from durable.telemetry import log
 
 Message = MutableMapping[str, Any]
@@ -54,7 +54,7 @@ class Lifespan:
             except Exception as error:
                 if self._phase not in (_Phase.NEW, _Phase.STARTING):
                     raise
-                log.info("the application has no lifespan (%r): the bus starts without it", error)
+                log.info("the application has no lifespan (%s): the bus starts without it", said(error))
             await self._go_on_alone()
         finally:
             await self._stop_bus()
@@ -118,4 +118,4 @@ def _told(error: BaseException, verb: str) -> str:
     if isinstance(error, DurableError):
         return f"the bus cannot {verb}: {error}"
     log.error("the bus cannot %s", verb, exc_info=error)
-    return f"the bus cannot {verb}: {error!r}"
+    return f"the bus cannot {verb}: {said(error)}"

@@ -21,7 +21,7 @@ from durable.clock import Clock
 from durable.composing import Composer
 from durable.crew import BrokeOff, Crew, Stuck, contained, end, raise_if_cancelled
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
-from durable.errors import InvalidSetting, StorageUnavailable
+from durable.errors import InvalidSetting, StorageUnavailable, said
 from durable.failpoints import failpoint
 from durable.handling import HandlingAgent
 from durable.lanes import Lanes
@@ -335,10 +335,10 @@ class Node:
 
     def _tell_unknown(self, destination: str, error: BaseException) -> None:
         """Once, however often its envelopes are met."""
-        if self._unknown.get(destination) != repr(error):
-            self._unknown[destination] = repr(error)
+        if self._unknown.get(destination) != said(error):
+            self._unknown[destination] = said(error)
             trace = None if isinstance(error, InvalidSetting) else error
-            log.error("envelopes for %s stay in the outbox: %s", destination, error, exc_info=trace)
+            log.error("envelopes for %s stay in the outbox: %s", destination, said(error), exc_info=trace)
 
     def reserve(self, envelope: Envelope) -> NodeId:
         if envelope.execution_time is not None:

@@ -21,7 +21,7 @@ from email.utils import parsedate_to_datetime
 from typing import Final, Self
 
 from durable.arguments import checked_class
-from durable.duration import Duration, duration
+from durable.duration import Duration, duration, time_from_now
 from durable.errors import (
     InvalidMessage,
     InvalidSetting,
@@ -32,9 +32,14 @@ from durable.errors import (
     RetryLater,
     WiringError,
     said,
+    text_of,
 )
 
 _SHORTEST_PAUSE: Final = timedelta(seconds=1)
+_MOST_IMMEDIATE: Final = 1_000_000
+
+for _verdict in (Reject, RetryLater, Release, PutBack, PauseListener):  # defined where nothing can be checked yet
+    checked_class(_verdict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +108,10 @@ class Retry:
         return cls(immediate=0, delays=())
 
     def __post_init__(self) -> None:
-        if self.immediate < 0 or any(duration(delay) < timedelta(0) for delay in self.delays):
-            raise InvalidSetting("Retry: immediate and delays must not be negative")
+        if not 0 <= self.immediate <= _MOST_IMMEDIATE:
+            raise InvalidSetting(f"Retry: immediate={self.immediate}: give 0 to {_MOST_IMMEDIATE:,}")
+        for delay in self.delays:
+            _wait("Retry: delays", delay)
         if self.max_age is not None and duration(self.max_age) <= timedelta(0):
             raise InvalidSetting("Retry: max_age must be above 0")
         if not 0 <= self.jitter < 1:
@@ -154,8 +161,12 @@ class RetryAfter:
     shortest: Duration = 1
 
     def __post_init__(self) -> None:
-        if min(duration(self.default), duration(self.longest), duration(self.shortest)) <= timedelta(0):
+        times = (self.default, self.longest, self.shortest)
+        if min(map(duration, times)) <= timedelta(0):
             raise InvalidSetting("RetryAfter: default, longest and shortest must be above 0")
+        _, longest, shortest = (_wait("RetryAfter", each) for each in times)
+        if shortest > longest:
+            raise InvalidSetting(f"RetryAfter: shortest={self.shortest!r} is more than longest={self.longest!r}")
 
     def pause(self, error: BaseException) -> Pause:
         """For how long, and whether the attempt counts."""
@@ -165,13 +176,20 @@ class RetryAfter:
         return Pause(time, said(error), counts=asked is not None and wanted < shortest)
 
 
+def _wait(of: str, value: Duration) -> timedelta:
+    try:
+        return time_from_now(value)
+    except ValueError as error:
+        raise InvalidSetting(f"{of}: {error}") from None
+
+
 def _asked_for(error: BaseException) -> timedelta | None:
     try:
         asked = getattr(error, "retry_after", None)
         if isinstance(asked, timedelta | int | float):
             return duration(asked)
         return _retry_after(getattr(getattr(error, "response", None), "headers", {}))
-    except Exception:  # properties of a class of the application, or a number that is no time
+    except BaseException:  # properties of a class of the application, or a number that is no time
         return None
 
 
@@ -209,7 +227,7 @@ class Policy:
             case PutBack(headers=headers):
                 return ToTheEnd(headers)
             case PauseListener(for_=time):
-                return Pause(max(time, _SHORTEST_PAUSE), str(error), listener=True)
+                return Pause(max(time, _SHORTEST_PAUSE), text_of(error), listener=True)
             case Reject() | InvalidMessage() | WiringError():
                 return DeadLetter()
             case _:

@@ -16,11 +16,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from durable.errors import StorageUnavailable
+from durable.errors import NoUnitOfWork, StorageUnavailable, TransactionEnded, text_of
 from durable.fence import Fence
 from durable.handlers import Incoming
 from durable.outbox import Outbox
@@ -144,8 +145,10 @@ class Run:
             try:
                 await self._call(place, outbox, fence)
             except Exception as error:
-                if fence.has_lost_connection and is_outage(error):
+                if fence.has_lost_connection and (_is_consequence(error) or is_outage(error)):
                     raise Outage(f"the database cannot be used: {type(error).__name__}") from error
+                if isinstance(error, NoUnitOfWork) and fence.has_failed:  # no mistake: the next attempt has a session
+                    raise TransactionEnded from error
                 raise
             await self._finish(place, outbox, fence)
 
@@ -154,7 +157,7 @@ class Run:
             with translated():
                 await place.do(self.prepare)
         except StorageUnavailable as error:
-            raise NoRoom(str(error)) from error
+            raise NoRoom(text_of(error)) from error
 
     async def _call(self, place: Place, outbox: Outbox, fence: Fence) -> None:
         with self.sessions.scope.entered(lambda: outbox):
@@ -179,10 +182,16 @@ class Run:
             outbox.close()  # what a task that the handler left behind sends now would be in no transaction
         except Exception as error:
             if isinstance(error.__cause__, PoolTimeout) or isinstance(error, PoolTimeout):
-                raise NoRoom(str(error)) from error
-            if isinstance(error, StorageUnavailable) or is_outage(error):
+                raise NoRoom(text_of(error)) from error
+            is_lost = fence.has_lost_connection and _is_consequence(error)
+            if is_lost or isinstance(error, StorageUnavailable) or is_outage(error):
                 raise Outage(f"the database cannot be used: {type(error).__name__}") from error
             raise
+
+
+def _is_consequence(error: Exception) -> bool:
+    """Does it say only that the session cannot be used any more? Why, the handler may have swallowed."""
+    return isinstance(error, NoUnitOfWork | TransactionEnded | InvalidRequestError)
 
 
 def finished(run: Coroutine[Any, Any, T]) -> T:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
+from durable import duration
 from durable.envelope import Envelope, unix_ms
 
 MAX_HEADERS = 100
@@ -15,9 +16,8 @@ MAX_HEADER_BYTES = 8_192
 MAX_TEXT_BYTES = 1_000
 """Of a name, an address or a key, in UTF-8. An index of Postgres takes 2,704 bytes for all of its columns, and two of
 them stand together in some of ours."""
-# A day off the ends of the calendar: whoever reads a time may turn it into any zone.
+LATEST = duration.LATEST
 EARLIEST = datetime.min.replace(tzinfo=UTC) + timedelta(days=1)
-LATEST = datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
 
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -75,6 +75,8 @@ def _headers_flaw(headers: dict[str, str], max_headers: int, max_header_bytes: i
     if len(headers) > max_headers:
         return f"{len(headers)} headers, more than max_headers ({max_headers})"
     for name, value in headers.items():
+        if name == "":
+            return "a header has no name"
         if not isinstance(name, str) or not isinstance(value, str):
             return f"header {name!r} is not text"
         if _UNSAFE.search(name) or _UNSAFE.search(value):

@@ -26,7 +26,7 @@ from durable.circuit import Circuit
 from durable.clock import Clock, SystemClock
 from durable.crew import Crew, raise_if_cancelled
 from durable.envelope import Envelope, Lease, Leased, NodeId
-from durable.errors import ProtocolViolation, TransportError
+from durable.errors import ProtocolViolation, TransportError, said, text_of
 from durable.failpoints import failpoint
 from durable.forgiving import forgiving
 from durable.ordering import Fairness
@@ -232,11 +232,11 @@ class SendingAgent:
                 outcomes = await self._deliver([lease.envelope for lease in batch])
         except TransportError as error:
             raise_if_cancelled(error)
-            await self._batch_failed(batch, str(error), ticket)
+            await self._batch_failed(batch, text_of(error), ticket)
         except BaseException as error:  # the transport's fault, or the tracer's: whether it arrived is unknown
             raise_if_cancelled(error)
             log.exception("internal error while sending to %s; will retry", self.destination)
-            await self._batch_failed(batch, f"{type(error).__name__}: {error}", ticket)
+            await self._batch_failed(batch, f"{type(error).__name__}: {text_of(error)}", ticket)
         else:
             self._counters.durations.observe(time.perf_counter() - began)
             await self._settle(batch, outcomes, ticket)
@@ -375,7 +375,7 @@ class SendingAgent:
         except BaseException as error:
             raise_if_cancelled(error)
             level = logging.DEBUG if isinstance(error, TransportError) else logging.ERROR
-            log.log(level, "ping of %s failed: %r", self.destination, error)
+            log.log(level, "ping of %s failed: %s", self.destination, said(error))
             return
         self.latch_generation += 1
         await self._database.insist(circuits.close_circuit, Kind.DESTINATION, self.destination)

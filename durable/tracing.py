@@ -28,7 +28,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from durable.composing import Outgoing
 from durable.envelope import Envelope
-from durable.errors import Reject, Verdict
+from durable.errors import Reject, Verdict, text_of
 from durable.handlers import Incoming
 from durable.messages import name_of
 from durable.middleware import HandleNext, Middleware, SendNext
@@ -172,4 +172,4 @@ def _tell(span: Span, error: BaseException) -> None:
         return
     span.record_exception(error)
     span.set_attribute(ERROR_TYPE, type(error).__qualname__)
-    span.set_status(Status(StatusCode.ERROR, str(error)))
+    span.set_status(Status(StatusCode.ERROR, text_of(error)))

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from durable import codec
 from durable.arguments import checked
-from durable.errors import InvalidMessage, InvalidSetting
+from durable.errors import InvalidMessage, InvalidSetting, said
 from durable.messages import name_of
 
 Old = TypeVar("Old")
@@ -39,7 +39,7 @@ class Upcaster:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the application's function, and extensions that panic
-            raise InvalidMessage(f"upcaster {self.name} failed: {type(error).__qualname__}: {error}") from error
+            raise InvalidMessage(f"upcaster {self.name} failed: {said(error)}") from error
         if not isinstance(newer, self.new):
             raise InvalidMessage(
                 f"upcaster {self.name} returned {type(newer).__qualname__}, not {self.new.__qualname__}"

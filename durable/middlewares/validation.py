@@ -13,7 +13,7 @@ from uuid import UUID
 from durable import codec
 from durable.arguments import checked
 from durable.composing import Outgoing, blank
-from durable.errors import InvalidMessage
+from durable.errors import InvalidMessage, text_of
 from durable.handlers import Incoming
 from durable.middleware import HandleNext, Middleware, SendNext
 
@@ -53,7 +53,7 @@ class Validation(Middleware):
             try:
                 refused = check(message) is False
             except Exception as error:  # the application's, whatever it is
-                raise InvalidMessage(f"{cls.__qualname__} is refused: {error}") from error
+                raise InvalidMessage(f"{cls.__qualname__} is refused: {text_of(error)}") from error
             if refused:
                 raise InvalidMessage(f"{cls.__qualname__} is refused by {_name(check)}")
 

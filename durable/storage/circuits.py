@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
+from durable.duration import within_calendar
 from durable.envelope import NodeId
 from durable.storage import circuit_statements
 from durable.storage.database import channel
@@ -39,9 +40,13 @@ def open_circuit(
     """Because of failures: open until close_circuit(), and tried after this time. One that is open stays as it is."""
     conn.execute(
         circuit_statements.OPEN_CIRCUIT.within(schema),
-        _named(schema, kind, key) | {"reason": reason, "duration": duration, "actor": actor},
+        _named(schema, kind, key) | {"reason": reason, "duration": _bounded(duration), "actor": actor},
     )
     _forget_counts(conn, schema, kind, key)
+
+
+def _bounded(duration: timedelta | None) -> timedelta | None:
+    return None if duration is None else within_calendar(duration)
 
 
 def close_circuit(conn: Connection, schema: str, kind: Kind, key: str) -> bool:
@@ -56,7 +61,7 @@ def pause(
     """Open it now, for this time or until resume(), and tell the nodes at once: the word of an operator."""
     conn.execute(
         circuit_statements.PAUSE.within(schema),
-        _named(schema, kind, key) | {"reason": reason, "duration": duration, "actor": actor},
+        _named(schema, kind, key) | {"reason": reason, "duration": _bounded(duration), "actor": actor},
     )
     _forget_counts(conn, schema, kind, key)
 
@@ -67,7 +72,7 @@ def pause_at_least(
     """Open it for this time or until resume(), as code does: a pause is lengthened by it, and never cut short."""
     conn.execute(
         circuit_statements.PAUSE_AT_LEAST.within(schema),
-        _named(schema, kind, key) | {"reason": reason, "duration": duration, "actor": actor},
+        _named(schema, kind, key) | {"reason": reason, "duration": _bounded(duration), "actor": actor},
     )
 
 

@@ -11,6 +11,7 @@ import msgspec
 from sqlalchemy import Connection, Row
 
 from durable.digest import message_digest
+from durable.duration import within_calendar
 from durable.envelope import Envelope, Lease, Leased, NodeId
 from durable.ordering import FREE, Place
 from durable.storage import circuits, statements
@@ -131,7 +132,11 @@ def retry_later(
 ) -> bool:
     """Make it due after `delay`, unowned, and keep why. False when the lease was lost, or it was handled after all."""
     kept = failure_columns(failures, kept_attempts)
-    params = kept | {"delay": delay, "counted": counted, "earlier": max(0, kept_attempts - len(failures))}
+    params = kept | {
+        "delay": within_calendar(delay),
+        "counted": counted,
+        "earlier": max(0, kept_attempts - len(failures)),
+    }
     return _settle(conn, schema, node, lease, statements.RETRY_LATER, params, "put off") is not None
 
 

@@ -19,7 +19,7 @@ import psycopg
 from sqlalchemy.exc import DataError, DBAPIError, OperationalError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from durable.errors import InvalidMessage, StorageUnavailable
+from durable.errors import InvalidMessage, StorageUnavailable, text_of
 
 _ASYNCPGS_STATES: Final = ("cannot switch to state", 'cannot switch to "idle" state')  # by number
 _BAD_DATA: Final = "22"  # SQLSTATE class: data exception
@@ -38,7 +38,9 @@ def is_outage(error: BaseException | None) -> bool:
     The causes of the error count too. Deadlocks, lock waits and time limits are none: another attempt may meet them
     because of what the work does.
     """
-    while error is not None:
+    met = set[int]()
+    while error is not None and id(error) not in met:
+        met.add(id(error))
         if isinstance(error, StorageUnavailable | PoolTimeout):
             return True
         if isinstance(error, DBAPIError):
@@ -64,7 +66,7 @@ def sqlstate(error: DBAPIError) -> str:
 def described(error: BaseException) -> str:
     """The cause in one line: no statement, no parameter, no row."""
     cause = error.orig if isinstance(error, StatementError) and error.orig is not None else error
-    first = cause.args[0] if cause.args and isinstance(cause.args[0], str) else str(cause)
+    first = cause.args[0] if cause.args and isinstance(cause.args[0], str) else text_of(cause)
     said = first.strip().partition("\n")[0].strip()
     if said.startswith(_ASYNCPGS_STATES):
         return "the connection broke off in the middle of a statement"

@@ -13,6 +13,7 @@ from sqlalchemy import Row
 
 from durable.digest import fingerprint
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
+from durable.errors import text_of
 from durable.ordering import Place
 
 KEPT_ATTEMPTS: Final = 20
@@ -154,11 +155,16 @@ def storable(text: str, limit: int = 100_000) -> str:
 def error_text(error: BaseException) -> tuple[str, str, str]:
     """Its type, what it says, and its traceback from where the application's code begins."""
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+    said = text_of(error)
+    return kind, kind if said == type(error).__qualname__ else said, _trace_of(error)
+
+
+def _trace_of(error: BaseException) -> str:
+    trace = _of_application(error.__traceback__)
     try:
-        message = str(error) or kind
-    except Exception:  # it is the application's class, and must not keep its message from being settled
-        message = f"{kind}, whose text cannot be made"
-    return kind, message, "".join(traceback.format_exception(type(error), error, _of_application(error.__traceback__)))
+        return "".join(traceback.format_exception(type(error), error, trace))
+    except BaseException:  # it asks the application's objects for what they have
+        return "".join(traceback.format_tb(trace))
 
 
 def _of_application(trace: TracebackType | None) -> TracebackType | None:

@@ -130,9 +130,10 @@ class Waiting:
 UNION ALL
 SELECT NULL, CAST(pg_notify(CAST(:channel AS text), '') AS text) IS NULL WHERE EXISTS (SELECT FROM changed)"""
         self.list = Statement(f"""
-SELECT '{side}' AS side, id, message_type, {address} AS address, source, execution_time,
+SELECT '{side}' AS side, id, message_type, {address} AS address, source,
+    LEAST(execution_time, TIMESTAMPTZ '9999-12-30 00:00:00Z') AS execution_time,
     execution_time - now() AS due_in, attempts, sent_at, deliver_by
-FROM {{schema}}.{table} WHERE {selected} ORDER BY execution_time, seq LIMIT :limit
+FROM {{schema}}.{table} AS row WHERE {selected} ORDER BY row.execution_time, seq LIMIT :limit
 """)
         self.survey = Statement(f"""
 SELECT count(*) AS total, COALESCE(max(seq), 0) AS newest FROM {{schema}}.{table} WHERE {selected}

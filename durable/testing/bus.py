@@ -11,6 +11,7 @@ from uuid import UUID
 import msgspec
 
 from durable import screening
+from durable.arguments import checked_class
 from durable.bus import Bus
 from durable.composing import Composer, SendOptions
 from durable.envelope import ANY_NODE, Envelope, Leased
@@ -32,6 +33,7 @@ from durable.testing.sessions import SessionFactory
 T = TypeVar("T")
 
 
+@checked_class
 class InMemoryBus:
     """Puts a bus into memory for a block: `async with InMemoryBus(bus) as memory`.
 

@@ -26,6 +26,7 @@ from sqlalchemy import Connection
 from durable import codec, messages
 from durable.clock import Clock
 from durable.digest import message_digest
+from durable.duration import within_calendar
 from durable.envelope import DUE, Envelope, Lease, Leased, NodeId, new_id
 from durable.errors import InvalidMessage, UnknownMessageType, WiringError
 from durable.handlers import Handler
@@ -264,7 +265,8 @@ class Mailbox:
         row = self.incoming[_key(lease)]
         row.epoch += 1
         row.attempts += counted
-        row.due = self.clock.now() + delay
+        now = self.clock.now()
+        row.due = now + within_calendar(delay, now)
         return True
 
     def release(self, _table: Recovery, _node: NodeId, leases: Collection[Lease]) -> int:

@@ -19,8 +19,9 @@ import msgspec
 import pytest
 from pydantic import BaseModel
 from sqlalchemy import create_engine, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from durable import (
     Bus,
@@ -63,6 +64,24 @@ SECOND = timedelta(seconds=1)
 
 class Panic(BaseException):
     """What an extension raises that is no Exception."""
+
+
+class Deadly(Exception):
+    """Cannot be shown: whoever tries ends."""
+
+    def __str__(self) -> str:
+        raise SystemExit
+
+    __repr__ = __str__
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Kept(Base):
+    __tablename__ = "effects"
+    number: Mapped[int] = mapped_column(primary_key=True)
 
 
 class Busy(Exception):
@@ -414,6 +433,16 @@ async def open_connection() -> AsyncIterator[str]:
     steps.append("opened")
     yield "connection"
     steps.append("closed")
+
+
+async def swallow() -> AsyncIterator[str]:
+    with suppress(ValueError):
+        yield "resource"
+
+
+def swallow_sync() -> Iterator[str]:
+    with suppress(ValueError):
+        yield "resource"
 
 
 def take_resource() -> Iterator[str]:
@@ -984,6 +1013,72 @@ class TestHandling:
             (letter,) = world.dead_letters()
             assert letter.exception_type == "durable.errors.RoutingError"
             assert "asks for no reply" in letter.reason
+
+    async def test_an_error_whose_text_ends_the_process_is_a_failed_attempt(self, world: World) -> None:
+        @world.bus.handles(OrderPlaced, retry=NEVER)
+        async def handle(order: OrderPlaced) -> None:
+            raise Deadly
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+            (letter,) = world.dead_letters()
+            assert "cannot be made" in letter.reason
+
+    @pytest.mark.parametrize("ends", ["close", "invalidate"])
+    async def test_a_handler_that_ends_its_session_and_returns_a_message_is_tried_again(
+        self, world: World, ends: str
+    ) -> None:
+        shipped = collect(world.bus, OrderShipped)
+
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=1, delays=[]))
+        async def handle(order: OrderPlaced, session: AsyncSession, ctx: Context) -> OrderShipped:
+            if ctx.attempt == 1:
+                await getattr(session, ends)()
+            return OrderShipped(ctx.attempt)
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+        assert (shipped, world.dead_letters()) == ([OrderShipped(2)], [])
+
+    async def test_a_handler_that_swallows_a_failed_flush_and_returns_a_message_is_tried_again(
+        self, world_with_tables: World
+    ) -> None:
+        world = world_with_tables
+        shipped = collect(world.bus, OrderShipped)
+
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=1, delays=[]))
+        async def handle(order: OrderPlaced, session: AsyncSession, ctx: Context) -> OrderShipped:
+            if ctx.attempt == 1:
+                session.add(Kept(number=2**40))  # out of range
+                with suppress(DBAPIError):
+                    await session.flush()
+            return OrderShipped(ctx.attempt)
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+            await world.settle()
+        assert (shipped, world.dead_letters()) == ([OrderShipped(2)], [])
+
+    async def test_a_provider_cannot_make_a_success_of_a_failure(self, world: World) -> None:
+        @world.bus.handles(OrderPlaced, retry=NEVER)
+        async def handle(order: OrderPlaced, resource: Annotated[str, Depends(swallow)]) -> None:
+            raise ValueError("the handler's own")
+
+        @world.bus.handles(OrderShipped, retry=NEVER)
+        def handle_sync(order: OrderShipped, resource: Annotated[str, Depends(swallow_sync)]) -> None:
+            raise ValueError("the handler's own")
+
+        async with world:
+            async with world.bus.unit_of_work():
+                world.bus.send(OrderPlaced(1))
+                world.bus.send(OrderShipped(1))
+            await world.settle()
+            assert [letter.reason for letter in world.dead_letters()] == ["the handler's own"] * 2
 
     async def test_a_handler_sends_publishes_and_schedules_by_its_context(self, world: World) -> None:
         shipped = collect(world.bus, OrderShipped)

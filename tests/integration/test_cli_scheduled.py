@@ -107,6 +107,13 @@ class TestList:
         assert "retry 2" in shown
         assert "there are more" in scheduled(agent, "list", "--limit", 1).out
 
+    def test_message_of_a_time_beyond_the_calendar_is_shown_all_the_same(self, agent: Agent, tables: Tables) -> None:
+        distant = wait(tables, 60)
+        tables.execute("UPDATE durable.incoming_envelopes SET execution_time = '20000-01-01Z'")
+        (row,) = document(agent, "list")["messages"]
+        assert row["id"] == str(distant)
+        assert "9999-12-30" in scheduled(agent, "list").out
+
     def test_nothing_waits(self, agent: Agent) -> None:
         assert scheduled(agent, "list").out == "nothing waits for its time\n"
 

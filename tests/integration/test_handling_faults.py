@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import msgspec
 import pytest
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
@@ -239,6 +241,42 @@ class TestNoAttempt:
         assert (attempts, shop.effects(), shop.inbox()) == ([1, 1], [1], [])
         assert shop.tables.count("dead_letters") == 0
 
+    @pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+    @pytest.mark.parametrize("ends", ["sends", "closes and sends", "returns nothing", "says so"])
+    async def test_a_database_that_goes_away_is_no_attempt_when_the_handler_swallows_it(
+        self, shop: Shop, ends: str, is_async: bool
+    ) -> None:
+        attempts = list[int]()
+
+        def act(session: Session, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            session.execute(text("INSERT INTO effects (number) VALUES (1)"))
+            if len(attempts) > 1:
+                return
+            pid = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
+            shop.tables.execute("SELECT pg_terminate_backend(%s, 20000)", pid)
+            with suppress(DBAPIError):
+                session.execute(text("SELECT 1"))
+            if ends == "closes and sends":
+                session.close()
+            if ends == "says so":
+                session.execute(text("SELECT 1"))  # PendingRollbackError
+            if ends != "returns nothing":
+                ctx.send(Billed(2))
+
+        async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
+            await session.run_sync(act, ctx)
+
+        def handle_sync(order: Placed, session: Session, ctx: Context) -> None:
+            act(session, ctx)
+
+        shop.handles(handle if is_async else handle_sync)
+        async with shop.open():
+            await shop.receive(1)
+            await shop.settled()
+        assert (attempts, shop.effects(), shop.inbox()) == ([1, 1], [1], [])
+        assert shop.tables.count("dead_letters") == 0
+
     async def test_a_handler_that_breaks_its_connection_each_time_comes_to_its_end(self, shop: Shop) -> None:
         attempts = list[int]()
 
@@ -295,7 +333,7 @@ class TestBaseExceptions:
     async def test_a_message_whose_validator_exits_is_a_dead_letter(self, shop: Shop) -> None:
         async def handle(order: Hostile) -> None: ...
 
-        await self.fails(shop, handle, {"cls": Hostile}, "SystemExit", number=1)
+        await self.fails(shop, handle, {"cls": Hostile}, "durable.errors.InvalidMessage", number=1)
 
     async def fails(
         self, shop: Shop, function: Callable[..., Any], how: dict[str, Any], kind: str, number: int

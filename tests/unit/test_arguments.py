@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, NamedTuple
@@ -39,10 +40,12 @@ from durable import (
     register_codec,
     upcaster,
 )
+from durable.asgi import DurableMiddleware
 from durable.composing import REPLY_TO, SendOptions
 from durable.duration import duration
 from durable.envelope import Envelope, Leased, new_id
 from durable.middlewares import Validation
+from durable.testing import InMemoryBus
 
 
 @message("arguments.placed")
@@ -505,3 +508,21 @@ def test_length_of_time_is_written_the_same_way_everywhere(monkeypatch: pytest.M
     assert Retry(delays=["1h"], max_age="1h").delays == ["1h"]
     assert RetryLater("1h").after == PauseListener("1h").for_ == hour
     assert CircuitBreaker(window="1h").window == "1h"
+
+
+async def nowhere(*_: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "said"),
+    [
+        (DurableMiddleware, {"app": nowhere, "buss": Bus("a")}, "unknown parameter 'buss'; did you mean 'bus'"),
+        (DurableMiddleware, {"app": nowhere, "bus": "x"}, "DurableMiddleware: bus='x': give a Bus"),
+        (DurableMiddleware, {"app": nowhere, "bus": Bus("a"), "lifespan": "no"}, "lifespan='no': give True or False"),
+        (InMemoryBus, {"bus": 5}, "InMemoryBus: bus=5: give a Bus"),
+        (Bus("a").unit_of_work, {"timeot": 5}, "unknown parameter 'timeot'; did you mean 'timeout'"),
+    ],
+)
+def test_door_into_the_bus_says_what_it_takes(make: Callable[..., object], given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidSetting, match=re.escape(said)):
+        make(**given)

@@ -231,6 +231,10 @@ class TestRefusals:
             (Placed(), {"key": "\0"}),
             (Placed(), {"to": "tcp://a\nb"}),
             (Placed(), {"to": ""}),
+            (Placed(), {"reply_to": ""}),
+            (Placed(), {"reply_to": "nowhere"}),
+            (Placed(), {"headers": {"": "b"}}),
+            (Placed(), {"tenant": ""}),
         ],
     )
     def test_what_could_not_be_stored_or_decoded_is_refused(

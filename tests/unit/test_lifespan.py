@@ -172,7 +172,7 @@ class TestLifespan:
         await server.start(DurableMiddleware(living(steps), bus=RecordingBus(steps, fails_to="stop")))
         await server.shut_down()
         assert steps[-3:] == ["bus stops", "app stops", "lifespan.shutdown.failed"]
-        assert server.answers[-1]["message"] == "the bus cannot stop: ZeroDivisionError()"
+        assert server.answers[-1]["message"] == "the bus cannot stop: ZeroDivisionError: "
 
     @pytest.mark.parametrize(
         ("fails_to", "ends"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from random import Random
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durable.duration import duration
+from durable.duration import LATEST, duration, within_calendar
 from durable.errors import (
     InvalidMessage,
     InvalidSetting,
@@ -25,6 +26,7 @@ from durable.errors import (
     WiringError,
 )
 from durable.retry import DeadLetter, Decision, HandBack, Pause, Policy, Retry, RetryAfter, RunAgain, RunLater, ToTheEnd
+from durable.storage.outages import is_outage
 
 policies = st.builds(
     Retry,
@@ -242,3 +244,51 @@ def test_a_message_is_put_back_with_the_headers_of_its_verdict() -> None:
 def test_a_time_that_nothing_has_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidSetting, match="above 0"):
         RetryAfter(**wrong)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RetryLater(-1),
+        lambda: RetryLater(timedelta.max),
+        lambda: RetryLater("3000000d"),
+        lambda: PauseListener(-1),
+        lambda: PauseListener(timedelta.max),
+        lambda: Release(5),  # type: ignore[arg-type]
+        lambda: Reject(b"no"),  # type: ignore[arg-type]
+        lambda: Reject(reson="no"),  # type: ignore[call-arg]
+        lambda: PutBack(header={"a": "b"}),  # type: ignore[call-arg]
+        lambda: PutBack(headers={"a": 1}),  # type: ignore[dict-item]
+        lambda: PutBack(headers={1: "a"}),  # type: ignore[dict-item]
+        lambda: PutBack(headers="abc"),  # type: ignore[arg-type]
+        lambda: RetryAfter(shortest=100, longest=1),
+        lambda: RetryAfter(longest=timedelta.max),
+        lambda: Retry(immediate=10**9),
+        lambda: Retry(delays=[timedelta.max]),
+        lambda: Retry(delays=[-1]),
+    ],
+)
+def test_what_cannot_be_obeyed_is_refused_where_it_is_made(make: Callable[[], object]) -> None:
+    with pytest.raises(InvalidSetting):
+        make()
+
+
+def test_a_misspelt_parameter_of_a_verdict_is_refused_with_the_nearest() -> None:
+    with pytest.raises(InvalidSetting, match="Reject: unknown parameter 'reson'; did you mean 'reason'"):
+        Reject(reson="no")  # type: ignore[call-arg]
+    with pytest.raises(InvalidSetting, match="PutBack: unknown parameter 'header'; did you mean 'headers'"):
+        PutBack(header={})  # type: ignore[call-arg]
+
+
+def test_errors_that_cause_each_other_come_to_an_end() -> None:
+    first, second = ValueError("a"), ValueError("b")
+    first.__cause__, second.__cause__ = second, first
+    assert not is_outage(first)
+
+
+@given(st.timedeltas())
+def test_a_time_that_is_waited_for_ends_within_the_calendar(span: timedelta) -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    bounded = within_calendar(span, now)
+    assert bounded <= span
+    assert bounded == span or now + bounded == LATEST

@@ -42,10 +42,13 @@ def test_it_can_be_stored_whatever_the_exception_says() -> None:
     assert (kept.reason, "\0" in kept.traceback) == ("a\N{REPLACEMENT CHARACTER}b?", False)
 
 
-def test_an_exception_that_cannot_speak_has_a_text_all_the_same() -> None:
+@pytest.mark.parametrize("raised", [RuntimeError, SystemExit, KeyboardInterrupt])
+def test_an_exception_that_cannot_speak_has_a_text_all_the_same(raised: type[BaseException]) -> None:
     class Speechless(Exception):
         def __str__(self) -> str:
-            raise RuntimeError
+            raise raised
+
+        __repr__ = __str__
 
     kind, message, text = error_text(Speechless())
     assert kind.endswith("Speechless")
