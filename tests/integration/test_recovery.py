@@ -174,7 +174,8 @@ async def test_a_node_joins_again_at_once_though_a_batch_is_under_way(make_datab
     async with billing, orders:
         before = billing.runtime.node_id
         with psycopg.connect(theirs) as conn:
-            conn.execute("LOCK TABLE durable.received_ids")
+            # In a thread: it waits for what the agents do in this loop.
+            await asyncio.to_thread(conn.execute, "LOCK TABLE durable.received_ids")
             await place(orders, 1)
             await eventually(lambda: waits_for_a_lock(theirs))
             cut_membership(theirs)
