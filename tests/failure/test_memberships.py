@@ -407,18 +407,22 @@ async def test_start_without_the_connection_of_the_lock_does_not_tell_that_the_b
     nobody = "postgresql://postgres@127.0.0.1:1/nobody"
     bus = Bus("shop", database_url, **QUICK, lock_database_url=nobody, start_timeout=timedelta(seconds=3))
     with pytest.raises(StorageUnavailable):
-        await bus.start()
-    await bus.stop()
+        async with bus:
+            pass
     assert [record.getMessage() for record in caplog.records if record.levelname == "CRITICAL"] == []
+
+
+def run(database: str, statement: str) -> None:
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(statement)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def role(database_url: str) -> Iterator[str]:
     name = f"tables_{os.getpid()}"
-    with psycopg.connect(database_url, autocommit=True) as conn:
-        conn.execute(f"CREATE ROLE {name} SUPERUSER LOGIN PASSWORD 'tables'")  # type: ignore[arg-type]
-        yield name
-        conn.execute(f"DROP ROLE {name}")  # type: ignore[arg-type]
+    run(database_url, f"CREATE ROLE {name} SUPERUSER LOGIN PASSWORD 'tables'")
+    yield name
+    run(database_url, f"DROP ROLE {name}")
 
 
 async def test_process_is_no_node_while_only_the_connection_of_the_lock_works(
@@ -433,13 +437,12 @@ async def test_process_is_no_node_while_only_the_connection_of_the_lock_works(
 
     async with bus:
         before = bus.runtime.node_id
-        with psycopg.connect(database_url, autocommit=True) as conn:
-            await asyncio.to_thread(conn.execute, f"ALTER ROLE {role} NOLOGIN")  # type: ignore[arg-type]
-            await asyncio.to_thread(cut_everything, database_url)
-            await eventually(lambda: bus.runtime.node_id == ANY_NODE, within=20)
-            await asyncio.sleep(3)  # many tries to join
-            assert joined() == 1
-            await asyncio.to_thread(conn.execute, f"ALTER ROLE {role} LOGIN")  # type: ignore[arg-type]
+        await asyncio.to_thread(run, database_url, f"ALTER ROLE {role} NOLOGIN")
+        await asyncio.to_thread(cut_everything, database_url)
+        await eventually(lambda: bus.runtime.node_id == ANY_NODE, within=20)
+        await asyncio.sleep(3)  # many tries to join
+        assert joined() == 1
+        await asyncio.to_thread(run, database_url, f"ALTER ROLE {role} LOGIN")
         await eventually(another_node(bus, before), within=20)
         assert joined() == 2
         assert sum("took back" in record.getMessage() for record in caplog.records) == 1
