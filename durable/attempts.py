@@ -6,7 +6,7 @@
 
 Async handlers run in the loop, sync ones in threads of their own, with their session. What goes wrong is raised as it
 is: what becomes of the message then is not decided here. The handler's time begins when it is entered: waits for a
-connection or a thread are not its own. A thread whose handler overran its time is stuck, and another one takes its place:
+connection or a thread are not its own. A thread whose handler overran its time is stuck, and another takes its place:
 see durable.stuck_threads.
 """
 

@@ -382,7 +382,8 @@ class HandlingAgent:
     def _is_stopped(self, lease: Leased) -> bool:
         """Is nothing of this message to be begun now? A trial is what finds out whether its handler works again."""
         is_open = self.circuit.is_open and not self.circuit.is_trial(lease)
-        return is_open or not self._attempts.has_threads or self._stopping or self.is_paused(lease.envelope.message_type)
+        rests = is_open or not self._attempts.has_threads
+        return rests or self._stopping or self.is_paused(lease.envelope.message_type)
 
     async def _prepare(self, lease: Leased, held: Held) -> Task | None:
         """The message, unless it has expired, cannot be decoded, has killed too many processes, or must wait."""
