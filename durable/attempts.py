@@ -6,17 +6,20 @@
 
 Async handlers run in the loop, sync ones in threads of their own, with their session. What goes wrong is raised as it
 is: what becomes of the message then is not decided here. The handler's time begins when it is entered: waits for a
-connection or a thread are not its own.
+connection or a thread are not its own. A thread whose handler overran its time is stuck, and another takes its place:
+see durable.stuck_threads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -29,12 +32,15 @@ from durable.failpoints import failpoint
 from durable.handlers import Context, Handler, Incoming
 from durable.middleware import Onion
 from durable.outbox import Outbox
+from durable.pace import Standing
 from durable.running import Here, InLoop, InSteps, NoRoom, Run, finished, nothing
 from durable.sessions import Sessions
 from durable.settings import Settings
-from durable.stepping import Threads, step
+from durable.stepping import Threads, last_step, step
 from durable.storage import inbox
 from durable.storage.outages import translated
+from durable.stuck_threads import StuckThreads
+from durable.telemetry import log
 
 
 class Task(NamedTuple):
@@ -72,6 +78,8 @@ class Entry:
 
     def __init__(self, when_entered: Callable[[], None]) -> None:
         self._when_entered = when_entered
+        self.last_job: Callable[[], Future[Any] | None] = lambda: None
+        """What runs for the attempt in a thread, or ran there last."""
         self._lock = threading.Lock()
         self._is_entered = self._is_given_up = False
 
@@ -102,8 +110,15 @@ class Attempts:
         settings: Settings,
         onion: Onion | None = None,
         clock: Clock | None = None,
+        stuck: StuckThreads | None = None,
     ) -> None:
         self.handler = handler
+        self.when_freed: Callable[[], None] = lambda: None
+        """Called in the loop when a stuck thread has come back."""
+        self._stuck = stuck or StuckThreads()
+        self._has_lost_threads = False
+        self._step_seconds = settings.step_timeout.total_seconds()
+        self._concurrency = handler.concurrency or settings.concurrency
         self._asked: list[PauseRequest] = []
         onion = onion or Onion()
         self._has_middleware = onion.handles
@@ -119,7 +134,7 @@ class Attempts:
         self._threads = (
             None
             if handler.is_async
-            else Threads(handler.concurrency or settings.concurrency, name=f"durable {handler.message_type}")
+            else Threads(2 * self._concurrency, name=f"durable {handler.message_type}")  # as many may be stuck
         )
 
     async def run(self, tasks: Sequence[Task]) -> None:
@@ -141,8 +156,47 @@ class Attempts:
         except TimeoutError as error:
             if entry.give_up():
                 raise NoRoom(f"no connection or thread was free within {self._timeout:g} s") from error
+            self._note_stuck(entry.last_job(), tasks)
             raise
         failpoint("C18")
+
+    @property
+    def stuck_threads(self) -> int:
+        return len(self._stuck.of(self.handler.message_type))
+
+    @property
+    def has_threads(self) -> bool:
+        """Is there a thread for another attempt, when as many of them may be stuck as may run?"""
+        return self._threads is None or self.stuck_threads < self._concurrency
+
+    def standing(self) -> Standing | None:
+        """How long every thread has been stuck, if the last of them got stuck here."""
+        if self.has_threads or not self._has_lost_threads:
+            return None
+        stuck = sorted(thread.monotonic for thread in self._stuck.of(self.handler.message_type))
+        if len(stuck) < self._concurrency:  # one has come back just now
+            return None
+        seconds = time.monotonic() - stuck[self._concurrency - 1]
+        name = f"handling {self.handler.message_type}: {len(stuck)} threads are stuck, that is all of them, and it"
+        return Standing(name, seconds, seconds / self._step_seconds)
+
+    async def stuck_threads_end(self) -> None:
+        """Wait until the threads that are stuck now have come back."""
+        jobs = self._stuck.jobs(self.handler.message_type)
+        await asyncio.gather(*map(asyncio.wrap_future, jobs), return_exceptions=True)
+
+    def _note_stuck(self, job: Future[Any] | None, tasks: Sequence[Task]) -> None:
+        if job is None or job.done():
+            return
+        self._has_lost_threads = True
+        loop, messages = asyncio.get_running_loop(), [task.lease.envelope.id for task in tasks]
+        log.error(
+            "handler %s overran its timeout, %g s, and its thread is stuck in %s: another thread takes its place",
+            self.handler.name,
+            self._timeout,
+            ", ".join(map(str, messages)),
+        )
+        self._stuck.add(self.handler.message_type, job, messages, lambda: _soon(loop, self.when_freed))
 
     def take_asked(self) -> list[PauseRequest]:
         """What the handler has asked to be stopped since this was called last."""
@@ -178,9 +232,12 @@ class Attempts:
         if self._threads is None:
             await attempt.at(InLoop(self._sessions.open(self._longest)))
         elif self._has_middleware:
-            await attempt.at(InSteps(self._sessions.open_sync(self._longest), self._threads))
+            session = self._sessions.open_sync(self._longest)
+            entry.last_job = lambda: last_step(session)
+            await attempt.at(InSteps(session, self._threads))
         else:
             job = self._threads.submit(lambda: finished(attempt.at(Here(self._sessions.open_sync(self._longest)))))
+            entry.last_job = lambda: job
             await asyncio.wrap_future(job)
         failpoint("C17")
 

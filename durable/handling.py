@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from datetime import timedelta
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from durable import upcasting
 from durable.attempts import Attempts, Task
@@ -38,7 +38,7 @@ from durable.errors import LeaseLost, said
 from durable.failpoints import failpoint
 from durable.handler_circuit import HandlerCircuit
 from durable.handlers import Handler
-from durable.pace import Pace
+from durable.pace import Pace, Standing
 from durable.retry import DeadLetter, Pause, Policy, RunAgain, RunLater
 from durable.running import NoRoom, Outage
 from durable.settings import Settings
@@ -63,6 +63,14 @@ class Held(set[str]):
     def hold(self, lease: Leased) -> None:
         if lease.ordering_key is not None:
             self.add(lease.ordering_key)
+
+
+class NoRoomSpell(NamedTuple):
+    """Attempts for which there was no room, one after another; monotonic seconds."""
+
+    first: float
+    last: float
+    reason: str
 
 
 class HandlingAgent:
@@ -127,6 +135,8 @@ class HandlingAgent:
         self._longest_attempt = (settings.step_timeout + (handler.timeout or settings.handler_timeout)).total_seconds()
         self._running: asyncio.Task[Any] | None = None
         self._concurrency = handler.concurrency or settings.concurrency
+        self._no_room: NoRoomSpell | None = None
+        attempts.when_freed = self._go_on
 
     # ------------------------------------------------------------------ what others tell it
 
@@ -151,7 +161,20 @@ class HandlingAgent:
 
     def takes(self, message_type: str) -> bool:
         """May messages of this type be claimed for it?"""
-        return not (self.circuit.is_open or self.is_paused(message_type))
+        return self._attempts.has_threads and not self.is_stopped(message_type)
+
+    def is_stopped(self, message_type: str) -> bool:
+        """Is nothing of this type to be handled now, on any node?"""
+        return self.circuit.is_open or self.is_paused(message_type)
+
+    @property
+    def rests(self) -> bool:
+        """Does it begin nothing now: because it is stopped, or all its threads are stuck?"""
+        return self.circuit.is_open or not self._attempts.has_threads
+
+    def tries(self, message_type: str) -> bool:
+        """Is it to be given single messages of this type, to find out whether its handler works again?"""
+        return self.circuit.probing and self._attempts.has_threads and not self.is_paused(message_type)
 
     def is_paused(self, message_type: str) -> bool:
         """Is this older version to wait, while the others are handled?"""
@@ -181,6 +204,31 @@ class HandlingAgent:
             self._unwanted += self.buffer.withdraw({lease.ordering_key for lease in of_them if lease.ordering_key})
             self._changed.set()
 
+    def slowest(self) -> Standing | None:
+        """The step that is nearest to its bound; threads that are all stuck are one, too."""
+        steps = [step for step in (self.pace.slowest(), self._attempts.standing()) if step is not None]
+        return max(steps, key=lambda step: step.share, default=None)
+
+    def stuck(self) -> asyncio.Task[None] | None:
+        """A task that ends when the stuck threads come back, if they are why this agent stands."""
+        standing = self._attempts.standing()
+        if standing is None or standing.share < 1:
+            return None
+        name = f"{self._attempts.stuck_threads} threads of handler {self.handler.message_type}"
+        return asyncio.create_task(self._attempts.stuck_threads_end(), name=name)
+
+    def problems(self) -> list[str]:
+        """What health is told of."""
+        limit, spell = self._settings.health_unattended.total_seconds(), self._no_room
+        if spell is None or spell.last - spell.first < limit or time.monotonic() - spell.last >= limit:
+            return []
+        seconds = time.monotonic() - spell.first
+        return [f"handler {self.handler.message_type} has begun nothing for {seconds:.0f} s: {spell.reason}"]
+
+    def _go_on(self) -> None:
+        self._changed.set()
+        self._has_room()
+
     def stop(self) -> None:
         """Finish what is being handled, take nothing new, then end run()."""
         self._stopping = True
@@ -197,6 +245,7 @@ class HandlingAgent:
             buffer_bytes=self.buffer.used_bytes,
             paused=self.circuit.is_open,
             oldest_sent_at=first.envelope.sent_at if first else None,
+            stuck_threads=self._attempts.stuck_threads,
         )
 
     # ------------------------------------------------------------------ its workers
@@ -235,6 +284,10 @@ class HandlingAgent:
         if self._unwanted:
             unwanted, self._unwanted = self._unwanted, []
             await self._hand_back(unwanted)
+        elif not self._attempts.has_threads:
+            trials, self._trials = self._trials, []
+            await self._hand_back(trials)
+            await self._stay_paused()
         elif self._trials:
             await self._try(self._trials.pop())
         elif self.circuit.is_open:
@@ -329,7 +382,8 @@ class HandlingAgent:
     def _is_stopped(self, lease: Leased) -> bool:
         """Is nothing of this message to be begun now? A trial is what finds out whether its handler works again."""
         is_open = self.circuit.is_open and not self.circuit.is_trial(lease)
-        return is_open or self._stopping or self.is_paused(lease.envelope.message_type)
+        rests = is_open or not self._attempts.has_threads
+        return rests or self._stopping or self.is_paused(lease.envelope.message_type)
 
     async def _prepare(self, lease: Leased, held: Held) -> Task | None:
         """The message, unless it has expired, cannot be decoded, has killed too many processes, or must wait."""
@@ -367,6 +421,8 @@ class HandlingAgent:
     async def _attempt(self, tasks: Sequence[Task]) -> BaseException | None:
         """Run these in one transaction; return why they were not handled, or None."""
         error = await self._run_attempt(tasks)
+        if not isinstance(error, NoRoom):
+            self._no_room = None
         asked = self._attempts.take_asked()
         if asked and await self.circuit.pause(asked):
             self.observe_circuit(True)
@@ -402,6 +458,8 @@ class HandlingAgent:
     async def _give_back(self, tasks: Sequence[Task], error: NoRoom, held: Held) -> None:
         """There was no room for their attempt: any node may try, and they have lost none."""
         log.warning("%d messages of %s go back uncounted: %s", len(tasks), self.handler.name, error)
+        now = time.monotonic()
+        self._no_room = NoRoomSpell(self._no_room.first if self._no_room else now, now, str(error))
         for task in tasks:
             held.hold(task.lease)
             if _is_suspect(task.lease):

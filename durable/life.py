@@ -67,13 +67,13 @@ class Life:
         self._stopping.clear()
         self._watchdog.watch()
         self._living = asyncio.create_task(self._live(started), name="durable")
-        self._living.add_done_callback(self._tell_end)
         try:
             await asyncio.wait([started, self._living], return_when=asyncio.FIRST_COMPLETED)
             if not started.done():
                 await self._living
                 raise Stuck("the node ended before it had started")
             await started
+            self._living.add_done_callback(self._tell_end)  # before that, its end is what start() raises
         except BaseException:
             await end([self._living], within=self.stop_seconds)
             self._living = None

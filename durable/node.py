@@ -38,9 +38,10 @@ from durable.sending import SendingAgent
 from durable.sessions import Sessions
 from durable.settings import Settings
 from durable.storage import leases
-from durable.storage.database import Database
+from durable.storage.database import Database, answer
 from durable.storage.outbox import Sent
 from durable.storage.recovery_statements import INCOMING, OUTGOING
+from durable.stuck_threads import StuckThreads
 from durable.telemetry import Counters, Subject, log
 from durable.transports.base import Listener
 
@@ -64,9 +65,11 @@ class Node:
         clock: Clock,
         counters: Counters,
         memberships: Memberships,
+        stuck: StuckThreads,
     ) -> None:
         self.node_id = ANY_NODE
         self._memberships = memberships
+        self._stuck = stuck
         self._ending_seconds = min(_LONGEST_ENDING, settings.drain_timeout.total_seconds())
         self._application = application
         self._settings = settings
@@ -101,9 +104,9 @@ class Node:
         membership = Membership(
             application.service, self._settings, message_types=list(application.by_type()), wake=self._woken.set
         )
+        await self._answers()
         node_id = await membership.join()
         log.info("node %d of %s joined", node_id, application.service)
-        self._memberships.joined(node_id)
         working = asyncio.create_task(contained(self._work(node_id, stopping, started)), name=f"node {node_id}")
         watches = [
             asyncio.create_task(membership.tick(), name="show that the loop is alive"),
@@ -117,6 +120,16 @@ class Node:
             self.node_id = ANY_NODE  # from here on rows are left to any node
             await self._end(membership, working, watches)
         log.info("node %d of %s left", node_id, application.service)
+
+    async def _answers(self) -> None:
+        """Raise StorageUnavailable when `database_url` does not work, whatever the connection of the lock does.
+
+        Otherwise each try would be a node under an id of its own, which ends as soon as it begins to work.
+        """
+        try:
+            await self._database.transaction(answer)
+        except StorageUnavailable as error:
+            raise StorageUnavailable(f"cannot join the nodes: {error}") from error
 
     async def _end(
         self, membership: Membership, working: asyncio.Task[None], watches: Sequence[asyncio.Task[Any]]
@@ -135,7 +148,11 @@ class Node:
         node_id = membership.node
         if left:
             self._memberships.died(node_id)
-        elif not membership.lost.is_set() and await self._release_everything(node_id):
+        elif (
+            self._memberships.may_own(node_id)
+            and not membership.lost.is_set()
+            and await self._release_everything(node_id)
+        ):
             self._memberships.released(node_id)
         await membership.leave()
         if left:
@@ -166,7 +183,12 @@ class Node:
             await asyncio.sleep(_LOOK_SECONDS)
             if (slowest := self.slowest_step()) is not None and slowest.share >= 1:
                 self._memberships.died(self.node_id)
-                raise Stuck(f"{slowest.name} has stood for {slowest.seconds:.0f} s")
+                threads = [task for agent in self.handlers.values() if (task := agent.stuck()) is not None]
+                raise Stuck(f"{slowest.name} has stood for {slowest.seconds:.0f} s", threads)
+
+    def problems(self) -> list[str]:
+        """What health is told of."""
+        return [problem for agent in self.handlers.values() for problem in agent.problems()]
 
     async def _stop_in_time(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
@@ -175,9 +197,9 @@ class Node:
     def slowest_step(self) -> Standing | None:
         """The step of an agent that is nearest to its bound."""
         paces = [agent.pace for agent in self.senders.values()]
-        paces += [agent.pace for agent in self.handlers.values()]
         paces += [agent.pace for agent in (self.receiver, self._recovery) if agent is not None]
-        steps = [step for pace in paces if (step := pace.slowest()) is not None]
+        found = [pace.slowest() for pace in paces] + [agent.slowest() for agent in self.handlers.values()]
+        steps = [step for step in found if step is not None]
         return max(steps, key=lambda step: step.share, default=None)
 
     async def _work(self, node_id: NodeId, stopping: asyncio.Event, started: asyncio.Future[None]) -> None:
@@ -186,6 +208,7 @@ class Node:
             self._database, self._settings, node_id, self._counters, self._by_type, self.agent_for
         )
         await self._memberships.take_back(self._database, self._counters.of(Subject.RECOVERY, "recovery"))
+        self._memberships.owns(node_id)
         receiving = self.receiver = self._build(node_id, ordered)
         recovery = self._recovery = RecoveryAgent(
             database=self._database,
@@ -268,6 +291,7 @@ class Node:
                     node=node_id,
                     settings=self._settings,
                     onion=self._application.onion,
+                    stuck=self._stuck,
                 ),
                 policy=self._application.policy(handler),
                 database=self._database,

@@ -30,6 +30,7 @@ from durable.statistics import Statistics
 from durable.storage import migrator
 from durable.storage.database import Database
 from durable.storage.outbox import Sent
+from durable.stuck_threads import StuckThreads
 from durable.telemetry import Counters, Subject, log
 from durable.transactions import Ending
 from durable.transports.base import Receiver, Transport
@@ -68,6 +69,7 @@ class Runtime:
             around=application.onion.around_sending,
         )
         self.sessions = Sessions(settings, self.composer, self, scope, **engines)
+        self._stuck = StuckThreads()
         self.life = Life(settings, self._make_node, self._empty_pools)
         self._storing: ReceivingAgent | None = None
         self._storing_task: asyncio.Task[None] | None = None
@@ -83,8 +85,12 @@ class Runtime:
             settings,
             self.clock,
             is_to_be_node=lambda: self.life.is_running,
-            troubles=self.life.problems,
+            troubles=self._problems,
         )
+
+    def _problems(self) -> Sequence[str]:
+        of_node = self.node.problems() if self.node is not None else []
+        return [*self._stuck.problems(), *of_node, *self.life.problems()]
 
     @property
     def database(self) -> Database:
@@ -288,6 +294,7 @@ class Runtime:
             clock=self.clock,
             counters=self.counters,
             memberships=memberships,
+            stuck=self._stuck,
         )
 
     # ------------------------------------------------------------------ for units of work: the Dispatcher

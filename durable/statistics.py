@@ -46,6 +46,8 @@ class HandlingStatistics:
     """Is it paused, or its circuit open?"""
     oldest_sent_at: datetime | None
     """When the first of those that wait was sent by the application."""
+    stuck_threads: int
+    """Threads whose handler has overrun its timeout and not returned."""
 
 
 @dataclass(frozen=True, slots=True)

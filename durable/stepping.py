@@ -52,13 +52,19 @@ async def step(
     return await asyncio.wrap_future(future)
 
 
+def last_step(session: Session) -> Future[Any] | None:
+    """The step of this session that was begun last."""
+    step: Future[Any] | None = session.info.get(_LAST)
+    return step
+
+
 @asynccontextmanager
 async def closing(threads: ThreadPoolExecutor, session: Session) -> AsyncIterator[Session]:
     """Close this session in a thread, after the last of its steps."""
     try:
         yield session
     except asyncio.CancelledError:
-        last: Future[Any] | None = session.info.get(_LAST)
+        last = last_step(session)
         if last is None or last.done():
             threads.submit(session.close)
         else:

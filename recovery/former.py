@@ -1,6 +1,7 @@
 """The memberships that this process has had: what they left owned goes back as soon as the process is a node again.
 
-    joined    its rows are to be taken back, unless it released them itself in good order
+    owns      its rows are to be taken back, unless it released them itself in good order; one that ended before is
+              forgotten at once
     died      an agent of it stood, or did not end: what it owned counts as interrupted, and a message that does this
               again and again is found (durable.handling)
 
@@ -10,13 +11,19 @@ on under it all the same cannot commit, since every row that is taken back gets 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
+from sqlalchemy import Connection
+
 from durable.envelope import NodeId
 from durable.storage import leases, nodes
 from durable.storage.database import Database
 from durable.storage.recovery_statements import INCOMING, OUTGOING
 from durable.telemetry import Counters, Event, log
 
-_RELEASE_AT_ONCE = 1_000
+_RELEASE_AT_ONCE: Final = 1_000
+_MOST: Final = 100  # ids that are remembered; the rows of older ones are left to the sweep
 
 
 class Memberships:
@@ -24,11 +31,15 @@ class Memberships:
 
     def __init__(self) -> None:
         self._has_died: dict[NodeId, bool] = {}
-        self._current: NodeId | None = None
 
-    def joined(self, node: NodeId) -> None:
-        self._current = node
+    def owns(self, node: NodeId) -> None:
+        """This is the process's node now, and may own rows from here on."""
         self._has_died[node] = False
+        while len(self._has_died) > _MOST:
+            del self._has_died[min(self._has_died)]
+
+    def may_own(self, node: NodeId) -> bool:
+        return node in self._has_died
 
     def died(self, node: NodeId) -> None:
         if node in self._has_died:
@@ -39,21 +50,32 @@ class Memberships:
 
     async def take_back(self, database: Database, counters: Counters) -> None:
         """Release the rows of the former ones, and strike these off."""
-        former = {node: died for node, died in self._has_died.items() if node != self._current}
-        for node, has_died in former.items():
-            count = await self._release(database, node, has_died)
-            await database.transaction(nodes.remove, node)
+        former = dict(self._has_died)
+        if not former:
+            return
+        count, is_all = 0, False
+        while not is_all:
+            released, is_all = await database.transaction(_release, former)
+            count += released
+        for node in former:
             self.released(node)
-            log.info("took back %d envelopes of node %d, which this process was before", count, node)
-            counters.add(Event.RECOVERED, count)
+        of_these = ", ".join(map(str, former))
+        log.info("took back %d envelopes of former memberships of this process: nodes %s", count, of_these)
+        counters.add(Event.RECOVERED, count)
 
-    async def _release(self, database: Database, node: NodeId, has_died: bool) -> int:
-        """A row that is locked is left to the sweep: its statement comes to nothing, but nothing waits for it here."""
+
+def _release(conn: Connection, schema: str, former: Mapping[NodeId, bool]) -> tuple[int, bool]:
+    """Release some of their rows; once there are no more, strike them off. Returns how many, and whether it is all.
+
+    A row that is locked is left to the sweep: its statement comes to nothing, but nothing waits for it here.
+    """
+    total = 0
+    for node, has_died in former.items():
         release = leases.release_dormant if has_died else leases.release_former
-        total = 0
         for table in (OUTGOING, INCOMING):
-            released = _RELEASE_AT_ONCE
-            while released == _RELEASE_AT_ONCE:
-                released = await database.transaction(release, table, node, _RELEASE_AT_ONCE)
-                total += released
-        return total
+            total += release(conn, schema, table, node, _RELEASE_AT_ONCE - total)
+            if total >= _RELEASE_AT_ONCE:
+                return total, False
+    for node in former:
+        nodes.remove(conn, schema, node)
+    return total, True

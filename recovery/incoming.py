@@ -54,8 +54,8 @@ async def _claim_batch(
     if agent.is_paused(message_type):
         return False
     batch_size = min(settings.batch_size, agent.buffer.room)
-    if agent.circuit.is_open or not batch_size:
-        agent.wants_more = not agent.circuit.is_open
+    if agent.rests or not batch_size:
+        agent.wants_more = not agent.rests
         return False
     claimed = await database.transaction(
         inbox.claim,
@@ -82,7 +82,7 @@ async def claim_trials(
     `looked` keeps, of each type, how far its keys and tenants were looked through.
     """
     for message_type, agent in agents.items():
-        if agent.circuit.probing and not agent.is_paused(message_type):
+        if agent.tries(message_type):
             trial = await database.transaction(
                 trials.claim_trial,
                 handler=agent.handler.message_type,

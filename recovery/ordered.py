@@ -188,7 +188,7 @@ class OrderedClaims:
         if agents:
             return (await self._claim(destination, keys, agents, tell_others=destination is None))[1]
         if destination is None:
-            stopped = [name for name, agent in self._handlers.items() if not agent.takes(name)]  # on every node
+            stopped = [name for name, agent in self._handlers.items() if agent.is_stopped(name)]  # on every node
             await self._database.transaction(ordering.tell, keys, except_types=stopped)
         return []
 

@@ -60,6 +60,7 @@ _HANDLING: Final[Mapping[str, tuple[str, Callable[[HandlingStatistics], float]]]
     "handler_waiting_messages": ("in memory, to be handled", lambda agent: agent.waiting),
     "handler_running_messages": ("being handled", lambda agent: agent.running),
     "handler_buffer_bytes": ("memory that messages of this type take", lambda agent: agent.buffer_bytes),
+    "handler_stuck_threads": ("threads whose handler overran its timeout, still", lambda agent: agent.stuck_threads),
     "handler_paused": ("1 while the handler is paused, or its circuit open", lambda agent: agent.paused),
 }
 _LISTENER_GAUGES: Final = {"down"}

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -19,13 +20,16 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
 
-from durable import Bus, message
+from durable import Bus, Incoming, Middleware, Retry, message
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Envelope
+from durable.errors import StorageUnavailable
 from durable.last_resort import EXIT_NO_MEMBER, EXIT_STUCK
+from durable.middleware import HandleNext
 from durable.outcomes import STORED, Outcome
 from durable.storage import migrator
 from durable.transports.memory import MemoryTransport
@@ -271,6 +275,179 @@ async def test_agent_that_stands_is_reported_and_its_node_joins_again(
     assert any("send a batch has stood" in r.getMessage() and r.levelname == "ERROR" for r in caplog.records)
 
 
+# ---------------------------------------------------------------- threads that handlers do not leave
+
+
+@message("memberships.other")
+class Other(msgspec.Struct):
+    number: int
+
+
+STUCK_SOON: dict[str, Any] = {**QUICK, "step_timeout": timedelta(seconds=6), "drain_timeout": timedelta(seconds=1)}
+
+
+async def problems(bus: Bus) -> str:
+    return "\n".join((await bus.runtime.monitor.look()).problems)
+
+
+class PassThrough(Middleware):
+    """The handler's work is done in steps within it."""
+
+    async def handle(self, incoming: Incoming, call_next: HandleNext) -> object:
+        return await call_next(incoming)
+
+
+@pytest.mark.parametrize("in_steps", [False, True], ids=["in one thread", "in steps"])
+async def test_thread_that_hangs_is_replaced_and_reported(database_url: str, in_steps: bool) -> None:
+    bus = Bus("shop", database_url, **QUICK)
+    go_on, handled = threading.Event(), list[int]()
+
+    @bus.handles(Done, concurrency=2, timeout="1s", retry=Retry(immediate=0, delays=[]))
+    def handle(done: Done, session: Session) -> None:
+        if done.number < 0:
+            go_on.wait(120)
+        handled.append(done.number)
+
+    if in_steps:
+        bus.use(PassThrough())
+    try:
+        async with bus:
+            before = bus.runtime.node_id
+            await send(bus, -1, *range(40))
+            await eventually(lambda: sorted(handled) == list(range(40)), within=40)
+            await eventually(lambda: bus.statistics().handling["memberships.done"].stuck_threads == 1, within=20)
+
+            async def is_reported() -> bool:
+                return "1 threads of handler memberships.done are stuck in messages " in await problems(bus)
+
+            await eventually(is_reported, within=20)
+            await eventually(lambda: waiting(database_url) == 0, within=20)  # it has become a dead letter
+            assert bus.runtime.node_id == before
+            go_on.set()
+            await eventually(lambda: bus.statistics().handling["memberships.done"].stuck_threads == 0, within=20)
+    finally:
+        go_on.set()
+
+
+async def test_node_leaves_a_handler_to_the_others_when_all_its_threads_hang(
+    database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus = Bus("shop", database_url, **STUCK_SOON)
+    go_on, handled, entered = threading.Event(), list[int](), list[int]()
+
+    @bus.handles(Done, concurrency=2, timeout="1s", retry=Retry(immediate=0, delays=[]))
+    def handle(done: Done) -> None:
+        entered.append(done.number)
+        if done.number < 0:
+            go_on.wait(120)
+        handled.append(done.number)
+
+    @bus.handles(Other)
+    async def handle_other(other: Other) -> None:
+        handled.append(other.number)
+
+    try:
+        async with bus:
+            before = bus.runtime.node_id
+            await send(bus, -1, -2)
+            await eventually(lambda: bus.statistics().handling["memberships.done"].stuck_threads == 2, within=20)
+            await send(bus, 1)
+
+            async def is_reported() -> bool:
+                return "2 threads of handler memberships.done are stuck in messages " in await problems(bus)
+
+            await eventually(is_reported, within=20)
+            await eventually(another_node(bus, before), within=30)
+            assert any("handler memberships.done did not end" in record.getMessage() for record in caplog.records)
+            again = bus.runtime.node_id
+            async with bus.unit_of_work() as uow:
+                uow.send(Other(100))
+            await eventually(lambda: 100 in handled, within=20)
+            await asyncio.sleep(8)  # longer than step_timeout: what the former node lost is not lost once more
+            assert (bus.runtime.node_id, sorted(entered)) == (again, [-2, -1])
+            assert waiting(database_url) == 1
+            go_on.set()
+            await eventually(lambda: 1 in handled, within=20)
+    finally:
+        go_on.set()
+
+
+async def test_handler_without_a_connection_is_reported(database_url: str) -> None:
+    settings = {"pool_size": 1, "pool_timeout": "200ms", "health_unattended": "3s"}
+    bus = Bus("shop", database_url, **{**QUICK, **settings})
+    handled: list[int] = []
+
+    @bus.handles(Done, concurrency=1)
+    def handle(done: Done, session: Session) -> None:
+        handled.append(done.number)
+
+    async with bus:
+        taken = await asyncio.to_thread(bus.runtime.sessions.engine_sync.connect)
+        await send(bus, 1)
+
+        async def is_reported() -> bool:
+            return "handler memberships.done has begun nothing for " in await problems(bus)
+
+        await eventually(is_reported, within=30)
+        await asyncio.to_thread(taken.close)
+        await eventually(lambda: handled == [1], within=20)
+
+        async def is_over() -> bool:
+            return "has begun nothing" not in await problems(bus)
+
+        await eventually(is_over, within=20)
+
+
+# ---------------------------------------------------------------- the lock's connection, and that of the tables
+
+
+async def test_start_without_the_connection_of_the_lock_does_not_tell_that_the_bus_has_ended(
+    database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    nobody = "postgresql://postgres@127.0.0.1:1/nobody"
+    bus = Bus("shop", database_url, **QUICK, lock_database_url=nobody, start_timeout=timedelta(seconds=3))
+    with pytest.raises(StorageUnavailable):
+        async with bus:
+            pass
+    assert [record.getMessage() for record in caplog.records if record.levelname == "CRITICAL"] == []
+
+
+def run(database: str, statement: str) -> None:
+    with psycopg.connect(database, autocommit=True) as conn:
+        conn.execute(statement)
+
+
+@pytest.fixture
+def role(database_url: str) -> Iterator[str]:
+    name = f"tables_{os.getpid()}"
+    run(database_url, f"CREATE ROLE {name} SUPERUSER LOGIN PASSWORD 'tables'")
+    yield name
+    run(database_url, f"DROP ROLE {name}")
+
+
+async def test_process_is_no_node_while_only_the_connection_of_the_lock_works(
+    database_url: str, role: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    tables = make_url(database_url).set(username=role, password="tables").render_as_string(hide_password=False)
+    bus = Bus("shop", tables, **QUICK, lock_database_url=database_url)
+
+    def joined() -> int:
+        return sum(" joined" in record.getMessage() for record in caplog.records)
+
+    async with bus:
+        before = bus.runtime.node_id
+        await asyncio.to_thread(run, database_url, f"ALTER ROLE {role} NOLOGIN")
+        await asyncio.to_thread(cut_everything, database_url)
+        await eventually(lambda: bus.runtime.node_id == ANY_NODE, within=20)
+        await asyncio.sleep(3)  # many tries to join
+        assert joined() == 1
+        await asyncio.to_thread(run, database_url, f"ALTER ROLE {role} LOGIN")
+        await eventually(another_node(bus, before), within=20)
+        assert joined() == 2
+        assert sum("took back" in record.getMessage() for record in caplog.records) == 1
+
+
 # ---------------------------------------------------------------- processes
 
 SHOP = """
@@ -395,6 +572,14 @@ async def test_process_whose_handler_refuses_to_end_ends_when_its_membership_is_
     await asyncio.to_thread(cut_membership, database_url)
     assert await process.exit_code() == EXIT_STUCK
     assert process.output.read_text().count("the process ends: ") == 1
+
+
+@pytest.mark.usefixtures("message_waits")
+async def test_process_whose_threads_all_hang_ends(start: Callable[..., Process]) -> None:
+    process = start(HUNG_THREAD, DURABLE_HANDLER_TIMEOUT="1", DURABLE_STEP_TIMEOUT="2")
+    await process.says("begun")
+    assert await process.exit_code() == EXIT_STUCK
+    assert "threads of handler memberships.done did not end" in process.output.read_text()
 
 
 @pytest.mark.usefixtures("message_waits")

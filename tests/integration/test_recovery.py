@@ -16,6 +16,7 @@ from durable import Bus
 from durable.clock import SystemClock
 from durable.envelope import ANY_NODE, NodeId
 from durable.recovery.dormant_nodes import DormantNodes
+from durable.recovery.former import Memberships
 from durable.recovery.membership import Membership
 from durable.settings import load_settings
 from durable.storage import nodes
@@ -174,12 +175,39 @@ async def test_a_node_joins_again_at_once_though_a_batch_is_under_way(make_datab
     async with billing, orders:
         before = billing.runtime.node_id
         with psycopg.connect(theirs) as conn:
-            conn.execute("LOCK TABLE durable.received_ids")
+            # In a thread: it waits for what the agents do in this loop.
+            await asyncio.to_thread(conn.execute, "LOCK TABLE durable.received_ids")
             await place(orders, 1)
             await eventually(lambda: waits_for_a_lock(theirs))
             cut_membership(theirs)
             await eventually(lambda: billing.runtime.node_id not in (before, ANY_NODE))
         await eventually(lambda: not read_books(ours, theirs).violations())
+
+
+async def test_former_memberships_are_bounded_and_taken_back_together(
+    shop: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rows of the oldest ids are left to the sweep."""
+    caplog.set_level("INFO")
+    memberships = Memberships()
+    former = [leftovers.dead_node(shop) for _ in range(103)]
+    for node in former:
+        memberships.owns(node)
+    memberships.died(former[-1])
+    memberships.died(NodeId(77_777))  # it never owned anything
+    orders = iter(range(2_000))
+    for node, count in ((former[0], 3), (former[3], 990), (former[-1], 20)):
+        received = [leftovers.envelope(next(orders)) for _ in range(count)]
+        leftovers.received_orders(shop, shop, received, node)
+    async with Workbench(shop) as bench:
+        await memberships.take_back(bench.database, bench.counters)
+        await memberships.take_back(bench.database, bench.counters)
+    with psycopg.connect(shop) as conn:
+        owned = conn.execute("SELECT owner_id, count(*) FROM durable.incoming_envelopes GROUP BY 1 ORDER BY 1")
+        assert owned.fetchall() == [(ANY_NODE, 1_010), (former[0], 3)]
+    assert registered(shop).keys() == set(former[:3])
+    assert bench.counters[Event.RECOVERED] == 1_010
+    assert sum("took back" in record.getMessage() for record in caplog.records) == 1
 
 
 # ---------------------------------------------------------------- dormant nodes
