@@ -128,7 +128,7 @@ def refuse_unfaithful(message: object, body: bytes, content_type: str) -> None:
         changed = difference(message, read, type(message).__name__)
     except Exception as error:  # of keys of the application's classes, or of parts within parts without end
         raise InvalidMessage(
-            f"{type(message).__qualname__} cannot be sent, as it cannot be compared with what is read: {_said(error)}"
+            f"{type(message).__qualname__} cannot be sent, as it cannot be compared with what is read: {text_of(error)}"
         ) from error
     if changed is not None:
         raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {changed}")
