@@ -35,7 +35,7 @@ CREATE TRIGGER refuse_poison BEFORE INSERT ON durable.incoming_envelopes FOR EAC
 CREATE TRIGGER refuse_poison BEFORE INSERT ON durable.dead_letters FOR EACH ROW
     WHEN (NEW.body = 'poison 22000 twice') EXECUTE FUNCTION refuse_poison();
 """
-# Data, constraints, limits of an index, RAISE in a trigger, a corrupt page, codes of an application, a missing right.
+# Data, constraints, limits of an index, RAISE, a corrupt page, codes of an application, rights, no support.
 REFUSALS = ("22000", "23514", "54000", "P0001", "XX001", "45000", "AC001", "42501", "0A000")
 
 

@@ -186,7 +186,7 @@ SHARES: dict[str, Any] = {"start": "", "weights": {}, "batch_size": 100, "node":
 
 
 def claim_keys(database: Database, side: str, keys: Sequence[str]) -> Any:
-    whose: dict[str, Any] = {"outgoing": {"destination": PEER}, "incoming": {"destination": None}}[side]
+    whose: dict[str, Any] = {"destination": PEER if side == "outgoing" else None}
     types = [MESSAGE_TYPE] if side == "incoming" else []
     return database.transaction(ordering.claim, **whose, keys=keys, message_types=types, batch_size=100, node=NODE)
 
@@ -380,7 +380,7 @@ async def test_code_that_every_row_meets_alike_puts_none_aside(
 ) -> None:
     for lease in await given(database, "incoming", ANY_NODE, place):
         tables.execute("INSERT INTO poison VALUES (%s, 'incoming_envelopes UPDATE', %s)", lease.envelope.id, code)
-    claims = {
+    claims: dict[Callable[[int], Place], Callable[[], Awaitable[object]]] = {
         free: lambda: database.transaction(inbox.claim, message_type=MESSAGE_TYPE, batch_size=100, node=NODE),
         key_of_its_own: lambda: claim_keys(database, "incoming", KEYS),
         tenant_of_its_own: lambda: database.transaction(ordering.claim_shares, message_type=MESSAGE_TYPE, **SHARES),
