@@ -60,6 +60,7 @@ def _claim_share(
     conn: Connection, schema: str, message_type: str, node: NodeId, tenant: str
 ) -> tuple[list[Leased], str]:
     """With the tenant that comes next; '' is the first of all, and with it the round is over."""
+    claimed: list[Leased] = []
     for _ in range(_LOOKS):
         claimed, tenant = ordering.claim_shares(
             conn, schema, message_type=message_type, start=tenant, weights={}, batch_size=1, node=node, is_trial=True

@@ -428,7 +428,7 @@ async def test_start_without_the_connection_of_the_lock_does_not_tell_that_the_b
 
 def run(database: str, statement: str) -> None:
     with psycopg.connect(database, autocommit=True) as conn:
-        conn.execute(statement)
+        conn.execute(statement.encode())
 
 
 @pytest.fixture
