@@ -169,6 +169,12 @@ class Attempts:
         """Is there a thread for another attempt, when as many of them may be stuck as may run?"""
         return self._threads is None or self.stuck_threads < self._concurrency
 
+    @property
+    def has_last_threads(self) -> bool:
+        """Is there a thread left at all? Of a group whose thread is stuck each message is run alone, to find which one
+        hangs: or the same group would be given back and begun again for ever, without an attempt that counts."""
+        return self._threads is None or self.stuck_threads < 2 * self._concurrency
+
     def standing(self) -> Standing | None:
         """How long every thread has been stuck, if the last of them got stuck here."""
         if self.has_threads or not self._has_lost_threads:

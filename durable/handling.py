@@ -361,16 +361,17 @@ class HandlingAgent:
             await self._handle_alone(tasks[0], held)
         elif tasks:
             for task in await self._handle_together(tasks, held):
-                if await self._may_begin(task.lease, held):  # what became of those before may have stopped it
+                # What became of those before may have stopped it.
+                if await self._may_begin(task.lease, held, has_threads=self._attempts.has_last_threads):
                     await self._handle_alone(task, held)
         for lease in taken:
             if _is_suspect(lease):
                 await self._handle_suspect(lease, held)
         return held
 
-    async def _may_begin(self, lease: Leased, held: Held) -> bool:
+    async def _may_begin(self, lease: Leased, held: Held, *, has_threads: bool | None = None) -> bool:
         """Is it this message's turn, is its handler to run, and is it not too late? Otherwise it goes back, or ends."""
-        if lease.envelope.partition_key in self._parked or self._is_stopped(lease):
+        if lease.envelope.partition_key in self._parked or self._is_stopped(lease, has_threads=has_threads):
             held.hold(lease)
             await self._settling.hand_back([lease])
             return False
@@ -379,10 +380,10 @@ class HandlingAgent:
             return False
         return not (lease.envelope.is_late(self._clock.now()) and await self._settling.expire(lease))
 
-    def _is_stopped(self, lease: Leased) -> bool:
+    def _is_stopped(self, lease: Leased, *, has_threads: bool | None = None) -> bool:
         """Is nothing of this message to be begun now? A trial is what finds out whether its handler works again."""
         is_open = self.circuit.is_open and not self.circuit.is_trial(lease)
-        rests = is_open or not self._attempts.has_threads
+        rests = is_open or not (self._attempts.has_threads if has_threads is None else has_threads)
         return rests or self._stopping or self.is_paused(lease.envelope.message_type)
 
     async def _prepare(self, lease: Leased, held: Held) -> Task | None:

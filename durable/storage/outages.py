@@ -66,12 +66,12 @@ def sqlstate(error: DBAPIError) -> str:
 def described(error: BaseException) -> str:
     """The cause in one line: no statement, no parameter, no row."""
     cause = error.orig if isinstance(error, StatementError) and error.orig is not None else error
+    if isinstance(cause, TimeoutError) and not str(cause).strip():
+        return "no answer in time"
     first = cause.args[0] if cause.args and isinstance(cause.args[0], str) else text_of(cause)
     said = first.strip().partition("\n")[0].strip()
     if said.startswith(_ASYNCPGS_STATES):
         return "the connection broke off in the middle of a statement"
-    if not said and isinstance(cause, TimeoutError):
-        return "no answer in time"
     return said or type(cause).__name__
 
 

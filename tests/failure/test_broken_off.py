@@ -17,7 +17,7 @@ import msgspec
 import psycopg
 import pytest
 
-from durable import Bus, Depends, Incoming, Middleware, Retry, message, register_codec, upcaster
+from durable import Bus, Depends, Incoming, Middleware, Retry, codec, message, register_codec, upcaster
 from durable.composing import Outgoing, Send
 from durable.envelope import ANY_NODE, Envelope
 from durable.middleware import HandleNext
@@ -108,7 +108,11 @@ class PeculiarCodec:
         return msgspec.json.decode(body, type=cls)
 
 
-register_codec(PeculiarCodec())
+@pytest.fixture(autouse=True)
+def peculiar_codec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known to these tests alone."""
+    monkeypatch.setattr(codec, "_codecs", dict(codec._codecs))
+    register_codec(PeculiarCodec())
 
 
 class Meddling(Middleware):

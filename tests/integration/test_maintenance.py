@@ -43,7 +43,7 @@ OLD_ROWS = {
 }
 FAIL = """
 CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN RAISE EXCEPTION 'no right to do that' USING ERRCODE = 'insufficient_privilege'; END $$;
+BEGIN RAISE EXCEPTION 'no function for that' USING ERRCODE = 'undefined_function'; END $$;
 """
 
 
