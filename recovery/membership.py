@@ -82,12 +82,19 @@ class Membership:
         try:
             engine = create_engine("postgresql+psycopg://", creator=self._connect, poolclass=pool.NullPool)
             with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
-                node = self._register(conn)
-                self._tell(self._report_joined, node)
-                self._stay(conn, node)
-                conn.execute(self._sql(housekeeping.REMOVE_NODE), {"node": node})
+                try:
+                    self._be_a_node(conn)
+                except BaseException:
+                    conn.invalidate()  # the ROLLBACK of a lost connection fails, and would take the place of the reason
+                    raise
         except BaseException as error:  # whatever ends this thread ends the membership
             self._tell(self._report_failure, error)
+
+    def _be_a_node(self, conn: Connection) -> None:
+        node = self._register(conn)
+        self._tell(self._report_joined, node)
+        self._stay(conn, node)
+        conn.execute(self._sql(housekeeping.REMOVE_NODE), {"node": node})
 
     def _connect(self) -> PsycopgConnection:
         """Without server settings: a pooler refuses them with an error that names no setting of ours."""

@@ -34,6 +34,8 @@ class PsycopgConnection(psycopg.Connection[Any]):
 
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         with _quiet():
+            if options.get("timeout") is not None:  # for notifications: that none comes is no silence
+                return super().wait(gen, *args, **options)
             return super().wait(_bounded(self, gen, self.answer_within), *args, **options)
 
 
@@ -142,13 +144,18 @@ logging.getLogger("psycopg").addFilter(_passes)
 def _bounded(
     connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], gen: Any, seconds: float | None
 ) -> Generator[Any, Any, Any]:
-    """The same steps as `gen`, until the time is over. The driver takes a step several times a second, ready or not."""
+    """The same steps as `gen`, until the time is over. The driver takes a step several times a second, ready or not.
+
+    Past the time it looks once more: while the process stood still, the answer may have come.
+    """
     deadline = None if seconds is None else time.monotonic() + seconds
+    is_late = False
     try:
         wanted = next(gen)
         while True:
             ready = yield wanted
-            if not ready and deadline is not None and time.monotonic() > deadline:
+            was_late, is_late = is_late, not ready and deadline is not None and time.monotonic() > deadline
+            if was_late and is_late:
                 connection.pgconn.finish()
                 raise psycopg.OperationalError(f"no answer within {seconds:g} s; the connection is given up")
             wanted = gen.send(ready)
