@@ -3,12 +3,11 @@
 What is named in `__all__` is public; everything else may change.
 """
 
-from durable.breaker import CircuitBreaker
+from durable.application.circuit_breaker import CircuitBreaker
+from durable.application.handlers import Context, Depends, Incoming
+from durable.application.middleware import HandleNext, Middleware, SendNext
+from durable.application.retry import Retry, RetryAfter
 from durable.bus import Bus
-from durable.codec import Codec, register_codec
-from durable.codecs.json import JsonCodec
-from durable.codecs.msgpack import MsgpackCodec
-from durable.composing import Outgoing
 from durable.envelope import Envelope
 from durable.errors import (
     DurableError,
@@ -30,14 +29,15 @@ from durable.errors import (
     UnknownMessageType,
     WiringError,
 )
-from durable.handlers import Context, Depends, Incoming
-from durable.messages import message
-from durable.middleware import HandleNext, Middleware, SendNext
-from durable.outbox import Outbox
-from durable.retry import Retry, RetryAfter
+from durable.messages.codec import Codec, register_codec
+from durable.messages.codecs.json import JsonCodec
+from durable.messages.codecs.msgpack import MsgpackCodec
+from durable.messages.registry import message
+from durable.messages.upcasting import upcaster
+from durable.outbox.envelope_factory import Outgoing
+from durable.outbox.outbox import Outbox
+from durable.outbox.unit_of_work import UnitOfWork
 from durable.settings import Settings
-from durable.unit_of_work import UnitOfWork
-from durable.upcasting import upcaster
 from durable.version import __version__
 
 __all__ = [

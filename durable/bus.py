@@ -24,29 +24,29 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
-from durable import serving
-from durable.application import Application, Listening
+from durable.application.application import Application, Listening
+from durable.application.circuit_breaker import CircuitBreaker
+from durable.application.cron import Missed
+from durable.application.handlers import Handler, OnDeadLetter, OnExpiry, refuse_verdicts
+from durable.application.middleware import Group, Middleware
+from durable.application.retry import ByError, Retry, RetryAfter
+from durable.application.schedules import Factory, declare
+from durable.application.signatures import dotted_name
 from durable.arguments import checked, checked_names, length_of_time, refuse_unknown
-from durable.breaker import CircuitBreaker
-from durable.composing import SendOptions, due_time
-from durable.cron import Missed
 from durable.duration import Duration
 from durable.errors import InvalidMessage, InvalidSetting, WiringError
-from durable.handlers import Handler, OnDeadLetter, OnExpiry, refuse_verdicts
 from durable.kinds import shown
-from durable.messages import name_of
-from durable.middleware import Group, Middleware
-from durable.outbox import Outbox
-from durable.retry import ByError, Retry, RetryAfter
+from durable.messages.registry import name_of
+from durable.outbox.envelope_factory import SendOptions, due_time
+from durable.outbox.outbox import Outbox
+from durable.outbox.unit_of_work import Scope, UnitOfWork
+from durable.process import serving
 from durable.runtime import Runtime
-from durable.schedules import Factory, declare
 from durable.settings import Settings, load_settings
-from durable.signatures import dotted_name
 from durable.statistics import Statistics
 from durable.storage import circuits, delayed, schedules
 from durable.storage.circuits import Kind
 from durable.transports.base import Transport
-from durable.unit_of_work import Scope, UnitOfWork
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -216,7 +216,7 @@ class Bus:
         the spans. Raises InvalidSetting when `durable-bus[tracing]` is not installed.
         """
         try:
-            from durable.tracing import Tracing
+            from durable.application.tracing import Tracing
         except ImportError as error:
             raise InvalidSetting(f"trace() needs {error.name}; run: pip install 'durable-bus[tracing]'") from error
         if provider is not None and not hasattr(provider, "get_tracer"):
@@ -233,7 +233,7 @@ class Bus:
         `durable-bus[tracing]` is not installed.
         """
         try:
-            from durable.metrics.meters import Meters, Source
+            from durable.observability.metrics.meters import Meters, Source
         except ImportError as error:
             raise InvalidSetting("meter() needs opentelemetry; run: pip install 'durable-bus[tracing]'") from error
         if provider is not None and not hasattr(provider, "get_meter"):

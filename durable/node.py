@@ -5,7 +5,7 @@ stop    listeners -> receiving, handlers -> senders: drain, each within drain_ti
         and leave
 lost    the membership is gone: everything in memory is dropped, because others have the rows
 stands  an agent has stood still for too long: as if it were lost, and the lock is given up
-stuck   something does not end although it is cancelled again and again: see durable.life
+stuck   something does not end although it is cancelled again and again: see durable.process.life
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from durable.application import Application, Transports
-from durable.attempts import Attempts
+from durable.agents.attempts import Attempts
+from durable.agents.dispatcher import Lanes
+from durable.agents.handling import HandlingAgent
+from durable.agents.pace import Standing
+from durable.agents.receiving import ReceivingAgent
+from durable.agents.sending import SendingAgent
+from durable.agents.stuck_threads import StuckThreads
+from durable.application.application import Application, Transports
 from durable.clock import Clock
-from durable.composing import Composer
-from durable.crew import BrokeOff, Crew, Stuck, contained, end, raise_if_cancelled
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
 from durable.errors import InvalidSetting, StorageUnavailable, said
 from durable.failpoints import failpoint
-from durable.handling import HandlingAgent
-from durable.lanes import Lanes
-from durable.pace import Standing
-from durable.receiving import ReceivingAgent
+from durable.messages.routing import LOCAL
+from durable.outbox.envelope_factory import Composer
+from durable.outbox.sessions import Sessions
 from durable.recovery.agent import RecoveryAgent
 from durable.recovery.former import Memberships
 from durable.recovery.idle_addresses import IdleAddresses
 from durable.recovery.membership import Membership
 from durable.recovery.ordered import OrderedClaims
 from durable.recovery.recurring import Recurring
-from durable.routing import LOCAL
-from durable.sending import SendingAgent
-from durable.sessions import Sessions
 from durable.settings import Settings
 from durable.storage import leases
 from durable.storage.database import Database, answer
 from durable.storage.outbox import Sent
-from durable.storage.recovery_statements import INCOMING, OUTGOING
-from durable.stuck_threads import StuckThreads
+from durable.storage.sql.recovery import INCOMING, OUTGOING
+from durable.tasks.crew import BrokeOff, Crew, Stuck, contained, end, raise_if_cancelled
 from durable.telemetry import Counters, Subject, log
 from durable.transports.base import Listener
 

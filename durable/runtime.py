@@ -10,40 +10,40 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
-from durable import in_flight
-from durable.application import Application, Transports
+from durable.agents import startup_check as in_flight
+from durable.agents.receiving import LeftToOthers, ReceivingAgent
+from durable.agents.stuck_threads import StuckThreads
+from durable.agents.waking import Waker
+from durable.application.application import Application, Transports
 from durable.clock import Clock, SystemClock
-from durable.composing import Composer
-from durable.crew import contained, end, in_time
 from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.errors import InvalidSetting
-from durable.life import Life
-from durable.loop_watch import LoopWatch
-from durable.monitor import Monitor
 from durable.node import Node
-from durable.receiving import LeftToOthers, ReceivingAgent
+from durable.observability.loop_watch import LoopWatch
+from durable.observability.monitor import Monitor
+from durable.outbox.envelope_factory import Composer
+from durable.outbox.sessions import Sessions
+from durable.outbox.transactions import Ending
+from durable.outbox.unit_of_work import Scope
+from durable.process.life import Life
+from durable.process.starting import once_it_answers
 from durable.recovery.former import Memberships
-from durable.sessions import Sessions
 from durable.settings import Settings
-from durable.starting import once_it_answers
 from durable.statistics import Statistics
 from durable.storage import migrator
 from durable.storage.database import Database
 from durable.storage.outbox import Sent
-from durable.stuck_threads import StuckThreads
+from durable.tasks.crew import contained, end, in_time
 from durable.telemetry import Counters, Subject, log
-from durable.transactions import Ending
 from durable.transports.base import Receiver, Transport
-from durable.transports.tcp import TcpTransport
-from durable.unit_of_work import Scope
-from durable.waking import Waker
+from durable.transports.tcp.transport import TcpTransport
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
     from starlette.applications import Starlette
 
-    from durable.metrics.server import MetricsServer
-    from durable.transports.http import HttpTransport
+    from durable.observability.metrics.server import MetricsServer
+    from durable.transports.http.transport import HttpTransport
 
 _CLOSING_SECONDS: Final = 5.0  # for connections that may be broken
 _STORE_AGAIN_SECONDS: Final = 0.5
@@ -110,7 +110,7 @@ class Runtime:
     def http(self) -> HttpTransport:
         """Raises InvalidSetting when what it is built on is not installed."""
         try:
-            from durable.transports.http import HttpTransport
+            from durable.transports.http.transport import HttpTransport
         except ImportError as error:
             raise _not_installed("http://", "http", error) from error
         return HttpTransport(self.settings, service=self.application.service, messages=self._handled)
@@ -118,21 +118,21 @@ class Runtime:
     def metrics_app(self, monitor: Callable[[], Monitor], others: Collector | None = None) -> Starlette:
         """Raises InvalidSetting when what it is built on is not installed."""
         try:
-            from durable.metrics.server import make_app
+            from durable.observability.metrics.server import make_app
         except ImportError as error:
             raise _not_installed("metrics_app()", "metrics", error) from error
         return make_app(monitor, others)
 
     def _metrics_server(self) -> MetricsServer:
         try:
-            from durable.metrics.server import MetricsServer
+            from durable.observability.metrics.server import MetricsServer
         except ImportError as error:
             raise _not_installed("metrics_port", "metrics", error) from error
         return MetricsServer(self.monitor, self.settings)
 
     def _rabbitmq(self) -> Transport:
         try:
-            from durable.transports.rabbitmq import RabbitTransport
+            from durable.transports.rabbitmq.transport import RabbitTransport
         except ImportError as error:
             raise _not_installed("rabbitmq://", "rabbitmq", error) from error
         return RabbitTransport(self.settings, service=self.application.service, messages=self._handled)

@@ -377,7 +377,7 @@ class Settings(BaseSettings):
 
 
 class Limits(TypedDict):
-    """What one envelope may be: for durable.screening."""
+    """What one envelope may be: for durable.messages.validation."""
 
     max_message_bytes: int
     max_headers: int

@@ -9,11 +9,11 @@ from datetime import timedelta
 from itertools import chain
 from typing import Final
 
-from durable.crew import Crew, raise_if_cancelled
+from durable.agents.handling import HandlingAgent
+from durable.agents.pace import Pace
+from durable.agents.receiving import ReceivingAgent
+from durable.agents.sending import SendingAgent
 from durable.envelope import Lease, NodeId
-from durable.handling import HandlingAgent
-from durable.pace import Pace
-from durable.receiving import ReceivingAgent
 from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten import Forgotten
 from durable.recovery.idle_addresses import IdleAddresses
@@ -25,14 +25,14 @@ from durable.recovery.recurring import Recurring
 from durable.recovery.scheduled import expire, promote_due
 from durable.recovery.shares import Shares
 from durable.recovery.troubles import Troubles
-from durable.sending import SendingAgent
 from durable.settings import Settings
 from durable.storage import circuits, delayed
 from durable.storage.circuits import Kind
 from durable.storage.database import Database
 from durable.storage.leases import Burials
-from durable.storage.recovery_statements import INCOMING, OUTGOING
+from durable.storage.sql.recovery import INCOMING, OUTGOING
 from durable.storage.trials import Looked
+from durable.tasks.crew import Crew, raise_if_cancelled
 from durable.telemetry import Counters
 
 Story = Callable[[], Awaitable[None]]

@@ -13,7 +13,7 @@ from durable.settings import Settings
 from durable.storage import leases, nodes
 from durable.storage.database import Database
 from durable.storage.locks import Job, try_lock
-from durable.storage.recovery_statements import INCOMING, OUTGOING
+from durable.storage.sql.recovery import INCOMING, OUTGOING
 from durable.telemetry import Counters, Event, log
 
 

@@ -8,7 +8,7 @@ from durable.envelope import Lease, NodeId
 from durable.recovery.policy import ForgottenPolicy
 from durable.storage import leases
 from durable.storage.database import Database
-from durable.storage.recovery_statements import Recovery
+from durable.storage.sql.recovery import Recovery
 from durable.telemetry import Counters, Event, log
 
 Held = Callable[[], set[Lease]]

@@ -3,7 +3,7 @@
     owns      its rows are to be taken back, unless it released them itself in good order; one that ended before is
               forgotten at once
     died      an agent of it stood, or did not end: what it owned counts as interrupted, and a message that does this
-              again and again is found (durable.handling)
+              again and again is found (durable.agents.handling)
 
 The others need not wait for its heartbeat to grow old: this process knows that it has given up that id. Whatever goes
 on under it all the same cannot commit, since every row that is taken back gets a new epoch.
@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 from durable.envelope import NodeId
 from durable.storage import leases, nodes
 from durable.storage.database import Database
-from durable.storage.recovery_statements import INCOMING, OUTGOING
+from durable.storage.sql.recovery import INCOMING, OUTGOING
 from durable.telemetry import Counters, Event, log
 
 _RELEASE_AT_ONCE: Final = 1_000

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 
-from durable.sending import SendingAgent
+from durable.agents.sending import SendingAgent
 from durable.settings import Settings
 from durable.storage import circuits, outbox
 from durable.storage.circuits import Kind

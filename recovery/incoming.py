@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 
 from sqlalchemy import Connection
 
+from durable.agents.handling import HandlingAgent
 from durable.envelope import Leased, NodeId
-from durable.handling import HandlingAgent
 from durable.recovery.outgoing import rounds
 from durable.settings import Settings
 from durable.storage import inbox, leases, nodes, trials
 from durable.storage.database import Database
-from durable.storage.recovery_statements import INCOMING
 from durable.storage.rows import Letter
+from durable.storage.sql.recovery import INCOMING
 from durable.telemetry import Counters, Event, log
 
 ClaimOfType = Callable[[Connection, str, str, NodeId], list[Leased]]

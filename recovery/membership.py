@@ -23,11 +23,11 @@ from sqlalchemy.exc import DBAPIError
 from durable.envelope import NodeId
 from durable.errors import InvalidSetting, LeaseLost, StorageUnavailable
 from durable.settings import Settings
-from durable.storage import housekeeping
 from durable.storage.answering import PsycopgConnection
 from durable.storage.database import channel, lock_url
 from durable.storage.locks import nodes_class
-from durable.storage.statements import Statement
+from durable.storage.sql import housekeeping
+from durable.storage.sql.messages import Statement
 from durable.telemetry import log
 from durable.version import __version__
 

@@ -1,4 +1,4 @@
-"""Claims what comes in an order, for the agents of this node: a key at a time, a run of each (durable.ordering).
+"""Claims what comes in an order, for the agents of this node: a key at a time, a run of each (messages.ordering).
 
 hinted    a key got its first row here, or the last that was in memory is finished: claimed at once, by name
 looked    the keys that have unowned rows, lane by lane: what other nodes left, what was released, promoted or resumed
@@ -25,10 +25,10 @@ from typing import Final
 
 from sqlalchemy import Connection
 
+from durable.agents.handling import HandlingAgent
+from durable.agents.sending import SendingAgent
 from durable.envelope import Leased, NodeId
-from durable.handling import HandlingAgent
 from durable.recovery.incoming import bury_unknown
-from durable.sending import SendingAgent
 from durable.settings import Settings
 from durable.storage import ordering
 from durable.storage.database import Database

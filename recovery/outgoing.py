@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from durable.agents.sending import SendingAgent
 from durable.envelope import NodeId
-from durable.sending import SendingAgent
 from durable.settings import Settings
 from durable.storage import leases, outbox
 from durable.storage.database import Database
-from durable.storage.recovery_statements import OUTGOING
+from durable.storage.sql.recovery import OUTGOING
 from durable.telemetry import Counters, Event
 
 AgentFor = Callable[[str], SendingAgent | None]

@@ -15,20 +15,20 @@ from typing import Final
 
 from sqlalchemy import Connection
 
-from durable.composing import Composer
-from durable.crew import BrokeOff, raise_if_cancelled
-from durable.cron import Pause, look
+from durable.application.cron import Pause, look
+from durable.application.schedules import Schedule
 from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.errors import StorageUnavailable
 from durable.failpoints import failpoint
-from durable.routing import LOCAL
-from durable.schedules import Schedule
+from durable.messages.routing import LOCAL
+from durable.outbox.envelope_factory import Composer
 from durable.storage import outbox
 from durable.storage import schedules as storage
 from durable.storage.database import Database
 from durable.storage.outbox import Sent
 from durable.storage.rows import storable
 from durable.storage.schedules import Declaration, Due, Row
+from durable.tasks.crew import BrokeOff, raise_if_cancelled
 from durable.telemetry import Counters, Event, log
 
 _TRY_AGAIN_AFTER: Final = timedelta(minutes=1)

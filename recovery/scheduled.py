@@ -9,7 +9,7 @@ from durable.storage import leases
 from durable.storage.database import Database
 from durable.storage.expiry import bury
 from durable.storage.leases import NO_BURIALS, Burials
-from durable.storage.recovery_statements import INCOMING, OUTGOING
+from durable.storage.sql.recovery import INCOMING, OUTGOING
 from durable.telemetry import Counters, Event
 
 _BURIED_AT_ONCE = 100  # each is a statement of its own

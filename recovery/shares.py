@@ -8,11 +8,11 @@ from functools import partial
 
 from sqlalchemy import Connection
 
+from durable.agents.handling import HandlingAgent
+from durable.agents.sending import SendingAgent
 from durable.envelope import Leased, NodeId
-from durable.handling import HandlingAgent
 from durable.recovery.incoming import bury_unknown
 from durable.recovery.outgoing import AgentFor, rounds
-from durable.sending import SendingAgent
 from durable.settings import Settings
 from durable.storage import ordering
 from durable.storage.database import Database

@@ -11,7 +11,7 @@
     GOODBYE      either   nothing new from me; what is under way will be finished
 
 Each is an array on the wire: later versions add fields at the end, which earlier ones skip. What is said when is told
-in durable.transports.conversation, how it becomes bytes in durable.transports.wire.
+in durable.transports.tcp.conversation, how it becomes bytes in durable.transports.wire.
 """
 
 from __future__ import annotations

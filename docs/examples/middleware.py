@@ -7,7 +7,7 @@ from uuid import UUID
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from durable import Bus, HandleNext, Incoming, Middleware, Outgoing, SendNext, message
-from durable.middlewares import Logging, Validation
+from durable.application.middlewares import Logging, Validation
 
 
 @message("shop.order-placed")

@@ -14,21 +14,13 @@ from typing import Annotated, NamedTuple, NoReturn
 import typer
 from sqlalchemy.exc import DBAPIError
 
-from durable.cli import (
-    dead_letters,
-    demo,
-    doctor,
-    inspect,
-    migrate,
-    pauses,
-    pipeline,
-    replay_local,
-    run,
-    scheduled,
-    send,
-    topology,
-)
+from durable.cli import demo, inspect, migrate, pauses, run, send, topology
+from durable.cli.dead_letters import commands as dead_letters
+from durable.cli.dead_letters import debug as replay_local
+from durable.cli.doctor import commands as doctor
 from durable.cli.output import one_line
+from durable.cli.pipeline import commands as pipeline
+from durable.cli.scheduled import commands as scheduled
 from durable.errors import DurableError, StorageUnavailable, UndecodableMessages, WiringError
 from durable.version import __version__
 

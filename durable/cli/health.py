@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from durable import health
 from durable.envelope import NodeId
-from durable.health import NodeState
+from durable.observability import health
+from durable.observability.health import NodeState
 from durable.recovery.policy import DormancyPolicy
 from durable.settings import Settings
 from durable.storage.gauges import Side

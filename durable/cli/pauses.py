@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from durable.application import Application
+from durable.application.application import Application
 from durable.bus import Bus
 from durable.cli.arguments import parse_duration
 from durable.cli.output import age, print_json

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from durable.cli.output import progress
+from durable.dead_letters.bulk import Change, Count, Run, change_all
 from durable.errors import StorageUnavailable
-from durable.resolving import Change, Count, Run, change_all
 from durable.settings import Settings
 from durable.storage import migrator
 from durable.storage.database import Database

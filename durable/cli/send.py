@@ -10,14 +10,14 @@ from uuid import UUID
 
 import typer
 
-from durable import codec
 from durable.bus import Bus
 from durable.cli.arguments import parse_duration
 from durable.cli.output import print_json
 from durable.cli.target import BusName, Debug, Json, load_bus
-from durable.composing import SendOptions
 from durable.errors import InvalidMessage, InvalidSetting
-from durable.messages import class_of
+from durable.messages import codec
+from durable.messages.registry import class_of
+from durable.outbox.envelope_factory import SendOptions
 from durable.storage.outages import translated
 
 MessageType = Annotated[str, typer.Argument(metavar="TYPE", help="the registered name, such as orders.order-placed")]

@@ -20,11 +20,11 @@ from durable.bus import Bus
 from durable.cli.output import Block, Table, print_blocks, print_json
 from durable.cli.target import BusName, Debug, Json, load_bus
 from durable.errors import TransportError
-from durable.transports import rabbitmq_address as addresses
-from durable.transports.rabbitmq_topology import Exchange, Queue, Topology, listening, sending, targeted, union
+from durable.transports.rabbitmq import address as addresses
+from durable.transports.rabbitmq.topology import Exchange, Queue, Topology, listening, sending, targeted, union
 
 if TYPE_CHECKING:
-    from durable.transports.rabbitmq_declaring import Found
+    from durable.transports.rabbitmq.declaring import Found
 
 Apply = Annotated[bool, typer.Option("--apply", help="declare what is missing; what is there stays as it is")]
 
@@ -80,8 +80,8 @@ async def survey(bus: Bus, name: str, topology: Topology, *, apply: bool = False
     Raises InvalidSetting when something cannot be declared, TransportError when the broker cannot be reached.
     """
     # Imported where they are known to be there: aio-pika is optional.
-    from durable.transports.rabbitmq_broker import Brokers
-    from durable.transports.rabbitmq_declaring import declare, inspect
+    from durable.transports.rabbitmq.broker import Brokers
+    from durable.transports.rabbitmq.declaring import declare, inspect
 
     seconds = bus.settings.connect_timeout.total_seconds()
     broker = Brokers(bus.settings, bus.service)[name]

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from durable.cli.output import Block, Table, age
-from durable.health import NodeState, node_states
+from durable.observability.health import NodeState, node_states
 from durable.storage.circuits import Kind, OpenCircuit
 from durable.storage.leases import Backlog
 from durable.storage.status import Picture

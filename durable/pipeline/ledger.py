@@ -26,11 +26,11 @@ with needs_spark():
     from pyspark.sql import DataFrame
     from pyspark.sql import functions as F
 
+from durable.messages.routing import LOCAL
 from durable.pipeline import places
 from durable.pipeline.lake import Lake, file_schema
 from durable.pipeline.matching import Edges, widened
 from durable.pipeline.rows import records
-from durable.routing import LOCAL
 
 pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
 

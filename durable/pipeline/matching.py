@@ -25,10 +25,10 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from durable.messages.routing import LOCAL
 from durable.pipeline.lake import NO_SPAN, Span
 from durable.pipeline.rows import records
 from durable.pipeline.transform import uuid_text
-from durable.routing import LOCAL
 
 FINDINGS: Final = ("lost", "twice", "alien", "late", "open")
 _SPAN_DDL: Final = "{key} STRING, begin TIMESTAMP, end TIMESTAMP"

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute
 
-from durable.digest import message_digest
 from durable.envelope import JSON
 from durable.errors import InvalidSetting
-from durable.routing import LOCAL
+from durable.messages.digest import message_digest
+from durable.messages.routing import LOCAL
 from durable.settings import suggestion
 
 if TYPE_CHECKING:

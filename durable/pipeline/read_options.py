@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from durable.errors import InvalidSetting
 from durable.pipeline.columns import COLUMNS, READABLE, Column
 from durable.settings import load_settings, suggestion
-from durable.storage.archive_statements import BY_TRANSACTION
+from durable.storage.sql.archive import BY_TRANSACTION
 
 _KNOWN = ("url", "schema", "table", "columns", "snapshot", "partitions", "max_rows", "start")
 

@@ -1,6 +1,6 @@
 """The rules of send(), for whole Arrow batches.
 
-`durable.screening` says what an envelope must be like. To ask it about each of a million rows would take longer than to
+Rules for an envelope are in `messages.validation`. To ask them of each of a million rows would take longer than to
 store them; so a few comparisons over columns find the rows that it might refuse, and only these are asked about.
 """
 
@@ -16,8 +16,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute
 
-from durable import screening
 from durable.envelope import Envelope
+from durable.messages import validation as screening
 from durable.pipeline.publishable import IDS, NEVER_NULL, TEXTS, TIMES
 
 pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them

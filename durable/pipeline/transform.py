@@ -23,7 +23,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from durable.routing import LOCAL
+from durable.messages.routing import LOCAL
 
 LATENCIES: Final = ("commit_to_stored", "stored_to_handled", "commit_to_handled")
 COUNTS: Final = ("sent", "handled", "dead_lettered", "expired", "retried", "interrupted")

@@ -20,9 +20,9 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import Connection
 
-from durable.storage import archive_statements as statements
 from durable.storage.locks import Job, jobs_class
 from durable.storage.slices import relation
+from durable.storage.sql import archive as statements
 
 _KEEP_COMMITS: Final = timedelta(days=365)
 

@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 
 from durable.duration import within_calendar
 from durable.envelope import NodeId
-from durable.storage import circuit_statements
 from durable.storage.database import channel
+from durable.storage.sql import circuits as circuit_statements
 
 
 class Kind(StrEnum):

@@ -20,12 +20,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import QueuePool
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
-from durable.cancelling import end_if_cancelled
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
 from durable.storage.engines import Limits, make_async_engine
 from durable.storage.outages import keeping_cancellation, translated
+from durable.tasks.cancelling import end_if_cancelled
 from durable.telemetry import log
 
 P = ParamSpec("P")

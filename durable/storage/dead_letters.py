@@ -20,11 +20,11 @@ import msgspec
 from sqlalchemy import Connection, Row
 
 from durable.envelope import JSON, Envelope, Leased, NodeId
-from durable.storage import letter_statements as statements
 from durable.storage import maintenance
 from durable.storage.database import channel
 from durable.storage.isolation import isolated, left_alone, tried
-from durable.storage.statements import Statement
+from durable.storage.sql import dead_letters as statements
+from durable.storage.sql.messages import Statement
 
 Side = Literal["incoming", "outgoing"]
 

@@ -16,11 +16,11 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row
 
-from durable.storage import schedule_statements as statements
 from durable.storage.database import channel
 from durable.storage.dead_letters import Resolved, Stretch, Survey, in_stretches
-from durable.storage.schedule_statements import Waiting
-from durable.storage.statements import Statement
+from durable.storage.sql import schedules as statements
+from durable.storage.sql.messages import Statement
+from durable.storage.sql.schedules import Waiting
 
 Side = Literal["incoming", "outgoing"]
 SIDES: Final[tuple[Side, ...]] = get_args(Side)

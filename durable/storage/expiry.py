@@ -17,8 +17,8 @@ from durable.storage import inbox, outbox
 from durable.storage.isolation import batch, quarantining
 from durable.storage.leases import Burials
 from durable.storage.outbox import Expiry
-from durable.storage.recovery_statements import INCOMING, READ_CLOCK, Recovery
 from durable.storage.rows import Letter, leased
+from durable.storage.sql.recovery import INCOMING, READ_CLOCK, Recovery
 
 _BEFORE_HANDLED = "expired before it was handled"
 _BEFORE_SENT = "expired before it was sent"

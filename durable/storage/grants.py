@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from durable.storage import housekeeping
+from durable.storage.sql import housekeeping
 
 
 def runtime_sql(schema: str, role: str) -> str:

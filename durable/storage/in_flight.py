@@ -10,7 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from durable.storage.statements import FREE_INCOMING, QUEUED_INCOMING, Statement
+from durable.storage.sql.messages import FREE_INCOMING, QUEUED_INCOMING, Statement
 
 _COLUMNS: Final = "seq, id, endpoint, message_type, content_type, body, execution_time IS NOT NULL AS is_scheduled"
 _NOT_EXPIRED: Final = "(deliver_by IS NULL OR deliver_by > now())"

@@ -10,15 +10,14 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection, Row
 
-from durable.digest import message_digest
 from durable.duration import within_calendar
 from durable.envelope import Envelope, Lease, Leased, NodeId
-from durable.ordering import FREE, Place
-from durable.storage import circuits, statements
+from durable.messages.digest import message_digest
+from durable.messages.ordering import FREE, Place
+from durable.storage import circuits
 from durable.storage.circuits import Kind
 from durable.storage.isolation import batch, isolated, quarantining, refusals_named
 from durable.storage.leases import fence
-from durable.storage.recovery_statements import INCOMING
 from durable.storage.rows import (
     KEPT_ATTEMPTS,
     Failure,
@@ -29,7 +28,9 @@ from durable.storage.rows import (
     queueing_columns,
     storable,
 )
-from durable.storage.statements import Statement
+from durable.storage.sql import messages as statements
+from durable.storage.sql.messages import Statement
+from durable.storage.sql.recovery import INCOMING
 
 Key = tuple[UUID, str]
 """Id and endpoint: what makes an envelope the same envelope to a receiver."""

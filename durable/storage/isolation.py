@@ -25,9 +25,9 @@ from sqlalchemy.exc import DBAPIError
 from durable.envelope import Lease, NodeId
 from durable.errors import InvalidMessage
 from durable.storage.outages import is_passing, sqlstate
-from durable.storage.recovery_statements import REFUSED_OWNER, Recovery
 from durable.storage.rows import Letter, storable
-from durable.storage.statements import Batched
+from durable.storage.sql.messages import Batched
+from durable.storage.sql.recovery import REFUSED_OWNER, Recovery
 from durable.telemetry import log
 
 R = TypeVar("R")

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from durable.envelope import ANY_NODE, Lease, NodeId
 from durable.storage.isolation import count, isolated, quarantining
-from durable.storage.recovery_statements import INCOMING, Recovery
+from durable.storage.sql.recovery import INCOMING, Recovery
 
 
 class Backlog(NamedTuple):

@@ -14,7 +14,7 @@ import zlib
 
 from sqlalchemy import Connection
 
-from durable.storage.housekeeping import TRY_JOB_LOCK
+from durable.storage.sql.housekeeping import TRY_JOB_LOCK
 
 
 class Job(enum.IntEnum):

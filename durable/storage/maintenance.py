@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import Connection
 
-from durable.storage import housekeeping
 from durable.storage.isolation import count, left_alone
 from durable.storage.locks import Job, try_lock
-from durable.storage.statements import Batched
+from durable.storage.sql import housekeeping
+from durable.storage.sql.messages import Batched
 
 IDS: Final = "received_ids"
 HISTORY: Final = "envelope_history"

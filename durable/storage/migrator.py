@@ -14,8 +14,8 @@ from sqlalchemy import Connection, create_engine, pool, text
 
 from durable.errors import SchemaMismatch
 from durable.storage.answering import CLIENT_KEEPALIVES
-from durable.storage.housekeeping import LOCK_JOB, READ_VERSION, VERSION_TABLE_EXISTS
 from durable.storage.locks import Job, jobs_class
+from durable.storage.sql.housekeeping import LOCK_JOB, READ_VERSION, VERSION_TABLE_EXISTS
 
 SCHEMA_VERSION = "0001"
 """The Alembic revision that this code reads and writes."""

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from durable.envelope import NodeId
-from durable.storage import housekeeping
 from durable.storage.locks import nodes_class
+from durable.storage.sql import housekeeping
 
 
 class Node(NamedTuple):

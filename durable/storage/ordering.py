@@ -1,4 +1,4 @@
-"""Claims of rows that come in an order, and of rows that are shared out. The argument is in durable.ordering.
+"""Claims of rows that come in an order, and of rows that are shared out. The argument is in durable.messages.ordering.
 
 A lane is what is looked through for keys: the rows of one message type in the inbox, or of one destination in the
 outbox. A key has one order whatever the types of its messages, so a key of the inbox may be found in several lanes.
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from durable.envelope import Lease, Leased, NodeId
-from durable.storage import ordering_statements as statements
-from durable.storage import recovery_statements
 from durable.storage.database import channel
 from durable.storage.isolation import batch, isolated, quarantining
 from durable.storage.locks import keys_class
-from durable.storage.ordering_statements import INCOMING, OUTGOING
-from durable.storage.recovery_statements import Recovery
 from durable.storage.rows import leased
+from durable.storage.sql import ordering as statements
+from durable.storage.sql import recovery as recovery_statements
+from durable.storage.sql.ordering import INCOMING, OUTGOING
+from durable.storage.sql.recovery import Recovery
 
 
 class Lane(NamedTuple):

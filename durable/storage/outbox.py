@@ -8,15 +8,15 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row
 
-from durable.digest import message_digest
 from durable.envelope import Envelope, Lease, Leased, NodeId
-from durable.ordering import FREE, Place
-from durable.storage import statements
+from durable.messages.digest import message_digest
+from durable.messages.ordering import FREE, Place
 from durable.storage.database import channel
 from durable.storage.isolation import batch, isolated, left_alone, quarantining
 from durable.storage.leases import fence
-from durable.storage.recovery_statements import OUTGOING
 from durable.storage.rows import Letter, envelope_columns, leased, queueing_columns
+from durable.storage.sql import messages as statements
+from durable.storage.sql.recovery import OUTGOING
 
 
 class Sent(NamedTuple):

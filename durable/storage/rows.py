@@ -11,10 +11,10 @@ from typing import Any, Final, Self
 import msgspec
 from sqlalchemy import Row
 
-from durable.digest import fingerprint
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
 from durable.errors import text_of
-from durable.ordering import Place
+from durable.messages.digest import fingerprint
+from durable.messages.ordering import Place
 
 KEPT_ATTEMPTS: Final = 20
 """Failed attempts of one message that are kept, the last ones."""

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from durable.envelope import NodeId
-from durable.storage import schedule_statements as statements
 from durable.storage.database import channel
+from durable.storage.sql import schedules as statements
 
 
 class Declaration(NamedTuple):

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 
 from sqlalchemy import Connection, Engine
 
-from durable.storage import archive_statements as statements
+from durable.storage.sql import archive as statements
 
 
 class Snapshot(NamedTuple):

@@ -10,10 +10,11 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from durable.envelope import NodeId
-from durable.storage import circuits, gauges, housekeeping, leases
+from durable.storage import circuits, gauges, leases
 from durable.storage.gauges import Gauges
 from durable.storage.leases import Backlog
-from durable.storage.recovery_statements import INCOMING, OUTGOING, Recovery
+from durable.storage.sql import housekeeping
+from durable.storage.sql.recovery import INCOMING, OUTGOING, Recovery
 
 
 class Server(NamedTuple):

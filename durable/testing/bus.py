@@ -10,15 +10,15 @@ from uuid import UUID
 
 import msgspec
 
-from durable import screening
 from durable.arguments import checked_class
 from durable.bus import Bus
-from durable.composing import Composer, SendOptions
 from durable.envelope import ANY_NODE, Envelope, Leased
 from durable.errors import WiringError
-from durable.messages import name_of
+from durable.messages import validation as screening
+from durable.messages.registry import name_of
+from durable.messages.routing import LOCAL
+from durable.outbox.envelope_factory import Composer, SendOptions
 from durable.outcomes import STORED, Duplicate, Outcome
-from durable.routing import LOCAL
 from durable.storage.leases import Burials
 from durable.storage.rows import Letter
 from durable.telemetry import Event

@@ -22,10 +22,10 @@ import signal
 from typing import Literal
 from uuid import UUID
 
-from durable.composing import Outgoing
+from durable.application.handlers import Incoming
+from durable.application.middleware import HandleNext, Middleware, SendNext
 from durable.errors import InvalidSetting
-from durable.handlers import Incoming
-from durable.middleware import HandleNext, Middleware, SendNext
+from durable.outbox.envelope_factory import Outgoing
 
 
 class ChaosError(Exception):

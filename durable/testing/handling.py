@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
-from durable.attempts import Attempts, Task
+from durable.agents.attempts import Attempts, Task
+from durable.agents.handling import HandlingAgent
+from durable.agents.runner import nothing
+from durable.application.handlers import Handler
+from durable.application.middleware import Onion
+from durable.application.retry import Policy
 from durable.clock import Clock
 from durable.envelope import ANY_NODE, Leased
 from durable.errors import LeaseLost
-from durable.handlers import Handler
-from durable.handling import HandlingAgent
-from durable.middleware import Onion
-from durable.outbox import Outbox
-from durable.retry import Policy
-from durable.running import nothing
-from durable.sessions import Sessions
+from durable.outbox.outbox import Outbox
+from durable.outbox.sessions import Sessions
 from durable.settings import Settings
 from durable.storage.circuits import Kind
 from durable.telemetry import Counters

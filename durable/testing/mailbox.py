@@ -23,25 +23,26 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection
 
-from durable import codec, messages
+from durable.application.handlers import Handler
+from durable.application.retry import Pause
 from durable.clock import Clock
-from durable.digest import message_digest
 from durable.duration import within_calendar
 from durable.envelope import DUE, Envelope, Lease, Leased, NodeId, new_id
 from durable.errors import InvalidMessage, UnknownMessageType, WiringError
-from durable.handlers import Handler
-from durable.ordering import Places
+from durable.messages import codec
+from durable.messages import registry as messages
+from durable.messages.digest import message_digest
+from durable.messages.ordering import Places
+from durable.messages.routing import LOCAL
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
-from durable.retry import Pause
-from durable.routing import LOCAL
 from durable.settings import Settings
 from durable.storage.circuits import Kind
 from durable.storage.database import Database
 from durable.storage.dead_letters import Resolved
 from durable.storage.inbox import Key, parked
 from durable.storage.leases import Burials
-from durable.storage.recovery_statements import INCOMING, Recovery
 from durable.storage.rows import QUARANTINED, Failure, Letter
+from durable.storage.sql.recovery import INCOMING, Recovery
 from durable.testing.circuits import MemoryCircuits
 
 P = ParamSpec("P")

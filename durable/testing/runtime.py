@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from durable.bus import Bus
 from durable.clock import Clock
 from durable.envelope import ANY_NODE, Envelope, NodeId
+from durable.outbox.transactions import Ending
 from durable.outcomes import Outcome
 from durable.runtime import Runtime
 from durable.storage.database import Database
@@ -14,7 +15,6 @@ from durable.storage.outbox import Sent
 from durable.testing.mailbox import Mailbox, MemoryDatabase
 from durable.testing.schedules import MemorySchedules
 from durable.testing.sessions import MemorySessions, SessionFactory
-from durable.transactions import Ending
 from durable.transports.base import Receiver
 
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from durable.application.cron import Pause
+from durable.application.schedules import Schedule
 from durable.clock import Clock
-from durable.composing import Composer
-from durable.cron import Pause
 from durable.envelope import Envelope
-from durable.schedules import Schedule
+from durable.outbox.envelope_factory import Composer
 from durable.storage.circuits import Kind
 from durable.testing.circuits import MemoryCircuits
 

@@ -16,13 +16,13 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, SessionTransaction
 
-from durable.composing import Composer
 from durable.errors import WiringError
-from durable.outbox import Dispatcher, Outbox
-from durable.sessions import Sessions
+from durable.outbox.envelope_factory import Composer
+from durable.outbox.outbox import Dispatcher, Outbox
+from durable.outbox.sessions import Sessions
+from durable.outbox.unit_of_work import Scope, enlist
 from durable.settings import Settings
 from durable.storage.outbox import Key, Sent
-from durable.unit_of_work import Scope, enlist
 
 SessionFactory = Callable[[], Any]
 S = TypeVar("S", Session, AsyncSession)

@@ -14,12 +14,12 @@ import asyncpg
 import msgspec
 
 from durable import message
-from durable.digest import message_digest
 from durable.envelope import Envelope, new_id
+from durable.messages.digest import message_digest
 from durable.settings import Settings
-from durable.storage import statements
 from durable.storage.rows import envelope_columns
-from durable.storage.statements import Statement
+from durable.storage.sql import messages as statements
+from durable.storage.sql.messages import Statement
 
 Pool = Any  # asyncpg ships no types
 Send = Callable[[Sequence[Envelope]], Awaitable[None]]

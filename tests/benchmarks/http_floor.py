@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from durable.envelope import Envelope
 from durable.outcomes import STORED as OUTCOME
-from durable.transports.http_wire import BATCH, OUTCOMES, decode_batch, encode_batch, encode_outcomes
+from durable.transports.http.wire import BATCH, OUTCOMES, decode_batch, encode_batch, encode_outcomes
 from tests.benchmarks import floor
 from tests.benchmarks.racing import Arrived, Contender, Race, Ship, Start, until
 from tests.benchmarks.rows import Counts

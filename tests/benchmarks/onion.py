@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from durable import HandleNext, Incoming, Middleware, Outgoing, SendNext
-from durable.middleware import Onion
+from durable.application.middleware import Onion
 from tests.benchmarks.rows import Cost
 
 _ID = UUID(int=1)

@@ -14,10 +14,10 @@ from pydantic import SecretStr
 from durable.settings import Settings
 from durable.testing.transports import PATIENT, ChaosProxy, Link, Way
 from durable.transports.base import Transport
-from durable.transports.http import HttpTransport
+from durable.transports.http.transport import HttpTransport
 from durable.transports.memory import MemoryTransport
-from durable.transports.rabbitmq import RabbitTransport
-from durable.transports.tcp import TcpTransport
+from durable.transports.rabbitmq.transport import RabbitTransport
+from durable.transports.tcp.transport import TcpTransport
 
 LinkOver = Callable[[str], AbstractAsyncContextManager[Link]]
 """Makes the link of a transport that is given by name."""

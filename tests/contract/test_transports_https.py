@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from durable.settings import Settings
 from durable.testing.transports import ChaosProxy, DirectContract, Link
 from durable.transports.base import Transport
-from durable.transports.http import HttpTransport
+from durable.transports.http.transport import HttpTransport
 from tests.contract.links import Wire
 from tests.support.tls import issue
 

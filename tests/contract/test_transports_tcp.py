@@ -23,11 +23,11 @@ from durable.testing.transports import (
     envelopes,
     error_of,
 )
-from durable.transports import tcp_listener
-from durable.transports.conversation import Answered, ClientSide, Ponged
 from durable.transports.frames import Received
-from durable.transports.tcp import TcpTransport
-from durable.transports.tcp_stream import LINGER_SECONDS
+from durable.transports.tcp import listener as tcp_listener
+from durable.transports.tcp.conversation import Answered, ClientSide, Ponged
+from durable.transports.tcp.stream import LINGER_SECONDS
+from durable.transports.tcp.transport import TcpTransport
 from tests.contract.links import Wire, tcp_link, unix_link
 
 

@@ -20,7 +20,7 @@ from tests.support.broker import foreign
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(
-    ["pytest", "tests.failure.app", "durable.transports.http", "durable.transports.rabbitmq"]
+    ["pytest", "tests.failure.app", "durable.transports.http.transport", "durable.transports.rabbitmq.transport"]
 )
 
 

@@ -18,10 +18,11 @@ import msgspec
 import psycopg
 import pytest
 
-from durable import Bus, Depends, Incoming, Middleware, Retry, codec, message, register_codec, upcaster
-from durable.composing import Outgoing, Send
+from durable import Bus, Depends, Incoming, Middleware, Retry, message, register_codec, upcaster
+from durable.application.middleware import HandleNext
 from durable.envelope import ANY_NODE, Envelope
-from durable.middleware import HandleNext
+from durable.messages import codec
+from durable.outbox.envelope_factory import Outgoing, Send
 from durable.outcomes import STORED, Outcome
 from durable.transports.memory import MemoryTransport
 from tests.failure.waiting import eventually

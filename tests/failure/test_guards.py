@@ -15,20 +15,22 @@ import pytest
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from durable import Bus, Context, Retry, fence
+from durable import Bus, Context, Retry
+from durable.agents import fence
+from durable.agents.handling import HandlingAgent
+from durable.agents.receiving import ReceivingAgent
+from durable.application.retry import Policy
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
 from durable.errors import StorageUnavailable
-from durable.handling import HandlingAgent
-from durable.outbox import Outbox
+from durable.outbox.outbox import Outbox
+from durable.outbox.pending import Pending
 from durable.outcomes import DUPLICATE, STORED, Outcome
-from durable.pending import Pending
-from durable.receiving import ReceivingAgent
 from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten import Forgotten
-from durable.retry import Policy
-from durable.storage import inbox, leases, statements
-from durable.storage.recovery_statements import INCOMING
-from durable.storage.statements import Statement
+from durable.storage import inbox, leases
+from durable.storage.sql import messages as statements
+from durable.storage.sql.messages import Statement
+from durable.storage.sql.recovery import INCOMING
 from tests.failure import leftovers
 from tests.failure.app import ADD_EFFECT, ADD_ORDER, OrderPlaced
 from tests.failure.books import open_books, read_books

@@ -26,8 +26,9 @@ from durable.outcomes import STORED, Outcome
 from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.policy import DormancyPolicy, NodeFacts
 from durable.settings import load_settings
-from durable.storage import housekeeping, inbox, maintenance, nodes, outbox
+from durable.storage import inbox, maintenance, nodes, outbox
 from durable.storage.rows import Letter
+from durable.storage.sql import housekeeping
 from durable.transports.memory import MemoryTransport
 from tests.failure import leftovers
 from tests.failure.app import ADD_ORDER, OrderPlaced

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from durable.errors import StorageUnavailable, TransportError
 from durable.settings import load_settings
 from durable.storage.database import Database, answer
-from durable.transports.rabbitmq_broker import Connection as BrokerConnection
+from durable.transports.rabbitmq.broker import Connection as BrokerConnection
 from tests.failure.test_black_holes import BOUND, proxied
 from tests.support.proxy import DOWN
 

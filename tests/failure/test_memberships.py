@@ -26,12 +26,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable import Bus, Incoming, Middleware, Retry, message
+from durable.application.middleware import HandleNext
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Envelope
 from durable.errors import StorageUnavailable
-from durable.last_resort import EXIT_NO_MEMBER, EXIT_STUCK
-from durable.middleware import HandleNext
 from durable.outcomes import STORED, Outcome
+from durable.process.last_resort import EXIT_NO_MEMBER, EXIT_STUCK
 from durable.storage import migrator
 from durable.transports.memory import MemoryTransport
 from tests.failure.waiting import eventually

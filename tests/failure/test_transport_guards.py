@@ -15,12 +15,13 @@ from durable.errors import StorageUnavailable
 from durable.outcomes import STORED, Outcome
 from durable.storage import inbox
 from durable.testing.transports import BrokeredContract, DirectContract, Link, receivers
-from durable.transports import http_batches, tcp_listener
 from durable.transports.frames import PartlyReadable
-from durable.transports.http_exchange import Door
+from durable.transports.http import batches as http_batches
+from durable.transports.http.exchange import Door
 from durable.transports.memory import MemoryListener
-from durable.transports.rabbitmq_consumers import Delivery
-from durable.transports.rabbitmq_listener import RabbitListener
+from durable.transports.rabbitmq.consumers import Delivery
+from durable.transports.rabbitmq.listener import RabbitListener
+from durable.transports.tcp import listener as tcp_listener
 from tests.contract.links import LinkOver
 from tests.failure import leftovers
 from tests.failure.books import open_books, read_books

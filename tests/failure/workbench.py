@@ -14,27 +14,27 @@ from typing import Any, Self
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from durable import Context, Retry
-from durable.attempts import Attempts
+from durable.agents.attempts import Attempts
+from durable.agents.handling import HandlingAgent
+from durable.agents.receiving import ReceivingAgent
+from durable.agents.sending import SendingAgent
+from durable.application.handlers import Handler
+from durable.application.retry import Policy
 from durable.clock import SystemClock
-from durable.composing import Composer
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
-from durable.handlers import Handler
-from durable.handling import HandlingAgent
+from durable.messages.routing import Routes
+from durable.outbox.envelope_factory import Composer
+from durable.outbox.sessions import Sessions
+from durable.outbox.transactions import Ending
+from durable.outbox.unit_of_work import Scope
 from durable.outcomes import Outcome
-from durable.receiving import ReceivingAgent
-from durable.retry import Policy
-from durable.routing import Routes
-from durable.sending import SendingAgent
-from durable.sessions import Sessions
 from durable.settings import load_settings
 from durable.storage import inbox, leases, outbox
 from durable.storage.database import Database
 from durable.storage.outbox import Sent
-from durable.storage.recovery_statements import INCOMING, OUTGOING
+from durable.storage.sql.recovery import INCOMING, OUTGOING
 from durable.telemetry import Counters
-from durable.transactions import Ending
 from durable.transports.base import Sender
-from durable.unit_of_work import Scope
 from tests.failure.app import ADD_EFFECT, OrderPlaced
 from tests.failure.leftovers import MESSAGE_TYPE
 

@@ -22,8 +22,9 @@ from rich.console import Console
 from sqlalchemy import Connection, Engine, create_engine
 
 from durable.embedded import postgres
-from durable.storage import housekeeping, maintenance, migrator
+from durable.storage import maintenance, migrator
 from durable.storage.maintenance import HISTORY, IDS, Day
+from durable.storage.sql import housekeeping
 
 T = TypeVar("T")
 

@@ -32,7 +32,7 @@ def test_every_command_reads_and_writes_the_lake(
     place = str(tmp_path / name / "lake")
     agent = Agent(tmp_path, monkeypatch, capsys)
     monkeypatch.setenv("DURABLE_DATABASE_URL", archiver.origin.url)
-    monkeypatch.setattr("durable.cli.pipeline_options.spark_session", lambda **_: archiver.spark)
+    monkeypatch.setattr("durable.cli.pipeline.options.spark_session", lambda **_: archiver.spark)
     service = ("--service", "shop", "--lake", place)
     for command in (
         ("archive", *service),

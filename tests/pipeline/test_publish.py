@@ -14,8 +14,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from durable.digest import message_digest
 from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
+from durable.messages.digest import message_digest
 from durable.pipeline import publish
 from durable.pipeline.publish import message_id_of
 from durable.pipeline.source import register

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import msgspec
 from sqlalchemy import Connection, text
 
-from durable.digest import fingerprint
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
+from durable.messages.digest import fingerprint
 from durable.storage import inbox, outbox
 from durable.storage.inbox import Arrival
 from durable.storage.outbox import Sent

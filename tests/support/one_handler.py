@@ -13,17 +13,19 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from durable import Retry, message
-from durable.attempts import Attempts
+from durable.agents.attempts import Attempts
+from durable.agents.handling import HandlingAgent
+from durable.application.handlers import Handler
+from durable.application.middleware import Onion
+from durable.application.retry import Policy
 from durable.clock import Clock, SystemClock
-from durable.composing import Composer
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
-from durable.handlers import Handler
-from durable.handling import HandlingAgent
-from durable.middleware import Onion
-from durable.retry import Policy
-from durable.routing import Routes
-from durable.sessions import Sessions
+from durable.messages.routing import Routes
+from durable.outbox.envelope_factory import Composer
+from durable.outbox.sessions import Sessions
+from durable.outbox.transactions import Ending
+from durable.outbox.unit_of_work import Scope
 from durable.settings import load_settings
 from durable.storage import inbox
 from durable.storage.database import Database
@@ -31,8 +33,6 @@ from durable.storage.inbox import Arrival
 from durable.storage.outbox import Sent
 from durable.telemetry import Counters
 from durable.testing import eventually
-from durable.transactions import Ending
-from durable.unit_of_work import Scope
 from tests.support.tables import Tables, shared_tables
 
 NODE = NodeId(7)

@@ -40,11 +40,11 @@ from durable import (
     register_codec,
     upcaster,
 )
+from durable.application.middlewares import Validation
 from durable.asgi import DurableMiddleware
-from durable.composing import REPLY_TO, SendOptions
 from durable.duration import duration
 from durable.envelope import Envelope, Leased, new_id
-from durable.middlewares import Validation
+from durable.outbox.envelope_factory import REPLY_TO, SendOptions
 from durable.testing import InMemoryBus
 
 

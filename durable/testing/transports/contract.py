@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from durable.circuit import Circuit
+from durable.agents.latch import Circuit
 from durable.envelope import Envelope, new_id
 from durable.errors import InvalidSetting, PeerTimeout, TransportError
 from durable.outcomes import DUPLICATE, STORED, Outcome, Rejected

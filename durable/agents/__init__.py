@@ -1,0 +1,1 @@
+"""Agents of a running node: sending, receiving and handling of messages."""

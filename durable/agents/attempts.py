@@ -1,0 +1,280 @@
+"""One attempt of a handler: it, what it sends, and the completion of its messages, in one transaction.
+
+    session --> calls: [ handler, cascades ] for each message --> flush, completion --> COMMIT
+                                                                      |
+                                                   fewer rows than leases: LeaseLost, and nothing has happened
+
+Async handlers run in the loop, sync ones in threads of their own, with their session. What goes wrong is raised as it
+is: what becomes of the message then is not decided here. The handler's time begins when it is entered: waits for a
+connection or a thread are not its own. A thread whose handler overran its time is stuck, and another takes its place:
+see durable.agents.stuck_threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from durable.agents.pace import Standing
+from durable.agents.runner import Here, InLoop, InSteps, NoRoom, Run, finished, nothing
+from durable.agents.stuck_threads import StuckThreads
+from durable.agents.threads import Threads, last_step, step
+from durable.application.context import PauseRequest
+from durable.application.handlers import Context, Handler, Incoming
+from durable.application.middleware import Onion
+from durable.clock import Clock, SystemClock
+from durable.envelope import Leased, NodeId
+from durable.errors import LeaseLost
+from durable.failpoints import failpoint
+from durable.outbox.outbox import Outbox
+from durable.outbox.sessions import Sessions
+from durable.settings import Settings
+from durable.storage import inbox
+from durable.storage.outages import translated
+from durable.telemetry import log
+
+
+class Task(NamedTuple):
+    """A message about to be handled, with the number of this attempt."""
+
+    lease: Leased
+    message: object
+    attempt: int
+
+
+class LateInGroup(Exception):
+    """A message expired while the others of its group were handled."""
+
+
+def calls(
+    handler: Handler,
+    tasks: Sequence[Task],
+    asked: list[PauseRequest],
+    session: Session | AsyncSession,
+    outbox: Outbox,
+) -> Iterator[Incoming]:
+    """One call for each message, or one for all. What a call sends is caused by its message."""
+    if handler.takes_list:
+        outbox.cause = handler.cause_of_list([task.lease.envelope for task in tasks])
+        contexts = [Context(task.lease, task.attempt, outbox, asked) for task in tasks]
+        yield Incoming([task.message for task in tasks], session, contexts, handler.name)
+        return
+    for task in tasks:
+        outbox.cause = handler.cause(task.lease.envelope)
+        yield Incoming(task.message, session, (Context(task.lease, task.attempt, outbox, asked),), handler.name)
+
+
+class Entry:
+    """Whether a handler was entered: from then on its attempt counts. Safe between threads."""
+
+    def __init__(self, when_entered: Callable[[], None]) -> None:
+        self._when_entered = when_entered
+        self.last_job: Callable[[], Future[Any] | None] = lambda: None
+        """What runs for the attempt in a thread, or ran there last."""
+        self._lock = threading.Lock()
+        self._is_entered = self._is_given_up = False
+
+    def enter(self) -> None:
+        """Raise NoRoom when nobody waits for it any more."""
+        with self._lock:
+            if self._is_given_up:
+                raise NoRoom
+            self._is_entered = True
+        self._when_entered()
+
+    def give_up(self) -> bool:
+        """Let nothing enter any more. False when it was entered before."""
+        with self._lock:
+            self._is_given_up = True
+            return not self._is_entered
+
+
+class Attempts:
+    """Runs one handler over messages that this node owns."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        sessions: Sessions,
+        node: NodeId,
+        settings: Settings,
+        onion: Onion | None = None,
+        clock: Clock | None = None,
+        stuck: StuckThreads | None = None,
+    ) -> None:
+        self.handler = handler
+        self.when_freed: Callable[[], None] = lambda: None
+        """Called in the loop when a stuck thread has come back."""
+        self._stuck = stuck or StuckThreads()
+        self._has_lost_threads = False
+        self._step_seconds = settings.step_timeout.total_seconds()
+        self._concurrency = handler.concurrency or settings.concurrency
+        self._asked: list[PauseRequest] = []
+        onion = onion or Onion()
+        self._has_middleware = onion.handles
+        self._handle = onion.around_handling(handler.run if handler.is_async else self._handle_sync)
+        self._sessions = sessions
+        self._node = node
+        self._schema = settings.db_schema
+        self._keep_body = settings.history_bodies
+        self._longest = handler.timeout or settings.handler_timeout
+        self._timeout = self._longest.total_seconds()
+        self._clock = clock or SystemClock()
+        self._prepare: Callable[[Session], object] = Session.connection if handler.takes_session else nothing
+        self._threads = (
+            None
+            if handler.is_async
+            else Threads(2 * self._concurrency, name=f"durable {handler.message_type}")  # as many may be stuck
+        )
+
+    async def run(self, tasks: Sequence[Task]) -> None:
+        """Handle these messages in one transaction, within the handler's timeout.
+
+        Raises what the handler raises, LeaseLost when another node has one of them by now, what the database says, and
+        NoRoom when the handler was not entered.
+        """
+        loop = asyncio.get_running_loop()
+
+        def begin() -> None:
+            with suppress(RuntimeError):  # it has ended meanwhile
+                timeout.reschedule(loop.time() + self._timeout)
+
+        entry = Entry(begin if self._runs_in_loop else lambda: _soon(loop, begin))
+        try:
+            async with asyncio.timeout(self._timeout) as timeout:
+                await self._run(tasks, entry)
+        except TimeoutError as error:
+            if entry.give_up():
+                raise NoRoom(f"no connection or thread was free within {self._timeout:g} s") from error
+            self._note_stuck(entry.last_job(), tasks)
+            raise
+        failpoint("C18")
+
+    @property
+    def stuck_threads(self) -> int:
+        return len(self._stuck.of(self.handler.message_type))
+
+    @property
+    def has_threads(self) -> bool:
+        """Is there a thread for another attempt, when as many of them may be stuck as may run?"""
+        return self._threads is None or self.stuck_threads < self._concurrency
+
+    @property
+    def has_last_threads(self) -> bool:
+        """Is there a thread left at all? Of a group whose thread is stuck each message is run alone, to find which one
+        hangs: or the same group would be given back and begun again for ever, without an attempt that counts."""
+        return self._threads is None or self.stuck_threads < 2 * self._concurrency
+
+    def standing(self) -> Standing | None:
+        """How long every thread has been stuck, if the last of them got stuck here."""
+        if self.has_threads or not self._has_lost_threads:
+            return None
+        stuck = sorted(thread.monotonic for thread in self._stuck.of(self.handler.message_type))
+        if len(stuck) < self._concurrency:  # one has come back just now
+            return None
+        seconds = time.monotonic() - stuck[self._concurrency - 1]
+        name = f"handling {self.handler.message_type}: {len(stuck)} threads are stuck, that is all of them, and it"
+        return Standing(name, seconds, seconds / self._step_seconds)
+
+    async def stuck_threads_end(self) -> None:
+        """Wait until the threads that are stuck now have come back."""
+        jobs = self._stuck.jobs(self.handler.message_type)
+        await asyncio.gather(*map(asyncio.wrap_future, jobs), return_exceptions=True)
+
+    def _note_stuck(self, job: Future[Any] | None, tasks: Sequence[Task]) -> None:
+        if job is None or job.done():
+            return
+        self._has_lost_threads = True
+        loop, messages = asyncio.get_running_loop(), [task.lease.envelope.id for task in tasks]
+        log.error(
+            "handler %s overran its timeout, %g s, and its thread is stuck in %s: another thread takes its place",
+            self.handler.name,
+            self._timeout,
+            ", ".join(map(str, messages)),
+        )
+        self._stuck.add(self.handler.message_type, job, messages, lambda: _soon(loop, self.when_freed))
+
+    def take_asked(self) -> list[PauseRequest]:
+        """What the handler has asked to be stopped since this was called last."""
+        asked = self._asked[:]
+        del self._asked[: len(asked)]
+        return asked
+
+    async def finish(self) -> None:
+        """Wait for the threads: attempts that timed out go on in them."""
+        if self._threads is not None:
+            await self._threads.finish()
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+    # ------------------------------------------------------------------ the three ways
+
+    @property
+    def _runs_in_loop(self) -> bool:
+        return self._threads is None or self._has_middleware
+
+    async def _run(self, tasks: Sequence[Task], entry: Entry) -> None:
+        """An async handler in the loop; a sync one in a thread, but for its middleware, which stays in the loop."""
+        attempt = Run(
+            self._sessions,
+            partial(self._calls, tasks),
+            self._handle,
+            partial(self._complete, tasks),
+            prepare=self._prepare,
+            entered=entry.enter,
+        )
+        if self._threads is None:
+            await attempt.at(InLoop(self._sessions.open(self._longest)))
+        elif self._has_middleware:
+            session = self._sessions.open_sync(self._longest)
+            entry.last_job = lambda: last_step(session)
+            await attempt.at(InSteps(session, self._threads))
+        else:
+            job = self._threads.submit(lambda: finished(attempt.at(Here(self._sessions.open_sync(self._longest)))))
+            entry.last_job = lambda: job
+            await asyncio.wrap_future(job)
+        failpoint("C17")
+
+    async def _handle_sync(self, call: Incoming) -> object:
+        """In the thread that the attempt runs in; within middleware, in a thread of its own."""
+        if not self._has_middleware or self._threads is None:
+            return self.handler.run_sync(call)
+        assert isinstance(call.session, Session)
+        return await step(self._threads, call.session, self.handler.run_sync, call)
+
+    def _calls(self, tasks: Sequence[Task], session: Session | AsyncSession, outbox: Outbox) -> Iterator[Incoming]:
+        failpoint("C15")
+        for number, call in enumerate(calls(self.handler, tasks, self._asked, session, outbox)):
+            if number and tasks[number].lease.envelope.is_late(self._clock.now()):
+                raise LateInGroup
+            yield call
+
+    def _complete(self, tasks: Sequence[Task], session: Session, outbox: Outbox) -> None:
+        """The fence: the rows are finished in this transaction, or it does not commit."""
+        with translated():
+            session.connection()
+        session.flush()
+        owned = [task.lease for task in tasks]
+        met = inbox.finish_handled(session.connection(), self._schema, self._node, owned, keep_body=self._keep_body)
+        if met != len(owned):
+            raise LeaseLost
+        outbox.commits_itself = True
+        failpoint("C16")
+
+
+def _soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """In the loop, unless it is closed: nobody waits for the thread then."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(function)

@@ -1,0 +1,158 @@
+"""The transaction that an attempt began, which must be the one that ends it.
+
+    attempt:  BEGIN -- handler, handler, ... -- completion -- COMMIT
+                          |
+                          session.rollback(), Connection.rollback()   noticed: the attempt has failed
+                          session.commit(), Connection.commit(),
+                          "COMMIT", "ROLLBACK", ... as SQL text       refused before they are sent
+
+A handler that rolls back takes the effects of the other messages of its group along; one that commits leaves effects
+behind whose messages are not finished. A savepoint that a handler leaves open is released after it, as COMMIT does it:
+the next message's rollback to a savepoint must not reach beyond its own.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any, Final
+from weakref import WeakKeyDictionary, WeakSet
+
+from sqlalchemy import Connection, Engine, Transaction, event
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.orm import Session, SessionTransaction
+
+from durable.errors import TransactionEnded, WiringError
+
+_KEY: Final = "durable.agents.fence"
+_REFUSED: Final = (
+    "a handler must not end its transaction ({told}): durable commits it, with the message's completion; "
+    "put what may fail into session.begin_nested()"
+)
+_ENDS: Final = re.compile(
+    r"\s*(?:COMMIT|END|ABORT|ROLLBACK(?!(?:\s+(?:WORK|TRANSACTION))?\s+TO\b)|PREPARE\s+TRANSACTION)\b", re.IGNORECASE
+)
+_MAY_END: Final = re.compile(r"\b(?:commit|end|abort|rollback|prepare)\b", re.IGNORECASE)
+# Text in quotes, bodies in dollars and comments: what looks like a statement there is none.
+_NO_STATEMENT: Final = re.compile(
+    r"""'(?:[^']|'')*' | "(?:[^"]|"")*" | \$(\w*)\$.*?\$\1\$ | --[^\n]* | /\*.*?\*/""", re.DOTALL | re.VERBOSE
+)
+
+_fences: WeakKeyDictionary[Connection, Fence] = WeakKeyDictionary()
+_watched: WeakSet[Engine] = WeakSet()
+
+
+class _Begun:
+    """What a connection was in when it joined: its own transaction, or a savepoint of one that it was given."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._savepoint = connection.get_nested_transaction()
+        self._transaction: Transaction | None = self._savepoint or connection.get_transaction()
+
+    @property
+    def is_active(self) -> bool:
+        return self._transaction is not None and self._transaction.is_active
+
+    @property
+    def is_nested(self) -> bool:
+        """Has a savepoint of the connection itself been left open?"""
+        return self.connection.get_nested_transaction() is not self._savepoint
+
+    def release(self) -> None:
+        while self.is_nested and (savepoint := self.connection.get_nested_transaction()) is not None:
+            savepoint.commit()
+
+
+class Fence:
+    """Watches over the transaction of one session, until it is complete."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._root = session.get_transaction() or session.begin()
+        self._begun: list[_Begun] = []
+        self.has_lost_connection = False
+        """Has the database ended a connection of the session, or the way to it?"""
+        self.is_complete = False
+        """Is the next COMMIT ours?"""
+        session.info[_KEY] = self
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Is there anything for check() to do? Without I/O."""
+        return self._has_ended or self._session.in_nested_transaction() or any(each.is_nested for each in self._begun)
+
+    def check(self) -> None:
+        """Release what is left of savepoints. Raise TransactionEnded when the transaction is not the one that began."""
+        if self._has_ended:
+            raise TransactionEnded
+        while (savepoint := self._session.get_nested_transaction()) is not None:
+            savepoint.commit()
+        for each in self._begun:
+            each.release()
+
+    @property
+    def _has_ended(self) -> bool:
+        is_root = self._session.get_transaction() is self._root
+        return not is_root or not all(each.is_active for each in self._begun)
+
+    @property
+    def has_failed(self) -> bool:
+        """Can nothing be committed any more: after a rollback, a flush that failed, or the end of the session?"""
+        return self._has_ended or not self._session.is_active
+
+    def begun(self, transaction: SessionTransaction, connection: Connection) -> None:
+        """A connection takes part in a transaction of the session."""
+        if transaction is not self._root:
+            return
+        self._begun.append(_Begun(connection))
+        _fences[connection] = self
+        if connection.engine not in _watched:
+            _watched.add(connection.engine)
+            event.listen(connection.engine, "before_cursor_execute", _before_statement)
+            event.listen(connection.engine, "commit", _before_commit)
+            event.listen(connection.engine, "handle_error", _after_error)
+
+
+@lru_cache(maxsize=1_024)
+def ends_transaction(sql: str) -> bool:
+    """Does one of these statements end its transaction?
+
+    >>> [ends_transaction(sql) for sql in ("COMMIT", "ROLLBACK TO a", "SELECT 1; end", "SELECT ';COMMIT'")]
+    [True, False, True, False]
+    """
+    if _MAY_END.search(sql) is None:
+        return False
+    return any(_ENDS.match(statement) for statement in _NO_STATEMENT.sub(" ", sql).split(";"))
+
+
+@event.listens_for(Session, "after_begin")
+def _after_begin(session: Session, transaction: SessionTransaction, connection: Connection) -> None:
+    fence = session.info.get(_KEY)
+    if fence is not None:
+        fence.begun(transaction, connection)
+
+
+def _before_statement(connection: Connection, _cursor: Any, statement: str, *_: Any) -> None:
+    if _is_guarded(connection) and ends_transaction(statement):
+        raise WiringError(_REFUSED.format(told=f"it sent {statement.strip()[:40]!r}"))
+
+
+def _before_commit(connection: Connection) -> None:
+    if _is_guarded(connection):
+        # For SQLAlchemy the transaction is over now, whatever is raised: it would give the connection back as it is.
+        connection.engine.dialect.do_rollback(connection.connection)
+        raise WiringError(_REFUSED.format(told="it committed its connection"))
+
+
+def _after_error(context: ExceptionContext) -> None:
+    """The handler may swallow it, and the session forgets its connection. A statement that the handler has cancelled
+    breaks its connection too, but that is no outage."""
+    fence = None if context.connection is None else _fences.get(context.connection)
+    if fence is not None and context.is_disconnect and isinstance(context.original_exception, Exception):
+        fence.has_lost_connection = True
+
+
+def _is_guarded(connection: Connection) -> bool:
+    fence = _fences.get(connection)
+    return fence is not None and not fence.is_complete

@@ -1,0 +1,441 @@
+"""The receiving agent: what listeners bring is stored, and only then answered.
+
+    listeners --> receive() --> arrivals --> one statement --> COMMIT --> an outcome for each envelope
+
+While one batch is being stored the next ones gather, from all connections, and share a commit. A row is owned by this
+node when its handler has room, and by any node otherwise: a full node hands work to its neighbours by the table.
+What cannot be stored as an envelope is quarantined as a dead letter, with its bytes, and spoils nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
+from datetime import datetime
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import msgspec
+from sqlalchemy import Connection
+
+from durable.agents.pace import Pace
+from durable.clock import Clock
+from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
+from durable.errors import InvalidMessage, StorageUnavailable
+from durable.failpoints import failpoint
+from durable.messages import validation as screening
+from durable.messages.ordering import FREE, Places
+from durable.outcomes import (
+    BUSY,
+    DUPLICATE,
+    LONGEST_REASON,
+    OTHER_BODY,
+    STORED,
+    Duplicate,
+    Failed,
+    Outcome,
+    Rejected,
+    Stored,
+)
+from durable.settings import Limits, Settings
+from durable.statistics import ReceivingStatistics
+from durable.storage import inbox
+from durable.storage.database import Database
+from durable.storage.inbox import Arrival, Key
+from durable.storage.isolation import RefusedPerhaps
+from durable.storage.rows import QUARANTINED, Letter
+from durable.tasks.crew import raise_if_cancelled
+from durable.tasks.forgiving import forgiving
+from durable.telemetry import BatchSpans, Counters, Event, Subject, log
+
+_STORE_AT_ONCE = 1_000
+_OTHER_BODY = "another message was received under the same id before"
+_STOPPED = Failed("the receiver stopped before it was known to be stored")
+
+
+class Intake(Protocol):
+    """The handlers of this node, as an arriving envelope sees them."""
+
+    def reserve(self, envelope: Envelope) -> NodeId:
+        """This node, which now keeps room for it, or ANY_NODE."""
+        ...
+
+    def accept(self, leases: Sequence[Leased]) -> None:
+        """They are committed, owned by this node."""
+        ...
+
+    def abandon(self, envelopes: Sequence[Envelope]) -> None:
+        """They were not stored after all: give the room back."""
+        ...
+
+
+class LeftToOthers:
+    """The Intake of a process that handles nothing: every row is left to any node."""
+
+    def reserve(self, envelope: Envelope) -> NodeId:
+        return ANY_NODE
+
+    def accept(self, leases: Sequence[Leased]) -> None:
+        raise AssertionError("nothing is reserved, so nothing is owned")
+
+    def abandon(self, envelopes: Sequence[Envelope]) -> None:
+        pass
+
+
+class _Waiting:
+    """A batch of one connection, until each of its envelopes has an outcome."""
+
+    def __init__(self, endpoint: str, batch: Sequence[Envelope]) -> None:
+        self.endpoint = endpoint
+        self.batch = batch
+        self.answered: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
+
+
+class _Found(NamedTuple):
+    """What storing found out: which were new, which had another body than the one known under their id, and what became
+    of those that the database refuses."""
+
+    fresh: set[Key]
+    changed: set[Key]
+    refused: dict[Key, Outcome]
+
+    def __or__(self, other: _Found) -> _Found:
+        return _Found(self.fresh | other.fresh, self.changed | other.changed, self.refused | other.refused)
+
+
+def _nothing() -> _Found:
+    return _Found(set(), set(), {})
+
+
+class ReceivingAgent:
+    """Stores what arrives. It is the `Receiver` of every listener of this node."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        node: NodeId,
+        settings: Settings,
+        clock: Clock,
+        intake: Intake,
+        counters: Counters,
+        spans: BatchSpans | None = None,
+        places: Places | None = None,
+        ordered_stored: Callable[[Sequence[str]], None] = lambda keys: None,
+    ) -> None:
+        self._places = places or Places()
+        self._ordered_stored = ordered_stored
+        self._database = database
+        self._node = node
+        self._settings = settings
+        self._limits = settings.limits
+        self._clock = clock
+        self._intake = intake
+        self._counters = counters
+        self._spans = spans
+        self._queue: list[_Waiting] = []
+        self._storing: Sequence[_Waiting] = ()
+        self._queued_count = 0
+        self._queued_bytes = 0
+        self._changed = asyncio.Event()
+        self._stopping = False
+        self._cannot_store = ""
+        self.pace = Pace("receiving", settings.step_timeout.total_seconds())
+        self._paused: Set[str] = frozenset()
+
+    # ------------------------------------------------------------------ for listeners
+
+    async def receive(self, endpoint: str, batch: Sequence[Envelope]) -> list[Outcome]:
+        weight = sum(envelope.weight_bytes for envelope in batch)
+        if self._stopping or endpoint in self._paused or not self._has_room(len(batch), weight):
+            return [BUSY] * len(batch)
+        waiting = _Waiting(endpoint, batch)
+        self._queue.append(waiting)
+        self._queued_count += len(batch)
+        self._queued_bytes += weight
+        self._changed.set()
+        try:
+            if self._spans is None:
+                return await waiting.answered
+            with forgiving(partial(self._spans.receiving, endpoint, batch)):
+                return await waiting.answered
+        finally:
+            self._queued_count -= len(batch)
+            self._queued_bytes -= weight
+
+    def _has_room(self, count: int, weight: int) -> bool:
+        """A batch that alone is more than all the bytes goes in while they are not used up: for lack of a smaller one
+        its sender would wait for ever."""
+        most = self._settings.buffer_bytes
+        fits = self._queued_bytes < most if weight > most else self._queued_bytes + weight <= most
+        return fits and count <= self.credit()
+
+    async def reject(self, endpoint: str, raw: bytes, reason: str, headers: Mapping[str, str] | None = None) -> None:
+        await self._database.transaction(self._quarantine, endpoint, raw, reason, None, headers or {})
+
+    async def ready(self) -> bool:
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout.total_seconds()):
+                await self._database.ping()
+        except (StorageUnavailable, TimeoutError):
+            return False
+        return not self._stopping
+
+    def credit(self) -> int:
+        return max(0, self._settings.buffer_size - self._queued_count)
+
+    def statistics(self) -> ReceivingStatistics:
+        return ReceivingStatistics(waiting=self._queued_count, waiting_bytes=self._queued_bytes)
+
+    # ------------------------------------------------------------------ its loop
+
+    def observe_circuits(self, paused: Set[str]) -> None:
+        """Follow what `circuits` says: for these endpoints every answer is Busy."""
+        self._paused = paused
+
+    def stop(self) -> None:
+        """Answer Busy to what is new; run() ends when what was taken is answered."""
+        self._stopping = True
+        self._changed.set()
+
+    async def run(self) -> None:
+        try:
+            while not (self._stopping and not self._queue):
+                self._changed.clear()
+                if self._queue:
+                    await self._store_waiting(self._next_round())
+                else:
+                    await self._changed.wait()
+        finally:
+            # After a cancellation nobody stores any more, and the listeners, which close later, wait for every batch.
+            self._stopping = True
+            for waiting in (*self._storing, *self._queue):
+                if not waiting.answered.done():
+                    waiting.answered.set_result([_STOPPED] * len(waiting.batch))
+
+    def _next_round(self) -> list[_Waiting]:
+        """Whole batches, up to what one statement takes well; at least one."""
+        count = size = 0
+        for waiting in self._queue:
+            size += len(waiting.batch)
+            if count and size > _STORE_AT_ONCE:
+                break
+            count += 1
+        taken, self._queue = self._queue[:count], self._queue[count:]
+        return taken
+
+    async def _store_waiting(self, taken: Sequence[_Waiting]) -> None:
+        self._storing = taken
+        failpoint("C8")
+        outcomes: list[Outcome]
+        try:
+            with self.pace.step("store arrivals"):
+                outcomes = await self._store([(w.endpoint, envelope) for w in taken for envelope in w.batch])
+            self._cannot_store = ""
+        except BaseException as error:  # the loop's top: whatever it is, the senders keep their rows and must be told
+            raise_if_cancelled(error)
+            self._tell(error)
+            failure = Failed(f"the receiver could not store the batch: {type(error).__name__}")
+            outcomes = [failure] * sum(len(waiting.batch) for waiting in taken)
+        failpoint("C9")
+        position = 0
+        for waiting in taken:
+            answer = outcomes[position : position + len(waiting.batch)]
+            position += len(waiting.batch)
+            self._count(waiting.endpoint, answer)
+            if not waiting.answered.done():  # its connection may have gone
+                waiting.answered.set_result(answer)
+
+    def _tell(self, error: BaseException) -> None:
+        """Once for each outage: the senders ask again and again."""
+        is_new, self._cannot_store = str(error) != self._cannot_store, str(error)
+        if not isinstance(error, StorageUnavailable):
+            log.error("internal error while storing arrivals: %r", error, exc_info=error if is_new else None)
+        elif is_new:
+            log.warning("arrivals cannot be stored, and stay with their senders: %s", error)
+
+    def _count(self, endpoint: str, outcomes: Sequence[Outcome]) -> None:
+        kinds = Counter(map(type, outcomes))
+        counters = self._counters.of(Subject.ENDPOINT, endpoint)
+        counters.add(Event.RECEIVED, kinds[Stored])
+        counters.add(Event.DUPLICATE, kinds[Duplicate])
+
+    async def _store(self, envelopes: Sequence[tuple[str, Envelope]]) -> list[Outcome]:
+        """Store them all and return the outcomes in order."""
+        fit: dict[Key, tuple[str, Envelope]] = {}
+        unfit: dict[int, Outcome] = {}
+        for position, (endpoint, envelope) in enumerate(envelopes):
+            reason = self._unacceptable(envelope)
+            if reason is None:
+                _, first = fit.setdefault((envelope.id, endpoint), (endpoint, envelope))
+                reason = None if _same(first, envelope) else _OTHER_BODY
+            if reason is not None:
+                other_body = reason == _OTHER_BODY
+                replayable = not other_body and _is_whole(envelope, self._limits)
+                kept = await self._quarantine_alone(endpoint, envelope, reason, replayable)
+                unfit[position] = OTHER_BODY if other_body and kept == STORED else kept
+        fresh, changed, refused = await self._store_fit(list(fit.values())) if fit else _nothing()
+        outcomes: list[Outcome] = []
+        for position, (endpoint, envelope) in enumerate(envelopes):
+            key = (envelope.id, endpoint)
+            if position in unfit:
+                outcomes.append(unfit[position])
+            elif key in refused:
+                outcomes.append(refused[key])
+            elif key in fresh:
+                outcomes.append(STORED)
+            else:
+                outcomes.append(OTHER_BODY if key in changed else DUPLICATE)
+            fresh.discard(key)  # the same id again in this round is a duplicate
+        return outcomes
+
+    async def _store_fit(self, envelopes: Sequence[tuple[str, Envelope]]) -> _Found:
+        """Store envelopes that seem sound; when the database refuses one of them, find it by halving."""
+        found, errors = await self._store_parts(envelopes)
+        if await self._is_the_wiring(errors, len(envelopes)):
+            raise next(iter(errors.values()))
+        for endpoint, envelope in envelopes:
+            if (error := errors.get((envelope.id, endpoint))) is not None:
+                kept = await self._quarantine_alone(endpoint, envelope, str(error))
+                found.refused[envelope.id, endpoint] = kept
+        return found
+
+    async def _is_the_wiring(self, errors: Mapping[Key, InvalidMessage], count: int) -> bool:
+        """Is it no fault of the envelopes? All are refused alike, or nothing at all can be stored."""
+        if len(errors) < count or not all(isinstance(error, RefusedPerhaps) for error in errors.values()):
+            return False
+        if count > 1:
+            return len({error.code for error in errors.values() if isinstance(error, RefusedPerhaps)}) == 1
+        try:
+            await self._database.transaction(self._insert, [])
+        except InvalidMessage:
+            return True
+        return False
+
+    async def _store_parts(
+        self, envelopes: Sequence[tuple[str, Envelope]]
+    ) -> tuple[_Found, Mapping[Key, InvalidMessage]]:
+        """What was stored, and why each of the others is refused alone."""
+        try:
+            return await self._store_together(envelopes), {}
+        except InvalidMessage as error:
+            if len(envelopes) == 1:
+                endpoint, envelope = envelopes[0]
+                return _nothing(), {(envelope.id, endpoint): error}
+        middle = len(envelopes) // 2
+        first, refused_first = await self._store_parts(envelopes[:middle])
+        second, refused_second = await self._store_parts(envelopes[middle:])
+        return first | second, {**refused_first, **refused_second}
+
+    async def _store_together(self, envelopes: Sequence[tuple[str, Envelope]]) -> _Found:
+        now = self._clock.now()
+        arrivals = [self._arrival(endpoint, envelope, now) for endpoint, envelope in envelopes]
+        found = _nothing()
+        try:
+            found = await self._database.transaction(self._insert, arrivals)
+        finally:
+            self._give_back(arrivals, found.fresh)
+        mine = [
+            Leased(arrival.envelope, endpoint=arrival.endpoint)
+            for arrival in arrivals
+            if arrival.owner == self._node != ANY_NODE and arrival.key in found.fresh
+        ]
+        if mine:
+            self._intake.accept(mine)
+        if keys := [arrival.place.ordering_key for arrival in arrivals if arrival.place.ordering_key is not None]:
+            self._ordered_stored(keys)
+        return found
+
+    def _arrival(self, endpoint: str, envelope: Envelope, now: datetime) -> Arrival:
+        """What is to wait, until it is due or its turn comes, is nobody's work now, and what has come too late nobody's
+        at all: it expires."""
+        place = self._places.incoming(envelope)
+        waits = envelope.execution_time is not None or place.ordering_key is not None or envelope.is_late(now)
+        return Arrival(endpoint, envelope, ANY_NODE if waits else self._intake.reserve(envelope), place)
+
+    def _give_back(self, arrivals: Sequence[Arrival], fresh: set[Key]) -> None:
+        """The room of those that are not this node's work now."""
+        idle = [a.envelope for a in arrivals if a.owner == self._node != ANY_NODE and a.key not in fresh]
+        if idle:
+            self._intake.abandon(idle)
+
+    # ------------------------------------------------------------------ inside the transaction
+
+    def _insert(self, conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> _Found:
+        fresh = inbox.store(conn, schema, arrivals)
+        duplicates = [arrival for arrival in arrivals if arrival.key not in fresh]
+        changed = inbox.find_changed_bodies(conn, schema, duplicates) if duplicates else set()
+        for endpoint, envelope, _, _ in duplicates:
+            if (envelope.id, endpoint) in changed:
+                self._quarantine(conn, schema, endpoint, _raw(envelope), _OTHER_BODY, envelope, {})
+        return _Found(fresh, changed, {})
+
+    async def _quarantine_alone(
+        self, endpoint: str, envelope: Envelope, reason: str, replayable: bool = False
+    ) -> Outcome:
+        """Stored, as a dead letter; Rejected when the database refuses even that: then its sender keeps it as one."""
+        headers = envelope.headers if replayable else {}
+        try:
+            await self._database.transaction(
+                self._quarantine, endpoint, _raw(envelope), reason, envelope, headers, replayable
+            )
+        except RefusedPerhaps:  # rather than of this message it may tell of the table of dead letters
+            raise
+        except InvalidMessage as error:
+            log.error("cannot quarantine %s at %s, rejected: %s", envelope.id, endpoint, error)
+            return Rejected(f"{reason}; as a dead letter: {error}"[:LONGEST_REASON])
+        return STORED
+
+    def _quarantine(
+        self,
+        conn: Connection,
+        schema: str,
+        endpoint: str,
+        raw: bytes,
+        reason: str,
+        envelope: Envelope | None,
+        headers: Mapping[str, str],
+        replayable: bool = False,
+    ) -> None:
+        log.error("quarantined at %s: %s: %s", endpoint, envelope.id if envelope else "no id", reason)
+        self._counters.of(Subject.ENDPOINT, endpoint).add(Event.QUARANTINED)
+        letter = Letter.because(reason, QUARANTINED)
+        known = envelope if envelope is not None and _columns_are_sound(envelope) else None
+        place = self._places.incoming(envelope) if envelope is not None and replayable else FREE
+        inbox.quarantine(
+            conn, schema, self._node, endpoint, raw, letter, known, headers, replayable=replayable, place=place
+        )
+
+    def _unacceptable(self, envelope: Envelope) -> str | None:
+        reason = screening.flaw(envelope, **self._limits)
+        if reason is None and screening.too_old(envelope, self._clock.now(), self._settings.dedupe_window):
+            return "it is older than duplicates are remembered (dedupe_window); nobody can tell whether it was handled"
+        return reason
+
+
+def _is_whole(envelope: Envelope, limits: Limits) -> bool:
+    """Is nothing wrong with it but its age, or the size of its body? Then it can be replayed."""
+    own = limits.copy()
+    own["max_message_bytes"] = len(envelope.body)
+    return screening.flaw(envelope, **own) is None
+
+
+def _same(first: Envelope, second: Envelope) -> bool:
+    """Under one id: is the second a copy of the first?"""
+    return (first.message_type, first.body) == (second.message_type, second.body)
+
+
+def _columns_are_sound(envelope: Envelope) -> bool:
+    bare = msgspec.structs.replace(envelope, headers={}, body=b"", partition_key=None, deliver_by=None)
+    return screening.flaw(bare, max_message_bytes=0) is None
+
+
+def _raw(envelope: Envelope) -> bytes:
+    """The body when the envelope around it is sound; otherwise the whole envelope."""
+    if _columns_are_sound(envelope):
+        return envelope.body
+    try:
+        return msgspec.msgpack.encode(envelope)
+    except (TypeError, ValueError, OverflowError):  # such as a lone surrogate
+        return repr(envelope).encode(errors="backslashreplace")

@@ -1,0 +1,204 @@
+"""The one way in which handlers are run: in one transaction, which their messages are completed in.
+
+    open --> prepare --> entered --> call, call, ... --> flush, completion --> end: COMMIT
+             a connection            the fence between   the fence
+
+It is the same for each place where the work of a session is done: InLoop (an AsyncSession), Here (a Session, in the
+thread that this runs in) and InSteps (a Session, each piece of its work in a thread, waited for in the loop). What goes
+wrong is raised as it is, but for two cases that tell nothing about the handler: NoRoom and Outage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy.exc import InvalidRequestError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from durable.agents.fence import Fence
+from durable.agents.threads import closing, step
+from durable.application.handlers import Incoming
+from durable.errors import NoUnitOfWork, StorageUnavailable, TransactionEnded, text_of
+from durable.outbox.outbox import Outbox
+from durable.outbox.sessions import Sessions
+from durable.storage.outages import is_outage, translated
+
+T = TypeVar("T")
+
+
+class NoRoom(StorageUnavailable):
+    """No connection or no thread was free for the attempt: nothing of it is stored."""
+
+
+class Outage(StorageUnavailable):
+    """The database went away before the attempt was committed; whether it is committed is unknown."""
+
+
+class Place(Protocol):
+    """Where the work of one session is done."""
+
+    @property
+    def session(self) -> Session | AsyncSession: ...
+    @property
+    def sync_session(self) -> Session: ...
+    def closing(self) -> AbstractAsyncContextManager[object]:
+        """Close the session at the end of the block."""
+        ...
+
+    async def do(self, work: Callable[[Session], T]) -> T:
+        """Do work of the session that may wait for the database."""
+        ...
+
+    async def commit(self) -> None: ...
+
+
+class InLoop:
+    """An AsyncSession."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self.session = session
+        self.sync_session = session.sync_session
+
+    def closing(self) -> AbstractAsyncContextManager[object]:
+        return self.session
+
+    async def do(self, work: Callable[[Session], T]) -> T:
+        return await self.session.run_sync(work)
+
+    async def commit(self) -> None:
+        await self.session.commit()
+
+
+class Here:
+    """A Session in the thread that this runs in; nothing is waited for, so that finished() can run all of it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = self.sync_session = session
+
+    @asynccontextmanager
+    async def closing(self) -> AsyncIterator[Session]:
+        with self.session:
+            yield self.session
+
+    async def do(self, work: Callable[[Session], T]) -> T:
+        return work(self.session)
+
+    async def commit(self) -> None:
+        self.session.commit()
+
+
+class InSteps:
+    """A Session whose work is done in these threads, one step at a time."""
+
+    def __init__(self, session: Session, threads: ThreadPoolExecutor) -> None:
+        self.session = self.sync_session = session
+        self._threads = threads
+
+    def closing(self) -> AbstractAsyncContextManager[object]:
+        return closing(self._threads, self.session)
+
+    async def do(self, work: Callable[[Session], T]) -> T:
+        return await step(self._threads, self.session, work, self.session)
+
+    async def commit(self) -> None:
+        await step(self._threads, self.session, self.session.commit)
+
+
+async def commit(place: Place) -> None:
+    """The end of an attempt that counts."""
+    await place.commit()
+
+
+def nothing(session: Session) -> None:
+    """The preparation of a handler that needs no connection before it is entered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Calls of a handler in one transaction, and how it ends."""
+
+    sessions: Sessions
+    calls: Callable[[Session | AsyncSession, Outbox], Iterator[Incoming]]
+    """One call for each message, or one for all; each is made just before it is handled."""
+    handle: Callable[[Incoming], Awaitable[object]]
+    complete: Callable[[Session, Outbox], None]
+    """Flushes the session and finishes the messages, in the transaction. StorageUnavailable from it is an Outage."""
+    end: Callable[[Place], Awaitable[None]] = commit
+    prepare: Callable[[Session], object] = nothing
+    entered: Callable[[], None] = lambda: None
+    """Called just before the first call."""
+
+    async def at(self, place: Place) -> None:
+        """Run it. Raises NoRoom, Outage, TransactionEnded, and what the handler and the completion raise."""
+        async with place.closing():
+            outbox = self.sessions.outbox(place.session)
+            outbox.commits_itself = False
+            fence = Fence(place.sync_session)
+            await self._prepare(place)
+            self.entered()
+            try:
+                await self._call(place, outbox, fence)
+            except Exception as error:
+                if fence.has_lost_connection and (_is_consequence(error) or is_outage(error)):
+                    raise Outage(f"the database cannot be used: {type(error).__name__}") from error
+                if isinstance(error, NoUnitOfWork) and fence.has_failed:  # no mistake: the next attempt has a session
+                    raise TransactionEnded from error
+                raise
+            await self._finish(place, outbox, fence)
+
+    async def _prepare(self, place: Place) -> None:
+        try:
+            with translated():
+                await place.do(self.prepare)
+        except StorageUnavailable as error:
+            raise NoRoom(text_of(error)) from error
+
+    async def _call(self, place: Place, outbox: Outbox, fence: Fence) -> None:
+        with self.sessions.scope.entered(lambda: outbox):
+            for call in self.calls(place.session, outbox):
+                try:
+                    await self.handle(call)
+                except GeneratorExit as error:  # to what awaits this, the coroutine would seem to be closed
+                    raise RuntimeError("the handler raised GeneratorExit") from error
+                if fence.is_disturbed:
+                    await place.do(lambda _: fence.check())
+
+    async def _finish(self, place: Place, outbox: Outbox, fence: Fence) -> None:
+        def complete(session: Session) -> None:
+            fence.check()
+            self.complete(session, outbox)
+            fence.check()  # listeners of the flush are the application's, too
+            fence.is_complete = True
+
+        try:
+            await place.do(complete)
+            await self.end(place)
+            outbox.close()  # what a task that the handler left behind sends now would be in no transaction
+        except Exception as error:
+            if isinstance(error.__cause__, PoolTimeout) or isinstance(error, PoolTimeout):
+                raise NoRoom(text_of(error)) from error
+            is_lost = fence.has_lost_connection and _is_consequence(error)
+            if is_lost or isinstance(error, StorageUnavailable) or is_outage(error):
+                raise Outage(f"the database cannot be used: {type(error).__name__}") from error
+            raise
+
+
+def _is_consequence(error: Exception) -> bool:
+    """Does it say only that the session cannot be used any more? Why, the handler may have swallowed."""
+    return isinstance(error, NoUnitOfWork | TransactionEnded | InvalidRequestError)
+
+
+def finished(run: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns that waits for nothing: see Here."""
+    try:
+        run.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    run.close()
+    raise RuntimeError("the work of a thread has waited for an event loop")

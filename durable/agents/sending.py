@@ -1,0 +1,418 @@
+"""The sending agent: one for each destination, between the outbox and the peer.
+
+committed / claimed --> buffer --> batch --> Sender --> outcomes
+                          ^                               |
+                          |   Busy, Failed, no answer     +--> Stored, Duplicate: deleted, many rows a statement
+                          +-------------------------------+--> Rejected: dead letter with the peer's reason
+
+N batches failed in a row: latched. Its rows go back to any node, only pings travel, the first that is answered
+unlatches, and recovery claims what has gathered meanwhile. The latch is a row of `circuits`, which every node
+obeys; what the agent holds in memory is bounded by its buffer, whatever the backlog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from itertools import chain
+
+from durable.agents.buffer import is_due
+from durable.agents.fair_queue import Turns
+from durable.agents.latch import Circuit
+from durable.agents.pace import Pace
+from durable.clock import Clock, SystemClock
+from durable.envelope import Envelope, Lease, Leased, NodeId
+from durable.errors import ProtocolViolation, TransportError, said, text_of
+from durable.failpoints import failpoint
+from durable.messages.ordering import Fairness
+from durable.outcomes import Busy, Duplicate, Failed, Outcome, Rejected, Stored
+from durable.settings import Settings
+from durable.statistics import SendingStatistics
+from durable.storage import circuits, leases, outbox
+from durable.storage.circuits import Kind
+from durable.storage.database import Database
+from durable.storage.expiry import bury_outgoing
+from durable.storage.rows import Letter
+from durable.storage.sql.recovery import OUTGOING
+from durable.tasks.crew import Crew, raise_if_cancelled
+from durable.tasks.forgiving import forgiving
+from durable.telemetry import BatchSpans, Counters, Event, log
+from durable.transports.base import Sender, keeps_order
+
+_DELETE_AT_ONCE = 1_000
+
+
+class SendingAgent:
+    """Sends the envelopes of one destination that this node owns. Runs until stop(), or until it is cancelled."""
+
+    def __init__(
+        self,
+        destination: str,
+        sender: Sender,
+        *,
+        database: Database,
+        node: NodeId,
+        settings: Settings,
+        counters: Counters,
+        has_room: Callable[[], None],
+        clock: Clock | None = None,
+        spans: BatchSpans | None = None,
+        key_is_free: Callable[[str], None] = lambda key: None,
+        fairness: Fairness | None = None,
+    ) -> None:
+        self.destination = destination
+        self.circuit = Circuit(settings.failures_to_latch)
+        run = settings.batch_size if keeps_order(sender) else 1
+        self.weights: Mapping[str, int] = fairness.weights if fairness else {}
+        share_of = fairness.share_of if fairness else None
+        self.buffer = Turns(
+            settings.buffer_size, settings.buffer_bytes, run=run, share_of=share_of, weights=self.weights
+        )
+        self.wants_more = False
+        self.paused = False
+        self.pace = Pace(f"sending to {destination}", settings.step_timeout.total_seconds())
+        self.latch_generation = 0
+        self._sender = sender
+        self._database = database
+        self._node = node
+        self._settings = settings
+        self._counters = counters
+        self._has_room = has_room
+        self._clock = clock or SystemClock()
+        self._spans = spans
+        self._key_is_free = key_is_free
+        self._awaited = False
+        self._in_flight: dict[int, Sequence[Leased]] = {}
+        self._sent: list[Leased] = []
+        self._deleting: list[Leased] = []
+        self._changed = asyncio.Event()
+        self._acknowledged = asyncio.Event()
+        self._stopping = False
+        self._all_sent = False
+        self._busy_pause = 0.0
+        self._first_busy_pause = settings.busy_pause.total_seconds()
+        self._longest_busy_pause = settings.busy_pause_longest.total_seconds()
+        self._busy_until = 0.0
+        self.accepted_count = 0
+        """How much it was ever given: whether it was used since somebody looked."""
+
+    # ------------------------------------------------------------------ what others tell it
+
+    def reserve(self, envelope: Envelope) -> bool:
+        """Keep room for an envelope that is about to be committed. From any thread."""
+        return not (self.circuit.latched or self.paused or self._stopping) and self.buffer.reserve([envelope])
+
+    def abandon(self, envelopes: Sequence[Envelope]) -> None:
+        """Their transaction was rolled back. From any thread."""
+        self.buffer.done(envelopes)
+
+    def accept(self, claimed: Sequence[Leased]) -> None:
+        """Send these: they are committed, owned by this node, and have room."""
+        self.accepted_count += len(claimed)
+        self.buffer.put(claimed)
+        self._changed.set()
+
+    def observe_circuit(self, latched: bool, generation: int) -> None:
+        """Follow what `circuits` said at a time when this agent was at `generation`; older news is ignored."""
+        if generation != self.latch_generation or latched == self.circuit.latched:
+            return
+        if latched:
+            self.circuit.latch()
+        else:
+            self.circuit.unlatch()
+        self._changed.set()
+
+    def observe_pause(self, paused: bool) -> None:
+        """Follow what an operator or a handler has said: while it is paused nothing is sent, not even a ping."""
+        if paused != self.paused:
+            log.warning("%s is %s", self.destination, "paused" if paused else "resumed")
+            self.paused = paused
+            self._changed.set()
+            self._has_room()
+
+    def stop(self) -> None:
+        """Send what is in memory, then end run()."""
+        self._stopping = True
+        self._changed.set()
+
+    def retire(self) -> bool:
+        """Take nothing any more and end run(), if nothing is here now; False otherwise."""
+        if self.held() or not self.buffer.close():
+            return False
+        self.stop()
+        return True
+
+    def held(self) -> set[Lease]:
+        """Everything that this agent works on."""
+        batches = chain.from_iterable(self._in_flight.values())
+        return {lease.key for lease in chain(self.buffer.waiting(), batches, self._sent, self._deleting)}
+
+    def statistics(self) -> SendingStatistics:
+        first = self.buffer.first
+        return SendingStatistics(
+            waiting=len(self.buffer),
+            in_flight=sum(map(len, self._in_flight.values())),
+            batches_in_flight=len(self._in_flight),
+            acknowledged=len(self._sent) + len(self._deleting),
+            buffer_bytes=self.buffer.used_bytes,
+            latched=self.circuit.latched,
+            paused=self.paused,
+            oldest_sent_at=first.envelope.sent_at if first else None,
+        )
+
+    # ------------------------------------------------------------------ its loops
+
+    async def run(self) -> None:
+        async with AsyncExitStack() as opened, Crew() as tasks:
+            if not await self._open(opened):
+                return
+            tasks.create_task(self._delete_acknowledged(), name=f"delete sent to {self.destination}")
+            async with Crew() as batches:
+                await self._send_batches(batches)
+            self._all_sent = True
+            self._acknowledged.set()
+
+    async def _open(self, opened: AsyncExitStack) -> bool:
+        """Open the sender, trying again for as long as that fails. False when the agent is stopped before."""
+        while not self._stopping:
+            try:
+                await opened.enter_async_context(self._sender)
+                return True
+            except BaseException as error:
+                raise_if_cancelled(error)
+                log.exception("%s cannot be opened, and is tried again", self.destination)
+            self._changed.clear()
+            await self._wait(self._settings.ping_interval.total_seconds())
+        return False
+
+    async def _send_batches(self, batches: Crew) -> None:
+        limits = self._settings
+        while not (self._stopping and (self.circuit.latched or self.paused or not len(self.buffer))):
+            self._changed.clear()
+            if self.paused:
+                await self._stay_paused()
+            elif self.circuit.latched:
+                await self._stay_latched()
+            elif (pause := self._busy_until - asyncio.get_running_loop().time()) > 0:
+                await self._wait(pause)
+            elif is_due(
+                self.buffer,
+                len(self._in_flight),
+                batch_size=limits.batch_size,
+                batch_bytes=limits.batch_bytes,
+                batches_in_flight=limits.batches_in_flight,
+            ):
+                batch = self.buffer.take(limits.batch_size, limits.batch_bytes)
+                self._in_flight[id(batch)] = batch
+                batches.create_task(self._send(batch), name=f"send {len(batch)} to {self.destination}")
+            else:
+                await self._changed.wait()
+
+    async def _send(self, batch: list[Leased]) -> None:
+        failpoint("C5")
+        ticket = self.circuit.ticket
+        try:
+            if timely := await self._without_late(batch):
+                await self._send_timely(timely, ticket)
+        finally:
+            del self._in_flight[id(batch)]
+            # Where nothing is left of a key, the rest of it can be claimed once these are deleted: no lingering then.
+            self._awaited |= bool(self.buffer.settled(batch))
+            self._changed.set()
+
+    async def _send_timely(self, batch: Sequence[Leased], ticket: int) -> None:
+        began = time.perf_counter()
+        try:
+            with self.pace.step("send a batch"):
+                outcomes = await self._deliver([lease.envelope for lease in batch])
+        except TransportError as error:
+            raise_if_cancelled(error)
+            await self._batch_failed(batch, text_of(error), ticket)
+        except BaseException as error:  # the transport's fault, or the tracer's: whether it arrived is unknown
+            raise_if_cancelled(error)
+            log.exception("internal error while sending to %s; will retry", self.destination)
+            await self._batch_failed(batch, f"{type(error).__name__}: {text_of(error)}", ticket)
+        else:
+            self._counters.durations.observe(time.perf_counter() - began)
+            await self._settle(batch, outcomes, ticket)
+
+    async def _without_late(self, batch: Sequence[Leased]) -> Sequence[Leased]:
+        """What is still to be sent; the rest has expired while it waited here."""
+        now = self._clock.now()
+        late = [lease for lease in batch if lease.envelope.is_late(now)]
+        if not late:
+            return batch
+        keep_body = self._settings.history_bodies
+        buries = self._settings.on_expiry == "dead-letter"
+        expire = bury_outgoing if buries else outbox.expire
+        found = await self._database.insist(expire, self._node, late, keep_body=keep_body)
+        self._counters.add(Event.REJECTED if buries else Event.EXPIRED, len(found.expired))
+        gone = {lease.key for lease in late if lease.envelope.id not in found.timely}
+        self._done([lease for lease in batch if lease.key in gone])
+        return [lease for lease in batch if lease.key not in gone]
+
+    async def _deliver(self, batch: Sequence[Envelope]) -> list[Outcome]:
+        if self._spans is None:
+            outcomes = await self._sender.send(batch)
+        else:
+            with forgiving(partial(self._spans.sending, self.destination, batch)):
+                outcomes = await self._sender.send(batch)
+        if len(outcomes) != len(batch):
+            raise ProtocolViolation(f"the transport gave {len(outcomes)} outcomes for {len(batch)} envelopes")
+        return outcomes
+
+    async def _settle(self, batch: Sequence[Leased], outcomes: Sequence[Outcome], ticket: int) -> None:
+        keep: list[Leased] = []
+        failed: list[Leased] = []
+        rejected: list[tuple[Leased, Letter]] = []
+        reason = ""
+        for lease, outcome in zip(batch, outcomes, strict=True):
+            match outcome:
+                case Stored() | Duplicate():
+                    self._sent.append(lease)
+                case Rejected(reason=why):
+                    rejected.append((lease, Letter.because(why, "rejected by the peer")))
+                case Busy():
+                    keep.append(lease)
+                case Failed(reason=reason):
+                    keep.append(lease)
+                    failed.append(lease)
+        if self._sent:
+            self._acknowledged.set()
+        if rejected:
+            await self._dead_letter(rejected)
+        if len(failed) == len(batch):
+            await self._batch_failed(batch, f"the peer could not store it: {reason}", ticket)
+            return
+        if failed:
+            await self._count_failure(failed)
+        if keep:
+            self._slow_down(len(keep) - len(failed), took_some=len(keep) < len(batch))
+        else:
+            self._busy_pause = 0.0
+        if len(keep) < len(batch):
+            self.circuit.batch_succeeded()
+        self.buffer.put_back(keep)
+
+    def _slow_down(self, busy_count: int, *, took_some: bool) -> None:
+        """The peer did not take all of it: no failure of the batch, but a pause before the next. It doubles each time
+        that the peer takes nothing, and is halved when it takes a part: then it works, as fast as it can."""
+        self._counters.add(Event.BUSY, busy_count)
+        pause = self._busy_pause / 2 if took_some else self._busy_pause * 2
+        self._busy_pause = min(self._longest_busy_pause, max(self._first_busy_pause, pause))
+        self._busy_until = asyncio.get_running_loop().time() + self._busy_pause
+
+    async def _batch_failed(self, batch: Sequence[Leased], reason: str, ticket: int) -> None:
+        log.warning("batch of %d to %s failed: %s", len(batch), self.destination, reason)
+        self._counters.add(Event.SEND_FAILED, len(batch))
+        await self._count_failure(batch)
+        self.buffer.put_back(batch)
+        if self.circuit.batch_failed(ticket):
+            await self._latch(reason)
+
+    async def _count_failure(self, batch: Sequence[Leased]) -> None:
+        await self._database.insist(outbox.count_failed_attempt, self._node, batch)
+
+    async def _dead_letter(self, rejected: Sequence[tuple[Leased, Letter]]) -> None:
+        await self._database.insist(outbox.dead_letter, self._node, rejected, keep_body=self._settings.history_bodies)
+        self._counters.add(Event.REJECTED, len(rejected))
+        self._done([lease for lease, _ in rejected])
+
+    async def _delete_acknowledged(self) -> None:
+        """Gather for a moment, so that one commit deletes what many batches have brought."""
+        linger = self._settings.delete_linger.total_seconds()
+        while not (self._all_sent and not self._sent):
+            await self._acknowledged.wait()
+            if len(self._sent) < _DELETE_AT_ONCE and not self._all_sent and not self._awaited:
+                await asyncio.sleep(linger)
+            self._acknowledged.clear()
+            self._awaited = False
+            self._deleting, self._sent = self._sent, []
+            if self._deleting:
+                failpoint("C12")
+                await self._delete(self._deleting)
+                failpoint("C13")
+                self._done(self._deleting)
+                self._deleting = []
+
+    async def _delete(self, sent: Sequence[Leased]) -> None:
+        keep_body = self._settings.history_bodies
+        deleted = await self._database.insist(outbox.delete_sent, self._node, sent, keep_body=keep_body)
+        self._counters.add(Event.SENT, deleted)
+        if deleted < len(sent):
+            self._counters.add(Event.LEASE_LOST, len(sent) - deleted)
+
+    # ------------------------------------------------------------------ the latch
+
+    async def _latch(self, reason: str) -> None:
+        log.error("latched %s: %s", self.destination, reason)
+        self._counters.add(Event.LATCHED)
+        self.latch_generation += 1
+        await self._database.insist(
+            circuits.open_circuit,
+            Kind.DESTINATION,
+            self.destination,
+            reason=reason,
+            actor=f"node {self._node}",
+        )
+        self.latch_generation += 1
+
+    async def _stay_latched(self) -> None:
+        """Hold nothing, ping, and leave the latch when a ping is answered or another node has left it."""
+        await self._release_waiting()
+        interval = self._settings.ping_interval.total_seconds()
+        await self._wait(interval * random.uniform(0.8, 1.2))
+        if not self.circuit.latched or self._stopping:
+            return
+        try:
+            with self.pace.step("ping"):
+                await self._sender.ping()
+        except BaseException as error:
+            raise_if_cancelled(error)
+            level = logging.DEBUG if isinstance(error, TransportError) else logging.ERROR
+            log.log(level, "ping of %s failed: %s", self.destination, said(error))
+            return
+        self.latch_generation += 1
+        await self._database.insist(circuits.close_circuit, Kind.DESTINATION, self.destination)
+        self.latch_generation += 1
+        if self.circuit.ping_succeeded():
+            log.warning("unlatched %s", self.destination)
+            self._counters.add(Event.UNLATCHED)
+        self._has_room()
+
+    async def _stay_paused(self) -> None:
+        """Hold nothing, until something changes; a batch that is under way may still bring some of it back."""
+        if len(self.buffer):
+            await self._release_waiting()
+        else:
+            await self._changed.wait()
+
+    async def _release_waiting(self) -> None:
+        waiting = self.buffer.take_all()
+        if waiting:
+            await self._database.insist(leases.release, OUTGOING, self._node, [lease.key for lease in waiting])
+            self._done(waiting)
+
+    # ------------------------------------------------------------------ small things
+
+    def _done(self, finished: Sequence[Leased]) -> None:
+        self.buffer.done(finished)
+        for key in {lease.ordering_key for lease in finished}:
+            if key is not None:
+                self._key_is_free(key)
+        if self.wants_more and self.buffer.room >= min(self._settings.batch_size, self._settings.buffer_size):
+            self.wants_more = False
+            self._has_room()
+
+    async def _wait(self, seconds: float) -> None:
+        """Until something changes, or this time has passed."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,211 @@
+"""How a message that was not handled comes to its end, or to its next attempt: each is one statement.
+
+RunLater     unowned, due later, its failures kept      Pause        its handler is stopped, and it is handed back
+HandBack     unowned, uncounted                         DeadLetter   moved, with every failure that is known
+ToTheEnd     unowned, last, with other headers          expired      moved to the history
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+
+import msgspec
+from sqlalchemy import Connection
+
+from durable.application.retry import DeadLetter, HandBack, Pause, RunLater, ToTheEnd
+from durable.envelope import Envelope, Leased, NodeId
+from durable.errors import said
+from durable.failpoints import failpoint
+from durable.messages import validation as screening
+from durable.messages.routing import LOCAL
+from durable.outcomes import LONGEST_REASON
+from durable.settings import Settings
+from durable.storage import circuits, inbox, leases
+from durable.storage.circuits import Kind
+from durable.storage.database import Database
+from durable.storage.expiry import bury_incoming
+from durable.storage.rows import Failure, Letter, storable
+from durable.storage.sql.recovery import INCOMING
+from durable.telemetry import Counters, Event, log
+
+
+class Settling:
+    """Settles messages that this node owns, for the handler of this type; a lease that was lost settles nothing."""
+
+    def __init__(
+        self,
+        handler: str,
+        database: Database,
+        node: NodeId,
+        counters: Counters,
+        settings: Settings,
+        *,
+        buries: bool = False,
+        share_of: Callable[[Envelope], str] | None = None,
+    ) -> None:
+        """With `buries` what comes too late becomes a dead letter."""
+        self._handler = handler
+        self._share_of = share_of
+        self._database = database
+        self._node = node
+        self._counters = counters
+        self._keep_body = settings.history_bodies
+        self._kept_attempts = settings.kept_attempts
+        self._limits = settings.limits
+        self._expire = bury_incoming if buries else inbox.expire
+        self._expired = Event.DEAD_LETTERED if buries else Event.EXPIRED
+
+    async def settle(
+        self,
+        lease: Leased,
+        decision: RunLater | HandBack | ToTheEnd | Pause | DeadLetter,
+        error: BaseException,
+        *,
+        counted: int,
+        failures: Sequence[Failure],
+        parks: bool = False,
+    ) -> None:
+        """Do as was decided after `error`; `counted` attempts are not in the row yet."""
+        match decision:
+            case RunLater(delay=delay):
+                if await self._expires_within(lease, delay, error):
+                    return
+                failpoint("C19")
+                await self._database.insist(
+                    inbox.retry_later,
+                    self._node,
+                    lease,
+                    delay=delay,
+                    counted=counted,
+                    failures=failures,
+                    kept_attempts=self._kept_attempts,
+                )
+                failpoint("C19")
+                self._counters.add(Event.RETRIED)
+            case HandBack():
+                await self.hand_back([lease])
+            case ToTheEnd(headers=changes):
+                await self._put_back(lease, changes, counted=counted, failures=failures, parks=parks)
+            case Pause():
+                await self._database.insist(
+                    pause_and_release, self._node, self._handler, lease, decision, counted=counted, failures=failures
+                )
+            case DeadLetter():
+                failpoint("C19")
+                letter = Letter.from_error(error)
+                await self.dead_letter(lease, letter, counted=counted, failures=failures, parks=parks)
+                failpoint("C19")
+
+    async def _put_back(
+        self,
+        lease: Leased,
+        changes: Mapping[str, str | None],
+        *,
+        counted: int,
+        failures: Sequence[Failure],
+        parks: bool,
+    ) -> None:
+        merged = {**lease.envelope.headers, **changes}
+        headers = {name: value for name, value in merged.items() if value is not None}
+        envelope = msgspec.structs.replace(lease.envelope, headers=headers)
+        if reason := screening.flaw(envelope, **self._limits):
+            letter = Letter.because(f"it cannot be put back with other headers: {reason}", "headers that are refused")
+            await self.dead_letter(lease, letter, counted=counted, failures=failures, parks=parks)
+            return
+        fair_key = self._share_of(envelope) if self._share_of else None
+        await self._database.insist(
+            inbox.put_back,
+            self._node,
+            lease,
+            headers=headers,
+            fair_key=fair_key,
+            counted=counted,
+            failures=failures,
+            kept_attempts=self._kept_attempts,
+        )
+        self._counters.add(Event.RETRIED)
+
+    async def hand_back(self, owned: Sequence[Leased]) -> None:
+        """To any node, as they are."""
+        await self._database.insist(leases.release, INCOMING, self._node, [lease.key for lease in owned])
+
+    async def begin_suspect_attempt(self, lease: Leased) -> int | None:
+        """Count the attempt before it runs; the new count, or None when the lease was lost."""
+        return await self._database.insist(inbox.begin_suspect_attempt, self._node, lease)
+
+    async def take_back_attempt(self, lease: Leased) -> None:
+        """To any node, without the attempt that was counted before it could run."""
+        await self._database.insist(inbox.take_back_attempt, self._node, lease)
+
+    async def expire(self, lease: Leased) -> bool:
+        """By the database's clock; False when that is behind this node's."""
+        expired = await self._database.insist(self._expire, self._node, lease, keep_body=self._keep_body)
+        self._counters.add(self._expired, int(expired))
+        return expired
+
+    async def _expires_within(self, lease: Leased, delay: timedelta, error: BaseException) -> bool:
+        """End it now if another attempt after this delay would come too late: nothing could save it until then."""
+        if lease.envelope.deliver_by is None:
+            return False
+        reason = f"the next attempt, {delay} later, would come after its deliver_by; this one failed: {said(error)}"
+        expired = await self._database.insist(
+            self._expire,
+            self._node,
+            lease,
+            within=delay,
+            reason=storable(reason, LONGEST_REASON),
+            keep_body=self._keep_body,
+        )
+        self._counters.add(self._expired, int(expired))
+        return expired
+
+    async def dead_letter(
+        self,
+        lease: Leased,
+        letter: Letter,
+        *,
+        counted: int = 1,
+        failures: Sequence[Failure] = (),
+        parks: bool = False,
+    ) -> None:
+        """With `parks` its key, or its ordered handler, stops in the same transaction."""
+        moved = await self._database.insist(
+            inbox.dead_letter,
+            self._node,
+            lease,
+            letter,
+            counted=counted,
+            failures=failures,
+            keep_body=self._keep_body,
+            parks=self._handler if parks else None,
+            kept_attempts=self._kept_attempts,
+        )
+        if moved:
+            self._counters.add(Event.DEAD_LETTERED)
+            log.error("dead letter %s (%s): %s", lease.envelope.id, lease.envelope.message_type, letter.reason)
+
+
+def pause_and_release(
+    conn: Connection,
+    schema: str,
+    node: NodeId,
+    handler: str,
+    lease: Leased,
+    decision: Pause,
+    *,
+    counted: int = 0,
+    failures: Sequence[Failure] = (),
+) -> None:
+    """Its handler, and perhaps the endpoint that it came by, for every node; then hand it back."""
+    paused = [(Kind.HANDLER, handler)]
+    if decision.listener and lease.endpoint != LOCAL:
+        paused.append((Kind.LISTENER, lease.endpoint))
+    for kind, key in paused:
+        circuits.pause_at_least(
+            conn, schema, kind, key, reason=decision.reason, actor=f"node {node}", duration=decision.time
+        )
+    if decision.counts:
+        inbox.retry_later(conn, schema, node, lease, delay=timedelta(0), counted=counted, failures=failures)
+    else:
+        leases.release(conn, schema, INCOMING, node, [lease.key])

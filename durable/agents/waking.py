@@ -1,0 +1,132 @@
+"""One NOTIFY for all commits of a moment, sent after them: other nodes look for work that has no owner.
+
+    wake()         --> asked --> NOTIFY                    over the agents' connections while the bus runs,
+    wake_after()   --> until that COMMIT is over --> asked       or over one of a short-lived thread's own
+
+It is a hint, given off the way of writing: a NOTIFY in the application's transaction would take a lock of the whole
+server at its commit. When it fails the nodes find the work by polling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+from typing import Final
+
+from durable.errors import InvalidSetting, StorageUnavailable
+from durable.outbox.transactions import Ending
+from durable.settings import Settings
+from durable.storage import outbox
+from durable.storage.database import Database
+from durable.telemetry import log
+
+_GATHERING: Final = 0.005  # seconds in which commits share a NOTIFY
+_LONGEST: Final = 10.0  # seconds for a NOTIFY
+_LONGEST_COMMIT: Final = 60.0  # seconds until the COMMIT of a joined transaction is left to polling
+
+
+class Waker:
+    """Wakes the nodes of other processes. wake() and wake_after() may be called from any thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._asked = False
+        self._endings: list[Ending] = []
+        self._is_busy = False
+        self._home: tuple[asyncio.AbstractEventLoop, Database] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, database: Database) -> None:
+        """Work in this loop from now on, over these connections."""
+        self._home = asyncio.get_running_loop(), database
+
+    async def stop(self) -> None:
+        """Tell what is left to tell, and leave the loop."""
+        self._home = None
+        await asyncio.sleep(0)  # what was asked for from another thread begins now
+        if self._task is not None:
+            await self._task
+
+    def wake(self) -> None:
+        """Let the nodes look for work, soon."""
+        with self._lock:
+            self._asked = True
+        self._work()
+
+    def wake_after(self, ending: Ending) -> None:
+        """Let the nodes look for work when this COMMIT is over."""
+        with self._lock:
+            self._endings.append(ending)
+        self._work()
+
+    def _work(self) -> None:
+        with self._lock:
+            if self._is_busy:
+                return
+            self._is_busy = True
+        home = self._home
+        if home is not None:
+            with suppress(RuntimeError):  # its loop was closed without stop()
+                home[0].call_soon_threadsafe(self._work_in_loop, home[1])
+                return
+        threading.Thread(target=self._work_alone, name="durable wakes nodes").start()
+
+    def _work_in_loop(self, database: Database) -> None:
+        self._task = asyncio.create_task(self._run(database), name="wake nodes")
+
+    def _work_alone(self) -> None:
+        """No daemon: a process that commits and ends has told it before."""
+        asyncio.run(self._run_with_own_database())
+
+    async def _run_with_own_database(self) -> None:
+        try:
+            database = Database(self._settings)
+        except InvalidSetting:  # sessions of the application's engines, and no database of ours: only polling is left
+            self._give_up()
+            return
+        try:
+            await self._run(database)
+        finally:
+            await database.close()
+
+    async def _run(self, database: Database) -> None:
+        try:
+            while await self._is_asked():
+                await self._tell(database)
+        except BaseException:  # the loop ends
+            self._give_up()
+            raise
+
+    async def _is_asked(self) -> bool:
+        """Wait until the nodes are to be told; False when there is nothing left to wait for."""
+        waited = 0.0
+        while True:
+            await asyncio.sleep(_GATHERING)
+            waited += _GATHERING
+            with self._lock:
+                self._take_over(waited)
+                asked, self._asked = self._asked, False
+                if asked or not self._endings:
+                    self._is_busy = asked
+                    return asked
+
+    def _give_up(self) -> None:
+        with self._lock:
+            self._asked = self._is_busy = False
+            self._endings.clear()
+
+    def _take_over(self, waited: float) -> None:
+        left = [ending for ending in self._endings if not ending.is_over and waited < _LONGEST_COMMIT]
+        self._asked |= len(left) < len(self._endings)
+        self._endings = left
+
+    async def _tell(self, database: Database) -> None:
+        try:
+            async with asyncio.timeout(_LONGEST):
+                await database.transaction(outbox.wake_nodes)
+        except (StorageUnavailable, TimeoutError) as error:
+            log.warning("other nodes were not woken, they find new work at their next poll: %s", error)
+        except Exception:
+            log.exception("other nodes were not woken, they find new work at their next poll")

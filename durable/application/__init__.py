@@ -1,0 +1,1 @@
+"""What an application declares: handlers, routes, schedules, middleware, retry policies and circuit breakers."""

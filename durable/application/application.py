@@ -1,0 +1,181 @@
+"""What an application has declared, and the transports that its addresses need."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import NamedTuple
+
+from durable.application.handlers import Handler
+from durable.application.middleware import Onion
+from durable.application.retry import Policy, Retry, RetryAfter
+from durable.application.schedules import Schedule
+from durable.errors import InvalidSetting, RoutingError, UnknownMessageType
+from durable.messages import codec, upcasting
+from durable.messages.registry import class_of, content_type_of, registered
+from durable.messages.routing import LOCAL, Routes
+from durable.outbox.envelope_factory import Composer
+from durable.settings import suggestion
+from durable.storage.leases import Burials
+from durable.telemetry import BatchSpans, log
+from durable.transports.base import Transport
+
+
+class Listening(NamedTuple):
+    """A declared listener: its URI and the stable key of what it stores."""
+
+    uri: str
+    endpoint: str
+
+
+@dataclass
+class Application:
+    """What an application has declared."""
+
+    service: str
+    routes: Routes = field(default_factory=Routes)
+    handlers: dict[str, Handler] = field(default_factory=dict)
+    retry: Retry = field(default_factory=Retry)
+    """Of handlers without one of their own."""
+    by_error: dict[type[Exception], Retry | RetryAfter] = field(default_factory=dict)
+    listeners: list[Listening] = field(default_factory=list)
+    transports: list[Transport] = field(default_factory=list)
+    mounted: dict[str, Counter[str]] = field(default_factory=dict)
+    """What the apps of bus.asgi() have counted since they were made, by `asgi:` and their endpoint."""
+    onion: Onion = field(default_factory=Onion)
+    batch_spans: BatchSpans | None = None
+    schedules: dict[str, Schedule] = field(default_factory=dict)
+
+    def policy(self, handler: Handler) -> Policy:
+        """What the failures of this handler lead to: its own rules come before those of the service."""
+        return Policy(handler.retry or self.retry, {**self.by_error, **handler.by_error})
+
+    def burials(self, by_default: str) -> Burials:
+        """Which messages that came too late are dead letters; `by_default` is the setting on_expiry."""
+        others = [name for name, handler in self.by_type().items() if handler.on_expiry not in (None, by_default)]
+        return Burials(by_default == "dead-letter", others)
+
+    def declare(self, handler: Handler) -> None:
+        """Raises InvalidSetting when one of its messages, or of their older versions, has a handler already."""
+        known = self.handlers.get(handler.message_type)
+        if known is not None:
+            raise InvalidSetting(
+                f"{handler.message_type} is handled by {known.name} already; one handler may call others"
+            )
+        _by_type({**self.handlers, handler.message_type: handler})
+        self.handlers[handler.message_type] = handler
+        self.routes.handled_here(handler.message_type)
+        if handler.ordered:
+            self.routes.places.ordered_types.add(handler.message_type)
+        if handler.fair_by is not None:
+            self.routes.places.shared[handler.message_type] = handler.fair_by
+
+    def by_type(self) -> dict[str, Handler]:
+        """The handler of each message type that is handled here: its own, and those that are upcast to it.
+
+        Raises InvalidSetting when two handlers could have one, by an upcaster that was declared after them.
+        """
+        return _by_type(self.handlers)
+
+    def check(self, composer: Composer) -> None:
+        """Raise WiringError, or InvalidMessage, for what would fail at the first message."""
+        for name in self.by_type().keys() | self.routes.destinations().keys():
+            _check_codec(class_of(name))
+        for handler in self.handlers.values():
+            self._check_returns(handler)
+        for schedule in self.schedules.values():
+            schedule.check(composer)
+
+    def check_retention(self, dedupe_window: timedelta) -> None:
+        """Raise InvalidSetting when a message could be retried for longer than its id is remembered."""
+        horizon = max((self.policy(handler).horizon for handler in self.handlers.values()), default=timedelta(0))
+        if horizon >= dedupe_window:
+            raise InvalidSetting(
+                f"dedupe_window: {dedupe_window} is not longer than the retries go on ({horizon}); "
+                "a message could come again after its id was forgotten"
+            )
+
+    def warn(self) -> None:
+        """Log what is no error, and hardly meant."""
+        if self.listeners and not self.handlers:
+            uris = ", ".join(listening.uri for listening in self.listeners)
+            log.warning("no handler is declared: every message that arrives at %s becomes a dead letter", uris)
+
+    def _check_returns(self, handler: Handler) -> None:
+        """What a handler returns is sent: by its annotation, is there somewhere to send it to?"""
+        for cls in handler.returns:
+            names = [name for name, known in registered() if known is cls]
+            if not names and any(issubclass(known, cls) for _, known in registered()):
+                continue  # the base class of messages: which of them is known at run time only
+            if not names:
+                raise UnknownMessageType(
+                    f"handler {handler.name}: it returns {cls.__qualname__}, which is no message; decorate that with "
+                    "@message(name), or correct the annotation"
+                )
+            if not self.routes.is_event(names[0]):
+                self._check_route(handler, names[0])
+
+    def _check_route(self, handler: Handler, message_type: str) -> None:
+        try:
+            self.routes.for_send(message_type)
+        except RoutingError as error:
+            raise RoutingError(f"handler {handler.name}: what it returns cannot be sent: {error}") from error
+
+    def destinations(self) -> list[str]:
+        """Every remote destination that is declared, once each."""
+        declared = self.routes.destinations().values()
+        return sorted({uri for uris in declared for uri in uris if uri != LOCAL})
+
+
+def _check_codec(cls: type) -> None:
+    try:
+        codec.check_class(cls, content_type_of(cls))
+    except NameError as error:
+        raise InvalidSetting(f"{cls.__qualname__}: an annotation cannot be resolved: {error}") from error
+
+
+def _by_type(handlers: Mapping[str, Handler]) -> dict[str, Handler]:
+    found = dict(handlers)
+    for older in upcasting.upcast_types():
+        chain = [handlers[name] for name in (older, *upcasting.newer_types(older)) if name in handlers]
+        if len(chain) > 1:
+            raise InvalidSetting(
+                f"{older} is handled by {chain[0].name}, and upcast for {chain[1].name}; remove that handler, "
+                "or the upcaster"
+            )
+        for handler in chain:
+            found[older] = handler
+    return found
+
+
+class Transports:
+    """The transports of this process by URI scheme.
+
+    Those in `optional` are made when the first URI of their scheme is met: what they are built on may not be installed.
+    """
+
+    def __init__(
+        self, transports: Sequence[Transport], optional: Mapping[str, Callable[[], Transport]] | None = None
+    ) -> None:
+        self._by_scheme = {scheme: transport for transport in transports for scheme in transport.schemes}
+        self._optional = dict(optional or {})
+
+    def of(self, uri: str) -> Transport:
+        """The transport of this URI; raises InvalidSetting for a scheme that none understands."""
+        scheme, separator, _ = uri.partition("://")
+        if scheme not in self._by_scheme and scheme in self._optional:
+            made = self._optional[scheme]()
+            self._by_scheme = dict.fromkeys(made.schemes, made) | self._by_scheme
+        transport = self._by_scheme.get(scheme)
+        if transport is None or not separator:
+            names = {**self._by_scheme, **self._optional}
+            known = ", ".join(f"{name}://" for name in names)
+            raise InvalidSetting(f"{uri}: no transport has this scheme{suggestion(scheme, names)}; known: {known}")
+        transport.check(uri)
+        return transport
+
+    def resolve(self, uri: str, message_type: str) -> str:
+        """The destination of messages of this type that are sent to `uri`; raises InvalidSetting."""
+        return self.of(uri).resolve(uri, message_type)

@@ -1,0 +1,89 @@
+"""Bodies of dead letters for people: shown as text, as JSON whatever their codec, and edited as what was shown.
+
+JSON of any kind, text   as it is                            edited as it is
+a codec's bytes          JSON of the message they hold,      JSON, which the codec encodes as the message's class
+                         or of the values in msgpack
+anything else            text if it is text, else base64     as it is
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Final
+
+import msgspec
+
+from durable.application.application import Application
+from durable.envelope import JSON, Envelope, media_type
+from durable.errors import InvalidMessage, InvalidSetting, UnknownMessageType
+from durable.messages import codec, upcasting
+from durable.messages.codecs.json import JsonCodec
+from durable.messages.codecs.msgpack import MSGPACK
+from durable.messages.registry import class_of
+from durable.outbox.envelope_factory import blank
+from durable.storage.dead_letters import DeadLetter
+
+_TEXT: Final = ("/json", "+json", "/xml", "+xml")
+_json = JsonCodec()
+
+
+def row(name: str, body: bytes, content_type: str | None, message_type: str | None) -> dict[str, Any]:
+    """The body as text, and in base64 where that text is not the body itself."""
+    text = _text(body, content_type or JSON, message_type)
+    if text is not None and text.encode(errors="surrogatepass") == body:
+        return {name: text}
+    return {name: text, f"{name}_base64": base64.b64encode(body).decode()}
+
+
+def edited(letter: DeadLetter, body: bytes, application: Application | None) -> bytes:
+    """The bytes of an edited body. Raises InvalidMessage for what its handler could not read, WiringError."""
+    content_type = letter.content_type or JSON
+    if application is None:
+        _refuse_untyped(body, content_type)
+        return body
+    message_type = letter.summary.message_type
+    lease = letter.lease()
+    if message_type is None or lease is None:
+        return body
+    if not _is_text(content_type):
+        message = codec.decode(body, class_of(message_type))
+        body = codec.encode(message, msgspec.structs.replace(lease.envelope, body=b""))
+    _refuse_undecodable(msgspec.structs.replace(lease.envelope, body=body), application)
+    return body
+
+
+def _refuse_untyped(body: bytes, content_type: str) -> None:
+    if not _is_text(content_type):
+        raise InvalidSetting(f"APP:BUS: the body is {content_type}; name the bus, whose code makes it of JSON")
+    if media_type(content_type) == JSON:
+        msgspec.json.decode(body)
+
+
+def _refuse_undecodable(envelope: Envelope, application: Application) -> None:
+    handler = application.by_type().get(envelope.message_type)
+    upcasting.decode(envelope, handler.cls if handler is not None else class_of(envelope.message_type))
+
+
+def _text(body: bytes, content_type: str, message_type: str | None) -> str | None:
+    try:
+        if _is_text(content_type):
+            return body.decode()
+        return _as_json(body, content_type, message_type).decode()
+    except (InvalidMessage, UnknownMessageType, ValueError, RecursionError, TypeError, OverflowError):
+        return None
+
+
+def _as_json(body: bytes, content_type: str, message_type: str | None) -> bytes:
+    try:
+        message = codec.decode(body, class_of(message_type or ""), content_type)
+    except (InvalidMessage, UnknownMessageType):
+        if media_type(content_type) != MSGPACK:
+            raise
+        return msgspec.json.encode(msgspec.msgpack.decode(body))
+    return _json.encode(message, blank(message))
+
+
+def _is_text(content_type: str) -> bool:
+    """Also what nobody here knows: it may be text, and is nobody's to encode."""
+    kind = media_type(content_type)
+    return kind.startswith("text/") or kind.endswith(_TEXT) or kind not in codec.content_types()

@@ -1,0 +1,247 @@
+"""Dead letters twice: as plain values for JSON, and as text made from those values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from durable.cli.dead_letters import bodies as letter_bodies
+from durable.cli.output import Block, Table, one_line
+from durable.dead_letters.rehearsal import Rehearsed
+from durable.envelope import Envelope
+from durable.storage.dead_letters import Attempt, DeadLetter, Group, Relative, Summary
+from durable.storage.rows import both_ends, error_text
+
+Row = dict[str, Any]
+_SHORT = 100
+_MOST_ROWS = 100
+
+
+def group_rows(groups: Sequence[Group]) -> list[Row]:
+    return [asdict(group) for group in groups]
+
+
+def summary_rows(letters: Sequence[Summary]) -> list[Row]:
+    return [letter._asdict() for letter in letters]
+
+
+def letter_row(letter: DeadLetter) -> Row:
+    """All of it; bodies as text where that can be."""
+    kind = letter.content_type, letter.summary.message_type
+    return {
+        **letter.summary._asdict(),
+        "correlation_id": letter.correlation_id,
+        "causation_id": letter.causation_id,
+        "partition_key": letter.partition_key,
+        "content_type": letter.content_type,
+        "headers": letter.headers,
+        "sent_at": letter.sent_at,
+        "deliver_by": letter.deliver_by,
+        "traceback": letter.traceback,
+        **letter_bodies.row("body", letter.body, *kind),
+        **(letter_bodies.row("edited_body", letter.edited_body, *kind) if letter.edited_body is not None else {}),
+    }
+
+
+def attempt_rows(attempts: Sequence[Attempt]) -> list[Row]:
+    return [attempt._asdict() for attempt in attempts]
+
+
+def relative_rows(relatives: Sequence[Relative]) -> list[Row]:
+    return [relative._asdict() for relative in relatives]
+
+
+def rehearsed_row(rehearsed: Rehearsed) -> Row:
+    summary, error = rehearsed.letter.summary, rehearsed.error
+    return {
+        "letter_id": summary.letter_id,
+        "id": summary.id,
+        "message_type": summary.message_type,
+        "address": summary.address,
+        "outcome": rehearsed.outcome,
+        "sends": [_sent_row(envelope) for envelope in rehearsed.sends],
+        "does": list(rehearsed.does),
+        "error": None if error is None else error_row(error),
+    }
+
+
+def error_row(error: BaseException) -> Row:
+    kind, message, text = error_text(error)
+    return {"type": kind, "message": message, "traceback": text}
+
+
+def _sent_row(envelope: Envelope) -> Row:
+    return {
+        "message_type": envelope.message_type,
+        "destination": envelope.destination,
+        "execution_time": envelope.execution_time,
+        **letter_bodies.row("body", envelope.body, envelope.content_type, envelope.message_type),
+    }
+
+
+# ---------------------------------------------------------------- as text
+
+
+def groups(rows: Sequence[Row]) -> list[Block]:
+    columns = ("fingerprint", "side", "message type", "exception", "count", "first", "last", "such as")
+    cells = [
+        (
+            row["fingerprint"],
+            row["side"],
+            row["message_type"],
+            row["exception_type"],
+            row["count"],
+            _time(row["first"]),
+            _time(row["last"]),
+            _short(row["example"]),
+        )
+        for row in rows
+    ]
+    return [Table("dead letters by cause", columns, cells)] if cells else ["no dead letters"]
+
+
+def summaries(rows: Sequence[Row], following: int | None) -> list[Block]:
+    columns = ("letter", "failed", "side", "message type", "attempts", "replays", "exception", "reason", "state")
+    cells = [
+        (
+            row["letter_id"],
+            _time(row["failed_at"]),
+            row["side"],
+            row["message_type"],
+            row["attempts"],
+            row["replay_count"],
+            row["exception_type"],
+            _short(row["reason"]),
+            row["resolution"] or ("" if row["replayable"] else "only bytes"),
+        )
+        for row in rows
+    ]
+    table: list[Block] = [Table("dead letters, the newest first", columns, cells)] if cells else ["no dead letters"]
+    return [*table, "", f"there are more: --before {following}"] if following is not None else table
+
+
+def letter(row: Row, attempts: Sequence[Row], relatives: Sequence[Row]) -> list[Block]:
+    """One letter, from what it was to all that went wrong with it."""
+    facts = {
+        "id": row["id"],
+        "sent": f"{_time(row['sent_at'])} by {row['source']}" if row["sent_at"] else None,
+        "conversation": row["correlation_id"],
+        "caused by": row["causation_id"],
+        "key": row["partition_key"],
+        "headers": ", ".join(f"{name}={value}" for name, value in row["headers"].items()) or None,
+        "deliver by": _time(row["deliver_by"]),
+        "failed": f"{_time(row['failed_at'])} on node {row['node_id']}",
+        "attempts": f"{row['attempts']}{_deaths(row['interruptions'])}",
+        "replays": row["replay_count"],
+        "fingerprint": row["fingerprint"],
+        "why": f"{row['exception_type']}: {row['reason']}",
+        "can be replayed": "yes" if row["replayable"] else "no: only its bytes were kept",
+        "resolved": _resolution(row),
+    }
+    side = "incoming at" if row["side"] == "incoming" else "outgoing to"
+    blocks: list[Block] = [
+        f"letter {row['letter_id']}: {row['message_type'] or 'no envelope'}, {side} {row['address']}",
+        *(f"  {name:<16} {one_line(value)}" for name, value in facts.items() if value is not None),
+        *_body_lines("body", row),
+        *_body_lines("edited_body", row),
+    ]
+    for attempt in attempts:
+        title = f"attempt {attempt['number']}, {_time(attempt['failed_at'])} on node {attempt['node_id']}"
+        blocks += ["", f"{title}: {one_line(attempt['exception_type'])}", _indented(attempt["traceback"])]
+    if not attempts and row["traceback"]:
+        blocks += ["", "traceback", _indented(row["traceback"])]
+    return blocks + _relatives(relatives)
+
+
+def rehearsal(rows: Sequence[Row]) -> list[Block]:
+    """What would succeed, fail and be sent; long lists are cut, because they are whole in JSON."""
+    counts = ", ".join(
+        f"{sum(row['outcome'] == outcome for row in rows)} {would}"
+        for outcome, would in (("succeeds", "would succeed"), ("fails", "would fail"), ("is sent", "would be sent"))
+        if any(row["outcome"] == outcome for row in rows)
+    )
+    failed = [row for row in rows if row["error"]]
+    blocks: list[Block] = [f"rehearsed {len(rows)} letters and rolled back: {counts or 'there are none'}"]
+    if failed:
+        cells = [
+            (row["letter_id"], row["message_type"], row["error"]["type"], _short(row["error"]["message"]))
+            for row in failed
+        ]
+        blocks += _cut("would fail", ("letter", "message type", "exception", "message"), cells)
+    return [*blocks, *sends(rows, "would be sent by the handlers"), *does(rows)]
+
+
+def sends(rows: Sequence[Row], title: str) -> list[Block]:
+    cells = [
+        (row["letter_id"], each["message_type"], each["destination"], _short(_shown(each)))
+        for row in rows
+        for each in row["sends"]
+    ]
+    return _cut(title, ("letter", "message type", "destination", "body"), cells) if cells else []
+
+
+def does(rows: Sequence[Row]) -> list[Block]:
+    """What handlers would do to circuits, schedules and messages that wait."""
+    cells = [(row["letter_id"], row["message_type"], each) for row in rows for each in row["does"]]
+    return _cut("would be done by the handlers", ("letter", "message type", "what"), cells) if cells else []
+
+
+def _cut(title: str, columns: Sequence[str], cells: Sequence[Any]) -> list[Block]:
+    blocks: list[Block] = [Table(title, columns, cells[:_MOST_ROWS])]
+    if len(cells) > _MOST_ROWS:
+        blocks.append(f"  and {len(cells) - _MOST_ROWS:,} more: --json shows all")
+    return blocks
+
+
+def _relatives(rows: Sequence[Row]) -> list[Block]:
+    columns = ("where", "letter", "message type", "at", "sent", "state", "id", "caused by")
+    cells = [
+        (
+            row["place"],
+            row["letter_id"],
+            row["message_type"],
+            row["address"],
+            _time(row["sent_at"]),
+            row["state"],
+            str(row["id"]),
+            str(row["causation_id"] or ""),
+        )
+        for row in rows
+    ]
+    return [Table("of the same conversation", columns, cells)] if cells else []
+
+
+def _resolution(row: Row) -> str | None:
+    if row["resolution"] is None:
+        return None
+    why = f": {row['resolution_reason']}" if row["resolution_reason"] else ""
+    return f"{row['resolution']} {_time(row['resolved_at'])} by {row['resolved_by']}{why}"
+
+
+def _deaths(interruptions: int) -> str:
+    return f", and {interruptions} of its nodes died" if interruptions else ""
+
+
+def _body_lines(name: str, row: Row) -> list[Block]:
+    if name not in row:
+        return []
+    return ["", name.replace("_", " "), f"  {both_ends(_shown(row, name), 4_000)}"]
+
+
+def _shown(row: Row, name: str = "body") -> str:
+    return str(row[name]) if row[name] is not None else f"base64 {row[f'{name}_base64']}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.rstrip().splitlines())
+
+
+def _short(text: str) -> str:
+    line = one_line(text)
+    return line if len(line) <= _SHORT else f"{line[: _SHORT - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def _time(moment: datetime | None) -> str | None:
+    return None if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"

@@ -1,0 +1,72 @@
+"""What doctor looks at in the application: its handlers, its addresses, and whether anybody answers there."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from durable.bus import Bus
+from durable.cli.doctor.checks import Check, fail, ok, warn
+from durable.cli.doctor.topology import topology_checks
+from durable.cli.output import age
+from durable.errors import DurableError, InvalidSetting, TransportError
+
+_PING_SECONDS = 3.0
+
+
+def application_checks(bus: Bus) -> list[Check]:
+    addresses = [_address(bus, "listener", listening.uri) for listening in bus.application.listeners]
+    # Brokers before destinations: a sender that is pinged declares its exchange, if it is missing.
+    return [retention(bus), handlers(bus), *addresses, *topology_checks(bus), *asyncio.run(_destinations(bus))]
+
+
+def retention(bus: Bus) -> Check:
+    """Duplicates must be known for longer than a message may go on being retried."""
+    window = bus.settings.dedupe_window
+    horizons = {name: bus.application.policy(handler).horizon for name, handler in bus.application.handlers.items()}
+    longest = max(horizons.values(), default=timedelta(0))
+    detail = f"dedupe_window is {age(window)}, the longest retries go on for {age(longest)}"
+    if longest >= window:
+        names = ", ".join(name for name, horizon in horizons.items() if horizon >= window)
+        return fail("retention", detail, f"raise dedupe_window, or shorten the retries of {names}")
+    return ok("retention", detail)
+
+
+def handlers(bus: Bus) -> Check:
+    """Parameters were resolved when they were declared; what is returned, and by which codec, is looked at here."""
+    count = len(bus.application.handlers)
+    try:
+        bus.application.check(bus.runtime.composer)
+    except DurableError as error:
+        return fail("handlers", str(error), "correct it: a node would not start")
+    if bus.application.listeners and not count:
+        return warn("handlers", "none, and the bus listens", "declare @bus.handles(...), or import the modules that do")
+    return ok("handlers", f"{count}, each with what it asks for")
+
+
+def _address(bus: Bus, kind: str, uri: str) -> Check:
+    try:
+        bus.runtime.transports().of(uri)
+    except InvalidSetting as error:
+        return fail(kind, str(error), "correct the address")
+    return ok(kind, uri)
+
+
+async def _destinations(bus: Bus) -> list[Check]:
+    return list(await asyncio.gather(*(_ping(bus, uri) for uri in bus.application.destinations())))
+
+
+async def _ping(bus: Bus, uri: str) -> Check:
+    """As a latched destination is pinged: up to the peer's database."""
+    checked = _address(bus, "destination", uri)
+    if checked.advice:
+        return checked
+    try:
+        async with asyncio.timeout(_PING_SECONDS), bus.runtime.transports().of(uri).sender(uri) as sender:
+            await sender.ping()
+    except InvalidSetting as error:
+        return fail("destination", str(error), "correct the address")
+    except (TransportError, TimeoutError) as error:
+        reason = str(error) or f"{uri}: no answer within {_PING_SECONDS:g} seconds"
+        return warn("destination", reason, "start the peer; until then envelopes wait in the outbox")
+    return ok("destination", f"{uri} answers")

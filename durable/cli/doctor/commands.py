@@ -1,0 +1,79 @@
+"""doctor: what can be found out before the first message is sent, each finding with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from durable.cli.doctor import deploy as deploying
+from durable.cli.doctor.application import application_checks
+from durable.cli.doctor.checks import Check, Verdict, ok
+from durable.cli.doctor.database import database_checks
+from durable.cli.doctor.engines import engine_checks
+from durable.cli.output import Block, print_blocks, print_json
+from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, load_target
+from durable.errors import WiringError
+
+Against = Annotated[
+    str | None,
+    typer.Option("--against", metavar="URL", help="only: would this code cope with what waits in that database?"),
+]
+
+
+def doctor(
+    app: OptionalBusName = None,
+    database: DatabaseUrl = None,
+    schema: SchemaName = None,
+    against: Against = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Check settings, database and application; without APP:BUS only the database. Ends with 1 when a check fails.
+
+    With --against, check a deploy beforehand: that database is read, and nothing in it is changed.
+    """
+    if against is not None:
+        _check_deploy(app, database, against, schema, json)
+        return
+    bus, settings = load_target(app, database, schema)
+    declared = bus.application.handlers.values() if bus is not None else ()
+    checks = [
+        ok("settings", f"{len(settings.model_fields_set)} set, all valid"),
+        *database_checks(settings, has_sync_handlers=any(not handler.is_async for handler in declared)),
+        *([*engine_checks(bus), *application_checks(bus)] if bus is not None else []),
+    ]
+    healthy = all(check.verdict is not Verdict.FAIL for check in checks)
+    if json:
+        print_json({"healthy": healthy, "checks": [asdict(check) for check in checks]})
+    else:
+        print_blocks(_lines(checks))
+    if not healthy:
+        raise typer.Exit(1)
+
+
+def _check_deploy(app: str | None, database: str | None, against: str, schema: str | None, json: bool) -> None:
+    if app is None:
+        raise WiringError("--against: it is this code that is checked; name its bus, such as app:bus")
+    if database is not None:
+        raise WiringError("--database: --against names the database already")
+    bus, settings = load_target(app, against, schema)
+    assert bus is not None
+    found = deploying.findings(bus.application, settings)
+    if json:
+        print_json(deploying.document(found))
+    else:
+        print_blocks(deploying.lines(found))
+    if not deploying.is_healthy(found):
+        raise typer.Exit(1)
+
+
+def _lines(checks: Sequence[Check]) -> list[Block]:
+    lines: list[Block] = []
+    for check in checks:
+        lines.append(f"{check.verdict:<4}  {check.name}: {check.detail}")
+        if check.advice:
+            lines.append(f"      -> {check.advice}")
+    return lines

@@ -1,0 +1,144 @@
+"""What doctor looks at in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from sqlalchemy import Connection, make_url, pool
+
+from durable.cli.doctor.checks import Check, attempted, fail, ok, warn
+from durable.cli.target import connection
+from durable.errors import StorageUnavailable
+from durable.settings import Settings
+from durable.storage import maintenance, migrator, nodes, status
+from durable.storage.database import lock_url
+from durable.storage.engines import Limits, is_pooled, make_engine
+
+OLDEST_POSTGRES: Final = 14
+NEWEST_POSTGRES: Final = 18
+MAX_SKEW: Final = timedelta(seconds=5)
+_OVERFLOW_AND_LOCK: Final = 3
+"""What a node may open beside its pools: two more for its agents, and the one that holds its lock."""
+
+_MIGRATE: Final = "run: durable-agent migrate APP:BUS"
+_GRANT: Final = "as the owner of the schema run: durable-agent migrate APP:BUS --grant-to ROLE"
+
+
+def database_checks(settings: Settings, *, has_sync_handlers: bool = False) -> list[Check]:
+    """Each on its own; what cannot be asked of this database is left out."""
+    try:
+        with connection(settings, isolation="AUTOCOMMIT") as conn:
+            return list(_connected(conn, settings, has_sync_handlers))
+    except StorageUnavailable as error:
+        return [fail("database", str(error), "start Postgres, or correct the setting database_url")]
+
+
+def _connected(conn: Connection, settings: Settings, has_sync_handlers: bool) -> Iterator[Check]:
+    schema = settings.db_schema
+    yield server_version(conn, schema)
+    yield clock_skew(conn, schema)
+    yield pooler(conn, settings)
+    yield attempted(
+        "lock connection",
+        lambda: lock_connection(settings),
+        "correct lock_database_url: a direct connection to Postgres",
+    )
+    version = attempted("schema", lambda: schema_version(conn, schema), _MIGRATE)
+    yield version
+    allowed = rights(conn, schema)
+    if allowed.advice or not version.advice:  # where there are no tables, no right is missing either
+        yield allowed
+    if not version.advice:
+        yield partitions(conn, settings)
+        yield connections(conn, settings, has_sync_handlers)
+
+
+def server_version(conn: Connection, schema: str) -> Check:
+    server = status.server(conn, schema)
+    detail = f"Postgres {server.version}, database {server.database}, role {server.role}"
+    if server.number // 10_000 < OLDEST_POSTGRES:
+        return fail("database", detail, f"use Postgres {OLDEST_POSTGRES} or newer")
+    if server.number // 10_000 > NEWEST_POSTGRES:
+        return warn("database", detail, f"durable is tested up to Postgres {NEWEST_POSTGRES}; look for a newer durable")
+    return ok("database", detail)
+
+
+def clock_skew(conn: Connection, schema: str) -> Check:
+    """Against the middle of the question's journey."""
+    asked = datetime.now(UTC)
+    there = status.clock(conn, schema)
+    skew = there - (asked + (datetime.now(UTC) - asked) / 2)
+    side = "ahead of" if skew > timedelta(0) else "behind"
+    detail = f"the database is {abs(skew.total_seconds()):.2f} s {side} this machine"
+    if abs(skew) > MAX_SKEW:
+        return warn(
+            "clock", detail, "set both clocks by NTP: deliver_by and at= are written by one and read by the other"
+        )
+    return ok("clock", detail)
+
+
+def pooler(conn: Connection, settings: Settings) -> Check:
+    """Direct, or through a pooler; each process finds that out for itself, unless it is told."""
+    dbapi_connection = conn.connection.dbapi_connection
+    assert dbapi_connection is not None
+    if not is_pooled(dbapi_connection):
+        return ok("pooler", "none, the connection is direct")
+    detail = f"database_url goes through one (the setting is {settings.pooler}): no prepared statements are used"
+    if settings.lock_database_url is None:
+        return fail("pooler", detail, "set DURABLE_LOCK_DATABASE_URL to a direct connection, for the node's lock")
+    return ok("pooler", detail)
+
+
+def lock_connection(settings: Settings) -> Check:
+    """A pooler answers with a process id of its own: it is not that of the session which then runs the statement."""
+    limits = Limits.of(settings.connect_timeout)
+    url = make_url(lock_url(settings)).set(drivername="postgresql+psycopg")
+    engine = make_engine(url, settings, limits, poolclass=pool.NullPool)
+    with engine.connect() as conn:
+        dbapi_connection = conn.connection.dbapi_connection
+        assert dbapi_connection is not None
+        is_direct = not is_pooled(dbapi_connection)
+    if is_direct:
+        return ok("lock connection", "direct")
+    return fail(
+        "lock connection",
+        "it goes through a pooler, which cannot keep a session's lock",
+        "set DURABLE_LOCK_DATABASE_URL to a direct connection",
+    )
+
+
+def rights(conn: Connection, schema: str) -> Check:
+    missing = status.missing_rights(conn, schema)
+    if missing:
+        return fail("rights", f"this role has not: {', '.join(missing)}", _GRANT)
+    return ok("rights", "this role has what a node needs")
+
+
+def schema_version(conn: Connection, schema: str) -> Check:
+    migrator.check_version(conn, schema)
+    return ok("schema", f"{schema} is at version {migrator.SCHEMA_VERSION}")
+
+
+def partitions(conn: Connection, settings: Settings) -> Check:
+    days = maintenance.partitioned_days(conn, settings.db_schema)
+    detail = f"{days - 1} days ahead" if days else "today has none"
+    if days < 2:
+        return fail("partitions", detail, "start a node: its maintenance makes them")
+    if days - 1 < min(settings.partitions_ahead, 2):
+        return warn("partitions", detail, "start a node: its maintenance makes them; or see its log")
+    return ok("partitions", detail)
+
+
+def connections(conn: Connection, settings: Settings, has_sync_handlers: bool) -> Check:
+    limits = status.connection_limits(conn, settings.db_schema)
+    allowed = min(limit for limit in limits if limit is not None)
+    pools = settings.pool_size * (2 if has_sync_handlers else 1) + settings.agent_pool_size + _OVERFLOW_AND_LOCK
+    alive = len(nodes.locked(conn, settings.db_schema))
+    detail = f"a process opens up to {pools}, {alive} nodes are alive, {allowed} are allowed"
+    if pools * max(1, alive) > allowed:
+        return warn(
+            "connections", detail, "lower pool_size, or raise max_connections (or the limit of role or database)"
+        )
+    return ok("connections", detail)

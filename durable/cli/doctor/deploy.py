@@ -1,0 +1,230 @@
+"""doctor --against: would this code cope with what waits in another database, such as the one it is deployed to?
+
+    inbox, scheduled     decodes for its handler · does not · has none here
+    dead letters         the same, for those that decoded when they failed: could they still be replayed?
+    inbox                does a living node there handle it, or does it wait for this code?
+    recurring            is every schedule that runs there one that this code declares?
+
+Everything is read in one read-only transaction, page by page, and each statement sees what is there at its time: no
+snapshot is held that would keep the database from tidying up. Nothing is handled, only decoded and upcast.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from durable.agents.startup_check import Trial
+from durable.application.application import Application
+from durable.cli.doctor.checks import Verdict
+from durable.cli.output import Block, Show, progress
+from durable.cli.target import connection
+from durable.errors import InvalidMessage, SchemaMismatch
+from durable.observability import health
+from durable.settings import Settings
+from durable.storage import dead_letters, gauges, in_flight, migrator, nodes, schedules
+from durable.storage.dead_letters import DeadLetter, Selection, Stretch
+from durable.storage.gauges import Gauges
+from durable.storage.in_flight import InFlight, Page
+
+Place = Literal["inbox", "scheduled", "dead letters", "recurring"]
+
+_PAGE: Final = Page(batch_size=1_000, batch_bytes=8 << 20)
+_LETTERS_AT_ONCE: Final = 100
+_NEVER_DECODED: Final = f"{InvalidMessage.__module__}.{InvalidMessage.__qualname__}"
+_FIRST: Final = UUID(int=0), ""
+
+_DECODE: Final = "write an upcaster, or keep the old class until they are handled"
+_HANDLE: Final = "keep its handler until they are handled: otherwise they become dead letters"
+_RECUR: Final = "declare it with bus.every(), unless it is meant to end"
+_DEPLOY: Final = "deploy this code: it handles them"
+_REPLAY: Final = "replay or discard them before, or write an upcaster"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What would become of the messages of one type in one place. `advice` is empty when all is well."""
+
+    message_type: str
+    place: Place
+    verdict: Verdict
+    count: int
+    undecodable: int
+    detail: str
+    ids: Sequence[UUID] = ()
+    advice: str = ""
+
+
+def findings(application: Application, settings: Settings) -> list[Finding]:
+    """By type and place. Raises StorageUnavailable, SchemaMismatch when there are no tables of durable."""
+    schema = settings.db_schema
+    with connection(settings, read_only=True) as conn:
+        if migrator.current_version(conn, schema) is None:
+            raise SchemaMismatch(f"--against: schema {schema!r} has no durable tables; name another with --schema")
+        survey = _Survey(application)
+        letters = dead_letters.survey(conn, schema, _LETTERS)
+        with progress("decoded") as show:
+            survey.look(_inbox(conn, schema), in_flight.count(conn, schema) + letters.replayable, show)
+            survey.look_at_letters(_letters(conn, schema, letters.newest), show)
+        found = survey.findings(_others(conn, schema, application.service)) + _undeclared(conn, schema, application)
+        found += _unclaimed(gauges.read(conn, schema), application, settings)
+    return sorted(found, key=lambda each: (each.message_type, each.place))
+
+
+class _Survey:
+    """What was found so far."""
+
+    def __init__(self, application: Application) -> None:
+        self._classes = {name: handler.cls for name, handler in application.by_type().items()}
+        self._trials: dict[tuple[str, Place], Trial] = {}
+        self._unhandled: dict[tuple[str, Place], int] = {}
+        self._done = self._total = 0
+
+    def look(self, pages: Iterable[Sequence[InFlight]], total: int, show: Show) -> None:
+        self._total = total
+        for page in pages:
+            for message in page:
+                self._try("scheduled" if message.is_scheduled else "inbox", message)
+            self._told(len(page), show)
+
+    def look_at_letters(self, pages: Iterable[Sequence[DeadLetter]], show: Show) -> None:
+        for page in pages:
+            for letter in page:
+                if (message := _message_of(letter)) is not None:
+                    self._try("dead letters", message)
+            self._told(len(page), show)
+
+    def findings(self, others: dict[str, str]) -> list[Finding]:
+        """`others` are message types that other services handle in the same database, and which."""
+        found = [_finding(key, trial) for key, trial in self._trials.items()]
+        return found + [_unhandled(key, count, others.get(key[0])) for key, count in self._unhandled.items()]
+
+    def _try(self, place: Place, message: InFlight) -> None:
+        key = message.message_type, place
+        cls = self._classes.get(message.message_type)
+        if cls is None:
+            self._unhandled[key] = self._unhandled.get(key, 0) + 1
+            return
+        if key not in self._trials:
+            self._trials[key] = Trial(message.message_type, cls)
+        self._trials[key].run([message])
+
+    def _told(self, count: int, show: Show) -> None:
+        self._done += count
+        show(self._done, max(self._done, self._total))
+
+
+_LETTERS: Final = Selection(side="incoming")
+
+
+def _inbox(conn: Connection, schema: str) -> Iterator[list[InFlight]]:
+    after = _FIRST
+    while page := in_flight.every(conn, schema, _PAGE, after=after):
+        yield page
+        after = page[-1].id, page[-1].endpoint
+
+
+def _letters(conn: Connection, schema: str, newest: int) -> Iterator[list[DeadLetter]]:
+    after = 0
+    while page := dead_letters.read(conn, schema, _LETTERS, Stretch(after, newest, _LETTERS_AT_ONCE)):
+        yield page
+        after = page[-1].summary.letter_id
+
+
+def _message_of(letter: DeadLetter) -> InFlight | None:
+    """What could be replayed; what did not even decode when it failed is none the worse for this code."""
+    lease = letter.lease()
+    if lease is None or letter.summary.exception_type == _NEVER_DECODED:
+        return None
+    envelope = lease.envelope
+    number, endpoint = letter.summary.letter_id, letter.summary.address
+    return InFlight(
+        number, envelope.id, endpoint, envelope.message_type, envelope.content_type, envelope.body, is_scheduled=False
+    )
+
+
+def _others(conn: Connection, schema: str, service: str) -> dict[str, str]:
+    """What services of other names handle in this database, by their nodes."""
+    return {
+        message_type: node.service
+        for node in nodes.read(conn, schema)
+        if node.service != service
+        for message_type in json.loads(node.capabilities).get("message_types", [])
+    }
+
+
+def _unclaimed(seen: Gauges, application: Application, settings: Settings) -> list[Finding]:
+    """What this code handles, and waits there without a living node that does."""
+    handled = application.by_type()
+    return [
+        Finding(
+            group.name,
+            "inbox",
+            Verdict.WARN,
+            group.waiting,
+            undecodable=0,
+            detail=f"{group.waiting:,} wait without an owner, and no living node there handles them",
+            advice=_DEPLOY,
+        )
+        for group in health.unclaimed(seen, settings)
+        if group.name in handled
+    ]
+
+
+def _undeclared(conn: Connection, schema: str, application: Application) -> list[Finding]:
+    """The schedules that a node of this service runs, and that this code does not know."""
+    own = {node.node_id for node in nodes.read(conn, schema) if node.service == application.service}
+    return [
+        Finding(
+            row.message_type or "",
+            "recurring",
+            Verdict.WARN,
+            count=1,
+            undecodable=0,
+            detail=f"the schedule {row.name} ({row.cron}) is not declared by this code, and would run no more",
+            advice=_RECUR,
+        )
+        for row in schedules.read(conn, schema)
+        if row.declared_by in own and row.name not in application.schedules
+    ]
+
+
+def _finding(key: tuple[str, Place], trial: Trial) -> Finding:
+    message_type, place = key
+    if not trial.failed:
+        return Finding(message_type, place, Verdict.OK, trial.tried, 0, f"{trial.tried:,} decode")
+    verb = "does" if trial.failed == 1 else "do"
+    detail = f"{trial.failed:,} of {trial.tried:,} {verb} not decode: {trial.error}"
+    advice = _REPLAY if place == "dead letters" else _DECODE
+    return Finding(message_type, place, Verdict.FAIL, trial.tried, trial.failed, detail, trial.ids, advice)
+
+
+def _unhandled(key: tuple[str, Place], count: int, other: str | None) -> Finding:
+    message_type, place = key
+    if other is not None:
+        return Finding(message_type, place, Verdict.OK, count, 0, f"{count:,}, which service {other} handles")
+    verdict, advice = (Verdict.WARN, _REPLAY) if place == "dead letters" else (Verdict.FAIL, _HANDLE)
+    return Finding(message_type, place, verdict, count, 0, f"{count:,}, and nobody would handle them", (), advice)
+
+
+def document(found: Sequence[Finding]) -> dict[str, Any]:
+    return {"healthy": is_healthy(found), "types": found}
+
+
+def is_healthy(found: Iterable[Finding]) -> bool:
+    return all(each.verdict is not Verdict.FAIL for each in found)
+
+
+def lines(found: Sequence[Finding]) -> Iterator[Block]:
+    for each in found:
+        ids = f" ({', '.join(map(str, each.ids))})" if each.ids else ""
+        yield f"{each.verdict:<4}  {each.message_type}, {each.place}: {each.detail}{ids}"
+        if each.advice:
+            yield f"      -> {each.advice}"
+    if not found:
+        yield f"{Verdict.OK:<4}  nothing waits there"

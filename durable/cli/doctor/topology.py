@@ -1,0 +1,51 @@
+"""What doctor looks at on the RabbitMQ brokers: are queues and exchanges there, as this application wants them?"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from durable.bus import Bus
+from durable.cli.doctor.checks import Check, fail, ok, warn
+from durable.cli.topology import explained, needed, survey
+from durable.errors import InvalidSetting, TransportError
+from durable.transports.rabbitmq.topology import Exchange, Queue, Topology
+
+if TYPE_CHECKING:
+    from durable.transports.rabbitmq.declaring import Found
+
+_NAME = "topology"
+
+
+def topology_checks(bus: Bus) -> list[Check]:
+    """Nothing for an application without rabbitmq:// addresses."""
+    try:
+        brokers = needed(bus)
+    except InvalidSetting as error:
+        return [_failed(error)]
+    return asyncio.run(_look(bus, brokers))
+
+
+async def _look(bus: Bus, brokers: dict[str, Topology]) -> list[Check]:
+    return [check for name, topology in brokers.items() for check in await _broker(bus, name, topology)]
+
+
+async def _broker(bus: Bus, name: str, topology: Topology) -> list[Check]:
+    try:
+        seen = await survey(bus, name, topology)
+    except (InvalidSetting, TransportError) as error:
+        return [_failed(error)]
+    if not seen.problems:
+        return [ok(_NAME, f"all {len(seen.found)} exchanges and queues on rabbitmq://{name} are as they should be")]
+    return [_problem(thing, found) for thing, found in seen.found.items() if found.state != "present"]
+
+
+def _problem(thing: Exchange | Queue, found: Found) -> Check:
+    """What is missing is declared when the listener starts; what is refused stops it from starting."""
+    detail, _, advice = explained(thing, found).partition("; ")
+    return warn(_NAME, detail, advice) if found.state == "missing" else fail(_NAME, detail, advice)
+
+
+def _failed(error: InvalidSetting | TransportError) -> Check:
+    detail, _, advice = str(error).rpartition("; ")
+    return fail(_NAME, detail or advice, advice if detail else "correct the address, or the setting")

@@ -1,0 +1,264 @@
+"""pipeline archive · verify · purge · status: history into the lake, compared, let go of, and how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import date, timedelta
+from functools import cache, partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from durable.cli.output import Cell, Table, age, print_blocks, print_json, progress
+from durable.cli.pipeline.options import LakeUrl, Master, Remote, Service, find_lake, open_session
+from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, connection, load_target
+from durable.errors import InvalidSetting
+from durable.pipeline.lake import SOURCES, Lake
+from durable.pipeline.origin import find_origin
+from durable.pipeline.session import needs_spark
+from durable.pipeline.status import Status, read_status
+from durable.settings import Settings
+from durable.storage import archives
+from durable.storage.database import lock_url
+
+if TYPE_CHECKING:
+    from durable.pipeline.archive import Archived
+    from durable.pipeline.verify import Verified
+
+NewLake = Annotated[
+    bool, typer.Option("--new-lake", help="begin anew in this lake, and leave the one that was used before behind")
+]
+Successor = Annotated[
+    bool,
+    typer.Option(
+        "--successor",
+        help="this database has taken the place of the one that was archived (restored, upgraded, failed over): "
+        "archive what the lake does not have",
+    ),
+]
+End = Annotated[
+    bool, typer.Option("--end", help="archive no more: maintenance drops what is past its retention, archived or not")
+]
+Keep = Annotated[
+    float | None,
+    typer.Option("--keep", metavar="DAYS", help="days of history that stay; default: history_retention"),
+]
+
+
+def archive(
+    app: OptionalBusName = None,
+    lake: LakeUrl = None,
+    service: Service = None,
+    new_lake: NewLake = False,
+    successor: Successor = False,
+    end: End = False,
+    master: Master = None,
+    remote: Remote = None,
+    database: DatabaseUrl = None,
+    schema: SchemaName = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Bring what was written since the last time into the lake: history and dead letters, each row once.
+
+    From the first time on nodes keep what is not archived yet, however old it is.
+    """
+    settings, name = _target(app, database, schema, service)
+    if end:
+        _end(settings, json)
+        return
+    found = find_lake(lake, settings)
+    origin = find_origin(settings, name)
+    with needs_spark():
+        from durable.pipeline.archive import archive as archive_table
+    spark = cache(lambda: open_session(master, remote, debug=debug))
+    named_spark = master is not None or remote is not None
+    if named_spark:
+        spark()
+    archive_into_lake = partial(
+        archive_table,
+        is_new_lake=new_lake,
+        is_successor=successor,
+        local_rows=0 if named_spark else settings.pipeline_local_rows,
+        compact_above=settings.pipeline_compact_above,
+    )
+    done = []
+    for table in SOURCES:
+        with progress(f"archiving {table}") as show:
+            done.append(archive_into_lake(spark, found, table, origin, show=show))
+    if json:
+        tables = [asdict(each) | {"gone": _by_day(each.gone)} for each in done]
+        print_json({"service": origin.service, "lake": found.url, "tables": tables})
+    else:
+        print_blocks([_archived(found, done), *_gone([(each.table, each.gone) for each in done])])
+    if any(each.gone for each in done):
+        raise typer.Exit(1)
+
+
+def verify(
+    app: OptionalBusName = None,
+    lake: LakeUrl = None,
+    service: Service = None,
+    master: Master = None,
+    remote: Remote = None,
+    database: DatabaseUrl = None,
+    schema: SchemaName = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare what is archived, and still here, with the lake. Ends with 1 when rows are missing there, or twice."""
+    settings, name = _target(app, database, schema, service)
+    found = find_lake(lake, settings)
+    origin = find_origin(settings, name)
+    with needs_spark():
+        from durable.pipeline.verify import claimed, verify_history, verify_letters
+    with connection(settings) as conn:
+        history, letters = (claimed(conn, found, table, origin) for table in SOURCES)
+    spark = open_session(master, remote, debug=debug)
+    done = [
+        verify_history(spark, found, origin, history),
+        verify_letters(spark, found, origin, letters),
+    ]
+    if json:
+        tables = [asdict(each) | {"whole": each.is_whole, "gone": _by_day(each.gone)} for each in done]
+        print_json({"service": origin.service, "lake": found.url, "tables": tables})
+    else:
+        print_blocks([_verified(found, done), *_gone([(each.table, each.gone) for each in done])])
+    if not all(each.is_whole for each in done):
+        raise typer.Exit(1)
+
+
+def purge(
+    app: OptionalBusName = None,
+    lake: LakeUrl = None,
+    service: Service = None,
+    keep: Keep = None,
+    master: Master = None,
+    remote: Remote = None,
+    database: DatabaseUrl = None,
+    schema: SchemaName = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Drop the days of history that are in the lake and older than these days, after they were compared with it."""
+    settings, name = _target(app, database, schema, service)
+    found = find_lake(lake, settings)
+    origin = find_origin(settings, name)
+    with needs_spark():
+        from durable.pipeline.purge import purge as purge_days
+    kept = settings.history_retention if keep is None else _days(keep)
+    with progress("purging days") as show:
+        done = purge_days(lambda: open_session(master, remote, debug=debug), found, origin, kept, show=show)
+    if json:
+        rows = done.verified.rows if done.verified else 0
+        print_json({"service": origin.service, "lake": found.url, "days": done.days, "rows": rows})
+    elif done.verified is None:
+        print(f"no day of history is older than {age(kept)}")
+    else:
+        print(f"dropped {len(done.days)} days with {done.verified.rows:,} rows, {done.days[0]} to {done.days[-1]}")
+
+
+def status(
+    app: OptionalBusName = None,
+    lake: LakeUrl = None,
+    database: DatabaseUrl = None,
+    schema: SchemaName = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """How far the archive has come, what is not archived yet, and what holds it back. Needs no Spark.
+
+    Ends with 1 when nothing can be archived before something was decided, or the lake lacks what was archived.
+    """
+    settings, _ = _target(app, database, schema, None)
+    place = lake or settings.lake
+    found = read_status(lock_url(settings), settings.db_schema, Lake(place) if place else None)
+    if json:
+        print_json(_status_document(found))
+    else:
+        problems = [f"\n{each.table}: {each.problem}" for each in found.tables if each.problem]
+        print_blocks([_status(found), _horizon(found), *problems, *_gone([(t.table, t.gone) for t in found.tables])])
+    if any(each.problem for each in found.tables):
+        raise typer.Exit(1)
+
+
+def _target(
+    app: str | None, database: str | None, schema: str | None, service: str | None
+) -> tuple[Settings, str | None]:
+    bus, settings = load_target(app, database, schema)
+    return settings, service or (bus.service if bus is not None else None)
+
+
+def _end(settings: Settings, json: bool) -> None:
+    with connection(settings) as conn:
+        count = archives.end(conn, settings.db_schema)
+    if json:
+        print_json({"ended": count})
+    else:
+        print(f"{count} tables are archived no more; what is in the lake stays there")
+
+
+def _days(given: float) -> timedelta:
+    if not 0 < given <= 36_500:
+        raise InvalidSetting(f"--keep: {given:g} is no number of days; write such as 30")
+    return timedelta(days=given)
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def _archived(lake: Lake, done: list[Archived]) -> Table:
+    rows: list[list[Cell]] = [
+        [each.table, each.rows, each.known, each.files, each.size, each.low, each.high] for each in done
+    ]
+    columns = ["table", "rows", "there before", "files", "bytes", "from xid", "to xid"]
+    return Table(f"archived into {lake.url}", columns, rows)
+
+
+def _gone(tables: Sequence[tuple[str, Mapping[date, int]]]) -> list[Table]:
+    """What a lake that was restored had, and nobody has any more."""
+    rows: list[list[Cell]] = [[table, str(day), count] for table, gone in tables for day, count in gone.items()]
+    title = "gone: the lake was restored without these rows, and the database has let go of them"
+    return [Table(title, ["table", "day", "rows"], rows)] if rows else []
+
+
+def _by_day(gone: Mapping[date, int]) -> dict[str, int]:
+    return {str(day): rows for day, rows in gone.items()}
+
+
+def _verified(lake: Lake, done: list[Verified]) -> Table:
+    rows: list[list[Cell]] = [[each.table, each.days, each.rows, each.missing, each.twice] for each in done]
+    return Table(f"compared with {lake.url}", ["table", "days", "rows", "missing", "twice"], rows)
+
+
+def _status(found: Status) -> Table:
+    rows = [
+        [
+            each.table,
+            each.lake or "(not archived)",
+            each.offset,
+            each.lag_rows,
+            None if each.lag_age is None else age(each.lag_age),
+            None if each.archived_at is None else f"{each.archived_at:%Y-%m-%d %H:%M:%S}Z",
+        ]
+        for each in found.tables
+    ]
+    columns = ["table", "lake", "archived to xid", "rows behind", "oldest of them", "last moved"]
+    return Table("archive", columns, rows)
+
+
+def _status_document(found: Status) -> dict[str, object]:
+    holder = found.holder
+    held = None if holder is None else {"who": holder.who, "seconds": holder.age.total_seconds(), "query": holder.query}
+    tables = [
+        asdict(each) | {"lag_age": each.lag_age and each.lag_age.total_seconds(), "gone": _by_day(each.gone)}
+        for each in found.tables
+    ]
+    return {"horizon": found.horizon, "held_back_by": held, "tables": tables}
+
+
+def _horizon(found: Status) -> str:
+    if found.holder is None:
+        return f"\nxid {found.horizon} is as far as can be archived now; no transaction holds it back"
+    return f"\nxid {found.horizon} is as far as can be archived now, for {age(found.holder.age)}: {found.holder.who}"

@@ -1,0 +1,36 @@
+"""pipeline: history as data. The commands are in pipeline_*, the options that they share in pipeline_options."""
+
+from __future__ import annotations
+
+import typer
+
+from durable.cli.pipeline import archive as pipeline_archive
+from durable.cli.pipeline import audit as pipeline_audit
+from durable.cli.pipeline import compact as pipeline_compact
+from durable.cli.pipeline import conversations as pipeline_conversations
+from durable.cli.pipeline import replay as pipeline_replay
+from durable.cli.pipeline import report as pipeline_report
+
+app = typer.Typer(help="History as data: archive it into a lake, report on it, audit it, replay it. Needs Spark.")
+
+
+@app.callback(invoke_without_command=True)
+def _help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
+
+
+for command in (
+    pipeline_archive.archive,
+    pipeline_archive.verify,
+    pipeline_archive.purge,
+    pipeline_archive.status,
+    pipeline_compact.compact,
+    pipeline_compact.vacuum,
+    pipeline_report.report,
+    pipeline_audit.audit,
+    pipeline_conversations.conversations,
+    pipeline_replay.replay,
+):
+    app.command()(command)

@@ -1,0 +1,164 @@
+"""pipeline conversations: what one message led to, or which conversations took longest, over services."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
+
+import typer
+
+from durable.cli.output import Block, Table, print_blocks, print_json
+from durable.cli.pipeline.options import Master, Remote, find_lake, open_session
+from durable.cli.pipeline.report import Since, Until, parse_day
+from durable.cli.target import Debug, Json
+from durable.errors import InvalidSetting
+from durable.pipeline.lake import Lake
+from durable.pipeline.session import spark_errors
+from durable.settings import load_settings
+
+if TYPE_CHECKING:
+    from durable.pipeline import trees
+    from durable.pipeline.conversations import Overview
+
+
+class Order(StrEnum):
+    SLOWEST = "slowest"
+    DEEPEST = "deepest"
+    LARGEST = "largest"
+
+
+Lakes = Annotated[
+    list[str] | None,
+    typer.Option("--lake", metavar="PLACE", help="a folder or URL, instead of DURABLE_LAKE; may be repeated"),
+]
+Id = Annotated[
+    str | None, typer.Option("--id", metavar="UUID", help="the conversation of this id, or of this message, as a tree")
+]
+Sort = Annotated[Order, typer.Option("--sort", help="which ones are listed first")]
+Count = Annotated[int, typer.Option("--count", min=1, max=10_000, help="how many are listed")]
+
+
+def conversations(
+    lake: Lakes = None,
+    id_: Id = None,
+    sort: Sort = Order.SLOWEST,
+    count: Count = 20,
+    since: Since = None,
+    until: Until = None,
+    json: Json = False,
+    master: Master = None,
+    remote: Remote = None,
+    debug: Debug = False,
+) -> None:
+    """List conversations by duration, depth or size; or show one as a tree of what caused what."""
+    settings = load_settings()
+    places = [Lake(place) for place in lake] if lake else [find_lake(None, settings)]
+    days = parse_day(since, "--since"), parse_day(until, "--until")
+    wanted = None if id_ is None else _uuid(id_)
+    from durable.pipeline.conversations import find, overview
+
+    spark = open_session(master, remote, debug=debug)
+    if wanted is not None:
+        with spark_errors():
+            found = find(spark, places, wanted)
+        print_json(_document(found)) if json else print_blocks(_tree(found))
+    else:
+        with spark_errors():
+            seen = overview(spark, places, since=days[0], until=days[1], order=sort, count=count)
+        print_json(asdict(seen)) if json else print_blocks(_list(seen, sort))
+
+
+def _uuid(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError:
+        raise InvalidSetting(f"--id: {text!r} is no UUID; name a message or a conversation") from None
+
+
+def _list(seen: Overview, order: Order) -> list[Block]:
+    cells = [
+        (
+            row["correlation_id"],
+            f"{row['seconds']:.3f} s",
+            row["messages"],
+            row["depth"],
+            " > ".join(f"{step['message_type']} {step['milliseconds']:,.0f} ms" for step in row["path"]),
+        )
+        for row in seen.chosen
+    ]
+    return [
+        f"{seen.conversations:,} conversations of {seen.messages:,} messages; {_quantiles(seen)}, "
+        f"the deepest has {seen.deepest} levels",
+        Table(f"the {order.value}", ("conversation", "took", "messages", "depth", "critical path"), cells),
+    ]
+
+
+def _quantiles(seen: Overview) -> str:
+    if seen.p50_seconds is None or seen.p95_seconds is None:
+        return "none took any time"
+    return f"half took up to {seen.p50_seconds:.3f} s, 95 % up to {seen.p95_seconds:.3f} s"
+
+
+def _tree(found: trees.Conversation) -> list[Block]:
+    """A line for each message under the one that caused it; those of the critical path are marked."""
+    from durable.pipeline.conversations import moment
+
+    critical = {message.id for message in found.path}
+    lines: list[Block] = [
+        f"conversation {UUID(bytes=found.correlation_id)}: {len(found.messages):,} messages, depth {found.depth}, "
+        f"{(found.ended_at - found.began_at) / 1e6:.3f} s from {moment(found.began_at):%Y-%m-%d %H:%M:%S.%f} UTC",
+        "",
+    ]
+    for message, level in _walk(found):
+        mark = "*" if message.id in critical else " "
+        took = (message.ended_at - message.sent_at) / 1_000
+        ends = ", ".join(f"{row.outcome} {row.service} {row.address}" for row in message.rows)
+        after = (message.sent_at - found.began_at) / 1_000
+        lines.append(f"{mark} {'  ' * level}{message.message_type}  +{after:,.1f} ms, took {took:,.1f} ms  ({ends})")
+    return [*lines, "", "* on the critical path: the chain that ended last"]
+
+
+def _document(found: trees.Conversation) -> Mapping[str, Any]:
+    """The same for JSON."""
+    from durable.pipeline.conversations import moment, steps
+
+    return {
+        "correlation_id": UUID(bytes=found.correlation_id),
+        "depth": found.depth,
+        "began": moment(found.began_at),
+        "ended": moment(found.ended_at),
+        "path": steps(found.path),
+        "messages": [
+            {
+                "id": UUID(bytes=message.id),
+                "caused_by": None if message.caused_by is None else UUID(bytes=message.caused_by),
+                "level": level + 1,
+                "message_type": message.message_type,
+                "source": message.source,
+                "sent_at": moment(message.sent_at),
+                "ended_at": moment(message.ended_at),
+                "rows": [
+                    {"service": row.service, "side": row.side, "outcome": row.outcome, "address": row.address}
+                    for row in message.rows
+                ],
+            }
+            for message, level in _walk(found)
+        ],
+    }
+
+
+def _walk(found: trees.Conversation) -> list[tuple[trees.Message, int]]:
+    """Each message after the one that caused it, with its level. Not by recursion: a chain may be of any length."""
+    from durable.pipeline.trees import children
+
+    below = children(found.messages)
+    waiting = [(message, 0) for message in reversed(below.get(None, []))]
+    walked = []
+    while waiting:
+        message, level = waiting.pop()
+        walked.append((message, level))
+        waiting += [(each, level + 1) for each in reversed(below.get(message.id, []))]
+    return walked

@@ -1,0 +1,205 @@
+"""pipeline replay: archived messages into the outbox or the inbox again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
+
+import typer
+
+from durable.cli.arguments import parse_time
+from durable.cli.dead_letters.selection import SideName
+from durable.cli.output import Table, print_blocks, print_json, progress
+from durable.cli.pipeline.options import LakeUrl, Master, Remote, find_lake, open_session
+from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, load_target
+from durable.errors import InvalidSetting
+from durable.pipeline.session import needs_spark, spark_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from durable.pipeline.choosing import Choice, Group
+    from durable.settings import Settings
+
+
+class Origin(StrEnum):
+    HISTORY = "history"
+    DEAD_LETTERS = "dead-letters"
+
+
+_CHOICE = "What is replayed"
+Name = Annotated[
+    str,
+    typer.Option("--name", metavar="NAME", help="of this replay: under one name a message is replayed once"),
+]
+From = Annotated[Origin, typer.Option("--from", help="which table of the lake", rich_help_panel=_CHOICE)]
+Parquet = Annotated[
+    str | None,
+    typer.Option("--parquet", metavar="PLACE", help="these files instead of a lake", rich_help_panel=_CHOICE),
+]
+Service = Annotated[
+    str | None, typer.Option("--service", metavar="NAME", help="archived by this service", rich_help_panel=_CHOICE)
+]
+Side = Annotated[SideName | None, typer.Option("--side", help="what it has sent, or received", rich_help_panel=_CHOICE)]
+Types = Annotated[
+    list[str] | None, typer.Option("--type", metavar="TYPE", help="these message types", rich_help_panel=_CHOICE)
+]
+Addresses = Annotated[
+    list[str] | None,
+    typer.Option("--address", metavar="NAME", help="went there, or came in here", rich_help_panel=_CHOICE),
+]
+Ids = Annotated[list[str] | None, typer.Option("--id", metavar="UUID", help="these messages", rich_help_panel=_CHOICE)]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        "--since", metavar="TIME", help="finished then or later: 2h ago, or ISO 8601", rich_help_panel=_CHOICE
+    ),
+]
+Until = Annotated[
+    str | None, typer.Option("--until", metavar="TIME", help="finished before that", rich_help_panel=_CHOICE)
+]
+Where = Annotated[
+    str | None,
+    typer.Option("--where", metavar="SQL", help="a condition in Spark's SQL over the columns", rich_help_panel=_CHOICE),
+]
+All = Annotated[bool, typer.Option("--all", help="everything, without any filter", rich_help_panel=_CHOICE)]
+Destination = Annotated[
+    str | None, typer.Option("--destination", metavar="URI", help="send them there; local for this service's inbox")
+]
+SameIds = Annotated[bool, typer.Option("--same-ids", help="keep their ids: only who never saw a message handles it")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="count them, and change nothing")]
+Rate = Annotated[float | None, typer.Option("--rate", metavar="N", min=0.1, help="at most so many a second")]
+Chunk = Annotated[int, typer.Option("--chunk", metavar="N", min=1, help="messages in one transaction")]
+
+
+def replay(
+    name: Name,
+    app: OptionalBusName = None,
+    lake: LakeUrl = None,
+    origin: From = Origin.HISTORY,
+    parquet: Parquet = None,
+    service: Service = None,
+    side: Side = None,
+    types: Types = None,
+    addresses: Addresses = None,
+    ids: Ids = None,
+    since: Since = None,
+    until: Until = None,
+    where: Where = None,
+    every: All = False,
+    destination: Destination = None,
+    same_ids: SameIds = False,
+    dry_run: DryRun = False,
+    rate: Rate = None,
+    chunk: Chunk = 50_000,
+    database: DatabaseUrl = None,
+    schema: SchemaName = None,
+    json: Json = False,
+    master: Master = None,
+    remote: Remote = None,
+    debug: Debug = False,
+) -> None:
+    """Send archived messages again, or have them handled again. The same replay a second time adds nothing."""
+    from durable.pipeline.choosing import Choice
+
+    if not name.strip() or not name.isprintable():
+        raise InvalidSetting("--name: printable text, such as 'prices were wrong in May'")
+    now = datetime.now(UTC)
+    choice = Choice(
+        table="dead_letters" if origin is Origin.DEAD_LETTERS else "history",
+        service=service,
+        side=None if side is None else side.value,
+        types=types or (),
+        addresses=addresses or (),
+        ids=[_parse_id(each) for each in ids or ()],
+        since=None if since is None else parse_time(since, now, option="--since"),
+        until=None if until is None else parse_time(until, now, option="--until"),
+        where=where,
+    )
+    if not every and not choice.is_narrowed:
+        raise InvalidSetting("replay: filter the messages, such as by --type or --since; or give --all")
+    settings = load_target(app, database, schema)[1]
+    spark = open_session(master, remote, debug=debug)
+    rows, groups = _chosen(spark, settings, choice, lake, parquet)
+    outcome = _replay(rows, groups, settings, name, same_ids, destination, dry_run, rate, chunk)
+    if json:
+        print_json(outcome | {"name": name, "dry_run": dry_run, "groups": [group._asdict() for group in groups]})
+    else:
+        print_blocks([_table(groups), _sentence(outcome, dry_run)])
+
+
+def _chosen(
+    spark: SparkSession, settings: Settings, choice: Choice, lake: str | None, parquet: str | None
+) -> tuple[DataFrame, list[Group]]:
+    from durable.pipeline import choosing
+
+    if parquet is None:
+        rows = choosing.choose(spark, find_lake(lake, settings), choice)
+    else:
+        with spark_errors():
+            rows = choosing.matching(choosing.complete(spark.read.parquet(parquet)), choice)
+    groups = choosing.survey(rows)
+    for option, named in (("--service", {g.service for g in groups}), ("--side", {g.side for g in groups})):
+        if len(named) > 1:
+            raise InvalidSetting(f"{option}: these are of {' and '.join(sorted(map(str, named)))}; choose one")
+    if groups and all(group.messages == group.without_body for group in groups):
+        raise InvalidSetting(
+            "history_bodies: none of these messages has its body; history keeps bodies only while the setting is on"
+        )
+    return rows, groups
+
+
+def _replay(
+    rows: DataFrame,
+    groups: Sequence[Group],
+    settings: Settings,
+    name: str,
+    same_ids: bool,
+    destination: str | None,
+    dry_run: bool,
+    rate: float | None,
+    chunk: int,
+) -> dict[str, int]:
+    with needs_spark():
+        from durable.pipeline import replay
+
+    without_body = sum(group.without_body for group in groups)
+    total = sum(group.messages for group in groups) - without_body
+    chosen = replay.messages(rows, name=name, same_ids=same_ids, destination=destination)
+    if same_ids:
+        replay.refuse_forgotten(chosen, settings.dedupe_window)
+    added = 0
+    if not dry_run:
+        with progress("replayed") as show:
+            total, added = replay.replay(chosen, settings, total=total, chunk_size=chunk, rate=rate, show=show)
+    return {"messages": total, "without_body": without_body, "added": added}
+
+
+def _parse_id(word: str) -> UUID:
+    try:
+        return UUID(word)
+    except ValueError:
+        raise InvalidSetting(f"--id: {word!r} is no UUID of a message") from None
+
+
+def _table(groups: Sequence[Group]) -> Table:
+    rows = [
+        (g.service, g.side, g.message_type, g.address, g.messages, g.without_body, _time(g.first), _time(g.last))
+        for g in groups
+    ]
+    columns = ("service", "side", "message type", "address", "messages", "without body", "first", "last")
+    return Table("chosen", columns, rows)
+
+
+def _time(moment: datetime | None) -> str | None:
+    return None if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
+
+
+def _sentence(outcome: dict[str, int], dry_run: bool) -> str:
+    left = f"; {outcome['without_body']:,} have no body and stay out" if outcome["without_body"] else ""
+    if dry_run:
+        return f"{outcome['messages']:,} messages would be replayed{left}"
+    return f"{outcome['messages']:,} messages replayed, {outcome['added']:,} of them added{left}"

@@ -1,0 +1,90 @@
+"""pipeline report: throughput, latencies and failures of a lake's days, as one HTML page or as JSON."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from durable.cli.arguments import parse_time
+from durable.cli.output import print_json, progress
+from durable.cli.pipeline.options import LakeUrl, Master, Remote, find_lake, open_session
+from durable.cli.target import Debug, Json
+from durable.errors import InvalidSetting
+from durable.pipeline.session import spark_errors
+from durable.settings import load_settings
+
+if TYPE_CHECKING:
+    from durable.pipeline.report import Mark
+
+Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="where the page is written")]
+Title = Annotated[str, typer.Option("--title", metavar="TEXT", help="of the page")]
+Since = Annotated[str | None, typer.Option("--since", metavar="DAY", help="this UTC day or later: 2030-12-31, 7d ago")]
+Until = Annotated[str | None, typer.Option("--until", metavar="DAY", help="before this UTC day")]
+By = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--by", metavar="COLUMN", help="show volume by this, such as partition_key or body.customer; may be repeated"
+    ),
+]
+Marks = Annotated[
+    list[str] | None,
+    typer.Option("--mark", metavar="TIME=LABEL", help="show when this happened; may be repeated", show_default=False),
+]
+
+
+def report(
+    lake: LakeUrl = None,
+    out: Out = Path("report.html"),
+    title: Title = "What became of the messages",
+    since: Since = None,
+    until: Until = None,
+    by: By = None,
+    mark: Marks = None,
+    json: Json = False,
+    master: Master = None,
+    remote: Remote = None,
+    debug: Debug = False,
+) -> None:
+    """Write a page of plots about throughput, latencies and failures. It needs no network to be looked at."""
+    place = find_lake(lake, load_settings())
+    days = parse_day(since, "--since"), parse_day(until, "--until")
+    from durable.pipeline.page import render
+    from durable.pipeline.report import report
+
+    marks = [_mark(text) for text in mark or ()]
+    if not out.parent.is_dir():
+        raise InvalidSetting(f"--out: there is no folder {out.parent}")
+    spark = open_session(master, remote, debug=debug)
+    with spark_errors(), progress("days") as show:
+        found = report(spark, place, since=days[0], until=days[1], dimensions=by or (), marks=marks, show=show)
+    out.write_text(render(found, title))
+    if json:
+        print_json({"page": str(out), **asdict(found)})
+    else:
+        print(f"{out}: {found.totals['total']:,} rows of history, {found.days_computed} days computed anew")
+
+
+def parse_day(text: str | None, option: str) -> date | None:
+    if text is None:
+        return None
+    ago = re.fullmatch(r"([0-9]{1,5}) ?d( ago)?", text.strip())
+    try:
+        if ago is not None:
+            return datetime.now(UTC).date() - timedelta(days=int(ago[1]))
+        return date.fromisoformat(text)
+    except (ValueError, OverflowError):
+        raise InvalidSetting(f"{option}: {text!r} is no day; write 2030-12-31, or 7d for that long ago") from None
+
+
+def _mark(text: str) -> Mark:
+    from durable.pipeline.report import Mark
+
+    time, separator, label = text.partition("=")
+    if not separator or not label.strip():
+        raise InvalidSetting(f"--mark: {text!r} is no mark; write it like 2030-12-31T23:59Z=new release")
+    return Mark(parse_time(time, datetime.now(UTC), option="--mark"), label.strip())

@@ -1,0 +1,1 @@
+"""Dead letters: resolved in bulk, or rehearsed with their handler."""

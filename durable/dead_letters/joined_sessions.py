@@ -1,0 +1,185 @@
+"""Sessions that join one transaction, so that all they do can be undone together: what a bus works on in a rehearsal.
+
+engine's connection: BEGIN
+    session of the handler          SAVEPOINT ... ROLLBACK TO
+    session of a unit of work       SAVEPOINT ... RELEASE       its commit: what it sends is looked at, not stored
+    bus.pause(), cancel() ...       SAVEPOINT ... RELEASE       done, and told
+ROLLBACK
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from datetime import timedelta
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.orm import Session
+
+from durable.bus import Bus
+from durable.errors import WiringError
+from durable.outbox.outbox import Outbox
+from durable.outbox.sessions import Sessions
+from durable.outbox.unit_of_work import enlist
+from durable.runtime import Runtime
+from durable.settings import Settings
+from durable.storage import circuits, delayed, schedules
+from durable.storage.database import Database
+from durable.storage.outages import translated
+from durable.storage.outbox import Key, Sent
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_OURS = "durable.rehearsal"
+_OPTIONS: dict[str, Any] = {
+    "join_transaction_mode": "create_savepoint",
+    "expire_on_commit": False,
+    "close_resets_only": False,
+}
+
+_TOLD: Final[Mapping[Callable[..., Any], str]] = {
+    circuits.pause: "pause {0} {1}",
+    circuits.pause_at_least: "pause {0} {1}",
+    circuits.resume: "resume {0} {1}",
+    delayed.cancel_message: "cancel message {0}",
+    delayed.run_message_now: "run message {0} now",
+    delayed.reschedule_message: "move message {0} to {at}",
+    schedules.ask: "run schedule {0} now",
+    schedules.reschedule: "move schedule {0} to {at}",
+}
+"""What each of them does, which a handler calls by its bus."""
+
+
+class _ObservedOutbox(Outbox):
+    """Its messages are looked at instead of stored."""
+
+    sent: list[Sent]
+
+    def insert(self, connection: Connection | None, sent: Sequence[Sent]) -> set[Key]:
+        self.sent += sent
+        return set()
+
+
+class JoinedSessions(Sessions):
+    """Sessions that are all part of one transaction: their commits only end savepoints of it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime.settings, runtime.composer, runtime, runtime.sessions.scope)
+        self.sent: list[Sent] = []
+        self.done: list[str] = []
+        """What was done besides: by `bus.pause()`, `ctx.circuit.open()` and the like."""
+        self._runtime = runtime
+        self._real = runtime.sessions
+        self._schema = runtime.settings.db_schema
+        self._connection: AsyncConnection | Connection | None = None
+        self._in_turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def rolled_back(self, *, is_async: bool) -> AsyncIterator[None]:
+        """The transaction. Raises StorageUnavailable."""
+        self.sent, self.done = [], []
+        if is_async:
+            with translated():
+                connection = await self._real.engine.connect()
+            async with aclosing(connection):
+                outer = await connection.begin()
+                with self._joining(connection):
+                    yield
+                await outer.rollback()
+        else:
+            with translated():
+                connection_sync = self._real.engine_sync.connect()
+            with connection_sync:
+                outer_sync = connection_sync.begin()
+                with self._joining(connection_sync):
+                    yield
+                outer_sync.rollback()
+
+    @contextmanager
+    def _joining(self, connection: AsyncConnection | Connection) -> Iterator[None]:
+        self._connection = connection
+        try:
+            yield
+        finally:
+            self._connection = None
+
+    def open(self, longest: timedelta | None = None) -> AsyncSession:
+        if not isinstance(self._connection, AsyncConnection):
+            raise WiringError("a sync handler cannot open an AsyncSession in a rehearsal: it could not be undone")
+        session = AsyncSession(self._connection, **_OPTIONS)
+        session.sync_session.info[_OURS] = True
+        return session
+
+    def open_sync(self, longest: timedelta | None = None) -> Session:
+        if not isinstance(self._connection, Connection):
+            raise WiringError("an async handler cannot open a Session in a rehearsal: it could not be undone")
+        session = Session(self._connection, **_OPTIONS)
+        session.info[_OURS] = True
+        return session
+
+    def outbox(self, session: Session | AsyncSession) -> Outbox:
+        sync_session = session.sync_session if isinstance(session, AsyncSession) else session
+        if _OURS not in sync_session.info:
+            raise WiringError("a rehearsal cannot undo what a session of the application's own commits")
+        outbox = enlist(session, self._schema, self._composer, self._runtime, _ObservedOutbox)
+        assert isinstance(outbox, _ObservedOutbox)
+        outbox.sent = self.sent
+        return outbox
+
+    async def join(self, work: Callable[[Connection], T]) -> T:
+        """Do this in the transaction, by a savepoint of its own; raises WiringError where there is none."""
+        match self._connection:
+            case AsyncConnection() as connection:
+                async with self._in_turn, connection.begin_nested():
+                    return await connection.run_sync(work)
+            case Connection() as connection_sync:
+                with connection_sync.begin_nested():
+                    return work(connection_sync)
+            case None:
+                raise WiringError("no handler is being rehearsed now: this would not be undone")
+
+
+class JoinedDatabase(Database):
+    """Runs storage functions in the transaction of a rehearsal, and keeps what they did."""
+
+    def __init__(self, settings: Settings, sessions: JoinedSessions) -> None:
+        self.schema = settings.db_schema
+        self._sessions = sessions
+
+    async def transaction(
+        self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        with translated():
+            result = await self._sessions.join(lambda conn: work(conn, self.schema, *args, **kwargs))
+        if work in _TOLD:
+            self._sessions.done.append(_TOLD[work].format(*args, **kwargs))
+        return result
+
+    async def insist(self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.transaction(work, *args, **kwargs)
+
+
+class RehearsalRuntime(Runtime):
+    """Has these sessions, a database that is rolled back with them, and no node."""
+
+    def __init__(self, bus: Bus, sessions: JoinedSessions) -> None:
+        super().__init__(bus.application, bus.settings, sessions.scope)
+        self.sessions = sessions
+        self._joined = JoinedDatabase(bus.settings, sessions)
+
+    @property
+    def database(self) -> Database:
+        return self._joined
+
+    async def start(self) -> None:
+        raise WiringError("this bus rehearses: a node would handle messages for good")
+
+    async def start_storing(self) -> None:
+        raise WiringError("this bus rehearses: what it received would be stored for good")
+
+    async def stop(self) -> None:
+        """Nothing was started."""

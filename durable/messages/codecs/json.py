@@ -1,0 +1,82 @@
+"""JSON: through msgspec, pydantic models through pydantic. The default, and what every language reads.
+
+Encoding is strict about what another language could not read (NaN and infinities), decoding about what could
+exhaust this process (nesting, enormous integers).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel
+
+from durable.arguments import checked
+from durable.envelope import JSON, Envelope
+from durable.errors import InvalidMessage
+from durable.messages.codecs.classes import field_names, refuse_uncodable
+
+_encoder = msgspec.json.Encoder(decimal_format="string")
+_parse = msgspec.json.Decoder(msgspec.Raw).decode
+
+# NaN and infinity become null, unless a pydantic model is configured to write them out.
+_MARKS_OF_NOT_FINITE = (b"null", b"NaN", b"Infinity")
+
+
+class JsonCodec:
+    """Under `content_type`, which may be one of your own: `register_codec(JsonCodec("application/vnd.acme+json"))`."""
+
+    @checked
+    def __init__(self, content_type: str = JSON) -> None:
+        self.content_type = content_type
+        self._decoders: dict[type[Any], Callable[[bytes], Any]] = {}
+
+    def encode(self, message: object, _: Envelope) -> bytes:
+        body = _model_body(message) if isinstance(message, BaseModel) else _encoder.encode(message)
+        if any(mark in body for mark in _MARKS_OF_NOT_FINITE):
+            _refuse_not_finite(message, type(message).__qualname__)
+        return body
+
+    def decode(self, body: bytes, cls: type[Any]) -> Any:
+        return (self._decoders.get(cls) or self.check(cls))(body)
+
+    def check(self, cls: type[Any]) -> Callable[[bytes], Any]:
+        """The decoder of this class, which is kept; raises TypeError for a class that has none, and NameError."""
+        if issubclass(cls, BaseModel):
+            decoder = _model_decoder(cls)
+        else:
+            refuse_uncodable(cls)
+            decoder = msgspec.json.Decoder(cls).decode
+        self._decoders[cls] = decoder
+        return decoder
+
+
+def _model_body(message: BaseModel) -> bytes:
+    # Names as the model's aliases say, and what validates again: text of Json fields, no computed fields. Values that
+    # do not fit are found when the body is compared with the message; a warning would only say so twice.
+    return message.model_dump_json(by_alias=True, round_trip=True, warnings=False).encode()
+
+
+def _model_decoder(cls: type[BaseModel]) -> Callable[[bytes], BaseModel]:
+    def decode_model(body: bytes) -> BaseModel:
+        _parse(body)  # pydantic alone would take NaN and infinities, which are no JSON
+        return cls.model_validate_json(body, by_alias=True, by_name=True)  # a validation_alias is no name to send
+
+    return decode_model
+
+
+def _refuse_not_finite(value: object, path: str) -> None:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise InvalidMessage(f"{path} is {value}, which JSON cannot represent")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _refuse_not_finite(item, f"{path}[{key!r}]")
+    elif isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes | bytearray):
+        for index, item in enumerate(value):
+            _refuse_not_finite(item, f"{path}[{index}]")
+    else:
+        for name in field_names(type(value)):
+            _refuse_not_finite(getattr(value, name, None), f"{path}.{name}")

@@ -1,0 +1,61 @@
+"""MessagePack: smaller than JSON, quicker, and with bytes as bytes. Through msgspec, and pydantic for its models.
+
+What is not in the format travels as in JSON: Decimal, UUID and durations as text, sets as arrays, enums as their
+values. A datetime with a zone is a timestamp, and comes out in UTC; NaN and infinities are numbers like any others.
+Integers have 64 bits. https://github.com/msgpack/msgpack/blob/master/spec.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
+from durable.arguments import checked
+from durable.envelope import Envelope
+from durable.messages.codecs.classes import refuse_uncodable
+
+MSGPACK: Final = "application/msgpack"
+
+_encode = msgspec.msgpack.Encoder(decimal_format="string").encode
+_encode_dumped = msgspec.msgpack.Encoder(decimal_format="string", enc_hook=to_jsonable_python).encode
+_decode_dumped = msgspec.msgpack.Decoder().decode
+
+
+class MsgpackCodec:
+    """Under `content_type`, which may be one of your own, such as application/vnd.acme+msgpack."""
+
+    @checked
+    def __init__(self, content_type: str = MSGPACK) -> None:
+        self.content_type = content_type
+        self._decoders: dict[type[Any], Callable[[bytes], Any]] = {}
+
+    def encode(self, message: object, _: Envelope) -> bytes:
+        return _model_body(message) if isinstance(message, BaseModel) else _encode(message)
+
+    def decode(self, body: bytes, cls: type[Any]) -> Any:
+        return (self._decoders.get(cls) or self.check(cls))(body)
+
+    def check(self, cls: type[Any]) -> Callable[[bytes], Any]:
+        """The decoder of this class, which is kept; raises TypeError for a class that has none, and NameError."""
+        if issubclass(cls, BaseModel):
+            decoder = _model_decoder(cls)
+        else:
+            refuse_uncodable(cls)
+            decoder = msgspec.msgpack.Decoder(cls).decode
+        self._decoders[cls] = decoder
+        return decoder
+
+
+def _model_body(message: BaseModel) -> bytes:
+    return _encode_dumped(
+        message.model_dump(by_alias=True, round_trip=True, warnings=False)
+    )  # as in durable.messages.codecs.json
+
+
+def _model_decoder(cls: type[BaseModel]) -> Callable[[bytes], BaseModel]:
+    # A strict model takes text for a UUID from JSON only: to pydantic this is not what was parsed, but Python's own.
+    return lambda body: cls.model_validate(_decode_dumped(body), strict=False, by_alias=True, by_name=True)

@@ -1,0 +1,158 @@
+"""Does a receiver read what was sent? Where it would not, the first difference, by its path.
+
+Messages may hold values that their annotations do not allow, and fields that their class does not write out. Some would
+not be decoded; others would arrive as another value: an instance of a subclass as one of the class, or a default.
+
+Instances are compared field by field and never by their own `==`, which may leave fields out. Values are compared by
+`==`, and besides:
+
+    Lists, tuples and the like   are taken for each other, as their encodings are the same
+    numbers                      that are equal are taken for each other, but True and False are no numbers
+    a moment with a zone         is the moment, whatever its zone; without one it is another value
+    a time of day with a zone    has its zone's offset, and arrives with the same
+    NaN                          arrives as NaN
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Final, NamedTuple, TypeGuard
+from uuid import UUID
+
+from pydantic import BaseModel
+
+from durable.kinds import shown
+from durable.messages.codecs.classes import field_names
+
+# Of these, what is equal and of one type is the same; Decimals may refuse to be compared.
+_QUICK: Final = frozenset((str, int, bool, type(None), float, UUID, bytes, date, datetime, timedelta))
+_PLAIN: Final = _QUICK | {Decimal, time}
+_MISSING: Final = object()
+
+
+class _Difference(NamedTuple):
+    path: str
+    sent: Any
+    read: Any
+
+
+def difference(sent: Any, read: Any, path: str) -> str | None:
+    """What would arrive otherwise than it was sent; None when nothing would."""
+    found = _compared(sent, read)
+    if found is None:
+        return None
+    path += found.path
+    if hasattr(found.sent, "get_secret_value"):
+        return f"{path} is a secret, which pydantic writes as stars; send text, or give the field a serializer"
+    expected, arriving = shown(found.sent), shown(found.read)
+    if expected == arriving:
+        return (
+            f"{path} would arrive as another value that is written {arriving} too; give its class an `==`, or a codec"
+        )
+    return f"{path} would arrive as {arriving}, not as {expected}"
+
+
+def _compared(sent: Any, read: Any) -> _Difference | None:
+    kind = type(sent)
+    if kind is type(read):
+        if kind in _PLAIN:
+            return None if _is_equal(sent, read) else _Difference("", sent, read)
+        names = field_names(kind)
+        if names:
+            return _of_instances(sent, read, names)
+    elif field_names(kind) or field_names(type(read)):
+        return _Difference("", sent, read)
+    if isinstance(sent, Mapping) and isinstance(read, Mapping):
+        return _of_mappings(sent, read)
+    if _is_sequence(sent) and _is_sequence(read):
+        return _of_sequences(sent, read)
+    if isinstance(sent, Set) and isinstance(read, Set):
+        return _of_sets(sent, read)
+    return None if _is_equal(sent, read) else _Difference("", sent, read)
+
+
+def _of_instances(sent: Any, read: Any, names: Iterable[str]) -> _Difference | None:
+    for name in names:
+        part, arriving = getattr(sent, name, _MISSING), getattr(read, name, _MISSING)
+        if type(part) is type(arriving) and type(part) in _QUICK and part == arriving:
+            continue  # as most are: without another call, the price of a message is half
+        found = _compared(part, arriving)
+        if found is not None:
+            return found._replace(path=f".{name}{found.path}")
+    if isinstance(sent, BaseModel) and (sent.model_extra or read.model_extra):
+        found = _compared(sent.model_extra, read.model_extra)
+        return found and found._replace(path=f".model_extra{found.path}")
+    return None
+
+
+def _of_mappings(sent: Mapping[Any, Any], read: Mapping[Any, Any]) -> _Difference | None:
+    if sent.keys() != read.keys():
+        return _Difference("", sent, read)
+    for key in sent:
+        found = _compared(sent[key], read[key])
+        if found is not None:
+            return found._replace(path=f"[{key!r}]{found.path}")
+    return None
+
+
+def _of_sequences(sent: Sequence[Any], read: Sequence[Any]) -> _Difference | None:
+    if len(sent) != len(read) or (hasattr(sent, "_fields") and type(sent) is not type(read)):  # a NamedTuple has names
+        return _Difference("", sent, read)
+    for index, both in enumerate(zip(sent, read, strict=True)):
+        found = _compared(*both)
+        if found is not None:
+            return found._replace(path=f"[{index}]{found.path}")
+    return None
+
+
+def _of_sets(sent: Set[Any], read: Set[Any]) -> _Difference | None:
+    arriving = {each: each for each in read}
+    for each in sent:
+        if each not in arriving or _compared(each, arriving[each]) is not None:
+            return _Difference("", sent, read)
+    return None if len(sent) == len(arriving) else _Difference("", sent, read)
+
+
+def _is_equal(sent: Any, read: Any) -> bool:
+    """Are these values, which have neither fields nor parts, the same?"""
+    if sent is read:
+        return True
+    if isinstance(sent, Decimal) and isinstance(read, Decimal):
+        # NaN equals nothing, and one that signals refuses to be compared.
+        return str(sent) == str(read) if sent.is_nan() or read.is_nan() else sent == read
+    if isinstance(sent, bool) or isinstance(read, bool):
+        return type(sent) is type(read) and sent == read
+    if isinstance(sent, time) and isinstance(read, time) and not _has_same_zone(sent, read):
+        return False
+    try:
+        if sent == read:
+            return True
+    except Exception:  # the application's own comparison, or one of values that cannot be compared
+        return False
+    if isinstance(sent, datetime) and isinstance(read, datetime) and sent.tzinfo and read.tzinfo:
+        return sent.astimezone(UTC) == read.astimezone(UTC)  # in a repeated hour zones never compare as equal: PEP 495
+    if isinstance(sent, float) and isinstance(read, float) and math.isnan(sent):
+        return math.isnan(read)
+    return type(sent) is type(read) and _says_nothing_of_itself(sent) and not _parts_differ(sent, read)
+
+
+def _has_same_zone(sent: time, read: time) -> bool:
+    # A zone that changes in the course of the year has no offset at a time of day, which then equals one without zone.
+    return (sent.tzinfo is None) is (read.tzinfo is None) and sent.utcoffset() == read.utcoffset()
+
+
+def _says_nothing_of_itself(value: object) -> bool:
+    compares: object = type(value).__eq__
+    return compares is object.__eq__ and not isinstance(value, Enum)
+
+
+def _parts_differ(sent: object, read: object) -> bool:
+    return _compared(getattr(sent, "__dict__", {}), getattr(read, "__dict__", {})) is not None
+
+
+def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)

@@ -1,0 +1,137 @@
+"""Behind whom a message queues: the order that is promised, and why it holds.
+
+The promise (I5). Messages of one `key=` to one service are handled in the order in which they were committed, whatever
+their types and whichever node has them, one at a time over all nodes, through retries, dead nodes and latches. A key
+that waits keeps nobody else waiting. Of two transactions neither of which saw the other committed, either may be first.
+
+Names. What orders is the row's `ordering_key`: the message's key, or the whole destination or handler when that was
+declared `ordered`. An ordered handler goes by the oldest version of its message, because nodes with older code, which
+know no newer one, place their rows behind the same name. Rows without one are nobody's concern here, and cost what
+they cost before.
+
+    send ----> outbox -------- claim, one run ----> batch -----> inbox -------- claim, one run ----> handler
+    seq = order of commits     of a key at a time   in order     seq = order    of a key at a time   one after another
+                                                                 of arrival
+
+Why it holds, link by link:
+
+1. Commit order is `seq`. A unit of work inserts as the last statement before its COMMIT. So when one transaction began
+   to insert after another had committed, its `seq` is higher; and within one statement rows are inserted in its order.
+2. One at a time. A row with an ordering key is never born owned. A claim takes the first rows of a key (a run) when
+   none of the key's rows is owned, and none before them waits for its retry. Two claims cannot both find that: each
+   holds an advisory lock on the key, and looks in a statement that begins after it has the lock, so that its snapshot
+   shows what the claim before it has committed. (SKIP LOCKED alone would let the second claim take the third row
+   while the first has two; and rows that are committed late, below those that are owned already, would start a second
+   run.)
+3. In memory a run is in one queue of one agent, which hands out its head and nothing more until that is settled
+   (agents.fair_queue). What fails and is put off, released or lost sends those behind it back to the table, uncounted.
+4. Between services the sender has at most one unanswered batch with messages of a key. So what is stored first was
+   sent first, however many connections and nodes lie between; what is stored again is known by its id. A sender that
+   dies after m1 was stored and before its row was deleted has m1 sent again, perhaps after m2, as a duplicate.
+   A transport stores a batch in its order, and nothing behind what it did not store (`keeps_order`); to those which
+   cannot promise that, a message of a key travels only when the one before it has been answered.
+5. A broker answers before the inbox has it. An ordered queue has a single active consumer, which stores what it is
+   given in its order; who follows it is given the first that was not acknowledged. Where several consumers share a
+   queue, the order of arrival is theirs.
+6. What dies is swept: the rows of a dead node are released, which of them were begun nobody needs to know, because
+   the first of them by `seq` is claimed first. A zombie may still run its handler; the epoch does not let it commit.
+
+A message that is sent with a delay takes its place when it is due. A dead letter lets its key go on, unless the handler
+says `on_dead_letter="park"`: then nothing of the key is claimed until it is resumed. A letter that is replayed is new,
+and comes last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from durable.envelope import Envelope
+from durable.errors import InvalidSetting
+from durable.messages.digest import fingerprint
+from durable.messages.upcasting import newer_types, oldest_type
+from durable.messages.validation import MAX_TEXT_BYTES, utf8_bytes
+
+_WHOLE: Final = "\x1f"
+"""Before the name of an ordered destination or handler. It is a control character, which no key can have."""
+
+BY_KEY: Final = "key"
+
+
+class Fairness(NamedTuple):
+    """By which header, or `key`, the tenant of a message is known, and how many of each have a turn: 1 unless said
+    otherwise."""
+
+    header: str
+    weights: Mapping[str, int]
+
+    def share_of(self, envelope: Envelope) -> str:
+        return share_of(envelope, self.header)
+
+
+class Place(NamedTuple):
+    """Behind whom a message queues, and in whose share."""
+
+    ordering_key: str | None = None
+    fair_key: str | None = None
+
+
+FREE: Final = Place()
+
+
+@dataclass
+class Places:
+    """What was declared of order and fairness: from it follows the place of every row that is inserted."""
+
+    ordered_types: set[str] = field(default_factory=set)
+    ordered_destinations: set[str] = field(default_factory=set)
+    shared: dict[str, str] = field(default_factory=dict)
+    """Message types whose handlers are fair, and by which header."""
+    fair_destinations: dict[str, Fairness] = field(default_factory=dict)
+
+    def declare_destination(
+        self, destination: str, ordered: bool, fair_by: str | None, weights: Mapping[str, int]
+    ) -> None:
+        """How what goes there leaves, whatever its type. Raises InvalidSetting."""
+        if fair_by is not None and (not fair_by or ordered or destination in self.ordered_destinations):
+            raise InvalidSetting(f"{destination}: fair_by= names a header or 'key', and an ordered one has no turns")
+        if weights and (fair_by is None or any(weight < 1 for weight in weights.values())):
+            raise InvalidSetting(f"{destination}: weights= are whole numbers from 1 on, for the tenants of fair_by=")
+        if ordered and destination in self.fair_destinations:
+            raise InvalidSetting(f"{destination}: it is fair already, and an ordered one has no turns")
+        if ordered:
+            self.ordered_destinations.add(destination)
+        if fair_by is not None:
+            declared = Fairness(fair_by, dict(weights))
+            if self.fair_destinations.setdefault(destination, declared) != declared:
+                raise InvalidSetting(
+                    f"{destination}: it is fair by {self.fair_destinations[destination].header} already"
+                )
+
+    def incoming(self, envelope: Envelope) -> Place:
+        ordering_key, header = envelope.partition_key or None, None
+        if self.ordered_types or self.shared:
+            handled_as = [envelope.message_type, *newer_types(envelope.message_type)]
+            whole = [each for each in handled_as if each in self.ordered_types]
+            ordering_key = _WHOLE + oldest_type(whole[0]) if whole else ordering_key
+            header = next((self.shared[each] for each in handled_as if each in self.shared), None)
+        if ordering_key is None and header is None:
+            return FREE
+        return Place(ordering_key, None if header is None else share_of(envelope, header))
+
+    def outgoing(self, envelope: Envelope) -> Place:
+        if envelope.destination in self.ordered_destinations:
+            return Place(_WHOLE)
+        if (fairness := self.fair_destinations.get(envelope.destination)) is not None:
+            return Place(envelope.partition_key or None, fairness.share_of(envelope))
+        return Place(envelope.partition_key) if envelope.partition_key else FREE
+
+
+def share_of(envelope: Envelope, header: str) -> str:
+    """The tenant that a message is counted for; those that name none share one share.
+
+    Any header may name it, of any length; a name that is too long for an index is told by its digest.
+    """
+    share = envelope.partition_key or "" if header == BY_KEY else envelope.headers.get(header, "")
+    return share if utf8_bytes(share) <= MAX_TEXT_BYTES else f"digest:{fingerprint(share)}"

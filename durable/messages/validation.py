@@ -1,0 +1,98 @@
+"""What an envelope must be like to be stored: found out before it can spoil the batch that it is in.
+
+The same rule serves send(), where a flaw is the caller's error, and the receiver, where it is quarantined.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from durable.duration import LATEST as LATEST
+from durable.envelope import Envelope, unix_ms
+
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 8_192
+MAX_TEXT_BYTES = 1_000
+"""Of a name, an address or a key, in UTF-8. An index of Postgres takes 2,704 bytes for all of its columns, and two of
+them stand together in some of ours."""
+EARLIEST = datetime.min.replace(tzinfo=UTC) + timedelta(days=1)
+
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def flaw(
+    envelope: Envelope,
+    *,
+    max_message_bytes: int,
+    max_headers: int = MAX_HEADERS,
+    max_header_bytes: int = MAX_HEADER_BYTES,
+) -> str | None:
+    """Why this envelope cannot be stored, or None."""
+    if len(envelope.body) > max_message_bytes:
+        return f"the body has {len(envelope.body)} bytes, more than max_message_bytes ({max_message_bytes})"
+    for name, value in (
+        ("message_type", envelope.message_type),
+        ("source", envelope.source),
+        ("destination", envelope.destination),
+        ("content_type", envelope.content_type),
+    ):
+        if not value:
+            return f"{name} is empty"
+        if reason := _unfit(value):
+            return f"{name} {reason}"
+    if envelope.partition_key is not None and (reason := _unfit(envelope.partition_key)):
+        return f"partition_key {reason}"
+    if envelope.headers and (reason := _headers_flaw(envelope.headers, max_headers, max_header_bytes)):
+        return reason
+    for name, moment in (
+        ("sent_at", envelope.sent_at),
+        ("deliver_by", envelope.deliver_by),
+        ("execution_time", envelope.execution_time),
+    ):
+        if moment is not None and moment.tzinfo is None:
+            return f"{name} has no time zone"
+        if moment is not None and not EARLIEST <= moment <= LATEST:
+            return f"{name} lies outside the calendar"
+    return None
+
+
+def never_due(envelope: Envelope) -> bool:
+    """Does it expire before it is due?"""
+    due, deliver_by = envelope.execution_time, envelope.deliver_by
+    return due is not None and deliver_by is not None and due >= deliver_by
+
+
+def too_old(envelope: Envelope, now: datetime, dedupe_window: timedelta) -> bool:
+    """Is it older than duplicates are remembered? Then nobody can tell whether it was handled."""
+    made_ms = unix_ms(envelope.id)
+    oldest = now - dedupe_window
+    return envelope.sent_at < oldest if made_ms is None else made_ms / 1000 < oldest.timestamp()
+
+
+def _headers_flaw(headers: dict[str, str], max_headers: int, max_header_bytes: int) -> str | None:
+    if len(headers) > max_headers:
+        return f"{len(headers)} headers, more than max_headers ({max_headers})"
+    for name, value in headers.items():
+        if name == "":
+            return "a header has no name"
+        if not isinstance(name, str) or not isinstance(value, str):
+            return f"header {name!r} is not text"
+        if _UNSAFE.search(name) or _UNSAFE.search(value):
+            return f"header {name!r} has a control character or a lone surrogate"
+    if sum(utf8_bytes(name) + utf8_bytes(value) for name, value in headers.items()) > max_header_bytes:
+        return f"the headers have more than max_header_bytes ({max_header_bytes})"
+    return None
+
+
+def _unfit(text: str) -> str | None:
+    if _UNSAFE.search(text):
+        return "has a control character or a lone surrogate"
+    if utf8_bytes(text) > MAX_TEXT_BYTES:
+        return f"is longer than {MAX_TEXT_BYTES} bytes in UTF-8"
+    return None
+
+
+def utf8_bytes(text: str) -> int:
+    """The length of a text as it is stored."""
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))

@@ -1,0 +1,1 @@
+"""The outbox: messages that are stored in the transaction of the application."""

@@ -1,0 +1,387 @@
+"""From a message to its envelopes: name, body, destinations, times and ids.
+
+A message sent while another is handled carries that one's correlation id, and its id as causation id, so that a
+conversation can be followed over any number of services. Its own id follows from that one's: when the handler runs
+again, for whatever reason, it sends the same ids again, and what was received before is recognised.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, Literal, Self, TypedDict, Unpack
+from uuid import UUID, uuid5
+
+import msgspec
+
+from durable.arguments import Argument, annotations_of, refuse_misfits, refuse_unknown
+from durable.clock import Clock
+from durable.duration import Duration, duration
+from durable.envelope import DUE, Envelope, derived_id, new_id
+from durable.errors import InvalidMessage, InvalidSetting, WiringError
+from durable.messages import codec
+from durable.messages import validation as screening
+from durable.messages.ordering import Place
+from durable.messages.registry import content_type_of, name_of, registered
+from durable.messages.reply_to import Answers
+from durable.messages.routing import LOCAL, Routes
+from durable.settings import Settings
+from durable.telemetry import log
+
+_FUNCTIONS = {"command": "send", "event": "publish", "cascade": "send", "answer": "reply"}
+"""What an application has called."""
+
+REPLY_TO = "reply-to"
+TENANT = "tenant"
+
+_BUSINESS_KEYS = UUID("6f0d1b4e-5c0a-5d57-9a3c-2d8f6b1e7a94")
+"""The namespace of ids that are made of business keys; any fixed one would do."""
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.")
+
+_NO_ID = UUID(int=0)
+_NO_ENVELOPE = Envelope(
+    id=_NO_ID,
+    message_type="",
+    destination="",
+    source="",
+    correlation_id=_NO_ID,
+    body=b"",
+    sent_at=datetime(2000, 1, 1, tzinfo=UTC),
+)
+
+
+class SendOptions(TypedDict, total=False):
+    """What send() and publish() take besides the message. None leaves an option out, but for deliver_by."""
+
+    deliver_by: datetime | Duration | None
+    """Expire the message when it has not been handled by then; an aware datetime, or a time from now. None: never, even
+    where a deadline would be inherited."""
+    delay: Duration | None
+    """Send it only after this time (seconds, "10m" or a timedelta)."""
+    at: datetime | None
+    """Send it only at this time (aware)."""
+    headers: Mapping[str, str] | None
+    """The application's own headers: text without control characters, at most 100."""
+    key: str | None
+    """Such as "order-17": messages of one key are handled one after another, in the order of their commits."""
+    tenant: str | None
+    """Whose message it is, for handlers that are fair: a header of this name."""
+    reply_to: str | None
+    """Where `ctx.reply()` sends the answer."""
+    id_from: str | None
+    """A business key, such as "invoice-17": messages of this service and type under one key are one message."""
+
+
+class Cause:
+    """What is being handled: a message, or a list of them in one call. What is sent meanwhile follows from it, in the
+    order in which it is sent.
+
+    `deliver_by` is that of what is sent meanwhile, where its sender gives none. `envelope` is None for a list, whose
+    messages may be of several conversations; `ids` are theirs then.
+    """
+
+    def __init__(
+        self,
+        envelope: Envelope | None,
+        deliver_by: datetime | None = None,
+        *,
+        handler: str = "",
+        ids: Sequence[UUID] = (),
+    ) -> None:
+        self.envelope = envelope
+        self.deliver_by = deliver_by
+        self._handler = handler
+        self._ids = [envelope.id] if envelope is not None else list(ids)
+        self._sent = 0
+
+    def next_id(self, service: str, message_type: str) -> UUID:
+        """The id of the next message of this attempt: the same in each attempt of this handler."""
+        self._sent += 1
+        others = "".join(f"/{each}" for each in self._ids[1:])
+        return derived_id(self._ids[0], f"{service}/{self._handler}/{self._sent}/{message_type}{others}")
+
+
+class Outgoing(msgspec.Struct, frozen=True, eq=False):
+    """A message on its way into the outbox. Immutable: `replace` and `with_headers` make another one."""
+
+    message: object
+    kind: Literal["command", "event", "cascade", "answer"] = "command"
+    """Was it sent, published, returned by a handler, or sent to where a message asked for its answer? A cascade is an
+    event if it has subscribers, else a command; an answer is a command to an address that must be allowed."""
+    to: str | None = None
+    """This destination instead of the declared one; events have none."""
+    options: SendOptions = {}
+    """What was given to send() besides the message."""
+    cause: Cause | None = None
+    """The message that is being handled meanwhile, if it is one."""
+    remember: Callable[[Sequence[Envelope]], None] = lambda _envelopes: None
+    """Takes the envelopes that are made of it: its outbox, which is not a middleware's concern."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self.options.get("headers") or {}
+
+    def replace(self, **changes: Any) -> Self:
+        """The same with other fields: `outgoing.replace(message=other)`."""
+        return msgspec.structs.replace(self, **changes)
+
+    def with_headers(self, headers: Mapping[str, str]) -> Self:
+        """The same with these headers besides its own, which they override."""
+        return self.replace(options={**self.options, "headers": {**self.headers, **headers}})
+
+
+Send = Callable[[Outgoing], UUID | None]
+
+
+class Composer:
+    """Makes the envelopes of one service. `around` puts middleware around what it is given: it is asked for once."""
+
+    def __init__(
+        self,
+        service: str,
+        routes: Routes,
+        settings: Settings,
+        clock: Clock,
+        *,
+        resolve: Callable[[str, str], str] = lambda uri, _message_type: uri,
+        around: Callable[[Send], Send] = lambda send: send,
+    ) -> None:
+        self._service = service
+        self._routes = routes
+        self._limits = settings.limits
+        self._validates = settings.validate_sent
+        self._dedupe_window = settings.dedupe_window
+        self._clock = clock
+        self._resolve = resolve
+        self._unwanted: set[str] = set()
+        self._around = around
+        self._answers = Answers(settings)
+
+    @cached_property
+    def send(self) -> Send:
+        """Make the envelopes of a message and let its outbox remember them, within the middleware of sending."""
+        around = self._around(self._send)
+
+        def send(outgoing: Outgoing) -> UUID | None:
+            if outgoing.options or outgoing.to is not None:
+                check_options(_FUNCTIONS[outgoing.kind], outgoing.options, to=outgoing.to)
+            return around(outgoing)
+
+        return send
+
+    def _send(self, outgoing: Outgoing) -> UUID:
+        message, cause, options = outgoing.message, outgoing.cause, outgoing.options
+        if outgoing.kind == "event":
+            event_id, envelopes = self.event(message, cause=cause, **options)
+            outgoing.remember(envelopes)
+            return event_id
+        if outgoing.kind == "answer" and outgoing.to is not None:
+            self._refuse_stranger(outgoing.to, name_of(type(message)))
+        if outgoing.kind == "command" or outgoing.to is not None:
+            envelopes = [self.command(message, to=outgoing.to, cause=cause, **options)]
+        else:
+            envelopes = self.cascaded(message, cause=cause, **options)
+        outgoing.remember(envelopes)
+        return envelopes[0].id
+
+    def command(
+        self, message: object, *, to: str | None = None, cause: Cause | None = None, **options: Unpack[SendOptions]
+    ) -> Envelope:
+        """The envelope of a command; raises RoutingError without exactly one destination, InvalidMessage, and
+        InvalidSetting when no transport could ever send to `to`."""
+        message_type = name_of(type(message))
+        if to is not None:
+            to = self._resolve(to, message_type)  # declared routes were resolved when they were declared
+        destination = self._routes.for_send(message_type, to)
+        return self._compose(message, [destination], cause, options)[0]
+
+    def event(
+        self, message: object, *, cause: Cause | None = None, **options: Unpack[SendOptions]
+    ) -> tuple[UUID, list[Envelope]]:
+        """The id of an event and an envelope for each subscriber, all with this id; raises InvalidMessage."""
+        destinations = self._routes.for_publish(name_of(type(message)))
+        envelopes = self._compose(message, destinations or [LOCAL], cause, options)  # if nobody wants it, only checked
+        if not destinations:
+            self._tell_of_no_subscriber(envelopes[0].message_type)
+        return envelopes[0].id, envelopes if destinations else []
+
+    def _tell_of_no_subscriber(self, message_type: str) -> None:
+        """Once: an event that nobody wants yet is no mistake, but may be a misspelt subscription."""
+        if message_type not in self._unwanted:
+            self._unwanted.add(message_type)
+            log.warning(
+                "event %s was published to nobody: it has no subscriber and no handler here; declare one by "
+                "bus.subscribe()",
+                message_type,
+            )
+
+    def cascaded(self, message: object, *, cause: Cause | None, **options: Unpack[SendOptions]) -> list[Envelope]:
+        """The envelopes of a message that a handler returned, or a schedule brings: an event when it has subscribers,
+        else a command."""
+        if self._routes.is_event(name_of(type(message))):
+            return self.event(message, cause=cause, **options)[1]
+        return [self.command(message, cause=cause, **options)]
+
+    def destinations_of(self, uri: str) -> list[str]:
+        """The destinations that messages to this address have: one, or one for each type where they are told apart.
+
+        Raises InvalidSetting when nothing could ever be sent there.
+        """
+        found: dict[str, None] = {}
+        refused: InvalidSetting | None = None
+        for message_type in [name for name, _ in registered()] or ["any"]:
+            try:
+                found[self._resolve(uri, message_type)] = None
+            except InvalidSetting as error:  # perhaps that of one type alone
+                refused = error
+        if not found and refused is not None:
+            raise refused
+        return list(found)
+
+    def place(self, envelope: Envelope) -> Place:
+        """Behind whom it queues in this service's inbox, or in its outbox."""
+        places = self._routes.places
+        return places.incoming(envelope) if envelope.destination == LOCAL else places.outgoing(envelope)
+
+    def _refuse_stranger(self, address: str, message_type: str) -> None:
+        """Raise InvalidMessage unless an answer may go to this address."""
+        declared = {LOCAL, *(uri for uris in self._routes.destinations().values() for uri in uris)}
+        try:
+            resolved = self._resolve(address, message_type)
+        except WiringError as error:
+            raise InvalidMessage(f"reply-to {address!r} is no address that can be sent to: {error}") from error
+        if resolved not in declared and not self._answers.may_go(address, declared):
+            raise InvalidMessage(
+                f"reply-to {address!r} is neither a declared destination nor allowed; declare a route to it, or add it "
+                "to the setting answer_to"
+            )
+
+    def _compose(
+        self, message: object, destinations: Sequence[str], cause: Cause | None, options: SendOptions
+    ) -> list[Envelope]:
+        draft = self._draft(message, cause, options)
+        body = codec.encode(message, draft)
+        if self._validates:
+            codec.refuse_unfaithful(message, body, draft.content_type)
+        envelopes = [msgspec.structs.replace(draft, destination=each, body=body) for each in destinations]
+        for envelope in envelopes:
+            self._refuse_distant(envelope)
+        for name in ("key", "tenant"):
+            if options.get(name) == "":
+                raise InvalidMessage(
+                    f"{type(message).__qualname__} cannot be sent: {name} is empty; leave it out, or name one"
+                )
+        if reason := screening.flaw(envelopes[0], **self._limits):
+            raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {reason}")
+        if screening.never_due(envelopes[0]):
+            raise InvalidMessage(
+                f"{type(message).__qualname__} cannot be sent: it would be due at {envelopes[0].execution_time}, when "
+                f"its deliver_by ({envelopes[0].deliver_by}) has passed; give it longer, or send it earlier"
+            )
+        return envelopes
+
+    def _draft(self, message: object, cause: Cause | None, options: SendOptions) -> Envelope:
+        """The envelope but for its destination and its body, which the codec makes for it."""
+        now = self._clock.now()
+        message_type = name_of(type(message))
+        envelope_id = self._id(message_type, cause, options)
+        caused_by = cause.envelope if cause else None
+        headers = dict(options.get("headers") or {})
+        if (reply_to := options.get("reply_to")) is not None:
+            _refuse_no_address(message_type, reply_to)
+            headers[REPLY_TO] = reply_to
+        if (tenant := options.get("tenant")) is not None:
+            headers[TENANT] = tenant
+        execution_time = _execution_time(options, now)
+        if execution_time is not None:
+            headers[DUE] = execution_time.isoformat()
+        return Envelope(
+            id=envelope_id,
+            message_type=message_type,
+            destination="",
+            source=self._service,
+            correlation_id=caused_by.correlation_id if caused_by else envelope_id,
+            causation_id=caused_by.id if caused_by else None,
+            partition_key=options.get("key"),
+            headers=headers,
+            content_type=content_type_of(type(message)),
+            body=b"",
+            sent_at=now,
+            deliver_by=_moment(options.get("deliver_by", cause.deliver_by if cause else None), now),
+            execution_time=execution_time,
+        )
+
+    def _id(self, message_type: str, cause: Cause | None, options: SendOptions) -> UUID:
+        key = options.get("id_from")
+        if key is not None:
+            if not key or not key.isprintable():
+                raise InvalidMessage(f"id_from={key!r}: a business key is printable text, such as 'invoice-17'")
+            return uuid5(_BUSINESS_KEYS, f"{self._service}/{message_type}/{key}")
+        return cause.next_id(self._service, message_type) if cause else new_id()
+
+    def _refuse_distant(self, envelope: Envelope) -> None:
+        """Its id dates from now: a peer that gets it after the dedupe window could not tell it from a duplicate."""
+        due = envelope.execution_time
+        if due is None or due.tzinfo is None or envelope.destination == LOCAL:
+            return
+        if due - envelope.sent_at >= self._dedupe_window:
+            raise InvalidMessage(
+                f"a message for {envelope.destination} may be put off by less than dedupe_window "
+                f"({self._dedupe_window}); schedule a message to this service's own handler, which sends it then"
+            )
+
+
+def check_options(function: str, options: SendOptions, *, to: object = None) -> None:
+    """Raise InvalidSetting for an option that is none, and InvalidMessage for a value of another kind."""
+    known = annotations_of(SendOptions)
+    refuse_unknown(function, options, known, "option")
+    given = [Argument(name, value, known[name]) for name, value in options.items() if value is not None]
+    refuse_misfits(function, [Argument("to", to, str | None), *given], InvalidMessage)
+    for name in ("at", "deliver_by"):
+        moment = options.get(name)
+        if isinstance(moment, datetime) and moment.tzinfo is None:
+            raise InvalidMessage(f"{function}: {name}={moment} has no time zone; give an aware datetime")
+
+
+def blank(message: object) -> Envelope:
+    """An envelope for nobody, to encode a message that is only looked at, or compared with another."""
+    facts = {"message_type": name_of(type(message)), "content_type": content_type_of(type(message))}
+    return msgspec.structs.replace(_NO_ENVELOPE, **facts)
+
+
+def _refuse_no_address(message_type: str, reply_to: str) -> None:
+    """Whether an answer may go there is for the receiver to say, whose transports may be others."""
+    if reply_to != LOCAL and not _URI.match(reply_to):
+        raise InvalidMessage(
+            f"{message_type} cannot be sent: reply_to={reply_to!r} is no address; give one such as 'tcp://orders:2302'"
+        )
+
+
+def _execution_time(options: SendOptions, now: datetime) -> datetime | None:
+    at, delay = options.get("at"), options.get("delay")
+    if at is not None and delay is not None:
+        raise InvalidMessage("give at= or delay=, not both")
+    return at or _moment(delay, now)
+
+
+def due_time(at: datetime | None, delay: Duration | None, now: datetime) -> datetime:
+    """The one of both that is given, as a time; raises InvalidMessage."""
+    moment = at if delay is None else _moment(delay, now)
+    if moment is None or (at is not None and delay is not None):
+        raise InvalidMessage("give at= or delay=, one of them")
+    if moment.tzinfo is None or not screening.EARLIEST <= moment <= screening.LATEST:
+        raise InvalidMessage(f"at={moment}: give an aware datetime within the calendar")
+    return moment
+
+
+def _moment(value: datetime | Duration | None, now: datetime) -> datetime | None:
+    """A time, or a time from now; raises InvalidMessage for a time beyond the calendar."""
+    if value is None or isinstance(value, datetime):
+        return value
+    try:
+        return now + duration(value)
+    except OverflowError:
+        raise InvalidMessage(f"{value!r} from now lies outside the calendar") from None

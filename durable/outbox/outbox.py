@@ -1,0 +1,363 @@
+"""Messages that are committed with the business data.
+
+An Outbox belongs to one session and one bus, and follows their transactions (durable.outbox.transactions):
+
+    send()                          remembered in memory; nothing is flushed, no connection is opened
+    savepoint rolled back           what was sent since the savepoint is forgotten
+    before the session's COMMIT     flush, then one INSERT for everything that was sent
+    before the connection's COMMIT  another INSERT, if anything is left: whoever commits, and whatever is open
+    after it                        the agents are told; that is only a hint, the table is the truth
+    rollback, close                 forgotten
+
+Only a COMMIT of the database connection counts. A session that has joined a transaction stores its messages when it
+commits, and they are handed over when that transaction has. While the COMMIT is under way nothing can be sent: it
+would be in no transaction.
+
+Before the insert room is reserved with the agents: a row is owned by this node only when it will have the envelope in
+memory, and is left to any node otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol, Unpack
+from uuid import UUID
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import InvalidRequestError, UnboundExecutionError
+from sqlalchemy.orm import Session, SessionTransaction
+
+from durable.envelope import ANY_NODE, Envelope, NodeId, new_id
+from durable.errors import NoUnitOfWork, WiringError
+from durable.failpoints import failpoint
+from durable.messages.routing import LOCAL
+from durable.outbox.envelope_factory import Cause, Composer, Outgoing, SendOptions
+from durable.outbox.pending import Entry, Pending
+from durable.outbox.transactions import Ending, follow, open_savepoints
+from durable.storage import outbox as storage
+from durable.storage.outbox import Sent
+
+_OVER: Final = (
+    "this unit of work is over, or its COMMIT is under way: what is sent with it now would never be stored; open "
+    "another by `async with bus.unit_of_work()`"
+)
+_ROLLED_BACK: Final = (
+    "this transaction of the session was rolled back: what is sent with it now would be forgotten; call "
+    "session.rollback(), or roll the savepoint back, and send it then"
+)
+_HANDLERS_COMMIT: Final = "a handler must not commit its session: durable commits it, with the message's completion"
+
+
+class Dispatcher(Protocol):
+    """The agents of this process, as a unit of work sees them. Called from any thread."""
+
+    def reserve(self, envelopes: Sequence[Envelope]) -> list[NodeId]:
+        """Who owns each of these rows: this node, which now keeps room for it, or ANY_NODE."""
+        ...
+
+    def committed(self, sent: Sequence[Sent]) -> None:
+        """They are in the database."""
+        ...
+
+    def committing(self, ending: Ending, sent: Sequence[Sent]) -> None:
+        """The COMMIT of the transaction that holds them begins: they are in the database when it ends well."""
+        ...
+
+    def abandoned(self, sent: Sequence[Sent]) -> None:
+        """They were rolled back, or nobody knows: give the room back."""
+        ...
+
+
+class Outbox:
+    """The messages of one session and one bus. Made by `bus.enlist(session)`; not shared between threads."""
+
+    def __init__(self, session: Session, schema: str, composer: Composer, dispatcher: Dispatcher) -> None:
+        self.session = session
+        self.cause: Cause | None = None
+        self.commits_itself = True
+        """False while a handler has the session: then every COMMIT of its connection is refused."""
+        self._schema = schema
+        self._composer = composer
+        self._dispatcher = dispatcher
+        self._pending = Pending()
+        self._connection: Connection | None = None
+        self._is_closed = False
+        self._is_ending = False
+        self._is_rolled_back = False
+        self._is_committing = False
+        self._ending: Ending | None = None
+        self._follow_what_is_open()
+
+    def _follow_what_is_open(self) -> None:
+        root = self.session.get_transaction()
+        if root is None:
+            return
+        nested = self.session.get_nested_transaction()
+        while nested is not None:
+            self._pending.begin(nested)
+            nested = nested.parent
+        self._pending.begin(root)
+        for connection in root.connections:
+            self.connected(root, connection)
+
+    # ------------------------------------------------------------------ for the application
+
+    def send(self, message: object, *, to: str | None = None, **options: Unpack[SendOptions]) -> UUID:
+        """Send a command when the session commits; returns the envelope's id.
+
+        Raises RoutingError when the message has not exactly one destination, InvalidMessage when it could not be
+        stored or decoded, NoUnitOfWork when the session is closed or its COMMIT is under way.
+        """
+        return self._send(Outgoing(message, "command", to, options, self.cause, self._remember))
+
+    def answer(self, message: object, *, to: str, **options: Unpack[SendOptions]) -> UUID:
+        """Send a command to the address that a message of another service names; raises InvalidMessage where that is
+        neither declared nor allowed."""
+        return self._send(Outgoing(message, "answer", to, options, self.cause, self._remember))
+
+    def publish(self, message: object, **options: Unpack[SendOptions]) -> UUID:
+        """Send an event to every subscriber when the session commits; returns the id that all copies share."""
+        return self._send(Outgoing(message, "event", None, options, self.cause, self._remember))
+
+    def destinations_of(self, uri: str) -> list[str]:
+        """As Composer.destinations_of."""
+        return self._composer.destinations_of(uri)
+
+    @property
+    def pending(self) -> Sequence[Envelope]:
+        """What the next commit sends."""
+        return tuple(entry.envelope for entry in self._pending.unstored())
+
+    def cascade(self, result: object) -> None:
+        """Send what a handler returned: a message, several in a list or tuple, or None."""
+        for message in result if isinstance(result, list | tuple) else [result]:
+            if message is not None:
+                self._send(Outgoing(message, "cascade", None, {}, self.cause, self._remember))
+
+    def close(self) -> None:
+        """Refuse messages from now on: the session will not commit again."""
+        self._is_closed = True
+
+    def reopen(self) -> None:
+        """Take messages again, of the next unit of work in the same session."""
+        self._is_closed = False
+        self.commits_itself = True
+
+    def _send(self, outgoing: Outgoing) -> UUID:
+        """Its id; what middleware drops gets one too, that nothing has."""
+        return self._composer.send(outgoing) or new_id()
+
+    def _remember(self, envelopes: Sequence[Envelope]) -> None:
+        if self._is_closed or self._is_committing or (self._ending is not None and not self._ending.is_over):
+            raise NoUnitOfWork(_OVER)
+        if self._is_rolled_back:
+            raise NoUnitOfWork(_ROLLED_BACK)
+        if not self.session.in_transaction():
+            self._begin()
+        elif self._is_ending and self._connection is None:
+            self._connect()  # without a connection there would be no COMMIT to store it by
+        self._pending.remember(envelopes)
+        failpoint("C1")
+
+    def _begin(self) -> None:
+        """SQLAlchemy's bookkeeping only: a rollback must reach us; no connection is taken."""
+        try:
+            self.session.begin()
+        except InvalidRequestError as error:
+            raise NoUnitOfWork(
+                "this session is closed: what is sent with it would never be stored; open another by "
+                "`async with bus.unit_of_work()`"
+            ) from error
+
+    # ------------------------------------------------------------------ storing
+
+    def store(self) -> None:
+        """Flush the session and insert what was sent, in its transaction."""
+        self.session.flush()  # listeners of the flush may send too
+        if self._pending.unstored():
+            self._store(self._connect(), self._pending.unstored(), owned=not self._is_joined)
+            failpoint("C2")
+
+    def _connect(self) -> Connection | None:
+        """Let the session have a connection, which tells of its COMMIT; durable.testing does without."""
+        return self.session.connection()
+
+    @property
+    def _is_joined(self) -> bool:
+        """Was the session given a connection, whose transaction it may have joined?"""
+        return self._connection is not None and isinstance(self.session.get_bind(), Connection)
+
+    def _store(self, connection: Connection | None, entries: Sequence[Entry], *, owned: bool) -> None:
+        rows = self._rows([entry.envelope for entry in entries], owned=owned)
+        try:
+            known = self.insert(connection, list(rows.values()))
+        except BaseException:
+            self._dispatcher.abandoned(list(rows.values()))
+            raise
+        for entry in entries:  # of two with one business key the first has the row
+            entry.is_stored = True
+            sent = rows.pop((entry.envelope.id, entry.envelope.destination), None)
+            entry.sent = None if sent is None or sent.key in known else sent
+            if sent is not None and entry.sent is None:
+                self._dispatcher.abandoned([sent])
+
+    def _rows(self, envelopes: Sequence[Envelope], *, owned: bool) -> dict[tuple[UUID, str], Sent]:
+        """The rows to insert: one for each id and destination."""
+        first: dict[tuple[UUID, str], Envelope] = {}
+        for envelope in envelopes:
+            first.setdefault((envelope.id, envelope.destination), envelope)
+        places = {key: self._composer.place(envelope) for key, envelope in first.items()}
+        free = [envelope for key, envelope in first.items() if owned and places[key].ordering_key is None]
+        owners = dict(zip(map(id, free), self._dispatcher.reserve(free), strict=True)) if free else {}
+        return {
+            key: Sent(
+                envelope,
+                LOCAL if envelope.destination == LOCAL else None,
+                owners.get(id(envelope), ANY_NODE),
+                places[key],
+            )
+            for key, envelope in first.items()
+        }
+
+    def insert(self, connection: Connection | None, sent: Sequence[Sent]) -> set[storage.Key]:
+        """Into the tables, in the session's transaction; durable.testing keeps them in memory instead.
+
+        Returns the keys of those that had been sent before.
+        """
+        assert connection is not None
+        return storage.store(connection, self._schema, sent)
+
+    def _hand_over(self, sent: Sequence[Sent]) -> None:
+        if sent:
+            failpoint("C3")
+            self._dispatcher.committed(sent)
+
+    def _abandon(self, sent: Sequence[Sent]) -> None:
+        if sent:
+            self._dispatcher.abandoned(sent)
+
+    # ------------------------------------------------------------------ what becomes of the session's transactions
+
+    def transaction_begun(self, transaction: SessionTransaction) -> None:
+        self._pending.begin(transaction)
+
+    def connected(self, transaction: SessionTransaction, connection: Connection) -> None:
+        """The session has begun to use this connection, for all of this transaction."""
+        try:
+            bind = self.session.get_bind()
+        except UnboundExecutionError:  # each class has its own
+            return
+        if connection.engine is not bind.engine:
+            return
+        self._connection = connection
+        self._pending.connect(transaction, open_savepoints(connection))
+        follow(connection, self)
+
+    def about_to_commit(self) -> None:
+        """Before the session commits, with no savepoint open."""
+        self._refuse_handlers()
+        self.store()
+        self._is_ending = True
+
+    def may_commit(self) -> None:
+        """Before the session commits, or releases a savepoint: the connection will tell."""
+        if self._pending.unstored() or not self.commits_itself:
+            self._connect()
+        self._is_ending = True
+
+    def _refuse_handlers(self) -> None:
+        if not self.commits_itself:
+            raise WiringError(_HANDLERS_COMMIT)
+
+    def savepoint_released(self, transaction: SessionTransaction) -> None:
+        self._pending.keep(transaction)
+        self._is_ending = False
+
+    def session_committed(self) -> None:
+        """After the commit of the session's transaction; it may have joined one that goes on."""
+        self._is_committing = True
+        if self._connection is None:
+            self._commit_without_connection()
+        elif not self._connection.in_transaction():
+            self._hand_over(self._pending.take())
+
+    def _commit_without_connection(self) -> None:
+        """There was no COMMIT. What is left was sent by a listener, after the last look."""
+        self._refuse_handlers()
+        root = self.session.get_transaction()
+        if root is not None and self._pending.since(root):
+            raise NoUnitOfWork(_OVER)
+
+    def session_rolled_back(self) -> None:
+        """The session's transaction, or a savepoint, was rolled back; it ends later."""
+        self._is_rolled_back = True
+
+    def transaction_ended(self, transaction: SessionTransaction) -> None:
+        self._is_rolled_back = False
+        self._abandon(self._pending.forget(transaction))
+        if transaction.parent is None:
+            if self._connection is not None and not self._connection.in_transaction():
+                self._abandon(self._pending.take())  # a COMMIT that fails ends it, and no rollback follows
+            self._connection = None
+            self._is_ending = self._is_committing = False
+
+    # ------------------------------------------------------------------ what becomes of the connection's transaction
+
+    @property
+    def _not_connected(self) -> SessionTransaction | None:
+        """The session's transaction, as long as it is no part of any connection's."""
+        return self.session.get_transaction() if self._connection is None else None
+
+    def savepoint_begun(self, innermost: str | None) -> None:
+        self._pending.name_savepoint(innermost)
+        self._pending.begin_savepoint()
+
+    def savepoint_kept(self, name: str, innermost: str | None) -> None:
+        self._pending.name_savepoint(innermost)
+        self._pending.keep_savepoint(name)
+
+    def savepoint_rolled_back(self, name: str, innermost: str | None) -> None:
+        self._pending.name_savepoint(innermost)
+        self._abandon(self._pending.forget_savepoint(name, self._not_connected))
+
+    def commit_begins(self, connection: Connection) -> None:
+        """Refuse what other tasks send until the COMMIT, or what follows PREPARE, is over."""
+        if self._commits or (self._connection is not None and self.session.twophase):
+            self._is_committing = True
+        else:
+            transaction = connection.get_transaction()
+            assert transaction is not None
+            self._ending = Ending(transaction)
+
+    @property
+    def _commits(self) -> bool:
+        """Is it the session's own commit that has come to the connection? Then the session tells how it ends."""
+        root = self.session.get_transaction()
+        return self._connection is not None and root is not None and not root.is_active
+
+    def store_last(self, connection: Connection) -> None:
+        """Insert what the session has not stored, as the last statement before the COMMIT."""
+        self._refuse_handlers()
+        if unstored := self._pending.unstored(self._not_connected):
+            self._store(connection, unstored, owned=self._commits)
+            failpoint("C2")
+
+    def stored_last(self) -> bool:
+        """The COMMIT is sent now. True when the connection is of interest after it, too."""
+        if self._is_committing:
+            return True
+        assert self._ending is not None
+        sent = self._pending.take(self._not_connected)
+        if sent:
+            self._dispatcher.committing(self._ending, sent)
+        return bool(sent) or self._connection is not None
+
+    def commit_failed(self) -> None:
+        """A statement of the connection has failed; if its COMMIT is under way, it is that."""
+        if self._ending is not None and not self._ending.is_over:
+            self._ending.has_failed = True
+
+    def connection_rolled_back(self, connection: Connection) -> bool:
+        """True when the connection is of interest after it, too."""
+        self._abandon(self._pending.take(self._not_connected))
+        return self._connection is not None

@@ -1,0 +1,109 @@
+"""The application's sessions: opened for each unit of work and each attempt, each with its outbox."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
+
+from durable.outbox.envelope_factory import Composer
+from durable.outbox.outbox import Dispatcher, Outbox
+from durable.outbox.unit_of_work import Scope, enlist
+from durable.settings import Settings
+from durable.statistics import PoolStatistics
+from durable.storage.database import async_url, pool_statistics, sync_url
+from durable.storage.engines import LONGEST, Limits, make_async_engine, make_engine
+
+
+class Sessions:
+    """Makes sessions over the application's database. Engines are made when first used.
+
+    A session that was closed cannot be used again: nobody would close, or commit, what it does then.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        composer: Composer,
+        dispatcher: Dispatcher,
+        scope: Scope,
+        *,
+        engine: AsyncEngine | None = None,
+        engine_sync: Engine | None = None,
+    ) -> None:
+        self.scope = scope
+        self._settings = settings
+        self._composer = composer
+        self._dispatcher = dispatcher
+        self.given = engine
+        self.given_sync = engine_sync
+        self._longest = max(settings.handler_timeout, settings.unit_of_work_timeout)
+        self._limits = Limits.of(self._longest)
+        self._pool: dict[str, Any] = {
+            "pool_size": settings.pool_size,
+            "max_overflow": 0,
+            "pool_timeout": settings.pool_timeout.total_seconds(),
+        }
+        self._made: AsyncEngine | None = None
+        self._made_sync: Engine | None = None
+        self._making = threading.Lock()  # sync handlers and endpoints ask for it from several threads at once
+
+    @property
+    def engine(self) -> AsyncEngine:
+        if self.given is not None:
+            return self.given
+        with self._making:
+            if self._made is None:
+                self._made = make_async_engine(async_url(self._settings), self._settings, self._limits, **self._pool)
+            return self._made
+
+    @property
+    def engine_sync(self) -> Engine:
+        if self.given_sync is not None:
+            return self.given_sync
+        with self._making:
+            if self._made_sync is None:
+                self._made_sync = make_engine(sync_url(self._settings), self._settings, self._limits, **self._pool)
+            return self._made_sync
+
+    def open(self, longest: timedelta | None = None) -> AsyncSession:
+        """A session whose transactions may do other things for so long, and whose statements may run for so long.
+
+        Without a time, as `handler_timeout` and `unit_of_work_timeout` say. The engines that were given keep limits of
+        their own.
+        """
+        engine = self.engine
+        if self._is_longer(longest) and self.given is None:
+            engine = engine.execution_options(**{LONGEST: longest})
+        return AsyncSession(engine, expire_on_commit=False, close_resets_only=False)
+
+    def open_sync(self, longest: timedelta | None = None) -> Session:
+        """As open()."""
+        engine = self.engine_sync
+        if self._is_longer(longest) and self.given_sync is None:
+            engine = engine.execution_options(**{LONGEST: longest})
+        return Session(engine, expire_on_commit=False, close_resets_only=False)
+
+    def _is_longer(self, longest: timedelta | None) -> bool:
+        """Only then are limits set for a transaction, which costs it a statement."""
+        return longest is not None and longest > self._longest
+
+    def outbox(self, session: Session | AsyncSession) -> Outbox:
+        """The outbox of this session, made when it is first asked for."""
+        return enlist(session, self._settings.db_schema, self._composer, self._dispatcher)
+
+    def pools(self) -> dict[str, PoolStatistics]:
+        """Of the engines that there are: one that was not used yet has none."""
+        engines = {"async": self.given or self._made, "sync": self.given_sync or self._made_sync}
+        return {name: pool_statistics(engine) for name, engine in engines.items() if engine is not None}
+
+    async def close(self) -> None:
+        """Close the engines that were made here; those that were given belong to the application."""
+        if self._made is not None:
+            await self._made.dispose()
+        if self._made_sync is not None:
+            self._made_sync.dispose()

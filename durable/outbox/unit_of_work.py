@@ -1,0 +1,124 @@
+"""Units of work: a session, its outboxes, and the scope in which `bus.send()` finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Final, NoReturn, Self, Unpack
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from durable.errors import NoUnitOfWork, WiringError
+from durable.outbox.envelope_factory import Composer, SendOptions
+from durable.outbox.outbox import Dispatcher, Outbox
+from durable.outbox.transactions import outboxes_of
+
+_LEFT: Final = (
+    "the unit of work in which this task was started is over, and the task goes on: open another in it by "
+    "`async with bus.unit_of_work()`"
+)
+
+
+class _Entered:
+    """A unit of work in scope. Tasks that are started meanwhile inherit it, and may outlive it."""
+
+    def __init__(self, outbox: Callable[[], Outbox]) -> None:
+        self.outbox = outbox
+        self.is_over = False
+
+
+class Scope:
+    """The unit of work in which `bus.send()` finds itself: one for each task and thread.
+
+    What is in scope is a function: the unit of work of a web request begins with the first message that is sent.
+    """
+
+    def __init__(self) -> None:
+        self._current: ContextVar[_Entered | None] = ContextVar("durable.outbox.unit_of_work", default=None)
+
+    @property
+    def outbox(self) -> Outbox:
+        """The outbox in scope; raises NoUnitOfWork."""
+        current = self._current.get()
+        if current is None:
+            raise NoUnitOfWork
+        if current.is_over:
+            raise NoUnitOfWork(_LEFT)
+        return current.outbox()
+
+    @contextmanager
+    def entered(self, outbox: Callable[[], Outbox]) -> Iterator[None]:
+        current = _Entered(outbox)
+        token = self._current.set(current)
+        try:
+            yield
+        finally:
+            current.is_over = True
+            self._current.reset(token)
+
+
+def enlist(
+    session: Session | AsyncSession,
+    schema: str,
+    composer: Composer,
+    dispatcher: Dispatcher,
+    kind: type[Outbox] = Outbox,
+) -> Outbox:
+    """The outbox of this session and the bus of this composer; the same one however often it is asked for."""
+    sync_session = session.sync_session if isinstance(session, AsyncSession) else session
+    outboxes = outboxes_of(sync_session)
+    if composer not in outboxes:
+        outboxes[composer] = kind(sync_session, schema, composer, dispatcher)
+    outbox = outboxes[composer]
+    assert isinstance(outbox, Outbox)
+    return outbox
+
+
+class UnitOfWork:
+    """One AsyncSession and one transaction: committed when the block ends, rolled back when it raises."""
+
+    def __init__(self, session: AsyncSession, outbox: Outbox, scope: Scope) -> None:
+        self.session = session
+        self.outbox = outbox
+        self._entered = scope.entered(lambda: outbox)
+
+    def __enter__(self) -> NoReturn:
+        raise WiringError("unit_of_work: it is entered by `async with bus.unit_of_work()`; the `async` is missing")
+
+    def __exit__(self, *_: object) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        self._entered.__enter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.end(commit=error is None)
+        finally:
+            self._entered.__exit__(None, None, None)
+
+    async def end(self, *, commit: bool) -> None:
+        """Commit or roll back, and close the session for good. A session that has no transaction has nothing to commit:
+        its owner has ended it already."""
+        try:
+            if not commit:
+                await self.session.rollback()
+            elif self.session.in_transaction():
+                await self.session.commit()
+        finally:
+            self.outbox.close()  # before other tasks run: nobody commits what they send now
+            await self.session.__aexit__(None, None, None)  # unlike close(), it goes on when this task is cancelled
+
+    def send(self, message: object, *, to: str | None = None, **options: Unpack[SendOptions]) -> UUID:
+        """As Outbox.send."""
+        return self.outbox.send(message, to=to, **options)
+
+    def publish(self, message: object, **options: Unpack[SendOptions]) -> UUID:
+        """As Outbox.publish."""
+        return self.outbox.publish(message, **options)

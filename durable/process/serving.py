@@ -1,0 +1,102 @@
+"""A process that is the bus's own: it ends when it is told to, and never by itself without a word.
+
+SIGTERM, SIGINT    drain and leave, within a bound that a watchdog keeps; a second one ends the process at once
+the bus ended      raise what has ended it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from types import FrameType, TracebackType
+from typing import Any, Final
+
+from durable.process.last_resort import EXIT_STUCK, end_process
+from durable.process.life import Life
+from durable.tasks.crew import end
+from durable.telemetry import log
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_THREAD_SECONDS: Final = 1.0
+
+
+class Signals:
+    """Inside the block, the first of SIGINT and SIGTERM sets `asked`.
+
+    By handlers of Python's own, which also run while the event loop stands: `first` is called at once.
+    """
+
+    def __init__(self, first: Callable[[], None]) -> None:
+        self.asked = asyncio.Event()
+        self._first = first
+        self._loop = asyncio.get_running_loop()
+        self._has_asked = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> asyncio.Event:
+        self._before = {number: signal.signal(number, self._heard) for number in _SIGNALS}
+        return self.asked
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    def _heard(self, number: int, _: FrameType | None) -> None:
+        if self._has_asked:
+            end_process(1, "the process ends at once: a second %s has come", signal.Signals(number).name)
+        self._has_asked = True
+        self._first()
+        self._loop.call_soon_threadsafe(self.asked.set)
+
+
+async def serve(bus: AbstractAsyncContextManager[Any], life: Life) -> None:
+    """Run the bus until a signal asks for its end. Raises what has ended it, when it ended by itself."""
+    life.owns_process = True
+    with Signals(life.bind) as asked:
+        starting = asyncio.create_task(bus.__aenter__(), name="start the bus")
+        asking = asyncio.create_task(asked.wait(), name="wait for a signal")
+        try:
+            await asyncio.wait([starting, asking], return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                await starting
+                await _until(asking, bus, life)
+        finally:
+            asking.cancel()
+            await end([starting], within=life.stop_seconds)  # a bus that does not start closes what it has opened
+
+
+async def _until(asking: asyncio.Task[Any], bus: AbstractAsyncContextManager[Any], life: Life) -> None:
+    ended = asyncio.create_task(life.ended(), name="watch the bus")
+    try:
+        await asyncio.wait([asking, ended], return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            await ended
+    finally:
+        ended.cancel()
+        await bus.__aexit__(None, None, None)
+
+
+def run(bus: AbstractAsyncContextManager[Any], life: Life) -> None:
+    """serve() as a whole process: threads of handlers that never end do not keep it."""
+    try:
+        asyncio.run(serve(bus, life))
+    except SystemExit as error:
+        log.critical("the process ends: a task has raised SystemExit(%s)", error.code)
+        raise
+    finally:
+        life.end_watch()
+        if hung := _hung_threads():
+            end_process(EXIT_STUCK, "the process ends: threads of handlers go on: %s", ", ".join(hung))
+
+
+def _hung_threads() -> list[str]:
+    """The threads of handlers that do not end."""
+    ours = [each for each in threading.enumerate() if each.name.startswith("durable ") and not each.daemon]
+    for thread in ours:
+        thread.join(_THREAD_SECONDS)
+    return [thread.name for thread in ours if thread.is_alive()]

@@ -1,0 +1,212 @@
+"""The SQL statements by which tables leave the database whole: up to where, in which parts, and what was archived.
+
+Every row carries the transaction that wrote it (`xid`). Below the oldest transaction that still runs nothing can be
+added any more: that is the horizon, and what lies below it is what may be archived. A row's number says nothing of
+that kind, because a transaction which took the lower number may commit later.
+
+A database that was restored, upgraded or failed over may give the numbers of its former transactions once more. Each
+such generation counts from another multiple of 2^48 (`generation_base()`), so that `xid` and horizon rise over all of
+them.
+"""
+
+from __future__ import annotations
+
+from durable.storage.sql.messages import Statement
+
+# ---------------------------------------------------------------- snapshots and parts of tables
+
+EXPORT_SNAPSHOT = Statement("SELECT pg_export_snapshot()")
+# Where a snapshot is joined, this is its horizon: what is below is whole in it.
+READ_HORIZON = Statement("""
+SELECT {schema}.generation_base() + CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)
+""")
+# A snapshot lasts for as long as the work of many tasks; it must not be ended for idling.
+HOLD_SNAPSHOT = Statement("SET LOCAL idle_in_transaction_session_timeout = 0")
+JOIN_SNAPSHOT = Statement("SET TRANSACTION SNAPSHOT '{snapshot}'")
+
+# A table without partitions is no tree to Postgres; it is its own leaf.
+READ_LEAVES = Statement("""
+SELECT c.relname AS leaf, pg_relation_size(c.oid) / CAST(current_setting('block_size') AS integer) AS blocks
+FROM pg_class c
+WHERE (c.oid = CAST(:table AS regclass) AND c.relkind = 'r')
+    OR c.oid IN (SELECT relid FROM pg_partition_tree(CAST(:table AS regclass)) WHERE isleaf)
+ORDER BY c.relname
+""")
+
+
+# By which time a row belongs to a day of the lake.
+DAYS = {"envelope_history": "finished_at", "dead_letters": "failed_at"}
+
+
+class ByTransaction:
+    """The statements over a range of transactions of one of the tables that note them; `time` tells a row's age."""
+
+    def __init__(self, table: str, time: str) -> None:
+        self.table = table
+        # By leaf: how many rows there are, and in which blocks they lie.
+        self.survey = Statement(f"""
+SELECT c.relname AS leaf, survey.rows, (CAST(CAST(survey.first AS text) AS point))[0] AS first_block,
+    (CAST(CAST(survey.last AS text) AS point))[0] AS last_block
+FROM (
+    SELECT tableoid, count(*) AS rows, min(ctid) AS first, max(ctid) AS last
+    FROM {{schema}}.{table} WHERE xid >= :low AND xid < :high GROUP BY tableoid
+) AS survey JOIN pg_class c ON c.oid = survey.tableoid ORDER BY c.relname
+""")
+        # Where a batch of about this many rows ends: whole transactions, and one at least.
+        self.find_end = Statement(f"""
+SELECT max(xid) + 1 FROM (
+    SELECT xid FROM {{schema}}.{table} WHERE xid >= :low AND xid < :high ORDER BY xid LIMIT :rows
+) AS first
+""")
+        self.exists = Statement(f"""
+SELECT EXISTS (SELECT FROM {{schema}}.{table} WHERE xid >= :low AND xid < :high)
+""")
+        # No transaction of this generation can have such a number yet.
+        self.is_from_elsewhere = Statement(f"""
+SELECT EXISTS (SELECT FROM {{schema}}.{table} WHERE xid >=
+    {{schema}}.generation_base() + CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint))
+""")
+        # By UTC day, the rows of these transactions that are still here.
+        self.count_days = Statement(f"""
+SELECT CAST({DAYS[table]} AT TIME ZONE 'UTC' AS date) AS day, count(*) AS rows
+FROM {{schema}}.{table} WHERE xid >= :low AND xid < :high GROUP BY 1
+""")
+        self.lag = Statement(f"""
+SELECT count(*) AS rows, clock_timestamp() - min({time}) AS age FROM {{schema}}.{table} WHERE xid >= :low
+""")
+
+
+HISTORY = ByTransaction("envelope_history", "finished_at")
+DEAD_LETTERS = ByTransaction("dead_letters", "COALESCE(resolved_at, failed_at)")
+BY_TRANSACTION = {each.table: each for each in (HISTORY, DEAD_LETTERS)}
+
+# ---------------------------------------------------------------- what was archived, and where
+
+LOCK_ARCHIVE = Statement("SELECT pg_try_advisory_lock(:class_id, :key)")
+UNLOCK_ARCHIVE = Statement("SELECT pg_advisory_unlock(:class_id, :key)")
+# What makes this database another one than before, with other transactions under the same numbers: its cluster, its
+# timeline, and itself within the cluster.
+READ_IDENTITY = Statement("SELECT {schema}.cluster_identity()")
+NAME_DATABASE = Statement("""
+INSERT INTO {schema}.generations (generation, database)
+VALUES (0, current_database() || '-' || left(replace(CAST(gen_random_uuid() AS text), '-', ''), 8))
+ON CONFLICT (generation) DO NOTHING
+""")
+READ_DATABASE = Statement("SELECT database FROM {schema}.generations ORDER BY generation DESC LIMIT 1")
+BEGIN_GENERATION = Statement("SELECT {schema}.begin_generation()")
+READ_GENERATION_BASE = Statement("SELECT {schema}.generation_base()")
+# What was archived before tells it for good; else the nodes that are there now.
+READ_SERVICES = Statement("""
+SELECT DISTINCT service FROM {schema}.archives
+UNION
+SELECT service FROM {schema}.nodes WHERE NOT EXISTS (SELECT FROM {schema}.archives)
+ORDER BY service
+""")
+READ_ARCHIVE = Statement("""
+SELECT service, app_id, lake, lake_id, claimed_below, archived_below, archived_at, identity
+FROM {schema}.archives WHERE table_name = :table
+""")
+# From here on nothing of the table is dropped that is not archived.
+BEGIN_ARCHIVE = Statement("""
+INSERT INTO {schema}.archives (table_name, service, app_id, lake, lake_id)
+VALUES (:table, :service, :app_id, :lake, :lake_id)
+ON CONFLICT (table_name) DO NOTHING
+""")
+MOVE_ARCHIVE = Statement("""
+WITH forgotten AS (DELETE FROM {schema}.archive_commits WHERE table_name = :table)
+UPDATE {schema}.archives SET service = :service, app_id = :app_id, lake = :lake, lake_id = :lake_id,
+    claimed_below = 0, archived_below = 0
+WHERE table_name = :table
+""")
+END_ARCHIVES = Statement("""
+WITH forgotten AS (DELETE FROM {schema}.archive_commits) DELETE FROM {schema}.archives
+""")
+# Before a commit of the lake: so an offset of the lake beyond it is known to come from another life of the database.
+CLAIM_ARCHIVE = Statement("""
+UPDATE {schema}.archives SET claimed_below = GREATEST(claimed_below, :high) WHERE table_name = :table
+""")
+CONFIRM_ARCHIVE = Statement("""
+UPDATE {schema}.archives SET archived_below = GREATEST(archived_below, :high), archived_at = clock_timestamp()
+WHERE table_name = :table AND archived_below < :high
+""")
+# Noted before the commit of the lake, so that whatever the lake ever held is known here; without the commit the range
+# is noted again, with the rows that it has then.
+NOTE_COMMIT = Statement("""
+WITH older AS (
+    DELETE FROM {schema}.archive_commits
+    WHERE table_name = :table AND archived_at < clock_timestamp() - CAST(:keep AS interval)
+), uncommitted AS (
+    DELETE FROM {schema}.archive_commits WHERE table_name = :table AND low >= :low AND high <> :high
+)
+INSERT INTO {schema}.archive_commits (table_name, low, high, day, row_count)
+SELECT :table, :low, :high, day, row_count
+FROM unnest(CAST(:days AS date[]), CAST(:counts AS bigint[])) AS noted (day, row_count)
+ON CONFLICT (table_name, high, day) DO UPDATE SET row_count = EXCLUDED.row_count, low = EXCLUDED.low,
+    archived_at = clock_timestamp()
+""")
+# The lake is behind what was archived: nothing beyond its offset may be dropped until it is archived again.
+REWIND_ARCHIVE = Statement("""
+UPDATE {schema}.archives SET archived_below = :low WHERE table_name = :table AND archived_below > :low
+""")
+# The rows that commits beyond `low` brought into the lake, by day.
+READ_COMMITS = Statement("""
+SELECT day, CAST(sum(row_count) AS bigint) AS rows FROM {schema}.archive_commits
+WHERE table_name = :table AND high > :low AND high <= :high GROUP BY day
+""")
+
+# ---------------------------------------------------------------- what holds the horizon back
+
+# A row that is not in the next snapshot was written after this moment: by a transaction that runs now, and has begun
+# after it, or by one that begins later. NULL where that cannot be told: prepared transactions hide when they began, and
+# sessions of other roles may be hidden altogether.
+READ_COMPLETE_UNTIL = Statement("""
+SELECT LEAST(clock_timestamp(), min(xact_start) FILTER (WHERE backend_xid IS NOT NULL)) AS moment,
+    bool_or(state IS NULL AND backend_type = 'client backend')
+        OR EXISTS (SELECT FROM pg_prepared_xacts WHERE database = current_database()) AS is_hidden,
+    pg_snapshot_xmin(pg_current_snapshot()) = pg_snapshot_xmax(pg_current_snapshot()) AS is_quiet
+FROM pg_stat_activity WHERE datname = current_database()
+""")
+# From here on no row of the history was dropped, whether there was one or not.
+READ_OLDEST_DAY = Statement("""
+SELECT CAST(min(to_date(right(c.relname, 8), 'YYYYMMDD')) AS timestamp) AT TIME ZONE 'UTC'
+FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+WHERE i.inhparent = CAST(:table AS regclass) AND c.relname ~ '_[0-9]{8}$'
+""")
+READ_OLDEST_TRANSACTION = Statement("""
+SELECT pid, application_name, usename AS role, state, clock_timestamp() - xact_start AS age, query
+FROM pg_stat_activity
+WHERE backend_xid IS NOT NULL ORDER BY age(backend_xid) DESC LIMIT 1
+""")
+READ_OLDEST_PREPARED = Statement("""
+SELECT gid, clock_timestamp() - prepared AS age FROM pg_prepared_xacts ORDER BY age(transaction) DESC LIMIT 1
+""")
+
+# ---------------------------------------------------------------- comparing with the lake, and letting go
+
+# By UTC day and side: how many rows, and sums that no other set of ids has but by chance.
+DIGEST_HISTORY = Statement("""
+SELECT CAST(finished_at AT TIME ZONE 'UTC' AS date) AS day, side, count(*) AS rows,
+    CAST(sum(CAST(CAST('x' || left(digits, 16) AS bit(64)) AS bigint)) AS text) AS high,
+    CAST(sum(CAST(CAST('x' || right(digits, 16) AS bit(64)) AS bigint)) AS text) AS low,
+    CAST(sum(xid) AS text) AS xids
+FROM (
+    SELECT finished_at, side, xid, replace(CAST(id AS text), '-', '') AS digits
+    FROM {schema}.envelope_history WHERE xid < :high
+        AND (CAST(:since AS timestamptz) IS NULL OR finished_at >= CAST(:since AS timestamptz))
+        AND (CAST(:until AS timestamptz) IS NULL OR finished_at < CAST(:until AS timestamptz))
+) AS archived GROUP BY 1, 2 ORDER BY 1, 2
+""")
+# How old the days are, by the database's clock.
+READ_OLD_DAYS = Statement("""
+SELECT to_date(right(c.relname, 8), 'YYYYMMDD') AS day
+FROM pg_inherits i
+JOIN pg_class c ON c.oid = i.inhrelid
+WHERE i.inhparent = CAST(:table AS regclass) AND c.relname ~ '_[0-9]{8}$'
+    AND to_date(right(c.relname, 8), 'YYYYMMDD') + 1 < (now() AT TIME ZONE 'UTC') - CAST(:keep AS interval)
+ORDER BY 1
+""")
+COUNT_UNARCHIVED = Statement("""
+SELECT CAST(finished_at AT TIME ZONE 'UTC' AS date) AS day, count(*) AS rows FROM {schema}.envelope_history
+WHERE xid >= :low AND finished_at < CAST(:until AS timestamptz) GROUP BY 1 ORDER BY 1
+""")
+DROP_ARCHIVED_HISTORY = Statement("SELECT {schema}.drop_archived_history(CAST(:day AS date))")

@@ -1,0 +1,132 @@
+"""The SQL of `circuits`: a row is something that is stopped for a while, on every node.
+
+probing  false: an operator, a handler or plain SQL has paused it; it ends at `until`, or by a resume
+         true:  an agent has opened it because of failures; it stays open until something gets through, and from
+                `until` on it is tried: a destination by pings, a handler by one message at a time
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from durable.storage.sql.messages import Statement
+
+# Plain SQL may write a time that Python's calendar does not reach, such as 'infinity': a pause without an end.
+_CALENDAR: Final = "BETWEEN TIMESTAMPTZ '0002-01-01' AND TIMESTAMPTZ '9998-12-31'"
+UNTIL: Final = f"CASE WHEN until {_CALENDAR} THEN until END"
+SINCE: Final = f"CASE WHEN since {_CALENDAR} THEN since ELSE now() END"
+
+# One that an operator has paused stays as it is: the pause says more than the failure. A row whose time is over, and
+# that nobody has removed yet, is no circuit any more.
+OPEN_CIRCUIT: Final = Statement("""
+WITH opened AS (
+    INSERT INTO {schema}.circuits (kind, key, reason, until, actor, probing)
+    VALUES (:kind, :key, :reason, now() + CAST(:duration AS interval), :actor, true)
+    ON CONFLICT (kind, key) DO UPDATE
+    SET reason = excluded.reason, since = clock_timestamp(), until = excluded.until, actor = excluded.actor,
+        probing = true
+    WHERE circuits.until <= now() AND NOT circuits.probing
+    RETURNING key
+)
+SELECT pg_notify(CAST(:channel AS text), '') FROM opened
+""")
+# Something got through. It ends no pause, which may have come meanwhile.
+CLOSE_CIRCUIT: Final = Statement("""
+WITH closed AS (
+    DELETE FROM {schema}.circuits WHERE kind = :kind AND key = :key AND probing RETURNING key
+), told AS (SELECT pg_notify(CAST(:channel AS text), '') FROM closed)
+SELECT count(*) FROM told
+""")
+# By an operator, who has the last word: whatever it was before, it is open from now on for this reason and this time.
+PAUSE: Final = Statement("""
+WITH paused AS (
+    INSERT INTO {schema}.circuits (kind, key, reason, until, actor)
+    VALUES (:kind, :key, :reason, now() + CAST(:duration AS interval), :actor)
+    ON CONFLICT (kind, key) DO UPDATE
+    SET reason = excluded.reason, since = clock_timestamp(), until = excluded.until, actor = excluded.actor,
+        probing = false
+    RETURNING key
+)
+SELECT pg_notify(CAST(:channel AS text), '') FROM paused
+""")
+# By code. A pause that lasts as long already is somebody's word, and stays; one that does not is lengthened.
+PAUSE_AT_LEAST: Final = Statement("""
+WITH paused AS (
+    INSERT INTO {schema}.circuits (kind, key, reason, until, actor)
+    VALUES (:kind, :key, :reason, now() + CAST(:duration AS interval), :actor)
+    ON CONFLICT (kind, key) DO UPDATE
+    SET reason = excluded.reason, until = excluded.until, actor = excluded.actor, probing = false,
+        since = CASE WHEN circuits.probing OR circuits.until <= now() THEN clock_timestamp() ELSE circuits.since END
+    WHERE circuits.probing OR circuits.until < COALESCE(excluded.until, 'infinity')
+    RETURNING key
+)
+SELECT pg_notify(CAST(:channel AS text), '') FROM paused
+""")
+# The row of a schedule stays, with its end: whoever looks at the schedule next passes over what came meanwhile.
+RESUME: Final = Statement("""
+WITH deleted AS (
+    DELETE FROM {schema}.circuits WHERE kind = :kind AND key = :key AND kind <> 'schedule'
+    RETURNING probing OR until IS NULL OR until > now() AS was_open
+), ended AS (
+    UPDATE {schema}.circuits SET until = now()
+    WHERE kind = :kind AND key = :key AND kind = 'schedule' AND (until IS NULL OR until > now())
+    RETURNING true AS was_open
+), resumed AS (
+    SELECT was_open FROM deleted UNION ALL SELECT was_open FROM ended
+), told AS (SELECT was_open, pg_notify(CAST(:channel AS text), '') FROM resumed)
+SELECT count(*) FROM told WHERE was_open
+""")
+CLOSE_ENDED_CIRCUITS: Final = Statement("""
+DELETE FROM {schema}.circuits WHERE until <= now() AND NOT probing
+    AND (kind <> 'schedule' OR NOT EXISTS (SELECT FROM {schema}.schedules WHERE name = key))
+""")
+READ_CIRCUITS: Final = Statement(f"""
+SELECT kind, key, reason, {SINCE} AS since, {UNTIL} AS until, actor, probing FROM {{schema}}.circuits
+WHERE probing OR until IS NULL OR until > now() ORDER BY kind, key
+""")
+
+# Two nodes compete for the row; who gets it has the circuit for itself for the time of the lease.
+BEGIN_TRIAL: Final = Statement("""
+UPDATE {schema}.circuits SET until = now() + CAST(:lease AS interval)
+WHERE kind = 'handler' AND key = :key AND probing AND until <= now() RETURNING key
+""")
+# Each time it waits for as long as it was open already, which doubles the time between two tries.
+PUT_OFF_PROBE: Final = Statement("""
+UPDATE {schema}.circuits SET reason = :reason, until = now()
+    + GREATEST(CAST(:shortest AS interval), LEAST(now() - since, CAST(:longest AS interval)))
+WHERE kind = 'handler' AND key = :key AND probing
+""")
+TRY_AGAIN: Final = Statement("""
+UPDATE {schema}.circuits SET until = now() WHERE kind = 'handler' AND key = :key AND probing
+""")
+
+# A node's row is what it counts now, not a sum of what it has told. While the circuit is open nothing is counted: what
+# a node that has not heard of it yet would tell is of the time before. Rows of nodes that tell nothing any more go.
+SHARE_COUNTS: Final = Statement("""
+WITH stale AS (
+    SELECT node_id FROM {schema}.handler_counts
+    WHERE handler = :handler AND node_id <> :node AND counted_at < clock_timestamp() - CAST(:window AS interval)
+    FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM {schema}.handler_counts AS row USING stale WHERE handler = :handler AND row.node_id = stale.node_id
+), told AS (
+    INSERT INTO {schema}.handler_counts (handler, node_id, messages, failures)
+    SELECT :handler, :node, :messages, :failures
+    WHERE NOT EXISTS (
+        SELECT FROM {schema}.circuits
+        WHERE kind = 'handler' AND key = :handler AND (probing OR until IS NULL OR until > now()))
+    ON CONFLICT (handler, node_id) DO UPDATE
+    SET messages = excluded.messages, failures = excluded.failures, counted_at = clock_timestamp()
+)
+SELECT CAST(COALESCE(sum(messages), 0) AS integer) AS messages, CAST(COALESCE(sum(failures), 0) AS integer) AS failures
+FROM {schema}.handler_counts
+WHERE handler = :handler AND node_id <> :node AND counted_at >= clock_timestamp() - CAST(:window AS interval)
+""")
+FORGET_COUNTS: Final = Statement("DELETE FROM {schema}.handler_counts WHERE handler = :handler")
+
+# How much waits of each key that is paused; no index tells it, and nobody but an operator asks.
+COUNT_PARKED: Final = Statement("""
+SELECT row.partition_key AS key, count(*) AS waiting
+FROM {schema}.incoming_envelopes AS row JOIN {schema}.circuits ON kind = 'key' AND key = row.partition_key
+WHERE until IS NULL OR until > now() GROUP BY row.partition_key
+""")

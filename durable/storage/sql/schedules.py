@@ -1,0 +1,205 @@
+"""The SQL statements about recurring schedules, and about what waits for its time.
+
+A schedule is one row for all nodes. Whoever runs an occurrence locks the row, stores the message and moves the row on
+in one transaction: that is what makes it once, whatever anybody believes of who is alive. SKIP LOCKED lets the others
+pass by.
+
+What waits for its time is changed by one statement for a batch, which names the row as it must be: unowned, and still
+to come. A promotion that comes first makes it meet no row.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from durable.envelope import DUE
+from durable.storage.sql.circuits import SINCE, UNTIL
+from durable.storage.sql.messages import FROM_INCOMING, FROM_OUTGOING, HISTORY, Statement, give_up
+
+# ---------------------------------------------------------------- recurring schedules
+
+_LIVE: Final = "EXISTS (SELECT FROM {schema}.nodes WHERE node_id = declared_by)"
+_PAUSED: Final = """EXISTS (
+        SELECT FROM {schema}.circuits
+        WHERE kind = 'schedule' AND key = name AND (until IS NULL OR until > now()))"""
+
+READ_SCHEDULES = Statement(f"""
+SELECT name, cron, tz, missed, message_type, destination, declaration, declared_by, declared_at, {_LIVE} AS is_live,
+    {_PAUSED} AS is_paused, occurrence_at, due_at, due_at - now() AS due_in, asked_at, last_at, ran_at, changed_by,
+    changed_at, error
+FROM {{schema}}.schedules WHERE CAST(:names AS text[]) IS NULL OR name = ANY (CAST(:names AS text[]))
+ORDER BY name
+""")
+
+# The youngest node that lives has the say: nodes are numbered as they join. Occurrences count anew when the times are
+# others; what is due already under the old ones is dropped with them.
+DECLARE_SCHEDULES = Statement(f"""
+INSERT INTO {{schema}}.schedules AS known
+    (name, cron, tz, missed, message_type, destination, declaration, declared_by, due_at)
+SELECT name, cron, tz, missed, message_type, destination, declaration, :node, now() FROM unnest(
+    CAST(:name AS text[]), CAST(:cron AS text[]), CAST(:tz AS text[]), CAST(:missed AS text[]),
+    CAST(:message_type AS text[]), CAST(:destination AS text[]), CAST(:declaration AS text[]))
+    AS declared (name, cron, tz, missed, message_type, destination, declaration)
+ORDER BY name
+ON CONFLICT (name) DO UPDATE SET
+    cron = excluded.cron, tz = excluded.tz, missed = excluded.missed, message_type = excluded.message_type,
+    destination = excluded.destination, declaration = excluded.declaration, declared_by = excluded.declared_by,
+    declared_at = clock_timestamp(),
+    occurrence_at = CASE WHEN (known.cron, known.tz) = (excluded.cron, excluded.tz) THEN known.occurrence_at END,
+    due_at = CASE WHEN (known.cron, known.tz) = (excluded.cron, excluded.tz) THEN known.due_at ELSE now() END,
+    error = NULL
+WHERE known.declared_by < :node OR NOT {_LIVE.replace("declared_by", "known.declared_by")}
+""")
+
+LOCK_DUE_SCHEDULE = Statement(f"""
+SELECT occurrence_at, due_at, due_at <= now() AS is_due, asked_at, {_PAUSED} AS is_paused, now() AS now,
+    (SELECT {SINCE} FROM {{schema}}.circuits WHERE kind = 'schedule' AND key = name) AS paused_since,
+    (SELECT {UNTIL} FROM {{schema}}.circuits WHERE kind = 'schedule' AND key = name) AS paused_until
+FROM {{schema}}.schedules
+WHERE name = :name AND declaration = :declaration AND (due_at <= now() OR asked_at IS NOT NULL)
+FOR UPDATE SKIP LOCKED
+""")
+
+# A pause that is over has been reckoned with.
+MOVE_SCHEDULE_ON = Statement("""
+WITH ended AS (
+    DELETE FROM {schema}.circuits USING {schema}.schedules
+    WHERE kind = 'schedule' AND key = :name AND name = :name AND due_at <= now() AND until <= now()
+)
+UPDATE {schema}.schedules SET occurrence_at = CAST(:occurrence_at AS timestamptz),
+    due_at = CAST(:due_at AS timestamptz), asked_at = NULL, error = NULL,
+    last_at = COALESCE(CAST(:last_at AS timestamptz), last_at),
+    ran_at = CASE WHEN CAST(:ran AS boolean) THEN clock_timestamp() ELSE ran_at END,
+    message_type = COALESCE(CAST(:message_type AS text), message_type)
+WHERE name = :name
+""")
+
+# The occurrence stays the same, and is tried again later.
+SCHEDULE_FAILED = Statement("""
+UPDATE {schema}.schedules SET occurrence_at = CAST(:occurrence_at AS timestamptz),
+    due_at = CASE WHEN due_at <= now() THEN now() + CAST(:delay AS interval) ELSE due_at END,
+    asked_at = NULL, error = CAST(:error AS text)
+WHERE name = :name AND declaration = :declaration
+""")
+
+_CHANGED: Final = "changed_by = CAST(:actor AS text), changed_at = clock_timestamp()"
+ASK_FOR_SCHEDULE = Statement(f"""
+UPDATE {{schema}}.schedules SET asked_at = COALESCE(asked_at, clock_timestamp()), {_CHANGED}
+WHERE name = :name AND {_LIVE}
+RETURNING name, pg_notify(CAST(:channel AS text), '')
+""")
+RESCHEDULE = Statement(f"""
+UPDATE {{schema}}.schedules SET due_at = CAST(:at AS timestamptz), {_CHANGED}
+WHERE name = :name AND occurrence_at IS NOT NULL
+RETURNING name, pg_notify(CAST(:channel AS text), '')
+""")
+REMOVE_ORPHAN = Statement(f"""
+DELETE FROM {{schema}}.schedules WHERE name = :name AND NOT {_LIVE} RETURNING name
+""")
+
+# ---------------------------------------------------------------- what waits for its time
+
+# Looked at after a round of claims: how long nothing will be due. What is due and still here is being promoted.
+READ_NEXT_DUE = Statement("""
+SELECT LEAST(
+    (SELECT min(execution_time) FROM {schema}.outgoing_envelopes WHERE execution_time > clock_timestamp()),
+    (SELECT min(execution_time) FROM {schema}.incoming_envelopes WHERE execution_time > clock_timestamp())
+) - clock_timestamp()
+""")
+
+# What is NULL does not matter.
+_SELECTED: Final = """execution_time IS NOT NULL
+    AND (CAST(:ids AS uuid[]) IS NULL OR id = ANY (CAST(:ids AS uuid[])))
+    AND (CAST(:message_type AS text) IS NULL OR message_type = CAST(:message_type AS text))
+    AND (CAST(:address AS text) IS NULL OR %s = CAST(:address AS text))
+    AND (CAST(:due_before AS timestamptz) IS NULL OR execution_time < CAST(:due_before AS timestamptz))"""
+
+
+class Waiting:
+    """The statements about what waits for its time in one of the two tables of work."""
+
+    def __init__(self, side: str, table: str, address: str, history: str, fits: str) -> None:
+        selected = _SELECTED % address
+        next_ones = f"""
+    SELECT id, {address}, seq FROM {{schema}}.{table}
+    WHERE {selected} AND owner_id = 0 AND seq > :after AND seq <= :newest
+    ORDER BY seq LIMIT :batch_size"""
+        chosen = f"{next_ones} FOR UPDATE"
+        this = f"row.id = chosen.id AND row.{address} = chosen.{address}"
+        told = """
+UNION ALL
+SELECT NULL, CAST(pg_notify(CAST(:channel AS text), '') AS text) IS NULL WHERE EXISTS (SELECT FROM changed)"""
+        self.list = Statement(f"""
+SELECT '{side}' AS side, id, message_type, {address} AS address, source,
+    LEAST(execution_time, TIMESTAMPTZ '9999-12-30 00:00:00Z') AS execution_time,
+    execution_time - now() AS due_in, attempts, sent_at, deliver_by
+FROM {{schema}}.{table} AS row WHERE {selected} ORDER BY row.execution_time, seq LIMIT :limit
+""")
+        self.survey = Statement(f"""
+SELECT count(*) AS total, COALESCE(max(seq), 0) AS newest FROM {{schema}}.{table} WHERE {selected}
+""")
+        self.numbers = Statement(f"SELECT seq FROM ({next_ones}) AS next")
+        # Another message may be sent under the same business key then. What waits to be sent holds no id here.
+        freed = (
+            f"""
+), freed AS (
+    {give_up("changed", address)}"""
+            if side == "incoming"
+            else ""
+        )
+        self.cancel = Statement(f"""
+WITH chosen AS ({chosen}
+), changed AS (
+    DELETE FROM {{schema}}.{table} AS row USING chosen WHERE {this} RETURNING row.*
+), history AS (
+    INSERT INTO {{schema}}.envelope_history ({HISTORY})
+    SELECT id, '{side}', 'cancelled', {history}, 0, CAST(:reason AS text) FROM changed{freed}
+)
+SELECT seq, true AS done FROM changed
+""")
+        self.run_now = Statement(f"""
+WITH chosen AS ({chosen}
+), changed AS (
+    UPDATE {{schema}}.{table} AS row SET execution_time = NULL FROM chosen WHERE {this} RETURNING row.seq
+)
+SELECT seq, true AS done FROM changed{told}
+""")
+        self.reschedule = Statement(f"""
+WITH chosen AS ({chosen}
+), changed AS (
+    UPDATE {{schema}}.{table} AS row SET execution_time = CAST(:at AS timestamptz),
+        headers = CASE WHEN jsonb_exists(headers, '{DUE}')
+            THEN jsonb_set(headers, '{{{DUE}}}', to_jsonb(CAST(:at AS timestamptz))) ELSE headers END
+    FROM chosen WHERE {this} AND (row.deliver_by IS NULL OR row.deliver_by > CAST(:at AS timestamptz)) AND {fits}
+    RETURNING row.seq
+)
+SELECT seq, seq IN (SELECT seq FROM changed) AS done FROM chosen{told}
+""")
+
+
+# An id that left later than it is remembered by the receiver could not be told from a duplicate.
+WAITING: Final = {
+    "incoming": Waiting(
+        "incoming", "incoming_envelopes", "endpoint", FROM_INCOMING, "CAST(:dedupe_window AS interval) IS NOT NULL"
+    ),
+    "outgoing": Waiting(
+        "outgoing",
+        "outgoing_envelopes",
+        "destination",
+        FROM_OUTGOING,
+        "CAST(:at AS timestamptz) < row.sent_at + CAST(:dedupe_window AS interval)",
+    ),
+}
+
+# Where a message is that does not wait for its time, unless it is finished: for whoever wanted to change it.
+READ_WHEREABOUTS = Statement("""
+SELECT id, CASE WHEN execution_time IS NOT NULL THEN 'waits for its time'
+    WHEN owner_id = 0 THEN 'is due, and waits to be handled'
+    ELSE 'is being handled by node ' || owner_id END AS state
+FROM {schema}.incoming_envelopes WHERE id = ANY (CAST(:ids AS uuid[]))
+UNION ALL
+SELECT id, CASE WHEN execution_time IS NOT NULL THEN 'waits for its time'
+    WHEN owner_id = 0 THEN 'is due, and waits to be sent to ' || destination
+    ELSE 'is being sent by node ' || owner_id END
+FROM {schema}.outgoing_envelopes WHERE id = ANY (CAST(:ids AS uuid[]))
+""")

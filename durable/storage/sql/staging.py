@@ -1,0 +1,107 @@
+"""The SQL statements of publishing in bulk: rows gather in staging tables, and move into the outbox or the inbox.
+
+A staging table belongs to one attempt of one task. It is unlogged, and a crash of the server empties it: so what moves
+is counted. Functions of the schema's owner make and drop it; the runtime role needs no DDL rights.
+
+`{staged}` stands for one staging table or more, as `durable.storage.staging` names them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from durable.storage.sql.messages import DATED, Statement, remember_undated
+
+_ENVELOPE: Final = (
+    "id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, body, sent_at, "
+    "deliver_by, execution_time"
+)
+_SELECT_ENVELOPE: Final = _ENVELOPE.replace("headers", "CAST(headers AS jsonb)")
+# The messages of one key come in the order of their ids: a batch has no other.
+_ORDERING_KEY: Final = "NULLIF(partition_key, '')"
+
+MAKE_STAGING = Statement("SELECT {schema}.make_staging(CAST(:staging AS text), CAST(current_user AS text))")
+# One table, or, when the name ends with an underscore, all that begin with it.
+DROP_STAGING = Statement("SELECT {schema}.drop_staging(CAST(:chosen AS text), CAST(:keep AS interval))")
+COUNT_STAGED = Statement("SELECT count(*) FROM {staged}")
+
+# Sorted, so that the primary key grows from left to right. ON CONFLICT costs a quarter of an insert, and is only needed
+# where some of the rows are there.
+_MOVE_REMOTE: Final = f"""
+INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, owner_id, ordering_key)
+SELECT destination, {_SELECT_ENVELOPE}, 0, {_ORDERING_KEY} FROM {{staged}} WHERE endpoint IS NULL
+ORDER BY id
+"""
+MOVE_REMOTE_NEW = Statement(_MOVE_REMOTE)
+MOVE_REMOTE = Statement(f"{_MOVE_REMOTE} ON CONFLICT DO NOTHING")
+
+
+def _fresh(address: str, digest: str, those: str) -> str:
+    """The keys of staged rows that were not known; they are known from now on."""
+    rows = f"SELECT DISTINCT ON (id, {address}) id, {address}, {digest}, sent_at FROM {{staged}} WHERE {those}"
+    return f"""dated AS (
+    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
+    SELECT id, {address}, {digest} FROM {{staged}} WHERE {those} AND {DATED}
+    ORDER BY id
+    ON CONFLICT DO NOTHING RETURNING id, endpoint
+), undated AS (
+    {remember_undated(f"{rows} AND NOT {DATED} ORDER BY id, {address}")}
+), fresh AS (
+    SELECT id, endpoint AS {address} FROM dated UNION ALL SELECT id, endpoint FROM undated
+)"""
+
+
+# An outbox forgets what it has sent. What is to be published once, also after that, is remembered as what was received.
+MOVE_REMOTE_ONCE = Statement(f"""
+WITH {_fresh("destination", "0", "endpoint IS NULL")}
+INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, owner_id, ordering_key)
+SELECT destination, {_SELECT_ENVELOPE}, 0, {_ORDERING_KEY} FROM {{staged}} JOIN fresh USING (id, destination)
+WHERE endpoint IS NULL
+ORDER BY id
+ON CONFLICT DO NOTHING
+""")
+
+
+def _move_local(those: str) -> Statement:
+    """As for all that arrives, the insert of the id is the check for duplicates."""
+    return Statement(f"""
+WITH {_fresh("endpoint", "message_digest", those)}
+INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, owner_id, ordering_key)
+SELECT DISTINCT ON (id, endpoint) endpoint, {_SELECT_ENVELOPE}, 0, {_ORDERING_KEY}
+FROM {{staged}} JOIN fresh USING (id, endpoint)
+ORDER BY id, endpoint
+ON CONFLICT (id, endpoint) DO NOTHING
+""")
+
+
+MOVE_LOCAL = _move_local("endpoint IS NOT NULL")
+# Local messages with generated ids are not among those ids: the history knows which of them were here.
+MOVE_LOCAL_ONCE = _move_local("""endpoint IS NOT NULL AND NOT EXISTS (
+        SELECT FROM {schema}.envelope_history AS past
+        WHERE past.id = staged.id AND past.side = 'incoming' AND past.address = staged.endpoint)""")
+# Two rows under one id that are two messages: one of them would be lost without a word.
+FIND_AMBIGUOUS = Statement("""
+SELECT id, min(message_type) AS message_type FROM {staged} GROUP BY id, destination, endpoint
+HAVING count(*) > 1 AND (count(DISTINCT body) > 1 OR count(DISTINCT message_type) > 1) LIMIT 1
+""")
+
+# A row comes back unless this batch, or this or a later micro-batch of a stream, was published before. Who publishes
+# the same batch at the same time waits here for the first.
+BEGIN_BATCH = Statement("""
+INSERT INTO {schema}.published_batches AS known (batch, job, number)
+VALUES (:batch, CAST(:job AS uuid), CAST(:number AS bigint))
+ON CONFLICT (batch) DO UPDATE SET job = excluded.job, number = excluded.number, published_at = clock_timestamp()
+WHERE known.number < excluded.number
+RETURNING batch
+""")
+COUNT_BATCH = Statement("""
+UPDATE {schema}.published_batches SET row_count = :row_count, added_count = :added_count WHERE batch = :batch
+""")
+READ_BATCH = Statement("""
+SELECT batch, row_count, added_count FROM {schema}.published_batches WHERE job = CAST(:job AS uuid)
+""")
+NOTIFY = Statement("SELECT pg_notify(CAST(:channel AS text), '')")
+# What streams have come to is kept: a query may be started again on its checkpoint after any time.
+PURGE_BATCHES = Statement("""
+DELETE FROM {schema}.published_batches WHERE number IS NULL AND published_at < now() - CAST(:keep AS interval)
+""")

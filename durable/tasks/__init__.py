@@ -1,0 +1,1 @@
+"""Tasks of asyncio that end together, that must end, or whose errors must not spread."""

@@ -1,0 +1,151 @@
+"""Tasks that live and end together, and tasks that must end.
+
+    a task fails, whatever it raises -----> the others are cancelled, and the owner of the crew is told
+    the owner is cancelled ---------------> every task is cancelled, and again when the owner is cancelled again
+    a task does not end when cancelled ---> end() cancels it until its deadline, and returns it
+
+An `asyncio.TaskGroup` passes a second cancellation on to nobody, takes a task that was cancelled by an accident for one
+that has ended well, and lets errors of its tasks replace the cancellation of their owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from durable.errors import DurableError, said
+from durable.tasks.cancelling import is_cancelled
+from durable.telemetry import log
+
+T = TypeVar("T")
+
+_CANCEL_AGAIN: Final = 0.5  # seconds after which a task that goes on is cancelled again
+
+
+class BrokeOff(DurableError):
+    """A task was ended by an exception that is no Exception, or cancelled by accident."""
+
+
+class Stuck(DurableError):
+    """An agent stands still, or does not end when it is cancelled.
+
+    `tasks` go on, although their node has ended: nothing that they write is committed.
+    """
+
+    def __init__(self, message: str | None = None, tasks: Sequence[asyncio.Task[Any]] = ()) -> None:
+        super().__init__(message)
+        self.tasks = tasks
+
+
+def raise_if_cancelled(error: BaseException) -> None:
+    """First thing in an `except`: end when this task is asked to end, or when nothing may stop what was raised."""
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    if is_cancelled():
+        raise asyncio.CancelledError from error
+
+
+async def contained(work: Awaitable[T]) -> T:
+    """Run this, raising nothing but Exceptions and the CancelledError of a task that was asked to end."""
+    try:
+        return await work
+    except BaseException as error:
+        raise_if_cancelled(error)
+        if isinstance(error, Exception):
+            raise
+        raise BrokeOff(f"broken off by {said(error)}") from error
+
+
+class Crew:
+    """A group of tasks. Leaving the block waits for all of them.
+
+    Raises the CancelledError of its owner, before anything else; or the error of the task that failed, several of them
+    as an ExceptionGroup.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._failures: list[Exception] = []
+        self._ended = asyncio.Event()
+        self._owner: asyncio.Task[Any] | None = None
+        self._breaks_off = False
+
+    async def __aenter__(self) -> Self:
+        self._owner = asyncio.current_task()
+        return self
+
+    def create_task(self, work: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
+        task = asyncio.create_task(contained(work), name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        owner, self._owner = self._owner, None
+        assert owner is not None
+        if self._breaks_off:
+            owner.uncancel()
+        if error is not None:
+            self._cancel()
+        while self._tasks:
+            self._ended.clear()
+            try:
+                await self._ended.wait()
+            except asyncio.CancelledError:
+                self._cancel()
+        if owner.cancelling():
+            self._tell_failures()
+            raise asyncio.CancelledError
+        if error is not None and not (self._breaks_off and isinstance(error, asyncio.CancelledError)):
+            self._tell_failures()
+            return
+        if len(self._failures) == 1:
+            raise self._failures[0]
+        if self._failures:
+            raise ExceptionGroup("several tasks failed", self._failures)
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self._ended.set()
+        error = None if task.cancelled() else task.exception()
+        if not isinstance(error, Exception):  # KeyboardInterrupt has left the event loop already
+            return
+        self._failures.append(error)
+        self._cancel()
+        if self._owner is not None and not self._breaks_off:
+            self._breaks_off = True
+            self._owner.cancel()
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _tell_failures(self) -> None:
+        for failure in self._failures:
+            log.debug("a task failed while its crew ended: %s", said(failure))
+
+
+async def end(tasks: Iterable[asyncio.Task[Any]], *, within: float) -> Sequence[asyncio.Task[Any]]:
+    """Cancel these until they have ended; return those that have not within so many seconds."""
+    pending = {task for task in tasks if not task.done()}
+    deadline = time.monotonic() + within
+    while pending and (left := deadline - time.monotonic()) > 0:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=min(_CANCEL_AGAIN, left))
+    return sorted(pending, key=lambda task: task.get_name())
+
+
+async def in_time(closing: Awaitable[object], seconds: float) -> None:
+    """Wait for something to close, no longer than this; what goes wrong meanwhile is of no interest any more."""
+    try:
+        async with asyncio.timeout(seconds):
+            await closing
+    except Exception as error:
+        raise_if_cancelled(error)
+        log.debug("closing went wrong: %s", said(error))

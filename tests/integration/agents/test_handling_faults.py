@@ -1,0 +1,501 @@
+"""What is no failure of a handler, what is one although it is no exception, and what ends an agent."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+from sqlalchemy.util import await_only
+
+from durable import CircuitBreaker, Context, Depends, Incoming, Middleware, PutBack, Retry, RetryAfter, message
+from durable.application.middleware import HandleNext, Onion
+from durable.clock import SystemClock
+from durable.embedded import Embedded
+from durable.envelope import Leased
+from durable.telemetry import Event
+from durable.testing import eventually
+from tests.support.one_handler import Billed, Placed, Shop, envelope, shop_tables
+from tests.support.tables import Tables
+
+LONG = 30.0  # seconds that no test waits for in vain
+
+
+class Panic(BaseException):
+    """What an extension raises that is no Exception."""
+
+
+class Busy(Exception):
+    retry_after = 3600
+
+
+@message("faults.hostile")
+class Hostile(msgspec.Struct):
+    """Its validator ends the process that decodes it, or tries to."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        if self.number == 1:
+            raise SystemExit(4)
+
+
+@pytest.fixture(scope="module")
+def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
+    with shop_tables(servers(18)) as tables:
+        yield tables
+
+
+@pytest.fixture
+def tables(database: Tables) -> Tables:
+    database.clear()
+    database.execute("TRUNCATE effects, once")
+    return database
+
+
+@pytest.fixture
+async def shop(tables: Tables) -> AsyncIterator[Shop]:
+    shop = Shop(tables, SystemClock())
+    yield shop
+    await shop.close()
+
+
+async def kill_connections(tables: Tables) -> None:
+    """End every connection of the node."""
+    await tables.change(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    )
+
+
+class TestBeingCancelled:
+    @pytest.mark.parametrize("group", [1, 3])
+    @pytest.mark.parametrize("ticks", [0, 1, 2, 3, 5, 8, 13, 40])
+    async def test_an_agent_that_is_cancelled_while_its_connections_die_ends(
+        self, shop: Shop, ticks: int, group: int
+    ) -> None:
+        begun = asyncio.Event()
+
+        async def handle(order: Placed, session: AsyncSession) -> None:
+            await shop.write(session, order.number)
+            begun.set()
+            await asyncio.sleep(0.01 * (ticks % 2))
+            await session.execute(text("SELECT pg_sleep(20)")) if ticks % 3 else await asyncio.Event().wait()
+
+        shop.handles(handle, group=group, retry=Retry(immediate=1_000_000))
+        running = asyncio.create_task(shop.agent.run())
+        await shop.receive(*range(5))
+        await begun.wait()
+        await kill_connections(shop.tables)
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        running.cancel()
+        done, _ = await asyncio.wait([running], timeout=LONG)
+        assert done
+        assert (shop.effects(), shop.tables.count("dead_letters")) == ([], 0)
+
+    async def test_what_insists_on_the_database_ends_when_it_is_cancelled_on_a_dead_connection(
+        self, shop: Shop
+    ) -> None:
+        begun = asyncio.Event()
+
+        def wait_on_a_dead_connection(conn: Connection, schema: str) -> None:
+            pid = conn.execute(text("SELECT pg_backend_pid()")).scalar_one()
+            shop.tables.execute("SELECT pg_terminate_backend(%s, 20000)", pid)
+            begun.set()
+            await_only(asyncio.Event().wait())
+
+        insisting = asyncio.create_task(shop.database.insist(wait_on_a_dead_connection))
+        await begun.wait()
+        insisting.cancel()
+        done, _ = await asyncio.wait([insisting], timeout=LONG)
+        assert done
+        assert insisting.cancelled()
+
+    async def test_a_worker_outlives_a_handler_that_cancels_its_own_task(self, shop: Shop) -> None:
+        async def handle(order: Placed, session: AsyncSession) -> None:
+            await shop.write(session, order.number)
+            if order.number in (1, 2) and (task := asyncio.current_task()):
+                task.cancel()
+            if order.number == 2:
+                await asyncio.sleep(1)
+
+        shop.handles(handle)
+        async with shop.open():
+            await shop.receive(1, 2, 3)
+            await shop.settled()
+        assert 3 in shop.effects()
+        assert 2 not in shop.effects()
+        assert shop.inbox() == []
+
+
+class TestNoAttempt:
+    """Failures of what is around a handler cost its message nothing."""
+
+    async def test_a_wait_for_a_connection_is_no_attempt(self, tables: Tables) -> None:
+        shop, attempts = Shop(tables, SystemClock(), pool_size=1), list[int]()
+
+        async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            await shop.write(session, order.number)
+
+        shop.handles(handle, timeout=timedelta(seconds=1), group=2)
+        async with shop.open():
+            async with shop.sessions.open() as other:
+                await other.connection()
+                await shop.receive(1, 2)
+                await shop.settled()
+                assert (attempts, [row[2] for row in shop.inbox()]) == ([], [0, 0])
+            await shop.all_settled()
+        assert (attempts, sorted(shop.effects()), shop.tables.count("dead_letters")) == ([1, 1], [1, 2], 0)
+        await shop.close()
+
+    async def test_a_wait_of_a_message_that_killed_nodes_is_no_attempt(self, tables: Tables) -> None:
+        shop, attempts = Shop(tables, SystemClock(), pool_size=1), list[int]()
+
+        async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+
+        shop.handles(handle, timeout=timedelta(seconds=1))
+        async with shop.open():
+            async with shop.sessions.open() as other:
+                await other.connection()
+                await shop.receive(1, interruptions=2)
+                await shop.settled()
+                assert [row[:3] for row in shop.inbox()] == [(0, 1, 0)]
+            await shop.tables.change("UPDATE durable.incoming_envelopes SET execution_time = NULL")
+            await shop.all_settled()
+        assert (attempts, shop.tables.count("dead_letters")) == ([1], 0)
+        await shop.close()
+
+    async def test_a_wait_for_a_connection_to_complete_with_is_no_attempt(self, tables: Tables) -> None:
+        shop, attempts = Shop(tables, SystemClock(), pool_size=1), list[int]()
+        shop.sessions.engine.pool._timeout = 0.1  # type: ignore[attr-defined]
+
+        async def handle(order: Placed, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+
+        shop.handles(handle)
+        async with shop.open():
+            async with shop.sessions.open() as other:
+                await other.connection()
+                await shop.receive(1)
+                await shop.settled()
+                assert [row[2] for row in shop.inbox()] == [0]
+            await shop.all_settled()
+        assert (set(attempts), shop.tables.count("dead_letters")) == ({1}, 0)
+        await shop.close()
+
+    async def test_a_wait_for_a_thread_is_no_attempt(self, shop: Shop) -> None:
+        attempts, let_go = list[tuple[int, int]](), threading.Event()
+
+        def handle(order: Placed, ctx: Context) -> None:
+            attempts.append((order.number, ctx.attempt))
+            if order.number == 1:
+                let_go.wait(LONG)
+
+        shop.handles(handle, timeout=timedelta(milliseconds=100))
+        async with shop.open():
+            await shop.receive(1, 2, 3)
+            await shop.settled()
+            assert attempts == [(1, 1)]
+            assert [row[2] for row in shop.inbox()] == [0, 0]
+            let_go.set()
+            await shop.all_settled()
+        assert sorted(attempts) == [(1, 1), (2, 1), (3, 1)]
+        assert shop.tables.rows("SELECT exception_type FROM durable.dead_letters") == ["TimeoutError"]
+
+    @pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+    @pytest.mark.parametrize("where", ["handler", "completion"])
+    async def test_a_database_that_goes_away_is_no_attempt(self, shop: Shop, where: str, is_async: bool) -> None:
+        attempts = list[int]()
+
+        def act(session: Session, order: Placed, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            session.execute(text("INSERT INTO effects (number) VALUES (1)"))
+            if len(attempts) == 1:
+                pid = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
+                shop.tables.execute("SELECT pg_terminate_backend(%s, 20000)", pid)
+                if where == "handler":
+                    session.execute(text("SELECT 1"))
+
+        async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
+            await session.run_sync(act, order, ctx)
+
+        def handle_sync(order: Placed, session: Session, ctx: Context) -> None:
+            act(session, order, ctx)
+
+        shop.handles(handle if is_async else handle_sync)
+        async with shop.open():
+            await shop.receive(1)
+            await shop.settled()
+        assert (attempts, shop.effects(), shop.inbox()) == ([1, 1], [1], [])
+        assert shop.tables.count("dead_letters") == 0
+
+    @pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+    @pytest.mark.parametrize("ends", ["sends", "closes and sends", "returns nothing", "says so"])
+    async def test_a_database_that_goes_away_is_no_attempt_when_the_handler_swallows_it(
+        self, shop: Shop, ends: str, is_async: bool
+    ) -> None:
+        attempts = list[int]()
+
+        def act(session: Session, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            session.execute(text("INSERT INTO effects (number) VALUES (1)"))
+            if len(attempts) > 1:
+                return
+            pid = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
+            shop.tables.execute("SELECT pg_terminate_backend(%s, 20000)", pid)
+            with suppress(DBAPIError):
+                session.execute(text("SELECT 1"))
+            if ends == "closes and sends":
+                session.close()
+            if ends == "says so":
+                session.execute(text("SELECT 1"))  # PendingRollbackError
+            if ends != "returns nothing":
+                ctx.send(Billed(2))
+
+        async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
+            await session.run_sync(act, ctx)
+
+        def handle_sync(order: Placed, session: Session, ctx: Context) -> None:
+            act(session, ctx)
+
+        shop.handles(handle if is_async else handle_sync)
+        async with shop.open():
+            await shop.receive(1)
+            await shop.settled()
+        assert (attempts, shop.effects(), shop.inbox()) == ([1, 1], [1], [])
+        assert shop.tables.count("dead_letters") == 0
+
+    async def test_a_handler_that_breaks_its_connection_each_time_comes_to_its_end(self, shop: Shop) -> None:
+        attempts = list[int]()
+
+        async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            pid = (await session.execute(text("SELECT pg_backend_pid()"))).scalar_one()
+            await shop.tables.change("SELECT pg_terminate_backend(%s, 20000)", pid)
+            await shop.write(session, order.number)
+
+        shop.handles(handle, retry=Retry(immediate=1, delays=[]))
+        async with shop.open():
+            await shop.receive(1)
+            await shop.settled()
+        assert (attempts, shop.inbox(), shop.tables.count("dead_letters")) == ([1, 1, 1, 2, 2, 2], [], 1)
+
+
+def panicking() -> int:
+    raise Panic("in a provider")
+
+
+def panicking_at_its_end() -> Iterator[int]:
+    yield 1
+    raise SystemExit(5)
+
+
+class PanickingMiddleware(Middleware):
+    async def handle(self, incoming: Incoming, call_next: HandleNext) -> object:
+        if incoming.messages == (Placed(1),):
+            raise Panic("in a middleware")
+        return await call_next(incoming)
+
+
+class TestBaseExceptions:
+    async def test_a_provider_that_panics_is_a_failed_attempt(self, shop: Shop) -> None:
+        async def handle(order: Placed, number: Annotated[int, Depends(panicking)]) -> None: ...
+
+        await self.fails(shop, handle, {}, f"{__name__}.Panic", number=1)
+
+    @pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+    async def test_a_provider_that_exits_at_its_end_is_a_failed_attempt(self, shop: Shop, is_async: bool) -> None:
+        async def handle(order: Placed, number: Annotated[int, Depends(panicking_at_its_end)]) -> None: ...
+
+        def handle_sync(order: Placed, number: Annotated[int, Depends(panicking_at_its_end)]) -> None: ...
+
+        await self.fails(shop, handle if is_async else handle_sync, {}, "SystemExit", number=1)
+
+    async def test_a_middleware_that_panics_is_a_failed_attempt(self, shop: Shop) -> None:
+        async def handle(order: Placed) -> None: ...
+
+        onion = Onion()
+        onion.use(PanickingMiddleware(), "core")
+        await self.fails(shop, handle, {"onion": onion}, f"{__name__}.Panic", number=1)
+
+    async def test_a_message_whose_validator_exits_is_a_dead_letter(self, shop: Shop) -> None:
+        async def handle(order: Hostile) -> None: ...
+
+        await self.fails(shop, handle, {"cls": Hostile}, "durable.errors.InvalidMessage", number=1)
+
+    async def fails(
+        self, shop: Shop, function: Callable[..., Any], how: dict[str, Any], kind: str, number: int
+    ) -> None:
+        """The message fails, and the agent goes on."""
+        shop.handles(function, **how)
+        async with shop.open():
+            await shop.receive(number, 2)
+            await shop.settled()
+        kinds = shop.tables.rows("SELECT exception_type FROM durable.dead_letters ORDER BY letter_id")
+        assert kinds[0] == kind
+        assert shop.inbox() == []
+        assert len(kinds) + shop.counters[Event.HANDLED] == 2
+
+
+class TestStoppingAGroup:
+    """A group that failed is run one by one for as long as its handler is to run."""
+
+    async def test_a_breaker_that_opens_stops_the_rest_of_a_group(self, shop: Shop) -> None:
+        calls = list[int]()
+
+        async def handle(order: Placed) -> None:
+            calls.append(order.number)
+            raise ConnectionError("the peer is down")
+
+        breaker = CircuitBreaker(failure_rate=0.5, at_least=3, open_for=3600)
+        shop.handles(handle, group=50, retry=Retry(immediate=2, delays=[]), circuit_breaker=breaker)
+        async with shop.open():
+            await shop.receive(*range(50))
+            await eventually(lambda: len(shop.inbox()) == 47 and not shop.agent.held(), within=LONG)
+        assert len(calls) == 10
+        assert [row[:3] for row in shop.inbox()] == [(0, 1, 0)] * 47
+        assert shop.tables.count("dead_letters") == 3
+
+    async def test_an_error_that_asks_for_a_pause_stops_the_rest_of_a_group(self, shop: Shop) -> None:
+        calls = list[int]()
+
+        async def handle(order: Placed) -> None:
+            calls.append(order.number)
+            raise Busy
+
+        shop.handles(handle, group=50, by_error={Busy: RetryAfter()})
+        async with shop.open():
+            await shop.receive(*range(50))
+            await eventually(lambda: {row[0] for row in shop.inbox()} == {0}, within=LONG)
+        assert calls == [0, 0]
+        assert [row[:3] for row in shop.inbox()] == [(0, 1, 0)] * 50
+
+    @pytest.mark.parametrize("how", ["operator", "key", "context", "version", "stop"])
+    async def test_a_pause_stops_the_rest_of_a_group(self, shop: Shop, how: str) -> None:
+        calls = list[int]()
+
+        async def handle(order: Placed, ctx: Context) -> None:
+            calls.append(order.number)
+            if len(calls) == 1:
+                raise LookupError
+            if how == "operator":
+                shop.agent.observe_circuit(True)
+            elif how == "key":
+                shop.agent.observe_parked({"a"})
+            elif how == "context":
+                ctx.circuit.open()
+            elif how == "version":
+                shop.agent.observe_circuits({"handling.older": False}, shop.agent.circuit.generation)
+            elif how == "stop":
+                shop.agent.stop()
+
+        shop.handles(handle, group=5)
+        changes: dict[str, Any] = {"key": {"partition_key": "a"}, "version": {"message_type": "handling.older"}}
+        async with shop.open():
+            await shop.receive_all([envelope(number, **changes.get(how, {})) for number in range(5)])
+            await eventually(lambda: {row[0] for row in shop.inbox()} == {0}, within=LONG)
+        assert calls == [0, 0]
+        assert [row[:3] for row in shop.inbox()] == [(0, 1, 0)] * 4
+
+    @pytest.mark.parametrize("fails", [True, False], ids=["after a failure", "within the transaction"])
+    async def test_a_message_of_a_group_does_not_begin_after_its_deadline(self, shop: Shop, fails: bool) -> None:
+        calls = list[int]()
+        deadline = datetime.now(UTC) + timedelta(seconds=1)
+
+        async def handle(order: Placed) -> None:
+            calls.append(order.number)
+            if fails and len(calls) == 1:
+                raise LookupError
+            await asyncio.sleep((deadline - datetime.now(UTC)).total_seconds() + 0.05)
+
+        shop.handles(handle, group=3)
+        async with shop.open():
+            await shop.receive_all([envelope(0), *(envelope(number, deliver_by=deadline) for number in (1, 2))])
+            await shop.settled()
+        assert set(calls) == {0}
+        assert sorted(shop.tables.rows("SELECT outcome FROM durable.envelope_history")) == [
+            "expired",
+            "expired",
+            "handled",
+        ]
+
+    async def test_a_message_does_not_run_again_at_once_when_its_handler_is_stopped(self, shop: Shop) -> None:
+        calls = list[int]()
+
+        async def handle(order: Placed) -> None:
+            calls.append(order.number)
+            shop.agent.observe_circuit(True)
+            raise LookupError
+
+        shop.handles(handle, retry=Retry(immediate=5))
+        async with shop.open():
+            await shop.receive(1)
+            await eventually(lambda: [row[:3] for row in shop.inbox()] == [(0, 1, 1)], within=LONG)
+        assert calls == [1]
+
+
+async def test_a_list_sends_the_same_ids_in_each_attempt(shop: Shop) -> None:
+    ids: list[list[Any]] = []
+
+    async def handle(orders: list[Placed], session: AsyncSession) -> list[Billed]:
+        outbox = shop.sessions.outbox(session)
+        ids.append([outbox.send(Billed(each.number)) for each in orders])
+        if len(ids) == 1:
+            raise LookupError
+        return [Billed(100)]
+
+    shop.handles(handle, retry=Retry(immediate=1, delays=[]))
+    async with shop.open():
+        await shop.receive(1)
+        await shop.settled()
+    assert ids[0] == ids[1]
+    assert shop.sent() == [1, 100]
+
+
+async def test_a_message_that_is_put_back_waits_last_and_in_the_share_of_its_new_headers(shop: Shop) -> None:
+    places: list[int] = []
+
+    async def handle(order: Placed) -> None:
+        places.append(shop.tables.one("SELECT seq FROM durable.incoming_envelopes"))
+        raise PutBack(headers={"tenant": "blue"})
+
+    shop.handles(handle, fair_by="tenant")
+    async with shop.open():
+        (lease,) = await shop.receive(1, headers={"tenant": "red", "by": "me"})
+        await shop.settled()
+    [(headers, fair_key, epoch, attempts)] = shop.tables.rows(
+        "SELECT headers, fair_key, epoch, attempts FROM durable.incoming_envelopes"
+    )
+    assert (headers, fair_key, epoch, attempts) == ({"tenant": "blue", "by": "me"}, "blue", 1, 1)
+    assert shop.tables.rows("SELECT number, exception_type FROM durable.failed_attempts") == [
+        (1, "durable.errors.PutBack")
+    ]
+    assert lease.envelope.headers == {"tenant": "red", "by": "me"}
+    assert shop.tables.one("SELECT seq FROM durable.incoming_envelopes") > places[0]
+
+
+async def test_a_message_that_was_taken_away_is_not_put_back(shop: Shop) -> None:
+    leases: list[Leased] = []
+
+    async def handle(order: Placed) -> None:
+        shop.take_away(leases[0])
+        raise PutBack(headers={"tenant": "blue"})
+
+    shop.handles(handle)
+    leases += await shop.receive(1)
+    async with shop.open():
+        await shop.settled()
+    assert shop.inbox() == [(0, 1, 0, None)]
+    assert shop.tables.rows("SELECT headers FROM durable.incoming_envelopes") == [{}]

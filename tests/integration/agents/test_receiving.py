@@ -1,0 +1,430 @@
+"""The receiving agent on Postgres: what it answers is what is committed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy import event
+
+from durable.agents.receiving import ReceivingAgent
+from durable.clock import SystemClock
+from durable.embedded import Embedded
+from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
+from durable.outcomes import BUSY, DUPLICATE, OTHER_BODY, STORED, Failed, Outcome, Rejected
+from durable.settings import Settings, load_settings
+from durable.storage.database import Database
+from durable.telemetry import Counters, Event
+from durable.testing import eventually
+from tests.support.tables import Tables, shared_tables
+
+NODE = NodeId(7)
+SHOP = "shop"  # an endpoint
+
+# What screening cannot know: a body that this database refuses, as it would refuse what durable has overlooked, and
+# whether it refuses the dead letter, too.
+REFUSE_POISON = """
+CREATE FUNCTION refuse_poison() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'poison' USING ERRCODE = split_part(convert_from(NEW.body, 'UTF8'), ' ', 2); END $$;
+CREATE TRIGGER refuse_poison BEFORE INSERT ON durable.incoming_envelopes FOR EACH ROW
+    WHEN (starts_with(convert_from(NEW.body, 'UTF8'), 'poison')) EXECUTE FUNCTION refuse_poison();
+CREATE TRIGGER refuse_poison BEFORE INSERT ON durable.dead_letters FOR EACH ROW
+    WHEN (NEW.body = 'poison 22000 twice') EXECUTE FUNCTION refuse_poison();
+"""
+# Data, constraints, limits of an index, RAISE, a corrupt page, codes of an application, rights, no support.
+REFUSALS = ("22000", "23514", "54000", "P0001", "XX001", "45000", "AC001", "42501", "0A000")
+
+
+class Handlers:
+    """In place of the handlers: room for so many envelopes, and what they were given."""
+
+    def __init__(self) -> None:
+        self.room = 1_000_000
+        self.accepted: list[Leased] = []
+
+    def reserve(self, envelope: Envelope) -> NodeId:
+        if self.room <= 0:
+            return ANY_NODE
+        self.room -= 1
+        return NODE
+
+    def accept(self, leases: Sequence[Leased]) -> None:
+        self.accepted += leases
+
+    def abandon(self, envelopes: Sequence[Envelope]) -> None:
+        self.room += len(envelopes)
+
+
+class House:
+    """A receiving agent that runs, and its handlers."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.handlers = Handlers()
+        self.counters = Counters()
+        self.database = Database(settings)
+        self.commits = 0
+        self.agent = ReceivingAgent(
+            database=self.database,
+            node=NODE,
+            settings=settings,
+            clock=SystemClock(),
+            intake=self.handlers,
+            counters=self.counters,
+        )
+        event.listen(self.database.engine.sync_engine, "commit", self._count)
+        self._running = asyncio.create_task(self.agent.run())
+
+    async def receive(self, *batch: Envelope, endpoint: str = SHOP) -> list[Outcome]:
+        async with asyncio.timeout(20):
+            return await self.agent.receive(endpoint, batch)
+
+    async def receive_at_once(self, *batches: list[Envelope]) -> list[list[Outcome]]:
+        return list(await asyncio.gather(*(self.receive(*batch) for batch in batches)))
+
+    async def stop(self) -> None:
+        self.agent.stop()
+        async with asyncio.timeout(20):
+            await self._running
+
+    def cancel(self) -> None:
+        self._running.cancel()
+
+    async def close(self) -> None:
+        self._running.cancel()
+        await asyncio.gather(self._running, return_exceptions=True)
+        await self.database.close()
+
+    def _count(self, *_: Any) -> None:
+        self.commits += 1
+
+
+def envelope(body: bytes = b"{}", **changes: Any) -> Envelope:
+    made = Envelope(
+        id=new_id(),
+        message_type="receiving.placed",
+        destination="tcp://shop:1",
+        source="elsewhere",
+        correlation_id=new_id(),
+        body=body,
+        sent_at=datetime.now(UTC),
+        headers={"tenant": "blue"},
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def envelopes(count: int) -> list[Envelope]:
+    return [envelope() for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
+    with shared_tables(servers(18)) as tables:
+        tables.execute(REFUSE_POISON)
+        yield tables
+
+
+@pytest.fixture
+def tables(database: Tables) -> Tables:
+    database.clear()
+    return database
+
+
+@pytest.fixture
+async def house(tables: Tables) -> AsyncIterator[House]:
+    house = House(load_settings(database_url=tables.url))
+    yield house
+    await house.close()
+
+
+def bodies(tables: Tables) -> list[bytes]:
+    return tables.rows("SELECT body FROM durable.incoming_envelopes ORDER BY seq")
+
+
+class TestStoring:
+    async def test_an_envelope_is_stored_as_it_came_and_given_to_its_handler(
+        self, house: House, tables: Tables
+    ) -> None:
+        given = envelope(causation_id=new_id(), deliver_by=datetime(2050, 1, 1, tzinfo=UTC))
+        assert await house.receive(given) == [STORED]
+        row = tables.one(
+            "SELECT id, endpoint, message_type, source, correlation_id, causation_id, partition_key, headers, body, "
+            "sent_at, deliver_by, owner_id, epoch, attempts FROM durable.incoming_envelopes"
+        )
+        assert row == (
+            given.id, SHOP, "receiving.placed", "elsewhere", given.correlation_id, given.causation_id, None,
+            {"tenant": "blue"}, b"{}", given.sent_at, given.deliver_by, NODE, 0, 0,
+        )  # fmt: skip
+        assert house.handlers.accepted == [Leased(given, endpoint=SHOP)]
+
+    async def test_what_has_a_key_is_nobodys_until_its_turn_is_claimed(self, house: House, tables: Tables) -> None:
+        given = [envelope(partition_key=key) for key in ("order-1", "order-2", "order-1", "")]
+        assert await house.receive(*given) == [STORED] * 4
+        assert tables.rows(
+            "SELECT partition_key, ordering_key, owner_id FROM durable.incoming_envelopes ORDER BY seq"
+        ) == [
+            ("order-1", "order-1", 0),
+            ("order-2", "order-2", 0),
+            ("order-1", "order-1", 0),
+            ("", None, NODE),
+        ]
+        assert house.handlers.accepted == [Leased(given[3], endpoint=SHOP)]
+
+    async def test_batches_that_come_while_one_is_stored_share_a_commit(self, house: House, tables: Tables) -> None:
+        batches = [envelopes(10) for _ in range(40)]
+        assert await house.receive_at_once(*batches) == [[STORED] * 10] * 40
+        assert tables.count("incoming_envelopes") == 400
+        assert house.commits <= 3
+
+    async def test_a_statement_takes_no_more_than_it_takes_well(self, house: House, tables: Tables) -> None:
+        assert await house.receive_at_once(*(envelopes(400) for _ in range(5))) == [[STORED] * 400] * 5
+        assert house.commits >= 3  # two batches of 400 each
+
+    async def test_without_room_with_the_handler_a_row_is_left_to_any_node(self, house: House, tables: Tables) -> None:
+        house.handlers.room = 2
+        given = envelopes(5)
+        assert await house.receive(*given) == [STORED] * 5
+        assert tables.rows("SELECT owner_id FROM durable.incoming_envelopes ORDER BY seq") == [NODE, NODE, 0, 0, 0]
+        assert [lease.envelope for lease in house.handlers.accepted] == given[:2]
+
+    async def test_a_sender_that_has_gone_changes_nothing_for_what_it_has_sent(
+        self, house: House, tables: Tables
+    ) -> None:
+        room = house.agent.credit()
+        gone = asyncio.create_task(house.receive(*envelopes(10)))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        await eventually(lambda: tables.count("incoming_envelopes") == 10)
+        assert house.agent.credit() == room
+        assert await house.receive(envelope()) == [STORED]
+
+
+class TestDuplicates:
+    async def test_what_is_known_is_a_duplicate_in_its_place(self, house: House, tables: Tables) -> None:
+        known, fresh = envelope(b'{"known":1}'), envelope(b'{"fresh":1}')
+        assert await house.receive(known) == [STORED]
+        assert await house.receive(fresh, known) == [STORED, DUPLICATE]
+        assert await house.receive(known, fresh) == [DUPLICATE, DUPLICATE]
+        assert bodies(tables) == [known.body, fresh.body]
+        assert (house.counters[Event.RECEIVED], house.counters[Event.DUPLICATE]) == (2, 3)
+
+    async def test_the_same_envelope_twice_in_a_batch_is_stored_once(self, house: House, tables: Tables) -> None:
+        given = envelope()
+        assert await house.receive(given, given, given) == [STORED, DUPLICATE, DUPLICATE]
+        assert tables.count("incoming_envelopes") == 1
+
+    async def test_the_same_envelope_over_two_connections_is_stored_once(self, house: House, tables: Tables) -> None:
+        given = envelope()
+        answers = await house.receive_at_once([given], [given])
+        assert sorted(answers, key=repr) == [[DUPLICATE], [STORED]]
+        assert tables.count("incoming_envelopes") == 1
+
+    async def test_what_was_handled_meanwhile_is_a_duplicate_still(self, house: House, tables: Tables) -> None:
+        given = envelope()
+        await house.receive(given)
+        await tables.change("DELETE FROM durable.incoming_envelopes")
+        assert await house.receive(given) == [DUPLICATE]
+        assert tables.count("incoming_envelopes") == 0
+
+    async def test_another_endpoint_is_another_receiver(self, house: House, tables: Tables) -> None:
+        given = envelope()
+        assert await house.receive(given, endpoint="shop") == [STORED]
+        assert await house.receive(given, endpoint="warehouse") == [STORED]
+        assert tables.count("incoming_envelopes") == 2
+
+    async def test_a_duplicate_gives_its_room_back(self, house: House) -> None:
+        given = envelope()
+        await house.receive(given)
+        room = house.handlers.room
+        await house.receive(given, given)
+        assert house.handlers.room == room
+
+    @pytest.mark.parametrize("together", [False, True], ids=["later", "in one batch"])
+    async def test_another_body_under_a_known_id_is_quarantined(
+        self, house: House, tables: Tables, together: bool
+    ) -> None:
+        given = envelope(b'{"number":1}')
+        other = msgspec.structs.replace(given, body=b'{"number":2}')
+        if together:
+            assert await house.receive(given, other) == [STORED, OTHER_BODY]
+        else:
+            assert await house.receive(given) == [STORED]
+            assert await house.receive(other) == [OTHER_BODY]
+        assert house.counters[Event.QUARANTINED] == 1
+        await house.receive(other)  # a sender that had no answer sends it again: that is the same letter
+        assert bodies(tables) == [given.body]
+        assert tables.dead_letters() == [
+            (
+                "receiving.placed",
+                "quarantined on arrival",
+                "another message was received under the same id before",
+                other.body,
+            )
+        ]
+
+
+class TestQuarantine:
+    @pytest.mark.parametrize(
+        "flaw",
+        [{"headers": {"a": "\0"}}, *({"body": f"poison {state}".encode()} for state in REFUSALS)],
+        ids=["screened", *REFUSALS],
+    )
+    @pytest.mark.parametrize("position", [0, 49, 99])
+    async def test_one_bad_envelope_of_a_hundred_leaves_its_neighbours_stored(
+        self, house: House, tables: Tables, position: int, flaw: dict[str, Any]
+    ) -> None:
+        batch = envelopes(100)
+        batch[position] = msgspec.structs.replace(batch[position], **flaw)
+        assert await house.receive(*batch) == [STORED] * 100
+        stored = tables.rows("SELECT id FROM durable.incoming_envelopes ORDER BY seq")
+        assert stored == [given.id for number, given in enumerate(batch) if number != position]
+        letter = tables.one("SELECT id, body, address FROM durable.dead_letters")
+        assert letter == (batch[position].id, batch[position].body, SHOP)
+        assert [lease.envelope.id for lease in house.handlers.accepted] == stored
+        assert house.handlers.room == 1_000_000 - 99
+
+    async def test_a_batch_of_nothing_but_bad_envelopes_is_stored_as_dead_letters(
+        self, house: House, tables: Tables
+    ) -> None:
+        batch = [envelope(b"poison 22000") for _ in range(8)]
+        assert await house.receive(*batch) == [STORED] * 8
+        assert (tables.count("dead_letters"), tables.count("incoming_envelopes")) == (8, 0)
+
+    @pytest.mark.parametrize("position", [0, 4, 9])
+    async def test_envelope_that_not_even_becomes_a_dead_letter_is_rejected_and_its_neighbours_stored(
+        self, house: House, tables: Tables, position: int
+    ) -> None:
+        batch = envelopes(10)
+        batch[position] = envelope(b"poison 22000 twice")
+        outcomes = await house.receive(*batch)
+        rejected = outcomes.pop(position)
+        assert isinstance(rejected, Rejected)
+        assert "the database refuses the data: poison" in rejected.reason
+        assert outcomes == [STORED] * 9
+        assert (tables.count("incoming_envelopes"), tables.count("dead_letters")) == (9, 0)
+
+    async def test_trouble_that_is_not_about_the_data_makes_no_dead_letters(self, house: House, tables: Tables) -> None:
+        missing_table = [*envelopes(3), envelope(b"poison 42P01")]
+        no_right = [envelope(b"poison 42501") for _ in range(4)]
+        for batch in (missing_table, no_right):
+            assert all(isinstance(outcome, Failed) for outcome in await house.receive(*batch))
+        assert (tables.count("incoming_envelopes"), tables.count("dead_letters")) == (0, 0)
+
+    @pytest.mark.parametrize("count", [1, 3])
+    async def test_table_that_takes_no_rows_at_all_makes_no_dead_letters(
+        self, house: House, tables: Tables, count: int
+    ) -> None:
+        tables.execute(
+            "CREATE OR REPLACE FUNCTION forbid() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'no right' USING ERRCODE = '42501'; END $$"
+        )
+        tables.execute(
+            "CREATE TRIGGER forbid BEFORE INSERT ON durable.incoming_envelopes FOR EACH STATEMENT "
+            "EXECUTE FUNCTION forbid()"
+        )
+        try:
+            assert all(isinstance(outcome, Failed) for outcome in await house.receive(*envelopes(count)))
+        finally:
+            tables.execute("DROP TRIGGER forbid ON durable.incoming_envelopes")
+        assert tables.count("dead_letters") == 0
+
+    async def test_what_is_older_than_duplicates_are_remembered_is_quarantined(
+        self, house: House, tables: Tables
+    ) -> None:
+        week_ago = int((datetime.now(UTC) - timedelta(days=7, minutes=1)).timestamp() * 1000)
+        fresh = envelope()
+        old = msgspec.structs.replace(fresh, id=type(fresh.id)(int=(week_ago << 80) | fresh.id.int & (1 << 80) - 1))
+        assert await house.receive(old, fresh) == [STORED, STORED]
+        assert tables.rows("SELECT id FROM durable.incoming_envelopes") == [fresh.id]
+        assert "older than duplicates are remembered" in tables.one("SELECT reason FROM durable.dead_letters")
+
+    async def test_bytes_that_are_no_envelope_are_kept(self, house: House, tables: Tables) -> None:
+        await house.agent.reject(SHOP, b"\x00\xff", "no envelope\0at all")
+        assert tables.one("SELECT id, address, body, reason FROM durable.dead_letters") == (
+            None, SHOP, b"\x00\xff", "no envelope\N{REPLACEMENT CHARACTER}at all",
+        )  # fmt: skip
+
+
+class TestWithoutADatabase:
+    @pytest.fixture
+    async def cut_off(self) -> AsyncIterator[House]:
+        """A house whose database does not answer."""
+        settings = load_settings(database_url="postgresql://nobody@127.0.0.1:1/nowhere")
+        house = House(settings)
+        yield house
+        await house.close()
+
+    async def test_every_envelope_fails_and_nothing_is_acknowledged(self, cut_off: House) -> None:
+        answers = await cut_off.receive_at_once(envelopes(3), envelopes(1))
+        failed = Failed("the receiver could not store the batch: StorageUnavailable")
+        assert answers == [[failed] * 3, [failed]]
+        assert cut_off.handlers.accepted == []
+        assert (cut_off.handlers.room, cut_off.agent.credit()) == (1_000_000, 2_000)
+
+    async def test_it_is_not_ready(self, cut_off: House) -> None:
+        assert not await cut_off.agent.ready()
+
+    async def test_it_is_ready_when_the_database_answers(self, house: House) -> None:
+        assert await house.agent.ready()
+        await house.stop()
+        assert not await house.agent.ready()
+
+
+class TestRoom:
+    async def test_what_is_beyond_the_credit_is_told_to_come_later(self, tables: Tables) -> None:
+        house = House(load_settings(database_url=tables.url, buffer_size=10))
+        try:
+            assert house.agent.credit() == 10
+            answers = await house.receive_at_once(envelopes(8), envelopes(3))
+            assert answers == [[STORED] * 8, [BUSY] * 3]
+            assert house.agent.credit() == 10
+            assert await house.receive(*envelopes(11)) == [BUSY] * 11
+            filling = asyncio.create_task(house.receive(*envelopes(10)))
+            await asyncio.sleep(0)
+            assert house.agent.credit() == 0
+            assert await filling == [STORED] * 10
+        finally:
+            await house.close()
+
+    async def test_bytes_are_bounded_too(self, tables: Tables) -> None:
+        house = House(load_settings(database_url=tables.url, buffer_bytes=10_000))
+        try:
+            answers = await house.receive_at_once([envelope(b"x" * 6_000)], [envelope(b"x" * 6_000)])
+            assert answers == [[STORED], [BUSY]]
+            assert await house.receive(envelope(b"x" * 9_000)) == [STORED]  # the room is there again
+        finally:
+            await house.close()
+
+    async def test_batch_above_all_the_bytes_is_taken_while_they_are_not_used_up(self, tables: Tables) -> None:
+        house = House(load_settings(database_url=tables.url, buffer_bytes=10_000))
+        large = [[envelope(b"x" * 6_000) for _ in range(3)] for _ in range(2)]
+        try:
+            assert await house.receive_at_once(*large, envelopes(1)) == [[STORED] * 3, [BUSY] * 3, [BUSY]]
+            assert await house.receive(*large[1]) == [STORED] * 3
+        finally:
+            await house.close()
+
+    async def test_when_it_is_cancelled_no_sender_waits_for_an_answer_in_vain(self, house: House) -> None:
+        waiting = [asyncio.create_task(house.receive(*envelopes(3))) for _ in range(2)]
+        await asyncio.sleep(0)
+        house.cancel()
+        late = asyncio.create_task(house.receive(envelope()))
+        answers = await asyncio.gather(*waiting)
+        stopped = Failed("the receiver stopped before it was known to be stored")
+        assert answers == [[stopped] * 3, [stopped] * 3]
+        assert (await late)[0] in (stopped, BUSY)
+        assert await house.receive(envelope()) == [BUSY]
+
+    async def test_when_it_stops_it_answers_what_it_took_and_takes_nothing_more(
+        self, house: House, tables: Tables
+    ) -> None:
+        taken = [asyncio.create_task(house.receive(*envelopes(10))) for _ in range(5)]
+        await asyncio.sleep(0)
+        await house.stop()
+        assert await asyncio.gather(*taken) == [[STORED] * 10] * 5
+        assert await house.receive(envelope()) == [BUSY]
+        assert tables.count("incoming_envelopes") == 50

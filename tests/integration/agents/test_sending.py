@@ -1,0 +1,579 @@
+"""The sending agent on Postgres, with a peer that does as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+from sqlalchemy import event
+
+from durable.agents.sending import SendingAgent
+from durable.clock import Clock
+from durable.embedded import Embedded
+from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
+from durable.errors import ConnectionFailed, TransportError
+from durable.outcomes import BUSY, DUPLICATE, STORED, Failed, Outcome, Rejected
+from durable.recovery.outgoing import claim_outgoing
+from durable.settings import Settings, load_settings
+from durable.storage import outbox
+from durable.storage.database import Database
+from durable.storage.outbox import Sent
+from durable.telemetry import Counters, Event
+from durable.testing import ManualClock, eventually
+from tests.support.tables import Tables, shared_tables
+
+NODE = NodeId(7)
+BILLING = "tcp://billing:1"
+MAIL = "tcp://mail:1"
+
+Answer = Callable[[Sequence[Envelope]], list[Outcome]]
+
+
+def stored(batch: Sequence[Envelope]) -> list[Outcome]:
+    return [STORED] * len(batch)
+
+
+def busy(batch: Sequence[Envelope]) -> list[Outcome]:
+    return [BUSY] * len(batch)
+
+
+def down(_: Sequence[Envelope]) -> list[Outcome]:
+    raise ConnectionFailed("nobody listens here")
+
+
+class Peer:
+    """A destination. It answers as the next of `script` says, and as `answer` says when there is none."""
+
+    def __init__(self) -> None:
+        self.answer: Answer = stored
+        self.script: list[Answer] = []
+        self.batches: list[list[Envelope]] = []
+        self.times: list[float] = []
+        self.pings = 0
+        self.answers_pings = False
+        self.under_way = 0
+        self.most_under_way = 0
+        self._open = asyncio.Event()
+        self._open.set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    async def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
+        self.batches.append(list(batch))
+        self.times.append(asyncio.get_running_loop().time())
+        answer = self.script.pop(0) if self.script else self.answer
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            await self._open.wait()
+        finally:
+            self.under_way -= 1
+        return answer(batch)
+
+    async def ping(self) -> None:
+        self.pings += 1
+        if not self.answers_pings:
+            raise TransportError("no answer")
+
+    def hold(self) -> None:
+        """Answer nothing until release()."""
+        self._open.clear()
+
+    def release(self) -> None:
+        self._open.set()
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(batch) for batch in self.batches]
+
+
+class Office:
+    """A node's side of sending: its database, and agents that a test has started."""
+
+    def __init__(self, tables: Tables, settings: Settings) -> None:
+        self.tables = tables
+        self.settings = settings
+        self.database = Database(settings)
+        self.counters = Counters()
+        self.agents: dict[str, SendingAgent] = {}
+        self.peers: dict[str, Peer] = {}
+        self.asked_for_work = 0
+
+    def agent(self, destination: str = BILLING, clock: Clock | None = None) -> SendingAgent:
+        peer = self.peers[destination] = Peer()
+        self.agents[destination] = SendingAgent(
+            destination,
+            peer,
+            database=self.database,
+            node=NODE,
+            settings=self.settings,
+            counters=self.counters,
+            has_room=self._ask,
+            clock=clock,
+        )
+        return self.agents[destination]
+
+    def _ask(self) -> None:
+        self.asked_for_work += 1
+
+    async def commit(
+        self, count: int, destination: str = BILLING, deliver_by: datetime | None = None
+    ) -> list[Envelope]:
+        """Store so many envelopes, as a unit of work does, and hand them to their agent."""
+        agent = self.agents[destination]
+        envelopes = [envelope(destination, deliver_by) for _ in range(count)]
+        sent = [Sent(e, None, NODE if agent.reserve(e) else ANY_NODE) for e in envelopes]
+        await self.database.transaction(outbox.store, sent)
+        agent.accept([Leased(e, endpoint=destination) for e, _, owner, _ in sent if owner == NODE])
+        return envelopes
+
+    def store_backlog(self, count: int, destination: str = BILLING) -> None:
+        """Rows without an owner, as other nodes have left them."""
+        self.tables.execute(
+            "INSERT INTO durable.outgoing_envelopes (destination, id, message_type, source, correlation_id, "
+            "content_type, body, sent_at, owner_id) SELECT %s, gen_random_uuid(), 'sending.backlog', 'shop', "
+            "gen_random_uuid(), 'application/json', '{}', now(), 0 FROM generate_series(1, %s)",
+            destination,
+            count,
+        )
+
+    async def claim(self) -> None:
+        """As often as there may be more, as a node does it."""
+        while await claim_outgoing(self.database, self.settings, NODE, self.counters, self.agents.get):
+            pass
+
+    def waiting(self, destination: str = BILLING) -> int:
+        return int(
+            self.tables.one("SELECT count(*) FROM durable.outgoing_envelopes WHERE destination = %s", destination)
+        )
+
+    def is_empty(self) -> bool:
+        return self.tables.count("outgoing_envelopes") == 0
+
+
+def envelope(destination: str = BILLING, deliver_by: datetime | None = None) -> Envelope:
+    return Envelope(
+        id=new_id(),
+        message_type="sending.placed",
+        destination=destination,
+        source="shop",
+        correlation_id=new_id(),
+        body=b"{}",
+        sent_at=datetime.now(UTC),
+        deliver_by=deliver_by,
+    )
+
+
+@asynccontextmanager
+async def running(*agents: SendingAgent) -> AsyncIterator[None]:
+    """Run these agents in the block, then stop them as a node does."""
+    tasks = [asyncio.create_task(agent.run()) for agent in agents]
+    try:
+        yield
+        for agent in agents:
+            agent.stop()
+        async with asyncio.timeout(30):
+            await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.fixture(scope="module")
+def database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
+    with shared_tables(servers(18)) as tables:
+        yield tables
+
+
+@pytest.fixture
+def tables(database: Tables) -> Tables:
+    database.clear()
+    return database
+
+
+@pytest.fixture
+async def office(tables: Tables) -> AsyncIterator[Office]:
+    settings = load_settings(
+        database_url=tables.url,
+        ping_interval=timedelta(milliseconds=20),
+        delete_linger=timedelta(milliseconds=5),
+    )
+    office = Office(tables, settings)
+    yield office
+    await office.database.close()
+
+
+class TestExpiry:
+    async def test_what_expires_while_it_waits_in_memory_is_not_sent(self, office: Office) -> None:
+        agent = office.agent()
+        peer = office.peers[BILLING]
+        async with running(agent):
+            peer.hold()
+            [first] = await office.commit(1)
+            await eventually(lambda: peer.sizes == [1])
+            deadline = datetime.now(UTC) + timedelta(milliseconds=20)
+            await office.commit(3, deliver_by=deadline)
+            [timely] = await office.commit(1, deliver_by=deadline + timedelta(hours=1))
+            await eventually(lambda: office.tables.one("SELECT clock_timestamp() > %s", deadline))
+            peer.release()
+            await eventually(office.is_empty)
+        assert [each.id for batch in peer.batches for each in batch] == [first.id, timely.id]
+        ends = "SELECT outcome, count(*) FROM durable.envelope_history GROUP BY outcome ORDER BY outcome"
+        assert office.tables.rows(ends) == [("expired", 3), ("sent", 2)]
+        assert office.counters[Event.EXPIRED] == 3
+        assert agent.buffer.used_count == 0
+
+    async def test_a_node_whose_clock_is_fast_sends_what_is_not_late(self, office: Office) -> None:
+        agent = office.agent(clock=ManualClock(datetime.now(UTC) + timedelta(hours=2)))
+        async with running(agent):
+            await office.commit(2, deliver_by=datetime.now(UTC) + timedelta(hours=1))
+            await eventually(office.is_empty)
+        assert office.peers[BILLING].sizes == [2]
+        assert office.counters[Event.EXPIRED] == 0
+
+    async def test_what_was_found_expired_before_is_not_sent_when_the_answer_was_lost(self, office: Office) -> None:
+        agent = office.agent()
+        past = datetime.now(UTC) - timedelta(seconds=1)
+        [late] = await office.commit(1, deliver_by=past)
+        await office.database.transaction(outbox.expire, NODE, [Leased(late, endpoint=BILLING)])
+        async with running(agent):
+            await eventually(lambda: agent.buffer.used_count == 0)
+        assert office.peers[BILLING].sizes == []
+        assert office.tables.rows("SELECT outcome FROM durable.envelope_history") == ["expired"]
+
+
+class TestBatching:
+    async def test_a_quiet_agent_sends_at_once_and_a_busy_one_sends_full_batches(self, office: Office) -> None:
+        agent = office.agent()
+        peer = office.peers[BILLING]
+        async with running(agent):
+            peer.hold()
+            await office.commit(1)
+            await eventually(lambda: peer.sizes == [1])
+            await office.commit(30)
+            await office.commit(30)
+            assert peer.sizes == [1]  # they gather, for the first is not answered yet
+            await office.commit(190)
+            await eventually(lambda: peer.sizes == [1, 100, 100])
+            peer.release()
+            await eventually(lambda: peer.sizes == [1, 100, 100, 50])
+            await eventually(office.is_empty)
+
+    async def test_only_so_many_batches_are_under_way_at_once(self, office: Office) -> None:
+        agent = office.agent()
+        peer = office.peers[BILLING]
+        async with running(agent):
+            peer.hold()
+            await office.commit(1_000)
+            await eventually(lambda: len(peer.batches) == 4)
+            await office.commit(500)
+            assert len(peer.batches) == 4
+            peer.release()
+            await eventually(office.is_empty)
+            assert peer.most_under_way == 4
+
+    async def test_envelopes_leave_in_the_order_of_their_commits(self, office: Office) -> None:
+        agent = office.agent()
+        async with running(agent):
+            first = await office.commit(150)
+            second = await office.commit(150)
+            await eventually(office.is_empty)
+        sent = [envelope.id for batch in office.peers[BILLING].batches for envelope in batch]
+        assert sent == [envelope.id for envelope in (*first, *second)]
+
+    async def test_what_was_sent_is_deleted_and_in_the_history(self, office: Office) -> None:
+        agent = office.agent()
+        office.peers[BILLING].answer = lambda batch: [STORED, DUPLICATE, *[STORED] * (len(batch) - 2)]
+        async with running(agent):
+            sent = await office.commit(10)
+            await eventually(office.is_empty)
+        history = office.tables.rows("SELECT id, side, outcome, address, node_id FROM durable.envelope_history")
+        assert sorted(history) == sorted((e.id, "outgoing", "sent", BILLING, NODE) for e in sent)
+        assert (office.counters[Event.SENT], agent.buffer.used_count) == (10, 0)
+
+    async def test_deletes_of_many_batches_share_a_commit(self, office: Office) -> None:
+        settings = office.settings.model_copy(update={"batch_size": 20, "delete_linger": timedelta(milliseconds=50)})
+        office.settings = settings
+        agent = office.agent()
+        commits: list[Any] = []
+        async with running(agent):
+            await office.commit(2_000)
+            event.listen(office.database.engine.sync_engine, "commit", commits.append)
+            await eventually(office.is_empty)
+        assert len(office.peers[BILLING].batches) >= 100
+        assert len(commits) / 2_000 < 0.1
+
+
+class TestLatching:
+    async def test_only_failures_in_a_row_latch(self, office: Office) -> None:
+        agent = office.agent()
+        peer = office.peers[BILLING]
+        peer.script = [down, down, stored, down, down, stored]
+        async with running(agent):
+            for _ in range(2):
+                await office.commit(1)
+                await eventually(office.is_empty)
+        assert (len(peer.batches), peer.pings) == (6, 0)
+        assert office.counters[Event.LATCHED] == 0
+        assert office.tables.rows("SELECT attempts FROM durable.envelope_history") == [2, 2]
+
+    async def test_latched_it_gives_its_rows_back_and_sends_nothing_but_pings(self, office: Office) -> None:
+        agent = office.agent()
+        peer = office.peers[BILLING]
+        peer.answer = down
+        async with running(agent):
+            await office.commit(250)
+            await eventually(lambda: agent.circuit.latched and agent.buffer.used_count == 0, what="an empty agent")
+            tried = len(peer.batches)
+            assert 3 <= tried <= 6  # those under way when it latched have failed too
+            assert office.tables.one("SELECT kind, key, reason, actor FROM durable.circuits") == (
+                "destination", BILLING, "nobody listens here", "node 7",
+            )  # fmt: skip
+            assert office.tables.rows("SELECT DISTINCT owner_id FROM durable.outgoing_envelopes") == [0]
+            await office.commit(10)
+            await office.claim()
+            pinged = peer.pings
+            await eventually(lambda: peer.pings >= pinged + 3)
+            assert len(peer.batches) == tried
+            assert office.tables.rows("SELECT DISTINCT owner_id FROM durable.outgoing_envelopes") == [0]
+            assert (office.waiting(), agent.held()) == (260, set())
+
+    async def test_the_first_ping_that_is_answered_unlatches_and_everything_leaves(self, office: Office) -> None:
+        agent = office.agent()
+        peer = office.peers[BILLING]
+        peer.answer = down
+        async with running(agent):
+            await office.commit(50)
+            await eventually(lambda: agent.circuit.latched and agent.buffer.used_count == 0)
+            office.store_backlog(150)
+            peer.answer, peer.answers_pings, before = stored, True, office.asked_for_work
+            await eventually(lambda: not agent.circuit.latched)
+            await eventually(lambda: office.asked_for_work > before)
+            assert office.tables.count("circuits") == 0
+            await office.claim()
+            await eventually(office.is_empty)
+        assert office.counters[Event.UNLATCHED] == 1
+        assert office.counters[Event.SENT] == 200
+
+    async def test_after_the_latch_the_count_of_failures_starts_again(self, office: Office) -> None:
+        agent = office.agent()
+        peer = office.peers[BILLING]
+        peer.script = [down, down, down]
+        async with running(agent):
+            await office.commit(1)
+            await eventually(lambda: agent.circuit.latched)
+            peer.script, peer.answers_pings = [down, down], True
+            await eventually(lambda: not agent.circuit.latched)
+            await office.claim()
+            await eventually(office.is_empty)
+        assert office.counters[Event.LATCHED] == 1
+
+    async def test_what_another_node_saw_is_obeyed_unless_it_is_old_news(self, office: Office) -> None:
+        agent = office.agent()
+        async with running(agent):
+            await office.commit(1)
+            await eventually(office.is_empty)
+            generation = agent.latch_generation
+            agent.observe_circuit(True, generation)
+            assert agent.circuit.latched
+            assert not agent.reserve(envelope())
+            office.peers[BILLING].answers_pings = True
+            await eventually(lambda: not agent.circuit.latched)
+            agent.observe_circuit(True, generation)  # was read before this node unlatched
+            assert not agent.circuit.latched
+
+    async def test_while_it_is_paused_it_holds_nothing_and_sends_nothing_not_even_pings(self, office: Office) -> None:
+        agent = office.agent()
+        peer = office.peers[BILLING]
+        async with running(agent):
+            agent.observe_pause(True)
+            assert not agent.reserve(envelope())
+            agent.observe_circuit(True, agent.latch_generation)  # latched as well, as some node has seen it
+            office.store_backlog(3)
+            claimed = await office.database.transaction(outbox.claim, destination=BILLING, batch_size=3, node=NODE)
+            agent.buffer.force(claimed)  # claimed before the pause was heard of
+            agent.accept(claimed)
+            await eventually(lambda: agent.buffer.used_count == 0)
+            await asyncio.sleep(0.1)  # several pings of one that is latched
+            assert (peer.pings, peer.batches) == (0, [])
+            agent.observe_circuit(False, agent.latch_generation)
+            agent.observe_pause(False)
+            await office.claim()
+            await eventually(office.is_empty)
+
+    async def test_what_fails_while_it_is_latched_is_given_back_too(self, office: Office) -> None:
+        agent = office.agent()
+        peer = office.peers[BILLING]
+        peer.answer = down
+        async with running(agent):
+            peer.hold()
+            await office.commit(100)
+            await eventually(lambda: peer.under_way == 1)
+            agent.observe_circuit(True, agent.latch_generation)
+            peer.release()
+            await eventually(lambda: agent.buffer.used_count == 0)
+            assert office.tables.rows("SELECT DISTINCT owner_id FROM durable.outgoing_envelopes") == [0]
+
+    async def test_a_destination_that_is_down_does_not_slow_another(self, office: Office) -> None:
+        billing, mail = office.agent(BILLING), office.agent(MAIL)
+        office.peers[BILLING].hold()
+        async with running(billing, mail):
+            await office.commit(500, BILLING)
+            await office.commit(500, MAIL)
+            await eventually(lambda: office.waiting(MAIL) == 0)
+            assert office.waiting(BILLING) == 500
+            office.peers[BILLING].release()
+            await eventually(office.is_empty)
+
+
+class TestMemory:
+    async def test_a_backlog_for_a_dead_destination_stays_in_the_database(self, office: Office) -> None:
+        office.store_backlog(20_000)
+        agent = office.agent()
+        peer = office.peers[BILLING]
+        peer.answer = down
+        async with running(agent):
+            peer.hold()
+            await office.claim()
+            await office.claim()
+            most = office.settings.buffer_size
+            assert agent.buffer.used_count == most == len(agent.held())
+            assert agent.wants_more
+            assert agent.buffer.used_bytes <= office.settings.buffer_bytes
+            peer.release()
+            await eventually(lambda: agent.circuit.latched and agent.buffer.used_count == 0)
+            for _ in range(3):
+                await office.claim()
+            assert (agent.buffer.used_count, office.waiting()) == (0, 20_000)
+
+    async def test_a_full_agent_asks_for_more_when_it_has_room_again(self, office: Office) -> None:
+        office.store_backlog(5_000)
+        agent = office.agent()
+        async with running(agent):
+            while not office.is_empty():
+                asked = office.asked_for_work
+                await office.claim()
+                assert agent.buffer.used_count <= office.settings.buffer_size
+                if agent.wants_more:
+                    await eventually(lambda seen=asked: office.asked_for_work > seen)  # type: ignore[misc]
+                else:
+                    await eventually(office.is_empty)
+        assert office.counters[Event.SENT] == 5_000
+
+    async def test_without_room_an_envelope_is_left_to_any_node(self, office: Office) -> None:
+        agent = office.agent()
+        office.peers[BILLING].hold()
+        async with running(agent):
+            await office.commit(2_500)
+            owners = office.tables.rows(
+                "SELECT owner_id, count(*) FROM durable.outgoing_envelopes GROUP BY 1 ORDER BY 1"
+            )
+            assert owners == [(0, 500), (NODE, 2_000)]
+            office.peers[BILLING].release()
+            await eventually(lambda: office.waiting() == 500)
+
+
+class TestOutcomes:
+    async def test_a_peer_without_room_slows_the_agent_and_is_no_failure(self, office: Office) -> None:
+        agent = office.agent()
+        peer = office.peers[BILLING]
+        peer.script = [busy] * 5
+        async with running(agent):
+            await office.commit(10)
+            await eventually(office.is_empty)
+        assert peer.sizes == [10] * 6
+        pauses = [later - earlier for earlier, later in zip(peer.times, peer.times[1:], strict=False)]
+        assert all(pause >= 0.02 * 2**number * 0.95 for number, pause in enumerate(pauses))
+        assert (agent.circuit.failures_in_a_row, peer.pings, office.counters[Event.BUSY]) == (0, 0, 50)
+        assert office.tables.rows("SELECT DISTINCT attempts FROM durable.envelope_history") == [0]
+
+    async def test_what_a_peer_had_room_for_is_not_sent_again(self, office: Office) -> None:
+        agent = office.agent()
+        peer = office.peers[BILLING]
+        peer.script = [lambda batch: [*[STORED] * 4, *[BUSY] * 6]]
+        async with running(agent):
+            sent = await office.commit(10)
+            await eventually(office.is_empty)
+        assert [[e.id for e in batch] for batch in peer.batches] == [[e.id for e in sent], [e.id for e in sent[4:]]]
+
+    async def test_a_rejected_envelope_is_a_dead_letter_with_the_reason_and_its_neighbours_are_sent(
+        self, office: Office
+    ) -> None:
+        agent = office.agent()
+        office.peers[BILLING].answer = lambda batch: [STORED, Rejected("we do not know\0 this type"), STORED]
+        async with running(agent):
+            sent = await office.commit(3)
+            await eventually(office.is_empty)
+        (letter,) = office.tables.rows(
+            "SELECT id, side, address, exception_type, reason, body FROM durable.dead_letters"
+        )
+        assert letter[:4] == (sent[1].id, "outgoing", BILLING, "rejected by the peer")
+        assert letter[4:] == ("we do not know\N{REPLACEMENT CHARACTER} this type", b"{}")
+        outcomes = office.tables.rows("SELECT outcome FROM durable.envelope_history ORDER BY 1")
+        assert outcomes == ["dead-lettered", "sent", "sent"]
+        assert (agent.circuit.failures_in_a_row, agent.buffer.used_count) == (0, 0)
+
+    async def test_what_a_peer_failed_to_store_is_sent_again_and_counted(self, office: Office) -> None:
+        agent = office.agent()
+        peer = office.peers[BILLING]
+        peer.script = [lambda batch: [STORED, Failed("the disk is full"), STORED]]
+        async with running(agent):
+            sent = await office.commit(3)
+            await eventually(office.is_empty)
+        assert [e.id for e in peer.batches[1]] == [sent[1].id]
+        attempts = office.tables.rows("SELECT attempts FROM durable.envelope_history ORDER BY id")
+        assert attempts == [0, 1, 0]
+
+    async def test_a_peer_that_fails_to_store_anything_latches_with_its_reason(self, office: Office) -> None:
+        agent = office.agent()
+        office.peers[BILLING].answer = lambda batch: [Failed("the disk is full")] * len(batch)
+        async with running(agent):
+            await office.commit(3)
+            await eventually(lambda: agent.circuit.latched and agent.buffer.used_count == 0)
+        (reason,) = office.tables.rows("SELECT reason FROM durable.circuits")
+        assert reason == "the peer could not store it: the disk is full"
+
+    async def test_rows_that_another_node_has_taken_are_left_alone(self, office: Office) -> None:
+        agent = office.agent()
+        peer = office.peers[BILLING]
+        async with running(agent):
+            peer.hold()
+            await office.commit(2)
+            await eventually(lambda: peer.under_way == 1)
+            await office.tables.change(
+                "UPDATE durable.outgoing_envelopes SET owner_id = 8, epoch = epoch + 1 "
+                "WHERE id = (SELECT min(id::text)::uuid FROM durable.outgoing_envelopes)"
+            )
+            peer.release()
+            await eventually(lambda: office.waiting() == 1)
+        assert office.tables.rows("SELECT owner_id FROM durable.outgoing_envelopes") == [8]
+        assert (office.counters[Event.SENT], office.counters[Event.LEASE_LOST]) == (1, 1)
+
+
+class TestStopping:
+    async def test_what_is_in_memory_is_sent_and_deleted_before_the_agent_ends(self, office: Office) -> None:
+        agent = office.agent()
+        async with running(agent):
+            await office.commit(1_000)
+        assert office.is_empty()
+        assert not agent.reserve(envelope())
+
+    async def test_a_latched_agent_ends_without_waiting_for_its_peer(self, office: Office) -> None:
+        agent = office.agent()
+        office.peers[BILLING].answer = down
+        async with running(agent):
+            await office.commit(100)
+            await eventually(lambda: agent.circuit.latched)
+        assert office.waiting() == 100

@@ -1,0 +1,204 @@
+"""The demo, run as a user runs it, with fewer flights: what it says is true, and it says so when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from durable.demo.mishaps import Kind, Mishap, plan
+from durable.demo.outages import AWAY_SECONDS
+from durable.demo.verdict import Totals, differences
+
+ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.timeout(300)  # two services, two servers, and everything that befalls them
+
+RUN = """
+import sys
+from pathlib import Path
+from durable.demo import run_demo, stage, supervisor, verdict
+
+transport, flights, output, keep = sys.argv[1:]
+if output == "tampered":
+    gather = verdict.gather
+
+    def tampered(observer, **facts):
+        observer.rows("punctuality", TAMPER)
+        return gather(observer, **facts)
+
+    verdict.gather = tampered
+    supervisor.plan = lambda flights, rng, has_broker: []  # nothing else happens in this one, and it is short
+    stage.SHORTEST_SECONDS = 0
+
+TAMPER = '''
+UPDATE delays SET arrival_minutes = arrival_minutes + 1 WHERE (carrier, added_by) = (
+    SELECT carrier, added_by FROM delays WHERE carrier = 'UA' LIMIT 1) RETURNING carrier
+'''
+folder = Path(keep) if keep else None
+options = {"flights": int(flights), "all_flights": False, "json_output": output == "json", "seed": 7}
+sys.exit(run_demo(transport=transport, keep=folder, **options))
+"""
+
+
+def command(flights: int, output: str, *, transport: str = "tcp", keep: Path | str = "") -> list[str]:
+    return [sys.executable, "-c", RUN, transport, str(flights), output, str(keep)]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short name: a server has its socket in it."""
+    path = Path(tempfile.mkdtemp(prefix="durable-kept-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "http"])
+def test_every_total_is_right_though_nodes_are_killed_and_paused(transport: str) -> None:
+    document = played(transport)
+
+    all_is_right(document)
+    assert document["broker_away_seconds"] == []
+
+
+def test_every_total_is_right_though_the_broker_is_killed_too() -> None:
+    document = played("rabbitmq")
+
+    all_is_right(document)
+    assert document["broker_away_seconds"]
+    assert min(document["broker_away_seconds"]) > AWAY_SECONDS
+    latched = [latch for latch in document["latched"] if latch["service"] == "airline"]
+    assert latched
+    assert all(latch["key"].startswith("rabbitmq://default/") and latch["reason"] for latch in latched)
+
+
+def played(transport: str) -> Any:
+    """The JSON document of a run that ended well."""
+    arguments = command(1_500, "json", transport=transport)
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    document = json.loads(done.stdout)  # and nothing besides
+    assert document["transport"] == transport
+    return document
+
+
+def all_is_right(document: Any) -> None:
+    assert document["equal"]
+    assert document["ours"] == document["expected"]
+    assert (document["sent"], document["handled"]) == (1_500, 1_500)
+    assert (document["lost"], document["twice"]) == ([], [])
+    assert min(document["kills"].values()) >= 2
+    (pause,) = document["pauses"]
+    assert pause["owned"] > 0
+    assert pause["seconds"] > pause["dormant_after_seconds"] > 0
+    assert pause["finished_late"] == 0
+    assert document["recovered_outgoing"] >= document["in_hand"]["airline"]
+    assert document["recovered_incoming"] >= document["in_hand"]["punctuality"] >= pause["owned"]
+
+
+def test_a_total_that_is_off_by_a_minute_is_shown_and_the_folder_is_kept(folder: Path) -> None:
+    done = subprocess.run(command(300, "tampered", keep=folder), cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    off = re.search(r"^UA: arrival minutes (-?\d+), should be (-?\d+)$", done.stdout, re.MULTILINE)
+    assert off is not None, done.stdout
+    assert int(off[1]) == int(off[2]) + 1
+    assert "The totals differ." in done.stdout
+    assert str(folder) in done.stderr
+    assert (folder / "data" / "PG_VERSION").exists()
+    assert "joined" in (folder / "logs" / "airline-0.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("transport", "number", "returncode"),
+    [
+        ("tcp", signal.SIGINT, -signal.SIGINT),  # as Python ends with a KeyboardInterrupt
+        ("rabbitmq", signal.SIGINT, -signal.SIGINT),
+        ("rabbitmq", signal.SIGTERM, -signal.SIGINT),
+        ("rabbitmq", signal.SIGKILL, -signal.SIGKILL),
+    ],
+)
+def test_a_demo_that_is_ended_leaves_no_process_behind(
+    transport: str, number: int, returncode: int, folder: Path
+) -> None:
+    arguments = command(5_000, "text", transport=transport, keep=folder)
+    with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as demo:
+        assert demo.stdout is not None
+        next(line for line in demo.stdout if "joined" in line)
+        children = psutil.Process(demo.pid).children(recursive=True)
+        nodes = [child for child in children if "durable.demo.node" in child.cmdline()]
+        brokers = [child for child in children if child.name() == "beam.smp"]
+        databases = [psutil.Process(int((folder / "data" / "postmaster.pid").read_text().split()[0]))]
+        demo.send_signal(number)
+        demo.wait(60)
+
+    assert demo.returncode == returncode
+    assert (len(nodes), len(brokers)) == (4, 1 if transport == "rabbitmq" else 0)
+    assert (folder / "rabbitmq" / "rabbit.log").exists() == (transport == "rabbitmq")
+    _, left = psutil.wait_procs(nodes + brokers + databases, timeout=20)
+    assert left == []
+
+
+def test_a_missing_broker_is_told_before_anything_is_started(folder: Path) -> None:
+    kept = folder / "kept"
+    arguments = [sys.executable, "-m", "durable.cli", "demo", "--transport", "rabbitmq", "--keep", str(kept)]
+    done = subprocess.run(
+        arguments, cwd=ROOT, env=os.environ | {"PATH": str(folder)}, capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "rabbitmq-server" in done.stderr
+    assert not kept.exists()
+
+
+def test_a_seed_repeats_its_plan_with_kills_on_both_sides_and_a_pause() -> None:
+    planned = plan(20_000, random.Random(7), has_broker=False)
+
+    assert planned == plan(20_000, random.Random(7), has_broker=False)
+    assert planned != plan(20_000, random.Random(8), has_broker=False)
+    assert kinds(planned) == {
+        ("airline", Kind.KILL): 2,
+        ("punctuality", Kind.KILL): 2,
+        ("punctuality", Kind.PAUSE): 1,
+    }
+    assert all(0 < mishap.at < 0.8 for mishap in planned)
+
+
+def test_a_broker_is_killed_too_and_nothing_else_is_planned_otherwise() -> None:
+    without = plan(130_000, random.Random(7), has_broker=False)
+    planned = plan(130_000, random.Random(7), has_broker=True)
+
+    assert kinds(planned) - kinds(without) == {("punctuality", Kind.OUTAGE): 3}
+    assert [mishap for mishap in planned if mishap.kind is not Kind.OUTAGE] == without
+    assert all(0 < mishap.at < 0.8 for mishap in planned)
+
+
+def kinds(planned: list[Mishap]) -> Counter[tuple[str, Kind]]:
+    return Counter((mishap.service, mishap.kind) for mishap in planned)
+
+
+def test_every_wrong_number_is_a_difference() -> None:
+    right = {"UA": Totals(10, 1, 55, -7), "AA": Totals(3, 0, 0, 0)}
+
+    assert differences(right, right) == []
+    assert differences({"UA": Totals(10, 1, 54, -7), "AA": Totals(3, 0, 0, 0)}, right) == [
+        "UA: departure minutes 54, should be 55"
+    ]
+    assert differences({"UA": Totals(10, 1, 55, -7)}, right) == ["AA: flights 0, should be 3"]
+    assert differences({**right, "B6": Totals(1, 1, 0, 0)}, right) == [
+        "B6: flights 1, should be 0",
+        "B6: cancelled 1, should be 0",
+    ]

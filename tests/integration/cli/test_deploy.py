@@ -1,0 +1,240 @@
+"""`durable-agent doctor --against`: what would break if this code were deployed to another database."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import Connection
+
+from durable.cli.doctor import deploy as against
+from durable.storage import in_flight
+from durable.storage.in_flight import Page
+from durable.storage.locks import nodes_class
+from durable.storage.rows import Letter
+from tests.failure import leftovers
+from tests.support import letters
+from tests.support.command import Agent
+from tests.support.letters import envelope
+from tests.support.tables import Tables
+from tests.support.waiting_messages import put
+
+LATER = datetime(2999, 1, 1, tzinfo=UTC)
+GOOD, BAD = b'{"order_id":1}', b'{"number":1}'
+
+DEPLOYED = """
+from durable import upcaster
+
+@message("NAME.order-placed", version=2)
+class OrderPlacedV2(msgspec.Struct):
+    order_id: int
+    total: str
+
+@upcaster(OrderPlaced, to=OrderPlacedV2)
+def with_total(old: OrderPlaced) -> OrderPlacedV2:
+    return OrderPlacedV2(old.order_id, "0")
+
+@bus.handles(OrderPlacedV2)
+async def place(order: OrderPlacedV2) -> None:
+    raise AssertionError("nothing is handled")
+"""
+
+
+@pytest.fixture
+def agent(tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Agent:
+    monkeypatch.delenv("DURABLE_DATABASE_URL", raising=False)
+    return Agent(tmp_path, monkeypatch, capsys)
+
+
+def checked(agent: Agent, tables: Tables, module: str, *, code: int) -> list[Any]:
+    """verdict, type, place, count and undecodable of everything that was found."""
+    ended = agent("doctor", f"{module}:bus", "--against", tables.url, "--json")
+    assert (ended.code, ended.err) == (code, "")
+    document = json.loads(ended.out)
+    assert document["healthy"] == (code == 0)
+    return [
+        (each["verdict"], each["message_type"].removeprefix(module), each["place"], each["count"], each["undecodable"])
+        for each in document["types"]
+    ]
+
+
+def dead(tables: Tables, message_type: str, body: bytes, kind: str = "LookupError") -> None:
+    letter = Letter(kind, "why", None, "0" * 16)
+    with leftovers.transaction(tables.url) as conn:
+        made = msgspec.structs.replace(envelope(1, message_type=message_type), body=body)
+        letters.incoming(conn, [made], letter)
+
+
+def test_all_is_well_where_everything_decodes_or_is_upcast(agent: Agent, tables: Tables) -> None:
+    module = agent.application(DEPLOYED)
+    put(tables, f"{module}.order-placed", GOOD, GOOD)
+    put(tables, f"{module}.order-placed.v2", b'{"order_id":1,"total":"7"}', owner=99)
+    put(tables, f"{module}.order-placed", GOOD, due=LATER)
+    dead(tables, f"{module}.order-placed", GOOD)
+    assert checked(agent, tables, module, code=0) == [
+        ("ok", ".order-placed", "dead letters", 1, 0),
+        ("ok", ".order-placed", "inbox", 2, 0),
+        ("ok", ".order-placed", "scheduled", 1, 0),
+        ("ok", ".order-placed.v2", "inbox", 1, 0),
+    ]
+
+
+def test_what_would_not_decode_is_told_by_type_and_place_with_what_to_do(agent: Agent, tables: Tables) -> None:
+    module = agent.application(DEPLOYED)
+    ids = put(tables, f"{module}.order-placed", BAD, GOOD, BAD)
+    put(tables, f"{module}.order-placed.v2", b'{"order_id":1}', due=LATER)
+    assert checked(agent, tables, module, code=1) == [
+        ("fail", ".order-placed", "inbox", 3, 2),
+        ("fail", ".order-placed.v2", "scheduled", 1, 1),
+    ]
+    ended = agent("doctor", f"{module}:bus", "--against", tables.url)
+    assert ended.code == 1
+    assert ended.out.splitlines()[:2] == [
+        f"fail  {module}.order-placed, inbox: 2 of 3 do not decode: the body is no OrderPlaced: Object missing "
+        f"required field `order_id` ({ids[0]}, {ids[2]})",
+        "      -> write an upcaster, or keep the old class until they are handled",
+    ]
+
+
+def test_a_type_that_nobody_would_handle_breaks_the_deploy(agent: Agent, tables: Tables) -> None:
+    module = agent.application(DEPLOYED)
+    put(tables, f"{module}.order-shipped", GOOD)
+    put(tables, "elsewhere.sold", GOOD, GOOD)
+    tables.execute(
+        "INSERT INTO durable.nodes (service, description, version, capabilities) VALUES"
+        " ('till', '', '', '{\"message_types\": [\"elsewhere.sold\"]}'),"
+        " (%s, '', '', %s)",
+        module,
+        json.dumps({"message_types": [f"{module}.order-shipped"]}),
+    )
+    assert checked(agent, tables, module, code=1) == [
+        ("fail", ".order-shipped", "inbox", 1, 0),  # its node is one of this service, with the code of before
+        ("ok", "elsewhere.sold", "inbox", 2, 0),  # its node is another service's
+    ]
+
+
+def test_work_that_no_living_node_there_handles_is_a_warning(agent: Agent, tables: Tables) -> None:
+    module = agent.application(DEPLOYED)
+    put(tables, f"{module}.order-placed", GOOD, GOOD)
+    put(tables, f"{module}.order-placed.v2", b'{"order_id":1,"total":"7"}')
+    tables.execute("UPDATE durable.incoming_envelopes SET sent_at = now() - interval '1 hour'")
+    node = tables.one(
+        "INSERT INTO durable.nodes (service, description, version, capabilities) VALUES (%s, '', '', %s)"
+        " RETURNING node_id",
+        module,
+        json.dumps({"message_types": [f"{module}.order-placed"]}),
+    )
+    with psycopg.connect(tables.url) as alive:
+        alive.execute("SELECT pg_advisory_lock(%s, %s)", [nodes_class("durable"), node])
+        assert checked(agent, tables, module, code=0) == [
+            ("ok", ".order-placed", "inbox", 2, 0),
+            ("ok", ".order-placed.v2", "inbox", 1, 0),
+            ("warn", ".order-placed.v2", "inbox", 1, 0),
+        ]
+
+
+def test_a_letter_that_could_be_replayed_before_must_be_one_that_still_can(agent: Agent, tables: Tables) -> None:
+    module = agent.application(DEPLOYED)
+    dead(tables, f"{module}.order-placed", BAD, kind="durable.errors.InvalidMessage")
+    assert checked(agent, tables, module, code=0) == []
+    dead(tables, f"{module}.order-shipped", GOOD)
+    assert checked(agent, tables, module, code=0) == [("warn", ".order-shipped", "dead letters", 1, 0)]
+    dead(tables, f"{module}.order-placed", BAD)
+    assert checked(agent, tables, module, code=1)[0] == ("fail", ".order-placed", "dead letters", 1, 1)
+
+
+def test_a_schedule_that_would_run_no_more_is_a_warning(agent: Agent, tables: Tables) -> None:
+    module = agent.application(DEPLOYED + 'bus.every("0 3 * * *", OrderPlaced(1), name="kept")')
+    for service in (module, "till"):
+        node = tables.one(
+            "INSERT INTO durable.nodes (service, description, version) VALUES (%s, '', '') RETURNING node_id", service
+        )
+        for name in ("kept", "dropped"):
+            tables.execute(
+                "INSERT INTO durable.schedules (name, cron, tz, missed, message_type, declaration, declared_by, due_at)"
+                " VALUES (%s, '0 3 * * *', 'UTC', 'once', %s, '', %s, now())",
+                name if service == module else f"till-{name}",
+                f"{module}.order-placed",
+                node,
+            )
+    assert checked(agent, tables, module, code=0) == [("warn", ".order-placed", "recurring", 1, 0)]
+    told = agent("doctor", f"{module}:bus", "--against", tables.url).out
+    assert "the schedule dropped (0 3 * * *) is not declared by this code, and would run no more" in told
+
+
+def test_more_than_a_page_is_read_to_its_end(agent: Agent, tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(against, "_PAGE", Page(3, 30))
+    module = agent.application(DEPLOYED)
+    put(tables, f"{module}.order-placed", *[GOOD] * 10, BAD)
+    assert checked(agent, tables, module, code=1) == [("fail", ".order-placed", "inbox", 11, 1)]
+
+
+def test_nothing_waits_and_nothing_is_changed(agent: Agent, tables: Tables) -> None:
+    module = agent.application(DEPLOYED)
+    assert agent("doctor", f"{module}:bus", "--against", tables.url).out == "ok    nothing waits there\n"
+    put(tables, f"{module}.order-placed", BAD)
+    before = tables.rows("SELECT xmin::text, ctid::text FROM durable.incoming_envelopes")
+    checked(agent, tables, module, code=1)
+    assert tables.rows("SELECT xmin::text, ctid::text FROM durable.incoming_envelopes") == before
+
+
+def test_it_could_not_change_anything_if_it_wanted_to(
+    agent: Agent, tables: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def empty(conn: Connection, schema: str) -> int:
+        return conn.exec_driver_sql(f"DELETE FROM {schema}.incoming_envelopes").rowcount
+
+    monkeypatch.setattr(in_flight, "count", empty)
+    ended = agent("doctor", f"{agent.application(DEPLOYED)}:bus", "--against", tables.url)
+    assert (ended.code, "cannot execute DELETE in a read-only transaction" in ended.err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "reason"),
+    [
+        (["--against", "postgresql://127.0.0.1:1/app"], 2, "name its bus, such as app:bus"),
+        (
+            ["APP", "--against", "postgresql://127.0.0.1:1/app", "--database", "postgresql://a/b"],
+            2,
+            "names the database",
+        ),
+        (["APP", "--against", "mysql://127.0.0.1:1/app"], 2, "not a Postgres URL"),
+        (["APP", "--against", "postgresql://127.0.0.1:1/app"], 1, "check that Postgres runs"),
+        (["APP", "--against", "TABLES", "--schema", "other"], 2, "no durable tables; name another with --schema"),
+        (["APP", "--against", "TABLES", "--schema", 'a";drop'], 2, "db_schema"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_told_in_one_line(
+    agent: Agent, tables: Tables, arguments: list[str], code: int, reason: str
+) -> None:
+    given = {"APP": f"{agent.application(DEPLOYED)}:bus", "TABLES": tables.url}
+    ended = agent("doctor", *[given.get(each, each) for each in arguments])
+    assert (ended.code, ended.out, ended.err.count("\n")) == (code, "", 1)
+    assert reason in ended.err
+
+
+def test_a_role_that_may_only_read_is_enough(agent: Agent, tables: Tables) -> None:
+    module = agent.application(DEPLOYED)
+    put(tables, f"{module}.order-placed", GOOD)
+    role = f"reader_{module[-12:]}"
+    tables.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
+    try:
+        tables.execute(f"GRANT USAGE ON SCHEMA durable TO {role}")
+        tables.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA durable TO {role}")
+        parts = conninfo_to_dict(tables.url)
+        parts |= {"user": role, "password": "secret"}
+        url = f"postgresql:///{parts['dbname']}?" + "&".join(
+            f"{name}={value}" for name, value in parts.items() if name != "dbname"
+        )
+        ended = agent("doctor", f"{module}:bus", "--against", url)
+        assert (ended.code, ended.err) == (0, "")
+        assert "order-placed, inbox: 1 decode" in ended.out
+    finally:
+        tables.execute(f"DROP OWNED BY {role}")
+        tables.execute(f"DROP ROLE {role}")

@@ -1,0 +1,86 @@
+"""What a monitor reads, on every supported Postgres: right, bounded, and by index whatever the backlog."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import Connection, create_engine, text
+
+from durable.embedded import Embedded
+from durable.storage import circuits, gauges
+from durable.storage.circuits import Kind
+from durable.storage.gauges import MOST_COUNTED, Side
+from durable.storage.sql import gauges as gauge_statements
+from durable.storage.sql.messages import Statement
+from tests.conftest import fresh_databases
+
+MANY = 20 * MOST_COUNTED
+
+# A third is owned by node 7, a third is put off and overdue, and a third is nobody's.
+BACKLOG = """
+INSERT INTO durable.incoming_envelopes (endpoint, id, message_type, source, correlation_id, content_type, body, sent_at,
+    owner_id, execution_time)
+SELECT 'orders', gen_random_uuid(), 'type ' || n % 3, 'shop', gen_random_uuid(), 'application/json', '{}',
+    now() - interval '1 hour' + n * interval '1 ms',
+    CASE n % 3 WHEN 0 THEN 7 ELSE 0 END, CASE n % 3 WHEN 1 THEN now() - interval '1 minute' END
+FROM generate_series(1, :many) AS n
+"""
+
+
+@pytest.fixture
+def conn(every_server: Embedded) -> Iterator[Connection]:
+    with fresh_databases(every_server) as make:
+        engine = create_engine(make("gauges").replace("postgresql://", "postgresql+psycopg://"))
+        with engine.begin() as conn:
+            yield conn
+        engine.dispose()
+
+
+def test_an_empty_schema_has_nothing_to_tell(conn: Connection) -> None:
+    found = gauges.read(conn, "durable")
+
+    assert found.unowned == {Side.OUTGOING: [], Side.INCOMING: []}
+    assert found.owned == {Side.OUTGOING: {}, Side.INCOMING: {}}
+    assert (found.overdue, found.dead_letters, found.circuits, found.nodes) == (None, 0, [], [])
+    assert found.estimates.keys() == {"outgoing_envelopes", "incoming_envelopes", "dead_letters"}
+    assert found.partitioned_days >= 2
+
+
+def test_a_backlog_is_counted_up_to_the_limit_and_its_oldest_found(conn: Connection) -> None:
+    conn.execute(text(BACKLOG), {"many": MANY})
+    circuits.open_circuit(conn, "durable", Kind.HANDLER, "type 2", reason="month end", actor="accounting")
+
+    found = gauges.read(conn, "durable")
+
+    [unowned] = found.unowned[Side.INCOMING]
+    assert (unowned.name, unowned.waiting) == ("type 2", MOST_COUNTED)
+    assert timedelta(minutes=59) < unowned.oldest_age < timedelta(minutes=62)
+    assert found.owned[Side.INCOMING] == {7: MOST_COUNTED}
+    assert found.scheduled == {Side.OUTGOING: 0, Side.INCOMING: MOST_COUNTED}
+    assert found.overdue is not None
+    assert timedelta(minutes=1) <= found.overdue < timedelta(minutes=3)
+    assert [(circuit.key, circuit.reason) for circuit in found.circuits] == [("type 2", "month end")]
+
+
+def test_no_statement_walks_a_whole_table_of_work(conn: Connection) -> None:
+    conn.execute(text(BACKLOG), {"many": MANY})
+    conn.execute(text(BACKLOG.replace("incoming", "outgoing").replace("endpoint", "destination")), {"many": MANY})
+    for statement in (
+        *gauge_statements.READ_UNOWNED_OUTGOING,
+        *gauge_statements.READ_UNOWNED_INCOMING,
+        gauge_statements.READ_OWNED_OUTGOING,
+        gauge_statements.READ_OWNED_INCOMING,
+        gauge_statements.READ_SCHEDULED,
+    ):
+        plan = _plan(conn, statement)
+        assert "Index" in plan
+        assert "Seq Scan" not in plan, plan
+        assert "Sort" not in plan, plan
+
+
+def _plan(conn: Connection, statement: Statement) -> str:
+    sql = statement.within("durable").text
+    params = {name: value for name, value in {"limit": MOST_COUNTED, "groups": 200}.items() if f":{name}" in sql}
+    return "\n".join(conn.execute(text(f"EXPLAIN {sql}"), params).scalars())

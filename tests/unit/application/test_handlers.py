@@ -1,0 +1,365 @@
+"""Handlers: what each parameter is given, decided when the handler is declared."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from durable.application.handlers import Context, Depends, Handler, Incoming
+from durable.application.retry import Retry
+from durable.envelope import Envelope, Leased, new_id
+from durable.errors import InvalidSetting, RoutingError
+from durable.outbox.envelope_factory import REPLY_TO
+
+
+class Placed(msgspec.Struct):
+    number: int
+
+
+class Shipped(msgspec.Struct):
+    number: int
+
+
+class Posting:
+    """An outbox that only writes down."""
+
+    def __init__(self) -> None:
+        self.posted: list[tuple[str, object, dict[str, Any]]] = []
+
+    def send(self, message: object, **options: Any) -> UUID:
+        self.posted.append(("send", message, options))
+        return new_id()
+
+    def answer(self, message: object, **options: Any) -> UUID:
+        self.posted.append(("answer", message, options))
+        return new_id()
+
+    def publish(self, message: object, **options: Any) -> UUID:
+        self.posted.append(("publish", message, options))
+        return new_id()
+
+    def cascade(self, result: object) -> None:
+        self.posted.append(("cascade", result, {}))
+
+
+def declared(function: Callable[..., Any], **changes: Any) -> Handler:
+    options: dict[str, Any] = {"concurrency": 1, "group": 1} | changes
+    return Handler(
+        message_type="handlers.placed",
+        cls=Placed,
+        function=function,
+        retry=Retry(),
+        timeout=timedelta(seconds=1),
+        **options,
+    )
+
+
+def context(posting: Posting | None = None, **headers: str) -> Context:
+    envelope = Envelope(
+        id=new_id(),
+        message_type="handlers.placed",
+        destination="local",
+        source="shop",
+        correlation_id=new_id(),
+        body=b"{}",
+        sent_at=datetime(2024, 2, 29, tzinfo=UTC),
+        causation_id=new_id(),
+        headers=headers,
+    )
+    return Context(Leased(envelope), 3, posting or Posting())  # type: ignore[arg-type]
+
+
+def call(session: Any = None) -> Incoming:
+    return Incoming(Placed(17), session, [context()])
+
+
+# Annotations are resolved among a module's names, so what handlers depend on is here.
+
+steps: list[str] = []
+
+
+def number(order: Placed) -> int:
+    return order.number
+
+
+async def doubled(number: Annotated[int, Depends(number)]) -> int:
+    return number * 2
+
+
+async def connection(ctx: Context) -> AsyncIterator[str]:
+    steps.append(f"opened in attempt {ctx.attempt}")
+    try:
+        yield "connection"
+    finally:
+        steps.append("closed")
+
+
+def resource() -> Iterator[str]:
+    steps.append("taken")
+    yield "resource"
+    steps.append("given back")
+
+
+def with_mystery(mystery) -> str:  # type: ignore[no-untyped-def]
+    return str(mystery)
+
+
+def of_context(ctx: Context) -> str:
+    return str(ctx.id)
+
+
+async def through(number: Annotated[str, Depends(of_context)]) -> str:
+    return number
+
+
+class TestReadOnly:
+    @pytest.mark.parametrize("name", ["attempt", "circuit", "headers", "id", "message_type", "anything"])
+    def test_a_context_is_read_only(self, name: str) -> None:
+        with pytest.raises(AttributeError):
+            setattr(context(), name, 99)
+
+    def test_the_headers_of_a_context_are_read_only(self) -> None:
+        headers = context(tenant="one").headers
+        with pytest.raises(TypeError):
+            headers["tenant"] = "other"  # type: ignore[index]
+        assert dict(headers) == {"tenant": "one"}
+
+    @pytest.mark.parametrize("provider", [of_context, through])
+    def test_a_provider_of_a_list_handler_cannot_take_a_context(self, provider: Any) -> None:
+        async def handle(orders: list[Placed], number: Annotated[str, Depends(provider)]) -> None: ...
+
+        handle.__annotations__["number"] = Annotated[str, Depends(provider)]
+        handle.__annotations__["orders"] = list[Placed]
+        with pytest.raises(InvalidSetting, match="a provider takes a Context"):
+            declared(handle)
+
+
+class TestCauses:
+    def test_ids_name_the_message_its_handler_and_what_is_sent(self) -> None:
+        async def reserve(order: Placed) -> None: ...
+        async def bill(order: Placed) -> None: ...
+
+        def ids(handler: Handler, envelope: Envelope) -> list[UUID]:
+            cause = handler.cause(envelope)
+            return [cause.next_id("shop", "handlers.sent") for _ in range(2)]
+
+        one, two = declared(reserve), declared(bill)
+        first, second = context()._envelope, context()._envelope
+        assert ids(one, first) == ids(one, first)
+        assert len({*ids(one, first), *ids(two, first), *ids(one, second)}) == 6
+
+    def test_ids_of_a_list_name_all_its_messages(self) -> None:
+        async def handle(order: Placed) -> None: ...
+
+        def ids(*envelopes: Envelope) -> UUID:
+            return declared(handle).cause_of_list(envelopes).next_id("shop", "handlers.sent")
+
+        first, second = context()._envelope, context()._envelope
+        assert ids(first, second) == ids(first, second)
+        assert len({ids(first), ids(first, second), ids(second, first), ids(second)}) == 4
+
+
+class TestWhatIsGiven:
+    async def test_message_session_and_context_are_known_by_their_annotations(self) -> None:
+        given: list[object] = []
+
+        async def handle(ctx: Context, session: AsyncSession, order: Placed) -> str:
+            given.extend((ctx, session, order))
+            return "result"
+
+        session, made = AsyncSession(), context()
+        assert await declared(handle).run(Incoming(Placed(17), session, [made])) == "result"
+        assert given == [made, session, Placed(17)]
+
+    async def test_dependencies_may_depend_on_each_other_and_be_async_or_not(self) -> None:
+        async def handle(order: Placed, number: Annotated[int, Depends(number)], two: Annotated[int, Depends(doubled)]):  # type: ignore[no-untyped-def]
+            return number, two
+
+        assert await declared(handle).run(call()) == (17, 34)
+
+    async def test_what_a_generator_opens_is_closed_after_the_handler_in_reverse(self) -> None:
+        steps.clear()
+
+        async def handle(
+            a: Annotated[str, Depends(connection)], b: Annotated[str, Depends(resource)], order: Placed
+        ) -> None:
+            steps.append(f"handled with {a} and {b}")
+
+        await declared(handle).run(call())
+        assert steps == [
+            "opened in attempt 3",
+            "taken",
+            "handled with connection and resource",
+            "given back",
+            "closed",
+        ]
+
+    async def test_what_a_generator_opens_is_closed_when_the_handler_fails(self) -> None:
+        steps.clear()
+
+        async def handle(order: Placed, a: Annotated[str, Depends(connection)]) -> None:
+            raise LookupError
+
+        with pytest.raises(LookupError):
+            await declared(handle).run(call())
+        assert steps == ["opened in attempt 3", "closed"]
+
+    def test_a_sync_handler_has_sync_dependencies(self) -> None:
+        steps.clear()
+
+        def handle(
+            order: Placed,
+            session: Session,
+            number: Annotated[int, Depends(number)],
+            resource: Annotated[str, Depends(resource)],
+        ) -> tuple[int, bool]:
+            steps.append("handled")
+            return number, isinstance(session, Session)
+
+        assert declared(handle).run_sync(call(Session())) == (17, True)
+        assert steps == ["taken", "handled", "given back"]
+
+    async def test_what_it_returns_is_sent_when_its_dependencies_are_closed(self) -> None:
+        async def handle(order: Placed, a: Annotated[str, Depends(resource)]) -> str:
+            assert not posting.posted
+            return a
+
+        def handle_sync(order: Placed, a: Annotated[str, Depends(resource)]) -> str:
+            return a
+
+        posting = Posting()
+        incoming = Incoming(Placed(17), AsyncSession(), [context(posting)])
+        assert await declared(handle).run(incoming) == "resource"
+        assert declared(handle_sync).run_sync(incoming) == "resource"
+        assert posting.posted == [("cascade", "resource", {})] * 2
+
+    def test_a_sync_handler_that_raises_stop_iteration_fails_with_an_error_that_a_future_can_carry(self) -> None:
+        def handle(order: Placed) -> None:
+            raise StopIteration("end")
+
+        with pytest.raises(RuntimeError, match="StopIteration") as failed:
+            declared(handle).run_sync(call())
+        assert isinstance(failed.value.__cause__, StopIteration)
+
+    async def test_a_parameter_with_a_default_is_left_alone(self) -> None:
+        async def handle(order: Placed, times: int = 3) -> int:
+            return times
+
+        assert await declared(handle).run(call()) == 3
+
+    async def test_a_method_is_a_handler_too(self) -> None:
+        class Shop:
+            async def handle(self, order: Placed) -> int:
+                return order.number
+
+        assert await declared(Shop().handle).run(call()) == 17
+
+    def test_a_handler_of_groups_takes_a_list(self) -> None:
+        async def handle(orders: list[Placed]) -> None: ...
+
+        async def handle_one(order: Placed) -> list[Placed]: ...  # type: ignore[empty-body]
+
+        assert declared(handle, group=10).takes_list
+        assert not declared(handle_one).takes_list
+
+
+class TestDeclaring:
+    @pytest.mark.parametrize(
+        ("is_async", "wrong", "right"), [(True, Session, "AsyncSession"), (False, AsyncSession, "Session")]
+    )
+    def test_the_kind_of_session_must_be_that_of_the_handler(self, is_async: bool, wrong: type, right: str) -> None:
+        async def handle(session: Any) -> None: ...
+
+        def handle_sync(session: Any) -> None: ...
+
+        function = handle if is_async else handle_sync
+        function.__annotations__["session"] = wrong
+        with pytest.raises(InvalidSetting, match=f"session must be annotated {right} in this kind of handler"):
+            declared(function)
+
+    @pytest.mark.parametrize("hint", [int, Shipped, list[Shipped], Annotated[str, "no dependency"], None])
+    def test_a_parameter_that_nothing_can_be_given_for_is_refused_with_what_there_is(self, hint: Any) -> None:
+        async def handle(order: Placed, mystery: Any) -> None: ...
+
+        if hint is None:
+            del handle.__annotations__["mystery"]
+        else:
+            handle.__annotations__["mystery"] = hint
+        with pytest.raises(
+            InvalidSetting, match=r"what is parameter 'mystery'\? Annotate it with Placed, AsyncSession"
+        ):
+            declared(handle)
+
+    def test_a_dependency_is_looked_at_when_the_handler_is_declared(self) -> None:
+        async def handle(order: Placed, made: Annotated[str, Depends(with_mystery)]) -> None: ...
+
+        with pytest.raises(InvalidSetting, match="what is parameter 'mystery'"):
+            declared(handle)
+
+    @pytest.mark.parametrize("provider", [doubled, connection])
+    def test_a_sync_handler_cannot_wait_for_an_async_dependency(self, provider: Any) -> None:
+        def handle(order: Placed, made: Any) -> None: ...
+
+        handle.__annotations__["made"] = Annotated[Any, Depends(provider)]
+        with pytest.raises(InvalidSetting, match=f"cannot depend on the async {provider.__name__}"):
+            declared(handle)
+
+    def test_a_name_that_the_module_does_not_have_is_refused(self) -> None:
+        async def handle(order: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+        with pytest.raises(InvalidSetting, match="annotation cannot be resolved: name 'Nowhere' is not defined"):
+            declared(handle)
+
+    def test_a_list_of_messages_has_no_context(self) -> None:
+        async def handle(orders: list[Placed], ctx: Context) -> None: ...
+
+        with pytest.raises(InvalidSetting, match="no one Context for a list"):
+            declared(handle)
+
+    @pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"group": 0}])
+    def test_at_least_one_message_runs_at_once(self, wrong: dict[str, int]) -> None:
+        async def handle(order: Placed) -> None: ...
+
+        with pytest.raises(InvalidSetting, match="must be at least 1"):
+            declared(handle, **wrong)
+
+    def test_a_handler_is_named_after_its_function(self) -> None:
+        assert declared(number).name == f"{__name__}.number"
+        assert not declared(number).is_async
+
+
+class TestContext:
+    def test_tells_what_is_known_of_the_message(self) -> None:
+        made = context(tenant="blue")
+        assert (made.source, made.message_type, made.attempt) == ("shop", "handlers.placed", 3)
+        assert made.headers == {"tenant": "blue"}
+        assert made.sent_at == datetime(2024, 2, 29, tzinfo=UTC)
+        assert len({made.id, made.correlation_id, made.causation_id}) == 3
+
+    def test_sends_publishes_and_schedules(self) -> None:
+        posting = Posting()
+        made = context(posting)
+        made.send(Shipped(1), key="a")
+        made.publish(Shipped(2))
+        made.schedule(Shipped(3), after=60, key="b")
+        assert posting.posted == [
+            ("send", Shipped(1), {"to": None, "key": "a"}),
+            ("publish", Shipped(2), {}),
+            ("send", Shipped(3), {"to": None, "key": "b", "delay": 60}),
+        ]
+
+    def test_replies_to_the_address_that_the_sender_gave(self) -> None:
+        posting = Posting()
+        context(posting, **{REPLY_TO: "tcp://shop:1"}).reply(Shipped(1))
+        assert posting.posted == [("answer", Shipped(1), {"to": "tcp://shop:1"})]
+
+    def test_without_an_address_there_is_no_reply(self) -> None:
+        with pytest.raises(RoutingError, match="gave no reply_to="):
+            context().reply(Shipped(1))

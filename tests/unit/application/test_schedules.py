@@ -1,0 +1,120 @@
+"""Declared schedules: what is refused, and the ids and headers of what they bring."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from durable import Bus, message
+from durable.application.schedules import Schedule
+from durable.errors import InvalidSetting, RoutingError
+
+AT = datetime(2030, 1, 1, 3, tzinfo=UTC)
+BILLING = "tcp://127.0.0.1:1"
+
+
+@message("schedules.compact")
+class Compact(msgspec.Struct):
+    level: int = 0
+
+
+async def coroutine(at: datetime) -> Compact:
+    return Compact()
+
+
+@pytest.fixture
+def bus() -> Bus:
+    bus = Bus("orders")
+    bus.route(Compact, to=BILLING)
+    return bus
+
+
+def declared(bus: Bus, message: object = Compact(), name: str = "nightly", **options: Any) -> Schedule:
+    bus.every(options.pop("cron", "0 3 * * *"), message, name=name, **options)
+    return bus.application.schedules.pop(name)
+
+
+class TestWhatItBrings:
+    def test_an_occurrence_has_one_id_whoever_makes_it(self, bus: Bus) -> None:
+        composer = bus.runtime.composer
+        [first] = declared(bus).envelopes(composer, AT)
+        [again] = declared(bus, lambda at: Compact()).envelopes(composer, AT)
+        [other_name] = declared(bus, name="weekly").envelopes(composer, AT)
+        [other_time] = declared(bus).envelopes(composer, AT + timedelta(days=1))
+        [asked_for] = declared(bus).envelopes(composer, AT, asked_for=True)
+        assert first.id == again.id
+        assert len({first.id, other_name.id, other_time.id, asked_for.id}) == 4
+
+    def test_headers_say_of_which_schedule_and_which_occurrence_it_is(self, bus: Bus) -> None:
+        schedule = declared(bus, headers={"tenant": "blue"}, key="order-1", deliver_by=timedelta(hours=1))
+        [envelope] = schedule.envelopes(bus.runtime.composer, AT)
+        assert envelope.headers == {
+            "tenant": "blue",
+            "schedule": "nightly",
+            "occurrence": "2030-01-01T03:00:00+00:00",
+        }
+        assert (envelope.partition_key, envelope.destination) == ("order-1", BILLING)
+        assert envelope.deliver_by == envelope.sent_at + timedelta(hours=1)
+
+    def test_a_function_is_told_the_occurrence(self, bus: Bus) -> None:
+        [envelope] = declared(bus, lambda at: Compact(at.hour)).envelopes(bus.runtime.composer, AT)
+        assert envelope.body == b'{"level":3}'
+
+    def test_an_event_goes_to_every_subscriber(self) -> None:
+        bus = Bus("orders")
+        for uri in ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"):
+            bus.subscribe(Compact, to=uri)
+        assert len(declared(bus).envelopes(bus.runtime.composer, AT)) == 2
+
+    def test_versions_of_the_code_differ_when_anything_does(self, bus: Bus) -> None:
+        same = [declared(bus).declaration for _ in range(2)]
+        others = [
+            declared(bus, Compact(1)),
+            declared(bus, cron="0 4 * * *"),
+            declared(bus, tz="Europe/Vienna"),
+            declared(bus, missed="all"),
+            declared(bus, to="tcp://127.0.0.1:2"),
+            declared(bus, key="k"),
+            declared(bus, lambda at: Compact()),
+        ]
+        assert len(set(same)) == 1
+        assert len({*same, *(other.declaration for other in others)}) == 8
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ({"cron": "nonsense"}, "cron 'nonsense'"),
+            ({"tz": "Europe/Wien"}, "Europe/Vienna"),
+            ({"missed": "sometimes"}, "'once', 'all' or 'skip'"),
+            ({"name": ""}, "give a short name"),
+            ({"name": "a:b"}, "give a short name"),
+            ({"name": "-a"}, "give a short name"),
+            ({"name": "01900000-0000-7000-8000-000000000000"}, "give a short name"),
+            ({"delay": 5}, "delay= cannot be given"),
+            ({"id_from": "x"}, "id_from= cannot be given"),
+            ({"dleay": 5}, "unknown parameter 'dleay'; did you mean 'delay'"),
+            ({"deliver_by": AT}, "must be a timedelta"),
+            ({"message": coroutine}, "a plain function"),
+            ({"message": 17}, "a plain function"),
+            ({"message": Compact}, "a plain function"),
+            ({"to": "pigeon://x"}, "no transport"),
+        ],
+    )
+    def test_a_mistake_is_told_when_it_is_declared(self, bus: Bus, options: dict[str, Any], told: str) -> None:
+        with pytest.raises(InvalidSetting, match=told):
+            declared(bus, **options)
+
+    def test_two_schedules_of_one_name(self, bus: Bus) -> None:
+        bus.every("* * * * *", Compact(), name="a")
+        with pytest.raises(InvalidSetting, match="there is a schedule of this name already"):
+            bus.every("0 * * * *", Compact(), name="a")
+
+    def test_a_message_without_a_destination_is_told_when_the_bus_starts(self) -> None:
+        bus = Bus("orders")
+        with pytest.raises(RoutingError, match="no destination"):
+            declared(bus).check(bus.runtime.composer)

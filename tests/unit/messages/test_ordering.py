@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from durable import Bus, InvalidSetting
+from durable.envelope import Envelope
+from durable.messages.ordering import FREE, Place, Places
+from durable.storage.ordering import share_out
+from tests.failure.leftovers import envelope
+
+
+def keyed(key: str | None, **headers: str) -> Envelope:
+    return msgspec.structs.replace(envelope(1), partition_key=key, headers=headers)
+
+
+def test_a_message_without_a_key_is_behind_nobody() -> None:
+    assert Places().incoming(keyed(None)) == Places().outgoing(keyed(None)) == FREE
+
+
+def test_an_empty_key_is_none() -> None:
+    assert Places().incoming(keyed("")) == Places().outgoing(keyed("")) == FREE
+
+
+def test_a_key_orders_on_both_sides() -> None:
+    assert Places().incoming(keyed("k")) == Places().outgoing(keyed("k")) == Place("k")
+
+
+def test_an_ordered_destination_or_handler_orders_everything_and_no_key_can_be_taken_for_it() -> None:
+    message_type, destination = keyed("k").message_type, keyed("k").destination
+    places = Places(ordered_types={message_type}, ordered_destinations={destination})
+    for place in (places.incoming, places.outgoing):
+        assert place(keyed("k")) == place(keyed("other")) == place(keyed(None))
+        assert not str(place(keyed("k")).ordering_key).isprintable()
+
+
+def test_a_fair_handler_counts_by_header_or_key_and_who_names_none_shares_one_share() -> None:
+    message_type = keyed("k").message_type
+    assert Places(shared={message_type: "tenant"}).incoming(keyed("k", tenant="blue")) == Place("k", "blue")
+    assert Places(shared={message_type: "tenant"}).incoming(keyed(None)) == Place(None, "")
+    assert Places(shared={message_type: "key"}).incoming(keyed("k")) == Place("k", "k")
+
+
+@pytest.mark.parametrize(
+    ("tenants", "weights", "size", "quotas", "after"),
+    [
+        ([], {}, 10, {}, ""),
+        (["a"], {}, 10, {"a": 10}, ""),
+        (["a", "b"], {"b": 3}, 8, {"a": 2, "b": 6}, ""),
+        (["a", "b", "c"], {}, 2, {"a": 1, "b": 1}, "c"),
+        (["a", "b"], {"a": 50}, 10, {"a": 10}, "b"),
+        (["a", "b"], {"b": 50}, 10, {"a": 1}, "b"),
+    ],
+)
+def test_a_batch_is_shared_out_by_weight_and_who_does_not_fit_is_the_next(
+    tenants: list[str], weights: dict[str, int], size: int, quotas: dict[str, int], after: str
+) -> None:
+    assert share_out(tenants, weights, size) == (quotas, after)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"on_dead_letter": "stop"},
+        {"fair_by": ""},
+        {"fair_by": "tenant", "ordered": True},
+        {"weights": {"gold": 3}},
+        {"fair_by": "tenant", "weights": {"gold": 0}},
+    ],
+    ids=["no such end", "no header", "fair and ordered", "weights of nobody", "no weight"],
+)
+def test_what_cannot_be_declared_is_refused(wrong: dict[str, object]) -> None:
+    from tests.failure.app import OrderPlaced
+
+    async def handle(order: OrderPlaced) -> None:
+        pass
+
+    with pytest.raises(InvalidSetting):
+        Bus("shop").handles(OrderPlaced, **wrong)(handle)  # type: ignore[arg-type]

@@ -1,0 +1,109 @@
+"""Names of message types: stable, unique, and never a way to import anything."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+import pytest
+
+from durable.errors import InvalidSetting, UnknownMessageType
+from durable.messages import registry as messages
+from durable.messages.registry import class_of, message, name_of, registered
+
+
+class Placed(msgspec.Struct):
+    number: int
+
+
+class Shipped(msgspec.Struct):
+    number: int
+
+
+@pytest.fixture(autouse=True)
+def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "_by_name", {})
+    monkeypatch.setattr(messages, "_by_class", {})
+
+
+def test_a_class_is_found_by_its_name_and_a_name_by_its_class() -> None:
+    assert message("orders.order-placed")(Placed) is Placed
+    assert (name_of(Placed), class_of("orders.order-placed")) == ("orders.order-placed", Placed)
+    assert list(registered()) == [("orders.order-placed", Placed)]
+
+
+def test_a_new_version_is_a_type_of_its_own() -> None:
+    message("orders.placed")(Placed)
+    message("orders.placed", version=2)(Shipped)
+    assert name_of(Shipped) == "orders.placed.v2"
+    assert class_of("orders.placed") is Placed
+
+
+@pytest.mark.parametrize("name", ["a", "a.b", "orders.order-placed", "a1.b2-c3", "x" * 200])
+def test_dotted_lower_case_words_are_names(name: str) -> None:
+    message(name)(Placed)
+    assert class_of(name) is Placed
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "A",
+        "a.",
+        ".a",
+        "a..b",
+        "1a",
+        "a b",
+        "a_b",
+        "a/b",
+        "a\n",
+        "a\0",
+        "é",
+        "-a",
+        "os.System",
+        "x" * 201,
+        "a.b\r\n",
+    ],
+)
+def test_other_forms_are_refused(name: str) -> None:
+    with pytest.raises(InvalidSetting, match="dotted lower-case words"):
+        message(name)
+
+
+def test_a_version_counts_from_1() -> None:
+    with pytest.raises(InvalidSetting, match="at least 1"):
+        message("a", version=0)
+
+
+def test_two_classes_cannot_have_one_name() -> None:
+    message("a")(Placed)
+    with pytest.raises(InvalidSetting, match=r"taken by .*Placed"):
+        message("a")(Shipped)
+    assert class_of("a") is Placed
+
+
+def test_a_module_that_is_loaded_again_registers_its_class_again() -> None:
+    message("a")(Placed)
+    again = type("Placed", (msgspec.Struct,), {"__module__": Placed.__module__})
+    message("a")(again)
+    assert class_of("a") is again
+
+
+def test_a_class_without_a_name_is_told_how_to_get_one() -> None:
+    with pytest.raises(UnknownMessageType, match=r"decorate it with @message\(name\)"):
+        name_of(Placed)
+
+
+def test_an_unknown_name_is_told_the_nearest_known_one() -> None:
+    message("orders.order-placed")(Placed)
+    with pytest.raises(UnknownMessageType, match=r"did you mean 'orders\.order-placed'\?"):
+        class_of("orders.order-place")
+
+
+@pytest.mark.parametrize("name", ["os.system", "antigravity", "this", "builtins.eval"])
+def test_nothing_is_imported_by_a_name(name: str) -> None:
+    before = set(sys.modules)
+    with pytest.raises(UnknownMessageType):
+        class_of(name)
+    assert set(sys.modules) == before

@@ -1,0 +1,205 @@
+"""Old versions of a message: which handler gets them, as what, and what becomes of an upcaster that fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from pydantic import BaseModel
+
+from durable import Bus, InvalidMessage, InvalidSetting, UnknownMessageType, message, upcaster
+from durable.cli.topology import needed
+from durable.messages import registry as messages
+from durable.messages import upcasting
+from durable.messages.codecs.msgpack import MSGPACK
+from durable.messages.routing import LOCAL
+from durable.messages.upcasting import decode, newer_types, sent_class
+from durable.outbox.envelope_factory import Composer
+from tests.support.kinds import draft
+
+
+class V1(msgspec.Struct):
+    total: str
+
+
+class V2(BaseModel):
+    cents: int
+
+
+class V3(msgspec.Struct):
+    cents: int
+    currency: str
+
+
+V1_TYPE, V2_TYPE, V3_TYPE = "orders.placed", "orders.placed.v2", "orders.placed.v3"
+
+
+@pytest.fixture(autouse=True)
+def _versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "_by_name", {})
+    monkeypatch.setattr(messages, "_by_class", {})
+    monkeypatch.setattr(upcasting, "_steps", {})
+    message("orders.placed")(V1)
+    message("orders.placed", version=2, content_type=MSGPACK)(V2)
+    message("orders.placed", version=3)(V3)
+
+
+def to_v2(old: V1) -> V2:
+    return V2(cents=round(float(old.total) * 100))
+
+
+def to_v3(old: V2) -> V3:
+    return V3(old.cents, "EUR")
+
+
+def declare_chain() -> None:
+    upcaster(V1, to=V2)(to_v2)
+    upcaster(V2, to=V3)(to_v3)
+
+
+def arrived(message_type: str, body: bytes, content_type: str = "application/json") -> Any:
+    return draft(content_type, message_type=message_type, body=body)
+
+
+def bus() -> Bus:
+    return Bus("shop", "postgresql://localhost/shop")
+
+
+async def handle(placed: V3) -> None: ...
+
+
+async def handle_v1(placed: V1) -> None: ...
+
+
+class TestDecoding:
+    def test_every_version_arrives_as_the_newest_whatever_it_is_encoded_in(self) -> None:
+        declare_chain()
+        assert decode(arrived(V1_TYPE, b'{"total":"4.20"}'), V3) == V3(420, "EUR")
+        assert decode(arrived(V2_TYPE, b'{"cents":7}'), V3) == V3(7, "EUR")
+        assert decode(arrived(V2_TYPE, b"\x81\xa5cents\x07", MSGPACK), V3) == V3(7, "EUR")
+        assert decode(arrived(V3_TYPE, b'{"cents":7,"currency":"CHF"}'), V3) == V3(7, "CHF")
+
+    def test_a_handler_of_a_version_between_gets_it_as_that_version(self) -> None:
+        declare_chain()
+        assert decode(arrived(V1_TYPE, b'{"total":"4.20"}'), V2) == V2(cents=420)
+        assert decode(arrived(V2_TYPE, b'{"cents":7}'), V2) == V2(cents=7)
+        assert decode(arrived(V1_TYPE, b'{"total":"4.20"}'), V1) == V1("4.20")
+
+    def test_it_was_sent_as_the_class_of_its_type(self) -> None:
+        declare_chain()
+        assert [sent_class(name, V3) for name in (V1_TYPE, V2_TYPE, V3_TYPE)] == [V1, V2, V3]
+        assert sent_class(V1_TYPE, V1) is V1
+
+    def test_an_upcaster_that_raises_makes_the_message_invalid(self) -> None:
+        declare_chain()
+        with pytest.raises(InvalidMessage, match=r"upcaster .*to_v2 failed: ValueError: could not convert") as invalid:
+            decode(arrived(V1_TYPE, b'{"total":"a lot"}'), V3)
+        assert isinstance(invalid.value.__cause__, ValueError)
+
+    def test_an_upcaster_that_returns_another_class_makes_the_message_invalid(self) -> None:
+        broken: Any = lambda old: None  # noqa: E731
+        upcaster(V1, to=V2)(broken)
+        with pytest.raises(InvalidMessage, match=r"upcaster .* returned NoneType, not V2"):
+            decode(arrived(V1_TYPE, b'{"total":"1"}'), V2)
+
+    def test_a_body_that_does_not_fit_its_own_version_is_invalid(self) -> None:
+        declare_chain()
+        with pytest.raises(InvalidMessage, match="the body is no V1"):
+            decode(arrived(V1_TYPE, b'{"cents":7,"currency":"EUR"}'), V3)
+
+
+class TestDeclaring:
+    def test_a_chain_that_leads_back_is_refused(self) -> None:
+        declare_chain()
+        with pytest.raises(InvalidSetting, match="leads back to where it began"):
+            upcaster(V3, to=V1)
+        with pytest.raises(InvalidSetting, match="leads back to where it began"):
+            upcaster(V3, to=V3)
+        assert list(newer_types(V1_TYPE)) == [V2_TYPE, V3_TYPE]
+
+    def test_an_old_version_has_one_upcaster(self) -> None:
+        declare_chain()
+        with pytest.raises(InvalidSetting, match=r"orders.placed is upcast by .*to_v2 already"):
+
+            @upcaster(V1, to=V3)
+            def directly(old: V1) -> V3:
+                return V3(0, "EUR")
+
+    def test_a_module_that_is_loaded_again_declares_its_upcaster_again(self) -> None:
+        declare_chain()
+        declare_chain()
+
+    def test_what_is_no_message_has_no_versions(self) -> None:
+        class Other(msgspec.Struct):
+            pass
+
+        with pytest.raises(UnknownMessageType):
+            upcaster(Other, to=V2)
+
+    def test_an_upcaster_does_no_io(self) -> None:
+        async def fetches(old: V1) -> V2:
+            return V2(cents=0)
+
+        declare: Any = upcaster(V1, to=V2)
+        with pytest.raises(InvalidSetting, match="must be a plain function"):
+            declare(fetches)
+
+
+class TestHandlers:
+    def test_the_handler_of_the_newest_version_gets_them_all(self) -> None:
+        declare_chain()
+        shop = bus()
+        shop.handles(V3)(handle)
+        assert {name: handler.message_type for name, handler in shop.application.by_type().items()} == dict.fromkeys(
+            (V1_TYPE, V2_TYPE, V3_TYPE), V3_TYPE
+        )
+
+    def test_the_order_of_the_declarations_makes_no_difference(self) -> None:
+        shop = bus()
+        shop.handles(V3)(handle)
+        declare_chain()
+        assert list(shop.application.by_type()) == [V3_TYPE, V1_TYPE, V2_TYPE]
+
+    def test_a_service_that_handles_the_old_version_goes_on_doing_so(self) -> None:
+        declare_chain()
+        shop = bus()
+        shop.handles(V1)(handle_v1)
+        assert list(shop.application.by_type()) == [V1_TYPE]
+
+    def test_no_version_has_two_handlers(self) -> None:
+        declare_chain()
+        shop = bus()
+        shop.handles(V1)(handle_v1)
+        with pytest.raises(InvalidSetting, match=r"orders.placed is handled by .*handle_v1, and upcast for .*handle;"):
+            shop.handles(V3)(handle)
+        assert list(shop.application.handlers) == [V1_TYPE]
+
+    async def test_an_upcaster_that_came_later_is_found_out_at_the_start(self) -> None:
+        shop = bus()
+        shop.handles(V1)(handle_v1)
+        shop.handles(V3)(handle)
+        declare_chain()
+        with pytest.raises(InvalidSetting, match="remove that handler, or the upcaster"):
+            await shop.runtime.check()
+
+    def test_an_old_version_that_is_sent_goes_to_the_handler_of_the_new_one(self) -> None:
+        declare_chain()
+        shop = bus()
+        shop.handles(V3)(handle)
+        composer = Composer("shop", shop.application.routes, shop.settings, shop.runtime.clock)
+        sent = composer.command(V1("4.20"))
+        assert (sent.destination, sent.message_type) == (LOCAL, V1_TYPE)
+        assert [envelope.destination for envelope in composer.event(V2(cents=1))[1]] == [LOCAL]
+        assert shop.application.routes.destinations() == {V3_TYPE: [LOCAL]}
+
+    def test_rabbitmq_is_asked_for_every_version(self) -> None:
+        declare_chain()
+        shop = Bus("shop", "postgresql://localhost/shop", amqp_url="amqp://localhost")
+        shop.handles(V3)(handle)
+        shop.listen("rabbitmq://default/topic/orders")
+        bindings = needed(shop)["default"].bindings
+        assert [binding.routing_key for binding in bindings] == [
+            f"orders-{each}" for each in (V1_TYPE, V2_TYPE, V3_TYPE)
+        ]
+        assert shop.runtime._handled() == dict.fromkeys((V3_TYPE, V1_TYPE, V2_TYPE), V3)  # what its listener asks

@@ -1,0 +1,156 @@
+"""The rules of health: each alone, and what silences it."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from durable.envelope import NodeId
+from durable.observability import health
+from durable.observability.health import NodeState
+from durable.recovery.policy import DormancyPolicy
+from durable.settings import Settings
+from durable.storage.circuits import OpenCircuit
+from durable.storage.gauges import MOST_COUNTED, Gauges, Side, Unowned
+from durable.storage.nodes import Node
+
+NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+PEER = "tcp://127.0.0.1:1"
+NODE = NodeId(1)
+
+
+def node(heartbeat_age: timedelta = timedelta(seconds=1), *handled: str) -> Node:
+    capabilities = json.dumps({"message_types": handled})
+    return Node(NODE, "orders", "host:1", "0", NOW, NOW - heartbeat_age, heartbeat_age, capabilities)
+
+
+def latched(minutes: int, kind: str = "destination", key: str = PEER, probing: bool = True) -> OpenCircuit:
+    return OpenCircuit(kind, key, "refused", NOW - minutes * MINUTE, None, "node 1", probing)
+
+
+def found(**changes: Any) -> Gauges:
+    """A schema in which a node is alive and nothing waits, except for these."""
+    quiet = Gauges(
+        now=NOW,
+        uptime=timedelta(days=1),
+        unowned={Side.OUTGOING: [], Side.INCOMING: []},
+        owned={Side.OUTGOING: {}, Side.INCOMING: {}},
+        scheduled={Side.OUTGOING: 0, Side.INCOMING: 0},
+        overdue=None,
+        dead_letters=0,
+        circuits=[],
+        nodes=[node()],
+        locked={NODE},
+        partitioned_days=8,
+        estimates={},
+    )
+    return quiet._replace(**changes)
+
+
+def unowned(minutes: int) -> dict[Side, list[Unowned]]:
+    return {Side.OUTGOING: [Unowned(PEER, 3, minutes * MINUTE)], Side.INCOMING: []}
+
+
+def of_type(name: str, minutes: int) -> dict[Side, list[Unowned]]:
+    return {Side.OUTGOING: [], Side.INCOMING: [Unowned(name, 3, minutes * MINUTE)]}
+
+
+def problems(gauges: Gauges, *, dormant: list[NodeId] | None = None, **settings: Any) -> list[str]:
+    return health.problems(gauges, dormant or [], health.unowned_waits(gauges), Settings(**settings))
+
+
+@pytest.mark.parametrize(
+    ("gauges", "settings"),
+    [
+        (found(), {}),
+        (found(nodes=[], locked=set(), unowned=unowned(0)), {}),
+        (found(unowned=unowned(600)), {}),
+        (found(unowned=unowned(600), circuits=[latched(600)], dead_letters=MOST_COUNTED), {}),
+        (found(unowned=unowned(600), circuits=[latched(1)]), {"health_lag": MINUTE}),
+        (found(circuits=[latched(4)]), {"health_latched": 5 * MINUTE}),
+        (found(circuits=[latched(600, kind="handler", key="a.b")]), {"health_latched": MINUTE}),
+        (found(circuits=[latched(600, probing=False)]), {"health_latched": MINUTE}),
+        (found(dead_letters=9), {"health_dead_letters": 10}),
+        (found(overdue=timedelta(seconds=59)), {}),
+    ],
+    ids=[
+        "nothing waits", "no node, and nothing has waited for long", "a backlog, and a node", "nobody wants to hear it",
+        "what is latched may lag", "latched for less", "a handler is no destination",
+        "a pause is no latch", "fewer dead letters", "hardly overdue",
+    ],
+)  # fmt: skip
+def test_it_is_healthy(gauges: Gauges, settings: dict[str, Any]) -> None:
+    assert problems(gauges, **settings) == []
+
+
+@pytest.mark.parametrize(
+    ("gauges", "settings", "said"),
+    [
+        (found(nodes=[], locked=set(), unowned=unowned(1)), {}, "work has waited for 60 s and no node is alive"),
+        (found(nodes=[node(MINUTE)], unowned=unowned(1)), {}, "work has waited for 60 s and no node is alive"),
+        (found(locked=set(), unowned=unowned(1)), {}, "work has waited for 60 s and no node is alive"),
+        (found(nodes=[], locked=set(), unowned=unowned(1)), {"health_unattended": 2 * MINUTE}, None),
+        (found(overdue=MINUTE), {}, "scheduled work is overdue by 60 s: see the log of a node"),
+        (found(overdue=MINUTE, nodes=[]), {}, "scheduled work is overdue by 60 s: start a node"),
+        (found(unowned=unowned(2)), {"health_lag": MINUTE}, f"outgoing {PEER} lags: its oldest message has waited"),
+        (found(circuits=[latched(5)]), {"health_latched": 5 * MINUTE}, f"{PEER} is latched for 300 s: refused"),
+        (found(dead_letters=10), {"health_dead_letters": 10}, "10 dead letters are unresolved"),
+        (found(dead_letters=1000), {"health_dead_letters": 10}, "1000 or more dead letters are unresolved"),
+        (found(partitioned_days=1), {}, "partitions are missing for today or tomorrow"),
+    ],
+    ids=[
+        "nobody is there", "the only node is stale", "the only node is dead", "nobody is there, and may be", "overdue",
+        "overdue and nobody is there", "it lags", "latched", "dead letters", "very many dead letters", "no partitions",
+    ],
+)  # fmt: skip
+def test_it_is_not_healthy_and_says_why(gauges: Gauges, settings: dict[str, Any], said: str | None) -> None:
+    assert [problem[: len(said or "")] for problem in problems(gauges, **settings)] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("gauges", "is_told"),
+    [
+        (found(unowned=of_type("a.b", 10)), True),
+        (found(unowned=of_type("a.b", 10), nodes=[node(MINUTE / 60, "a.b.v2")]), True),
+        (found(unowned=of_type("a.b", 10), nodes=[node(MINUTE / 60, "a.b")]), False),
+        (found(unowned=of_type("a.b", 10), circuits=[latched(1, kind="handler", key="a.b")]), False),
+        (found(unowned=of_type("a.b", 0)), False),
+    ],
+    ids=["no handler", "a handler of another version", "handled", "paused", "not for long"],
+)
+def test_work_that_no_living_node_handles_is_a_problem(gauges: Gauges, is_told: bool) -> None:
+    said = (
+        "3 messages a.b wait, the oldest for 600 s, and no living node handles them: start a node whose code has a "
+        "handler for them, or an upcaster to one"
+    )
+    assert problems(gauges) == ([said] if is_told else [])
+
+
+def test_work_that_only_a_dead_node_handles_is_told_as_unattended() -> None:
+    gauges = found(unowned=of_type("a.b", 10), nodes=[node(MINUTE / 60, "a.b")], locked=set())
+    assert problems(gauges) == [
+        "work has waited for 600 s and no node is alive: start one with durable-agent run APP:BUS"
+    ]
+
+
+def test_a_dormant_node_is_a_problem_while_it_owns_something() -> None:
+    owning = found(nodes=[], owned={Side.OUTGOING: {NODE: 2}, Side.INCOMING: {NODE: 3}})
+    assert problems(found(), dormant=[NODE]) == []
+    [problem] = problems(owning, dormant=[NODE])
+    assert problem.startswith("node 1 is dormant, owns 5 envelopes")
+
+
+def test_a_node_is_dormant_when_two_looks_a_grace_apart_find_it_dead() -> None:
+    policy = DormancyPolicy(grace=timedelta(seconds=2), stale=timedelta(seconds=20))
+    dead = found(locked=set())
+    assert [health.dormant(policy, dead, now) for now in (0.0, 1.0, 2.0)] == [[], [], [NODE]]
+    assert health.dormant(policy, found(), 3.0) == []
+
+
+def test_an_owner_that_is_registered_no_more_is_dead() -> None:
+    gauges = found(owned={Side.OUTGOING: {NodeId(9): 1}, Side.INCOMING: {}})
+    assert health.node_states(gauges, 20 * MINUTE) == {NODE: NodeState.ALIVE, NodeId(9): NodeState.DEAD}

@@ -1,0 +1,102 @@
+"""What is kept of an attempt that failed: enough to see why, and no more than fits."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from durable.messages.registry import class_of
+from durable.storage.rows import KEPT_ATTEMPTS, Failure, both_ends, error_text, failure_columns
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def failure(error: Exception) -> Failure:
+    try:
+        raise error
+    except Exception as raised:
+        return Failure.from_error(raised, number=1, failed_at=NOW)
+
+
+def test_an_attempt_says_what_failed_and_where() -> None:
+    kept = failure(LookupError("no such order"))
+    assert (kept.number, kept.failed_at, kept.exception_type, kept.reason) == (1, NOW, "LookupError", "no such order")
+    assert kept.traceback.startswith("Traceback")
+    assert kept.traceback.endswith("LookupError: no such order\n")
+    assert "raise error" in kept.traceback
+
+
+def test_it_is_bounded_whatever_the_exception_says() -> None:
+    kept = failure(ValueError("x" * 10_000_000))
+    assert len(kept.reason) < 2_100
+    assert len(kept.traceback) < 20_100
+    assert "raise error" in kept.traceback, "where it began matters as much as what it came to"
+
+
+def test_it_can_be_stored_whatever_the_exception_says() -> None:
+    kept = failure(ValueError("a\0b\ud800"))
+    assert (kept.reason, "\0" in kept.traceback) == ("a\N{REPLACEMENT CHARACTER}b?", False)
+
+
+@pytest.mark.parametrize("raised", [RuntimeError, SystemExit, KeyboardInterrupt])
+def test_an_exception_that_cannot_speak_has_a_text_all_the_same(raised: type[BaseException]) -> None:
+    class Speechless(Exception):
+        def __str__(self) -> str:
+            raise raised
+
+        __repr__ = __str__
+
+    kind, message, text = error_text(Speechless())
+    assert kind.endswith("Speechless")
+    assert "cannot be made" in message
+    assert "Speechless" in text
+
+
+def test_the_type_has_its_module_unless_it_is_built_in() -> None:
+    assert error_text(KeyError("a"))[:2] == ("KeyError", "'a'")
+    assert error_text(TimeoutError())[:2] == ("TimeoutError", "TimeoutError")
+
+
+def test_the_last_attempts_are_kept() -> None:
+    failures = [Failure(number, NOW, "E", "r", "t") for number in range(1, 51)]
+    assert failure_columns(failures)["failed_number"] == list(range(51 - KEPT_ATTEMPTS, 51))
+    assert all(values == [] for values in failure_columns(()).values())
+
+
+@given(st.text(), st.integers(2, 50))
+def test_both_ends_of_a_text_are_kept(text: str, limit: int) -> None:
+    kept = both_ends(text, limit)
+    assert (kept == text) == (len(text) <= limit)
+    half = limit // 2
+    assert kept.startswith(text[:half])
+    assert kept.endswith(text[-half:])
+    assert len(kept) < limit + 60
+
+
+def raised_below_durable(code: str, **names: Any) -> Exception:
+    """What this code raises, as if a module of durable had run it and nobody had called that."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011  any
+        eval(code, {"__name__": "durable.agents.handling", **names})
+    error = caught.value
+    while error.__traceback__ is not None and error.__traceback__.tb_frame.f_code.co_filename != "<string>":
+        error.__traceback__ = error.__traceback__.tb_next
+    return error
+
+
+def test_a_traceback_begins_where_the_application_does() -> None:
+    def handler() -> None:
+        class_of("rows.unheard-of")
+
+    lines = error_text(raised_below_durable("handler()", handler=handler))[2].splitlines()
+
+    assert lines[0].startswith("Traceback")
+    assert lines[1].endswith("in handler")
+    assert any(line.endswith("in class_of") for line in lines), "and has all that follows"
+
+
+def test_a_traceback_that_is_all_ours_is_whole() -> None:
+    assert "<string>" in error_text(raised_below_durable("1 / 0"))[2]

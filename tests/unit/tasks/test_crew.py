@@ -1,0 +1,158 @@
+"""Tasks that end together, whatever they raise."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from durable.tasks.cancelling import is_cancelled
+from durable.tasks.crew import BrokeOff, Crew, contained, end, raise_if_cancelled
+
+
+class Panic(BaseException):
+    pass
+
+
+async def for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+async def raising(error: BaseException) -> None:
+    await asyncio.sleep(0)
+    raise error
+
+
+@pytest.mark.parametrize("error", [Panic("x"), SystemExit(1), GeneratorExit(), asyncio.CancelledError("by accident")])
+async def test_crew_is_told_of_what_is_no_exception(error: BaseException) -> None:
+    others: list[asyncio.Task[None]] = []
+
+    async def owner() -> None:
+        async with Crew() as crew:
+            others.append(crew.create_task(for_ever(), name="other"))
+            crew.create_task(raising(error), name="raising")
+            await for_ever()
+
+    with pytest.raises(BrokeOff, match=type(error).__name__) as raised:
+        await owner()
+    assert raised.value.__cause__ is not None
+    assert others[0].cancelled()
+    assert not is_cancelled()
+
+
+async def test_crew_raises_several_errors_as_a_group() -> None:
+    async def owner() -> None:
+        async with Crew() as crew:
+            for number in range(2):
+                crew.create_task(raising(ValueError(str(number))), name="raising")
+            await for_ever()
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await owner()
+    assert len(raised.value.exceptions) == 2
+
+
+async def test_crew_passes_on_each_cancellation() -> None:
+    heard = 0
+    ended = asyncio.Event()
+
+    async def stubborn() -> None:
+        nonlocal heard
+        while heard < 3:
+            try:
+                await for_ever()
+            except asyncio.CancelledError:
+                heard += 1
+        ended.set()
+
+    async def nested() -> None:
+        async with Crew() as inner:
+            inner.create_task(stubborn(), name="stubborn")
+
+    async def owner() -> None:
+        async with Crew() as crew:
+            crew.create_task(nested(), name="nested")
+
+    task = asyncio.create_task(owner())
+    await asyncio.sleep(0.01)
+    assert await end([task], within=20) == []
+    assert heard == 3
+    assert task.cancelled()
+
+
+async def test_error_does_not_replace_the_cancellation_of_a_crew() -> None:
+    async def cleaning_up() -> None:
+        try:
+            await for_ever()
+        finally:
+            raise ConnectionResetError
+
+    async def owner() -> None:
+        async with Crew() as crew:
+            crew.create_task(cleaning_up(), name="cleaning up")
+            await for_ever()
+
+    task = asyncio.create_task(owner())
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
+async def test_end_returns_what_does_not_end() -> None:
+    free = asyncio.Event()
+
+    async def stubborn() -> None:
+        while not free.is_set():
+            try:
+                await free.wait()
+            except asyncio.CancelledError:
+                continue
+
+    task = asyncio.create_task(stubborn())
+    await asyncio.sleep(0)
+    assert await end([task], within=0.05) == [task]
+    free.set()
+    await task
+
+
+async def test_timeout_is_no_cancellation() -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await contained(for_ever())
+    assert not is_cancelled()
+
+
+async def test_keyboard_interrupt_is_not_caught() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        raise_if_cancelled(KeyboardInterrupt())
+
+
+@pytest.mark.parametrize("swallow", [True, False])
+async def test_cancelled_task_ends_whatever_is_raised_instead(swallow: bool) -> None:
+    rounds = 0
+
+    async def loop(step: Callable[[], Awaitable[None]]) -> None:
+        nonlocal rounds
+        while True:
+            rounds += 1
+            try:
+                await step()
+            except BaseException as error:
+                raise_if_cancelled(error)
+
+    async def step() -> None:
+        try:
+            await for_ever()
+        except asyncio.CancelledError:
+            if swallow:
+                raise OSError("the rollback failed") from None
+            raise
+
+    task = asyncio.create_task(loop(step))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert rounds == 1

@@ -1,0 +1,229 @@
+"""Requests to one peer over a pool of persistent connections, each with a deadline, signed, its answer bounded.
+
+It is built on httpx's transport, without the client around it: that follows redirects, obeys the proxies of the
+environment and keeps cookies, none of which is wanted here, and takes nearly half of the time of a request.
+
+A connection that is open may have been closed by the peer just before the next request came. That request is sent
+again at once: whatever is posted here is recognised by the peer when it comes twice.
+
+Errors of httpx and of the network become TransportErrors here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, Final, Self
+from uuid import uuid4
+
+import httpx
+
+from durable.errors import ConnectionFailed, PeerTimeout, ProtocolViolation
+from durable.failpoints import failpoint, is_armed
+from durable.settings import Settings
+from durable.transports.http import auth as http_auth
+from durable.transports.http.address import HttpAddress
+from durable.version import __version__
+
+_MOST_BYTES_UNLESS_OK: Final = 1 << 16
+_LONGEST_TEXT: Final = 300
+_USER_AGENT: Final = f"durable/{__version__}".encode()
+_CLOSED_BY_PEER: Final = ("Server disconnected", "peer closed connection")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the peer answered. As text: the status and what is said about it."""
+
+    status: int
+    headers: httpx.Headers
+    body: bytes
+
+    @property
+    def content_type(self) -> str:
+        return str(self.headers.get("content-type", "")).lower()
+
+    def __str__(self) -> str:
+        try:
+            status = f"{self.status} {HTTPStatus(self.status).phrase}"
+        except ValueError:
+            status = str(self.status)
+        said = _shown(self._said())
+        return f"{status}: {said}" if said else status
+
+    def _said(self) -> str:
+        """Where a redirect leads, the detail of a problem, or at least what kind of answer it is."""
+        if "location" in self.headers:
+            return f"to {self.headers['location']}"
+        if self.content_type != "application/problem+json":
+            return self.content_type
+        try:
+            return str(json.loads(self.body)["detail"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return self.content_type
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where requests of one kind go, and the headers that they all have."""
+
+    url: httpx.URL
+    headers: list[tuple[bytes, bytes]]
+
+    @classmethod
+    def at(cls, uri: str, content_type: str | None = None) -> Endpoint:
+        url = httpx.URL(uri)
+        headers = [(b"host", url.netloc), (b"user-agent", _USER_AGENT), (b"accept-encoding", b"identity")]
+        return cls(url, [*headers, (b"content-type", content_type.encode())] if content_type else headers)
+
+
+class HttpClient:
+    """The connections to one peer. An async context manager: leaving it closes them."""
+
+    def __init__(self, address: HttpAddress, settings: Settings, secret: str | None, tls: ssl.SSLContext) -> None:
+        self._peer = str(address)
+        self._shows_secret = settings.http_auth == "bearer"
+        self._secret = secret
+        self._tls = tls
+        self._send_seconds = settings.send_timeout.total_seconds()
+        self._connect_seconds = settings.connect_timeout.total_seconds()
+        self._most_bytes = settings.max_frame_bytes
+        self._most_connections = settings.batches_in_flight + 1  # a ping beside the batches
+        self._limits = httpx.Limits(
+            max_connections=self._most_connections,
+            max_keepalive_connections=self._most_connections,
+            keepalive_expiry=settings.idle_timeout.total_seconds() / 2,
+        )
+        self._connections: httpx.AsyncHTTPTransport | None = None
+
+    async def __aenter__(self) -> Self:
+        self._connections = httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False, limits=self._limits)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._connections is not None
+        connections, self._connections = self._connections, None
+        await connections.aclose()
+
+    async def post(self, endpoint: Endpoint, body: bytes) -> Answer:
+        """Whatever the peer answers, within `send_timeout`; raises TransportError when that is nothing, or too much."""
+        if self._connections is None:
+            raise RuntimeError("a sender is used inside `async with`")
+        try:
+            async with asyncio.timeout(self._send_seconds):
+                with self._translated():
+                    return await self._post(self._connections, endpoint, body)
+        except TimeoutError:
+            raise PeerTimeout(f"{self._peer}: no answer within {self._send_seconds:g} seconds") from None
+
+    async def _post(self, connections: httpx.AsyncHTTPTransport, endpoint: Endpoint, body: bytes) -> Answer:
+        for spare in reversed(range(self._most_connections + 1)):
+            connection = _Connection()
+            try:
+                return await self._exchange(connections, self._request(endpoint, body, connection))
+            except (httpx.NetworkError, httpx.RemoteProtocolError):
+                if connection.is_fresh or not spare:  # each try takes a dead connection out of the pool
+                    raise
+            except BaseException:
+                await connection.abandon()
+                raise
+        raise AssertionError("the last try has returned or raised")
+
+    def _request(self, endpoint: Endpoint, body: bytes, connection: _Connection) -> httpx.Request:
+        headers = [*endpoint.headers, (b"content-length", b"%d" % len(body))]
+        if self._secret is not None:
+            headers.append((b"authorization", self._credentials(self._secret, endpoint.url.raw_path, body).encode()))
+        breaks_off = body and (is_armed("C6") or is_armed("C7"))
+        stream = _InHalves(body) if breaks_off else httpx.ByteStream(body)
+        extensions = {"timeout": {"connect": self._connect_seconds}, "trace": connection.trace}
+        return httpx.Request("POST", endpoint.url, headers=headers, stream=stream, extensions=extensions)
+
+    def _credentials(self, secret: str, target: bytes, body: bytes) -> str:
+        if self._shows_secret:
+            return http_auth.bearer(secret)
+        return http_auth.signature(secret, "POST", target, body, timestamp=int(time.time()), nonce=uuid4().hex)
+
+    async def _exchange(self, connections: httpx.AsyncHTTPTransport, request: httpx.Request) -> Answer:
+        response = await connections.handle_async_request(request)
+        status = response.status_code
+        most_bytes = self._most_bytes if status == HTTPStatus.OK else _MOST_BYTES_UNLESS_OK
+        body = bytearray()
+        async with aclosing(response):
+            async for chunk in response.aiter_raw():
+                body += chunk
+                if len(body) > most_bytes:
+                    raise ProtocolViolation(f"{self._peer}: answered {status} with more than {most_bytes:,} bytes")
+        return Answer(status, response.headers, bytes(body))
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.TimeoutException as error:
+            raise PeerTimeout(f"{self._peer}: no connection within {self._connect_seconds:g} seconds") from error
+        except httpx.ConnectError as error:
+            raise ConnectionFailed(f"connecting to {self._peer}: {_reason(error)}") from error
+        except httpx.RemoteProtocolError as error:
+            closed = str(error).startswith(_CLOSED_BY_PEER)
+            raise (ConnectionFailed if closed else ProtocolViolation)(f"{self._peer}: {_shown(str(error))}") from error
+        except (httpx.TransportError, OSError) as error:
+            raise ConnectionFailed(f"{self._peer}: {_reason(error)}") from error
+
+
+class _Connection:
+    """What httpx tells of the connection of one request."""
+
+    def __init__(self) -> None:
+        self.is_fresh = False
+        self._opened: Any = None
+
+    async def trace(self, event: str, details: dict[str, Any]) -> None:
+        if event == "connection.connect_tcp.started":
+            self.is_fresh = True
+        elif event == "connection.connect_tcp.complete":
+            self._opened = details["return_value"]
+
+    async def abandon(self) -> None:
+        """Close it, if it was opened for this request: httpx forgets one when a TLS handshake is cancelled."""
+        if self._opened is not None:
+            await self._opened.aclose()
+
+
+class _InHalves(httpx.AsyncByteStream):
+    """A body that is written in halves, so that failpoints can lie between and behind them."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        half = len(self._body) // 2
+        yield self._body[:half]
+        failpoint("C6")
+        yield self._body[half:]
+        failpoint("C7")
+
+
+def _shown(text: str) -> str:
+    """What the peer wrote, fit for people and logs."""
+    return "".join(c if c.isprintable() else " " for c in text[:_LONGEST_TEXT])
+
+
+def _reason(error: BaseException) -> str:
+    """What the system said, below the layers that wrap it: theirs say no more than that something failed."""
+    layer: BaseException | None = error
+    while layer is not None:
+        if isinstance(layer, BaseExceptionGroup):  # one for each address of a host
+            layer = layer.exceptions[0]
+        if isinstance(layer, OSError) and layer.strerror:
+            return layer.strerror
+        layer = layer.__cause__ or layer.__context__
+    return str(error) or type(error).__name__

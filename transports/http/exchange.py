@@ -1,0 +1,224 @@
+"""What the endpoints of HTTP share: who may come in, what is read of a request, and how one is refused.
+
+    request --> credentials --> content type --> counted body --> signature --> endpoint
+                    401              415        400 408 413 429      401
+
+Nothing that a client announces is believed: bytes are counted as they arrive, for this request and for all that are
+under way. A request that is refused raises Starlette's HTTPException, which the client sees as a problem (RFC 9457).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import quote
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from durable.settings import Settings
+from durable.transports.base import Receiver
+from durable.transports.http import auth as http_auth
+from durable.transports.http.address import is_loopback
+
+PROBLEM: Final = "application/problem+json"
+RETRY_SOON: Final = {"Retry-After": "1"}
+
+_CHARSET: Final = frozenset({"", "charset=utf-8", 'charset="utf-8"'})
+
+
+class Room:
+    """The bytes of all requests under way, which are bounded together."""
+
+    def __init__(self) -> None:
+        self.taken_bytes = 0
+
+    @contextmanager
+    def share(self, most_bytes: int) -> Iterator[Callable[[int], bool]]:
+        """The share of one request, given back at the end. Call it to take more; it says whether there was room.
+
+        What is larger than all the room is taken alone.
+        """
+        mine = 0
+
+        def take(size_bytes: int) -> bool:
+            nonlocal mine
+            if self.taken_bytes > mine and self.taken_bytes + size_bytes > most_bytes:
+                return False
+            mine += size_bytes
+            self.taken_bytes += size_bytes
+            return True
+
+        try:
+            yield take
+        finally:
+            self.taken_bytes -= mine
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What the endpoints of one app share.
+
+    `receiver` returns None while this process is not ready to store anything. `endpoint` is the stable key under which
+    envelopes are stored and recognised. `messages` are the classes handled here, by message type.
+    """
+
+    receiver: Callable[[], Receiver | None]
+    endpoint: str
+    service: str
+    settings: Settings
+    messages: Callable[[], Mapping[str, type]]
+    room: Room = field(default_factory=Room)
+    counts: Counter[str] = field(default_factory=lambda: Counter(batches=0, envelopes=0, refused=0))
+
+    def open(self) -> Receiver:
+        """The receiver; raises HTTPException (503) while there is none."""
+        receiver = self.receiver()
+        if receiver is None:
+            raise HTTPException(503, "this process is not ready to store anything", RETRY_SOON)
+        return receiver
+
+
+# Coming in --------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def admitted(
+    request: Request, door: Door, *content_types: str, most_bytes: int | None = None
+) -> AsyncIterator[bytes]:
+    """The body of a request that may come in; inside the block its bytes count as under way.
+
+    `content_types` are those that are understood: none means that the endpoint looks for itself. `most_bytes` is
+    `max_frame_bytes` unless given. Raises HTTPException.
+    """
+    signature = _authenticated(request, door.settings)
+    if content_types:
+        require_content_type(request, *content_types)
+    most_bytes = door.settings.max_frame_bytes if most_bytes is None else most_bytes
+    with door.room.share(door.settings.buffer_bytes) as take:
+        body = await _read(request, door.settings, most_bytes, take)
+        secrets, headers = _secrets(door.settings), request.headers.raw
+        if signature is not None and not signature.matches(secrets, *_signed(request), body, headers):
+            raise _unauthenticated(
+                "the signature does not fit: another http_secret, or path, headers or body were changed on the way"
+            )
+        yield body
+
+
+def require_content_type(request: Request, *understood: str) -> str:
+    """The content type, one of these; raises HTTPException (415) for any other."""
+    named, _, parameter = request.headers.get("content-type", "").partition(";")
+    named, parameter = named.strip().lower(), parameter.replace(" ", "").lower()
+    if named not in understood or parameter not in _CHARSET:
+        raise HTTPException(415, f"Content-Type must be {' or '.join(understood)}")
+    return named
+
+
+async def _read(request: Request, settings: Settings, most_bytes: int, take: Callable[[int], bool]) -> bytes:
+    announced = _announced(request)
+    if announced is not None and announced > most_bytes:
+        raise _too_large(most_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(settings.frame_timeout.total_seconds()):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > most_bytes:
+                    raise _too_large(most_bytes)
+                if not take(len(chunk)):
+                    raise HTTPException(429, "as many bytes as may be (buffer_bytes) are under way", RETRY_SOON)
+                chunks.append(chunk)
+    except TimeoutError:
+        raise HTTPException(408, "the body did not arrive in time (frame_timeout)", {"Connection": "close"}) from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the client went away before the body was whole") from None
+    if announced is not None and announced != size:
+        raise HTTPException(400, f"Content-Length says {announced}, and {size} bytes came")
+    return b"".join(chunks)
+
+
+def _announced(request: Request) -> int | None:
+    """What Content-Length says; None for a chunked body. Raises HTTPException for a body that is not plain."""
+    headers = request.headers
+    if headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise HTTPException(415, "a body must come without Content-Encoding", {"Accept-Encoding": "identity"})
+    length = headers.get("content-length")
+    if length is None:
+        return None
+    if "transfer-encoding" in headers or not (length.isascii() and length.isdigit() and len(length) <= 18):
+        raise HTTPException(400, "Content-Length must be one number, and not beside Transfer-Encoding")
+    return int(length)
+
+
+def _too_large(most_bytes: int) -> HTTPException:
+    return HTTPException(413, f"a body has at most {most_bytes} bytes here")
+
+
+# Authentication ---------------------------------------------------------------------------------------------------
+
+
+def _authenticated(request: Request, settings: Settings) -> http_auth.Signature | None:
+    """Raise HTTPException (401) unless the credentials are good; a signature is still to be matched with the body."""
+    secrets = _secrets(settings)
+    if not secrets and is_local(request.scope):
+        return None
+    if not secrets:
+        raise _unauthenticated(
+            "this service has no secret and answers only its own machine: set http_secret on both ends"
+        )
+    skew_seconds = settings.http_clock_skew.total_seconds()
+    match http_auth.parse(request.headers.get("authorization", "")):
+        case http_auth.Bearer() as bearer if bearer.matches(secrets):
+            return None
+        case http_auth.Signature() as signature if signature.is_timely(time.time(), skew_seconds):
+            return signature
+        case http_auth.Signature():
+            raise _unauthenticated(
+                f"the timestamp is more than http_clock_skew ({skew_seconds:g} s) off: the two clocks differ, or it is "
+                "a replay"
+            )
+        case http_auth.Bearer():
+            raise _unauthenticated("this is not the secret: http_secret must be the same on both ends")
+        case None:
+            raise _unauthenticated("show http_secret, as a signature or as a bearer token")
+
+
+def is_local(scope: Mapping[str, Any]) -> bool:
+    """Are both ends of the connection this machine? A proxy in between must not make strangers look local."""
+    return all(scope.get(end) and is_loopback(str(scope[end][0])) for end in ("server", "client"))
+
+
+def _secrets(settings: Settings) -> list[str]:
+    known = (settings.http_secret, settings.http_previous_secret)
+    return [secret.get_secret_value() for secret in known if secret is not None]
+
+
+def _signed(request: Request) -> tuple[str, bytes]:
+    """The method and the target as the client wrote them; a mount or a router changes only the decoded path."""
+    scope = request.scope
+    path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+    query: bytes = scope.get("query_string", b"")
+    return request.method, path + b"?" + query if query else path
+
+
+def _unauthenticated(detail: str) -> HTTPException:
+    return HTTPException(401, detail, {"WWW-Authenticate": http_auth.CHALLENGE})
+
+
+# Refusing ---------------------------------------------------------------------------------------------------------
+
+
+def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+    """A response that says what is wrong, to people and to programs."""
+    title = HTTPStatus(status).phrase
+    content = {"type": "about:blank", "title": title, "status": status, "detail": detail}
+    return Response(json.dumps(content), status, headers, media_type=PROBLEM)

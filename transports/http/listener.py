@@ -1,0 +1,100 @@
+"""The receiving end of HTTP where no application serves the endpoints: they are served on a socket of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from durable.errors import InvalidSetting
+from durable.settings import Settings
+from durable.tasks.crew import contained
+from durable.telemetry import log
+from durable.transports.base import Receiver
+from durable.transports.http.address import HttpAddress
+from durable.transports.http.app import make_app
+from durable.transports.http.exchange import Door
+from durable.transports.http.server import BACKLOG, Server
+
+
+class HttpListener:
+    """A `durable.transports.base.Listener` for one `http://` or `https://` address."""
+
+    def __init__(
+        self,
+        address: HttpAddress,
+        endpoint: str,
+        settings: Settings,
+        *,
+        service: str,
+        messages: Callable[[], Mapping[str, type]],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        self._address = address
+        self._uri = str(address)
+        self._endpoint = endpoint
+        self._settings = settings
+        self._service = service
+        self._messages = messages
+        self._tls = tls
+        self._counts: Counter[str] = Counter(connections=0, dropped=0, batches=0, envelopes=0, refused=0)
+        self._server: Server | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return self._endpoint
+
+    @property
+    def address(self) -> str:
+        """The URI that peers send to; with the port that was bound, once serve() has returned."""
+        return self._uri
+
+    def statistics(self) -> Mapping[str, int]:
+        """Counters since serve(): connections, dropped, batches, envelopes, refused (requests)."""
+        return dict(self._counts)
+
+    async def serve(self, receiver: Receiver) -> None:
+        """Bind and return; raises InvalidSetting when the address cannot be bound."""
+        listening = self._bind()
+        door = Door(
+            lambda: receiver, self._endpoint, self._service, self._settings, self._messages, counts=self._counts
+        )
+        app = make_app(door, self._address.path)
+        self._server = Server(app, self._settings, self._tls, self._counts)
+        self._tasks = await asyncio.TaskGroup().__aenter__()
+        self._serving = self._tasks.create_task(
+            contained(self._server.serve(sockets=[listening])), name=f"serve {self._uri}"
+        )
+
+    async def close(self) -> None:
+        """Accept nothing new, answer the requests under way within `drain_timeout`, and close."""
+        if self._server is None or self._tasks is None:
+            return
+        server, self._server = self._server, None
+        server.leave()
+        try:
+            await asyncio.wait([self._serving], timeout=self._settings.drain_timeout.total_seconds())
+        finally:
+            if not self._serving.done():
+                log.warning("%s closes with requests under way: they were not answered in time", self._uri)
+                server.give_up()
+            await self._tasks.__aexit__(None, None, None)
+
+    def _bind(self) -> socket.socket:
+        # One name, one socket: `localhost` could stand for two addresses, with a port each.
+        host = "127.0.0.1" if self._address.host == "localhost" else self._address.host
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        port = self._address.port or 0
+        try:
+            listening = socket.create_server(
+                (host, port), family=family, backlog=BACKLOG, reuse_port=self._address.reuse_port
+            )
+        except OSError as error:
+            raise InvalidSetting(f"{self._address}: cannot listen here: {error.strerror or error}") from error
+        # asyncio sets it only where the socket names its protocol; without it each answer waits for a delayed ACK.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._uri = str(self._address.on_port(listening.getsockname()[1]))
+        return listening

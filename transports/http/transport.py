@@ -1,0 +1,152 @@
+"""HTTP: makes senders, listeners and mountable apps for `http://` and `https://` URIs.
+
+    http_wire                    a batch and its outcomes as bytes
+    http_auth                    the secret as a signature or a bearer token
+    http_headers, cloudevents    one message from any client
+    http_address                 URIs
+    http_client, http_sender     the sending end, on httpx
+    http_exchange                what the endpoints share
+    http_batches, http_messages  the endpoints, on Starlette; http_openapi describes them
+    http_app                     all of them as one ASGI app
+    http_server, http_listener   the app on a socket of its own, by uvicorn
+
+Those of the first four lines decide and do no I/O; the others wait and act.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import httpx
+from pydantic import SecretStr
+from starlette.types import ASGIApp
+
+from durable.errors import InvalidSetting
+from durable.settings import Settings
+from durable.transports.base import Receiver
+from durable.transports.http.address import SCHEMES, HttpAddress, parse
+from durable.transports.http.app import make_app
+from durable.transports.http.exchange import Door
+from durable.transports.http.listener import HttpListener
+from durable.transports.http.sender import HttpSender
+
+__all__ = ["HttpListener", "HttpSender", "HttpTransport"]
+
+_NOT_ENCRYPTED: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # of http:// senders: it trusts nobody
+
+
+class HttpTransport:
+    """A `durable.transports.base.Transport`.
+
+    `service` is this service's name, and `messages` returns the classes that it handles, by message type.
+    """
+
+    schemes: tuple[str, ...] = SCHEMES
+
+    def __init__(self, settings: Settings, *, service: str, messages: Callable[[], Mapping[str, type]]) -> None:
+        self._settings = settings
+        self._service = service
+        self._messages = messages
+        self._peer_secrets = _by_origin(settings.http_peer_secrets)
+
+    def check(self, uri: str) -> None:
+        """Raise InvalidSetting unless this is a URI of a host, and perhaps a port and a path."""
+        parse(uri)
+
+    def resolve(self, uri: str, message_type: str) -> str:
+        """`uri` itself; raises InvalidSetting when the secret would be shown to whoever listens on the way."""
+        if self._settings.http_auth == "bearer":
+            self._secret_for(parse(uri))
+        return uri
+
+    def sender(self, destination: str) -> HttpSender:
+        address = parse(destination)
+        if address.port == 0:
+            raise InvalidSetting(f"{destination}: nobody can be reached on port 0; write the port of the listener")
+        tls = self._trust if address.is_encrypted else _NOT_ENCRYPTED
+        return HttpSender(address, self._settings, self._secret_for(address), tls)
+
+    def listener(self, uri: str, endpoint: str) -> HttpListener:
+        """Port 0 listens on a free port; the listener's `address` then says which."""
+        address = parse(uri)
+        if address.port is None:
+            raise InvalidSetting(f"{uri}: write the port to listen on, as in http://127.0.0.1:8001")
+        if "%" in address.path:
+            raise InvalidSetting(f"{uri}: write a path to listen on without percent-encoding")
+        if not address.is_local and self._settings.http_secret is None:
+            raise InvalidSetting(
+                f"http_secret: {uri} can be reached from other machines, so peers must show a secret; set it to one"
+                " that they all know, or listen on 127.0.0.1"
+            )
+        tls = self._certificate(uri) if address.is_encrypted else None
+        return HttpListener(address, endpoint, self._settings, service=self._service, messages=self._messages, tls=tls)
+
+    def app(
+        self, endpoint: str, receiver: Callable[[], Receiver | None], counts: Counter[str] | None = None
+    ) -> ASGIApp:
+        """The endpoints as an ASGI app, to be mounted in an application.
+
+        What comes in is stored under the key `endpoint`, and counted in `counts`. While `receiver` returns None the app
+        answers 503.
+        """
+        counts = Counter() if counts is None else counts
+        counts.update(batches=0, envelopes=0, refused=0)
+        return make_app(Door(receiver, endpoint, self._service, self._settings, self._messages, counts=counts))
+
+    def _secret_for(self, address: HttpAddress) -> str | None:
+        """What is shown to this peer; raises InvalidSetting when it must not be."""
+        name = "http_peer_secrets" if address.origin in self._peer_secrets else "http_secret"
+        secret = self._peer_secrets.get(address.origin, self._settings.http_secret)
+        if secret is None:
+            return None
+        value = secret.get_secret_value()
+        if self._settings.http_auth == "bearer":
+            if not (address.is_encrypted or address.is_local):
+                raise InvalidSetting(
+                    f"http_auth: {address} is not encrypted, so everybody on the way could read the secret;"
+                    " use https://, or http_auth=hmac"
+                )
+            if not value.isascii() or not value.isprintable() or " " in value:
+                raise InvalidSetting(f"{name}: with http_auth=bearer it must be of visible ASCII characters")
+        return value
+
+    @cached_property
+    def _trust(self) -> ssl.SSLContext:
+        authorities = self._settings.tls_ca
+        if authorities is None:
+            return httpx.create_ssl_context(trust_env=False)
+        try:
+            return ssl.create_default_context(cafile=authorities)
+        except OSError as error:  # ssl.SSLError is one
+            raise InvalidSetting(f"tls_ca: {_unreadable(authorities, error)}") from error
+
+    def _certificate(self, uri: str) -> ssl.SSLContext:
+        chain, key = self._settings.tls_certificate, self._settings.tls_key
+        if chain is None or key is None:
+            raise InvalidSetting(f"tls_certificate: {uri} needs a certificate; set tls_certificate and tls_key")
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.set_alpn_protocols(["http/1.1"])
+        try:
+            context.load_cert_chain(chain, key)
+        except OSError as error:
+            raise InvalidSetting(f"tls_certificate, tls_key: {_unreadable(chain, error)}") from error
+        return context
+
+
+def _by_origin(secrets: Mapping[str, SecretStr]) -> dict[str, SecretStr]:
+    found: dict[str, SecretStr] = {}
+    for peer, secret in secrets.items():
+        address = parse(peer)
+        if address.path or address.reuse_port:
+            raise InvalidSetting(f"http_peer_secrets: {peer!r} is more than scheme://host:port")
+        found[address.origin] = secret
+    return found
+
+
+def _unreadable(path: Path, error: OSError) -> str:
+    return f"{path} cannot be used: {error.strerror or error}"

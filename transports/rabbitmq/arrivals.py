@@ -1,0 +1,122 @@
+"""What arrives from a queue: an envelope, or why it can be none.
+
+    sent by durable      it has a header `durable-...`         as it was sent
+    sent by others       with a message_id, and a type of      id: the message_id, if it is a UUID; otherwise one that
+                         its own or of its queue               is made of it and of the queue, the same each time
+    Unmappable           anything else                         kept as a dead letter, with what is known of it
+
+An id is what duplicates are recognised by: a broker delivers again whatever was not acknowledged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
+from uuid import UUID, uuid5
+
+from pamqp.commands import Basic
+
+from durable.envelope import JSON, Envelope, media_type
+from durable.errors import InvalidMessage
+from durable.transports.rabbitmq.message import as_text, is_ours, parsed_uuid, received
+
+_IDS: Final = UUID("5f0f8d2c-62a5-4f0e-9c1b-4a3f6c7f3a51")  # the namespace of ids that are made here (RFC 9562, 6.5)
+_NOT_ENCODED: Final = ("", "identity", "utf-8", "utf8")
+
+
+class Unmappable(NamedTuple):
+    """What arrived and can be no envelope. `raw` is the body, unless that is larger than messages may be."""
+
+    raw: bytes
+    reason: str
+    metadata: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The queue that is consumed, and what is taken for granted of messages that durable has not sent."""
+
+    queue: str
+    destination: str
+    message_type: str | None = None
+
+
+def mapped(
+    delivery: Basic.Deliver, about: Basic.Properties, body: bytes, *, origin: Origin, limit_bytes: int, now: datetime
+) -> Envelope | Unmappable:
+    """The envelope in what arrived `now`."""
+    try:
+        if len(body) > limit_bytes:
+            raise InvalidMessage(f"the body has {len(body)} bytes, more than max_message_bytes ({limit_bytes})")
+        headers = about.headers or {}
+        if is_ours(headers):
+            return received(about, headers, body, now)
+        return _foreign(about, headers, body, origin, now)
+    except (InvalidMessage, RecursionError) as error:
+        facts = metadata(delivery, about, origin)
+        if len(body) <= limit_bytes:
+            return Unmappable(body, str(error), facts)
+        digest = {"body-bytes": str(len(body)), "body-sha256": hashlib.sha256(body).hexdigest()}
+        return Unmappable(b"", str(error), facts | digest)
+
+
+def metadata(delivery: Basic.Deliver, about: Basic.Properties, origin: Origin) -> dict[str, str]:
+    """What a dead letter says of the message that it was; each value has at most 255 bytes."""
+    facts = {
+        "queue": origin.queue,
+        "exchange": delivery.exchange,
+        "routing-key": delivery.routing_key,
+        "message-id": about.message_id,
+        "correlation-id": about.correlation_id,
+        "type": about.message_type,
+        "app-id": about.app_id,
+        "content-type": about.content_type,
+        "content-encoding": about.content_encoding,
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _foreign(
+    about: Basic.Properties, headers: Mapping[str, Any], body: bytes, origin: Origin, now: datetime
+) -> Envelope:
+    """What anybody else has sent. Its id makes it known again; what is no UUID becomes one, the same each time."""
+    if not about.message_id:
+        raise InvalidMessage("it has no message_id: duplicates of it could not be recognised")
+    message_type = about.message_type or origin.message_type
+    if not message_type:
+        raise InvalidMessage("it has no type, and none is configured for its queue (?message_type=)")
+    if (about.content_encoding or "").lower() not in _NOT_ENCODED:
+        raise InvalidMessage(f"content_encoding {about.content_encoding!r} is not understood; send it as it is")
+    id_ = parsed_uuid(about.message_id) or uuid5(uuid5(_IDS, origin.queue), about.message_id)
+    return Envelope(
+        id=id_,
+        message_type=message_type,
+        destination=origin.destination,
+        source=about.app_id or "unknown",
+        correlation_id=parsed_uuid(about.correlation_id or "") or id_,
+        body=body,
+        sent_at=about.timestamp or now,
+        content_type=_content_type(about.content_type),
+        headers={name: as_text(value) for name, value in headers.items()},
+        deliver_by=_deadline(about.expiration, now),
+    )
+
+
+def _deadline(expiration: str | None, now: datetime) -> datetime | None:
+    """What was left to it in milliseconds when its queue got it; how long ago that was, the broker does not tell."""
+    if expiration is None:
+        return None
+    if not re.fullmatch("[0-9]{1,12}", expiration):
+        raise InvalidMessage(f"expiration {expiration[:100]!r} is no number of milliseconds")
+    return now + timedelta(milliseconds=int(expiration))
+
+
+def _content_type(given: str | None) -> str:
+    """JSON is JSON, whatever charset is said beside it (RFC 8259: it is UTF-8)."""
+    if not given or media_type(given) == JSON:
+        return JSON
+    return given

@@ -1,0 +1,303 @@
+"""The receiving end of RabbitMQ: the queues of an address, and what has arrived from them.
+
+    queues --> arrived --> receive() --> COMMIT --> Basic.Ack, one for each
+                  ^           |
+                  +-----------+  Busy, Failed: kept, not acknowledged, offered again after a pause
+
+    DOWN --declare, consume every queue--> UP --connection or channel lost, queue deleted--> DOWN, and soon again
+
+Deliveries of all queues gather while a batch is being stored. What was stored is acknowledged, each by its own tag and
+never before; what can be no envelope is kept as a dead letter first. What is not acknowledged when its channel is lost
+is delivered again, here or elsewhere, and the receiver knows duplicates. What is held is bounded by the prefetch of
+each queue; nothing is sent back to the broker while the listener is up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NoReturn
+
+from durable.envelope import Envelope
+from durable.errors import InvalidSetting, StorageUnavailable, TransportError
+from durable.failpoints import failpoint
+from durable.outcomes import Duplicate, Outcome, Rejected, Stored, merged
+from durable.settings import Settings
+from durable.tasks.crew import Stuck, end, in_time, raise_if_cancelled
+from durable.telemetry import log
+from durable.transports.base import Receiver
+from durable.transports.rabbitmq.address import QueueAddress, Source, SubscriptionAddress
+from durable.transports.rabbitmq.arrivals import Origin, Unmappable
+from durable.transports.rabbitmq.broker import CLOSING_SECONDS, Broker
+from durable.transports.rabbitmq.consumers import Consumers, Delivery, acknowledge
+from durable.transports.rabbitmq.declaring import declare
+from durable.transports.rabbitmq.topology import Topology, listening
+
+
+class RabbitListener:
+    """A `durable.transports.base.Listener` for one `rabbitmq://` source."""
+
+    def __init__(
+        self,
+        address: Source,
+        endpoint: str,
+        broker: Broker,
+        settings: Settings,
+        service: str,
+        handled: Callable[[], Collection[str]],
+    ) -> None:
+        self._source = address
+        self._endpoint = endpoint
+        self._broker = broker
+        self._settings = settings
+        self._service = service
+        self._handled = handled
+        self._prefetch = address.options.prefetch or settings.amqp_prefetch
+        self._counts: Counter[str] = Counter(connections=0, dropped=0, batches=0, envelopes=0, refused=0, down=0)
+        self._is_serving = False
+        self._cannot_store = ""
+        self._consumers: Consumers | None = None
+        self._arrived: deque[Delivery] = deque()
+        self._changed = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._down_because = ""
+        self._is_ordered = False
+        self._is_shared = False
+
+    @property
+    def endpoint(self) -> str:
+        return self._endpoint
+
+    @property
+    def address(self) -> str:
+        return str(self._source)
+
+    def statistics(self) -> Mapping[str, int]:
+        """Counters since serve(): connections, dropped, batches, envelopes, refused; and `down`, 1 while it is."""
+        return dict(self._counts)
+
+    async def serve(self, receiver: Receiver) -> None:
+        """Consume, now or, while the broker is away, as soon as it can be reached.
+
+        Raises InvalidSetting when a queue is there with other arguments, if the broker can be asked now.
+        """
+        topology = listening(self._source, self._settings, service=self._service, handled=self._handled())
+        self._is_ordered = any(queue.ordered for queue in topology.queues)
+        self._is_shared = any(queue.declared and not queue.ordered for queue in topology.queues)
+        await self._broker.consuming.__aenter__()
+        try:
+            await self._try_to_consume(topology)
+        except BaseException:
+            await self._broker.consuming.__aexit__()
+            raise
+        self._keeping = asyncio.create_task(self._keep_consuming(topology), name=f"consume {self.address}")
+        self._storing = asyncio.create_task(self._store_arrivals(receiver), name=f"store from {self.address}")
+        self._is_serving = True
+
+    async def close(self) -> None:
+        """Have nothing more delivered, wait at most `drain_timeout` for the batch under way, and close.
+
+        The consumer of an ordered queue is not cancelled before: the broker would make another one active, which would
+        be given what comes behind the deliveries that are held here. Its channel is closed instead, which puts them
+        back in front, for the next one to begin with.
+
+        What is not acknowledged then is delivered again, to whoever else consumes the queues.
+        """
+        if not self._is_serving:
+            return
+        self._is_serving = False
+        try:
+            self._stop.set()
+            self._changed.set()
+            await end([self._keeping], within=CLOSING_SECONDS)
+            if self._consumers is not None and not self._is_ordered:
+                await in_time(self._consumers.cancel(), CLOSING_SECONDS)
+            await asyncio.wait({self._storing}, timeout=self._settings.drain_timeout.total_seconds())
+        finally:
+            left = await end([self._keeping, self._storing], within=CLOSING_SECONDS)
+            try:
+                await self._leave(self._consumers, is_certain=not left)
+            finally:
+                await self._broker.consuming.__aexit__()
+        if left:
+            raise Stuck(f"{self.address}: {left[0].get_name()} did not end when cancelled", left)
+
+    async def _leave(self, consumers: Consumers | None, *, is_certain: bool) -> None:
+        """Hold no delivery any more: other consumers of the queue would wait for it as long as the connection lives."""
+        if consumers is not None:
+            is_certain = await consumers.close() and is_certain
+        if not is_certain:
+            log.warning("%s: the connection is cut off, so that others get what it holds", self.address)
+            self._broker.consuming.drop()
+
+    # ------------------------------------------------------------------ up and down
+
+    async def _keep_consuming(self, topology: Topology) -> NoReturn:
+        first, longest = self._settings.reconnect_pause, self._settings.reconnect_pause_longest
+        pause = first
+        while True:
+            try:
+                if self._consumers is not None:
+                    await self._lose(self._consumers)
+                    pause = first
+                await asyncio.sleep(pause.total_seconds() * random.uniform(0.5, 1.5))
+                pause = min(longest, pause * 2)
+                await self._try_to_consume(topology)
+            except BaseException as error:  # the loop's top: it ends when it is cancelled, and never else
+                raise_if_cancelled(error)
+                if not isinstance(error, InvalidSetting):
+                    log.exception("internal error while consuming %s; will retry", self.address)
+                self._go_down(error)
+
+    async def _try_to_consume(self, topology: Topology) -> None:
+        """Raises InvalidSetting; a broker that cannot be reached only leaves the listener down."""
+        consumers = Consumers(
+            self._arrive,
+            limit_bytes=self._settings.max_message_bytes,
+            seconds=self._settings.connect_timeout.total_seconds(),
+        )
+        try:
+            connection = await self._broker.consuming.get()
+            await declare(connection, topology, seconds=self._settings.connect_timeout.total_seconds())
+            for queue in topology.queues:
+                await consumers.add(self._broker.consuming, self._origin(queue.name), self._prefetch)
+        except TransportError as error:
+            await self._leave(consumers, is_certain=True)
+            self._go_down(error)
+        except BaseException:
+            await self._leave(consumers, is_certain=True)
+            raise
+        else:
+            self._consumers = consumers
+            self._counts["connections"] += 1
+            self._counts["down"] = 0
+            if self._down_because:
+                log.warning("%s is up again", self.address)
+                self._down_because = ""
+
+    async def _lose(self, consumers: Consumers) -> None:
+        """Return when they are lost; what they brought is delivered again."""
+        self._go_down(await asyncio.shield(consumers.lost))
+        try:
+            await self._leave(consumers, is_certain=True)
+        finally:
+            self._consumers = None
+            self._arrived.clear()
+
+    def _go_down(self, reason: BaseException) -> None:
+        self._counts["dropped"] += 1
+        self._counts["down"] = 1
+        if str(reason) != self._down_because:  # once, not at every attempt
+            self._down_because = str(reason)
+            level = logging.ERROR if isinstance(reason, InvalidSetting) else logging.WARNING
+            log.log(level, "%s is down: %s", self.address, reason)
+
+    def _origin(self, queue: str) -> Origin:
+        """A queue of the topic exchange gets one type only, which its name ends with."""
+        match self._source:
+            case QueueAddress(message_type=message_type):
+                pass
+            case SubscriptionAddress():
+                message_type = queue.removeprefix(f"{self._service}-")
+        return Origin(queue, str(QueueAddress(self._source.broker, queue)), message_type)
+
+    # ------------------------------------------------------------------ what arrives
+
+    def _arrive(self, delivery: Delivery) -> None:
+        self._arrived.append(delivery)
+        self._changed.set()
+
+    async def _store_arrivals(self, receiver: Receiver) -> None:
+        first, longest = self._settings.busy_pause, self._settings.busy_pause_longest
+        pause = first
+        while not self._stop.is_set():
+            self._changed.clear()
+            if not self._arrived:
+                await self._changed.wait()
+                continue
+            batch = self._take(receiver.credit())
+            kept = await self._store_or_keep(receiver, batch)
+            if len(kept) < len(batch):
+                pause = first
+            if kept or not batch:
+                await self._wait(pause.total_seconds())
+                pause = min(longest, pause * 2)
+
+    async def _store_or_keep(self, receiver: Receiver, batch: Sequence[Delivery]) -> Sequence[Delivery]:
+        """Have the batch stored; what could not be waits at the head of the others, and is returned."""
+        try:
+            await self._store(receiver, batch)
+            self._cannot_store = ""
+        except BaseException as error:  # the loop's top: a fault of ours, perhaps in the receiver; nothing is lost
+            raise_if_cancelled(error)
+            self._tell_cannot_store(error, len(batch))
+        kept = [delivery for delivery in batch if not delivery.settled]
+        self._arrived.extendleft(reversed(kept))
+        return kept
+
+    def _tell_cannot_store(self, error: BaseException, count: int) -> None:
+        """Once for each outage: the same deliveries are tried again and again."""
+        is_new, self._cannot_store = str(error) != self._cannot_store, str(error)
+        if not isinstance(error, StorageUnavailable):
+            log.error(
+                "%s cannot store %d deliveries: %r", self.address, count, error, exc_info=error if is_new else None
+            )
+        elif is_new:
+            log.warning("%s keeps what cannot be rejected now: %s", self.address, error)
+
+    def _take(self, credit: int) -> list[Delivery]:
+        """As many as the receiver has room for, up to what a sending agent would have under way."""
+        most = min(credit, self._settings.batch_size * self._settings.batches_in_flight)
+        most_bytes = self._settings.batch_bytes * self._settings.batches_in_flight
+        batch: list[Delivery] = []
+        weight = 0
+        while self._arrived and len(batch) < most:
+            weight += self._arrived[0].weight_bytes
+            if batch and weight > most_bytes:
+                break
+            batch.append(self._arrived.popleft())
+        return batch
+
+    async def _store(self, receiver: Receiver, batch: Sequence[Delivery]) -> None:
+        """Store what can be, keep as dead letters what is to be rejected, and acknowledge both."""
+        envelopes = [delivery.content for delivery in batch if isinstance(delivery.content, Envelope)]
+        if self._is_shared and any(envelope.partition_key for envelope in envelopes):
+            self._is_shared = False  # said once
+            log.warning(
+                "%s: messages with a key arrive over a queue that is not ordered, and two listeners may store them in "
+                "another order; write ordered=yes in its address",
+                self.address,
+            )
+        unmappable = {
+            position: Rejected(delivery.content.reason)
+            for position, delivery in enumerate(batch)
+            if isinstance(delivery.content, Unmappable)
+        }
+        received: Sequence[Outcome] = ()
+        if envelopes:
+            received = await receiver.receive(self._endpoint, envelopes)
+            failpoint("C10")
+        outcomes = list(zip(batch, merged(received, unmappable), strict=True))
+        await self._acknowledge([it for it, outcome in outcomes if isinstance(outcome, Stored | Duplicate)])
+        for delivery, outcome in outcomes:
+            if isinstance(outcome, Rejected):
+                await receiver.reject(self._endpoint, delivery.raw, outcome.reason, delivery.metadata)
+                self._counts["refused"] += 1
+                await self._acknowledge([delivery])
+
+    async def _acknowledge(self, deliveries: Sequence[Delivery]) -> None:
+        if deliveries:
+            await acknowledge(deliveries)
+            self._counts["batches"] += 1
+            self._counts["envelopes"] += len(deliveries)
+
+    async def _wait(self, seconds: float) -> None:
+        """So long, unless the listener is closed meanwhile."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,271 @@
+"""The sending end of TCP: one destination, one connection at a time, several batches under way on it.
+
+A connection is opened by the first send or ping that needs one, and is a task from then on: it greets, reads what the
+peer says, and pings when it has written nothing for a third of the idle timeout. Whoever waits for an answer holds a
+future for its channel. When the connection ends, all of them learn why, and the next send opens another. After the
+peer's GOODBYE a connection only finishes what is under way on it, beside its successor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self
+
+from durable.envelope import Envelope
+from durable.errors import ConnectionFailed, PeerTimeout, TransportError
+from durable.failpoints import failpoint, is_armed
+from durable.outcomes import BUSY, Outcome, Rejected, all_settled
+from durable.settings import Settings
+from durable.transports.frames import Frame, Goodbye
+from durable.transports.tcp.address import Address
+from durable.transports.tcp.conversation import Answered, ClientSide, ClientState, Ponged, Sendable, Unsendable
+from durable.transports.tcp.stream import FrameStream, translated
+from durable.transports.wire import encode
+
+
+class TcpSender:
+    """A `durable.transports.base.Sender` for one `tcp://` or `unix://` address."""
+
+    keeps_order = True
+
+    def __init__(self, address: Address, settings: Settings, service: str, node: Callable[[], int]) -> None:
+        self._address = address
+        self._settings = settings
+        self._service = service
+        self._node = node
+        self._tasks: asyncio.TaskGroup | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._newest: asyncio.Future[_Connection] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._tasks = await asyncio.TaskGroup().__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._tasks is not None
+        tasks, self._tasks = self._tasks, None
+        for task in self._connections:
+            task.cancel()
+        await tasks.__aexit__(None, None, None)  # without the body's error, which must not become a group
+
+    async def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
+        """Deliver the batch, in parts if it is larger than the peer takes at once, and return the outcomes in order.
+
+        An envelope that alone is too large for the peer, or cannot be encoded, is Rejected. All that is left is Busy
+        when the peer grants no credit within `send_timeout`, or did not store what came before. Raises
+        ConnectionFailed, PeerTimeout or ProtocolViolation when the fate of the batch, or of a part of it, is unknown:
+        send all of it again, the peer knows duplicates.
+        """
+        outcomes: list[Outcome] = []
+        while len(outcomes) < len(batch):
+            if not all_settled(outcomes):
+                return outcomes + [BUSY] * (len(batch) - len(outcomes))
+            connection = await self._connection()
+            outcomes += await connection.send(batch[len(outcomes) :] if outcomes else batch)
+        return outcomes
+
+    async def ping(self) -> None:
+        """Ask the peer whether it could store a batch now; raise TransportError unless it says so in time."""
+        connection = await self._connection()
+        if not await connection.ping():
+            raise TransportError(f"{self._address}: the peer cannot store anything now")
+
+    async def _connection(self) -> _Connection:
+        """The newest connection, or a new one. All who wait for it share its failure: none queues for a dead peer."""
+        if self._newest is None or not _is_usable(self._newest):
+            self._newest = self._open()
+        return await asyncio.shield(self._newest)
+
+    def _open(self) -> asyncio.Future[_Connection]:
+        if self._tasks is None:
+            raise RuntimeError("a sender is used inside `async with`")
+        opened: asyncio.Future[_Connection] = asyncio.get_running_loop().create_future()
+        task = self._tasks.create_task(self._converse(opened), name=f"connection to {self._address}")
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        # Not at the end of the task: one that is cancelled before it has begun never comes there.
+        task.add_done_callback(lambda _: _fail(opened, ConnectionFailed(f"{self._address}: the sender was closed")))
+        return opened
+
+    async def _converse(self, opened: asyncio.Future[_Connection]) -> None:
+        """The life of one connection. What ends it is told to those who wait, never raised."""
+        try:
+            connection = await self._connect()
+            opened.set_result(connection)
+            await connection.run()
+        except TransportError as error:
+            _fail(opened, error)
+
+    async def _connect(self) -> _Connection:
+        with translated(f"connecting to {self._address}"):
+            async with asyncio.timeout(self._settings.connect_timeout.total_seconds()):
+                stream = FrameStream(await self._address.connect(), self._settings)
+                side = ClientSide(self._service, self._node(), self._settings.max_frame_bytes)
+                connection = _Connection(stream, side, self._settings, str(self._address))
+                await connection.greet()
+        return connection
+
+
+class _Connection:
+    """One connection, from HELLO to its end."""
+
+    def __init__(self, stream: FrameStream, side: ClientSide, settings: Settings, peer: str) -> None:
+        self._stream = stream
+        self._side = side
+        self._peer = peer
+        self._send_seconds = settings.send_timeout.total_seconds()
+        self._quiet_seconds = settings.idle_timeout.total_seconds() / 3
+        self._waiting: dict[int, asyncio.Future[Any]] = {}  # by channel
+        self._turn = asyncio.Lock()  # for credit: without it small batches would keep a large one waiting
+        self._heard = asyncio.Event()
+        self._end: TransportError | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """May something new be sent on it?"""
+        return self._end is None and self._side.state is ClientState.OPEN
+
+    async def greet(self) -> None:
+        """Say HELLO and hear WELCOME. Raises TransportError, and closes the connection, when that fails."""
+        try:
+            await self._stream.say(self._side.greet())
+            while self._side.state is ClientState.GREETING:
+                await self._hear_more()
+            if not self.is_usable:
+                raise ConnectionFailed(f"{self._peer}: the peer is stopping")
+        except BaseException:
+            self._stream.abort()
+            raise
+
+    async def run(self) -> None:
+        """Read and keep alive until the peer, an error or cancellation ends it; then tell those who wait."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                heartbeat = tasks.create_task(self._beat(), name=f"heartbeat to {self._peer}")
+                await self._read()
+                heartbeat.cancel()
+        finally:
+            if self._end is None:
+                self._stream.post(encode(Frame(Goodbye())))
+                self._finish(ConnectionFailed(f"{self._peer}: the sender was closed"))
+            await self._stream.close()
+
+    async def send(self, envelopes: Sequence[Envelope]) -> list[Outcome]:
+        """Outcomes for the first of these envelopes: for as many as the peer takes at once."""
+        match await self._offer(envelopes):
+            case Sendable(channel, data):
+                outcomes: list[Outcome] = await self._exchange(channel, self._write_batch(data))
+                return outcomes
+            case Unsendable(reason):
+                return [Rejected(reason)]
+            case None:
+                return [BUSY] * len(envelopes)
+
+    async def ping(self) -> bool:
+        """Could the peer store something now?"""
+        ping = self._side.ping()
+        ready: bool = await self._exchange(ping.channel, self._stream.say(ping))
+        return ready
+
+    async def _offer(self, envelopes: Sequence[Envelope]) -> Sendable | Unsendable | None:
+        """What to write; None when the peer grants no credit in time, or wants nothing new on this connection."""
+        try:
+            async with asyncio.timeout(self._send_seconds), self._turn:
+                while (offer := self._side.offer(envelopes, datetime.now(UTC))) is None and self.is_usable:
+                    self._heard.clear()
+                    await self._heard.wait()
+                return offer
+        except TimeoutError:
+            return None
+
+    async def _exchange(self, channel: int, writing: Coroutine[Any, Any, None]) -> Any:
+        """Write, and wait for the answer on the channel. A cancelled caller's answer is dropped when it comes."""
+        answer = self._waiting[channel] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(self._send_seconds):
+                await writing
+                if self._end is not None:
+                    raise self._end
+                return await answer
+        except TimeoutError:
+            self._drop(ConnectionFailed(f"{self._peer}: dropped, because something was not answered in time"))
+            raise PeerTimeout(f"{self._peer}: no answer within {self._send_seconds:g} seconds") from None
+        finally:
+            self._waiting.pop(channel, None)
+
+    async def _write_batch(self, data: bytes) -> None:
+        if is_armed("C6"):
+            half = len(data) // 2
+            self._stream.post(data[:half])
+            failpoint("C6")
+            data = data[half:]
+        await self._stream.write(data)
+        failpoint("C7")
+
+    async def _read(self) -> None:
+        try:
+            # The peer that said GOODBYE waits for us to close, once everything is answered.
+            while self._side.state is not ClientState.LEAVING or self._side.outstanding or self._waiting:
+                await self._hear_more()
+        except TransportError as error:
+            self._drop(error)
+
+    async def _hear_more(self) -> None:
+        received = await self._stream.read()
+        if not received:
+            raise ConnectionFailed(f"{self._peer}: the peer closed the connection")
+        for item in received:
+            match self._side.hear(item):
+                case Answered(channel, outcomes):
+                    failpoint("C11")
+                    self._resolve(channel, outcomes)
+                case Ponged(channel, ready):
+                    self._resolve(channel, ready)
+                case None:
+                    pass
+        self._heard.set()
+
+    def _resolve(self, channel: int, answer: list[Outcome] | bool) -> None:
+        waiter = self._waiting.pop(channel, None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(answer)
+
+    async def _beat(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while self._end is None:
+            quiet = clock() - self._stream.written_at
+            if quiet < self._quiet_seconds:
+                await asyncio.sleep(self._quiet_seconds - quiet)
+                continue
+            try:
+                await self._stream.say(self._side.ping())
+            except TransportError as error:
+                self._drop(error)
+
+    def _drop(self, error: TransportError) -> None:
+        self._finish(error)
+        self._stream.abort()
+
+    def _finish(self, error: TransportError) -> None:
+        if self._end is not None:
+            return
+        self._end = error
+        for waiter in self._waiting.values():
+            _fail(waiter, error)
+        self._heard.set()
+
+
+def _is_usable(opened: asyncio.Future[_Connection]) -> bool:
+    """A connection that is being opened will be usable, as far as anybody knows."""
+    return not opened.done() or (opened.exception() is None and opened.result().is_usable)
+
+
+def _fail(future: asyncio.Future[Any], error: TransportError) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # it counts as retrieved: whoever waited may have been cancelled meanwhile

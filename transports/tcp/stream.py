@@ -1,0 +1,119 @@
+"""Frames over one asyncio connection, with a deadline for everything that a peer could make us wait for.
+
+    idle_timeout    of silence between frames
+    frame_timeout   for a frame, once begun, to be whole, whatever trickles in; for the peer to take what we write
+
+Errors of the network become TransportErrors here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Final
+
+from durable.errors import ConnectionFailed, PeerTimeout
+from durable.settings import Settings
+from durable.transports.frames import Frame, Received
+from durable.transports.tcp.address import READ_BYTES, Streams
+from durable.transports.wire import MAGIC, Decoder, encode
+
+LINGER_SECONDS: Final = 1.0
+"""For what was written to be sent, and for the peer to close its end, when a connection ends in peace."""
+
+
+@contextlib.contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """Errors of the network as TransportErrors. What asyncio.timeout() raises becomes PeerTimeout."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise PeerTimeout(f"{doing}: the peer took too long") from error
+    except OSError as error:
+        raise ConnectionFailed(f"{doing}: {error.strerror or error}") from error
+
+
+class FrameStream:
+    """One connection. Several tasks may write to it, each a whole frame at a time; one reads."""
+
+    def __init__(self, streams: Streams, settings: Settings) -> None:
+        self._reader, self._writer = streams
+        self._decoder = Decoder(settings.max_frame_bytes)
+        self._idle_seconds = settings.idle_timeout.total_seconds()
+        self._frame_seconds = settings.frame_timeout.total_seconds()
+        self._greeting = MAGIC
+        self._loop = asyncio.get_running_loop()
+        self.written_at = self._loop.time()
+
+    async def read(self) -> list[Received]:
+        """The next frames, at least one; none when the peer has closed between two frames.
+
+        Raises PeerTimeout at a deadline, ProtocolViolation for what is no frame, ConnectionFailed when the connection
+        breaks, also in the middle of a frame.
+        """
+        # What preceded a violation was returned first; the violation is due now, not when the peer says more.
+        received = self._decoder.feed(b"")
+        begun = self._decoder.pending
+        deadline = self._loop.time() + (self._frame_seconds if begun else self._idle_seconds)
+        while not received:
+            data = await self._read_until(deadline)
+            if not data and begun:
+                raise ConnectionFailed("the peer closed the connection in the middle of a frame")
+            if not data:
+                return []
+            received = self._decoder.feed(data)
+            if not begun:  # a frame has its deadline from its first byte; more bytes do not move it
+                begun, deadline = True, self._loop.time() + self._frame_seconds
+        return received
+
+    async def _read_until(self, deadline: float) -> bytes:
+        with translated("reading"):
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await self._reader.read(READ_BYTES)
+            except TimeoutError:
+                # Perhaps this loop was late, not the peer: what has arrived meanwhile is returned without waiting.
+                async with asyncio.timeout(0):
+                    return await self._reader.read(READ_BYTES)
+
+    async def write(self, data: bytes) -> None:
+        """Write a whole frame. A peer that does not read loses the connection: PeerTimeout.
+
+        A caller that is cancelled leaves a whole frame behind: it is in the buffer before the first wait.
+        """
+        self.post(data)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Wait until little of what was written is still to be sent."""
+        try:
+            with translated("writing"):
+                async with asyncio.timeout(self._frame_seconds):
+                    await self._writer.drain()
+        except PeerTimeout:
+            self.abort()
+            raise
+
+    def post(self, data: bytes) -> None:
+        """Write without waiting: for small frames that the peer's own frames keep few."""
+        self._writer.write(self._greeting + data)
+        self._greeting = b""
+        self.written_at = self._loop.time()
+
+    async def say(self, frame: Frame) -> None:
+        await self.write(encode(frame))
+
+    def abort(self) -> None:
+        """Close at once; what was not sent yet is lost."""
+        self._writer.transport.abort()
+
+    async def close(self) -> None:
+        """Close when what was written is sent, or after a moment when the peer does not take it."""
+        self._writer.close()
+        try:
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(LINGER_SECONDS):
+                    await self._writer.wait_closed()
+        finally:
+            self.abort()

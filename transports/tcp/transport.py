@@ -1,0 +1,63 @@
+"""TCP and Unix sockets: makes senders and listeners for `tcp://` and `unix://` URIs.
+
+    frames                     what the two ends can say
+    wire                       the same as bytes
+    conversation               who may say what when, and who owes what
+    tcp_address                URIs, and what may be bound
+    tcp_stream                 frames over an asyncio connection, with deadlines
+    tcp_sender, tcp_listener   the two ends
+
+The first three decide and do no I/O; the others wait and act.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from durable.errors import InvalidSetting
+from durable.settings import Settings
+from durable.transports.tcp.address import TcpAddress, parse
+from durable.transports.tcp.listener import TcpListener
+from durable.transports.tcp.sender import TcpSender
+
+__all__ = ["TcpListener", "TcpSender", "TcpTransport"]
+
+SCHEMES: Final = ("tcp", "unix")
+
+
+class TcpTransport:
+    """A `durable.transports.base.Transport`.
+
+    `service` and `node` are how this process introduces itself to its peers, for their logs; the node's id may be
+    known only later, and is asked for at each handshake when it is given as a function.
+    """
+
+    schemes: tuple[str, ...] = SCHEMES
+
+    def __init__(
+        self,
+        settings: Settings,
+        service: str,
+        node: Callable[[], int] | int,
+    ) -> None:
+        self._settings = settings
+        self._service = service
+        self._node = node if callable(node) else lambda: node
+
+    def check(self, uri: str) -> None:
+        """Raise InvalidSetting unless this URI names a port of this machine or the path of a Unix socket."""
+        parse(uri)
+
+    def resolve(self, uri: str, message_type: str) -> str:
+        return uri
+
+    def sender(self, destination: str) -> TcpSender:
+        address = parse(destination)
+        if isinstance(address, TcpAddress) and address.port == 0:
+            raise InvalidSetting(f"{destination}: nobody can be reached on port 0; write the port of the listener")
+        return TcpSender(address, self._settings, self._service, self._node)
+
+    def listener(self, uri: str, endpoint: str) -> TcpListener:
+        """Port 0 listens on a free port; the listener's `address` then says which."""
+        return TcpListener(parse(uri), endpoint, self._settings, self._service, self._node)
