@@ -26,9 +26,9 @@ from sqlalchemy.orm import Session, scoped_session
 
 from durable.application.application import Application, Listening
 from durable.application.circuit_breaker import CircuitBreaker
-from durable.application.cron import Missed
+from durable.application.cron import Misfire
 from durable.application.handlers import Handler, OnDeadLetter, OnExpiry, refuse_verdicts
-from durable.application.middleware import Group, Middleware
+from durable.application.middleware import Middleware, Stage
 from durable.application.retry import ByError, Retry, RetryAfter
 from durable.application.schedules import Factory, declare
 from durable.application.signatures import dotted_name
@@ -45,7 +45,7 @@ from durable.runtime import Runtime
 from durable.settings import Settings, load_settings
 from durable.statistics import Statistics
 from durable.storage import circuits, delayed, schedules
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 from durable.transports.base import Transport
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ _LONGEST_ENDPOINT: Final = 100
 _PARAMETERS: Final = ("service", "database", "mode", "engine", "sync_engine", "transports", "settings")
 
 
-class Circuits(TypedDict, total=False):
+class PauseTarget(TypedDict, total=False):
     """What pause() and resume() can name besides the class of a handler."""
 
     listener: str
@@ -112,7 +112,7 @@ class Bus:
         self._scope = Scope()
         self._application = Application(service, transports=list(transports))
         self._application.retry = _retry_of(self.settings)
-        self._engines: dict[str, Any] = {"engine": engine, "engine_sync": sync_engine}
+        self._engines: dict[str, Any] = {"engine": engine, "sync_engine": sync_engine}
         self._substitute: Runtime | None = None
         self.runtime = self._make_runtime()
 
@@ -126,7 +126,7 @@ class Bus:
         retry: Retry | None = None,
         on_error: ByError | None = None,
         concurrency: int | None = None,
-        group: int = 1,
+        max_batch: int = 1,
         timeout: Duration | None = None,
         circuit_breaker: CircuitBreaker | None = None,
         inherit_deliver_by: bool = False,
@@ -140,8 +140,8 @@ class Bus:
 
         A failed message runs again as `retry` says (default: the settings retry_*); an error of a class in `on_error`
         (`{TimeoutError: Retry(...)}`) has a policy of its own, the nearest class counting.
-        `concurrency` messages run at once on each node (default: the setting). With `group` above 1, up to that many
-        waiting messages share one transaction: much faster for small handlers; when one fails each is run alone. A
+        `concurrency` messages run at once on each node (default: the setting). With `max_batch` above 1, up to that
+        many waiting messages share one transaction: much faster for small handlers; when one fails each is run alone. A
         handler whose message is annotated list[cls] is called once for all of them, and what it sends begins new
         conversations.
         `timeout` (`30`, "30s" or a timedelta) bounds one attempt. With a `circuit_breaker` the handler is stopped on
@@ -173,7 +173,7 @@ class Bus:
                     retry=retry,
                     by_error={} if on_error is None else on_error,
                     concurrency=concurrency,
-                    group=group,
+                    max_batch=max_batch,
                     timeout=None if timeout is None else length_of_time(name, "timeout", timeout),
                     circuit_breaker=circuit_breaker,
                     inherit_deliver_by=inherit_deliver_by,
@@ -200,13 +200,13 @@ class Bus:
         self._application.by_error.update(dict.fromkeys(errors, retry))
 
     @checked
-    def use(self, middleware: Middleware, *, group: Group = "core") -> None:
+    def use(self, middleware: Middleware, *, stage: Stage = "core") -> None:
         """Put a component around everything that is sent and every handler: "before" is around "core", "core" around
-        "after", and in each group what was used first is around the rest. See docs/middleware.md.
+        "after", and in each stage what was used first is around the rest. See docs/middleware.md.
 
         Raises WiringError once the bus has started or sent, and InvalidSetting for what is no Middleware.
         """
-        self._application.onion.use(middleware, group)
+        self._application.stack.use(middleware, stage)
 
     @checked
     def trace(self, provider: TracerProvider | None = None) -> None:
@@ -222,7 +222,7 @@ class Bus:
         if provider is not None and not hasattr(provider, "get_tracer"):
             raise InvalidSetting(f"trace: provider={provider!r}: give a TracerProvider of OpenTelemetry")
         tracing = Tracing(provider, lambda: self.settings.limits)
-        self.use(tracing, group="before")
+        self.use(tracing, stage="before")
         self._application.batch_spans = tracing
 
     @checked_names
@@ -328,7 +328,7 @@ class Bus:
         *,
         name: str,
         tz: str = "UTC",
-        missed: Missed = "once",
+        misfire: Misfire = "once",
         to: str | None = None,
         **options: Unpack[SendOptions],
     ) -> None:
@@ -336,7 +336,7 @@ class Bus:
 
         A function instead of a message is called with the time of the occurrence, an aware datetime in UTC, and
         returns the message; it must be quick. `name` is what operators and other versions of the code know it by: the
-        declaration of the youngest node counts. Occurrences that came while no node ran are run `missed`: "once" for
+        declaration of the youngest node counts. Occurrences that came while no node ran are run `misfire`: "once" for
         all of them, "all" (the last 100), or "skip". `to` and `options` as in send(); deliver_by= is a timedelta.
         A process with mode="send-only" runs none. Raises InvalidSetting.
         """
@@ -346,7 +346,7 @@ class Bus:
         if to is not None:
             self.runtime.transports().of(to)
         self._application.schedules[name] = declare(
-            cron, message, name=name, tz=tz, missed=missed, to=to, options=options
+            cron, message, name=name, tz=tz, misfire=misfire, to=to, options=options
         )
 
     def configure(self, **overrides: Any) -> None:
@@ -407,15 +407,15 @@ class Bus:
         *,
         for_: Duration | None = None,
         reason: str = "paused by the application",
-        **named: Unpack[Circuits],
+        **named: Unpack[PauseTarget],
     ) -> None:
-        """Let no node run the handler of this class, nor any handler for messages of this key, let the listener of this
-        name take nothing, let nothing be sent to this destination, or pass over the occurrences of this schedule.
+        """Pause one handler, key, listener, destination or schedule on every node.
 
-        It lasts for this time (`60`, "1m" or a timedelta), or until resume(). What waits goes on waiting; senders to a
-        listener see Busy. It is a row of `circuits`, committed when this returns, and obeyed by the other nodes within
-        a moment. Call it while the bus runs; elsewhere there is `durable-agent pause`. Raises InvalidSetting for a
-        time that is not above 0, or when not exactly one thing is named.
+        The pause lasts for `for_` (`60`, "1m" or a timedelta), or until resume(). Messages wait meanwhile; senders to a
+        paused listener see Busy; occurrences of a paused schedule are passed over. The pause is a row of `circuits`,
+        committed when this returns, and obeyed by the other nodes within a moment. Call it while the bus runs;
+        elsewhere there is `durable-agent pause`. Raises InvalidSetting for a time that is not above 0, or when not
+        exactly one thing is named.
         """
         time = None if for_ is None else length_of_time("pause", "for_", for_)
         if time is not None and time <= timedelta(0):
@@ -426,35 +426,35 @@ class Bus:
             )
 
     @checked
-    async def resume(self, cls: type | None = None, **named: Unpack[Circuits]) -> bool:
+    async def resume(self, cls: type | None = None, **named: Unpack[PauseTarget]) -> bool:
         """End a pause before its time, or close a circuit that failures have opened. False when there was none."""
         database = self.runtime.database
         was_open = [await database.transaction(circuits.resume, *each) for each in self._circuits(cls, named)]
         return any(was_open)
 
-    def _circuits(self, cls: type | None, named: Circuits) -> list[tuple[Kind, str]]:
+    def _circuits(self, cls: type | None, named: PauseTarget) -> list[tuple[CircuitKind, str]]:
         """What is named; an address that is resolved by type names a destination for each."""
-        chosen = [(Kind(kind), str(key)) for kind, key in named.items() if key is not None]
+        chosen = [(CircuitKind(kind), str(key)) for kind, key in named.items() if key is not None]
         if cls is not None:
-            chosen.append((Kind.HANDLER, name_of(cls)))
+            chosen.append((CircuitKind.HANDLER, name_of(cls)))
         if len(chosen) != 1:
-            names = ", ".join(f"{name}=" for name in Circuits.__annotations__)
+            names = ", ".join(f"{name}=" for name in PauseTarget.__annotations__)
             raise InvalidSetting(f"pause: name a message class, or one of {names}; one of them")
         kind, key = chosen[0]
         if not key.strip():
             raise InvalidSetting(f"pause: {kind.value}={key!r} is no name; give that of a {kind.value}")
-        if kind is Kind.DESTINATION:
-            return [(kind, each) for each in self.runtime.composer.destinations_of(key)]
+        if kind is CircuitKind.DESTINATION:
+            return [(kind, each) for each in self.runtime.envelope_factory.destinations_of(key)]
         return chosen
 
     # ------------------------------------------------------------------ what waits for its time
 
     @checked
     async def cancel(self, message: UUID, *, reason: str | None = None) -> bool:
-        """Let nothing become of a message that waits for its time; the history records it as cancelled.
+        """Cancel a scheduled message before it is due; the history records it as cancelled.
 
-        False when it does not wait any more: it is due, or done, and cannot be called back. An event that has several
-        destinations is cancelled for those that it has not left for. Call it while the bus runs, as the next two.
+        False when it is due already, or done. An event with several destinations is cancelled for those that it has
+        not left for. Call it while the bus runs, as the methods below.
         """
         return await self.runtime.database.transaction(
             delayed.cancel_message,
@@ -465,31 +465,37 @@ class Bus:
         )
 
     @checked
-    async def run_now(self, what: UUID | str) -> bool:
-        """Let a message that waits for its time be due; or run a schedule, by its name, once more than it would.
-
-        False when the message does not wait any more, or no node runs the schedule.
-        """
-        if isinstance(what, str):
-            return await self.runtime.database.transaction(schedules.ask, what, actor=self.service)
-        return await self.runtime.database.transaction(delayed.run_message_now, what)
+    async def run_now(self, message: UUID) -> bool:
+        """Make a scheduled message due at once. False when it is due already, or done."""
+        return await self.runtime.database.transaction(delayed.run_message_now, message)
 
     @checked
-    async def reschedule(self, what: UUID | str, *, at: datetime | None = None, delay: Duration | None = None) -> bool:
-        """Let a message that waits for its time, or the next occurrence of a schedule, be due at another one.
+    async def reschedule(self, message: UUID, *, at: datetime | None = None, delay: Duration | None = None) -> bool:
+        """Make a scheduled message due at another time. False when it is due already, or done.
 
-        False when the message does not wait any more, or there is no such schedule. Raises InvalidMessage when the
-        message would expire before, or be older then than its receiver's dedupe_window.
+        Raises InvalidMessage when the message would expire before that time, or be older then than the dedupe_window
+        of its receiver.
         """
         moment = due_time(at, delay, self.runtime.clock.now())
-        database = self.runtime.database
-        if isinstance(what, str):
-            return await database.transaction(schedules.reschedule, what, at=moment, actor=self.service)
-        window = self.settings.dedupe_window
-        changed = await database.transaction(delayed.reschedule_message, what, at=moment, dedupe_window=window)
+        changed = await self.runtime.database.transaction(
+            delayed.reschedule_message, message, at=moment, dedupe_window=self.settings.dedupe_window
+        )
         if changed.left and not changed.done:
-            raise InvalidMessage(f"{what} cannot wait until {moment}: it would expire, or be too old for its receiver")
+            raise InvalidMessage(
+                f"{message} cannot wait until {moment}: it would expire, or be too old for its receiver"
+            )
         return bool(changed.done)
+
+    @checked
+    async def run_schedule(self, name: str) -> bool:
+        """Run a recurring schedule once, besides its occurrences. False when no node runs this schedule."""
+        return await self.runtime.database.transaction(schedules.ask, name, actor=self.service)
+
+    @checked
+    async def reschedule_next(self, name: str, *, at: datetime | None = None, delay: Duration | None = None) -> bool:
+        """Make the next occurrence of a schedule due at another time. False when there is no such schedule."""
+        moment = due_time(at, delay, self.runtime.clock.now())
+        return await self.runtime.database.transaction(schedules.reschedule, name, at=moment, actor=self.service)
 
     # ------------------------------------------------------------------ run
 

@@ -71,7 +71,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return len(self.body) + sum(len(key) + len(value) for key, value in self.headers.items()) + 256
 
 
-class Leased(msgspec.Struct, frozen=True, gc=False):
+class LeasedEnvelope(msgspec.Struct, frozen=True, gc=False):
     """An envelope whose row this node owns, with the epoch that fences every change to that row.
 
     `attempts` counts failed attempts before this one; `interruptions` counts the nodes that died while they owned it.
@@ -90,11 +90,11 @@ class Leased(msgspec.Struct, frozen=True, gc=False):
         return self.envelope.weight_bytes
 
     @property
-    def key(self) -> Lease:
+    def key(self) -> LeaseKey:
         return self.envelope.id, self.endpoint, self.epoch
 
 
-Lease = tuple[UUID, str, int]
+LeaseKey = tuple[UUID, str, int]
 """Id, address and epoch: one ownership of one row."""
 
 

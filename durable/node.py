@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from durable.agents.attempts import Attempts
-from durable.agents.dispatcher import Lanes
+from durable.agents.dispatcher import HandlerDispatcher
 from durable.agents.handling import HandlingAgent
 from durable.agents.pace import Standing
 from durable.agents.receiving import ReceivingAgent
@@ -24,11 +24,11 @@ from durable.agents.sending import SendingAgent
 from durable.agents.stuck_threads import StuckThreads
 from durable.application.application import Application, Transports
 from durable.clock import Clock
-from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
+from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId
 from durable.errors import InvalidSetting, StorageUnavailable, said
 from durable.failpoints import failpoint
 from durable.messages.routing import LOCAL
-from durable.outbox.envelope_factory import Composer
+from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.outbox.sessions import Sessions
 from durable.recovery.agent import RecoveryAgent
 from durable.recovery.former import Memberships
@@ -61,7 +61,7 @@ class Node:
         database: Database,
         sessions: Sessions,
         transports: Transports,
-        composer: Composer,
+        envelope_factory: EnvelopeFactory,
         clock: Clock,
         counters: Counters,
         memberships: Memberships,
@@ -76,7 +76,7 @@ class Node:
         self._database = database
         self._sessions = sessions
         self._transports = transports
-        self._composer = composer
+        self._envelope_factory = envelope_factory
         self._clock = clock
         self._counters = counters
         self._loop = asyncio.get_running_loop()
@@ -89,7 +89,7 @@ class Node:
         self.receiver: ReceivingAgent | None = None
         self._recovery: RecoveryAgent | None = None
         self._ordered: OrderedClaims | None = None
-        self._lanes = Lanes(self._by_type)
+        self._dispatcher = HandlerDispatcher(self._by_type)
         self._unknown: dict[str, str] = {}
         self._sending: set[asyncio.Task[None]] = set()
         self._tasks: Crew
@@ -223,7 +223,9 @@ class Node:
             ),
             handlers=self._by_type,
             receiving=receiving,
-            recurring=Recurring(self._database, node_id, self._application.schedules, self._composer, self._counters),
+            recurring=Recurring(
+                self._database, node_id, self._application.schedules, self._envelope_factory, self._counters
+            ),
             ordered=ordered,
             burials=self._application.burials(self._settings.on_expiry),
         )
@@ -290,7 +292,7 @@ class Node:
                     sessions=self._sessions,
                     node=node_id,
                     settings=self._settings,
-                    onion=self._application.onion,
+                    onion=self._application.stack,
                     stuck=self._stuck,
                 ),
                 policy=self._application.policy(handler),
@@ -299,9 +301,9 @@ class Node:
                 settings=self._settings,
                 clock=self._clock,
                 counters=self._counters.of(Subject.MESSAGE_TYPE, message_type),
-                has_room=self._woken.set,
+                on_capacity=self._woken.set,
                 suspects=suspects,
-                key_is_free=partial(ordered.hint, None),
+                on_key_released=partial(ordered.hint, None),
             )
         served = self._application.by_type().items()
         self._by_type.update({name: self.handlers[handler.message_type] for name, handler in served})
@@ -310,7 +312,7 @@ class Node:
             node=node_id,
             settings=self._settings,
             clock=self._clock,
-            intake=self._lanes,
+            intake=self._dispatcher,
             counters=self._counters,
             spans=self._application.batch_spans,
             places=self._application.routes.places,
@@ -337,10 +339,10 @@ class Node:
             node=self.node_id,
             settings=self._settings,
             counters=self._counters.of(Subject.DESTINATION, destination),
-            has_room=self._woken.set,
+            on_capacity=self._woken.set,
             clock=self._clock,
             spans=self._application.batch_spans,
-            key_is_free=partial(self._ordered.hint, destination) if self._ordered else lambda key: None,
+            on_key_released=partial(self._ordered.hint, destination) if self._ordered else lambda key: None,
             fairness=self._application.routes.places.fair_destinations.get(destination),
         )
         sending = self._tasks.create_task(agent.run(), name=f"sending to {destination}")
@@ -370,24 +372,24 @@ class Node:
         if envelope.deliver_by is not None and envelope.is_late(self._clock.now()):
             return ANY_NODE  # it expires where it lies
         if envelope.destination == LOCAL:
-            return self._lanes.reserve(envelope)
+            return self._dispatcher.reserve(envelope)
         sender = self.senders.get(envelope.destination)
         return self.node_id if sender is not None and sender.reserve(envelope) else ANY_NODE
 
     def deliver(self, sent: Sequence[Sent]) -> None:
         """Hand committed envelopes to their agents; in the loop."""
         failpoint("C4")
-        by_destination: dict[str, list[Leased]] = {}
+        by_destination: dict[str, list[LeasedEnvelope]] = {}
         for envelope, endpoint, owner, place in sent:
             if place.ordering_key is not None:
                 if envelope.execution_time is None and self._ordered is not None:
                     self._ordered.hint(None if endpoint else envelope.destination, place.ordering_key)
             elif owner == self.node_id != ANY_NODE:
-                lease = Leased(envelope, endpoint=endpoint or envelope.destination)
+                lease = LeasedEnvelope(envelope, endpoint=endpoint or envelope.destination)
                 by_destination.setdefault(envelope.destination, []).append(lease)
         for destination, group in by_destination.items():
             if destination == LOCAL:
-                self._lanes.accept(group)
+                self._dispatcher.accept(group)
             else:
                 self.senders[destination].accept(group)
         if any(each.owner == ANY_NODE and each.place.ordering_key is None for each in sent):
@@ -399,7 +401,7 @@ class Node:
             if owner != self.node_id or owner == ANY_NODE:
                 continue
             if endpoint == LOCAL:
-                self._lanes.abandon([envelope])
+                self._dispatcher.abandon([envelope])
             else:
                 self.senders[envelope.destination].abandon([envelope])
 

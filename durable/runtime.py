@@ -21,7 +21,7 @@ from durable.errors import InvalidSetting
 from durable.node import Node
 from durable.observability.loop_watch import LoopWatch
 from durable.observability.monitor import Monitor
-from durable.outbox.envelope_factory import Composer
+from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.outbox.sessions import Sessions
 from durable.outbox.transactions import Ending
 from durable.outbox.unit_of_work import Scope
@@ -60,15 +60,15 @@ class Runtime:
         self.counters = Counters()
         self.clock = clock or SystemClock()
         self._transports: Transports | None = None
-        self.composer = Composer(
+        self.envelope_factory = EnvelopeFactory(
             application.service,
             application.routes,
             settings,
             self.clock,
             resolve=lambda uri, message_type: self.transports().resolve(uri, message_type),
-            around=application.onion.around_sending,
+            around=application.stack.around_sending,
         )
-        self.sessions = Sessions(settings, self.composer, self, scope, **engines)
+        self.sessions = Sessions(settings, self.envelope_factory, self, scope, **engines)
         self._stuck = StuckThreads()
         self.life = Life(settings, self._make_node, self._empty_pools)
         self._storing: ReceivingAgent | None = None
@@ -196,7 +196,7 @@ class Runtime:
         transports = self.transports()
         for uri in [*self.application.destinations(), *(listening.uri for listening in self.application.listeners)]:
             transports.of(uri)
-        self.application.check(self.composer)
+        self.application.check(self.envelope_factory)
         self.application.check_retention(self.settings.dedupe_window)
 
     async def start(self) -> None:
@@ -290,7 +290,7 @@ class Runtime:
             database=self.database,
             sessions=self.sessions,
             transports=self.transports(),
-            composer=self.composer,
+            envelope_factory=self.envelope_factory,
             clock=self.clock,
             counters=self.counters,
             memberships=memberships,

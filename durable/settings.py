@@ -205,7 +205,7 @@ class Settings(BaseSettings):
         default=timedelta(seconds=10),
         description="beyond handler_timeout, for a node to say what became of a trial of a stopped handler",
     )
-    check_in_flight: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+    check_pending: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         default=1_000,
         description="messages of each type that are decoded before a node starts, the oldest and the newest; 0: none",
     )

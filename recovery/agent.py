@@ -13,7 +13,7 @@ from durable.agents.handling import HandlingAgent
 from durable.agents.pace import Pace
 from durable.agents.receiving import ReceivingAgent
 from durable.agents.sending import SendingAgent
-from durable.envelope import Lease, NodeId
+from durable.envelope import LeaseKey, NodeId
 from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten import Forgotten
 from durable.recovery.idle_addresses import IdleAddresses
@@ -27,7 +27,7 @@ from durable.recovery.shares import Shares
 from durable.recovery.troubles import Troubles
 from durable.settings import Settings
 from durable.storage import circuits, delayed
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 from durable.storage.database import Database
 from durable.storage.leases import Burials
 from durable.storage.sql.recovery import INCOMING, OUTGOING
@@ -139,7 +139,7 @@ class RecoveryAgent:
         return max(_SHORTEST_WAIT, soonest)
 
     async def _run_schedules(self) -> None:
-        self._due_in.append(await self._recurring.look())
+        self._due_in.append(await self._recurring.poll())
 
     async def _promote(self) -> None:
         self._go_on(await promote_due(self._database, self._settings, self._counters))
@@ -182,20 +182,20 @@ class RecoveryAgent:
     async def _look_for_ordered_when_asked(self) -> None:
         while True:
             await self._ordered.asked.wait()
-            await self._surviving("look for ordered work", self._ordered.look)
+            await self._surviving("look for ordered work", self._ordered.poll)
 
     async def _obey_circuits(self) -> None:
         generations = {destination: agent.latch_generation for destination, agent in self._senders.items()}
         handlers = {agent: agent.circuit.generation for agent in self._handlers.values()}
         rows = await self._database.transaction(circuits.read)
         probing = {(row.kind, row.key): row.probing for row in rows}
-        stopped = {key: is_probing for (kind, key), is_probing in probing.items() if kind == Kind.HANDLER}
-        parked = {key for kind, key in probing if kind == Kind.KEY}
+        stopped = {key: is_probing for (kind, key), is_probing in probing.items() if kind == CircuitKind.HANDLER}
+        parked = {key for kind, key in probing if kind == CircuitKind.KEY}
         for handler, generation in handlers.items():
             handler.observe_circuits(stopped, generation)
             handler.observe_parked(parked)
-        self._receiving.observe_circuits({key for kind, key in probing if kind == Kind.LISTENER})
-        destinations = {key: latched for (kind, key), latched in probing.items() if kind == Kind.DESTINATION}
+        self._receiving.observe_circuits({key for kind, key in probing if kind == CircuitKind.LISTENER})
+        destinations = {key: latched for (kind, key), latched in probing.items() if kind == CircuitKind.DESTINATION}
         latched = {key for key, is_latched in destinations.items() if is_latched}
         paused = destinations.keys() - latched
         for destination in latched - self._senders.keys():
@@ -211,11 +211,11 @@ class RecoveryAgent:
 
     async def _look_for_forgotten(self) -> None:
         for forgotten in self._forgotten:
-            if await forgotten.look():
+            if await forgotten.poll():
                 self._woken.set()
 
     async def _forget_idle(self) -> None:
-        await self._idle.look()
+        await self._idle.poll()
 
     async def _maintain(self) -> None:
         await maintain(self._database, self._settings)
@@ -236,6 +236,6 @@ class RecoveryAgent:
             self._troubles.meet(name, error)
 
 
-def _held_by(agents: Mapping[str, SendingAgent] | Mapping[str, HandlingAgent]) -> Callable[[], set[Lease]]:
+def _held_by(agents: Mapping[str, SendingAgent] | Mapping[str, HandlingAgent]) -> Callable[[], set[LeaseKey]]:
     """What these agents work on, whenever it is asked."""
     return lambda: set(chain.from_iterable(agent.held() for agent in agents.values()))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from durable.envelope import Lease, NodeId
+from durable.envelope import LeaseKey, NodeId
 from durable.recovery.policy import ForgottenPolicy
 from durable.storage import leases
 from durable.storage.database import Database
 from durable.storage.sql.recovery import Recovery
 from durable.telemetry import Counters, Event, log
 
-Held = Callable[[], set[Lease]]
+Held = Callable[[], set[LeaseKey]]
 
 
 class Forgotten:
@@ -25,7 +25,7 @@ class Forgotten:
         self._held = held
         self._policy = ForgottenPolicy()
 
-    async def look(self) -> int:
+    async def poll(self) -> int:
         # Held before and after the read: what is finished meanwhile was held, what came meanwhile is held now.
         held = self._held()
         owned = await self._database.transaction(leases.owned_by, self._table, self._node)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from durable.agents.sending import SendingAgent
 from durable.settings import Settings
 from durable.storage import circuits, outbox
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 from durable.storage.database import Database
 from durable.telemetry import log
 
@@ -38,7 +38,7 @@ class IdleAddresses:
         self._unused_since: dict[str, tuple[int, float]] = {}
         """By address: how much its agent had been given then, and when that was."""
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Forget every address that has been idle for long enough."""
         now = time.monotonic()
         declared = self._declared()
@@ -56,5 +56,5 @@ class IdleAddresses:
 
     async def _forget(self, address: str) -> None:
         if self._retire(address):
-            await self._database.transaction(circuits.close_circuit, Kind.DESTINATION, address)
+            await self._database.transaction(circuits.close_circuit, CircuitKind.DESTINATION, address)
             log.info("%s is idle and not declared: forgotten", address)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from sqlalchemy import Connection
 
 from durable.agents.handling import HandlingAgent
-from durable.envelope import Leased, NodeId
+from durable.envelope import LeasedEnvelope, NodeId
 from durable.recovery.outgoing import rounds
 from durable.settings import Settings
 from durable.storage import inbox, leases, nodes, trials
@@ -18,7 +18,7 @@ from durable.storage.rows import Letter
 from durable.storage.sql.recovery import INCOMING
 from durable.telemetry import Counters, Event, log
 
-ClaimOfType = Callable[[Connection, str, str, NodeId], list[Leased]]
+ClaimOfType = Callable[[Connection, str, str, NodeId], list[LeasedEnvelope]]
 """Claims messages of this type, for the node."""
 
 
@@ -55,7 +55,7 @@ async def _claim_batch(
         return False
     batch_size = min(settings.batch_size, agent.buffer.room)
     if agent.rests or not batch_size:
-        agent.wants_more = not agent.rests
+        agent.claim_pending = not agent.rests
         return False
     claimed = await database.transaction(
         inbox.claim,
@@ -65,7 +65,7 @@ async def _claim_batch(
         node=node,
     )
     counters.add(Event.CLAIMED, len(claimed))
-    agent.buffer.force(claimed)
+    agent.buffer.reserve_unchecked(claimed)
     agent.accept(claimed)
     return len(claimed) == batch_size
 
@@ -113,7 +113,7 @@ def _nobody_handles(conn: Connection, schema: str, message_type: str) -> bool:
     return not any(message_type in types for types in known)
 
 
-def _claim_any(conn: Connection, schema: str, message_type: str, node: NodeId) -> list[Leased]:
+def _claim_any(conn: Connection, schema: str, message_type: str, node: NodeId) -> list[LeasedEnvelope]:
     return inbox.claim(conn, schema, message_type=message_type, batch_size=100, node=node)
 
 

@@ -27,7 +27,7 @@ from sqlalchemy import Connection
 
 from durable.agents.handling import HandlingAgent
 from durable.agents.sending import SendingAgent
-from durable.envelope import Leased, NodeId
+from durable.envelope import LeasedEnvelope, NodeId
 from durable.recovery.incoming import bury_unknown
 from durable.settings import Settings
 from durable.storage import ordering
@@ -128,7 +128,7 @@ class OrderedClaims:
         if contested:
             await asyncio.sleep(_CONTESTED_SECONDS)
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Once round the keys of every lane that has room, or as far as there is room, page by page in turn."""
         self.asked.clear()
         began = time.monotonic()
@@ -160,7 +160,7 @@ class OrderedClaims:
         if not agents:
             walk.is_crowded = True
             return 0, False
-        found = await self._database.transaction(ordering.look, lane, after=walk.after, count=self._batch_size)
+        found = await self._database.transaction(ordering.scan, lane, after=walk.after, count=self._batch_size)
         keys = [waiting.key for waiting in found if self._is_in_turn(lane, waiting)]
         goes_on = walk.passed(found, self._batch_size)
         walk.is_crowded = walk.is_crowded and goes_on
@@ -209,7 +209,7 @@ class OrderedClaims:
         )
         self._counters.add(Event.CLAIMED, len(claimed))
         for name, leases in _by_agent(claimed, destination).items():
-            agents[name].buffer.force(leases)
+            agents[name].buffer.reserve_unchecked(leases)
             agents[name].accept(leases)
         return len(claimed), contested
 
@@ -230,15 +230,15 @@ class OrderedClaims:
     def _with_room(self, agents: Mapping[str, Agent]) -> Mapping[str, Agent]:
         """Those that take a whole batch; the others say when they do."""
         for agent in agents.values():
-            agent.wants_more |= agent.buffer.room < self._batch_size
+            agent.claim_pending |= agent.buffer.room < self._batch_size
         return {name: agent for name, agent in agents.items() if agent.buffer.room >= self._batch_size}
 
     async def _bury(self, lane: Lane, message_type: str, walk: _Walk) -> bool:
         """Keys whose turn is at a message that no node can handle. Returns whether there are more."""
         found: list[ordering.Waiting] = []
 
-        def claim(conn: Connection, schema: str, message_type: str, node: NodeId) -> list[Leased]:
-            found[:] = ordering.look(conn, schema, lane, after=walk.after, count=self._batch_size)
+        def claim(conn: Connection, schema: str, message_type: str, node: NodeId) -> list[LeasedEnvelope]:
+            found[:] = ordering.scan(conn, schema, lane, after=walk.after, count=self._batch_size)
             keys = [waiting.key for waiting in found if self._is_in_turn(lane, waiting)]
             types, count = [message_type], self._batch_size
             return ordering.claim(
@@ -249,8 +249,8 @@ class OrderedClaims:
         return walk.passed(found, self._batch_size) and bool(found)
 
 
-def _by_agent(claimed: Sequence[Leased], destination: str | None) -> Mapping[str, list[Leased]]:
-    by_agent: dict[str, list[Leased]] = {}
+def _by_agent(claimed: Sequence[LeasedEnvelope], destination: str | None) -> Mapping[str, list[LeasedEnvelope]]:
+    by_agent: dict[str, list[LeasedEnvelope]] = {}
     for lease in claimed:
         by_agent.setdefault(destination or lease.envelope.message_type, []).append(lease)
     return by_agent

@@ -45,10 +45,10 @@ async def _claim_batch(
         return False
     batch_size = min(settings.batch_size, agent.buffer.room)
     if not batch_size:
-        agent.wants_more = True
+        agent.claim_pending = True
         return False
     claimed = await database.transaction(outbox.claim, destination=agent.destination, batch_size=batch_size, node=node)
     counters.add(Event.CLAIMED, len(claimed))
-    agent.buffer.force(claimed)
+    agent.buffer.reserve_unchecked(claimed)
     agent.accept(claimed)
     return len(claimed) == batch_size

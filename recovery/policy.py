@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from durable.envelope import Lease, NodeId
+from durable.envelope import LeaseKey, NodeId
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +91,9 @@ class ForgottenPolicy:
     """
 
     def __init__(self) -> None:
-        self._missing: Set[Lease] = frozenset()
+        self._missing: Set[LeaseKey] = frozenset()
 
-    def forgotten(self, owned: Set[Lease], held: Set[Lease]) -> Set[Lease]:
+    def forgotten(self, owned: Set[LeaseKey], held: Set[LeaseKey]) -> Set[LeaseKey]:
         """What was owned and not held at this look and at the one before."""
         missing = owned - held
         twice = missing & self._missing

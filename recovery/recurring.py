@@ -1,6 +1,6 @@
 """Runs the recurring schedules that this node's code declares: each occurrence once over all nodes.
 
-    look() --> rows --not declared, or by a node that is older or gone--> declare
+    due_occurrences() --> rows --not declared, or by a node that is older or gone--> declare
                     --due, and declared as here--> [ lock, make the message, store it, move on ] one transaction
                     --otherwise--> wait, no longer than until the next is due
 
@@ -15,13 +15,13 @@ from typing import Final
 
 from sqlalchemy import Connection
 
-from durable.application.cron import Pause, look
+from durable.application.cron import Pause, due_occurrences
 from durable.application.schedules import Schedule
 from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.errors import StorageUnavailable
 from durable.failpoints import failpoint
 from durable.messages.routing import LOCAL
-from durable.outbox.envelope_factory import Composer
+from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.storage import outbox
 from durable.storage import schedules as storage
 from durable.storage.database import Database
@@ -43,16 +43,16 @@ class Recurring:
         database: Database,
         node: NodeId,
         schedules: Mapping[str, Schedule],
-        composer: Composer,
+        envelope_factory: EnvelopeFactory,
         counters: Counters,
     ) -> None:
         self._database = database
         self._node = node
         self._schedules = schedules
-        self._composer = composer
+        self._envelope_factory = envelope_factory
         self._counters = counters
 
-    async def look(self) -> timedelta | None:
+    async def due_occurrences(self) -> timedelta | None:
         """Run what is due. Returns the time until the next will be; None: there is none."""
         if not self._schedules:
             return None
@@ -97,9 +97,9 @@ class Recurring:
             return 0
         occurrences, following = _due(schedule, row)
         try:
-            envelopes = [e for at in occurrences for e in schedule.envelopes(self._composer, at)]
+            envelopes = [e for at in occurrences for e in schedule.envelopes(self._envelope_factory, at)]
             if row.asked_at is not None:
-                envelopes += schedule.envelopes(self._composer, row.asked_at, asked_for=True)
+                envelopes += schedule.envelopes(self._envelope_factory, row.asked_at, asked_for=True)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a factory's: nobody is to take an OSError for the database's
@@ -127,7 +127,8 @@ class Recurring:
     def _unowned(self, envelopes: Sequence[Envelope]) -> list[Sent]:
         """For any node to claim: this one does so in the same round."""
         return [
-            Sent(e, LOCAL if e.destination == LOCAL else None, ANY_NODE, self._composer.place(e)) for e in envelopes
+            Sent(e, LOCAL if e.destination == LOCAL else None, ANY_NODE, self._envelope_factory.place(e))
+            for e in envelopes
         ]
 
     def _fail(self, conn: Connection, schema: str, schedule: Schedule, error: BaseException) -> None:
@@ -151,7 +152,9 @@ def _due(schedule: Schedule, row: Due) -> tuple[Sequence[datetime], datetime | N
     if not row.is_due:
         return [], None
     pause = None if row.paused_since is None else Pause(row.paused_since, row.paused_until or row.now)
-    found = look(schedule.cron, schedule.missed, occurrence=row.occurrence_at, due=row.due_at, now=row.now, pause=pause)
+    found = due_occurrences(
+        schedule.cron, schedule.misfire, occurrence=row.occurrence_at, due=row.due_at, now=row.now, pause=pause
+    )
     return [] if row.is_paused else found.run, found.next
 
 
@@ -160,7 +163,7 @@ def _declaration(schedule: Schedule) -> Declaration:
         schedule.name,
         schedule.cron.expression,
         schedule.cron.tz,
-        schedule.missed,
+        schedule.misfire,
         schedule.message_type,
         schedule.to,
         schedule.declaration,

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from durable.agents.handling import HandlingAgent
 from durable.agents.sending import SendingAgent
-from durable.envelope import Leased, NodeId
+from durable.envelope import LeasedEnvelope, NodeId
 from durable.recovery.incoming import bury_unknown
 from durable.recovery.outgoing import AgentFor, rounds
 from durable.settings import Settings
@@ -18,7 +18,7 @@ from durable.storage import ordering
 from durable.storage.database import Database
 from durable.telemetry import Counters, Event
 
-Claim = Callable[..., tuple[list[Leased], str]]
+Claim = Callable[..., tuple[list[LeasedEnvelope], str]]
 
 
 class Shares:
@@ -85,7 +85,7 @@ class Shares:
     def _room(self, agent: HandlingAgent | SendingAgent) -> int:
         """For how many; an agent without any asks again when it has some."""
         room = min(self._settings.batch_size, agent.buffer.room)
-        agent.wants_more |= not room
+        agent.claim_pending |= not room
         return room
 
     async def _take(self, agent: HandlingAgent | SendingAgent, key: tuple[bool, str], claim: Claim) -> bool:
@@ -93,12 +93,12 @@ class Shares:
         turn = partial(claim, start=start, batch_size=self._room(agent), node=self._node)
         claimed, self._next[key] = await self._database.transaction(turn)
         self._counters.add(Event.CLAIMED, len(claimed))
-        agent.buffer.force(claimed)
+        agent.buffer.reserve_unchecked(claimed)
         agent.accept(claimed)
         return bool(claimed or start)  # otherwise once round from the first tenant, and nothing was there
 
 
-def _claim_any(conn: Connection, schema: str, message_type: str, node: NodeId) -> list[Leased]:
+def _claim_any(conn: Connection, schema: str, message_type: str, node: NodeId) -> list[LeasedEnvelope]:
     return ordering.claim_shares(
         conn, schema, message_type=message_type, start="", weights={}, batch_size=100, node=node
     )[0]

@@ -99,7 +99,7 @@ class PartlyReadable(Struct, frozen=True):
     clock: datetime | None = None
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     HELLO = 1
     WELCOME = 2
     REFUSED = 3
@@ -133,15 +133,15 @@ class Damaged:
 
 Received = Frame | Damaged
 
-TYPES: Final[dict[Kind, type[Content]]] = {
-    Kind.HELLO: Hello,
-    Kind.WELCOME: Welcome,
-    Kind.REFUSED: Refused,
-    Kind.BATCH: Batch,
-    Kind.OUTCOMES: Outcomes,
-    Kind.CREDIT: Credit,
-    Kind.PING: Ping,
-    Kind.PONG: Pong,
-    Kind.GOODBYE: Goodbye,
+TYPES: Final[dict[FrameKind, type[Content]]] = {
+    FrameKind.HELLO: Hello,
+    FrameKind.WELCOME: Welcome,
+    FrameKind.REFUSED: Refused,
+    FrameKind.BATCH: Batch,
+    FrameKind.OUTCOMES: Outcomes,
+    FrameKind.CREDIT: Credit,
+    FrameKind.PING: Ping,
+    FrameKind.PONG: Pong,
+    FrameKind.GOODBYE: Goodbye,
 }
-KINDS: Final[dict[type[Any], Kind]] = {content: kind for kind, content in TYPES.items()}
+KINDS: Final[dict[type[Any], FrameKind]] = {content: kind for kind, content in TYPES.items()}

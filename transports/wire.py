@@ -45,7 +45,7 @@ from durable.transports.frames import (
     Count,
     Damaged,
     Frame,
-    Kind,
+    FrameKind,
     PartlyReadable,
     Received,
 )
@@ -176,14 +176,14 @@ def _decode(frame: bytes) -> Received:
     payload = memoryview(frame)[_HEAD.size :]
     if crc != _crc(frame, payload):
         return Damaged(channel, "the CRC of the frame is wrong")
-    if kind == Kind.BATCH:
+    if kind == FrameKind.BATCH:
         return _decode_batch(payload, channel, len(frame))
     if kind not in _decoders:
         raise ProtocolViolation(f"frames of kind {kind} are unknown")
     try:
         return Frame(_decoders[kind].decode(payload), channel, len(frame))
     except UNREADABLE as error:
-        raise ProtocolViolation(f"a {Kind(kind).name} frame cannot be read: {error}") from error
+        raise ProtocolViolation(f"a {FrameKind(kind).name} frame cannot be read: {error}") from error
 
 
 def _decode_batch(payload: memoryview, channel: int, size_bytes: int) -> Received:

@@ -72,11 +72,11 @@ def has_a_total(order: OrderPlaced) -> bool:
 
 
 bus = Bus("shop")
-bus.use(Logging(), group="before")
+bus.use(Logging(), stage="before")
 bus.use(Validation({OrderPlaced: has_a_total}))
 bus.use(Tenant())
 bus.use(NoNewsletters())
-bus.use(OnceMore(), group="after")
+bus.use(OnceMore(), stage="after")
 
 shipped: list[tuple[int, str]] = []
 

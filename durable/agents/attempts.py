@@ -27,12 +27,12 @@ from sqlalchemy.orm import Session
 from durable.agents.pace import Standing
 from durable.agents.runner import Here, InLoop, InSteps, NoRoom, Run, finished, nothing
 from durable.agents.stuck_threads import StuckThreads
-from durable.agents.threads import Threads, last_step, step
+from durable.agents.threads import Threads, last_step, run_in_thread
 from durable.application.context import PauseRequest
 from durable.application.handlers import Context, Handler, Incoming
-from durable.application.middleware import Onion
+from durable.application.middleware import MiddlewareStack
 from durable.clock import Clock, SystemClock
-from durable.envelope import Leased, NodeId
+from durable.envelope import LeasedEnvelope, NodeId
 from durable.errors import LeaseLost
 from durable.failpoints import failpoint
 from durable.outbox.outbox import Outbox
@@ -46,7 +46,7 @@ from durable.telemetry import log
 class Task(NamedTuple):
     """A message about to be handled, with the number of this attempt."""
 
-    lease: Leased
+    lease: LeasedEnvelope
     message: object
     attempt: int
 
@@ -108,7 +108,7 @@ class Attempts:
         sessions: Sessions,
         node: NodeId,
         settings: Settings,
-        onion: Onion | None = None,
+        onion: MiddlewareStack | None = None,
         clock: Clock | None = None,
         stuck: StuckThreads | None = None,
     ) -> None:
@@ -120,7 +120,7 @@ class Attempts:
         self._step_seconds = settings.step_timeout.total_seconds()
         self._concurrency = handler.concurrency or settings.concurrency
         self._asked: list[PauseRequest] = []
-        onion = onion or Onion()
+        onion = onion or MiddlewareStack()
         self._has_middleware = onion.handles
         self._handle = onion.around_handling(handler.run if handler.is_async else self._handle_sync)
         self._sessions = sessions
@@ -252,7 +252,7 @@ class Attempts:
         if not self._has_middleware or self._threads is None:
             return self.handler.run_sync(call)
         assert isinstance(call.session, Session)
-        return await step(self._threads, call.session, self.handler.run_sync, call)
+        return await run_in_thread(self._threads, call.session, self.handler.run_sync, call)
 
     def _calls(self, tasks: Sequence[Task], session: Session | AsyncSession, outbox: Outbox) -> Iterator[Incoming]:
         failpoint("C15")
@@ -270,7 +270,7 @@ class Attempts:
         met = inbox.finish_handled(session.connection(), self._schema, self._node, owned, keep_body=self._keep_body)
         if met != len(owned):
             raise LeaseLost
-        outbox.commits_itself = True
+        outbox.commit_allowed = True
         failpoint("C16")
 
 

@@ -79,7 +79,7 @@ class Buffer(Generic[T]):
             self._max_count = 0
             return True
 
-    def force(self, items: Sequence[Weighed]) -> None:
+    def reserve_unchecked(self, items: Sequence[Weighed]) -> None:
         """Take room for items that are here already: a claim of one batch may go over the bytes by that batch."""
         with self._lock:
             self._used_count += len(items)

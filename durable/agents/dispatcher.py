@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from durable.agents.handling import HandlingAgent
-from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
+from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId
 
 
-class Lanes:
+class HandlerDispatcher:
     """The `Intake` of a node."""
 
     def __init__(self, agents: Mapping[str, HandlingAgent]) -> None:
@@ -18,8 +18,8 @@ class Lanes:
         agent = self._agents.get(envelope.message_type)
         return agent.reserve(envelope) if agent is not None else ANY_NODE
 
-    def accept(self, leases: Sequence[Leased]) -> None:
-        by_type: dict[str, list[Leased]] = {}
+    def accept(self, leases: Sequence[LeasedEnvelope]) -> None:
+        by_type: dict[str, list[LeasedEnvelope]] = {}
         for lease in leases:
             by_type.setdefault(lease.envelope.message_type, []).append(lease)
         for message_type, group in by_type.items():

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import chain
 
 from durable.agents.buffer import Buffer
-from durable.envelope import Envelope, Leased
+from durable.envelope import Envelope, LeasedEnvelope
 
 
 class _Share:
@@ -29,14 +29,14 @@ class _Share:
     __slots__ = ("keys", "keys_first", "left", "plain", "weight")
 
     def __init__(self, weight: int) -> None:
-        self.plain: deque[Leased] = deque()
+        self.plain: deque[LeasedEnvelope] = deque()
         self.keys: deque[str] = deque()
         self.keys_first = True
         self.weight = weight
         self.left = weight
 
 
-class Turns(Buffer[Leased]):
+class FairQueue(Buffer[LeasedEnvelope]):
     """A buffer in which one message of a key is out at a time, and tenants take turns.
 
     `run` messages of one key may be taken together, in order. `share_of` names the tenant of a message; None means
@@ -51,14 +51,14 @@ class Turns(Buffer[Leased]):
         run: int = 1,
         share_of: Callable[[Envelope], str] | None = None,
         weights: Mapping[str, int] | None = None,
-        alone: Callable[[Leased], bool] = lambda lease: False,
+        alone: Callable[[LeasedEnvelope], bool] = lambda lease: False,
     ) -> None:
         super().__init__(max_count, max_bytes)
         self._run = run
         self._share_of = share_of
         self._weights = weights or {}
         self._alone = alone
-        self._keys: dict[str, deque[Leased]] = {}
+        self._keys: dict[str, deque[LeasedEnvelope]] = {}
         self._busy: set[str] = set()
         self._shares: dict[str, _Share] = {}
         self._turns: deque[str] = deque()  # the shares that have something to hand out
@@ -70,11 +70,11 @@ class Turns(Buffer[Leased]):
         return super().__len__() + self._queued
 
     @property
-    def first(self) -> Leased | None:
+    def first(self) -> LeasedEnvelope | None:
         """One that heads its queue: the oldest of those without an order or a share, if there is one."""
         return super().first or next(self._heads(), None)
 
-    def _heads(self) -> Iterator[Leased]:
+    def _heads(self) -> Iterator[LeasedEnvelope]:
         yield from (waiting[0] for waiting in self._keys.values())
         yield from (share.plain[0] for share in self._shares.values() if share.plain)
 
@@ -85,18 +85,18 @@ class Turns(Buffer[Leased]):
 
     # ------------------------------------------------------------------ in
 
-    def put(self, items: Iterable[Leased]) -> None:
+    def put(self, items: Iterable[LeasedEnvelope]) -> None:
         plain = [lease for lease in items if not self._queue(lease)]
         if plain:
             super().put(plain)
 
-    def put_back(self, items: Sequence[Leased]) -> None:
+    def put_back(self, items: Sequence[LeasedEnvelope]) -> None:
         """At the head of their queues, in their order. They are out until they are settled."""
         plain = [lease for lease in reversed(items) if not self._queue(lease, front=True)]
         if plain:
             super().put_back(plain[::-1])
 
-    def _queue(self, lease: Leased, *, front: bool = False) -> bool:
+    def _queue(self, lease: LeasedEnvelope, *, front: bool = False) -> bool:
         """False when it belongs into the plain queue."""
         key = lease.ordering_key
         if key is None and self._share_of is None:
@@ -114,7 +114,7 @@ class Turns(Buffer[Leased]):
                     self._share(lease).keys.append(key)
         return True
 
-    def _share(self, lease: Leased) -> _Share:
+    def _share(self, lease: LeasedEnvelope) -> _Share:
         """Where it waits, with a place in the row."""
         name = self._share_of(lease.envelope) if self._share_of else ""
         share = self._shares.get(name)
@@ -129,7 +129,7 @@ class Turns(Buffer[Leased]):
         ready = sum(len(share.keys) + len(share.plain) for share in self._shares.values())
         return len(self._waiting) + ready >= batch_size or super().full_batch_waits(batch_size, batch_bytes)
 
-    def take(self, batch_size: int, batch_bytes: int) -> list[Leased]:
+    def take(self, batch_size: int, batch_bytes: int) -> list[LeasedEnvelope]:
         """The next batch. What is taken of a key is out: nothing more of the key is taken until settled()."""
         if not self._turns:
             return super().take(batch_size, batch_bytes)
@@ -147,7 +147,7 @@ class Turns(Buffer[Leased]):
             batch += super().take(batch_size - len(batch), batch_bytes - size)
         return batch
 
-    def _next(self, at_most: int, room_bytes: int, *, is_first: bool) -> list[Leased]:
+    def _next(self, at_most: int, room_bytes: int, *, is_first: bool) -> list[LeasedEnvelope]:
         """What the share whose turn it is hands out at once: one message, or a run of one key. Nothing when that is
         too large, unless it is the first of the batch."""
         name = self._turns[0]
@@ -171,7 +171,7 @@ class Turns(Buffer[Leased]):
             self._turns.rotate(-1)
         return taken
 
-    def _start(self, key: str, at_most: int, room_bytes: int) -> list[Leased]:
+    def _start(self, key: str, at_most: int, room_bytes: int) -> list[LeasedEnvelope]:
         """The head of a key, with those behind it that may go with it."""
         waiting = self._keys[key]
         self._busy.add(key)
@@ -186,7 +186,7 @@ class Turns(Buffer[Leased]):
             del self._keys[key]
         return taken
 
-    def settled(self, items: Iterable[Leased]) -> set[str]:
+    def settled(self, items: Iterable[LeasedEnvelope]) -> set[str]:
         """These are not out any more: their keys go on. Returns the keys of which nothing is here now."""
         keys = {lease.ordering_key for lease in items if lease.ordering_key is not None}
         with self._lock:
@@ -196,7 +196,7 @@ class Turns(Buffer[Leased]):
                     self._share(waiting[0]).keys.append(key)
             return {key for key in keys if key not in self._keys}
 
-    def withdraw(self, keys: Collection[str]) -> list[Leased]:
+    def withdraw(self, keys: Collection[str]) -> list[LeasedEnvelope]:
         """Take away everything that waits of these keys. It is not out: there is nothing to settle."""
         with self._lock:
             withdrawn = list(chain.from_iterable(self._keys.pop(key, ()) for key in keys))
@@ -208,7 +208,7 @@ class Turns(Buffer[Leased]):
                     self._turns.remove(name)
         return withdrawn
 
-    def take_all(self) -> list[Leased]:
+    def take_all(self) -> list[LeasedEnvelope]:
         """Everything that waits."""
         with self._lock:
             shared = chain.from_iterable(share.plain for share in self._shares.values())
@@ -220,7 +220,7 @@ class Turns(Buffer[Leased]):
             self._turns.clear()
         return everything
 
-    def waiting(self) -> list[Leased]:
+    def waiting(self) -> list[LeasedEnvelope]:
         with self._lock:
             shared = chain.from_iterable(share.plain for share in self._shares.values())
             return [*self._waiting, *shared, *chain.from_iterable(self._keys.values())]

@@ -16,11 +16,11 @@ from durable.application.circuit_breaker import CircuitBreaker, FailureWindow
 from durable.application.context import PauseRequest
 from durable.clock import Clock
 from durable.duration import duration
-from durable.envelope import Lease, Leased, NodeId
+from durable.envelope import LeasedEnvelope, LeaseKey, NodeId
 from durable.errors import InvalidMessage, Verdict, said
 from durable.outcomes import LONGEST_REASON, printable
 from durable.storage import circuits
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 from durable.storage.database import Database
 from durable.tasks.cancelling import end_if_cancelled
 from durable.telemetry import Counters, Event, log
@@ -58,7 +58,7 @@ class HandlerCircuit:
         self._last_failure = "elsewhere"
         self._clock = clock
         self._counters = counters
-        self._trials: set[Lease] = set()
+        self._trials: set[LeaseKey] = set()
 
     def observe(self, is_open: bool, *, probing: bool) -> bool:
         """What `circuits` says. True when the handler is to stop, or to go on."""
@@ -70,10 +70,10 @@ class HandlerCircuit:
                 self._window.clear()
         return changed
 
-    def begin_trial(self, lease: Leased) -> None:
+    def begin_trial(self, lease: LeasedEnvelope) -> None:
         self._trials.add(lease.key)
 
-    def is_trial(self, lease: Leased) -> bool:
+    def is_trial(self, lease: LeasedEnvelope) -> bool:
         """Is it the message that is tried?"""
         return lease.key in self._trials
 
@@ -107,21 +107,23 @@ class HandlerCircuit:
             return
         await self._open_if(window.heard(*others, self._clock.monotonic()))
 
-    async def end_trial(self, lease: Leased) -> None:
+    async def end_trial(self, lease: LeasedEnvelope) -> None:
         """One that came to an end without telling anything: it had expired, say. The next may follow at once."""
         if lease.key in self._trials:
             self._trials.remove(lease.key)
-            await self._database.insist(circuits.try_again, self._message_type)
+            await self._database.transaction_with_retry(circuits.try_again, self._message_type)
 
-    async def handled(self, owned: Sequence[Leased]) -> None:
+    async def handled(self, owned: Sequence[LeasedEnvelope]) -> None:
         if self._trials and any(lease.key in self._trials for lease in owned):
             self._trials.difference_update(lease.key for lease in owned)
-            if await self._database.insist(circuits.close_circuit, Kind.HANDLER, self._message_type):
+            if await self._database.transaction_with_retry(
+                circuits.close_circuit, CircuitKind.HANDLER, self._message_type
+            ):
                 self._counters.add(Event.CIRCUIT_CLOSED)
         elif self._window is not None:
             self._window.handled(len(owned), self._clock.monotonic())
 
-    async def failed(self, lease: Leased, error: BaseException) -> None:
+    async def failed(self, lease: LeasedEnvelope, error: BaseException) -> None:
         """Count it, and open the circuit when it is one too many."""
         if isinstance(error, Verdict | InvalidMessage):
             return
@@ -136,11 +138,11 @@ class HandlerCircuit:
         """As the handler has asked for. True when it was about itself."""
         for request in asked:
             kind, key = request.of(self._message_type)
-            await self._database.insist(
+            await self._database.transaction_with_retry(
                 circuits.pause_at_least, kind, key, reason=request.reason, actor=self._actor, duration=request.time
             )
         self.generation += 1
-        return any(request.kind is Kind.HANDLER for request in asked)
+        return any(request.kind is CircuitKind.HANDLER for request in asked)
 
     async def _open_if(self, reason: str | None) -> None:
         if reason is not None:
@@ -149,9 +151,9 @@ class HandlerCircuit:
 
     async def _open(self, reason: str) -> None:
         log.error("circuit of %s opened: %s", self._message_type, reason)
-        await self._database.insist(
+        await self._database.transaction_with_retry(
             circuits.open_circuit,
-            Kind.HANDLER,
+            CircuitKind.HANDLER,
             self._message_type,
             reason=printable(reason)[:LONGEST_REASON],
             actor=self._actor,
@@ -166,6 +168,6 @@ class HandlerCircuit:
             "shortest": duration(self._breaker.open_for),
             "longest": duration(self._breaker.longest),
         }
-        await self._database.insist(
+        await self._database.transaction_with_retry(
             circuits.put_off_probe, self._message_type, reason=printable(reason)[:LONGEST_REASON], **bounds
         )

@@ -6,7 +6,7 @@
                                 lease lost: rolled back and forgotten, another node has it
 
 The completion deletes the inbox row where owner and epoch are still this node's; when it meets no row the whole
-transaction rolls back, so a node that was paused and declared dead leaves no second effect. With `group=N` up to N
+transaction rolls back, so a node that was paused and declared dead leaves no second effect. With `max_batch=N` up to N
 waiting messages share one transaction; when one of them fails it rolls back, and each is run alone, as long as nothing
 has stopped the handler meanwhile. Each attempt decodes its message anew. Messages of one ordering key are handled one
 after another; one that does not come to its end holds the key, and those behind it go back to the table
@@ -29,7 +29,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from durable.agents.attempts import Attempts, Task
-from durable.agents.fair_queue import Turns
+from durable.agents.fair_queue import FairQueue
 from durable.agents.handler_circuit import HandlerCircuit
 from durable.agents.pace import Pace, Standing
 from durable.agents.runner import NoRoom, Outage
@@ -37,7 +37,7 @@ from durable.agents.settling import Settling
 from durable.application.handlers import Handler
 from durable.application.retry import DeadLetter, Pause, Policy, RunAgain, RunLater
 from durable.clock import Clock
-from durable.envelope import ANY_NODE, Envelope, Lease, Leased, NodeId
+from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, LeaseKey, NodeId
 from durable.errors import LeaseLost, said
 from durable.failpoints import failpoint
 from durable.messages import upcasting
@@ -54,13 +54,13 @@ _FREE_OUTAGES = 2  # of one message, in a row; a handler that breaks its connect
 _BREATH = 1.0  # seconds until more is begun where there was no connection or thread, or a worker has failed
 
 
-class Held(set[str]):
+class BlockedKeys(set[str]):
     """Ordering keys of which nothing more may be begun now."""
 
     def __init__(self, keys: Iterable[str | None] = ()) -> None:
         super().__init__(key for key in keys if key is not None)
 
-    def hold(self, lease: Leased) -> None:
+    def hold(self, lease: LeasedEnvelope) -> None:
         if lease.ordering_key is not None:
             self.add(lease.ordering_key)
 
@@ -87,20 +87,20 @@ class HandlingAgent:
         settings: Settings,
         clock: Clock,
         counters: Counters,
-        has_room: Callable[[], None],
+        on_capacity: Callable[[], None],
         suspects: asyncio.Lock | None = None,
-        key_is_free: Callable[[str], None] = lambda key: None,
+        on_key_released: Callable[[str], None] = lambda key: None,
     ) -> None:
         self.handler = handler
-        self.buffer = Turns(
+        self.buffer = FairQueue(
             settings.buffer_size,
             settings.buffer_bytes,
-            run=handler.group,
+            run=handler.max_batch,
             share_of=handler.share_of,
             weights=handler.weights,
             alone=_is_suspect,
         )
-        self.wants_more = False
+        self.claim_pending = False
         self.circuit = HandlerCircuit(
             handler.message_type,
             handler.circuit_breaker,
@@ -121,14 +121,14 @@ class HandlingAgent:
         self._settings = settings
         self._clock = clock
         self._counters = counters
-        self._has_room = has_room
+        self._on_capacity = on_capacity
         self._suspects = suspects or asyncio.Lock()
-        self._trials: list[Leased] = []
-        self._key_is_free = key_is_free
+        self._trials: list[LeasedEnvelope] = []
+        self._on_key_released = on_key_released
         self._parks = (handler.on_dead_letter or settings.on_dead_letter) == "park"
         self._parked: Set[str] = frozenset()
-        self._unwanted: list[Leased] = []
-        self._working: set[Lease] = set()
+        self._unwanted: list[LeasedEnvelope] = []
+        self._working: set[LeaseKey] = set()
         self._changed = asyncio.Event()
         self._stopping = False
         self.pace = Pace(f"handling {handler.message_type}", settings.step_timeout.total_seconds())
@@ -145,7 +145,7 @@ class HandlingAgent:
         takes_it = not self._stopping and self.takes(envelope.message_type)
         return self._node if takes_it and self.buffer.reserve([envelope]) else ANY_NODE
 
-    def accept(self, claimed: Sequence[Leased]) -> None:
+    def accept(self, claimed: Sequence[LeasedEnvelope]) -> None:
         """Handle these: they are committed, owned by this node, and have room."""
         self.buffer.put(claimed)
         self._changed.set()
@@ -188,11 +188,11 @@ class HandlingAgent:
         if self.circuit.observe(is_open, probing=probing):
             self._changed.set()
             if not is_open:
-                self._has_room()
+                self._on_capacity()
 
-    def probe(self, claimed: Leased) -> None:
+    def probe(self, claimed: LeasedEnvelope) -> None:
         """Try with this message whether the handler works again."""
-        self.buffer.force([claimed])
+        self.buffer.reserve_unchecked([claimed])
         self._trials.append(claimed)
         self._changed.set()
 
@@ -227,14 +227,14 @@ class HandlingAgent:
 
     def _go_on(self) -> None:
         self._changed.set()
-        self._has_room()
+        self._on_capacity()
 
     def stop(self) -> None:
         """Finish what is being handled, take nothing new, then end run()."""
         self._stopping = True
         self._changed.set()
 
-    def held(self) -> set[Lease]:
+    def held(self) -> set[LeaseKey]:
         return {lease.key for lease in chain(self.buffer.waiting(), self._unwanted, self._trials)} | self._working
 
     def statistics(self) -> HandlingStatistics:
@@ -292,7 +292,7 @@ class HandlingAgent:
             await self._try(self._trials.pop())
         elif self.circuit.is_open:
             await self._stay_paused()
-        elif taken := self.buffer.take(self.handler.group, self._settings.batch_bytes):
+        elif taken := self.buffer.take(self.handler.max_batch, self._settings.batch_bytes):
             await self.handle(taken)
         else:
             self._changed.clear()
@@ -310,7 +310,7 @@ class HandlingAgent:
         while worker is not None and worker.cancelling():
             worker.uncancel()
 
-    async def _try(self, lease: Leased) -> None:
+    async def _try(self, lease: LeasedEnvelope) -> None:
         self.circuit.begin_trial(lease)
         await self.handle([lease])
         await self.circuit.end_trial(lease)
@@ -323,17 +323,17 @@ class HandlingAgent:
         else:
             await self._changed.wait()
 
-    async def _hand_back(self, waiting: Sequence[Leased]) -> None:
+    async def _hand_back(self, waiting: Sequence[LeasedEnvelope]) -> None:
         """What has not been begun, to any node."""
         if waiting:
             await self._settling.hand_back(waiting)
             self.buffer.done(waiting)
 
-    async def handle(self, taken: Sequence[Leased]) -> None:
+    async def handle(self, taken: Sequence[LeasedEnvelope]) -> None:
         """Bring these, which were taken from the buffer, to an end or to their next attempt."""
         failpoint("C14")
         self._working.update(lease.key for lease in taken)
-        held = Held(lease.ordering_key for lease in taken)
+        held = BlockedKeys(lease.ordering_key for lease in taken)
         try:
             try:
                 held = await self._handle(taken)
@@ -347,14 +347,14 @@ class HandlingAgent:
             self._working.difference_update(lease.key for lease in taken)
             self.buffer.done(taken)
             for key in self.buffer.settled(taken) - held:
-                self._key_is_free(key)
-            if self.wants_more and self.buffer.room >= min(self._settings.batch_size, self._settings.buffer_size):
-                self.wants_more = False
-                self._has_room()
+                self._on_key_released(key)
+            if self.claim_pending and self.buffer.room >= min(self._settings.batch_size, self._settings.buffer_size):
+                self.claim_pending = False
+                self._on_capacity()
 
-    async def _handle(self, taken: Sequence[Leased]) -> Held:
+    async def _handle(self, taken: Sequence[LeasedEnvelope]) -> BlockedKeys:
         """Returns the keys that are held: one of their messages has not come to its end, so that none may follow."""
-        held = Held()
+        held = BlockedKeys()
         sound = [lease for lease in taken if not _is_suspect(lease)]
         tasks = [task for lease in sound if (task := await self._prepare(lease, held)) is not None]
         if len(tasks) == 1:
@@ -369,7 +369,7 @@ class HandlingAgent:
                 await self._handle_suspect(lease, held)
         return held
 
-    async def _may_begin(self, lease: Leased, held: Held, *, has_threads: bool | None = None) -> bool:
+    async def _may_begin(self, lease: LeasedEnvelope, held: BlockedKeys, *, has_threads: bool | None = None) -> bool:
         """Is it this message's turn, is its handler to run, and is it not too late? Otherwise it goes back, or ends."""
         if lease.envelope.partition_key in self._parked or self._is_stopped(lease, has_threads=has_threads):
             held.hold(lease)
@@ -380,13 +380,13 @@ class HandlingAgent:
             return False
         return not (lease.envelope.is_late(self._clock.now()) and await self._settling.expire(lease))
 
-    def _is_stopped(self, lease: Leased, *, has_threads: bool | None = None) -> bool:
+    def _is_stopped(self, lease: LeasedEnvelope, *, has_threads: bool | None = None) -> bool:
         """Is nothing of this message to be begun now? A trial is what finds out whether its handler works again."""
         is_open = self.circuit.is_open and not self.circuit.is_trial(lease)
         rests = is_open or not (self._attempts.has_threads if has_threads is None else has_threads)
         return rests or self._stopping or self.is_paused(lease.envelope.message_type)
 
-    async def _prepare(self, lease: Leased, held: Held) -> Task | None:
+    async def _prepare(self, lease: LeasedEnvelope, held: BlockedKeys) -> Task | None:
         """The message, unless it has expired, cannot be decoded, has killed too many processes, or must wait."""
         if not await self._may_begin(lease, held):
             return None
@@ -403,7 +403,7 @@ class HandlingAgent:
                 return None
         return await self._decode(lease, attempt, held)
 
-    async def _decode(self, lease: Leased, attempt: int, held: Held) -> Task | None:
+    async def _decode(self, lease: LeasedEnvelope, attempt: int, held: BlockedKeys) -> Task | None:
         """The message as it was sent: each attempt may change what it is given. None when it cannot be decoded."""
         try:
             return Task(lease, upcasting.decode(lease.envelope, self.handler.cls), attempt)
@@ -412,7 +412,7 @@ class HandlingAgent:
             await self._dead_letter(lease, Letter.from_error(error), held, failures=[self._failure(error, attempt)])
             return None
 
-    async def _dead_letter(self, lease: Leased, letter: Letter, held: Held, **details: Any) -> None:
+    async def _dead_letter(self, lease: LeasedEnvelope, letter: Letter, held: BlockedKeys, **details: Any) -> None:
         await self._settling.dead_letter(lease, letter, parks=self._parks, **details)
         if self._parks:
             held.hold(lease)
@@ -441,7 +441,7 @@ class HandlingAgent:
             self._counters.durations.observe(time.perf_counter() - began)
         return None
 
-    async def _handle_together(self, tasks: Sequence[Task], held: Held) -> Sequence[Task]:
+    async def _handle_together(self, tasks: Sequence[Task], held: BlockedKeys) -> Sequence[Task]:
         """Handle them in one transaction. Returns those that are to be run alone, decoded anew, because it failed."""
         error = await self._attempt(tasks)
         if error is None:
@@ -456,7 +456,7 @@ class HandlingAgent:
         again = [await self._decode(task.lease, task.attempt, held) for task in tasks]
         return [task for task in again if task is not None]
 
-    async def _give_back(self, tasks: Sequence[Task], error: NoRoom, held: Held) -> None:
+    async def _give_back(self, tasks: Sequence[Task], error: NoRoom, held: BlockedKeys) -> None:
         """There was no room for their attempt: any node may try, and they have lost none."""
         log.warning("%d messages of %s go back uncounted: %s", len(tasks), self.handler.name, error)
         now = time.monotonic()
@@ -470,9 +470,9 @@ class HandlingAgent:
         await asyncio.sleep(_BREATH)
 
     async def _wait_for_database(self) -> None:
-        await self._database.insist(answer)
+        await self._database.transaction_with_retry(answer)
 
-    async def _handle_suspect(self, lease: Leased, held: Held) -> None:
+    async def _handle_suspect(self, lease: LeasedEnvelope, held: BlockedKeys) -> None:
         """With no other suspect counted meanwhile: if the node dies now, it was this one, or accident."""
         async with self._suspects:
             if self._stopping:  # it is released with all that this node owns
@@ -482,7 +482,7 @@ class HandlingAgent:
             if task is not None:
                 await self._handle_alone(task, held)
 
-    async def _handle_alone(self, first: Task, held: Held) -> None:
+    async def _handle_alone(self, first: Task, held: BlockedKeys) -> None:
         task: Task | None = first
         lease, failures, outages = first.lease, list[Failure](), 0
         while task is not None:
@@ -513,7 +513,7 @@ class HandlingAgent:
             task = await self._decode(lease, attempt, held)
 
     async def _runs_again(
-        self, lease: Leased, attempt: int, error: BaseException, failures: Sequence[Failure], held: Held
+        self, lease: LeasedEnvelope, attempt: int, error: BaseException, failures: Sequence[Failure], held: BlockedKeys
     ) -> bool:
         """Settle a failed attempt as the policy decides. True when the message is to run again at once."""
         now = self._clock.now()
@@ -535,7 +535,7 @@ class HandlingAgent:
             self.observe_circuit(True)
         return False
 
-    async def _handled(self, owned: Sequence[Leased]) -> None:
+    async def _handled(self, owned: Sequence[LeasedEnvelope]) -> None:
         self._counters.add(Event.HANDLED, len(owned))
         await self.circuit.handled(owned)
 
@@ -551,5 +551,5 @@ def _as_failure(error: BaseException) -> BaseException:
     return error
 
 
-def _is_suspect(lease: Leased) -> bool:
+def _is_suspect(lease: LeasedEnvelope) -> bool:
     return lease.interruptions >= _SUSPICIOUS

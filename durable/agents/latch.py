@@ -23,10 +23,10 @@ class State(Enum):
     LATCHED = "latched"
 
 
-class Circuit:
+class Latch:
     """One destination's latch.
 
-    >>> circuit = Circuit(failures_to_latch=3)
+    >>> circuit = Latch(failures_to_latch=3)
     >>> [circuit.batch_failed() for _ in range(3)]
     [False, False, True]
     """

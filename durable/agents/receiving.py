@@ -21,11 +21,11 @@ from sqlalchemy import Connection
 
 from durable.agents.pace import Pace
 from durable.clock import Clock
-from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
+from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.failpoints import failpoint
 from durable.messages import validation as screening
-from durable.messages.ordering import FREE, Places
+from durable.messages.ordering import FREE, OrderingRules
 from durable.outcomes import (
     BUSY,
     DUPLICATE,
@@ -61,7 +61,7 @@ class Intake(Protocol):
         """This node, which now keeps room for it, or ANY_NODE."""
         ...
 
-    def accept(self, leases: Sequence[Leased]) -> None:
+    def accept(self, leases: Sequence[LeasedEnvelope]) -> None:
         """They are committed, owned by this node."""
         ...
 
@@ -76,7 +76,7 @@ class LeftToOthers:
     def reserve(self, envelope: Envelope) -> NodeId:
         return ANY_NODE
 
-    def accept(self, leases: Sequence[Leased]) -> None:
+    def accept(self, leases: Sequence[LeasedEnvelope]) -> None:
         raise AssertionError("nothing is reserved, so nothing is owned")
 
     def abandon(self, envelopes: Sequence[Envelope]) -> None:
@@ -121,10 +121,10 @@ class ReceivingAgent:
         intake: Intake,
         counters: Counters,
         spans: BatchSpans | None = None,
-        places: Places | None = None,
+        places: OrderingRules | None = None,
         ordered_stored: Callable[[Sequence[str]], None] = lambda keys: None,
     ) -> None:
-        self._places = places or Places()
+        self._places = places or OrderingRules()
         self._ordered_stored = ordered_stored
         self._database = database
         self._node = node
@@ -337,7 +337,7 @@ class ReceivingAgent:
         finally:
             self._give_back(arrivals, found.fresh)
         mine = [
-            Leased(arrival.envelope, endpoint=arrival.endpoint)
+            LeasedEnvelope(arrival.envelope, endpoint=arrival.endpoint)
             for arrival in arrivals
             if arrival.owner == self._node != ANY_NODE and arrival.key in found.fresh
         ]
@@ -408,7 +408,7 @@ class ReceivingAgent:
         )
 
     def _unacceptable(self, envelope: Envelope) -> str | None:
-        reason = screening.flaw(envelope, **self._limits)
+        reason = screening.find_error(envelope, **self._limits)
         if reason is None and screening.too_old(envelope, self._clock.now(), self._settings.dedupe_window):
             return "it is older than duplicates are remembered (dedupe_window); nobody can tell whether it was handled"
         return reason
@@ -418,7 +418,7 @@ def _is_whole(envelope: Envelope, limits: Limits) -> bool:
     """Is nothing wrong with it but its age, or the size of its body? Then it can be replayed."""
     own = limits.copy()
     own["max_message_bytes"] = len(envelope.body)
-    return screening.flaw(envelope, **own) is None
+    return screening.find_error(envelope, **own) is None
 
 
 def _same(first: Envelope, second: Envelope) -> bool:
@@ -428,7 +428,7 @@ def _same(first: Envelope, second: Envelope) -> bool:
 
 def _columns_are_sound(envelope: Envelope) -> bool:
     bare = msgspec.structs.replace(envelope, headers={}, body=b"", partition_key=None, deliver_by=None)
-    return screening.flaw(bare, max_message_bytes=0) is None
+    return screening.find_error(bare, max_message_bytes=0) is None
 
 
 def _raw(envelope: Envelope) -> bytes:

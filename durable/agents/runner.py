@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.agents.fence import Fence
-from durable.agents.threads import closing, step
+from durable.agents.threads import closing_in_thread, run_in_thread
 from durable.application.handlers import Incoming
 from durable.errors import NoUnitOfWork, StorageUnavailable, TransactionEnded, text_of
 from durable.outbox.outbox import Outbox
@@ -101,13 +101,13 @@ class InSteps:
         self._threads = threads
 
     def closing(self) -> AbstractAsyncContextManager[object]:
-        return closing(self._threads, self.session)
+        return closing_in_thread(self._threads, self.session)
 
     async def do(self, work: Callable[[Session], T]) -> T:
-        return await step(self._threads, self.session, work, self.session)
+        return await run_in_thread(self._threads, self.session, work, self.session)
 
     async def commit(self) -> None:
-        await step(self._threads, self.session, self.session.commit)
+        await run_in_thread(self._threads, self.session, self.session.commit)
 
 
 async def commit(place: Place) -> None:
@@ -138,7 +138,7 @@ class Run:
         """Run it. Raises NoRoom, Outage, TransactionEnded, and what the handler and the completion raise."""
         async with place.closing():
             outbox = self.sessions.outbox(place.session)
-            outbox.commits_itself = False
+            outbox.commit_allowed = False
             fence = Fence(place.sync_session)
             await self._prepare(place)
             self.entered()

@@ -22,11 +22,11 @@ from functools import partial
 from itertools import chain
 
 from durable.agents.buffer import is_due
-from durable.agents.fair_queue import Turns
-from durable.agents.latch import Circuit
+from durable.agents.fair_queue import FairQueue
+from durable.agents.latch import Latch
 from durable.agents.pace import Pace
 from durable.clock import Clock, SystemClock
-from durable.envelope import Envelope, Lease, Leased, NodeId
+from durable.envelope import Envelope, LeasedEnvelope, LeaseKey, NodeId
 from durable.errors import ProtocolViolation, TransportError, said, text_of
 from durable.failpoints import failpoint
 from durable.messages.ordering import Fairness
@@ -34,7 +34,7 @@ from durable.outcomes import Busy, Duplicate, Failed, Outcome, Rejected, Stored
 from durable.settings import Settings
 from durable.statistics import SendingStatistics
 from durable.storage import circuits, leases, outbox
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 from durable.storage.database import Database
 from durable.storage.expiry import bury_outgoing
 from durable.storage.rows import Letter
@@ -59,21 +59,21 @@ class SendingAgent:
         node: NodeId,
         settings: Settings,
         counters: Counters,
-        has_room: Callable[[], None],
+        on_capacity: Callable[[], None],
         clock: Clock | None = None,
         spans: BatchSpans | None = None,
-        key_is_free: Callable[[str], None] = lambda key: None,
+        on_key_released: Callable[[str], None] = lambda key: None,
         fairness: Fairness | None = None,
     ) -> None:
         self.destination = destination
-        self.circuit = Circuit(settings.failures_to_latch)
+        self.circuit = Latch(settings.failures_to_latch)
         run = settings.batch_size if keeps_order(sender) else 1
         self.weights: Mapping[str, int] = fairness.weights if fairness else {}
         share_of = fairness.share_of if fairness else None
-        self.buffer = Turns(
+        self.buffer = FairQueue(
             settings.buffer_size, settings.buffer_bytes, run=run, share_of=share_of, weights=self.weights
         )
-        self.wants_more = False
+        self.claim_pending = False
         self.paused = False
         self.pace = Pace(f"sending to {destination}", settings.step_timeout.total_seconds())
         self.latch_generation = 0
@@ -82,14 +82,14 @@ class SendingAgent:
         self._node = node
         self._settings = settings
         self._counters = counters
-        self._has_room = has_room
+        self._on_capacity = on_capacity
         self._clock = clock or SystemClock()
         self._spans = spans
-        self._key_is_free = key_is_free
+        self._on_key_released = on_key_released
         self._awaited = False
-        self._in_flight: dict[int, Sequence[Leased]] = {}
-        self._sent: list[Leased] = []
-        self._deleting: list[Leased] = []
+        self._in_flight: dict[int, Sequence[LeasedEnvelope]] = {}
+        self._sent: list[LeasedEnvelope] = []
+        self._deleting: list[LeasedEnvelope] = []
         self._changed = asyncio.Event()
         self._acknowledged = asyncio.Event()
         self._stopping = False
@@ -111,7 +111,7 @@ class SendingAgent:
         """Their transaction was rolled back. From any thread."""
         self.buffer.done(envelopes)
 
-    def accept(self, claimed: Sequence[Leased]) -> None:
+    def accept(self, claimed: Sequence[LeasedEnvelope]) -> None:
         """Send these: they are committed, owned by this node, and have room."""
         self.accepted_count += len(claimed)
         self.buffer.put(claimed)
@@ -133,7 +133,7 @@ class SendingAgent:
             log.warning("%s is %s", self.destination, "paused" if paused else "resumed")
             self.paused = paused
             self._changed.set()
-            self._has_room()
+            self._on_capacity()
 
     def stop(self) -> None:
         """Send what is in memory, then end run()."""
@@ -147,7 +147,7 @@ class SendingAgent:
         self.stop()
         return True
 
-    def held(self) -> set[Lease]:
+    def held(self) -> set[LeaseKey]:
         """Everything that this agent works on."""
         batches = chain.from_iterable(self._in_flight.values())
         return {lease.key for lease in chain(self.buffer.waiting(), batches, self._sent, self._deleting)}
@@ -213,7 +213,7 @@ class SendingAgent:
             else:
                 await self._changed.wait()
 
-    async def _send(self, batch: list[Leased]) -> None:
+    async def _send(self, batch: list[LeasedEnvelope]) -> None:
         failpoint("C5")
         ticket = self.circuit.ticket
         try:
@@ -225,7 +225,7 @@ class SendingAgent:
             self._awaited |= bool(self.buffer.settled(batch))
             self._changed.set()
 
-    async def _send_timely(self, batch: Sequence[Leased], ticket: int) -> None:
+    async def _send_timely(self, batch: Sequence[LeasedEnvelope], ticket: int) -> None:
         began = time.perf_counter()
         try:
             with self.pace.step("send a batch"):
@@ -241,7 +241,7 @@ class SendingAgent:
             self._counters.durations.observe(time.perf_counter() - began)
             await self._settle(batch, outcomes, ticket)
 
-    async def _without_late(self, batch: Sequence[Leased]) -> Sequence[Leased]:
+    async def _without_late(self, batch: Sequence[LeasedEnvelope]) -> Sequence[LeasedEnvelope]:
         """What is still to be sent; the rest has expired while it waited here."""
         now = self._clock.now()
         late = [lease for lease in batch if lease.envelope.is_late(now)]
@@ -250,7 +250,7 @@ class SendingAgent:
         keep_body = self._settings.history_bodies
         buries = self._settings.on_expiry == "dead-letter"
         expire = bury_outgoing if buries else outbox.expire
-        found = await self._database.insist(expire, self._node, late, keep_body=keep_body)
+        found = await self._database.transaction_with_retry(expire, self._node, late, keep_body=keep_body)
         self._counters.add(Event.REJECTED if buries else Event.EXPIRED, len(found.expired))
         gone = {lease.key for lease in late if lease.envelope.id not in found.timely}
         self._done([lease for lease in batch if lease.key in gone])
@@ -266,10 +266,10 @@ class SendingAgent:
             raise ProtocolViolation(f"the transport gave {len(outcomes)} outcomes for {len(batch)} envelopes")
         return outcomes
 
-    async def _settle(self, batch: Sequence[Leased], outcomes: Sequence[Outcome], ticket: int) -> None:
-        keep: list[Leased] = []
-        failed: list[Leased] = []
-        rejected: list[tuple[Leased, Letter]] = []
+    async def _settle(self, batch: Sequence[LeasedEnvelope], outcomes: Sequence[Outcome], ticket: int) -> None:
+        keep: list[LeasedEnvelope] = []
+        failed: list[LeasedEnvelope] = []
+        rejected: list[tuple[LeasedEnvelope, Letter]] = []
         reason = ""
         for lease, outcome in zip(batch, outcomes, strict=True):
             match outcome:
@@ -307,7 +307,7 @@ class SendingAgent:
         self._busy_pause = min(self._longest_busy_pause, max(self._first_busy_pause, pause))
         self._busy_until = asyncio.get_running_loop().time() + self._busy_pause
 
-    async def _batch_failed(self, batch: Sequence[Leased], reason: str, ticket: int) -> None:
+    async def _batch_failed(self, batch: Sequence[LeasedEnvelope], reason: str, ticket: int) -> None:
         log.warning("batch of %d to %s failed: %s", len(batch), self.destination, reason)
         self._counters.add(Event.SEND_FAILED, len(batch))
         await self._count_failure(batch)
@@ -315,11 +315,13 @@ class SendingAgent:
         if self.circuit.batch_failed(ticket):
             await self._latch(reason)
 
-    async def _count_failure(self, batch: Sequence[Leased]) -> None:
-        await self._database.insist(outbox.count_failed_attempt, self._node, batch)
+    async def _count_failure(self, batch: Sequence[LeasedEnvelope]) -> None:
+        await self._database.transaction_with_retry(outbox.count_failed_attempt, self._node, batch)
 
-    async def _dead_letter(self, rejected: Sequence[tuple[Leased, Letter]]) -> None:
-        await self._database.insist(outbox.dead_letter, self._node, rejected, keep_body=self._settings.history_bodies)
+    async def _dead_letter(self, rejected: Sequence[tuple[LeasedEnvelope, Letter]]) -> None:
+        await self._database.transaction_with_retry(
+            outbox.dead_letter, self._node, rejected, keep_body=self._settings.history_bodies
+        )
         self._counters.add(Event.REJECTED, len(rejected))
         self._done([lease for lease, _ in rejected])
 
@@ -340,9 +342,9 @@ class SendingAgent:
                 self._done(self._deleting)
                 self._deleting = []
 
-    async def _delete(self, sent: Sequence[Leased]) -> None:
+    async def _delete(self, sent: Sequence[LeasedEnvelope]) -> None:
         keep_body = self._settings.history_bodies
-        deleted = await self._database.insist(outbox.delete_sent, self._node, sent, keep_body=keep_body)
+        deleted = await self._database.transaction_with_retry(outbox.delete_sent, self._node, sent, keep_body=keep_body)
         self._counters.add(Event.SENT, deleted)
         if deleted < len(sent):
             self._counters.add(Event.LEASE_LOST, len(sent) - deleted)
@@ -353,9 +355,9 @@ class SendingAgent:
         log.error("latched %s: %s", self.destination, reason)
         self._counters.add(Event.LATCHED)
         self.latch_generation += 1
-        await self._database.insist(
+        await self._database.transaction_with_retry(
             circuits.open_circuit,
-            Kind.DESTINATION,
+            CircuitKind.DESTINATION,
             self.destination,
             reason=reason,
             actor=f"node {self._node}",
@@ -378,12 +380,12 @@ class SendingAgent:
             log.log(level, "ping of %s failed: %s", self.destination, said(error))
             return
         self.latch_generation += 1
-        await self._database.insist(circuits.close_circuit, Kind.DESTINATION, self.destination)
+        await self._database.transaction_with_retry(circuits.close_circuit, CircuitKind.DESTINATION, self.destination)
         self.latch_generation += 1
         if self.circuit.ping_succeeded():
             log.warning("unlatched %s", self.destination)
             self._counters.add(Event.UNLATCHED)
-        self._has_room()
+        self._on_capacity()
 
     async def _stay_paused(self) -> None:
         """Hold nothing, until something changes; a batch that is under way may still bring some of it back."""
@@ -395,19 +397,21 @@ class SendingAgent:
     async def _release_waiting(self) -> None:
         waiting = self.buffer.take_all()
         if waiting:
-            await self._database.insist(leases.release, OUTGOING, self._node, [lease.key for lease in waiting])
+            await self._database.transaction_with_retry(
+                leases.release, OUTGOING, self._node, [lease.key for lease in waiting]
+            )
             self._done(waiting)
 
     # ------------------------------------------------------------------ small things
 
-    def _done(self, finished: Sequence[Leased]) -> None:
+    def _done(self, finished: Sequence[LeasedEnvelope]) -> None:
         self.buffer.done(finished)
         for key in {lease.ordering_key for lease in finished}:
             if key is not None:
-                self._key_is_free(key)
-        if self.wants_more and self.buffer.room >= min(self._settings.batch_size, self._settings.buffer_size):
-            self.wants_more = False
-            self._has_room()
+                self._on_key_released(key)
+        if self.claim_pending and self.buffer.room >= min(self._settings.batch_size, self._settings.buffer_size):
+            self.claim_pending = False
+            self._on_capacity()
 
     async def _wait(self, seconds: float) -> None:
         """Until something changes, or this time has passed."""

@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from durable.application.retry import DeadLetter, HandBack, Pause, RunLater, ToTheEnd
-from durable.envelope import Envelope, Leased, NodeId
+from durable.envelope import Envelope, LeasedEnvelope, NodeId
 from durable.errors import said
 from durable.failpoints import failpoint
 from durable.messages import validation as screening
@@ -22,7 +22,7 @@ from durable.messages.routing import LOCAL
 from durable.outcomes import LONGEST_REASON
 from durable.settings import Settings
 from durable.storage import circuits, inbox, leases
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 from durable.storage.database import Database
 from durable.storage.expiry import bury_incoming
 from durable.storage.rows import Failure, Letter, storable
@@ -58,7 +58,7 @@ class Settling:
 
     async def settle(
         self,
-        lease: Leased,
+        lease: LeasedEnvelope,
         decision: RunLater | HandBack | ToTheEnd | Pause | DeadLetter,
         error: BaseException,
         *,
@@ -72,7 +72,7 @@ class Settling:
                 if await self._expires_within(lease, delay, error):
                     return
                 failpoint("C19")
-                await self._database.insist(
+                await self._database.transaction_with_retry(
                     inbox.retry_later,
                     self._node,
                     lease,
@@ -88,7 +88,7 @@ class Settling:
             case ToTheEnd(headers=changes):
                 await self._put_back(lease, changes, counted=counted, failures=failures, parks=parks)
             case Pause():
-                await self._database.insist(
+                await self._database.transaction_with_retry(
                     pause_and_release, self._node, self._handler, lease, decision, counted=counted, failures=failures
                 )
             case DeadLetter():
@@ -99,7 +99,7 @@ class Settling:
 
     async def _put_back(
         self,
-        lease: Leased,
+        lease: LeasedEnvelope,
         changes: Mapping[str, str | None],
         *,
         counted: int,
@@ -109,12 +109,12 @@ class Settling:
         merged = {**lease.envelope.headers, **changes}
         headers = {name: value for name, value in merged.items() if value is not None}
         envelope = msgspec.structs.replace(lease.envelope, headers=headers)
-        if reason := screening.flaw(envelope, **self._limits):
+        if reason := screening.find_error(envelope, **self._limits):
             letter = Letter.because(f"it cannot be put back with other headers: {reason}", "headers that are refused")
             await self.dead_letter(lease, letter, counted=counted, failures=failures, parks=parks)
             return
         fair_key = self._share_of(envelope) if self._share_of else None
-        await self._database.insist(
+        await self._database.transaction_with_retry(
             inbox.put_back,
             self._node,
             lease,
@@ -126,30 +126,34 @@ class Settling:
         )
         self._counters.add(Event.RETRIED)
 
-    async def hand_back(self, owned: Sequence[Leased]) -> None:
+    async def hand_back(self, owned: Sequence[LeasedEnvelope]) -> None:
         """To any node, as they are."""
-        await self._database.insist(leases.release, INCOMING, self._node, [lease.key for lease in owned])
+        await self._database.transaction_with_retry(
+            leases.release, INCOMING, self._node, [lease.key for lease in owned]
+        )
 
-    async def begin_suspect_attempt(self, lease: Leased) -> int | None:
+    async def begin_suspect_attempt(self, lease: LeasedEnvelope) -> int | None:
         """Count the attempt before it runs; the new count, or None when the lease was lost."""
-        return await self._database.insist(inbox.begin_suspect_attempt, self._node, lease)
+        return await self._database.transaction_with_retry(inbox.begin_suspect_attempt, self._node, lease)
 
-    async def take_back_attempt(self, lease: Leased) -> None:
+    async def take_back_attempt(self, lease: LeasedEnvelope) -> None:
         """To any node, without the attempt that was counted before it could run."""
-        await self._database.insist(inbox.take_back_attempt, self._node, lease)
+        await self._database.transaction_with_retry(inbox.take_back_attempt, self._node, lease)
 
-    async def expire(self, lease: Leased) -> bool:
+    async def expire(self, lease: LeasedEnvelope) -> bool:
         """By the database's clock; False when that is behind this node's."""
-        expired = await self._database.insist(self._expire, self._node, lease, keep_body=self._keep_body)
+        expired = await self._database.transaction_with_retry(
+            self._expire, self._node, lease, keep_body=self._keep_body
+        )
         self._counters.add(self._expired, int(expired))
         return expired
 
-    async def _expires_within(self, lease: Leased, delay: timedelta, error: BaseException) -> bool:
+    async def _expires_within(self, lease: LeasedEnvelope, delay: timedelta, error: BaseException) -> bool:
         """End it now if another attempt after this delay would come too late: nothing could save it until then."""
         if lease.envelope.deliver_by is None:
             return False
         reason = f"the next attempt, {delay} later, would come after its deliver_by; this one failed: {said(error)}"
-        expired = await self._database.insist(
+        expired = await self._database.transaction_with_retry(
             self._expire,
             self._node,
             lease,
@@ -162,7 +166,7 @@ class Settling:
 
     async def dead_letter(
         self,
-        lease: Leased,
+        lease: LeasedEnvelope,
         letter: Letter,
         *,
         counted: int = 1,
@@ -170,7 +174,7 @@ class Settling:
         parks: bool = False,
     ) -> None:
         """With `parks` its key, or its ordered handler, stops in the same transaction."""
-        moved = await self._database.insist(
+        moved = await self._database.transaction_with_retry(
             inbox.dead_letter,
             self._node,
             lease,
@@ -191,16 +195,16 @@ def pause_and_release(
     schema: str,
     node: NodeId,
     handler: str,
-    lease: Leased,
+    lease: LeasedEnvelope,
     decision: Pause,
     *,
     counted: int = 0,
     failures: Sequence[Failure] = (),
 ) -> None:
     """Its handler, and perhaps the endpoint that it came by, for every node; then hand it back."""
-    paused = [(Kind.HANDLER, handler)]
+    paused = [(CircuitKind.HANDLER, handler)]
     if decision.listener and lease.endpoint != LOCAL:
-        paused.append((Kind.LISTENER, lease.endpoint))
+        paused.append((CircuitKind.LISTENER, lease.endpoint))
     for kind, key in paused:
         circuits.pause_at_least(
             conn, schema, kind, key, reason=decision.reason, actor=f"node {node}", duration=decision.time

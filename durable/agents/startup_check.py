@@ -22,7 +22,7 @@ from durable.messages import upcasting
 from durable.outcomes import LONGEST_REASON, printable
 from durable.settings import Settings
 from durable.storage import circuits, in_flight
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 from durable.storage.database import Database
 from durable.storage.in_flight import InFlight, Page
 from durable.telemetry import log
@@ -31,11 +31,11 @@ SHOWN_IDS = 3
 
 _ADVICE = (
     "deploy code or an upcaster that decodes them; or start with --pause-undecodable, which pauses these types and "
-    "runs the rest; or let them become dead letters, with --check-in-flight 0"
+    "runs the rest; or let them become dead letters, with --check-pending 0"
 )
 
 
-class Trial:
+class DecodeCheck:
     """Messages of one type, tried one after the other against the class that is to handle them."""
 
     def __init__(self, message_type: str, cls: type[Any]) -> None:
@@ -65,16 +65,16 @@ class Trial:
 
 async def guard(database: Database, application: Application, settings: Settings) -> None:
     """Raise UndecodableMessages when something in flight does not decode; or pause its type, if that is the setting."""
-    if not settings.check_in_flight:
+    if not settings.check_pending:
         return
     open_circuits = await database.transaction(circuits.read)
-    paused = {row.key for row in open_circuits if row.kind == Kind.HANDLER and row.until is None}
+    paused = {row.key for row in open_circuits if row.kind == CircuitKind.HANDLER and row.until is None}
     classes = {
         name: handler.cls
         for name, handler in application.by_type().items()
         if paused.isdisjoint((name, handler.message_type))
     }
-    undecodable = await look(database, classes, settings)
+    undecodable = await scan(database, classes, settings)
     if not undecodable:
         return
     lines = {message_type: _line(trial, is_all) for message_type, (trial, is_all) in undecodable.items()}
@@ -84,7 +84,7 @@ async def guard(database: Database, application: Application, settings: Settings
         log.error("paused until it is resumed: %s", line)
         await database.transaction(
             circuits.pause_at_least,
-            Kind.HANDLER,
+            CircuitKind.HANDLER,
             message_type,
             reason=line[:LONGEST_REASON],
             actor=f"{application.service}, before its start",
@@ -92,21 +92,21 @@ async def guard(database: Database, application: Application, settings: Settings
         )
 
 
-async def look(
+async def scan(
     database: Database, classes: Mapping[str, type[Any]], settings: Settings
-) -> dict[str, tuple[Trial, bool]]:
+) -> dict[str, tuple[DecodeCheck, bool]]:
     """The types of which something does not decode; and was that all of it that is in flight?"""
     page = Page(settings.batch_size, settings.batch_bytes)
-    found: dict[str, tuple[Trial, bool]] = {}
+    found: dict[str, tuple[DecodeCheck, bool]] = {}
     for message_type, cls in sorted(classes.items()):
-        trial = Trial(message_type, cls)
-        is_all = await _try(database, trial, page, settings.check_in_flight)
+        trial = DecodeCheck(message_type, cls)
+        is_all = await _try(database, trial, page, settings.check_pending)
         if trial.failed:
             found[message_type] = trial, is_all
     return found
 
 
-async def _try(database: Database, trial: Trial, page: Page, most: int) -> bool:
+async def _try(database: Database, trial: DecodeCheck, page: Page, most: int) -> bool:
     """Up to `most` messages of its type. True when there are no more."""
     after, before = 0, in_flight.LAST_SEQ
     while (left := (most + 1) // 2 - trial.tried) > 0:
@@ -130,7 +130,7 @@ def _within(page: Page, left: int) -> Page:
     return page._replace(batch_size=min(page.batch_size, left))
 
 
-def _line(trial: Trial, is_all: bool) -> str:
+def _line(trial: DecodeCheck, is_all: bool) -> str:
     counted = f"{trial.failed:,} of {trial.tried:,} in flight"
     if not is_all:
         counted = f"{trial.failed:,} of the {trial.tried:,} in flight that were looked at, the oldest and the newest,"

@@ -42,7 +42,7 @@ class Threads(ThreadPoolExecutor):
         await asyncio.gather(*map(asyncio.wrap_future, list(self._jobs)), return_exceptions=True)
 
 
-async def step(
+async def run_in_thread(
     threads: ThreadPoolExecutor, session: Session, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
     """Run the next step of this session in a thread, and wait for what it returns."""
@@ -59,7 +59,7 @@ def last_step(session: Session) -> Future[Any] | None:
 
 
 @asynccontextmanager
-async def closing(threads: ThreadPoolExecutor, session: Session) -> AsyncIterator[Session]:
+async def closing_in_thread(threads: ThreadPoolExecutor, session: Session) -> AsyncIterator[Session]:
     """Close this session in a thread, after the last of its steps."""
     try:
         yield session
@@ -71,6 +71,6 @@ async def closing(threads: ThreadPoolExecutor, session: Session) -> AsyncIterato
             last.add_done_callback(lambda _: session.close())
         raise
     except BaseException:
-        await step(threads, session, session.close)  # the next attempt meets none of its locks
+        await run_in_thread(threads, session, session.close)  # the next attempt meets none of its locks
         raise
-    await step(threads, session, session.close)
+    await run_in_thread(threads, session, session.close)

@@ -9,14 +9,14 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from durable.application.handlers import Handler
-from durable.application.middleware import Onion
+from durable.application.middleware import MiddlewareStack
 from durable.application.retry import Policy, Retry, RetryAfter
 from durable.application.schedules import Schedule
 from durable.errors import InvalidSetting, RoutingError, UnknownMessageType
 from durable.messages import codec, upcasting
 from durable.messages.registry import class_of, content_type_of, registered
 from durable.messages.routing import LOCAL, Routes
-from durable.outbox.envelope_factory import Composer
+from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.settings import suggestion
 from durable.storage.leases import Burials
 from durable.telemetry import BatchSpans, log
@@ -44,7 +44,7 @@ class Application:
     transports: list[Transport] = field(default_factory=list)
     mounted: dict[str, Counter[str]] = field(default_factory=dict)
     """What the apps of bus.asgi() have counted since they were made, by `asgi:` and their endpoint."""
-    onion: Onion = field(default_factory=Onion)
+    stack: MiddlewareStack = field(default_factory=MiddlewareStack)
     batch_spans: BatchSpans | None = None
     schedules: dict[str, Schedule] = field(default_factory=dict)
 
@@ -79,14 +79,14 @@ class Application:
         """
         return _by_type(self.handlers)
 
-    def check(self, composer: Composer) -> None:
+    def check(self, envelope_factory: EnvelopeFactory) -> None:
         """Raise WiringError, or InvalidMessage, for what would fail at the first message."""
         for name in self.by_type().keys() | self.routes.destinations().keys():
             _check_codec(class_of(name))
         for handler in self.handlers.values():
             self._check_returns(handler)
         for schedule in self.schedules.values():
-            schedule.check(composer)
+            schedule.check(envelope_factory)
 
     def check_retention(self, dedupe_window: timedelta) -> None:
         """Raise InvalidSetting when a message could be retried for longer than its id is remembered."""

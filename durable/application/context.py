@@ -9,20 +9,20 @@ from typing import NamedTuple
 from durable.arguments import checked, length_of_time
 from durable.duration import Duration
 from durable.errors import InvalidSetting
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 
 
 class PauseRequest(NamedTuple):
     """What is to be stopped on every node, for this time or until somebody resumes it."""
 
-    kind: Kind
+    kind: CircuitKind
     key: str
     time: timedelta | None
     reason: str
 
-    def of(self, handler: str) -> tuple[Kind, str]:
+    def of(self, handler: str) -> tuple[CircuitKind, str]:
         """What is stopped, by the handler of this type: a message may be of an older version, its handler is not."""
-        return self.kind, handler if self.kind is Kind.HANDLER else self.key
+        return self.kind, handler if self.kind is CircuitKind.HANDLER else self.key
 
 
 class CircuitControl:
@@ -53,7 +53,7 @@ class CircuitControl:
         if time is not None and time <= timedelta(0):
             raise InvalidSetting(f"circuit.open: for_={for_!r} is over before it begins; give a time above 0, or none")
         if destination is None:
-            self._asked.append(PauseRequest(Kind.HANDLER, self._message_type, time, reason))
+            self._asked.append(PauseRequest(CircuitKind.HANDLER, self._message_type, time, reason))
         else:
             keys = self._destinations_of(destination)
-            self._asked += [PauseRequest(Kind.DESTINATION, key, time, reason) for key in keys]
+            self._asked += [PauseRequest(CircuitKind.DESTINATION, key, time, reason) for key in keys]

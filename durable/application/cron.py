@@ -1,10 +1,10 @@
-"""When a recurring schedule runs: cron expressions in a time zone, and what a late look at one comes to.
+"""When a recurring schedule runs: cron expressions in a time zone, and which late occurrences still run.
 
     occurrence   a time that the expression names; it is what makes a run a run, and never changes
     due          when that occurrence is to run: at its time, unless somebody has moved it
 
-A look at a schedule that is due finds the occurrence that was waited for, and those that have passed since. `missed`
-says which of them run, and the next one is waited for. Expressions mean what they mean to Debian's cron.
+due_occurrences() finds the occurrence that a schedule waited for, and those that passed since. `misfire` says which of
+them run, and the schedule waits for the next one. Expressions mean what they mean to Debian's cron.
 What names hours and minutes runs once for each on a day when the clocks change, at the end of the gap if it falls into
 it; what runs every hour or every few minutes runs whenever the clock shows such a time. cronsim reads the expressions,
 for a clock without a zone; what a change of the clocks does is found here, because it may be of half an hour.
@@ -25,12 +25,12 @@ from cronsim import CronSim, CronSimError
 from durable.errors import InvalidSetting
 from durable.settings import suggestion
 
-Missed = Literal["once", "all", "skip"]
+Misfire = Literal["once", "all", "skip"]
 
 MOST_AT_ONCE: Final = 100
-"""Missed occurrences that run, the last ones, when all of them are to."""
-MISSED_AFTER: Final = timedelta(minutes=1)
-"""An occurrence that is late by more was missed."""
+"""Misfire occurrences that run, the last ones, when all of them are to."""
+MISFIRE_GRACE: Final = timedelta(minutes=1)
+"""An occurrence that is late by more was misfire."""
 
 _ANY_TIME: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _NO_TIME: Final = timedelta(0)
@@ -123,8 +123,8 @@ class Cron:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What a look at a due schedule comes to: the occurrences that run now, in order, and the one to wait for."""
+class DueOccurrences:
+    """Occurrences of a due schedule that run now, in order, and the one to wait for."""
 
     run: Sequence[datetime]
     next: datetime
@@ -140,28 +140,28 @@ class Pause(NamedTuple):
         return self.since <= moment < self.until
 
 
-def look(
+def due_occurrences(
     cron: Cron,
-    missed: Missed,
+    misfire: Misfire,
     *,
     occurrence: datetime | None,
     due: datetime,
     now: datetime,
     pause: Pause | None = None,
-) -> Look:
+) -> DueOccurrences:
     """`occurrence` is the one that was waited for until `due`; None: occurrences count from `due` on."""
     since = occurrence or due
     passed = list(islice(_passed(cron, since, now, pause), MOST_AT_ONCE))
     if occurrence is not None and not (pause and pause.covers(due)):
         passed.append(occurrence)
     following = cron.after(max(now, since))
-    match missed:
+    match misfire:
         case "once":
-            return Look(passed[:1], following)
+            return DueOccurrences(passed[:1], following)
         case "all":
-            return Look(passed[:MOST_AT_ONCE][::-1], following)
+            return DueOccurrences(passed[:MOST_AT_ONCE][::-1], following)
         case "skip":
-            return Look([at for at in passed[:1] if now - max(at, due) <= MISSED_AFTER], following)
+            return DueOccurrences([at for at in passed[:1] if now - max(at, due) <= MISFIRE_GRACE], following)
 
 
 def _passed(cron: Cron, since: datetime, now: datetime, pause: Pause | None) -> Iterator[datetime]:

@@ -5,7 +5,7 @@
 
 A parameter is known by its annotation: the message's class, AsyncSession (async handlers) or Session (sync ones),
 Context, or Annotated[T, Depends(f)]. f is called for each attempt, with parameters of the same kinds; it may be async,
-or a generator that cleans up after its yield. With `group=N` the message may be annotated list[OrderPlaced]: the
+or a generator that cleans up after its yield. With `max_batch=N` the message may be annotated list[OrderPlaced]: the
 handler is then called once for all messages of its transaction. Everything is resolved when the handler is declared,
 so a mistake stops the application at its start and not at its first message.
 """
@@ -38,9 +38,8 @@ from durable.application import signatures
 from durable.application.circuit_breaker import CircuitBreaker
 from durable.application.context import CircuitControl, PauseRequest
 from durable.application.retry import ByError, Retry
-from durable.arguments import Argument, annotations_of, checked, checked_class, refuse_misfits, refuse_unknown
-from durable.duration import Duration
-from durable.envelope import Envelope, Leased
+from durable.arguments import Argument, annotations_of, checked_class, refuse_misfits, refuse_unknown
+from durable.envelope import Envelope, LeasedEnvelope
 from durable.errors import InvalidSetting, RoutingError, Verdict
 from durable.messages.ordering import share_of
 from durable.messages.routing import LOCAL
@@ -67,7 +66,9 @@ class Context:
 
     __slots__ = ("_asked", "_attempt", "_envelope", "_is_own", "_outbox")
 
-    def __init__(self, lease: Leased, attempt: int, outbox: Outbox, asked: list[PauseRequest] | None = None) -> None:
+    def __init__(
+        self, lease: LeasedEnvelope, attempt: int, outbox: Outbox, asked: list[PauseRequest] | None = None
+    ) -> None:
         self._envelope = lease.envelope
         self._is_own = lease.endpoint == LOCAL
         self._outbox = outbox
@@ -127,16 +128,6 @@ class Context:
     def publish(self, message: object, **options: Unpack[SendOptions]) -> UUID:
         """Publish an event with the handler's transaction."""
         return self._outbox.publish(message, **options)
-
-    @checked
-    def schedule(
-        self, message: object, *, after: Duration, to: str | None = None, **options: Unpack[SendOptions]
-    ) -> UUID:
-        """Send a command that leaves only after this time (seconds, "10m" or a timedelta)."""
-        if options.get("delay") is not None or options.get("at") is not None:
-            raise InvalidSetting("schedule: after= says when; leave out delay= and at=")
-        options["delay"] = after
-        return self._outbox.send(message, to=to, **options)
 
     def reply(self, message: object, **options: Unpack[SendOptions]) -> UUID:
         """Send a command to the address that the sender gave with reply_to=.
@@ -250,7 +241,7 @@ class Handler:
     """None: as the settings say."""
     concurrency: int | None
     """How many messages run at once on each node; None: as the settings say."""
-    group: int
+    max_batch: int
     """How many waiting messages may share one transaction; 1: each has its own."""
     timeout: timedelta | None
     """For one attempt; None: as the settings say."""
@@ -280,8 +271,8 @@ class Handler:
         refuse_verdicts(f"handler {self.name}", self.by_error)
         if self.timeout is not None and self.timeout <= timedelta(0):
             raise InvalidSetting(f"{self.name}: timeout must be above 0 (got {self.timeout})")
-        if self.group < 1 or (self.concurrency is not None and self.concurrency < 1):
-            raise InvalidSetting(f"{self.name}: concurrency and group must be at least 1")
+        if self.max_batch < 1 or (self.concurrency is not None and self.concurrency < 1):
+            raise InvalidSetting(f"{self.name}: concurrency and max_batch must be at least 1")
         if self.on_dead_letter not in (None, "continue", "park"):
             raise InvalidSetting(f"{self.name}: on_dead_letter={self.on_dead_letter!r}; use 'continue' or 'park'")
         if self.on_expiry not in (None, "forget", "dead-letter"):

@@ -1,11 +1,11 @@
 """Middleware: code of the application around everything that is sent, and around every run of a handler.
 
-    bus.use(component, group="before" | "core" | "after")
+    bus.use(component, stage="before" | "core" | "after")
 
     send()  -->  before --> core --> after --> composed, remembered by the unit of work     --> id
     handle  -->  before --> core --> after --> the handler, inside its message's transaction; what it returns is sent
 
-One component may stand in both onions. Within a group the order is that of `use()`. Each component calls the rest of
+One component may stand in both onions. Within a stage the order is that of `use()`. Each component calls the rest of
 its onion, or does not, or calls it again; it may give it another message, and change what comes back. The onions are
 built once, of those components only that override the side: a side that nobody overrides is the plain function.
 """
@@ -21,7 +21,7 @@ from durable.application.handlers import Incoming
 from durable.errors import InvalidSetting, WiringError
 from durable.outbox.envelope_factory import Outgoing, Send
 
-Group = Literal["before", "core", "after"]
+Stage = Literal["before", "core", "after"]
 SendNext = Send
 """Sends a message through the rest of the onion; returns its id, or None when it was dropped."""
 HandleNext = Callable[[Incoming], Awaitable[object]]
@@ -49,21 +49,21 @@ class Middleware:
         return await call_next(incoming)
 
 
-class Onion:
+class MiddlewareStack:
     """The components of one bus, and the two onions that are built of them."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, list[Middleware]] = {group: [] for group in get_args(Group)}
+        self._stages: dict[str, list[Middleware]] = {stage: [] for stage in get_args(Stage)}
         self._is_built = False
 
-    def use(self, component: Middleware, group: Group) -> None:
-        """Add a component to a group. Raises WiringError when an onion was built already, and InvalidSetting."""
+    def use(self, component: Middleware, stage: Stage) -> None:
+        """Add a component to a stage. Raises WiringError when an onion was built already, and InvalidSetting."""
         if self._is_built:
             raise WiringError("use(): the bus has begun to work; declare middleware before it starts or sends")
-        if group not in self._groups:
-            raise InvalidSetting(f"use(): there is no group {group!r}; use 'before', 'core' or 'after'")
+        if stage not in self._stages:
+            raise InvalidSetting(f"use(): there is no stage {stage!r}; use 'before', 'core' or 'after'")
         _check(component)
-        self._groups[group].append(component)
+        self._stages[stage].append(component)
 
     def around_sending(self, send: SendNext) -> SendNext:
         """`send` within the components that override send()."""
@@ -85,7 +85,7 @@ class Onion:
     def _components(self, side: Literal["send", "handle"]) -> list[Middleware]:
         self._is_built = True
         passing = getattr(Middleware, side)
-        used = (component for group in self._groups.values() for component in group)
+        used = (component for stage in self._stages.values() for component in stage)
         return [component for component in used if getattr(type(component), side) is not passing]
 
 

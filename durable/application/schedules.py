@@ -17,12 +17,12 @@ from datetime import UTC, datetime
 from typing import Any, Final, get_args
 from uuid import UUID
 
-from durable.application.cron import Cron, Missed
+from durable.application.cron import Cron, Misfire
 from durable.envelope import Envelope
 from durable.errors import InvalidSetting, UnknownMessageType
 from durable.messages import codec
 from durable.messages.registry import name_of
-from durable.outbox.envelope_factory import Composer, SendOptions, blank
+from durable.outbox.envelope_factory import EnvelopeFactory, SendOptions, blank
 
 SCHEDULE_HEADER: Final = "schedule"
 OCCURRENCE_HEADER: Final = "occurrence"
@@ -42,13 +42,15 @@ class Schedule:
     name: str
     cron: Cron
     make: Factory
-    missed: Missed
+    misfire: Misfire
     to: str | None
     options: SendOptions
     message_type: str | None
     declaration: str
 
-    def envelopes(self, composer: Composer, occurrence: datetime, *, asked_for: bool = False) -> list[Envelope]:
+    def envelopes(
+        self, envelope_factory: EnvelopeFactory, occurrence: datetime, *, asked_for: bool = False
+    ) -> list[Envelope]:
         """The message of this occurrence for each destination, or of an extra run that somebody has asked for.
 
         Raises RoutingError and InvalidMessage, and whatever a factory raises.
@@ -63,28 +65,28 @@ class Schedule:
         options["id_from"] = f"schedule {self.name} at {moment}" + (" on request" if asked_for else "")
         message = self.make(occurrence)
         if self.to is not None:
-            return [composer.command(message, to=self.to, **options)]
-        return composer.cascaded(message, cause=None, **options)
+            return [envelope_factory.command(message, to=self.to, **options)]
+        return envelope_factory.cascaded(message, cause=None, **options)
 
-    def check(self, composer: Composer) -> None:
+    def check(self, envelope_factory: EnvelopeFactory) -> None:
         """Raise WiringError or InvalidMessage when its message could not be sent; a factory's cannot be looked at."""
         if self.message_type is not None:
-            self.envelopes(composer, _ANY_TIME)
+            self.envelopes(envelope_factory, _ANY_TIME)
 
 
 def declare(
-    expression: str, message: object, *, name: str, tz: str, missed: Missed, to: str | None, options: SendOptions
+    expression: str, message: object, *, name: str, tz: str, misfire: Misfire, to: str | None, options: SendOptions
 ) -> Schedule:
     """Raises InvalidSetting for what can be no schedule."""
     check_name(name)
     cron = Cron(expression, tz)
-    if missed not in get_args(Missed):
-        raise InvalidSetting(f"every: missed={missed!r}; use 'once', 'all' or 'skip'")
+    if misfire not in get_args(Misfire):
+        raise InvalidSetting(f"every: misfire={misfire!r}; use 'once', 'all' or 'skip'")
     _check_options(options)
     make, message_type, content = _maker(message, name)
-    parts = (expression, tz, missed, to or "", repr(sorted(options.items())), content)
+    parts = (expression, tz, misfire, to or "", repr(sorted(options.items())), content)
     declaration = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    return Schedule(name, cron, make, missed, to, options, message_type, declaration)
+    return Schedule(name, cron, make, misfire, to, options, message_type, declaration)
 
 
 def check_name(name: str) -> None:

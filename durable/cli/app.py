@@ -16,8 +16,9 @@ from sqlalchemy.exc import DBAPIError
 
 from durable.cli import demo, inspect, migrate, pauses, run, send, topology
 from durable.cli.dead_letters import commands as dead_letters
-from durable.cli.dead_letters import debug as replay_local
+from durable.cli.dead_letters.debug import debug_letter
 from durable.cli.doctor import commands as doctor
+from durable.cli.doctor.deploy import check_deploy
 from durable.cli.output import one_line
 from durable.cli.pipeline import commands as pipeline
 from durable.cli.scheduled import commands as scheduled
@@ -40,12 +41,13 @@ for command in (
     topology.topology,
     send.send,
     doctor.doctor,
+    check_deploy,
     demo.demo,
 ):
     app.command()(command)
+dead_letters.app.command("debug")(debug_letter)
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(scheduled.app, name="scheduled")
-app.command()(replay_local.replay_local)
 app.add_typer(pipeline.app, name="pipeline")
 
 

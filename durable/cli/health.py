@@ -11,10 +11,10 @@ from durable.observability.health import NodeState
 from durable.recovery.policy import DormancyPolicy
 from durable.settings import Settings
 from durable.storage.gauges import Side
-from durable.storage.status import Picture
+from durable.storage.status import StatusSnapshot
 
 
-def look(read: Callable[[], Picture], settings: Settings) -> tuple[Picture, list[NodeId]]:
+def read_twice(read: Callable[[], StatusSnapshot], settings: Settings) -> tuple[StatusSnapshot, list[NodeId]]:
     """The picture, and the nodes that are dormant by the rule that recovery follows.
 
     A node that died a moment ago is not: its work is about to be taken over. So when one that owns something seems
@@ -31,7 +31,7 @@ def look(read: Callable[[], Picture], settings: Settings) -> tuple[Picture, list
     return picture, dormant
 
 
-def problems(picture: Picture, dormant: list[NodeId], settings: Settings) -> list[str]:
+def problems(picture: StatusSnapshot, dormant: list[NodeId], settings: Settings) -> list[str]:
     """Why this is not healthy, and what to do about it; nothing when it is."""
     waits = {
         (side, group.name): group.oldest_age

@@ -104,7 +104,7 @@ def _report(settings: Settings) -> dict[str, Any]:
     }
     if mismatch is not None:
         return report | {"healthy": False, "problems": [mismatch]}
-    picture, dormant = health.look(lambda: _read(settings), settings)
+    picture, dormant = health.read_twice(lambda: _read(settings), settings)
     found = health.problems(picture, dormant, settings)
     return report | {"healthy": not found, "problems": found} | views.status_rows(picture, settings.heartbeat_stale)
 
@@ -117,7 +117,7 @@ def _mismatch(conn: Connection, schema: str) -> str | None:
     return None
 
 
-def _read(settings: Settings) -> storage.Picture:
+def _read(settings: Settings) -> storage.StatusSnapshot:
     """Raises SchemaMismatch."""
     with connection(settings) as conn:
         migrator.check_version(conn, settings.db_schema)

@@ -15,7 +15,7 @@ from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, Schema
 from durable.errors import InvalidSetting, WiringError
 from durable.settings import suggestion
 from durable.storage import circuits, known_names, migrator
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 
 _OPERATOR = "durable-agent"
 _MOST_SHOWN = 5
@@ -107,9 +107,9 @@ def resume(
         raise typer.Exit(1)
 
 
-def _named(**named: str | None) -> tuple[Kind, str]:
+def _named(**named: str | None) -> tuple[CircuitKind, str]:
     """By the kinds of circuits that options name."""
-    given = [(Kind(kind), name) for kind, name in named.items() if name is not None]
+    given = [(CircuitKind(kind), name) for kind, name in named.items() if name is not None]
     if len(given) != 1:
         raise WiringError("give --handler TYPE, --listener NAME, --destination URI or --key KEY, one of them")
     kind, name = given[0]
@@ -118,25 +118,29 @@ def _named(**named: str | None) -> tuple[Kind, str]:
     return kind, name
 
 
-def _keys(bus: Bus | None, kind: Kind, name: str) -> list[str]:
+def _keys(bus: Bus | None, kind: CircuitKind, name: str) -> list[str]:
     """The keys of what is named: an address that is resolved by type names a destination for each."""
-    return bus.runtime.composer.destinations_of(name) if bus is not None and kind is Kind.DESTINATION else [name]
+    return (
+        bus.runtime.envelope_factory.destinations_of(name)
+        if bus is not None and kind is CircuitKind.DESTINATION
+        else [name]
+    )
 
 
-def _declared(application: Application, kind: Kind) -> Sequence[str]:
+def _declared(application: Application, kind: CircuitKind) -> Sequence[str]:
     """The names of this kind that an application declares; keys are not declared."""
     match kind:
-        case Kind.HANDLER:
+        case CircuitKind.HANDLER:
             return list(application.by_type())
-        case Kind.LISTENER:
+        case CircuitKind.LISTENER:
             return [application.service, *(listening.endpoint for listening in application.listeners)]
-        case Kind.DESTINATION:
+        case CircuitKind.DESTINATION:
             return application.destinations()
         case _:
             return []
 
 
-def _refuse_unknown(kind: Kind, name: str, known: Sequence[str]) -> None:
+def _refuse_unknown(kind: CircuitKind, name: str, known: Sequence[str]) -> None:
     """A pause of a misspelt name would pause nothing, and say that it did."""
     if name not in known:
         some = f"; known: {', '.join(known[:_MOST_SHOWN])}" if known else "; name the bus that declares it"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from durable.cli.output import progress
-from durable.dead_letters.bulk import Change, Count, Run, change_all
+from durable.dead_letters.bulk import Change, Count, Run, run_in_batches
 from durable.errors import StorageUnavailable
 from durable.settings import Settings
 from durable.storage import migrator
@@ -41,7 +41,7 @@ async def change_until_done(
     rate: float | None = None,
     limit: int | None = None,
 ) -> Run:
-    """change_all(), until it is done or interrupted. Raises StorageUnavailable, which says how far it came."""
+    """run_in_batches(), until it is done or interrupted. Raises StorageUnavailable, which says how far it came."""
     database, stopping, done = Database(settings), asyncio.Event(), 0
     try:
         await database.transaction(migrator.check_version)
@@ -52,7 +52,7 @@ async def change_until_done(
                 done = run.done
                 show(run.done, run.total)
 
-            return await change_all(
+            return await run_in_batches(
                 database,
                 count,
                 change,

@@ -9,14 +9,14 @@ from typing import Any
 
 from durable.cli.output import Block, Table, age
 from durable.observability.health import NodeState, node_states
-from durable.storage.circuits import Kind, OpenCircuit
+from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.storage.leases import Backlog
-from durable.storage.status import Picture
+from durable.storage.status import StatusSnapshot
 
 Row = dict[str, Any]
 
 
-def status_rows(picture: Picture, stale: timedelta) -> Row:
+def status_rows(picture: StatusSnapshot, stale: timedelta) -> Row:
     states = list(node_states(picture.gauges, stale).values())
     return {
         "outgoing": [_backlog_row("destination", group) for group in picture.outgoing],
@@ -29,7 +29,7 @@ def status_rows(picture: Picture, stale: timedelta) -> Row:
     }
 
 
-def node_rows(picture: Picture, stale: timedelta) -> list[Row]:
+def node_rows(picture: StatusSnapshot, stale: timedelta) -> list[Row]:
     """The registered nodes, and the owners that are registered no more: of those only the id is known."""
     registered = {node.node_id: node for node in picture.gauges.nodes}
     return [
@@ -50,14 +50,14 @@ def node_rows(picture: Picture, stale: timedelta) -> list[Row]:
     ]
 
 
-def circuit_rows(picture: Picture) -> list[Row]:
+def circuit_rows(picture: StatusSnapshot) -> list[Row]:
     now = picture.gauges.now
     return [
         circuit._asdict()
         | {
             "state": _state(circuit, now),
             "open_seconds": (now - circuit.since).total_seconds(),
-            "waiting": picture.parked.get(circuit.key, 0) if circuit.kind == Kind.KEY else None,
+            "waiting": picture.parked.get(circuit.key, 0) if circuit.kind == CircuitKind.KEY else None,
         }
         for circuit in picture.gauges.circuits
     ]
@@ -66,7 +66,7 @@ def circuit_rows(picture: Picture) -> list[Row]:
 def _state(circuit: OpenCircuit, now: datetime) -> str:
     if not circuit.probing:
         return "paused"
-    if circuit.kind == Kind.DESTINATION:
+    if circuit.kind == CircuitKind.DESTINATION:
         return "latched"
     return "open" if circuit.until is not None and circuit.until > now else "half-open"
 

@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 
 from durable.storage import dead_letters
 from durable.storage.database import Database
-from durable.storage.dead_letters import Resolved, Selection, Stretch, Survey
+from durable.storage.dead_letters import LetterRange, Resolved, Selection, Survey
 
 BATCH_SIZE: Final = 100
 _BATCHES_A_SECOND = 4  # at a rate, so that it is even and a stop is prompt
@@ -33,7 +33,7 @@ S_contra = TypeVar("S_contra", contravariant=True)
 class Change(Protocol[S_contra]):
     """What is done with a stretch of what is selected: one statement."""
 
-    def __call__(self, conn: Connection, schema: str, selection: S_contra, stretch: Stretch) -> Resolved: ...
+    def __call__(self, conn: Connection, schema: str, selection: S_contra, stretch: LetterRange) -> Resolved: ...
 
 
 class Count(Protocol[S_contra]):
@@ -93,7 +93,7 @@ async def resolve(
     `rate` is in letters a second. With `replayable` only those count that can be replayed. Raises StorageUnavailable:
     the batches before it are done, and so may be the one that it happened in.
     """
-    return await change_all(
+    return await run_in_batches(
         database,
         dead_letters.survey,
         resolution,
@@ -106,7 +106,7 @@ async def resolve(
     )
 
 
-async def change_all(
+async def run_in_batches(
     database: Database,
     count: Count[S],
     change: Change[S],
@@ -126,7 +126,7 @@ async def change_all(
     after, began = 0, time.monotonic()
     tell(run)
     while run.done < run.total and not stopping.is_set():
-        stretch = Stretch(after, survey.newest, min(pace.batch_size, run.total - run.done))
+        stretch = LetterRange(after, survey.newest, min(pace.batch_size, run.total - run.done))
         resolved = await database.transaction(change, selection, stretch)
         if not resolved.done and not resolved.left:
             break

@@ -68,7 +68,7 @@ class JoinedSessions(Sessions):
     """Sessions that are all part of one transaction: their commits only end savepoints of it."""
 
     def __init__(self, runtime: Runtime) -> None:
-        super().__init__(runtime.settings, runtime.composer, runtime, runtime.sessions.scope)
+        super().__init__(runtime.settings, runtime.envelope_factory, runtime, runtime.sessions.scope)
         self.sent: list[Sent] = []
         self.done: list[str] = []
         """What was done besides: by `bus.pause()`, `ctx.circuit.open()` and the like."""
@@ -92,7 +92,7 @@ class JoinedSessions(Sessions):
                 await outer.rollback()
         else:
             with translated():
-                connection_sync = self._real.engine_sync.connect()
+                connection_sync = self._real.sync_engine.connect()
             with connection_sync:
                 outer_sync = connection_sync.begin()
                 with self._joining(connection_sync):
@@ -125,7 +125,7 @@ class JoinedSessions(Sessions):
         sync_session = session.sync_session if isinstance(session, AsyncSession) else session
         if _OURS not in sync_session.info:
             raise WiringError("a rehearsal cannot undo what a session of the application's own commits")
-        outbox = enlist(session, self._schema, self._composer, self._runtime, _ObservedOutbox)
+        outbox = enlist(session, self._schema, self._envelope_factory, self._runtime, _ObservedOutbox)
         assert isinstance(outbox, _ObservedOutbox)
         outbox.sent = self.sent
         return outbox
@@ -159,7 +159,9 @@ class JoinedDatabase(Database):
             self._sessions.done.append(_TOLD[work].format(*args, **kwargs))
         return result
 
-    async def insist(self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def transaction_with_retry(
+        self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         return await self.transaction(work, *args, **kwargs)
 
 

@@ -26,7 +26,7 @@ from durable.application.handlers import Handler, Incoming
 from durable.application.middleware import HandleNext
 from durable.bus import Bus
 from durable.dead_letters.joined_sessions import JoinedSessions, RehearsalRuntime
-from durable.envelope import Envelope, Leased
+from durable.envelope import Envelope, LeasedEnvelope
 from durable.errors import DurableError, InvalidMessage, UnknownMessageType, WiringError
 from durable.messages import upcasting
 from durable.outbox.outbox import Outbox
@@ -87,10 +87,10 @@ class Rehearsal:
             sends = [sent.envelope for sent in self._sessions.sent]
             return Rehearsed(letter, "succeeds", sends, self._sessions.done)
 
-    async def _attempt(self, handler: Handler, lease: Leased) -> None:
+    async def _attempt(self, handler: Handler, lease: LeasedEnvelope) -> None:
         limit = (handler.timeout or self._bus.settings.handler_timeout).total_seconds()
         async with asyncio.timeout(None if self._unhurried else limit) as timeout:
-            await attempt(self._bus, handler, lease, _look, end=_leave, unhurried=self._unhurried)
+            await attempt(self._bus, handler, lease, _record, end=_leave, unhurried=self._unhurried)
             if (deadline := timeout.when()) is not None and asyncio.get_running_loop().time() > deadline:
                 raise TimeoutError  # a sync handler has kept the loop from noticing
 
@@ -126,7 +126,7 @@ async def handle(bus: Bus, letter: DeadLetter, *, actor: str, reason: str | None
                 "used meanwhile; what the handler did is rolled back"
             )
         sends.extend(outbox.pending)
-        outbox.commits_itself = True
+        outbox.commit_allowed = True
 
     try:
         await attempt(bus, handler_of(bus, letter), whole(letter), resolve, unhurried=True)
@@ -148,7 +148,7 @@ def handler_of(bus: Bus, letter: DeadLetter) -> Handler:
     return handler
 
 
-def whole(letter: DeadLetter) -> Leased:
+def whole(letter: DeadLetter) -> LeasedEnvelope:
     """An incoming letter as its handler gets it; raises InvalidMessage."""
     number, lease = letter.summary.letter_id, letter.lease()
     if letter.summary.side != "incoming":
@@ -161,7 +161,7 @@ def whole(letter: DeadLetter) -> Leased:
 async def attempt(
     bus: Bus,
     handler: Handler,
-    lease: Leased,
+    lease: LeasedEnvelope,
     complete: Finish,
     *,
     end: Callable[[Place], Awaitable[None]] = commit,
@@ -175,7 +175,7 @@ async def attempt(
     run = Run(
         sessions,
         partial(calls, handler, [task], asked),
-        bus.application.onion.around_handling(_in_this_thread(handler)),
+        bus.application.stack.around_handling(_in_this_thread(handler)),
         complete,
         end,
         _allow_idling if unhurried else nothing,
@@ -204,9 +204,9 @@ def _allow_idling(session: Session) -> None:
     session.execute(letter_statements.ALLOW_IDLING.within(""))
 
 
-def _look(session: Session, outbox: Outbox) -> None:
+def _record(session: Session, outbox: Outbox) -> None:
     """The completion of a rehearsed attempt: everything that a commit does, but the commit."""
-    outbox.commits_itself = True
+    outbox.commit_allowed = True
     outbox.store()
     session.execute(letter_statements.CHECK_CONSTRAINTS.within(""))
 

@@ -32,7 +32,7 @@ class Latches:
         self._services = tuple(services)
         self._seen: dict[tuple[str, str, datetime], Latch] = {}
 
-    def look(self) -> None:
+    def poll(self) -> None:
         for service in self._services:
             for key, reason, since, seconds in self._observer.rows(service, LATCHED):
                 self._seen[service, key, since] = Latch(service, key, reason, round(seconds, 1))

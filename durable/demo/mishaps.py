@@ -33,7 +33,7 @@ LATE_SECONDS = 0.5
 """How long a paused node stays so after it was struck off."""
 
 
-class Kind(Enum):
+class MishapKind(Enum):
     KILL = "kill"
     PAUSE = "pause"
     OUTAGE = "outage"
@@ -45,17 +45,21 @@ class Mishap(NamedTuple):
 
     at: float
     service: str
-    kind: Kind
+    kind: MishapKind
 
 
 def plan(flights: int, rng: random.Random, *, has_broker: bool) -> list[Mishap]:
     """Kills and outages spread over the first three quarters, each somewhere in its part of them; one pause."""
     more = flights // FLIGHTS_PER_KILL
     kills = [
-        Mishap(at, service, Kind.KILL) for service in ("airline", "punctuality") for at in _moments(KILLS + more, rng)
+        Mishap(at, service, MishapKind.KILL)
+        for service in ("airline", "punctuality")
+        for at in _moments(KILLS + more, rng)
     ]
-    pause = Mishap(rng.uniform(0.35, 0.55), "punctuality", Kind.PAUSE)
-    outages = [Mishap(at, "punctuality", Kind.OUTAGE) for at in _moments(OUTAGES + more, rng)] if has_broker else []
+    pause = Mishap(rng.uniform(0.35, 0.55), "punctuality", MishapKind.PAUSE)
+    outages = (
+        [Mishap(at, "punctuality", MishapKind.OUTAGE) for at in _moments(OUTAGES + more, rng)] if has_broker else []
+    )
     return sorted([*kills, pause, *outages], key=lambda mishap: mishap.at)
 
 
@@ -126,11 +130,11 @@ class Misfortune:
 
     def _happens(self, mishap: Mishap, progress: float) -> bool:
         """Let it happen, unless nobody is there now that it can happen to."""
-        if mishap.kind is Kind.OUTAGE:
+        if mishap.kind is MishapKind.OUTAGE:
             return self._outages.begin()
         working = self._fleet.working(mishap.service)
         busy = [member for member in working if self._owned(member)]
-        is_late = mishap.kind is Kind.KILL and progress >= mishap.at + PATIENCE
+        is_late = mishap.kind is MishapKind.KILL and progress >= mishap.at + PATIENCE
         victims = busy or (working if is_late else [])
         if not victims:
             return False
@@ -139,7 +143,7 @@ class Misfortune:
         if not in_hand and not is_late:
             self._fleet.resume(victim)
             return False
-        befall = self._kill if mishap.kind is Kind.KILL else self._pause
+        befall = self._kill if mishap.kind is MishapKind.KILL else self._pause
         befall(victim, in_hand)
         return True
 

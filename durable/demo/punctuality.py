@@ -60,7 +60,7 @@ bus.listen(os.environ.get("PUNCTUALITY_LISTENS_ON", "tcp://127.0.0.1:2302"))
 
 
 # Whatever waits, up to 100 flights, is added by one statement in one transaction.
-@bus.handles(FlightRecorded, group=100, concurrency=1)
+@bus.handles(FlightRecorded, max_batch=100, concurrency=1)
 async def add_delays(flights: list[FlightRecorded], session: AsyncSession) -> None:
     """Add these flights to the sums of their carriers; one that never departed counts as cancelled."""
     await asyncio.sleep(PAUSE_SECONDS * len(flights))

@@ -87,8 +87,8 @@ class Supervisor:
             self._fleet.check()
             began = time.monotonic()
             self._welcome()
-            self._look()
-            self._latches.look()
+            self._poll()
+            self._latches.poll()
             looking = time.monotonic() - began
             self._misfortune.advance(
                 {"airline": self._recorded / self._flights, "punctuality": self._handled / self._flights}
@@ -108,7 +108,7 @@ class Supervisor:
                     member.node_id = by_pid[member.pid]
                     self._screen.tell(f"{member} joined")
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         recorded, handled = self._watch.recorded(), self._watch.handled()
         if (recorded, handled) != (self._recorded, self._handled):
             self._moved = time.monotonic()

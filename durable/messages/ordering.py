@@ -70,18 +70,18 @@ class Fairness(NamedTuple):
         return share_of(envelope, self.header)
 
 
-class Place(NamedTuple):
+class QueueKeys(NamedTuple):
     """Behind whom a message queues, and in whose share."""
 
     ordering_key: str | None = None
     fair_key: str | None = None
 
 
-FREE: Final = Place()
+FREE: Final = QueueKeys()
 
 
 @dataclass
-class Places:
+class OrderingRules:
     """What was declared of order and fairness: from it follows the place of every row that is inserted."""
 
     ordered_types: set[str] = field(default_factory=set)
@@ -109,7 +109,7 @@ class Places:
                     f"{destination}: it is fair by {self.fair_destinations[destination].header} already"
                 )
 
-    def incoming(self, envelope: Envelope) -> Place:
+    def incoming(self, envelope: Envelope) -> QueueKeys:
         ordering_key, header = envelope.partition_key or None, None
         if self.ordered_types or self.shared:
             handled_as = [envelope.message_type, *newer_types(envelope.message_type)]
@@ -118,14 +118,14 @@ class Places:
             header = next((self.shared[each] for each in handled_as if each in self.shared), None)
         if ordering_key is None and header is None:
             return FREE
-        return Place(ordering_key, None if header is None else share_of(envelope, header))
+        return QueueKeys(ordering_key, None if header is None else share_of(envelope, header))
 
-    def outgoing(self, envelope: Envelope) -> Place:
+    def outgoing(self, envelope: Envelope) -> QueueKeys:
         if envelope.destination in self.ordered_destinations:
-            return Place(_WHOLE)
+            return QueueKeys(_WHOLE)
         if (fairness := self.fair_destinations.get(envelope.destination)) is not None:
-            return Place(envelope.partition_key or None, fairness.share_of(envelope))
-        return Place(envelope.partition_key) if envelope.partition_key else FREE
+            return QueueKeys(envelope.partition_key or None, fairness.share_of(envelope))
+        return QueueKeys(envelope.partition_key) if envelope.partition_key else FREE
 
 
 def share_of(envelope: Envelope, header: str) -> str:

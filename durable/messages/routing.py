@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from durable.errors import RoutingError
-from durable.messages.ordering import Places
+from durable.messages.ordering import OrderingRules
 from durable.messages.upcasting import newer_types
 
 LOCAL = "local"
@@ -24,7 +24,7 @@ class Routes:
         self._commands: dict[str, str] = {}
         self._subscribers: dict[str, list[str]] = {}
         self._local: set[str] = set()
-        self.places = Places()
+        self.places = OrderingRules()
         """What was declared of order and fairness."""
 
     def route(self, message_type: str, to: str) -> None:

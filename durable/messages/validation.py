@@ -1,6 +1,6 @@
 """What an envelope must be like to be stored: found out before it can spoil the batch that it is in.
 
-The same rule serves send(), where a flaw is the caller's error, and the receiver, where it is quarantined.
+The same rule serves send(), where a find_error is the caller's error, and the receiver, where it is quarantined.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EARLIEST = datetime.min.replace(tzinfo=UTC) + timedelta(days=1)
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
-def flaw(
+def find_error(
     envelope: Envelope,
     *,
     max_message_bytes: int,

@@ -22,7 +22,7 @@ from enum import StrEnum
 from durable.envelope import NodeId
 from durable.recovery.policy import DormancyPolicy, NodeFacts
 from durable.settings import Settings
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 from durable.storage.gauges import MOST_COUNTED, Gauges, Side, Unowned
 
 _NEEDED_DAYS = 2
@@ -112,7 +112,7 @@ def unclaimed(gauges: Gauges, settings: Settings) -> list[Unowned]:
     states = node_states(gauges, settings.heartbeat_stale)
     alive = [node for node in gauges.nodes if states[node.node_id] is NodeState.ALIVE]
     handled = {name for node in alive for name in json.loads(node.capabilities).get("message_types", [])}
-    stopped = {circuit.key for circuit in gauges.circuits if circuit.kind == Kind.HANDLER}
+    stopped = {circuit.key for circuit in gauges.circuits if circuit.kind == CircuitKind.HANDLER}
     return [
         group
         for group in gauges.unowned[Side.INCOMING]
@@ -141,7 +141,7 @@ def _late(gauges: Gauges, waits: Waits, limit: timedelta | None) -> Iterator[str
 def _latched(gauges: Gauges, limit: timedelta | None) -> Iterator[str]:
     for circuit in gauges.circuits:
         age = gauges.now - circuit.since
-        if limit is not None and circuit.kind == Kind.DESTINATION and circuit.probing and age >= limit:
+        if limit is not None and circuit.kind == CircuitKind.DESTINATION and circuit.probing and age >= limit:
             yield f"{circuit.key} is latched for {_seconds(age)}: {circuit.reason}; see to this peer"
 
 
@@ -158,7 +158,7 @@ def _unpartitioned(gauges: Gauges) -> Iterator[str]:
         )
 
 
-_SIDES = {Kind.DESTINATION.value: Side.OUTGOING, Kind.HANDLER.value: Side.INCOMING}
+_SIDES = {CircuitKind.DESTINATION.value: Side.OUTGOING, CircuitKind.HANDLER.value: Side.INCOMING}
 
 
 def _counted(count: int) -> str:

@@ -63,7 +63,7 @@ class Monitor:
         """What was found at the last look."""
         self._read_at = 0.0
 
-    async def look(self) -> Reading:
+    async def read(self) -> Reading:
         """The state of the service, a few seconds old at most."""
         async with self._looking:
             if self.last is None or time.monotonic() - self._read_at >= _FRESH:

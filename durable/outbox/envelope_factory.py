@@ -23,7 +23,7 @@ from durable.envelope import DUE, Envelope, derived_id, new_id
 from durable.errors import InvalidMessage, InvalidSetting, WiringError
 from durable.messages import codec
 from durable.messages import validation as screening
-from durable.messages.ordering import Place
+from durable.messages.ordering import QueueKeys
 from durable.messages.registry import content_type_of, name_of, registered
 from durable.messages.reply_to import Answers
 from durable.messages.routing import LOCAL, Routes
@@ -136,7 +136,7 @@ class Outgoing(msgspec.Struct, frozen=True, eq=False):
 Send = Callable[[Outgoing], UUID | None]
 
 
-class Composer:
+class EnvelopeFactory:
     """Makes the envelopes of one service. `around` puts middleware around what it is given: it is asked for once."""
 
     def __init__(
@@ -241,7 +241,7 @@ class Composer:
             raise refused
         return list(found)
 
-    def place(self, envelope: Envelope) -> Place:
+    def place(self, envelope: Envelope) -> QueueKeys:
         """Behind whom it queues in this service's inbox, or in its outbox."""
         places = self._routes.places
         return places.incoming(envelope) if envelope.destination == LOCAL else places.outgoing(envelope)
@@ -274,7 +274,7 @@ class Composer:
                 raise InvalidMessage(
                     f"{type(message).__qualname__} cannot be sent: {name} is empty; leave it out, or name one"
                 )
-        if reason := screening.flaw(envelopes[0], **self._limits):
+        if reason := screening.find_error(envelopes[0], **self._limits):
             raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {reason}")
         if screening.never_due(envelopes[0]):
             raise InvalidMessage(

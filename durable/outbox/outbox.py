@@ -31,7 +31,7 @@ from durable.envelope import ANY_NODE, Envelope, NodeId, new_id
 from durable.errors import NoUnitOfWork, WiringError
 from durable.failpoints import failpoint
 from durable.messages.routing import LOCAL
-from durable.outbox.envelope_factory import Cause, Composer, Outgoing, SendOptions
+from durable.outbox.envelope_factory import Cause, EnvelopeFactory, Outgoing, SendOptions
 from durable.outbox.pending import Entry, Pending
 from durable.outbox.transactions import Ending, follow, open_savepoints
 from durable.storage import outbox as storage
@@ -71,13 +71,15 @@ class Dispatcher(Protocol):
 class Outbox:
     """The messages of one session and one bus. Made by `bus.enlist(session)`; not shared between threads."""
 
-    def __init__(self, session: Session, schema: str, composer: Composer, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, session: Session, schema: str, envelope_factory: EnvelopeFactory, dispatcher: Dispatcher
+    ) -> None:
         self.session = session
         self.cause: Cause | None = None
-        self.commits_itself = True
+        self.commit_allowed = True
         """False while a handler has the session: then every COMMIT of its connection is refused."""
         self._schema = schema
-        self._composer = composer
+        self._envelope_factory = envelope_factory
         self._dispatcher = dispatcher
         self._pending = Pending()
         self._connection: Connection | None = None
@@ -120,8 +122,8 @@ class Outbox:
         return self._send(Outgoing(message, "event", None, options, self.cause, self._remember))
 
     def destinations_of(self, uri: str) -> list[str]:
-        """As Composer.destinations_of."""
-        return self._composer.destinations_of(uri)
+        """As EnvelopeFactory.destinations_of."""
+        return self._envelope_factory.destinations_of(uri)
 
     @property
     def pending(self) -> Sequence[Envelope]:
@@ -141,11 +143,11 @@ class Outbox:
     def reopen(self) -> None:
         """Take messages again, of the next unit of work in the same session."""
         self._is_closed = False
-        self.commits_itself = True
+        self.commit_allowed = True
 
     def _send(self, outgoing: Outgoing) -> UUID:
         """Its id; what middleware drops gets one too, that nothing has."""
-        return self._composer.send(outgoing) or new_id()
+        return self._envelope_factory.send(outgoing) or new_id()
 
     def _remember(self, envelopes: Sequence[Envelope]) -> None:
         if self._is_closed or self._is_committing or (self._ending is not None and not self._ending.is_over):
@@ -206,7 +208,7 @@ class Outbox:
         first: dict[tuple[UUID, str], Envelope] = {}
         for envelope in envelopes:
             first.setdefault((envelope.id, envelope.destination), envelope)
-        places = {key: self._composer.place(envelope) for key, envelope in first.items()}
+        places = {key: self._envelope_factory.place(envelope) for key, envelope in first.items()}
         free = [envelope for key, envelope in first.items() if owned and places[key].ordering_key is None]
         owners = dict(zip(map(id, free), self._dispatcher.reserve(free), strict=True)) if free else {}
         return {
@@ -261,12 +263,12 @@ class Outbox:
 
     def may_commit(self) -> None:
         """Before the session commits, or releases a savepoint: the connection will tell."""
-        if self._pending.unstored() or not self.commits_itself:
+        if self._pending.unstored() or not self.commit_allowed:
             self._connect()
         self._is_ending = True
 
     def _refuse_handlers(self) -> None:
-        if not self.commits_itself:
+        if not self.commit_allowed:
             raise WiringError(_HANDLERS_COMMIT)
 
     def savepoint_released(self, transaction: SessionTransaction) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
-from durable.outbox.envelope_factory import Composer
+from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.outbox.outbox import Dispatcher, Outbox
 from durable.outbox.unit_of_work import Scope, enlist
 from durable.settings import Settings
@@ -28,19 +28,19 @@ class Sessions:
     def __init__(
         self,
         settings: Settings,
-        composer: Composer,
+        envelope_factory: EnvelopeFactory,
         dispatcher: Dispatcher,
         scope: Scope,
         *,
         engine: AsyncEngine | None = None,
-        engine_sync: Engine | None = None,
+        sync_engine: Engine | None = None,
     ) -> None:
         self.scope = scope
         self._settings = settings
-        self._composer = composer
+        self._envelope_factory = envelope_factory
         self._dispatcher = dispatcher
         self.given = engine
-        self.given_sync = engine_sync
+        self.given_sync = sync_engine
         self._longest = max(settings.handler_timeout, settings.unit_of_work_timeout)
         self._limits = Limits.of(self._longest)
         self._pool: dict[str, Any] = {
@@ -62,7 +62,7 @@ class Sessions:
             return self._made
 
     @property
-    def engine_sync(self) -> Engine:
+    def sync_engine(self) -> Engine:
         if self.given_sync is not None:
             return self.given_sync
         with self._making:
@@ -83,7 +83,7 @@ class Sessions:
 
     def open_sync(self, longest: timedelta | None = None) -> Session:
         """As open()."""
-        engine = self.engine_sync
+        engine = self.sync_engine
         if self._is_longer(longest) and self.given_sync is None:
             engine = engine.execution_options(**{LONGEST: longest})
         return Session(engine, expire_on_commit=False, close_resets_only=False)
@@ -94,7 +94,7 @@ class Sessions:
 
     def outbox(self, session: Session | AsyncSession) -> Outbox:
         """The outbox of this session, made when it is first asked for."""
-        return enlist(session, self._settings.db_schema, self._composer, self._dispatcher)
+        return enlist(session, self._settings.db_schema, self._envelope_factory, self._dispatcher)
 
     def pools(self) -> dict[str, PoolStatistics]:
         """Of the engines that there are: one that was not used yet has none."""

@@ -58,7 +58,7 @@ class Follower(Protocol):
 
 
 def outboxes_of(session: Session) -> dict[Hashable, Any]:
-    """The outboxes of a session, by the composer of their bus."""
+    """The outboxes of a session, by the envelope_factory of their bus."""
     found: dict[Hashable, Any] = session.info.setdefault(_KEY, {})
     return found
 

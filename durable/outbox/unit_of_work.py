@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable.errors import NoUnitOfWork, WiringError
-from durable.outbox.envelope_factory import Composer, SendOptions
+from durable.outbox.envelope_factory import EnvelopeFactory, SendOptions
 from durable.outbox.outbox import Dispatcher, Outbox
 from durable.outbox.transactions import outboxes_of
 
@@ -64,16 +64,16 @@ class Scope:
 def enlist(
     session: Session | AsyncSession,
     schema: str,
-    composer: Composer,
+    envelope_factory: EnvelopeFactory,
     dispatcher: Dispatcher,
     kind: type[Outbox] = Outbox,
 ) -> Outbox:
-    """The outbox of this session and the bus of this composer; the same one however often it is asked for."""
+    """The outbox of this session and the bus of this envelope_factory; the same one however often it is asked for."""
     sync_session = session.sync_session if isinstance(session, AsyncSession) else session
     outboxes = outboxes_of(sync_session)
-    if composer not in outboxes:
-        outboxes[composer] = kind(sync_session, schema, composer, dispatcher)
-    outbox = outboxes[composer]
+    if envelope_factory not in outboxes:
+        outboxes[envelope_factory] = kind(sync_session, schema, envelope_factory, dispatcher)
+    outbox = outboxes[envelope_factory]
     assert isinstance(outbox, Outbox)
     return outbox
 

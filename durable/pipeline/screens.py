@@ -100,10 +100,10 @@ def _flaw_of(batch: pa.RecordBatch, index: int, limits: Limits, now: datetime) -
         envelope = _envelope(row)
     except msgspec.DecodeError as error:
         return f"column headers: is no JSON object of texts ({error}){_of_row(batch, index)}"
-    reason = screening.flaw(envelope, max_message_bytes=limits.max_message_bytes)
+    reason = screening.find_error(envelope, max_message_bytes=limits.max_message_bytes)
     if reason is None and endpoint is not None:
         received = msgspec.structs.replace(envelope, destination=endpoint)
-        reason = screening.flaw(received, max_message_bytes=limits.max_message_bytes)
+        reason = screening.find_error(received, max_message_bytes=limits.max_message_bytes)
     if reason is None and screening.too_old(envelope, now, limits.dedupe_window):
         reason = "it is older than duplicates are remembered (dedupe_window); nobody could tell whether it was handled"
     if reason is None and _is_distant(envelope, limits, endpoint is not None):

@@ -14,7 +14,7 @@ from durable.storage.database import channel
 from durable.storage.sql import circuits as circuit_statements
 
 
-class Kind(StrEnum):
+class CircuitKind(StrEnum):
     DESTINATION = "destination"
     HANDLER = "handler"
     LISTENER = "listener"
@@ -35,7 +35,14 @@ class OpenCircuit(NamedTuple):
 
 
 def open_circuit(
-    conn: Connection, schema: str, kind: Kind, key: str, *, reason: str, actor: str, duration: timedelta | None = None
+    conn: Connection,
+    schema: str,
+    kind: CircuitKind,
+    key: str,
+    *,
+    reason: str,
+    actor: str,
+    duration: timedelta | None = None,
 ) -> None:
     """Because of failures: open until close_circuit(), and tried after this time. One that is open stays as it is."""
     conn.execute(
@@ -49,14 +56,14 @@ def _bounded(duration: timedelta | None) -> timedelta | None:
     return None if duration is None else within_calendar(duration)
 
 
-def close_circuit(conn: Connection, schema: str, kind: Kind, key: str) -> bool:
+def close_circuit(conn: Connection, schema: str, kind: CircuitKind, key: str) -> bool:
     """Something got through. False when it was not open, or is paused."""
     closed = conn.execute(circuit_statements.CLOSE_CIRCUIT.within(schema), _named(schema, kind, key)).scalar_one()
     return bool(closed)
 
 
 def pause(
-    conn: Connection, schema: str, kind: Kind, key: str, *, reason: str, actor: str, duration: timedelta | None
+    conn: Connection, schema: str, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None
 ) -> None:
     """Open it now, for this time or until resume(), and tell the nodes at once: the word of an operator."""
     conn.execute(
@@ -67,7 +74,7 @@ def pause(
 
 
 def pause_at_least(
-    conn: Connection, schema: str, kind: Kind, key: str, *, reason: str, actor: str, duration: timedelta | None
+    conn: Connection, schema: str, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None
 ) -> None:
     """Open it for this time or until resume(), as code does: a pause is lengthened by it, and never cut short."""
     conn.execute(
@@ -76,7 +83,7 @@ def pause_at_least(
     )
 
 
-def resume(conn: Connection, schema: str, kind: Kind, key: str) -> bool:
+def resume(conn: Connection, schema: str, kind: CircuitKind, key: str) -> bool:
     """Close it and tell the nodes at once. False when it was not open."""
     return int(conn.execute(circuit_statements.RESUME.within(schema), _named(schema, kind, key)).scalar_one()) == 1
 
@@ -116,9 +123,9 @@ def share_counts(
     return row.messages, row.failures
 
 
-def _forget_counts(conn: Connection, schema: str, kind: Kind, key: str) -> None:
+def _forget_counts(conn: Connection, schema: str, kind: CircuitKind, key: str) -> None:
     """What was counted before a handler was stopped says nothing about it when it goes on."""
-    if kind is Kind.HANDLER:
+    if kind is CircuitKind.HANDLER:
         conn.execute(circuit_statements.FORGET_COUNTS.within(schema), {"handler": key})
 
 
@@ -132,5 +139,5 @@ def read(conn: Connection, schema: str) -> list[OpenCircuit]:
     return [OpenCircuit(*row) for row in conn.execute(circuit_statements.READ_CIRCUITS.within(schema))]
 
 
-def _named(schema: str, kind: Kind, key: str) -> dict[str, str]:
+def _named(schema: str, kind: CircuitKind, key: str) -> dict[str, str]:
     return {"kind": kind.value, "key": key, "channel": channel(schema)}

@@ -70,7 +70,9 @@ class Database:
                     raise TimeoutError(f"the transaction was not done within {self._longest:g} s") from error
                 raise
 
-    async def insist(self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def transaction_with_retry(
+        self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """transaction(), again and again for as long as the database cannot be used, 0.1 s to 5 s apart.
 
         For what an agent must write and never gives up. The work may run twice: its fence makes that harmless.

@@ -19,7 +19,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection, Row
 
-from durable.envelope import JSON, Envelope, Leased, NodeId
+from durable.envelope import JSON, Envelope, LeasedEnvelope, NodeId
 from durable.storage import maintenance
 from durable.storage.database import channel
 from durable.storage.isolation import isolated, left_alone, tried
@@ -116,7 +116,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
     traceback: str | None
     epoch: int
 
-    def lease(self) -> Leased | None:
+    def lease(self) -> LeasedEnvelope | None:
         """As its handler would get it; None when it is no whole envelope."""
         about = self.summary
         if not about.replayable or about.id is None or self.correlation_id is None or self.sent_at is None:
@@ -135,7 +135,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
             headers=self.headers,
             deliver_by=self.deliver_by,
         )
-        return Leased(envelope, self.epoch, about.address)
+        return LeasedEnvelope(envelope, self.epoch, about.address)
 
 
 class Attempt(NamedTuple):
@@ -170,7 +170,7 @@ class Survey(NamedTuple):
     newest: int
 
 
-class Stretch(NamedTuple):
+class LetterRange(NamedTuple):
     """The next letters of a run: after this one, up to that one, so many at most."""
 
     after: int
@@ -207,7 +207,7 @@ def survey(conn: Connection, schema: str, selection: Selection) -> Survey:
     return Survey(*conn.execute(statements.SURVEY_LETTERS.within(schema), selection.parameters()).one())
 
 
-def read(conn: Connection, schema: str, selection: Selection, stretch: Stretch) -> list[DeadLetter]:
+def read(conn: Connection, schema: str, selection: Selection, stretch: LetterRange) -> list[DeadLetter]:
     """The letters of a stretch, whole."""
     rows = conn.execute(statements.READ_LETTERS.within(schema), selection.parameters() | stretch._asdict())
     return [_dead_letter(*row) for row in rows]
@@ -236,7 +236,7 @@ def replay(
     conn: Connection,
     schema: str,
     selection: Selection,
-    stretch: Stretch,
+    stretch: LetterRange,
     *,
     actor: str,
     reason: str | None = None,
@@ -252,7 +252,7 @@ def replay(
 
 
 def discard(
-    conn: Connection, schema: str, selection: Selection, stretch: Stretch, *, actor: str, reason: str
+    conn: Connection, schema: str, selection: Selection, stretch: LetterRange, *, actor: str, reason: str
 ) -> Resolved:
     """Give the letters of a stretch up for good."""
     return _resolve(conn, schema, statements.DISCARD_LETTERS, selection, stretch, {"actor": actor, "reason": reason})
@@ -284,8 +284,8 @@ def purge_attempts(conn: Connection, schema: str, *, keep: timedelta, batch_size
 
 def in_stretches(
     conn: Connection,
-    stretch: Stretch,
-    work: Callable[[Stretch], Sequence[Row[Any]]],
+    stretch: LetterRange,
+    work: Callable[[LetterRange], Sequence[Row[Any]]],
     numbers: Callable[[], Sequence[int]],
     doing: str,
 ) -> Resolved:
@@ -302,7 +302,7 @@ def in_stretches(
         tell(number, reason)
 
     def part(of: Sequence[int]) -> Sequence[Row[Any]]:
-        return work(Stretch(of[0] - 1, of[-1], len(of)) if of else Stretch(0, 0, 0))
+        return work(LetterRange(of[0] - 1, of[-1], len(of)) if of else LetterRange(0, 0, 0))
 
     parts, reason = tried(conn, lambda: work(stretch))
     if reason is not None:
@@ -317,13 +317,13 @@ def _resolve(
     schema: str,
     statement: Statement,
     selection: Selection,
-    stretch: Stretch,
+    stretch: LetterRange,
     params: dict[str, Any],
 ) -> Resolved:
     selected = selection.parameters()
     replayable = statement is statements.REPLAY_LETTERS
 
-    def work(part: Stretch) -> Sequence[Row[Any]]:
+    def work(part: LetterRange) -> Sequence[Row[Any]]:
         return conn.execute(statement.within(schema), selected | part._asdict() | params).all()
 
     def numbers() -> Sequence[int]:

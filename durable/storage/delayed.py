@@ -17,7 +17,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Row
 
 from durable.storage.database import channel
-from durable.storage.dead_letters import Resolved, Stretch, Survey, in_stretches
+from durable.storage.dead_letters import LetterRange, Resolved, Survey, in_stretches
 from durable.storage.sql import schedules as statements
 from durable.storage.sql.messages import Statement
 from durable.storage.sql.schedules import Waiting
@@ -25,7 +25,7 @@ from durable.storage.sql.schedules import Waiting
 Side = Literal["incoming", "outgoing"]
 SIDES: Final[tuple[Side, ...]] = get_args(Side)
 
-_EVERYTHING: Final = Stretch(0, 2**63 - 1, 2**31 - 1)
+_EVERYTHING: Final = LetterRange(0, 2**63 - 1, 2**31 - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ def cancel(
     conn: Connection,
     schema: str,
     selection: Selection,
-    stretch: Stretch,
+    stretch: LetterRange,
     *,
     side: Side,
     actor: str,
@@ -118,7 +118,7 @@ def cancel(
     return _change(conn, schema, waiting, waiting.cancel, selection, stretch, {"reason": told, "keep_body": keep_body})
 
 
-def run_now(conn: Connection, schema: str, selection: Selection, stretch: Stretch, *, side: Side) -> Resolved:
+def run_now(conn: Connection, schema: str, selection: Selection, stretch: LetterRange, *, side: Side) -> Resolved:
     """They are due."""
     waiting, params = statements.WAITING[side], {"channel": channel(schema)}
     return _change(conn, schema, waiting, waiting.run_now, selection, stretch, params)
@@ -128,7 +128,7 @@ def reschedule(
     conn: Connection,
     schema: str,
     selection: Selection,
-    stretch: Stretch,
+    stretch: LetterRange,
     *,
     side: Side,
     at: datetime,
@@ -146,12 +146,12 @@ def _change(
     waiting: Waiting,
     statement: Statement,
     selection: Selection,
-    stretch: Stretch,
+    stretch: LetterRange,
     params: dict[str, Any],
 ) -> Resolved:
     selected = selection.parameters()
 
-    def work(part: Stretch) -> Sequence[Row[Any]]:
+    def work(part: LetterRange) -> Sequence[Row[Any]]:
         return conn.execute(statement.within(schema), selected | part._asdict() | params).all()
 
     def numbers() -> Sequence[int]:

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection
 
-from durable.envelope import Leased, NodeId
+from durable.envelope import LeasedEnvelope, NodeId
 from durable.storage import inbox, outbox
 from durable.storage.isolation import batch, quarantining
 from durable.storage.leases import Burials
@@ -53,7 +53,7 @@ def bury_incoming(
     conn: Connection,
     schema: str,
     node: NodeId,
-    lease: Leased,
+    lease: LeasedEnvelope,
     *,
     within: timedelta = timedelta(0),
     reason: str = _BEFORE_HANDLED,
@@ -66,7 +66,7 @@ def bury_incoming(
 
 
 def bury_outgoing(
-    conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased], *, keep_body: bool = False
+    conn: Connection, schema: str, node: NodeId, leases: Sequence[LeasedEnvelope], *, keep_body: bool = False
 ) -> Expiry:
     """As outbox.expire(), but for what becomes of them."""
     now, letter = _now(conn), Letter.because(_BEFORE_SENT, _KIND)

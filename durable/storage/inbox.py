@@ -11,11 +11,11 @@ import msgspec
 from sqlalchemy import Connection, Row
 
 from durable.duration import within_calendar
-from durable.envelope import Envelope, Lease, Leased, NodeId
+from durable.envelope import Envelope, LeasedEnvelope, LeaseKey, NodeId
 from durable.messages.digest import message_digest
-from durable.messages.ordering import FREE, Place
+from durable.messages.ordering import FREE, QueueKeys
 from durable.storage import circuits
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 from durable.storage.isolation import batch, isolated, quarantining, refusals_named
 from durable.storage.leases import fence
 from durable.storage.rows import (
@@ -42,7 +42,7 @@ class Arrival(NamedTuple):
     endpoint: str
     envelope: Envelope
     owner: NodeId
-    place: Place = FREE
+    place: QueueKeys = FREE
 
     @property
     def key(self) -> Key:
@@ -95,7 +95,7 @@ def claim(
     batch_size: int,
     node: NodeId,
     is_trial: bool = False,
-) -> list[Leased]:
+) -> list[LeasedEnvelope]:
     """Take up to `batch_size` unowned messages of this type, oldest first; of a stopped handler only for a trial.
 
     `handler` is the type of the handler where that is a newer version.
@@ -107,14 +107,14 @@ def claim(
 
 
 def finish_handled(
-    conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased], *, keep_body: bool = False
+    conn: Connection, schema: str, node: NodeId, leases: Sequence[LeasedEnvelope], *, keep_body: bool = False
 ) -> int:
     """In the handler's transaction: its messages are done. Returns how many rows were still this node's."""
     params = fence(node, [lease.key for lease in leases]) | {"keep_body": keep_body}
     return int(conn.execute(statements.FINISH_HANDLED.within(schema), params).scalar_one())
 
 
-def begin_suspect_attempt(conn: Connection, schema: str, node: NodeId, lease: Leased) -> int | None:
+def begin_suspect_attempt(conn: Connection, schema: str, node: NodeId, lease: LeasedEnvelope) -> int | None:
     """Count the attempt before it runs; the new count, or None when the lease was lost."""
     row = _settle(conn, schema, node, lease, statements.BEGIN_SUSPECT_ATTEMPT, {}, "count an attempt of")
     return None if row is None else int(row.attempts)
@@ -124,7 +124,7 @@ def retry_later(
     conn: Connection,
     schema: str,
     node: NodeId,
-    lease: Leased,
+    lease: LeasedEnvelope,
     *,
     delay: timedelta,
     counted: int = 1,
@@ -141,7 +141,7 @@ def retry_later(
     return _settle(conn, schema, node, lease, statements.RETRY_LATER, params, "put off") is not None
 
 
-def take_back_attempt(conn: Connection, schema: str, node: NodeId, lease: Leased) -> bool:
+def take_back_attempt(conn: Connection, schema: str, node: NodeId, lease: LeasedEnvelope) -> bool:
     """Hand it back without the attempt that was counted before it could run: it is still the first of its key. False
     when the lease was lost."""
     return _settle(conn, schema, node, lease, statements.TAKE_BACK_ATTEMPT, {}, "take back an attempt of") is not None
@@ -151,7 +151,7 @@ def put_back(
     conn: Connection,
     schema: str,
     node: NodeId,
-    lease: Leased,
+    lease: LeasedEnvelope,
     *,
     headers: Mapping[str, str],
     fair_key: str | None,
@@ -170,7 +170,7 @@ def dead_letter(
     conn: Connection,
     schema: str,
     node: NodeId,
-    lease: Leased,
+    lease: LeasedEnvelope,
     letter: Letter,
     *,
     counted: int = 1,
@@ -196,19 +196,19 @@ def dead_letter(
     return moved
 
 
-def parked(lease: Leased, handler: str) -> tuple[Kind, str]:
+def parked(lease: LeasedEnvelope, handler: str) -> tuple[CircuitKind, str]:
     """What stops with it: its key, or this handler, which is ordered as a whole."""
     key = lease.envelope.partition_key
     if key is not None and key == lease.ordering_key:
-        return Kind.KEY, key
-    return Kind.HANDLER, handler
+        return CircuitKind.KEY, key
+    return CircuitKind.HANDLER, handler
 
 
 def expire(
     conn: Connection,
     schema: str,
     node: NodeId,
-    lease: Leased,
+    lease: LeasedEnvelope,
     *,
     within: timedelta = timedelta(0),
     reason: str = "expired before it was handled",
@@ -232,7 +232,7 @@ def quarantine(
     headers: Mapping[str, str],
     *,
     replayable: bool = False,
-    place: Place = FREE,
+    place: QueueKeys = FREE,
 ) -> None:
     """Keep what cannot be handled, as the bytes that came, with what is known of them as `headers`.
 
@@ -267,14 +267,14 @@ def _settle(
     conn: Connection,
     schema: str,
     node: NodeId,
-    lease: Leased,
+    lease: LeasedEnvelope,
     statement: Statement,
     params: Mapping[str, Any],
     doing: str,
 ) -> Row[Any] | None:
     """The row that this statement returns for one message; None, also where the database refused to change it."""
 
-    def settle(keys: Sequence[Lease]) -> Row[Any] | None:
+    def settle(keys: Sequence[LeaseKey]) -> Row[Any] | None:
         envelope_id, endpoint, epoch = keys[0] if keys else (None, None, None)
         one = {"id": envelope_id, "endpoint": endpoint, "epoch": epoch, "node": node}
         return conn.execute(statement.within(schema), {**one, **params}).first()

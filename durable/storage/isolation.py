@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DBAPIError
 
-from durable.envelope import Lease, NodeId
+from durable.envelope import LeaseKey, NodeId
 from durable.errors import InvalidMessage
 from durable.storage.outages import is_passing, sqlstate
 from durable.storage.rows import Letter, storable
@@ -162,7 +162,7 @@ def quarantining(conn: Connection, schema: str, table: Recovery, node: NodeId, d
     Rows are named by id, address and epoch, as leases are; `doing` is a verb for the reason.
     """
 
-    def refused(row: Lease, reason: str) -> None:
+    def refused(row: LeaseKey, reason: str) -> None:
         envelope_id, address, epoch = row
         key = {"id": envelope_id, "address": address, "epoch": epoch}
         letter = Letter.because(f"the database refuses to {doing} this row: {reason}", "refused by the database")

@@ -12,7 +12,7 @@ from typing import Final
 from sqlalchemy import Connection
 
 from durable.storage import nodes
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 from durable.storage.dead_letters import Selection
 from durable.storage.sql.messages import Statement
 
@@ -20,24 +20,24 @@ _MOST = 10_000
 
 # The tables are read to their ends, which an operator can wait for; no index serves these columns alone.
 _OF_CIRCUITS: Final = "SELECT key FROM {schema}.circuits WHERE kind = '%s'"
-_KNOWN: Final[Mapping[Kind, Statement]] = {
+_KNOWN: Final[Mapping[CircuitKind, Statement]] = {
     kind: Statement(f"SELECT name FROM ({source} UNION {_OF_CIRCUITS % kind.value}) AS known (name) LIMIT {_MOST}")
     for kind, source in {
-        Kind.HANDLER: "SELECT message_type FROM {schema}.incoming_envelopes",
-        Kind.LISTENER: (
+        CircuitKind.HANDLER: "SELECT message_type FROM {schema}.incoming_envelopes",
+        CircuitKind.LISTENER: (
             "SELECT endpoint FROM {schema}.incoming_envelopes UNION SELECT service FROM {schema}.nodes "
             "UNION SELECT address FROM {schema}.dead_letters WHERE side = 'incoming'"
         ),
-        Kind.DESTINATION: (
+        CircuitKind.DESTINATION: (
             "SELECT destination FROM {schema}.outgoing_envelopes UNION SELECT destination FROM {schema}.schedules "
             "WHERE destination IS NOT NULL UNION SELECT address FROM {schema}.dead_letters WHERE side = 'outgoing'"
         ),
-        Kind.KEY: (
+        CircuitKind.KEY: (
             "SELECT partition_key FROM {schema}.incoming_envelopes WHERE partition_key IS NOT NULL UNION "
             "SELECT partition_key FROM {schema}.outgoing_envelopes WHERE partition_key IS NOT NULL UNION "
             "SELECT partition_key FROM {schema}.dead_letters WHERE partition_key IS NOT NULL AND resolved_at IS NULL"
         ),
-        Kind.SCHEDULE: "SELECT name FROM {schema}.schedules",
+        CircuitKind.SCHEDULE: "SELECT name FROM {schema}.schedules",
     }.items()
 }
 
@@ -64,10 +64,10 @@ _OF_DELAYED: Final[Mapping[str, Statement]] = {
 }
 
 
-def read(conn: Connection, schema: str, kind: Kind) -> list[str]:
+def read(conn: Connection, schema: str, kind: CircuitKind) -> list[str]:
     """The names of this kind."""
     names = list(conn.execute(_KNOWN[kind].within(schema)).scalars())
-    return sorted({*names, *_handled(conn, schema)}) if kind is Kind.HANDLER else sorted(names)
+    return sorted({*names, *_handled(conn, schema)}) if kind is CircuitKind.HANDLER else sorted(names)
 
 
 def filters_of_letters(selection: Selection) -> Mapping[str, str]:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import Connection
 
-from durable.envelope import ANY_NODE, Lease, NodeId
+from durable.envelope import ANY_NODE, LeaseKey, NodeId
 from durable.storage.isolation import count, isolated, quarantining
 from durable.storage.sql.recovery import INCOMING, Recovery
 
@@ -77,21 +77,21 @@ def release_all(conn: Connection, schema: str, table: Recovery, node: NodeId) ->
     return count(conn, schema, table.release_all, {"node": node}, quarantining(conn, schema, table, node, "release"))
 
 
-def owned_by(conn: Connection, schema: str, table: Recovery, node: NodeId) -> set[Lease]:
+def owned_by(conn: Connection, schema: str, table: Recovery, node: NodeId) -> set[LeaseKey]:
     rows = conn.execute(table.owned_by.within(schema), {"node": node})
     return {(row.id, row.address, row.epoch) for row in rows}
 
 
-def release(conn: Connection, schema: str, table: Recovery, node: NodeId, leases: Collection[Lease]) -> int:
+def release(conn: Connection, schema: str, table: Recovery, node: NodeId, leases: Collection[LeaseKey]) -> int:
     """Hand these back: any node may claim them. Returns how many were still this node's."""
 
-    def release_these(these: Sequence[Lease]) -> int:
+    def release_these(these: Sequence[LeaseKey]) -> int:
         return conn.execute(table.release.within(schema), fence(node, these)).rowcount
 
     return sum(isolated(conn, list(leases), release_these, quarantining(conn, schema, table, node, "release")))
 
 
-def fence(node: NodeId, leases: Collection[Lease]) -> dict[str, Any]:
+def fence(node: NodeId, leases: Collection[LeaseKey]) -> dict[str, Any]:
     """The parameters of every statement that may only touch this node's rows."""
     ids, addresses, epochs = zip(*leases, strict=True) if leases else ((), (), ())
     return {"node": node, "ids": list(ids), "addresses": list(addresses), "epochs": list(epochs)}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from durable.envelope import Lease, Leased, NodeId
+from durable.envelope import LeasedEnvelope, LeaseKey, NodeId
 from durable.storage.database import channel
 from durable.storage.isolation import batch, isolated, quarantining
 from durable.storage.locks import keys_class
@@ -42,15 +42,15 @@ class Claimed(NamedTuple):
     """What was claimed, and the keys that are to be asked for again: of which another node is claiming at this moment,
     or whose head was put aside."""
 
-    leases: list[Leased]
+    leases: list[LeasedEnvelope]
     contested: list[str]
 
 
-def look(conn: Connection, schema: str, lane: Lane, *, after: str, count: int) -> list[Waiting]:
+def scan(conn: Connection, schema: str, lane: Lane, *, after: str, count: int) -> list[Waiting]:
     """The next keys after this one that have unowned rows of this lane, at most `count`, in their order."""
     conn.execute(statements.ALONG_THE_INDEX.within(schema))
     scope = {"lane": lane.message_type} if lane.destination is None else {"destination": lane.destination}
-    rows = conn.execute(_of(lane.destination).look.within(schema), scope | {"after": after, "count": count})
+    rows = conn.execute(_of(lane.destination).scan.within(schema), scope | {"after": after, "count": count})
     return [Waiting(*row) for row in rows]
 
 
@@ -128,12 +128,12 @@ class _Run:
         self.beheaded: list[str] = []
         """The keys whose head was put aside: what comes behind it may be claimed."""
 
-    def claim(self, keys: Sequence[str]) -> list[Leased]:
-        parts: list[list[Leased]] = []
+    def claim(self, keys: Sequence[str]) -> list[LeasedEnvelope]:
+        parts: list[list[LeasedEnvelope]] = []
         parts += isolated(self._conn, keys, self._claim_runs, lambda key, _: parts.extend(self._claim_head(key)))
         return [lease for part in parts for lease in part]
 
-    def _claim_runs(self, keys: Sequence[str], longest: int | None = None) -> list[Leased]:
+    def _claim_runs(self, keys: Sequence[str], longest: int | None = None) -> list[LeasedEnvelope]:
         """Of all parts of the keys together no more than there is room for."""
         found = self._conn.execute(
             self._table.claim.within(self._schema),
@@ -143,12 +143,12 @@ class _Run:
         self._room -= len(leases)
         return leases
 
-    def _claim_head(self, key: str) -> list[list[Leased]]:
+    def _claim_head(self, key: str) -> list[list[LeasedEnvelope]]:
         """The first row alone, of a key whose run was refused; if that is what is refused, it is put aside."""
         before = self._head(key)
         return isolated(self._conn, [key], lambda keys: self._claim_runs(keys, 1), partial(self._put_aside, before))
 
-    def _put_aside(self, before: Lease | None, key: str, reason: str) -> None:
+    def _put_aside(self, before: LeaseKey | None, key: str, reason: str) -> None:
         """Unless another row has come before it meanwhile."""
         if before is None or self._head(key) != before:
             return
@@ -157,7 +157,7 @@ class _Run:
         if self._head(key) != before:
             self.beheaded.append(key)
 
-    def _head(self, key: str) -> Lease | None:
+    def _head(self, key: str) -> LeaseKey | None:
         """Its first row, as a lease."""
         row = self._conn.execute(self._table.heads.within(self._schema), self._params | {"keys": [key]}).first()
         return None if row is None else (row[1], row[2], row[3])
@@ -194,7 +194,7 @@ def claim_shares(
     batch_size: int,
     node: NodeId,
     is_trial: bool = False,
-) -> tuple[list[Leased], str]:
+) -> tuple[list[LeasedEnvelope], str]:
     """Take up to `batch_size` rows of this type, by weight from each tenant in turn, from `start` on. With it comes the
     tenant whose turn is next."""
     stopped_by = {"handler": handler or message_type, "is_trial": is_trial}
@@ -211,7 +211,7 @@ def claim_outgoing_shares(
     weights: Mapping[str, int],
     batch_size: int,
     node: NodeId,
-) -> tuple[list[Leased], str]:
+) -> tuple[list[LeasedEnvelope], str]:
     """The same of what waits for this destination."""
     turn = _Turn(statements.SHARED_OUTGOING, destination, start, weights, batch_size)
     return _claim_turn(conn, schema, turn, {"node": node})
@@ -227,7 +227,7 @@ class _Turn(NamedTuple):
     batch_size: int
 
 
-def _claim_turn(conn: Connection, schema: str, turn: _Turn, params: dict[str, Any]) -> tuple[list[Leased], str]:
+def _claim_turn(conn: Connection, schema: str, turn: _Turn, params: dict[str, Any]) -> tuple[list[LeasedEnvelope], str]:
     lane = {"lane": turn.lane}
     tenants = conn.execute(
         turn.table.next.within(schema), lane | {"start": turn.start, "count": turn.batch_size + 1}

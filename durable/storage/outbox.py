@@ -8,9 +8,9 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Row
 
-from durable.envelope import Envelope, Lease, Leased, NodeId
+from durable.envelope import Envelope, LeasedEnvelope, LeaseKey, NodeId
 from durable.messages.digest import message_digest
-from durable.messages.ordering import FREE, Place
+from durable.messages.ordering import FREE, QueueKeys
 from durable.storage.database import channel
 from durable.storage.isolation import batch, isolated, left_alone, quarantining
 from durable.storage.leases import fence
@@ -25,7 +25,7 @@ class Sent(NamedTuple):
     envelope: Envelope
     endpoint: str | None
     owner: NodeId
-    place: Place = FREE
+    place: QueueKeys = FREE
 
     @property
     def key(self) -> Key:
@@ -61,7 +61,7 @@ def wake_nodes(conn: Connection, schema: str) -> None:
     conn.execute(statements.WAKE_NODES.within(schema), {"channel": channel(schema)})
 
 
-def claim(conn: Connection, schema: str, *, destination: str, batch_size: int, node: NodeId) -> list[Leased]:
+def claim(conn: Connection, schema: str, *, destination: str, batch_size: int, node: NodeId) -> list[LeasedEnvelope]:
     """Take up to `batch_size` unowned rows for this destination, oldest first."""
     params = {"destination": destination, "batch_size": batch_size, "node": node}
     refused = quarantining(conn, schema, OUTGOING, node, "claim")
@@ -69,11 +69,11 @@ def claim(conn: Connection, schema: str, *, destination: str, batch_size: int, n
 
 
 def delete_sent(
-    conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased], *, keep_body: bool = False
+    conn: Connection, schema: str, node: NodeId, leases: Sequence[LeasedEnvelope], *, keep_body: bool = False
 ) -> int:
     """The peer has them: delete the rows and write their history. Returns how many were still this node's."""
 
-    def delete(keys: Sequence[Lease]) -> int:
+    def delete(keys: Sequence[LeaseKey]) -> int:
         params = fence(node, keys) | {"keep_body": keep_body}
         return int(conn.execute(statements.DELETE_SENT.within(schema), params).scalar_one())
 
@@ -88,10 +88,12 @@ class Expiry(NamedTuple):
     timely: set[UUID]
 
 
-def expire(conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased], *, keep_body: bool = False) -> Expiry:
+def expire(
+    conn: Connection, schema: str, node: NodeId, leases: Sequence[LeasedEnvelope], *, keep_body: bool = False
+) -> Expiry:
     """Finish those whose deliver_by has passed by the database's clock. What is in neither set is not this node's."""
 
-    def expire_late(keys: Sequence[Lease]) -> Sequence[Row[Any]]:
+    def expire_late(keys: Sequence[LeaseKey]) -> Sequence[Row[Any]]:
         params = fence(node, keys) | {"keep_body": keep_body}
         return conn.execute(statements.EXPIRE_OWNED_OUTGOING.within(schema), params).all()
 
@@ -100,30 +102,35 @@ def expire(conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased]
     return Expiry({row.id for row in rows if row.expired}, {row.id for row in rows if not row.expired})
 
 
-def count_failed_attempt(conn: Connection, schema: str, node: NodeId, leases: Sequence[Leased]) -> None:
+def count_failed_attempt(conn: Connection, schema: str, node: NodeId, leases: Sequence[LeasedEnvelope]) -> None:
     """Count it for each of them; a row that the database refuses to change is sent again, uncounted."""
 
-    def count(keys: Sequence[Lease]) -> None:
+    def count(keys: Sequence[LeaseKey]) -> None:
         conn.execute(statements.COUNT_FAILED_SEND.within(schema), fence(node, keys))
 
     isolated(conn, _keys(leases), count, left_alone("count a failed attempt of"))
 
 
 def dead_letter(
-    conn: Connection, schema: str, node: NodeId, rejected: Iterable[tuple[Leased, Letter]], *, keep_body: bool = False
+    conn: Connection,
+    schema: str,
+    node: NodeId,
+    rejected: Iterable[tuple[LeasedEnvelope, Letter]],
+    *,
+    keep_body: bool = False,
 ) -> None:
     """The peer refuses them for good: move each into dead_letters with the peer's reason."""
     refused = quarantining(conn, schema, OUTGOING, node, "dead-letter")
     for lease, letter in rejected:
         params = letter.parameters() | {"keep_body": keep_body}
 
-        def move(keys: Sequence[Lease], params: Mapping[str, Any] = params) -> None:
+        def move(keys: Sequence[LeaseKey], params: Mapping[str, Any] = params) -> None:
             conn.execute(statements.DEAD_LETTER_OUTGOING.within(schema), {**fence(node, keys), **params})
 
         isolated(conn, [lease.key], move, refused)
 
 
-def _keys(leases: Sequence[Leased]) -> list[Lease]:
+def _keys(leases: Sequence[LeasedEnvelope]) -> list[LeaseKey]:
     return [lease.key for lease in leases]
 
 

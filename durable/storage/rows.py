@@ -11,10 +11,10 @@ from typing import Any, Final, Self
 import msgspec
 from sqlalchemy import Row
 
-from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
+from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId
 from durable.errors import text_of
 from durable.messages.digest import fingerprint
-from durable.messages.ordering import Place
+from durable.messages.ordering import QueueKeys
 
 KEPT_ATTEMPTS: Final = 20
 """Failed attempts of one message that are kept, the last ones."""
@@ -42,7 +42,7 @@ def envelope_columns(envelopes: Sequence[Envelope]) -> dict[str, Any]:
     }
 
 
-def queueing_columns(rows: Sequence[tuple[NodeId, Place]]) -> dict[str, Any]:
+def queueing_columns(rows: Sequence[tuple[NodeId, QueueKeys]]) -> dict[str, Any]:
     """Whose rows they are, and where they queue. What has an order is never born owned: a claim finds out whether its
     turn has come."""
     return {
@@ -52,13 +52,13 @@ def queueing_columns(rows: Sequence[tuple[NodeId, Place]]) -> dict[str, Any]:
     }
 
 
-def leased(row: Row[Any]) -> Leased:
+def leased(row: Row[Any]) -> LeasedEnvelope:
     """A claimed row of either table."""
     (
         envelope_id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, body,
         sent_at, deliver_by, address, epoch, attempts, interruptions, ordering_key,
     ) = tuple(row)  # fmt: skip
-    return Leased(
+    return LeasedEnvelope(
         Envelope(
             id=envelope_id,
             message_type=message_type,

@@ -25,7 +25,7 @@ class Declaration(NamedTuple):
     name: str
     cron: str
     tz: str
-    missed: str
+    misfire: str
     message_type: str | None
     destination: str | None
     declaration: str
@@ -38,7 +38,7 @@ class Row(NamedTuple):
     name: str
     cron: str
     tz: str
-    missed: str
+    misfire: str
     message_type: str | None
     destination: str | None
     declaration: str

@@ -44,7 +44,7 @@ class ConnectionLimits(NamedTuple):
     database: int | None
 
 
-class Picture(NamedTuple):
+class StatusSnapshot(NamedTuple):
     """The state of one schema, by the database's clock, with every row counted."""
 
     gauges: Gauges
@@ -57,10 +57,10 @@ class Picture(NamedTuple):
     """How much waits of each key that is paused."""
 
 
-def read(conn: Connection, schema: str) -> Picture:
+def read(conn: Connection, schema: str) -> StatusSnapshot:
     """Everything. Owners are read before nodes: a node that registers in between owns nothing that was seen."""
     owned = [_owned_counts(conn, schema, table) for table in (OUTGOING, INCOMING)]
-    return Picture(
+    return StatusSnapshot(
         outgoing=leases.backlog(conn, schema, OUTGOING),
         incoming=leases.backlog(conn, schema, INCOMING),
         owned_outgoing=owned[0],

@@ -208,7 +208,7 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             "schedules",
             metadata,
             Column("name", Text, primary_key=True),
-            *(Column(name, Text, nullable=False) for name in ("cron", "tz", "missed")),
+            *(Column(name, Text, nullable=False) for name in ("cron", "tz", "misfire")),
             Column("message_type", Text),
             Column("destination", Text),
             Column("declaration", Text, nullable=False),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from durable.envelope import Leased, NodeId
+from durable.envelope import LeasedEnvelope, NodeId
 from durable.storage import circuits, inbox, ordering
 
 _KEYS_AT_ONCE = 100
@@ -24,7 +24,7 @@ class Looked(NamedTuple):
 class Trial(NamedTuple):
     """The message with which a handler is tried, if one was found."""
 
-    lease: Leased | None
+    lease: LeasedEnvelope | None
     looked: Looked
 
 
@@ -58,9 +58,9 @@ def claim_trial(
 
 def _claim_share(
     conn: Connection, schema: str, message_type: str, node: NodeId, tenant: str
-) -> tuple[list[Leased], str]:
+) -> tuple[list[LeasedEnvelope], str]:
     """With the tenant that comes next; '' is the first of all, and with it the round is over."""
-    claimed: list[Leased] = []
+    claimed: list[LeasedEnvelope] = []
     for _ in range(_LOOKS):
         claimed, tenant = ordering.claim_shares(
             conn, schema, message_type=message_type, start=tenant, weights={}, batch_size=1, node=node, is_trial=True
@@ -72,11 +72,11 @@ def _claim_share(
 
 def _claim_in_order(
     conn: Connection, schema: str, message_type: str, node: NodeId, after: str
-) -> tuple[list[Leased], str]:
+) -> tuple[list[LeasedEnvelope], str]:
     """With the key behind which the next look begins; '' is that before the first."""
     lane, types = ordering.Lane(message_type=message_type), [message_type]
     for _ in range(_LOOKS):
-        found = ordering.look(conn, schema, lane, after=after, count=_KEYS_AT_ONCE)
+        found = ordering.scan(conn, schema, lane, after=after, count=_KEYS_AT_ONCE)
         keys = [waiting.key for waiting in found if waiting.message_type == message_type]
         claimed = ordering.claim(
             conn, schema, destination=None, keys=keys, message_types=types, batch_size=1, node=node, is_trial=True

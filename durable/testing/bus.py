@@ -12,12 +12,12 @@ import msgspec
 
 from durable.arguments import checked_class
 from durable.bus import Bus
-from durable.envelope import ANY_NODE, Envelope, Leased
+from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope
 from durable.errors import WiringError
 from durable.messages import validation as screening
 from durable.messages.registry import name_of
 from durable.messages.routing import LOCAL
-from durable.outbox.envelope_factory import Composer, SendOptions
+from durable.outbox.envelope_factory import EnvelopeFactory, SendOptions
 from durable.outcomes import STORED, Duplicate, Outcome
 from durable.storage.leases import Burials
 from durable.storage.rows import Letter
@@ -103,7 +103,7 @@ class InMemoryBus:
     def sent_to(self, destination: str) -> list[Any]:
         """The messages that were committed for this destination."""
         self._runtime.settle_commits()
-        destinations = self.bus.runtime.composer.destinations_of(destination)
+        destinations = self.bus.runtime.envelope_factory.destinations_of(destination)
         return [decoded(envelope) for envelope in self._sent if envelope.destination in destinations]
 
     def envelopes(self, cls: type | None = None) -> list[Envelope]:
@@ -170,8 +170,8 @@ class InMemoryBus:
         if isinstance(message, Envelope):
             envelope = message
         else:
-            composer = Composer(source, self.bus.application.routes, self.bus.settings, self.clock)
-            envelope = composer.command(message, to=self.bus.service, **options)
+            envelope_factory = EnvelopeFactory(source, self.bus.application.routes, self.bus.settings, self.clock)
+            envelope = envelope_factory.command(message, to=self.bus.service, **options)
         self._receive(envelope)
         return envelope.id
 
@@ -211,11 +211,11 @@ class InMemoryBus:
 
     def connect(self, uri: str, other: InMemoryBus) -> None:
         """Deliver what is sent to this destination to another bus in memory, also what waits for it already."""
-        self._peers |= dict.fromkeys(self.bus.runtime.composer.destinations_of(uri), other)
+        self._peers |= dict.fromkeys(self.bus.runtime.envelope_factory.destinations_of(uri), other)
 
     def disconnect(self, uri: str) -> None:
         """Let what is sent to this destination wait, as when it is down."""
-        for destination in self.bus.runtime.composer.destinations_of(uri):
+        for destination in self.bus.runtime.envelope_factory.destinations_of(uri):
             self._peers.pop(destination, None)
 
     # ------------------------------------------------------------------ how
@@ -232,7 +232,7 @@ class InMemoryBus:
     async def _step(self) -> bool:
         """Send what is due and handle the first message. False when there was nothing to do."""
         self._runtime.settle_commits()
-        self._committed(self._schedules.due(self._runtime.composer))
+        self._committed(self._schedules.due(self._runtime.envelope_factory))
         self._runtime.counters.add(Event.EXPIRED, self._mailbox.expire_late(self._burials()))
         departing = self._mailbox.departing(self._reachable().keys())
         for row in departing:
@@ -242,7 +242,7 @@ class InMemoryBus:
             await self._handle(taken)
         return bool(departing or taken)
 
-    async def _handle(self, taken: Sequence[Leased]) -> None:
+    async def _handle(self, taken: Sequence[LeasedEnvelope]) -> None:
         message_type = taken[0].envelope.message_type
         agent = self._agent(message_type)
         if agent is not None:
@@ -264,7 +264,7 @@ class InMemoryBus:
                 faults=self._faults,
                 sessions=self._runtime.sessions,
                 settings=self.bus.settings,
-                onion=self.bus.application.onion,
+                onion=self.bus.application.stack,
                 clock=self.clock,
                 counters=self._runtime.counters,
             )
@@ -280,7 +280,7 @@ class InMemoryBus:
     def _receive_at(self, endpoint: str, envelope: Envelope) -> Outcome:
         """As the receiving agent does, after the way over the wire."""
         arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(envelope), type=Envelope)
-        reason = screening.flaw(arrived, **self.bus.settings.limits)
+        reason = screening.find_error(arrived, **self.bus.settings.limits)
         if reason is not None:
             self._mailbox.quarantine(arrived, reason)
             return STORED

@@ -1,6 +1,6 @@
 """Mishaps by chance, around what is sent and what is handled: for tests.
 
-    bus.use(Chaos(fail=0.2, crash=0.01, seed=7), group="after")
+    bus.use(Chaos(fail=0.2, crash=0.01, seed=7), stage="after")
 
              send                                          handle
     drop     it is not sent                                it is finished, and its handler has not run

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from durable.clock import Clock
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 
 
 @dataclass
@@ -30,7 +30,7 @@ class MemoryCircuits:
     clock: Clock
     _rows: dict[tuple[str, str], MemoryCircuit] = field(default_factory=dict)
 
-    def of(self, kind: Kind, key: str) -> MemoryCircuit | None:
+    def of(self, kind: CircuitKind, key: str) -> MemoryCircuit | None:
         """The circuit, if it is open."""
         circuit = self._rows.get((kind, key))
         if circuit is not None and circuit.has_ended(self.clock.now()):
@@ -39,13 +39,15 @@ class MemoryCircuits:
         return circuit
 
     def may_take(self, message_type: str) -> bool:
-        circuit = self.of(Kind.HANDLER, message_type)
+        circuit = self.of(CircuitKind.HANDLER, message_type)
         return circuit is None or circuit.is_tried(self.clock.now())
 
-    def pause(self, kind: Kind, key: str, *, reason: str, actor: str, duration: timedelta | None) -> None:
+    def pause(self, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None) -> None:
         self._open(kind, key, reason, duration, probing=False)
 
-    def pause_at_least(self, kind: Kind, key: str, *, reason: str, actor: str, duration: timedelta | None) -> None:
+    def pause_at_least(
+        self, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None
+    ) -> None:
         known, now = self.of(kind, key), self.clock.now()
         if known is None or known.probing:
             self._open(kind, key, reason, duration, probing=False)
@@ -53,16 +55,18 @@ class MemoryCircuits:
             until = None if duration is None else now + duration
             self._rows[kind, key] = MemoryCircuit(reason, known.since, until, probing=False)
 
-    def resume(self, kind: Kind, key: str) -> bool:
+    def resume(self, kind: CircuitKind, key: str) -> bool:
         was_open = self.of(kind, key) is not None
         self._rows.pop((kind, key), None)
         return was_open
 
-    def open_circuit(self, kind: Kind, key: str, *, reason: str, actor: str, duration: timedelta | None = None) -> None:
+    def open_circuit(
+        self, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None = None
+    ) -> None:
         if self.of(kind, key) is None:
             self._open(kind, key, reason, duration, probing=True)
 
-    def close_circuit(self, kind: Kind, key: str) -> bool:
+    def close_circuit(self, kind: CircuitKind, key: str) -> bool:
         circuit = self.of(kind, key)
         if circuit is None or not circuit.probing:
             return False
@@ -70,17 +74,17 @@ class MemoryCircuits:
         return True
 
     def put_off_probe(self, message_type: str, *, reason: str, shortest: timedelta, longest: timedelta) -> None:
-        circuit, now = self.of(Kind.HANDLER, message_type), self.clock.now()
+        circuit, now = self.of(CircuitKind.HANDLER, message_type), self.clock.now()
         if circuit is not None and circuit.probing:
             circuit.reason = reason
             circuit.until = now + max(shortest, min(now - circuit.since, longest))
 
     def try_again(self, message_type: str) -> None:
-        circuit = self.of(Kind.HANDLER, message_type)
+        circuit = self.of(CircuitKind.HANDLER, message_type)
         if circuit is not None and circuit.probing:
             circuit.until = self.clock.now()
 
-    def _open(self, kind: Kind, key: str, reason: str, duration: timedelta | None, *, probing: bool) -> None:
+    def _open(self, kind: CircuitKind, key: str, reason: str, duration: timedelta | None, *, probing: bool) -> None:
         now = self.clock.now()
         until = None if duration is None else now + duration
         self._rows[kind, key] = MemoryCircuit(reason, now, until, probing)

@@ -10,15 +10,15 @@ from durable.agents.attempts import Attempts, Task
 from durable.agents.handling import HandlingAgent
 from durable.agents.runner import nothing
 from durable.application.handlers import Handler
-from durable.application.middleware import Onion
+from durable.application.middleware import MiddlewareStack
 from durable.application.retry import Policy
 from durable.clock import Clock
-from durable.envelope import ANY_NODE, Leased
+from durable.envelope import ANY_NODE, LeasedEnvelope
 from durable.errors import LeaseLost
 from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions
 from durable.settings import Settings
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 from durable.telemetry import Counters
 from durable.testing.faults import Fault, Faults
 from durable.testing.mailbox import Handled, Mailbox, MemoryDatabase
@@ -34,7 +34,7 @@ class MemoryAttempts(Attempts):
         *,
         sessions: Sessions,
         settings: Settings,
-        onion: Onion,
+        onion: MiddlewareStack,
         mailbox: Mailbox,
         faults: Faults,
     ) -> None:
@@ -63,7 +63,7 @@ class MemoryAttempts(Attempts):
         assert isinstance(outbox, MemoryOutbox)
         handled = [Handled(task.message, task.lease.envelope, task.attempt) for task in tasks]
         outbox.when_committed = lambda: self._mailbox.finish(handled, leases)
-        outbox.commits_itself = True
+        outbox.commit_allowed = True
 
 
 class MemoryHandling(HandlingAgent):
@@ -78,7 +78,7 @@ class MemoryHandling(HandlingAgent):
         faults: Faults,
         sessions: Sessions,
         settings: Settings,
-        onion: Onion,
+        onion: MiddlewareStack,
         clock: Clock,
         counters: Counters,
     ) -> None:
@@ -91,15 +91,15 @@ class MemoryHandling(HandlingAgent):
             settings=settings,
             clock=clock,
             counters=counters,
-            has_room=lambda: None,
+            on_capacity=lambda: None,
         )
         self._mailbox = mailbox
 
-    async def settle(self, taken: Sequence[Leased]) -> None:
+    async def settle(self, taken: Sequence[LeasedEnvelope]) -> None:
         """Handle these, in one transaction if possible; raises AssertionError when one of them has come to no end."""
-        circuit = self._mailbox.circuits.of(Kind.HANDLER, self.handler.message_type)
+        circuit = self._mailbox.circuits.of(CircuitKind.HANDLER, self.handler.message_type)
         self.observe_circuit(circuit is not None, probing=circuit is not None and circuit.probing)
-        self.buffer.force(taken)
+        self.buffer.reserve_unchecked(taken)
         if circuit is None:
             await self.handle(taken)
         else:

@@ -27,16 +27,16 @@ from durable.application.handlers import Handler
 from durable.application.retry import Pause
 from durable.clock import Clock
 from durable.duration import within_calendar
-from durable.envelope import DUE, Envelope, Lease, Leased, NodeId, new_id
+from durable.envelope import DUE, Envelope, LeasedEnvelope, LeaseKey, NodeId, new_id
 from durable.errors import InvalidMessage, UnknownMessageType, WiringError
 from durable.messages import codec
 from durable.messages import registry as messages
 from durable.messages.digest import message_digest
-from durable.messages.ordering import Places
+from durable.messages.ordering import OrderingRules
 from durable.messages.routing import LOCAL
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
 from durable.settings import Settings
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 from durable.storage.database import Database
 from durable.storage.dead_letters import Resolved
 from durable.storage.inbox import Key, parked
@@ -108,8 +108,8 @@ class Row:
     def type(self) -> str:
         return self.envelope.message_type
 
-    def lease(self) -> Leased:
-        return Leased(self.envelope, self.epoch, self.endpoint, self.attempts, ordering_key=self.ordering_key)
+    def lease(self) -> LeasedEnvelope:
+        return LeasedEnvelope(self.envelope, self.epoch, self.endpoint, self.attempts, ordering_key=self.ordering_key)
 
     def is_due(self, now: datetime) -> bool:
         return self.due is None or self.due <= now
@@ -124,7 +124,7 @@ class Mailbox:
 
     clock: Clock
     circuits: MemoryCircuits = field(init=False)
-    places: Places = field(default_factory=Places)
+    places: OrderingRules = field(default_factory=OrderingRules)
     incoming: dict[Key, Row] = field(default_factory=dict)
     outgoing: dict[Key, Row] = field(default_factory=dict)
     handled: list[Handled] = field(default_factory=list)
@@ -185,15 +185,17 @@ class Mailbox:
         )
         self.quarantine(envelope, reason)
 
-    def take(self, handlers: Mapping[str, Handler]) -> list[Leased]:
+    def take(self, handlers: Mapping[str, Handler]) -> list[LeasedEnvelope]:
         """The first message that is due and whose turn it is, and with it others of its type, as many as its handler
         groups; none of a handler or a key that is stopped, and one of a handler that is tried."""
         now, stopped = self.clock.now(), self._stopped(handlers)
-        taken: list[Leased] = []
+        taken: list[LeasedEnvelope] = []
         held: set[str] = set()
         for row in self.incoming.values():
             fits = not taken or row.type == taken[0].envelope.message_type
-            is_stopped = row.type in stopped or self.circuits.of(Kind.KEY, row.envelope.partition_key or "") is not None
+            is_stopped = (
+                row.type in stopped or self.circuits.of(CircuitKind.KEY, row.envelope.partition_key or "") is not None
+            )
             if fits and row.ordering_key not in held and row.is_due(now) and not is_stopped:
                 taken.append(row.lease())
                 if len(taken) >= self._most_at_once(handlers.get(row.type)):
@@ -208,13 +210,13 @@ class Mailbox:
         return {each for each, handler in handlers.items() if not (may_take(each) and may_take(handler.message_type))}
 
     def _most_at_once(self, handler: Handler | None) -> int:
-        is_tried = handler is not None and self.circuits.of(Kind.HANDLER, handler.message_type) is not None
-        return 1 if handler is None or is_tried else handler.group
+        is_tried = handler is not None and self.circuits.of(CircuitKind.HANDLER, handler.message_type) is not None
+        return 1 if handler is None or is_tried else handler.max_batch
 
     def departing(self, destinations: Collection[str]) -> list[Row]:
         """Take out what is due for these destinations, unless they are paused."""
         now = self.clock.now()
-        going = {each for each in destinations if self.circuits.of(Kind.DESTINATION, each) is None}
+        going = {each for each in destinations if self.circuits.of(CircuitKind.DESTINATION, each) is None}
         rows = [row for row in self.outgoing.values() if row.endpoint in going and row.is_due(now)]
         for row in rows:
             del self.outgoing[row.key]
@@ -250,17 +252,19 @@ class Mailbox:
 
     # ------------------------------------------------------------------ what a handling agent asks of storage
 
-    def finish(self, finished: Sequence[Handled], leases: Sequence[Leased]) -> None:
+    def finish(self, finished: Sequence[Handled], leases: Sequence[LeasedEnvelope]) -> None:
         """Their transaction was committed."""
         for handled, lease in zip(finished, leases, strict=True):
             del self.incoming[_key(lease)]
             self.handled.append(handled)
 
-    def owns(self, lease: Leased) -> bool:
+    def owns(self, lease: LeasedEnvelope) -> bool:
         row = self.incoming.get(_key(lease))
         return row is not None and row.epoch == lease.epoch
 
-    def retry_later(self, _node: NodeId, lease: Leased, *, delay: timedelta, counted: int = 1, **_kept: object) -> bool:
+    def retry_later(
+        self, _node: NodeId, lease: LeasedEnvelope, *, delay: timedelta, counted: int = 1, **_kept: object
+    ) -> bool:
         if not self.owns(lease):
             return False
         row = self.incoming[_key(lease)]
@@ -270,7 +274,7 @@ class Mailbox:
         row.due = now + within_calendar(delay, now)
         return True
 
-    def release(self, _table: Recovery, _node: NodeId, leases: Collection[Lease]) -> int:
+    def release(self, _table: Recovery, _node: NodeId, leases: Collection[LeaseKey]) -> int:
         rows = [self.incoming[envelope_id, endpoint] for envelope_id, endpoint, _ in leases]
         for row in rows:
             row.epoch += 1
@@ -279,7 +283,7 @@ class Mailbox:
     def put_back(
         self,
         _node: NodeId,
-        lease: Leased,
+        lease: LeasedEnvelope,
         *,
         headers: Mapping[str, str],
         fair_key: str | None,
@@ -299,14 +303,14 @@ class Mailbox:
         self,
         node: NodeId,
         handler: str,
-        lease: Leased,
+        lease: LeasedEnvelope,
         decision: Pause,
         *,
         counted: int = 0,
         failures: Sequence[Failure] = (),
     ) -> None:
         self.circuits.pause_at_least(
-            Kind.HANDLER, handler, reason=decision.reason, actor="memory", duration=decision.time
+            CircuitKind.HANDLER, handler, reason=decision.reason, actor="memory", duration=decision.time
         )
         if decision.counts:
             self.retry_later(node, lease, delay=timedelta(0), counted=counted)
@@ -316,7 +320,7 @@ class Mailbox:
     def dead_letter(
         self,
         _node: NodeId,
-        lease: Leased,
+        lease: LeasedEnvelope,
         letter: Letter,
         *,
         counted: int = 1,
@@ -335,7 +339,7 @@ class Mailbox:
     def expire(
         self,
         _node: NodeId,
-        lease: Leased,
+        lease: LeasedEnvelope,
         *,
         within: timedelta = timedelta(0),
         reason: str = "",
@@ -351,7 +355,7 @@ class Mailbox:
     def bury_incoming(
         self,
         _node: NodeId,
-        lease: Leased,
+        lease: LeasedEnvelope,
         *,
         within: timedelta = timedelta(0),
         reason: str = "expired before it was handled",
@@ -450,5 +454,5 @@ def decoded(envelope: Envelope) -> Any:
         return None
 
 
-def _key(lease: Leased) -> Key:
+def _key(lease: LeasedEnvelope) -> Key:
     return lease.envelope.id, lease.endpoint

@@ -59,7 +59,9 @@ class MemoryRuntime(Runtime):
     ) -> None:
         scope = bus.runtime.sessions.scope
         super().__init__(bus.application, bus.settings, scope, clock=clock)
-        self.sessions = MemorySessions(bus.settings, self.composer, self, scope, session_factory, sync_session_factory)
+        self.sessions = MemorySessions(
+            bus.settings, self.envelope_factory, self, scope, session_factory, sync_session_factory
+        )
         self._in_memory = MemoryDatabase(bus.settings, schedules, mailbox, mailbox.circuits)
         self._when_committed = when_committed
         self._endings: list[tuple[Ending, Sequence[Sent]]] = []
@@ -75,7 +77,7 @@ class MemoryRuntime(Runtime):
 
     async def check(self) -> None:
         """As before a start, but for the database."""
-        self.application.check(self.composer)
+        self.application.check(self.envelope_factory)
         self.application.check_retention(self.settings.dedupe_window)
 
     async def start(self) -> None:

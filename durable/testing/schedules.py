@@ -14,8 +14,8 @@ from durable.application.cron import Pause
 from durable.application.schedules import Schedule
 from durable.clock import Clock
 from durable.envelope import Envelope
-from durable.outbox.envelope_factory import Composer
-from durable.storage.circuits import Kind
+from durable.outbox.envelope_factory import EnvelopeFactory
+from durable.storage.circuits import CircuitKind
 from durable.testing.circuits import MemoryCircuits
 
 _MOST_AT_ONCE: Final = 10_000
@@ -35,16 +35,16 @@ class MemorySchedules:
         self._asked: list[str] = []
         self._pauses: dict[str, list[Pause]] = {}
 
-    def due(self, composer: Composer) -> list[Envelope]:
+    def due(self, envelope_factory: EnvelopeFactory) -> list[Envelope]:
         """The messages of the occurrences since the last look; raises what a factory raises."""
         envelopes: list[Envelope] = []
         for name, schedule in self._schedules.items():
             for at, due in list(self._passed(schedule)):
                 if not self._is_paused(name, due):
-                    envelopes += schedule.envelopes(composer, at)
+                    envelopes += schedule.envelopes(envelope_factory, at)
         now, asked, self._asked = self._clock.now(), self._asked, []
         for name in asked:
-            envelopes += self._schedules[name].envelopes(composer, now, asked_for=True)
+            envelopes += self._schedules[name].envelopes(envelope_factory, now, asked_for=True)
         return envelopes
 
     def _passed(self, schedule: Schedule) -> Iterator[tuple[datetime, datetime]]:
@@ -82,16 +82,16 @@ class MemorySchedules:
             self._moved[name] = (occurrence, at)
         return name in self._schedules
 
-    def pause(self, kind: Kind, key: str, *, reason: str, actor: str, duration: timedelta | None) -> None:
-        if kind is Kind.SCHEDULE:
+    def pause(self, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None) -> None:
+        if kind is CircuitKind.SCHEDULE:
             now = self._clock.now()
             self._end_pause(key, now)
             self._pauses.setdefault(key, []).append(Pause(now, _NEVER if duration is None else now + duration))
         else:
             self._circuits.pause(kind, key, reason=reason, actor=actor, duration=duration)
 
-    def resume(self, kind: Kind, key: str) -> bool:
-        if kind is not Kind.SCHEDULE:
+    def resume(self, kind: CircuitKind, key: str) -> bool:
+        if kind is not CircuitKind.SCHEDULE:
             return self._circuits.resume(kind, key)
         return self._end_pause(key, self._clock.now())
 

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, SessionTransaction
 
 from durable.errors import WiringError
-from durable.outbox.envelope_factory import Composer
+from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.outbox.outbox import Dispatcher, Outbox
 from durable.outbox.sessions import Sessions
 from durable.outbox.unit_of_work import Scope, enlist
@@ -149,13 +149,13 @@ class MemorySessions(Sessions):
     def __init__(
         self,
         settings: Settings,
-        composer: Composer,
+        envelope_factory: EnvelopeFactory,
         dispatcher: Dispatcher,
         scope: Scope,
         factory: SessionFactory | None,
         sync_factory: SessionFactory | None,
     ) -> None:
-        super().__init__(settings, composer, dispatcher, scope)
+        super().__init__(settings, envelope_factory, dispatcher, scope)
         self._factory = factory
         self._sync_factory = sync_factory
 
@@ -181,7 +181,7 @@ class MemorySessions(Sessions):
         return session
 
     def outbox(self, session: Session | AsyncSession) -> Outbox:
-        return enlist(session, self._settings.db_schema, self._composer, self._dispatcher, MemoryOutbox)
+        return enlist(session, self._settings.db_schema, self._envelope_factory, self._dispatcher, MemoryOutbox)
 
 
 def _is_a(cls: type, made: object) -> bool:

@@ -263,7 +263,7 @@ CREATE TABLE "{schema}".schedules (
     name text PRIMARY KEY,
     cron text NOT NULL,
     tz text NOT NULL,
-    missed text NOT NULL,
+    misfire text NOT NULL,
     message_type text,
     destination text,
     declaration text NOT NULL,

@@ -36,8 +36,8 @@ class Local:
         self._stored = Row("store a send in a business transaction", "asyncpg: two INSERTs in a transaction")
         self._stored_plainly = Row("the same", "SQLAlchemy session: two INSERTs in a transaction")
         self._singly = Row("handle, a transaction each", "asyncpg: effect and completion in a transaction")
-        self._grouped = Row("handle, group=100", "asyncpg: 100 effects and a completion in a transaction")
-        self._listed = Row("handle, group=100 as a list", "asyncpg: 100 effects by one statement, and a completion")
+        self._grouped = Row("handle, max_batch=100", "asyncpg: 100 effects and a completion in a transaction")
+        self._listed = Row("handle, max_batch=100 as a list", "asyncpg: 100 effects by one statement, and a completion")
 
     @property
     def storing(self) -> list[Row]:
@@ -49,9 +49,9 @@ class Local:
 
     async def run_round(self) -> None:
         await self._store(self._stored, self._stored_plainly)
-        await self._handle(self._singly, _take, floor.handle_singly, group=1)
-        await self._handle(self._grouped, _take, floor.handle_in_groups, group=100)
-        await self._handle(self._listed, _take_list, floor.handle_lists, group=100)
+        await self._handle(self._singly, _take, floor.handle_singly, max_batch=1)
+        await self._handle(self._grouped, _take, floor.handle_in_groups, max_batch=100)
+        await self._handle(self._listed, _take_list, floor.handle_lists, max_batch=100)
 
     async def _store(self, row: Row, plain: Row) -> None:
         url = self._databases.fresh()
@@ -100,7 +100,9 @@ class Local:
         await asyncio.gather(*(work() for _ in range(floor.CONNECTIONS)))
         await engine.dispose()
 
-    async def _handle(self, row: Row, handler: Callable[..., Awaitable[None]], work: FloorWork, *, group: int) -> None:
+    async def _handle(
+        self, row: Row, handler: Callable[..., Awaitable[None]], work: FloorWork, *, max_batch: int
+    ) -> None:
         items = floor.envelopes(self._count)
         async with floor.open_pool(self._databases.fresh()) as pool:
             await floor.fill_inbox(pool, items)
@@ -111,7 +113,7 @@ class Local:
             await floor.fill_inbox(pool, items)
             await pool.execute("UPDATE durable.incoming_envelopes SET owner_id = 0")
         bus = Bus("bench", url, pool_size=floor.CONNECTIONS)
-        bus.handles(Note, group=group, concurrency=floor.CONNECTIONS)(handler)
+        bus.handles(Note, max_batch=max_batch, concurrency=floor.CONNECTIONS)(handler)
         with counting(bus.runtime.sessions.engine) as counts:
             began = time.perf_counter()
             async with bus:

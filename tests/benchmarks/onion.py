@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from durable import HandleNext, Incoming, Middleware, Outgoing, SendNext
-from durable.application.middleware import Onion
+from durable.application.middleware import MiddlewareStack
 from tests.benchmarks.rows import Cost
 
 _ID = UUID(int=1)
@@ -36,17 +36,17 @@ class Onions:
 
     def run_round(self) -> None:
         sending, handling = self.costs
-        sending.measured(self._send(Onion()), self._send(_full()))
-        handling.measured(asyncio.run(self._handle(Onion())), asyncio.run(self._handle(_full())))
+        sending.measured(self._send(MiddlewareStack()), self._send(_full()))
+        handling.measured(asyncio.run(self._handle(MiddlewareStack())), asyncio.run(self._handle(_full())))
 
-    def _send(self, onion: Onion) -> float:
+    def _send(self, onion: MiddlewareStack) -> float:
         send, outgoing = onion.around_sending(lambda _: _ID), Outgoing("message")
         began = time.perf_counter()
         for _ in range(self._count):
             send(outgoing)
         return self._microseconds_since(began)
 
-    async def _handle(self, onion: Onion) -> float:
+    async def _handle(self, onion: MiddlewareStack) -> float:
         async def core(_: Incoming) -> object:
             return None
 
@@ -60,8 +60,8 @@ class Onions:
         return (time.perf_counter() - began) / self._count * 1e6
 
 
-def _full() -> Onion:
-    onion = Onion()
+def _full() -> MiddlewareStack:
+    onion = MiddlewareStack()
     onion.use(PassesOn(), "before")
     onion.use(PassesOn(), "core")
     onion.use(PassesOn(), "core")

@@ -285,7 +285,7 @@ class OnPostgres(World):
         return [Letter(*row) for row in rows]
 
     async def discard(self) -> None:
-        every, whole = dead_letters.Selection(), dead_letters.Stretch(0, 2**62, 100)
+        every, whole = dead_letters.Selection(), dead_letters.LetterRange(0, 2**62, 100)
         await self.bus.runtime.database.transaction(dead_letters.discard, every, whole, actor="ada", reason="a test")
 
     def expired(self) -> list[str]:
@@ -1088,7 +1088,7 @@ class TestHandling:
         async def handle(order: OrderPlaced, ctx: Context) -> None:
             ctx.send(OrderShipped(1))
             ctx.publish(OrderBilled(2))
-            ctx.schedule(OrderShipped(3), after=60)
+            ctx.send(OrderShipped(3), delay=60)
 
         async with world:
             async with world.bus.unit_of_work():
@@ -1143,7 +1143,7 @@ class TestHandling:
     async def test_a_handler_that_takes_a_list_is_given_the_whole_group(self, world: World) -> None:
         groups: list[list[int]] = []
 
-        @world.bus.handles(OrderPlaced, group=100, concurrency=1)
+        @world.bus.handles(OrderPlaced, max_batch=100, concurrency=1)
         async def handle(orders: list[OrderPlaced]) -> None:
             groups.append([order.number for order in orders])
 
@@ -1457,7 +1457,7 @@ class TestFailing:
         shipped = collect(world.bus, OrderShipped)
         attempts: dict[int, list[int]] = {}
 
-        @world.bus.handles(OrderPlaced, group=10, concurrency=1, retry=Retry(immediate=1, delays=[]))
+        @world.bus.handles(OrderPlaced, max_batch=10, concurrency=1, retry=Retry(immediate=1, delays=[]))
         async def handle(order: OrderPlaced, ctx: Context) -> OrderShipped:
             attempts.setdefault(order.number, []).append(ctx.attempt)
             if order.number == 3:
@@ -1703,7 +1703,7 @@ class TestMiddlewareOfSending:
     async def test_all_that_is_sent_passes_it_once_and_the_headers_it_gives_arrive(self, world: World) -> None:
         watching, contexts = Watching(), list[Context]()
         world.bus.use(Sending(lambda outgoing, call_next: call_next(outgoing.with_headers({"tenant": "blue"}))))
-        world.bus.use(watching, group="after")
+        world.bus.use(watching, stage="after")
         world.bus.subscribe(OrderBilled, to=BILLING)
         world.bus.subscribe(OrderBilled, to=MAIL)
 
@@ -2008,10 +2008,10 @@ class TestMiddlewareOfHandling:
             return await call_next(incoming)
 
         watching = Watching()
-        world.bus.use(watching, group="before")
+        world.bus.use(watching, stage="before")
         world.bus.use(Handling(refuse))
 
-        @world.bus.handles(OrderPlaced, group=10, concurrency=1, retry=NEVER)
+        @world.bus.handles(OrderPlaced, max_batch=10, concurrency=1, retry=NEVER)
         async def place(order: OrderPlaced) -> OrderShipped:
             return OrderShipped(order.number)
 
@@ -2030,7 +2030,7 @@ class TestMiddlewareOfHandling:
         watching, seen = Watching(), list[list[OrderPlaced]]()
         world.bus.use(watching)
 
-        @world.bus.handles(OrderPlaced, group=100, concurrency=1)
+        @world.bus.handles(OrderPlaced, max_batch=100, concurrency=1)
         async def place(orders: list[OrderPlaced]) -> None:
             seen.append(orders)
 
@@ -2091,7 +2091,7 @@ class TestMiddlewareOfSyncHandlers:
         world.bus.use(Handling(fail_once))
         shipped = collect(world.bus, OrderShipped)
 
-        @world.bus.handles(OrderPlaced, group=10, concurrency=1, retry=Retry(immediate=2, delays=[]))
+        @world.bus.handles(OrderPlaced, max_batch=10, concurrency=1, retry=Retry(immediate=2, delays=[]))
         def place(order: OrderPlaced, session: Session, ctx: Context) -> OrderShipped:
             session.execute(text("INSERT INTO effects VALUES (:number)"), {"number": order.number})
             if (order.number, ctx.attempt) == (2, 2):
@@ -2160,7 +2160,7 @@ class TestOrder:
     async def test_a_group_holds_a_key_in_order_and_what_is_behind_a_failure_goes_back(self, world: World) -> None:
         seen: list[int] = []
 
-        @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[1], jitter=0), group=10)
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[1], jitter=0), max_batch=10)
         async def handle(order: OrderPlaced, ctx: Context) -> None:
             if order.number == 2 and ctx.attempt < 2:
                 raise RuntimeError("not yet")

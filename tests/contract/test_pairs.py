@@ -44,7 +44,7 @@ FEATURES: dict[str, Callable[[Plan], None]] = {
     "delay": lambda plan: plan.sends.update(delay=20),
     "deadline": lambda plan: plan.sends.update(deliver_by=timedelta(seconds=30)),
     "business key": lambda plan: setattr(plan, "doubles", True),
-    "group": lambda plan: plan.handles.update(group=10),
+    "group": lambda plan: plan.handles.update(max_batch=10),
     "retry": _retries,
     "retry later": lambda plan: plan.fails.update({1: RetryLater(50)}),
     "dead letter": lambda plan: plan.fails.update({2: ZeroDivisionError("always")}),

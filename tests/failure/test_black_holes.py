@@ -120,7 +120,7 @@ async def test_an_agents_statement_is_given_up(database_url: str, driver: str, o
             with pytest.raises(StorageUnavailable, match=r"no answer|connection timeout|TimeoutError"):
                 await database.transaction(answer)
             proxy.restore()
-            assert await database.insist(answer) == 1
+            assert await database.transaction_with_retry(answer) == 1
             await database.close()
 
 

@@ -286,7 +286,7 @@ async def test_node_lives_when_code_of_the_application_is_broken_off(
         if place not in AT_THE_START:
             evil(place, error)
         if place == "factory of a schedule":
-            await eventually(lambda: bus.run_now("yearly"))
+            await eventually(lambda: bus.run_schedule("yearly"))
         else:
             await send(bus, {**LETTERS, **OTHERS}[place])
         await eventually(lambda: villain.count > 0)

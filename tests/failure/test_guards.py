@@ -20,7 +20,7 @@ from durable.agents import fence
 from durable.agents.handling import HandlingAgent
 from durable.agents.receiving import ReceivingAgent
 from durable.application.retry import Policy
-from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
+from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId
 from durable.errors import StorageUnavailable
 from durable.outbox.outbox import Outbox
 from durable.outbox.pending import Pending
@@ -96,7 +96,9 @@ async def test_a_node_that_was_declared_dead_leaves_no_second_effect(
     if not guarded:
         finish = inbox.finish_handled
 
-        def uncounted(conn: Connection, schema: str, node: NodeId, owned: Sequence[Leased], **options: bool) -> int:
+        def uncounted(
+            conn: Connection, schema: str, node: NodeId, owned: Sequence[LeasedEnvelope], **options: bool
+        ) -> int:
             finish(conn, schema, node, owned, **options)
             return len(owned)
 
@@ -259,13 +261,13 @@ async def test_what_a_lost_reply_left_behind_is_handled_in_the_end(
     shop: str, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
     if not guarded:
-        monkeypatch.setattr(Forgotten, "look", do_nothing)
+        monkeypatch.setattr(Forgotten, "poll", do_nothing)
     leftovers.received_orders(shop, shop, [leftovers.envelope(1)], A)  # A lives, and does not know of it
     async with Workbench(shop) as bench:
         agent = bench.handling(A, Clerk(A).handle)
         forgotten = Forgotten(bench.database, INCOMING, A, bench.counters, agent.held)
 
-        assert [await forgotten.look() for _ in range(2)] == ([0, 1] if guarded else [0, 0])
+        assert [await forgotten.poll() for _ in range(2)] == ([0, 1] if guarded else [0, 0])
         await bench.claim_incoming(agent, A)
         await idle(agent)
 
@@ -344,7 +346,7 @@ async def test_a_handler_that_commits_its_session_itself_has_no_effect(
 ) -> None:
     if not guarded:
         monkeypatch.setattr(
-            Outbox, "commits_itself", property(lambda self: True, lambda self, value: None), raising=False
+            Outbox, "commit_allowed", property(lambda self: True, lambda self, value: None), raising=False
         )
         monkeypatch.setattr(fence, "_is_guarded", lambda connection: False)
 

@@ -452,7 +452,7 @@ async def test_a_message_that_kills_its_node_does_not_take_its_neighbours_with_i
         node = NodeId(A + death)
         async with Workbench(shop) as bench:  # left while the poison is handled: the node dies
             deadly = Deadly(node, poison)
-            agent = bench.handling(node, deadly.handle, retry=retry, group=group, concurrency=4)
+            agent = bench.handling(node, deadly.handle, retry=retry, max_batch=group, concurrency=4)
             await bench.claim_incoming(agent, node)
             await eventually(lambda: deadly.dies.is_set() or not agent.held())  # noqa: B023
         async with Workbench(shop) as bench:

@@ -183,7 +183,7 @@ async def test_node_joins_again_when_a_handler_refuses_to_end(
         await asyncio.to_thread(cut_membership, database_url)
         await eventually(another_node(bus, before), within=30)
         assert [r.levelname for r in caplog.records if "is left behind" in r.message] == ["CRITICAL"]
-        assert any("does not end" in problem for problem in (await bus.runtime.monitor.look()).problems)
+        assert any("does not end" in problem for problem in (await bus.runtime.monitor.read()).problems)
         free.set()
         await eventually(lambda: waiting(database_url) == 0, within=20)
 
@@ -275,7 +275,7 @@ async def test_agent_that_stands_is_reported_and_its_node_joins_again(
         await send(bus, 1)
 
         async def is_reported() -> bool:
-            problems = (await bus.runtime.monitor.look()).problems
+            problems = (await bus.runtime.monitor.read()).problems
             return any("sending to memory://peer: send a batch has stood" in problem for problem in problems)
 
         await eventually(is_reported, within=20)
@@ -301,7 +301,7 @@ STUCK_SOON: dict[str, Any] = {**QUICK, "step_timeout": timedelta(seconds=6), "dr
 
 
 async def problems(bus: Bus) -> str:
-    return "\n".join((await bus.runtime.monitor.look()).problems)
+    return "\n".join((await bus.runtime.monitor.read()).problems)
 
 
 class PassThrough(Middleware):
@@ -396,7 +396,7 @@ async def test_handler_without_a_connection_is_reported(database_url: str) -> No
         handled.append(done.number)
 
     async with bus:
-        taken = await asyncio.to_thread(bus.runtime.sessions.engine_sync.connect)
+        taken = await asyncio.to_thread(bus.runtime.sessions.sync_engine.connect)
         await send(bus, 1)
 
         async def is_reported() -> bool:

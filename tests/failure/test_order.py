@@ -58,11 +58,11 @@ class Walker(Service):
             if rng.random() < 0.01:
                 raise Stumbled
 
-        @bus.handles(Left, retry=RETRY, group=20)
+        @bus.handles(Left, retry=RETRY, max_batch=20)
         async def left(left: Left, session: AsyncSession) -> None:
             await step(left, session)
 
-        @bus.handles(Right, retry=RETRY, group=20)
+        @bus.handles(Right, retry=RETRY, max_batch=20)
         async def right(right: Right, session: AsyncSession) -> None:
             await step(right, session)
 

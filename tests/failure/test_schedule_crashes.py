@@ -38,7 +38,7 @@ class Clockwork(Service):
 
     async def _serve(self) -> None:
         bus = Bus("clockwork", self.database)
-        bus.every("* * * * * *", Tick(), name="seconds", missed="all")
+        bus.every("* * * * * *", Tick(), name="seconds", misfire="all")
         bus.handles(Tick)(write_down)
         stopped = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)

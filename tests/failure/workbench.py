@@ -21,9 +21,9 @@ from durable.agents.sending import SendingAgent
 from durable.application.handlers import Handler
 from durable.application.retry import Policy
 from durable.clock import SystemClock
-from durable.envelope import ANY_NODE, Envelope, Leased, NodeId
+from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId
 from durable.messages.routing import Routes
-from durable.outbox.envelope_factory import Composer
+from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.outbox.sessions import Sessions
 from durable.outbox.transactions import Ending
 from durable.outbox.unit_of_work import Scope
@@ -57,7 +57,7 @@ class Nobody:
     def reserve(self, envelope: Envelope) -> NodeId:
         return ANY_NODE
 
-    def accept(self, leases: Sequence[Leased]) -> None:
+    def accept(self, leases: Sequence[LeasedEnvelope]) -> None:
         raise AssertionError("nobody has reserved room")
 
     def abandon(self, envelopes: Sequence[Envelope]) -> None:
@@ -88,8 +88,8 @@ class Workbench:
         self.counters = Counters()
         routes = Routes()
         routes.handled_here(MESSAGE_TYPE)
-        composer = Composer("orders", routes, self.settings, SystemClock())
-        self.sessions = Sessions(self.settings, composer, _NoAgents(), Scope())
+        envelope_factory = EnvelopeFactory("orders", routes, self.settings, SystemClock())
+        self.sessions = Sessions(self.settings, envelope_factory, _NoAgents(), Scope())
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -115,7 +115,7 @@ class Workbench:
         function: Callable[..., Awaitable[None]],
         *,
         retry: Retry | None = None,
-        group: int = 1,
+        max_batch: int = 1,
         concurrency: int = 4,
     ) -> HandlingAgent:
         handler = Handler(
@@ -124,7 +124,7 @@ class Workbench:
             function=function,
             retry=retry or Retry(immediate=0, delays=()),
             concurrency=concurrency,
-            group=group,
+            max_batch=max_batch,
             timeout=self.settings.handler_timeout,
         )
         agent = HandlingAgent(
@@ -136,7 +136,7 @@ class Workbench:
             settings=self.settings,
             clock=SystemClock(),
             counters=self.counters,
-            has_room=lambda: None,
+            on_capacity=lambda: None,
         )
         self.start(agent)
         return agent
@@ -161,7 +161,7 @@ class Workbench:
             node=node,
             settings=self.settings,
             counters=self.counters,
-            has_room=lambda: None,
+            on_capacity=lambda: None,
         )
         self.start(agent)
         return agent
@@ -171,7 +171,7 @@ class Workbench:
     async def claim_incoming(self, agent: HandlingAgent, node: NodeId) -> int:
         """Give this agent of this node what is unowned; returns how much it was."""
         claimed = await self.database.transaction(inbox.claim, message_type=MESSAGE_TYPE, batch_size=100, node=node)
-        agent.buffer.force(claimed)
+        agent.buffer.reserve_unchecked(claimed)
         agent.accept(claimed)
         return len(claimed)
 
@@ -179,7 +179,7 @@ class Workbench:
         claimed = await self.database.transaction(
             outbox.claim, destination=agent.destination, batch_size=100, node=node
         )
-        agent.buffer.force(claimed)
+        agent.buffer.reserve_unchecked(claimed)
         agent.accept(claimed)
         return len(claimed)
 

@@ -72,7 +72,7 @@ async def test_bus_that_is_ended_from_outside_says_so(bus: Bus, caplog: pytest.L
             task.cancel()
     await eventually(lambda: not bus.runtime.node_id, within=20)
     await eventually(lambda: "the bus has ended by itself" in caplog.text, within=20)
-    assert any("is no node now" in problem for problem in (await bus.runtime.monitor.look()).problems)
+    assert any("is no node now" in problem for problem in (await bus.runtime.monitor.read()).problems)
     with pytest.raises((asyncio.CancelledError, DurableError)):
         await bus.runtime.life.ended()
 

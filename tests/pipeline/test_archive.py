@@ -89,7 +89,7 @@ def test_a_letter_is_archived_again_when_it_is_resolved(archiver: Archiver, conn
         from durable.storage import dead_letters
 
         survey = dead_letters.survey(storage, "durable", dead_letters.Selection())
-        stretch = dead_letters.Stretch(0, 1, survey.total)
+        stretch = dead_letters.LetterRange(0, 1, survey.total)
         dead_letters.discard(storage, "durable", dead_letters.Selection(), stretch, actor="a test", reason="enough")
     assert archiver.run("dead_letters").rows == 1
     states = archiver.lake.read(archiver.spark, "dead_letters").orderBy("letter_id", "xid")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from durable.transports.frames import Kind
+from durable.transports.frames import FrameKind
 
 
 def raw_frame(kind: int, payload: bytes, channel: int = 7, crc: int | None = None, length: int | None = None) -> bytes:
@@ -21,4 +21,4 @@ def raw_frame(kind: int, payload: bytes, channel: int = 7, crc: int | None = Non
 def batch_of(*items: Any, count: int | None = None) -> bytes:
     """A BATCH frame that holds these, envelopes or not."""
     held = [len(items) if count is None else count, list(items)]
-    return raw_frame(Kind.BATCH, msgspec.msgpack.Encoder(uuid_format="bytes").encode(held))
+    return raw_frame(FrameKind.BATCH, msgspec.msgpack.Encoder(uuid_format="bytes").encode(held))

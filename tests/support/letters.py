@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import msgspec
 from sqlalchemy import Connection, text
 
-from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
+from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId, new_id
 from durable.messages.digest import fingerprint
 from durable.storage import inbox, outbox
 from durable.storage.inbox import Arrival
@@ -42,14 +42,14 @@ def incoming(conn: Connection, envelopes: Sequence[Envelope], letter: Letter = L
     """They came in and could not be handled."""
     inbox.store(conn, SCHEMA, [Arrival(ENDPOINT, each, NODE) for each in envelopes])
     for each in envelopes:
-        assert inbox.dead_letter(conn, SCHEMA, NODE, Leased(each, 0, ENDPOINT), letter)
+        assert inbox.dead_letter(conn, SCHEMA, NODE, LeasedEnvelope(each, 0, ENDPOINT), letter)
     return list(envelopes)
 
 
 def outgoing(conn: Connection, envelopes: Sequence[Envelope], letter: Letter = LETTER) -> list[Envelope]:
     """They were sent, and the peer refused them."""
     outbox.store(conn, SCHEMA, [Sent(each, None, NODE) for each in envelopes])
-    outbox.dead_letter(conn, SCHEMA, NODE, [(Leased(each, 0, each.destination), letter) for each in envelopes])
+    outbox.dead_letter(conn, SCHEMA, NODE, [(LeasedEnvelope(each, 0, each.destination), letter) for each in envelopes])
     return list(envelopes)
 
 

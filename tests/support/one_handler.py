@@ -16,13 +16,13 @@ from durable import Retry, message
 from durable.agents.attempts import Attempts
 from durable.agents.handling import HandlingAgent
 from durable.application.handlers import Handler
-from durable.application.middleware import Onion
+from durable.application.middleware import MiddlewareStack
 from durable.application.retry import Policy
 from durable.clock import Clock, SystemClock
 from durable.embedded import Embedded
-from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
+from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId, new_id
 from durable.messages.routing import Routes
-from durable.outbox.envelope_factory import Composer
+from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.outbox.sessions import Sessions
 from durable.outbox.transactions import Ending
 from durable.outbox.unit_of_work import Scope
@@ -76,14 +76,14 @@ class Shop:
         self.database = Database(self.settings)
         routes = Routes()
         routes.route("handling.billed", BILLING)
-        composer = Composer("shop", routes, self.settings, SystemClock())
-        self.sessions = Sessions(self.settings, composer, Nobody(), Scope())
+        envelope_factory = EnvelopeFactory("shop", routes, self.settings, SystemClock())
+        self.sessions = Sessions(self.settings, envelope_factory, Nobody(), Scope())
         self.asked_for_work = 0
         self.agent: HandlingAgent
         self._clock = clock
 
-    def handles(self, function: Callable[..., Any], onion: Onion | None = None, **changes: Any) -> None:
-        options: dict[str, Any] = {"retry": ONCE, "concurrency": 1, "group": 1, "timeout": timedelta(seconds=10)}
+    def handles(self, function: Callable[..., Any], onion: MiddlewareStack | None = None, **changes: Any) -> None:
+        options: dict[str, Any] = {"retry": ONCE, "concurrency": 1, "max_batch": 1, "timeout": timedelta(seconds=10)}
         options |= {"message_type": "handling.placed", "cls": Placed, "function": function}
         handler = Handler(**options | changes)
         self.agent = HandlingAgent(
@@ -97,7 +97,7 @@ class Shop:
             settings=self.settings,
             clock=self._clock,
             counters=self.counters,
-            has_room=self._ask,
+            on_capacity=self._ask,
         )
 
     async def close(self) -> None:
@@ -107,7 +107,9 @@ class Shop:
     def _ask(self) -> None:
         self.asked_for_work += 1
 
-    async def receive(self, *numbers: int, attempts: int = 0, interruptions: int = 0, **changes: Any) -> list[Leased]:
+    async def receive(
+        self, *numbers: int, attempts: int = 0, interruptions: int = 0, **changes: Any
+    ) -> list[LeasedEnvelope]:
         """Store orders as the receiving agent does, and hand them to the handler."""
         return await self.receive_all(
             [envelope(number, **changes) for number in numbers], attempts=attempts, interruptions=interruptions
@@ -115,13 +117,13 @@ class Shop:
 
     async def receive_all(
         self, envelopes: Sequence[Envelope], *, attempts: int = 0, interruptions: int = 0
-    ) -> list[Leased]:
+    ) -> list[LeasedEnvelope]:
         arrivals = [Arrival("shop", e, self.agent.reserve(e)) for e in envelopes]
         await self.database.transaction(inbox.store, arrivals)
         await self.tables.change(
             "UPDATE durable.incoming_envelopes SET attempts = %s, interruptions = %s", attempts, interruptions
         )
-        leases = [Leased(e, 0, "shop", attempts, interruptions) for e in envelopes]
+        leases = [LeasedEnvelope(e, 0, "shop", attempts, interruptions) for e in envelopes]
         self.agent.accept(leases)
         return leases
 
@@ -150,7 +152,7 @@ class Shop:
             claimed = await self.database.transaction(
                 inbox.claim, message_type="handling.placed", batch_size=100, node=NODE
             )
-            self.agent.buffer.force(claimed)
+            self.agent.buffer.reserve_unchecked(claimed)
             self.agent.accept(claimed)
             return not (claimed or self.inbox())
 
@@ -172,7 +174,7 @@ class Shop:
     async def write(self, session: AsyncSession, number: int) -> None:
         await session.execute(text("INSERT INTO effects (number) VALUES (:number)"), {"number": number})
 
-    def take_away(self, lease: Leased) -> None:
+    def take_away(self, lease: LeasedEnvelope) -> None:
         """What a sweep does when it holds this node for dead."""
         self.tables.execute(
             "UPDATE durable.incoming_envelopes SET owner_id = 0, epoch = epoch + 1 WHERE id = %s", lease.envelope.id

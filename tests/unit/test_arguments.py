@@ -43,7 +43,7 @@ from durable import (
 from durable.application.middlewares import Validation
 from durable.asgi import DurableMiddleware
 from durable.duration import duration
-from durable.envelope import Envelope, Leased, new_id
+from durable.envelope import Envelope, LeasedEnvelope, new_id
 from durable.outbox.envelope_factory import REPLY_TO, SendOptions
 from durable.testing import InMemoryBus
 
@@ -153,7 +153,7 @@ def made_context(outbox: Outbox) -> Context:
         sent_at=datetime(2024, 2, 29, tzinfo=UTC),
         headers={REPLY_TO: "tcp://127.0.0.1:2301"},
     )
-    return Context(Leased(envelope), 1, outbox)
+    return Context(LeasedEnvelope(envelope), 1, outbox)
 
 
 def calls() -> Iterator[Call]:

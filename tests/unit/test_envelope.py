@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import msgspec
 import pytest
 
-from durable.envelope import Envelope, Leased, new_id, unix_ms
+from durable.envelope import Envelope, LeasedEnvelope, new_id, unix_ms
 
 
 def make(**changes: object) -> Envelope:
@@ -91,6 +91,6 @@ def test_headers_and_body_count_in_the_weight_of_an_envelope() -> None:
 
 def test_the_key_of_a_lease_names_one_ownership_of_one_row() -> None:
     given = make()
-    lease = Leased(given, epoch=3, endpoint="billing")
+    lease = LeasedEnvelope(given, epoch=3, endpoint="billing")
     assert lease.key == (given.id, "billing", 3)
     assert lease.weight_bytes == given.weight_bytes

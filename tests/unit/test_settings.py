@@ -225,10 +225,10 @@ def test_handlers_without_a_policy_of_their_own_have_that_of_the_settings() -> N
 
 def test_limits_of_headers_are_those_of_the_settings() -> None:
     bus = Bus("a", max_headers=2, max_header_bytes=10)
-    composer = bus.runtime.composer
+    envelope_factory = bus.runtime.envelope_factory
 
-    composer.command(Unhandled(), to=PEER, headers={"a": "b", "c": "d"})
+    envelope_factory.command(Unhandled(), to=PEER, headers={"a": "b", "c": "d"})
     with pytest.raises(InvalidMessage, match="max_headers"):
-        composer.command(Unhandled(), to=PEER, headers={"a": "b", "c": "d", "e": "f"})
+        envelope_factory.command(Unhandled(), to=PEER, headers={"a": "b", "c": "d", "e": "f"})
     with pytest.raises(InvalidMessage, match="max_header_bytes"):
-        composer.command(Unhandled(), to=PEER, headers={"a": "0123456789"})
+        envelope_factory.command(Unhandled(), to=PEER, headers={"a": "0123456789"})

@@ -99,7 +99,7 @@ def _refuse_unfit(door: Door, envelope: Envelope, cls: type) -> None:
     settings, now = door.settings, datetime.now(UTC)
     if len(envelope.body) > settings.max_message_bytes:
         raise HTTPException(413, f"a message has at most {settings.max_message_bytes} bytes here")
-    if reason := screening.flaw(envelope, **settings.limits):
+    if reason := screening.find_error(envelope, **settings.limits):
         raise HTTPException(422, reason)
     if screening.never_due(envelope):
         raise HTTPException(422, "it would expire before it is due: give it longer, or an earlier Durable-Execute-At")

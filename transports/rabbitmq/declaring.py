@@ -63,7 +63,7 @@ async def inspect(connection: AbstractConnection, thing: Exchange | Queue, *, se
     with translated("looking"):
         async with asyncio.timeout(seconds), _channel(connection) as channel:
             try:
-                found = await _look(channel, thing)
+                found = await _inspect(channel, thing)
                 await _declare(channel, thing)  # only this compares; it changes nothing that is there
             except ChannelNotFoundEntity:
                 pass
@@ -103,7 +103,7 @@ async def _declare(channel: AbstractChannel, thing: Thing) -> None:
         raise InvalidSetting(explained(thing, str(error))) from error
 
 
-async def _look(channel: AbstractChannel, thing: Exchange | Queue) -> Found:
+async def _inspect(channel: AbstractChannel, thing: Exchange | Queue) -> Found:
     if isinstance(thing, Exchange):
         await channel.get_exchange(thing.name)
         return Found(State.PRESENT)

@@ -1,4 +1,4 @@
-"""replay-local: the handler of one dead letter, here and now, where a debugger can look at it."""
+"""dead-letters debug: the handler of one dead letter, run in this process for a debugger."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Letter = Annotated[str, typer.Argument(metavar="LETTER", help="its number, or th
 Commit = Annotated[
     bool, typer.Option("--commit", help="keep what the handler does, send what it sends, and resolve the letter")
 ]
-Pdb = Annotated[bool, typer.Option("--pdb", help="when the handler fails, look at where it did")]
+Pdb = Annotated[bool, typer.Option("--pdb", help="open the debugger where the handler failed")]
 
 
-def replay_local(
+def debug_letter(
     app: BusName,
     letter: Letter,
     commit: Commit = False,

@@ -14,7 +14,7 @@ from durable.dead_letters.rehearsal import Rehearsed, rehearsal
 from durable.settings import Settings
 from durable.storage import dead_letters
 from durable.storage.database import Database
-from durable.storage.dead_letters import DeadLetter, Selection, Stretch
+from durable.storage.dead_letters import DeadLetter, LetterRange, Selection
 
 _READ_AT_ONCE = 10  # whole letters, of up to some MiB each
 
@@ -72,7 +72,9 @@ def _edited(letter: DeadLetter, body: bytes) -> DeadLetter:
 async def _letters(database: Database, selection: Selection, newest: int) -> AsyncIterator[DeadLetter]:
     """The oldest first."""
     after = 0
-    while letters := await database.transaction(dead_letters.read, selection, Stretch(after, newest, _READ_AT_ONCE)):
+    while letters := await database.transaction(
+        dead_letters.read, selection, LetterRange(after, newest, _READ_AT_ONCE)
+    ):
         for letter in letters:
             yield letter
         after = letters[-1].summary.letter_id

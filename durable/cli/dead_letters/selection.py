@@ -21,7 +21,7 @@ from durable.cli.target import DatabaseUrl, SchemaName, connection, load_target
 from durable.errors import DurableError, InvalidSetting
 from durable.settings import Settings, suggestion
 from durable.storage import dead_letters, known_names, migrator
-from durable.storage.dead_letters import DeadLetter, Selection, Stretch, Summary
+from durable.storage.dead_letters import DeadLetter, LetterRange, Selection, Summary
 
 LARGEST_LETTER = 2**63 - 1
 _MOST_NAMED = 100_000
@@ -168,7 +168,7 @@ def find_letter(settings: Settings, selection: Selection) -> DeadLetter:
             raise InvalidSetting(f"LETTER: there is no dead letter {named[0]}")
         _refuse_resolved(found, selection)
         number = found[0].letter_id
-        only, stretch = Selection(letters=[number], resolved=None), Stretch(number - 1, number, 1)
+        only, stretch = Selection(letters=[number], resolved=None), LetterRange(number - 1, number, 1)
         (letter,) = dead_letters.read(conn, settings.db_schema, only, stretch)
     return letter
 

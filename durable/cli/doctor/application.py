@@ -36,7 +36,7 @@ def handlers(bus: Bus) -> Check:
     """Parameters were resolved when they were declared; what is returned, and by which codec, is looked at here."""
     count = len(bus.application.handlers)
     try:
-        bus.application.check(bus.runtime.composer)
+        bus.application.check(bus.runtime.envelope_factory)
     except DurableError as error:
         return fail("handlers", str(error), "correct it: a node would not start")
     if bus.application.listeners and not count:

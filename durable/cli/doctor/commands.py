@@ -4,40 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
 
 import typer
 
-from durable.cli.doctor import deploy as deploying
 from durable.cli.doctor.application import application_checks
 from durable.cli.doctor.checks import Check, Verdict, ok
 from durable.cli.doctor.database import database_checks
 from durable.cli.doctor.engines import engine_checks
 from durable.cli.output import Block, print_blocks, print_json
 from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, load_target
-from durable.errors import WiringError
-
-Against = Annotated[
-    str | None,
-    typer.Option("--against", metavar="URL", help="only: would this code cope with what waits in that database?"),
-]
 
 
 def doctor(
     app: OptionalBusName = None,
     database: DatabaseUrl = None,
     schema: SchemaName = None,
-    against: Against = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Check settings, database and application; without APP:BUS only the database. Ends with 1 when a check fails.
-
-    With --against, check a deploy beforehand: that database is read, and nothing in it is changed.
-    """
-    if against is not None:
-        _check_deploy(app, database, against, schema, json)
-        return
+    """Check settings, database and application; without APP:BUS only the database. Ends with 1 when a check fails."""
     bus, settings = load_target(app, database, schema)
     declared = bus.application.handlers.values() if bus is not None else ()
     checks = [
@@ -51,22 +36,6 @@ def doctor(
     else:
         print_blocks(_lines(checks))
     if not healthy:
-        raise typer.Exit(1)
-
-
-def _check_deploy(app: str | None, database: str | None, against: str, schema: str | None, json: bool) -> None:
-    if app is None:
-        raise WiringError("--against: it is this code that is checked; name its bus, such as app:bus")
-    if database is not None:
-        raise WiringError("--database: --against names the database already")
-    bus, settings = load_target(app, against, schema)
-    assert bus is not None
-    found = deploying.findings(bus.application, settings)
-    if json:
-        print_json(deploying.document(found))
-    else:
-        print_blocks(deploying.lines(found))
-    if not deploying.is_healthy(found):
         raise typer.Exit(1)
 
 

@@ -1,4 +1,4 @@
-"""doctor --against: would this code cope with what waits in another database, such as the one it is deployed to?
+"""check-deploy: can this code handle the messages that wait in the database that it is deployed to?
 
     inbox, scheduled     decodes for its handler · does not · has none here
     dead letters         the same, for those that decoded when they failed: could they still be replayed?
@@ -11,24 +11,25 @@ snapshot is held that would keep the database from tidying up. Nothing is handle
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from json import loads
+from typing import Final, Literal
 from uuid import UUID
 
+import typer
 from sqlalchemy import Connection
 
-from durable.agents.startup_check import Trial
+from durable.agents.startup_check import DecodeCheck
 from durable.application.application import Application
 from durable.cli.doctor.checks import Verdict
-from durable.cli.output import Block, Show, progress
-from durable.cli.target import connection
+from durable.cli.output import Block, Show, print_blocks, print_json, progress
+from durable.cli.target import BusName, DatabaseUrl, Debug, Json, SchemaName, connection, load_target
 from durable.errors import InvalidMessage, SchemaMismatch
 from durable.observability import health
 from durable.settings import Settings
 from durable.storage import dead_letters, gauges, in_flight, migrator, nodes, schedules
-from durable.storage.dead_letters import DeadLetter, Selection, Stretch
+from durable.storage.dead_letters import DeadLetter, LetterRange, Selection
 from durable.storage.gauges import Gauges
 from durable.storage.in_flight import InFlight, Page
 
@@ -60,17 +61,35 @@ class Finding:
     advice: str = ""
 
 
+def check_deploy(
+    app: BusName, database: DatabaseUrl = None, schema: SchemaName = None, json: Json = False, debug: Debug = False
+) -> None:
+    """Check that this code handles the messages that wait in a database, before it is deployed there.
+
+    The database is only read. Ends with 1 when messages would become dead letters.
+    """
+    bus, settings = load_target(app, database, schema)
+    assert bus is not None
+    found = findings(bus.application, settings)
+    if json:
+        print_json({"healthy": is_healthy(found), "types": found})
+    else:
+        print_blocks(_lines(found))
+    if not is_healthy(found):
+        raise typer.Exit(1)
+
+
 def findings(application: Application, settings: Settings) -> list[Finding]:
     """By type and place. Raises StorageUnavailable, SchemaMismatch when there are no tables of durable."""
     schema = settings.db_schema
     with connection(settings, read_only=True) as conn:
         if migrator.current_version(conn, schema) is None:
-            raise SchemaMismatch(f"--against: schema {schema!r} has no durable tables; name another with --schema")
+            raise SchemaMismatch(f"check-deploy: schema {schema!r} has no durable tables; name another with --schema")
         survey = _Survey(application)
         letters = dead_letters.survey(conn, schema, _LETTERS)
         with progress("decoded") as show:
-            survey.look(_inbox(conn, schema), in_flight.count(conn, schema) + letters.replayable, show)
-            survey.look_at_letters(_letters(conn, schema, letters.newest), show)
+            survey.scan(_inbox(conn, schema), in_flight.count(conn, schema) + letters.replayable, show)
+            survey.scan_letters(_letters(conn, schema, letters.newest), show)
         found = survey.findings(_others(conn, schema, application.service)) + _undeclared(conn, schema, application)
         found += _unclaimed(gauges.read(conn, schema), application, settings)
     return sorted(found, key=lambda each: (each.message_type, each.place))
@@ -81,18 +100,18 @@ class _Survey:
 
     def __init__(self, application: Application) -> None:
         self._classes = {name: handler.cls for name, handler in application.by_type().items()}
-        self._trials: dict[tuple[str, Place], Trial] = {}
+        self._trials: dict[tuple[str, Place], DecodeCheck] = {}
         self._unhandled: dict[tuple[str, Place], int] = {}
         self._done = self._total = 0
 
-    def look(self, pages: Iterable[Sequence[InFlight]], total: int, show: Show) -> None:
+    def scan(self, pages: Iterable[Sequence[InFlight]], total: int, show: Show) -> None:
         self._total = total
         for page in pages:
             for message in page:
                 self._try("scheduled" if message.is_scheduled else "inbox", message)
             self._told(len(page), show)
 
-    def look_at_letters(self, pages: Iterable[Sequence[DeadLetter]], show: Show) -> None:
+    def scan_letters(self, pages: Iterable[Sequence[DeadLetter]], show: Show) -> None:
         for page in pages:
             for letter in page:
                 if (message := _message_of(letter)) is not None:
@@ -111,7 +130,7 @@ class _Survey:
             self._unhandled[key] = self._unhandled.get(key, 0) + 1
             return
         if key not in self._trials:
-            self._trials[key] = Trial(message.message_type, cls)
+            self._trials[key] = DecodeCheck(message.message_type, cls)
         self._trials[key].run([message])
 
     def _told(self, count: int, show: Show) -> None:
@@ -131,7 +150,7 @@ def _inbox(conn: Connection, schema: str) -> Iterator[list[InFlight]]:
 
 def _letters(conn: Connection, schema: str, newest: int) -> Iterator[list[DeadLetter]]:
     after = 0
-    while page := dead_letters.read(conn, schema, _LETTERS, Stretch(after, newest, _LETTERS_AT_ONCE)):
+    while page := dead_letters.read(conn, schema, _LETTERS, LetterRange(after, newest, _LETTERS_AT_ONCE)):
         yield page
         after = page[-1].summary.letter_id
 
@@ -154,7 +173,7 @@ def _others(conn: Connection, schema: str, service: str) -> dict[str, str]:
         message_type: node.service
         for node in nodes.read(conn, schema)
         if node.service != service
-        for message_type in json.loads(node.capabilities).get("message_types", [])
+        for message_type in loads(node.capabilities).get("message_types", [])
     }
 
 
@@ -194,7 +213,7 @@ def _undeclared(conn: Connection, schema: str, application: Application) -> list
     ]
 
 
-def _finding(key: tuple[str, Place], trial: Trial) -> Finding:
+def _finding(key: tuple[str, Place], trial: DecodeCheck) -> Finding:
     message_type, place = key
     if not trial.failed:
         return Finding(message_type, place, Verdict.OK, trial.tried, 0, f"{trial.tried:,} decode")
@@ -212,15 +231,11 @@ def _unhandled(key: tuple[str, Place], count: int, other: str | None) -> Finding
     return Finding(message_type, place, verdict, count, 0, f"{count:,}, and nobody would handle them", (), advice)
 
 
-def document(found: Sequence[Finding]) -> dict[str, Any]:
-    return {"healthy": is_healthy(found), "types": found}
-
-
 def is_healthy(found: Iterable[Finding]) -> bool:
     return all(each.verdict is not Verdict.FAIL for each in found)
 
 
-def lines(found: Sequence[Finding]) -> Iterator[Block]:
+def _lines(found: Sequence[Finding]) -> Iterator[Block]:
     for each in found:
         ids = f" ({', '.join(map(str, each.ids))})" if each.ids else ""
         yield f"{each.verdict:<4}  {each.message_type}, {each.place}: {each.detail}{ids}"

@@ -23,10 +23,10 @@ def topology_checks(bus: Bus) -> list[Check]:
         brokers = needed(bus)
     except InvalidSetting as error:
         return [_failed(error)]
-    return asyncio.run(_look(bus, brokers))
+    return asyncio.run(_inspect(bus, brokers))
 
 
-async def _look(bus: Bus, brokers: dict[str, Topology]) -> list[Check]:
+async def _inspect(bus: Bus, brokers: dict[str, Topology]) -> list[Check]:
     return [check for name, topology in brokers.items() for check in await _broker(bus, name, topology)]
 
 

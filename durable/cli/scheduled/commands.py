@@ -34,8 +34,8 @@ from durable.cli.target import Debug, Json, connection
 from durable.dead_letters.bulk import Run
 from durable.errors import DurableError, InvalidSetting
 from durable.storage import circuits, delayed, schedules
-from durable.storage.circuits import Kind
-from durable.storage.dead_letters import Resolved, Stretch
+from durable.storage.circuits import CircuitKind
+from durable.storage.dead_letters import LetterRange, Resolved
 from durable.storage.delayed import SIDES, Delayed, Selection, Side
 from durable.storage.schedules import Row
 
@@ -57,7 +57,7 @@ class ChangeSide(Protocol):
     """Changes a stretch of the messages on one side."""
 
     def __call__(
-        self, conn: Connection, schema: str, selection: Selection, stretch: Stretch, *, side: Side
+        self, conn: Connection, schema: str, selection: Selection, stretch: LetterRange, *, side: Side
     ) -> Resolved: ...
 
 
@@ -167,7 +167,7 @@ def pause(
     with connection(chosen.settings) as conn:
         for name in names:
             schema = chosen.settings.db_schema
-            circuits.pause(conn, schema, Kind.SCHEDULE, name, reason=reason, actor=actor, duration=duration)
+            circuits.pause(conn, schema, CircuitKind.SCHEDULE, name, reason=reason, actor=actor, duration=duration)
     _report_names("paused", names, json)
 
 
@@ -177,7 +177,7 @@ def resume(chosen: Chosen, json: Json = False, debug: Debug = False) -> None:
     """End the pause of schedules. Ends with 1 when one was not paused."""
     names = _only_names("resume", chosen)
     with connection(chosen.settings) as conn:
-        was_paused = [circuits.resume(conn, chosen.settings.db_schema, Kind.SCHEDULE, name) for name in names]
+        was_paused = [circuits.resume(conn, chosen.settings.db_schema, CircuitKind.SCHEDULE, name) for name in names]
     _report_names("resumed", [name for name, was in zip(names, was_paused, strict=True) if was], json)
     if not all(was_paused):
         raise typer.Exit(1)

@@ -22,7 +22,7 @@ K = TypeVar("K", bound=str)
 V = TypeVar("V")
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -37,7 +37,7 @@ class Family(NamedTuple):
     """All samples of one name. A counter is named without `_total`, which the exposition adds."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     samples: list[Sample]
 
@@ -60,12 +60,12 @@ def declared(application: Application) -> Declared:
 
 def gauge(name: str, text: str, value: float, **labels: str) -> Family:
     """Of one sample."""
-    return Family(PREFIX + name, Kind.GAUGE, text, [Sample(labels, value)])
+    return Family(PREFIX + name, MetricKind.GAUGE, text, [Sample(labels, value)])
 
 
 def gauges(name: str, text: str, label: str, values: Mapping[K, float]) -> Family:
     """One sample for each value of the label."""
-    return Family(PREFIX + name, Kind.GAUGE, text, labelled(label, values))
+    return Family(PREFIX + name, MetricKind.GAUGE, text, labelled(label, values))
 
 
 def labelled(label: str, values: Mapping[K, float] | Mapping[K, Distribution]) -> list[Sample]:

@@ -22,7 +22,7 @@ from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observa
 
 from durable.application.application import Application
 from durable.observability.metrics import process, service
-from durable.observability.metrics.families import Family, Kind, declared
+from durable.observability.metrics.families import Family, MetricKind, declared
 from durable.observability.monitor import Monitor, Reading
 from durable.statistics import ReceivingStatistics, Statistics
 from durable.storage.gauges import Gauges, Side
@@ -57,16 +57,16 @@ class Meters:
             for name, kind in _instruments(family):
                 self._create(meter, name, kind, family.help)
 
-    def _create(self, meter: Meter, name: str, kind: Kind, text: str) -> None:
+    def _create(self, meter: Meter, name: str, kind: MetricKind, text: str) -> None:
         def observe(options: CallbackOptions) -> Iterable[Observation]:
-            return self._look().get(name, ())
+            return self._read().get(name, ())
 
-        if kind is Kind.COUNTER:
+        if kind is MetricKind.COUNTER:
             meter.create_observable_counter(name, [observe], description=text)
         else:
             meter.create_observable_gauge(name, [observe], description=text)
 
-    def _look(self) -> Observed:
+    def _read(self) -> Observed:
         """What there is to be seen now; in the thread of whoever collects."""
         with self._looking:
             if time.monotonic() - self._seen_at >= _FRESH:
@@ -81,7 +81,7 @@ def _collected(source: Source) -> list[Family]:
         return []
     if asyncio._get_running_loop() is loop:  # nobody could wait for the database here: what was read last will do
         return _families(monitor, monitor.last)
-    looking = monitor.look()
+    looking = monitor.read()
     try:
         reading = asyncio.run_coroutine_threadsafe(looking, loop)
     except RuntimeError:  # it was closed just now
@@ -116,9 +116,9 @@ def _observed(families: Iterable[Family]) -> Observed:
     return found
 
 
-def _instruments(family: Family) -> Iterator[tuple[str, Kind]]:
-    if family.kind is Kind.HISTOGRAM:
-        yield from ((f"{family.name}_{part}", Kind.COUNTER) for part in ("bucket", "count", "sum"))
+def _instruments(family: Family) -> Iterator[tuple[str, MetricKind]]:
+    if family.kind is MetricKind.HISTOGRAM:
+        yield from ((f"{family.name}_{part}", MetricKind.COUNTER) for part in ("bucket", "count", "sum"))
     else:
         yield family.name, family.kind
 

@@ -10,7 +10,7 @@ from durable.observability.metrics.families import (
     PREFIX,
     Declared,
     Family,
-    Kind,
+    MetricKind,
     Sample,
     bounded,
     gauge,
@@ -109,7 +109,7 @@ def _counted(subject: Subject, tallies: Mapping[str, Tally], known: Set[str]) ->
     for event, (name, text) in _EVENTS[subject].items():
         counts = bounded({key: tally.counts.get(event, 0) for key, tally in tallies.items()}, known, sum, 0)
         samples = labelled(subject, counts) if subject is not Subject.RECOVERY else [Sample({}, counts["recovery"])]
-        yield Family(PREFIX + name, Kind.COUNTER, text, samples)
+        yield Family(PREFIX + name, MetricKind.COUNTER, text, samples)
     if subject in _DURATIONS:
         name, text = _DURATIONS[subject]
         durations = {key: tally.durations for key, tally in tallies.items()}
@@ -145,9 +145,9 @@ def _ages(
 def _listeners(listeners: Mapping[str, Mapping[str, int]]) -> Iterator[Family]:
     for key in sorted({key for counts in listeners.values() for key in counts}):
         values = {address: counts[key] for address, counts in listeners.items() if key in counts}
-        kind = Kind.GAUGE if key in _LISTENER_GAUGES else Kind.COUNTER
+        kind = MetricKind.GAUGE if key in _LISTENER_GAUGES else MetricKind.COUNTER
         yield Family(f"{PREFIX}listener_{key}", kind, f"{key}, by listener", labelled("listener", values))
 
 
 def _histogram(name: str, text: str, samples: Iterable[Sample]) -> Family:
-    return Family(PREFIX + name, Kind.HISTOGRAM, text, list(samples))
+    return Family(PREFIX + name, MetricKind.HISTOGRAM, text, list(samples))

@@ -11,7 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from durable.observability.metrics.families import Family, Kind
+from durable.observability.metrics.families import Family, MetricKind
 from durable.telemetry import BOUNDS, Distribution
 
 _ENDS = [*map(str, BOUNDS), "+Inf"]
@@ -44,17 +44,17 @@ class Snapshot(Collector):
 def _metric(family: Family) -> Metric:
     labels = list(family.samples[0].labels) if family.samples else []
     match family.kind:
-        case Kind.COUNTER:
+        case MetricKind.COUNTER:
             counter = CounterMetricFamily(family.name, family.help, labels=labels)
             for sample in family.samples:
                 counter.add_metric(list(sample.labels.values()), _number(sample.value))
             return counter
-        case Kind.GAUGE:
+        case MetricKind.GAUGE:
             gauge = GaugeMetricFamily(family.name, family.help, labels=labels)
             for sample in family.samples:
                 gauge.add_metric(list(sample.labels.values()), _number(sample.value))
             return gauge
-        case Kind.HISTOGRAM:
+        case MetricKind.HISTOGRAM:
             histogram = HistogramMetricFamily(family.name, family.help, labels=labels)
             for sample in family.samples:
                 assert isinstance(sample.value, Distribution)

@@ -51,7 +51,7 @@ def make_app(monitor: Callable[[], Monitor], others: Collector | None = None) ->
 
 async def _metrics(find: Callable[[], Monitor], others: Collector | None, request: Request) -> Response:
     monitor = find()
-    reading, known = await monitor.look(), declared(monitor.application)
+    reading, known = await monitor.read(), declared(monitor.application)
     families = [
         *process.families(monitor.statistics(), known, datetime.now(UTC)),
         *service.families(reading, known, monitor.settings.heartbeat_stale),
@@ -62,7 +62,7 @@ async def _metrics(find: Callable[[], Monitor], others: Collector | None, reques
 
 async def _health(find: Callable[[], Monitor], request: Request) -> Response:
     monitor = find()
-    reading, statistics = await monitor.look(), monitor.statistics()
+    reading, statistics = await monitor.read(), monitor.statistics()
     document = {
         "healthy": not reading.problems,
         "problems": list(reading.problems),

@@ -6,7 +6,17 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 from durable.observability.health import NodeState, node_states
-from durable.observability.metrics.families import OTHER, PREFIX, Declared, Family, Kind, Sample, bounded, gauge, gauges
+from durable.observability.metrics.families import (
+    OTHER,
+    PREFIX,
+    Declared,
+    Family,
+    MetricKind,
+    Sample,
+    bounded,
+    gauge,
+    gauges,
+)
 from durable.observability.monitor import Reading
 from durable.storage.gauges import Gauges, Side
 
@@ -51,4 +61,4 @@ def _circuits(found: Gauges, declared: Declared) -> Family:
         key = circuit.kind, circuit.key if circuit.key in known else OTHER
         ages[key] = max(ages.get(key, 0.0), (found.now - circuit.since).total_seconds())
     samples = [Sample({"kind": kind, "key": key}, age) for (kind, key), age in ages.items()]
-    return Family(f"{PREFIX}circuit_open_seconds", Kind.GAUGE, "since it was latched, opened or paused", samples)
+    return Family(f"{PREFIX}circuit_open_seconds", MetricKind.GAUGE, "since it was latched, opened or paused", samples)

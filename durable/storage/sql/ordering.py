@@ -52,7 +52,7 @@ class Ordered:
 
         # The next keys that have unowned rows of a lane, by a loose scan that is bounded in keys, and the type of each
         # that could be claimed from. Whoever comes to the end begins again at '': so every key has its turn.
-        self.look = Statement(f"""
+        self.scan = Statement(f"""
 WITH RECURSIVE keys AS (
     (SELECT ordering_key AS key, 1 AS number FROM {rows}
      WHERE {lane} AND {_UNOWNED} AND ordering_key > :after ORDER BY ordering_key LIMIT 1)

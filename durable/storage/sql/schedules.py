@@ -24,7 +24,7 @@ _PAUSED: Final = """EXISTS (
         WHERE kind = 'schedule' AND key = name AND (until IS NULL OR until > now()))"""
 
 READ_SCHEDULES = Statement(f"""
-SELECT name, cron, tz, missed, message_type, destination, declaration, declared_by, declared_at, {_LIVE} AS is_live,
+SELECT name, cron, tz, misfire, message_type, destination, declaration, declared_by, declared_at, {_LIVE} AS is_live,
     {_PAUSED} AS is_paused, occurrence_at, due_at, due_at - now() AS due_in, asked_at, last_at, ran_at, changed_by,
     changed_at, error
 FROM {{schema}}.schedules WHERE CAST(:names AS text[]) IS NULL OR name = ANY (CAST(:names AS text[]))
@@ -35,14 +35,14 @@ ORDER BY name
 # others; what is due already under the old ones is dropped with them.
 DECLARE_SCHEDULES = Statement(f"""
 INSERT INTO {{schema}}.schedules AS known
-    (name, cron, tz, missed, message_type, destination, declaration, declared_by, due_at)
-SELECT name, cron, tz, missed, message_type, destination, declaration, :node, now() FROM unnest(
-    CAST(:name AS text[]), CAST(:cron AS text[]), CAST(:tz AS text[]), CAST(:missed AS text[]),
+    (name, cron, tz, misfire, message_type, destination, declaration, declared_by, due_at)
+SELECT name, cron, tz, misfire, message_type, destination, declaration, :node, now() FROM unnest(
+    CAST(:name AS text[]), CAST(:cron AS text[]), CAST(:tz AS text[]), CAST(:misfire AS text[]),
     CAST(:message_type AS text[]), CAST(:destination AS text[]), CAST(:declaration AS text[]))
-    AS declared (name, cron, tz, missed, message_type, destination, declaration)
+    AS declared (name, cron, tz, misfire, message_type, destination, declaration)
 ORDER BY name
 ON CONFLICT (name) DO UPDATE SET
-    cron = excluded.cron, tz = excluded.tz, missed = excluded.missed, message_type = excluded.message_type,
+    cron = excluded.cron, tz = excluded.tz, misfire = excluded.misfire, message_type = excluded.message_type,
     destination = excluded.destination, declaration = excluded.declaration, declared_by = excluded.declared_by,
     declared_at = clock_timestamp(),
     occurrence_at = CASE WHEN (known.cron, known.tz) = (excluded.cron, excluded.tz) THEN known.occurrence_at END,

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from durable.agents.latch import Circuit
+from durable.agents.latch import Latch
 from durable.envelope import Envelope, new_id
 from durable.errors import InvalidSetting, PeerTimeout, TransportError
 from durable.outcomes import DUPLICATE, STORED, Outcome, Rejected
@@ -209,7 +209,7 @@ class TransportContract:
 
     async def test_failures_latch_nothing_but_pings_is_sent_and_the_first_good_one_unlatches(self, link: Link) -> None:
         """With the circuit of the sending agents, driven as they drive it."""
-        way, circuit = needed(link.way), Circuit(failures_to_latch=3)
+        way, circuit = needed(link.way), Latch(failures_to_latch=3)
         batch = envelopes(2)
         async with link.sender(HASTY) as sender:
             await sender.ping()

@@ -136,14 +136,14 @@ class TestIdleAddresses:
             idle = node.senders[nobody]
             await eventually(lambda: idle.circuit.latched and not idle.held(), within=20)
             looks = 0
-            look = IdleAddresses.look
+            look = IdleAddresses.poll
 
             async def counted(idle_addresses: IdleAddresses) -> None:
                 nonlocal looks
                 await look(idle_addresses)
                 looks += 1
 
-            monkeypatch.setattr(IdleAddresses, "look", counted)
+            monkeypatch.setattr(IdleAddresses, "poll", counted)
             await eventually(lambda: looks > 8, within=20)
             assert node.senders.get(nobody) is idle
             with psycopg.connect(database_url) as conn:

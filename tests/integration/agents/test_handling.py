@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from durable import Context, Reject, Release, Retry
 from durable.embedded import Embedded
-from durable.envelope import ANY_NODE, Leased
+from durable.envelope import ANY_NODE, LeasedEnvelope
 from durable.telemetry import Event
 from durable.testing import ManualClock, eventually
 from tests.support.one_handler import NODE, Billed, Placed, Shop, envelope, shop_tables
@@ -126,7 +126,7 @@ class TestOneTransaction:
                 raise LookupError
             return Billed(order.number)
 
-        shop.handles(handle, group=10)
+        shop.handles(handle, max_batch=10)
         async with shop.open():
             await shop.receive(*range(5))
             await shop.settled()
@@ -180,15 +180,15 @@ class TestConcurrency:
 
         shop.handles(handle)
         async with shop.open():
-            shop.agent.wants_more = True
+            shop.agent.claim_pending = True
             await shop.receive(1)
             await shop.settled()
-        assert (shop.asked_for_work, shop.agent.wants_more) == (1, False)
+        assert (shop.asked_for_work, shop.agent.claim_pending) == (1, False)
 
 
 class TestTheFence:
     async def test_a_message_that_was_taken_away_meanwhile_leaves_no_effect(self, shop: Shop) -> None:
-        leases: list[Leased] = []
+        leases: list[LeasedEnvelope] = []
 
         async def handle(order: Placed, session: AsyncSession) -> Billed:
             await shop.write(session, order.number)
@@ -207,14 +207,14 @@ class TestTheFence:
         assert (shop.counters[Event.LEASE_LOST], shop.tables.count("dead_letters")) == (1, 0)
 
     async def test_one_lost_lease_rolls_back_the_group_and_the_others_are_handled(self, shop: Shop) -> None:
-        leases: list[Leased] = []
+        leases: list[LeasedEnvelope] = []
 
         async def handle(order: Placed, session: AsyncSession) -> None:
             await shop.write(session, order.number)
             if order.number == 1 and leases:
                 shop.take_away(leases.pop())
 
-        shop.handles(handle, group=10)
+        shop.handles(handle, max_batch=10)
         leases.append((await shop.receive(0, 1, 2))[1])
         async with shop.open():
             await shop.settled()
@@ -229,7 +229,7 @@ class TestTheFence:
     async def test_a_failure_of_a_message_that_was_taken_away_settles_nothing(
         self, shop: Shop, verdict: Exception
     ) -> None:
-        leases: list[Leased] = []
+        leases: list[LeasedEnvelope] = []
 
         async def handle(order: Placed) -> None:
             shop.take_away(leases[0])
@@ -330,7 +330,7 @@ class TestSuspects:
             await shop.write(session, order.number)
             running.remove(order.number)
 
-        shop.handles(handle, concurrency=4, group=4)
+        shop.handles(handle, concurrency=4, max_batch=4)
         async with shop.open():
             await shop.receive(*range(8), interruptions=2)
             await shop.settled()
@@ -341,7 +341,7 @@ class TestSuspects:
         async def handle(order: Placed, session: AsyncSession) -> None:
             await shop.write(session, order.number)
 
-        shop.handles(handle, group=10)
+        shop.handles(handle, max_batch=10)
         leases = await shop.receive(0, 1, 2, interruptions=1)
         async with shop.open():
             await shop.settled()

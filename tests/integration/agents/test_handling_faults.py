@@ -18,10 +18,10 @@ from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
 
 from durable import CircuitBreaker, Context, Depends, Incoming, Middleware, PutBack, Retry, RetryAfter, message
-from durable.application.middleware import HandleNext, Onion
+from durable.application.middleware import HandleNext, MiddlewareStack
 from durable.clock import SystemClock
 from durable.embedded import Embedded
-from durable.envelope import Leased
+from durable.envelope import LeasedEnvelope
 from durable.telemetry import Event
 from durable.testing import eventually
 from tests.support.one_handler import Billed, Placed, Shop, envelope, shop_tables
@@ -91,7 +91,7 @@ class TestBeingCancelled:
             await asyncio.sleep(0.01 * (ticks % 2))
             await session.execute(text("SELECT pg_sleep(20)")) if ticks % 3 else await asyncio.Event().wait()
 
-        shop.handles(handle, group=group, retry=Retry(immediate=1_000_000))
+        shop.handles(handle, max_batch=group, retry=Retry(immediate=1_000_000))
         running = asyncio.create_task(shop.agent.run())
         await shop.receive(*range(5))
         await begun.wait()
@@ -114,7 +114,7 @@ class TestBeingCancelled:
             begun.set()
             await_only(asyncio.Event().wait())
 
-        insisting = asyncio.create_task(shop.database.insist(wait_on_a_dead_connection))
+        insisting = asyncio.create_task(shop.database.transaction_with_retry(wait_on_a_dead_connection))
         await begun.wait()
         insisting.cancel()
         done, _ = await asyncio.wait([insisting], timeout=LONG)
@@ -148,7 +148,7 @@ class TestNoAttempt:
             attempts.append(ctx.attempt)
             await shop.write(session, order.number)
 
-        shop.handles(handle, timeout=timedelta(seconds=1), group=2)
+        shop.handles(handle, timeout=timedelta(seconds=1), max_batch=2)
         async with shop.open():
             async with shop.sessions.open() as other:
                 await other.connection()
@@ -326,7 +326,7 @@ class TestBaseExceptions:
     async def test_a_middleware_that_panics_is_a_failed_attempt(self, shop: Shop) -> None:
         async def handle(order: Placed) -> None: ...
 
-        onion = Onion()
+        onion = MiddlewareStack()
         onion.use(PanickingMiddleware(), "core")
         await self.fails(shop, handle, {"onion": onion}, f"{__name__}.Panic", number=1)
 
@@ -360,7 +360,7 @@ class TestStoppingAGroup:
             raise ConnectionError("the peer is down")
 
         breaker = CircuitBreaker(failure_rate=0.5, at_least=3, open_for=3600)
-        shop.handles(handle, group=50, retry=Retry(immediate=2, delays=[]), circuit_breaker=breaker)
+        shop.handles(handle, max_batch=50, retry=Retry(immediate=2, delays=[]), circuit_breaker=breaker)
         async with shop.open():
             await shop.receive(*range(50))
             await eventually(lambda: len(shop.inbox()) == 47 and not shop.agent.held(), within=LONG)
@@ -375,7 +375,7 @@ class TestStoppingAGroup:
             calls.append(order.number)
             raise Busy
 
-        shop.handles(handle, group=50, by_error={Busy: RetryAfter()})
+        shop.handles(handle, max_batch=50, by_error={Busy: RetryAfter()})
         async with shop.open():
             await shop.receive(*range(50))
             await eventually(lambda: {row[0] for row in shop.inbox()} == {0}, within=LONG)
@@ -401,7 +401,7 @@ class TestStoppingAGroup:
             elif how == "stop":
                 shop.agent.stop()
 
-        shop.handles(handle, group=5)
+        shop.handles(handle, max_batch=5)
         changes: dict[str, Any] = {"key": {"partition_key": "a"}, "version": {"message_type": "handling.older"}}
         async with shop.open():
             await shop.receive_all([envelope(number, **changes.get(how, {})) for number in range(5)])
@@ -420,7 +420,7 @@ class TestStoppingAGroup:
                 raise LookupError
             await asyncio.sleep((deadline - datetime.now(UTC)).total_seconds() + 0.05)
 
-        shop.handles(handle, group=3)
+        shop.handles(handle, max_batch=3)
         async with shop.open():
             await shop.receive_all([envelope(0), *(envelope(number, deliver_by=deadline) for number in (1, 2))])
             await shop.settled()
@@ -487,7 +487,7 @@ async def test_a_message_that_is_put_back_waits_last_and_in_the_share_of_its_new
 
 
 async def test_a_message_that_was_taken_away_is_not_put_back(shop: Shop) -> None:
-    leases: list[Leased] = []
+    leases: list[LeasedEnvelope] = []
 
     async def handle(order: Placed) -> None:
         shop.take_away(leases[0])

@@ -1,7 +1,7 @@
 """Messages that share a transaction: whatever each of them does, the result is that of handling them one by one.
 
 Each message of a group does one thing to what it shares with its neighbours. The same messages are handled with
-`group=1` and in a group; effects, messages that were sent, dead letters and history must be equal.
+`max_batch=1` and in a group; effects, messages that were sent, dead letters and history must be equal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from durable import Context, Incoming, Middleware, message
-from durable.application.middleware import HandleNext, Onion
+from durable.application.middleware import HandleNext, MiddlewareStack
 from durable.clock import SystemClock
 from durable.embedded import Embedded
 from tests.support.one_handler import Billed, Shop, envelope, shop_tables
@@ -193,13 +193,13 @@ async def compare(tables: Tables, kind: str, actions: list[str]) -> None:
     function, has_middleware = KINDS[kind]
     how: dict[str, Any] = {"timeout": HANGS if "hang" in actions else timedelta(seconds=30)}
 
-    def onion() -> Onion:
-        made = Onion()
+    def onion() -> MiddlewareStack:
+        made = MiddlewareStack()
         if has_middleware:
             made.use(Passing(), "core")
         return made
 
-    alone = await result(tables, actions, function, group=1, onion=onion(), **how)
+    alone = await result(tables, actions, function, max_batch=1, onion=onion(), **how)
     together = await result(tables, actions, function, group=len(actions), onion=onion(), **how)
     assert together == alone
     assert alone["inbox"] == 0

@@ -19,11 +19,11 @@ from sqlalchemy import Connection
 from durable import Bus, CircuitBreaker, InvalidMessage, Reject, Retry, message
 from durable.agents.handling import HandlingAgent
 from durable.agents.sending import SendingAgent
-from durable.envelope import Envelope, Leased
+from durable.envelope import Envelope, LeasedEnvelope
 from durable.outcomes import BUSY, Failed, Outcome
 from durable.settings import load_settings
 from durable.storage import dead_letters, ordering
-from durable.storage.dead_letters import Selection, Stretch
+from durable.storage.dead_letters import LetterRange, Selection
 from durable.storage.ordering import Lane
 from durable.telemetry import Event
 from durable.transports.memory import MemorySender, MemoryTransport
@@ -116,7 +116,7 @@ class TestAKey:
 
         for bus in nodes:
 
-            @bus.handles(Step, retry=OFTEN, group=group)
+            @bus.handles(Step, retry=OFTEN, max_batch=group)
             async def handle(step: Step) -> None:
                 await log.handle(step, stumble)
 
@@ -213,7 +213,7 @@ class TestAKey:
         async with bus:
             await bus.pause(key="k")
             await eventually(lambda: rows(database_url, "SELECT name FROM durable.schedules") != [])
-            assert await bus.run_now("yearly")
+            assert await bus.run_schedule("yearly")
             waiting = "SELECT ordering_key, owner_id FROM durable.incoming_envelopes"
             await eventually(lambda: rows(database_url, waiting) == [("k", 0)])
             await bus.resume(key="k")
@@ -252,7 +252,7 @@ class TestAKey:
             assert rows(database_url, "SELECT ordering_key FROM durable.dead_letters") == [("k",)]
             mended.set()
             replay = partial(dead_letters.replay, actor="ada")
-            await bus.runtime.database.transaction(replay, Selection(), Stretch(0, 1_000, 10))
+            await bus.runtime.database.transaction(replay, Selection(), LetterRange(0, 1_000, 10))
             await eventually(lambda: log.done["k"] == [0, 2, 1])
 
     async def test_of_no_text_is_refused(self, database_url: str) -> None:
@@ -303,7 +303,7 @@ class TestManyKeys:
         self.fill(database_url)
         bus = self.busy(database_url, log, go_on, batch_size=20, buffer_size=20)
         looked: list[Lane] = []
-        look = ordering.look
+        look = ordering.scan
 
         def watched(conn: Connection, schema: str, lane: Lane, **page: Any) -> list[ordering.Waiting]:
             looked.append(lane)
@@ -336,7 +336,7 @@ class TestManyKeys:
         self.fill(database_url, "order.elsewhere")
         self.fill(database_url, "order.stride")
         bus = self.busy(database_url, log, asyncio.Event())
-        look = ordering.look
+        look = ordering.scan
 
         def watched(conn: Connection, schema: str, lane: Lane, **page: Any) -> list[ordering.Waiting]:
             pages.append(lane)
@@ -391,14 +391,14 @@ class TestABacklog:
 
         taken = 0
 
-        def finished_at_once(agent: HandlingAgent | SendingAgent, claimed: list[Leased]) -> None:
+        def finished_at_once(agent: HandlingAgent | SendingAgent, claimed: list[LeasedEnvelope]) -> None:
             nonlocal taken
             taken += len(claimed)
             agent.buffer.done(claimed)
 
         accept = HandlingAgent.accept
 
-        def accepted(agent: HandlingAgent, claimed: list[Leased]) -> None:
+        def accepted(agent: HandlingAgent, claimed: list[LeasedEnvelope]) -> None:
             if agent.handler.message_type == "order.leap":
                 finished_at_once(agent, claimed)
             else:

@@ -14,7 +14,7 @@ from sqlalchemy import event
 from durable.agents.receiving import ReceivingAgent
 from durable.clock import SystemClock
 from durable.embedded import Embedded
-from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
+from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId, new_id
 from durable.outcomes import BUSY, DUPLICATE, OTHER_BODY, STORED, Failed, Outcome, Rejected
 from durable.settings import Settings, load_settings
 from durable.storage.database import Database
@@ -44,7 +44,7 @@ class Handlers:
 
     def __init__(self) -> None:
         self.room = 1_000_000
-        self.accepted: list[Leased] = []
+        self.accepted: list[LeasedEnvelope] = []
 
     def reserve(self, envelope: Envelope) -> NodeId:
         if self.room <= 0:
@@ -52,7 +52,7 @@ class Handlers:
         self.room -= 1
         return NODE
 
-    def accept(self, leases: Sequence[Leased]) -> None:
+    def accept(self, leases: Sequence[LeasedEnvelope]) -> None:
         self.accepted += leases
 
     def abandon(self, envelopes: Sequence[Envelope]) -> None:
@@ -158,7 +158,7 @@ class TestStoring:
             given.id, SHOP, "receiving.placed", "elsewhere", given.correlation_id, given.causation_id, None,
             {"tenant": "blue"}, b"{}", given.sent_at, given.deliver_by, NODE, 0, 0,
         )  # fmt: skip
-        assert house.handlers.accepted == [Leased(given, endpoint=SHOP)]
+        assert house.handlers.accepted == [LeasedEnvelope(given, endpoint=SHOP)]
 
     async def test_what_has_a_key_is_nobodys_until_its_turn_is_claimed(self, house: House, tables: Tables) -> None:
         given = [envelope(partition_key=key) for key in ("order-1", "order-2", "order-1", "")]
@@ -171,7 +171,7 @@ class TestStoring:
             ("order-1", "order-1", 0),
             ("", None, NODE),
         ]
-        assert house.handlers.accepted == [Leased(given[3], endpoint=SHOP)]
+        assert house.handlers.accepted == [LeasedEnvelope(given[3], endpoint=SHOP)]
 
     async def test_batches_that_come_while_one_is_stored_share_a_commit(self, house: House, tables: Tables) -> None:
         batches = [envelopes(10) for _ in range(40)]

@@ -15,7 +15,7 @@ from sqlalchemy import event
 from durable.agents.sending import SendingAgent
 from durable.clock import Clock
 from durable.embedded import Embedded
-from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
+from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId, new_id
 from durable.errors import ConnectionFailed, TransportError
 from durable.outcomes import BUSY, DUPLICATE, STORED, Failed, Outcome, Rejected
 from durable.recovery.outgoing import claim_outgoing
@@ -119,7 +119,7 @@ class Office:
             node=NODE,
             settings=self.settings,
             counters=self.counters,
-            has_room=self._ask,
+            on_capacity=self._ask,
             clock=clock,
         )
         return self.agents[destination]
@@ -135,7 +135,7 @@ class Office:
         envelopes = [envelope(destination, deliver_by) for _ in range(count)]
         sent = [Sent(e, None, NODE if agent.reserve(e) else ANY_NODE) for e in envelopes]
         await self.database.transaction(outbox.store, sent)
-        agent.accept([Leased(e, endpoint=destination) for e, _, owner, _ in sent if owner == NODE])
+        agent.accept([LeasedEnvelope(e, endpoint=destination) for e, _, owner, _ in sent if owner == NODE])
         return envelopes
 
     def store_backlog(self, count: int, destination: str = BILLING) -> None:
@@ -247,7 +247,7 @@ class TestExpiry:
         agent = office.agent()
         past = datetime.now(UTC) - timedelta(seconds=1)
         [late] = await office.commit(1, deliver_by=past)
-        await office.database.transaction(outbox.expire, NODE, [Leased(late, endpoint=BILLING)])
+        await office.database.transaction(outbox.expire, NODE, [LeasedEnvelope(late, endpoint=BILLING)])
         async with running(agent):
             await eventually(lambda: agent.buffer.used_count == 0)
         assert office.peers[BILLING].sizes == []
@@ -403,7 +403,7 @@ class TestLatching:
             agent.observe_circuit(True, agent.latch_generation)  # latched as well, as some node has seen it
             office.store_backlog(3)
             claimed = await office.database.transaction(outbox.claim, destination=BILLING, batch_size=3, node=NODE)
-            agent.buffer.force(claimed)  # claimed before the pause was heard of
+            agent.buffer.reserve_unchecked(claimed)  # claimed before the pause was heard of
             agent.accept(claimed)
             await eventually(lambda: agent.buffer.used_count == 0)
             await asyncio.sleep(0.1)  # several pings of one that is latched
@@ -450,7 +450,7 @@ class TestMemory:
             await office.claim()
             most = office.settings.buffer_size
             assert agent.buffer.used_count == most == len(agent.held())
-            assert agent.wants_more
+            assert agent.claim_pending
             assert agent.buffer.used_bytes <= office.settings.buffer_bytes
             peer.release()
             await eventually(lambda: agent.circuit.latched and agent.buffer.used_count == 0)
@@ -466,7 +466,7 @@ class TestMemory:
                 asked = office.asked_for_work
                 await office.claim()
                 assert agent.buffer.used_count <= office.settings.buffer_size
-                if agent.wants_more:
+                if agent.claim_pending:
                     await eventually(lambda seen=asked: office.asked_for_work > seen)  # type: ignore[misc]
                 else:
                     await eventually(office.is_empty)

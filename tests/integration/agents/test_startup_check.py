@@ -116,7 +116,7 @@ class TestRefusing:
             ]
             or lines == []
         )
-        for advice in ("upcaster", "--pause-undecodable", "--check-in-flight 0"):
+        for advice in ("upcaster", "--pause-undecodable", "--check-pending 0"):
             assert advice in lines[-1]
 
     @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ class TestRefusing:
 
     async def test_of_very_many_it_looks_at_the_oldest_and_the_newest(self, tables: Tables) -> None:
         [first, *_, newest] = put(tables, "flight.placed", BAD, *[GOOD] * 20, BAD)
-        [line, _] = await refusal(tables, check_in_flight=4, batch_size=1)
+        [line, _] = await refusal(tables, check_pending=4, batch_size=1)
         assert line.startswith(
             "flight.placed: 2 of the 4 in flight that were looked at, the oldest and the newest, do not decode: "
         )
@@ -143,7 +143,7 @@ class TestRefusing:
 
     async def test_what_is_between_them_is_not_looked_at_and_becomes_a_dead_letter(self, tables: Tables) -> None:
         put(tables, "flight.placed", *[GOOD] * 10, BAD, *[GOOD] * 10)
-        shop = Shop(tables.url, check_in_flight=6)
+        shop = Shop(tables.url, check_pending=6)
         async with shop.bus:
             await eventually(lambda: len(shop.handled) == 20)
             await eventually(lambda: tables.count("dead_letters") == 1)
@@ -187,7 +187,7 @@ class TestStarting:
 
     async def test_without_the_check_they_become_dead_letters(self, tables: Tables) -> None:
         put(tables, "flight.placed", BAD, GOOD)
-        shop = Shop(tables.url, check_in_flight=0)
+        shop = Shop(tables.url, check_pending=0)
         async with shop.bus:
             await eventually(lambda: tables.count("dead_letters") == 1)
             await eventually(lambda: shop.handled == [Placed(1)])
@@ -360,10 +360,10 @@ class TestCommand:
 
     def test_a_check_that_is_no_number_is_refused(self, agent: Agent) -> None:
         module = agent.application()
-        ended = agent("run", f"{module}:bus", "--check-in-flight", "-1")
-        assert (ended.code, "check_in_flight" in ended.err) == (2, True)
+        ended = agent("run", f"{module}:bus", "--check-pending", "-1")
+        assert (ended.code, "check_pending" in ended.err) == (2, True)
 
 
 def test_the_defaults_are_to_look_and_to_refuse() -> None:
     settings = load_settings()
-    assert (settings.check_in_flight, settings.pause_undecodable) == (1_000, False)
+    assert (settings.check_pending, settings.pause_undecodable) == (1_000, False)

@@ -20,7 +20,7 @@ from durable.application.middlewares import Logging, Validation
 from durable.dead_letters.rehearsal import handle, rehearsal
 from durable.embedded import Embedded
 from durable.storage import dead_letters
-from durable.storage.dead_letters import DeadLetter, Selection, Stretch
+from durable.storage.dead_letters import DeadLetter, LetterRange, Selection
 from durable.testing import Chaos, eventually
 from tests.failure import leftovers
 from tests.support import letters
@@ -162,7 +162,7 @@ class TestTransaction:
             await place(bus, 1)
             await settled(tables)
             assert [reason for (_, reason, _, _) in tables.dead_letters()] == ["TimeoutError"]
-            pool: Any = bus.runtime.sessions.engine_sync.pool
+            pool: Any = bus.runtime.sessions.sync_engine.pool
             assert pool.checkedout() == 1, "its transaction is open while it runs"
             let_go.set()
             await eventually(lambda: pool.checkedout() == 0, what="a connection that was given back")
@@ -218,7 +218,7 @@ def letter_of(tables: Tables, number: int) -> DeadLetter:
                 )
             ],
         )
-        return dead_letters.read(conn, SCHEMA, Selection(ids=[made.id]), Stretch(0, 2**40, 1))[0]
+        return dead_letters.read(conn, SCHEMA, Selection(ids=[made.id]), LetterRange(0, 2**40, 1))[0]
 
 
 class TestChaos:
@@ -228,7 +228,7 @@ class TestChaos:
         bus.use(Chaos(fail=0.3, delay=0.3, longest_delay=0.005, only="handle", seed=1))
         retry = Retry(immediate=50, delays=[])
 
-        @bus.handles(Placed, retry=retry, group=5)
+        @bus.handles(Placed, retry=retry, max_batch=5)
         async def handler(placed: Placed, session: AsyncSession) -> Shipped:
             await session.execute(INSERT, {"number": placed.number})
             return Shipped(placed.number)
@@ -307,7 +307,7 @@ class TestValidation:
     async def test_a_message_that_a_check_refuses_is_a_dead_letter_without_another_attempt(
         self, bus: Bus, tables: Tables
     ) -> None:
-        bus.use(Validation({Placed: lambda placed: placed.number < 10}), group="after")
+        bus.use(Validation({Placed: lambda placed: placed.number < 10}), stage="after")
 
         class Raises(Middleware):
             """The service that sent it checked nothing."""
@@ -316,7 +316,7 @@ class TestValidation:
                 assert isinstance(incoming.message, Placed)
                 return await call_next(incoming.replace(message=Placed(incoming.message.number * 10)))
 
-        bus.use(Raises(), group="before")
+        bus.use(Raises(), stage="before")
         seen: list[Context] = []
 
         @bus.handles(Placed)
@@ -338,7 +338,7 @@ class TestLogging:
     async def test_what_is_sent_and_handled_is_a_line_each_and_bodies_are_never_told(
         self, bus: Bus, tables: Tables, caplog: pytest.LogCaptureFixture
     ) -> None:
-        bus.use(Logging(), group="before")
+        bus.use(Logging(), stage="before")
         caplog.set_level(logging.INFO, "durable.messages")
 
         @bus.handles(Placed, retry=Retry(immediate=1, delays=[]))

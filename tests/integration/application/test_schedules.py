@@ -15,7 +15,7 @@ from durable import Bus, Context, message
 from durable.embedded import Embedded
 from durable.errors import InvalidMessage, RoutingError
 from durable.storage import circuits, schedules
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 from durable.testing import eventually
 from durable.transports.memory import MemoryTransport
 from tests.failure import leftovers
@@ -87,7 +87,7 @@ def works(database: Tables) -> Works:
 class TestOnceOverAllNodes:
     async def test_each_occurrence_runs_once_and_on_time_however_many_nodes_there_are(self, works: Works) -> None:
         slow = {"poll_interval": timedelta(minutes=5)}  # so it is the schedule that wakes them
-        nodes = [works.node(EVERY_SECOND, missed="all", settings=slow) for _ in range(3)]
+        nodes = [works.node(EVERY_SECOND, misfire="all", settings=slow) for _ in range(3)]
         async with nodes[0], nodes[1], nodes[2]:
             await eventually(lambda: len(works.handled) >= 3)
         occurrences = [datetime.fromisoformat(occurrence) for _, occurrence in works.handled]
@@ -141,21 +141,21 @@ class TestOnceOverAllNodes:
 
 
 class TestMissed:
-    @pytest.mark.parametrize(("missed", "count"), [("once", 1), ("all", 4), ("skip", 0)])
+    @pytest.mark.parametrize(("misfire", "count"), [("once", 1), ("all", 4), ("skip", 0)])
     async def test_what_was_missed_while_no_node_ran_runs_as_declared(
-        self, works: Works, missed: Any, count: int
+        self, works: Works, misfire: Any, count: int
     ) -> None:
-        async with works.node("0 * * * *", missed=missed):
+        async with works.node("0 * * * *", misfire=misfire):
             await works.looked_at()
         await works.tables.change(
             "UPDATE durable.schedules SET occurrence_at = date_trunc('hour', now()) - interval '3 hours', "
             "due_at = date_trunc('hour', now()) - interval '3 hours'"
         )
         within_the_grace = works.tables.one("SELECT now() - date_trunc('hour', now()) <= interval '2 minutes'")
-        async with works.node("0 * * * *", missed=missed):
+        async with works.node("0 * * * *", misfire=misfire):
             await eventually(lambda: works.row("due_at > now()"))
             await eventually(lambda: works.tables.count("incoming_envelopes") == 0)
-        if not (missed == "skip" and within_the_grace):
+        if not (misfire == "skip" and within_the_grace):
             assert len(works.handled) == count
         assert works.handled == sorted(works.handled)
 
@@ -254,11 +254,11 @@ class TestByPeople:
         async with bus:
             await works.looked_at()
             due = works.row("due_at")
-            assert await bus.run_now("ticks")
+            assert await bus.run_schedule("ticks")
             await eventually(lambda: len(works.handled) == 1)
             assert works.row("asked_at IS NULL AND changed_by = 'works'")
             assert works.row("due_at") == due
-            assert not await bus.run_now("tocks")
+            assert not await bus.run_schedule("tocks")
 
     async def test_what_comes_while_it_is_paused_is_passed_over(self, works: Works) -> None:
         bus = works.node()
@@ -268,7 +268,7 @@ class TestByPeople:
             await works.miss(timedelta(seconds=1))
             await eventually(lambda: works.row("due_at > now()"))
             assert works.row("last_at IS NULL")
-            assert await bus.run_now("ticks")  # by hand all the same
+            assert await bus.run_schedule("ticks")  # by hand all the same
             await eventually(lambda: len(works.handled) == 1)
             assert await bus.resume(schedule="ticks")
             await works.miss(timedelta(seconds=1))
@@ -278,7 +278,7 @@ class TestByPeople:
     async def test_what_came_in_a_pause_is_passed_over_when_no_node_ran_meanwhile(
         self, works: Works, ends: str
     ) -> None:
-        bus = works.node(missed="all")
+        bus = works.node(misfire="all")
         async with bus:
             await works.looked_at()
             await bus.pause(schedule="ticks", for_=None if ends == "by a resume" else 3_600)
@@ -286,12 +286,12 @@ class TestByPeople:
         await works.miss(timedelta(hours=1))
         if ends == "by a resume":
             with leftovers.transaction(works.tables.url) as conn:
-                assert circuits.resume(conn, "durable", Kind.SCHEDULE, "ticks")
+                assert circuits.resume(conn, "durable", CircuitKind.SCHEDULE, "ticks")
         else:
             await works.tables.change("UPDATE durable.circuits SET until = now()")
         with leftovers.transaction(works.tables.url) as conn:
             circuits.close_ended(conn, "durable")
-            assert not circuits.resume(conn, "durable", Kind.SCHEDULE, "ticks")
+            assert not circuits.resume(conn, "durable", CircuitKind.SCHEDULE, "ticks")
         async with bus:
             await eventually(lambda: works.row("due_at > now()"))
             assert works.row("last_at IS NULL")
@@ -304,11 +304,11 @@ class TestByPeople:
         async with bus:
             await works.looked_at()
             occurrence = works.row("occurrence_at")
-            assert await bus.reschedule("ticks", delay=0.05)
+            assert await bus.reschedule_next("ticks", delay=0.05)
             await eventually(lambda: len(works.handled) == 1)
             assert datetime.fromisoformat(works.handled[0][1]) == occurrence
             await eventually(lambda: works.row("occurrence_at") > occurrence)
-            assert not await bus.reschedule("tocks", delay=1)
+            assert not await bus.reschedule_next("tocks", delay=1)
 
 
 class TestMessagesThatWait:

@@ -165,7 +165,7 @@ async def test_a_batch_is_linked_to_each_of_its_messages(make_database: Callable
     shop, billing = make_bus("shop", make_database("shop"), here), make_bus("billing", make_database("billing"), spans)
     billing.listen("tcp://127.0.0.1:0")
 
-    @billing.handles(Placed, group=10, concurrency=1)
+    @billing.handles(Placed, max_batch=10, concurrency=1)
     async def bill(placed: list[Placed]) -> None: ...
 
     async with billing:
@@ -373,7 +373,7 @@ async def test_middleware_that_is_used_later_runs_within_the_spans(database_url:
             return call_next(outgoing)
 
     shop = make_bus("shop", database_url, spans)
-    shop.use(Looking(), group="before")
+    shop.use(Looking(), stage="before")
     shop.route(Placed, to="tcp://127.0.0.1:1")
     async with shop, shop.unit_of_work():
         shop.send(Placed(1))

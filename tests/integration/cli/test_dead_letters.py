@@ -1,4 +1,4 @@
-"""`durable-agent dead-letters` and `replay-local` on a real database; ten thousand letters while nodes are at work."""
+"""`durable-agent dead-letters` on a real database; ten thousand letters while nodes are at work."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 def effect(kind: str):
     return text(f"INSERT INTO effects VALUES ('{kind}', :number)")
 
-@bus.handles(OrderPlaced, group=50, concurrency=2)
+@bus.handles(OrderPlaced, max_batch=50, concurrency=2)
 async def place(order: OrderPlaced, session: AsyncSession) -> None:
     await session.execute(effect("placed"), {"number": order.order_id})
 
-@bus.handles(OrderShipped, group=50, concurrency=2)
+@bus.handles(OrderShipped, max_batch=50, concurrency=2)
 async def ship(order: OrderShipped, session: AsyncSession) -> None:
     await session.execute(effect("shipped"), {"number": order.order_id})
 """
@@ -393,7 +393,7 @@ async def place(order: OrderPlacedV2) -> None: ...
     assert "no such order" in rehearsed["error"]["message"]
     refused = dead_letters(agent, "edit", f"{module}:bus", letter, "--body", '{"order_id": -2}')
     assert (refused.code, "no such order" in refused.err) == (2, True)
-    assert agent("replay-local", f"{module}:bus", str(letter)).code == 1
+    assert agent("dead-letters", "debug", f"{module}:bus", str(letter)).code == 1
     assert dead_letters(agent, "edit", f"{module}:bus", letter, "--body", '{"order_id": 2}').code == 0
 
 
@@ -502,15 +502,13 @@ def test_an_edited_body_can_be_rehearsed(agent: Agent, tables: Tables) -> None:
     assert everything(tables) == before
 
 
-def test_replay_local_runs_the_handler_here_and_rolls_back_unless_it_is_told_to_commit(
-    agent: Agent, tables: Tables
-) -> None:
+def test_debug_runs_the_handler_here_and_rolls_back_unless_it_is_told_to_commit(agent: Agent, tables: Tables) -> None:
     module = agent.application(APPLICATION)
     one, two = dead(tables, order(module, 1), order(module, -2))
     before = everything(tables)
 
-    rehearsed = agent("replay-local", f"{module}:bus", str(one))
-    failed = agent("replay-local", f"{module}:bus", str(two), "--commit")
+    rehearsed = agent("dead-letters", "debug", f"{module}:bus", str(one))
+    failed = agent("dead-letters", "debug", f"{module}:bus", str(two), "--commit")
 
     assert everything(tables) == before
     assert (rehearsed.code, rehearsed.err) == (0, "")
@@ -520,34 +518,34 @@ def test_replay_local_runs_the_handler_here_and_rolls_back_unless_it_is_told_to_
     assert failed.err.startswith("Traceback")
     assert failed.err.endswith("LookupError: no order -2\n")
 
-    kept = document(agent, "replay-local", f"{module}:bus", one, "--commit", "--by", "ada")
+    kept = document(agent, "dead-letters", "debug", f"{module}:bus", one, "--commit", "--by", "ada")
     assert (kept["outcome"], kept["committed"], len(kept["sends"])) == ("succeeds", True, 1)
     assert tables.rows("SELECT * FROM effects") == [("placed", 1)]
     assert tables.count("outgoing_envelopes") == 1
     assert unresolved(tables) == [two]
-    again = agent("replay-local", f"{module}:bus", str(one), "--commit")
+    again = agent("dead-letters", "debug", f"{module}:bus", str(one), "--commit")
     assert (again.code, again.err) == (1, f"error: letter {one} was handled already, by ada\n")
-    assert agent("replay-local", f"{module}:bus", str(one)).code == 0, "to look at it again does no harm"
+    assert agent("dead-letters", "debug", f"{module}:bus", str(one)).code == 0, "to look at it again does no harm"
 
 
 @pytest.mark.parametrize(("letter", "code"), [("seven", 2), ("4711", 2)])
-def test_replay_local_refuses_what_is_no_letter(agent: Agent, tables: Tables, letter: str, code: int) -> None:
+def test_debug_refuses_what_is_no_letter(agent: Agent, tables: Tables, letter: str, code: int) -> None:
     module = agent.application(APPLICATION)
-    ended = agent("replay-local", f"{module}:bus", letter)
+    ended = agent("dead-letters", "debug", f"{module}:bus", letter)
     assert (ended.code, ended.err.count("\n")) == (code, 1)
 
 
-def test_replay_local_refuses_what_no_handler_gets(agent: Agent, tables: Tables) -> None:
+def test_debug_refuses_what_no_handler_gets(agent: Agent, tables: Tables) -> None:
     module = agent.application(APPLICATION)
     (one,) = dead(tables, envelope(1))
-    ended = agent("replay-local", f"{module}:bus", str(one))
+    ended = agent("dead-letters", "debug", f"{module}:bus", str(one))
     assert (ended.code, "has no handler for letters.placed" in ended.err) == (2, True)
 
 
 def test_a_debugger_looks_at_where_the_handler_failed(agent: Agent, tables: Tables) -> None:
     module = agent.application(APPLICATION)
     (one,) = dead(tables, order(module, -7))
-    with agent.process("replay-local", f"{module}:bus", str(one), "--pdb", stdin=-1) as process:
+    with agent.process("dead-letters", "debug", f"{module}:bus", str(one), "--pdb", stdin=-1) as process:
         out, err = process.communicate(b"p 'the order is', order.order_id\nq\n", timeout=60)
     assert process.returncode == 1
     assert b"LookupError: no order -7" in err

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from durable.demo.mishaps import Kind, Mishap, plan
+from durable.demo.mishaps import Mishap, MishapKind, plan
 from durable.demo.outages import AWAY_SECONDS
 from durable.demo.verdict import Totals, differences
 
@@ -170,9 +170,9 @@ def test_a_seed_repeats_its_plan_with_kills_on_both_sides_and_a_pause() -> None:
     assert planned == plan(20_000, random.Random(7), has_broker=False)
     assert planned != plan(20_000, random.Random(8), has_broker=False)
     assert kinds(planned) == {
-        ("airline", Kind.KILL): 2,
-        ("punctuality", Kind.KILL): 2,
-        ("punctuality", Kind.PAUSE): 1,
+        ("airline", MishapKind.KILL): 2,
+        ("punctuality", MishapKind.KILL): 2,
+        ("punctuality", MishapKind.PAUSE): 1,
     }
     assert all(0 < mishap.at < 0.8 for mishap in planned)
 
@@ -181,12 +181,12 @@ def test_a_broker_is_killed_too_and_nothing_else_is_planned_otherwise() -> None:
     without = plan(130_000, random.Random(7), has_broker=False)
     planned = plan(130_000, random.Random(7), has_broker=True)
 
-    assert kinds(planned) - kinds(without) == {("punctuality", Kind.OUTAGE): 3}
-    assert [mishap for mishap in planned if mishap.kind is not Kind.OUTAGE] == without
+    assert kinds(planned) - kinds(without) == {("punctuality", MishapKind.OUTAGE): 3}
+    assert [mishap for mishap in planned if mishap.kind is not MishapKind.OUTAGE] == without
     assert all(0 < mishap.at < 0.8 for mishap in planned)
 
 
-def kinds(planned: list[Mishap]) -> Counter[tuple[str, Kind]]:
+def kinds(planned: list[Mishap]) -> Counter[tuple[str, MishapKind]]:
     return Counter((mishap.service, mishap.kind) for mishap in planned)
 
 

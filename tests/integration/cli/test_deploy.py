@@ -1,4 +1,4 @@
-"""`durable-agent doctor --against`: what would break if this code were deployed to another database."""
+"""`durable-agent check-deploy`: what would break if this code were deployed to another database."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def agent(tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
 def checked(agent: Agent, tables: Tables, module: str, *, code: int) -> list[Any]:
     """verdict, type, place, count and undecodable of everything that was found."""
-    ended = agent("doctor", f"{module}:bus", "--against", tables.url, "--json")
+    ended = agent("check-deploy", f"{module}:bus", "--database", tables.url, "--json")
     assert (ended.code, ended.err) == (code, "")
     document = json.loads(ended.out)
     assert document["healthy"] == (code == 0)
@@ -93,7 +93,7 @@ def test_what_would_not_decode_is_told_by_type_and_place_with_what_to_do(agent: 
         ("fail", ".order-placed", "inbox", 3, 2),
         ("fail", ".order-placed.v2", "scheduled", 1, 1),
     ]
-    ended = agent("doctor", f"{module}:bus", "--against", tables.url)
+    ended = agent("check-deploy", f"{module}:bus", "--database", tables.url)
     assert ended.code == 1
     assert ended.out.splitlines()[:2] == [
         f"fail  {module}.order-placed, inbox: 2 of 3 do not decode: the body is no OrderPlaced: Object missing "
@@ -157,14 +157,14 @@ def test_a_schedule_that_would_run_no_more_is_a_warning(agent: Agent, tables: Ta
         )
         for name in ("kept", "dropped"):
             tables.execute(
-                "INSERT INTO durable.schedules (name, cron, tz, missed, message_type, declaration, declared_by, due_at)"
-                " VALUES (%s, '0 3 * * *', 'UTC', 'once', %s, '', %s, now())",
+                "INSERT INTO durable.schedules (name, cron, tz, misfire, message_type, declaration, declared_by,"
+                " due_at) VALUES (%s, '0 3 * * *', 'UTC', 'once', %s, '', %s, now())",
                 name if service == module else f"till-{name}",
                 f"{module}.order-placed",
                 node,
             )
     assert checked(agent, tables, module, code=0) == [("warn", ".order-placed", "recurring", 1, 0)]
-    told = agent("doctor", f"{module}:bus", "--against", tables.url).out
+    told = agent("check-deploy", f"{module}:bus", "--database", tables.url).out
     assert "the schedule dropped (0 3 * * *) is not declared by this code, and would run no more" in told
 
 
@@ -177,7 +177,7 @@ def test_more_than_a_page_is_read_to_its_end(agent: Agent, tables: Tables, monke
 
 def test_nothing_waits_and_nothing_is_changed(agent: Agent, tables: Tables) -> None:
     module = agent.application(DEPLOYED)
-    assert agent("doctor", f"{module}:bus", "--against", tables.url).out == "ok    nothing waits there\n"
+    assert agent("check-deploy", f"{module}:bus", "--database", tables.url).out == "ok    nothing waits there\n"
     put(tables, f"{module}.order-placed", BAD)
     before = tables.rows("SELECT xmin::text, ctid::text FROM durable.incoming_envelopes")
     checked(agent, tables, module, code=1)
@@ -191,30 +191,25 @@ def test_it_could_not_change_anything_if_it_wanted_to(
         return conn.exec_driver_sql(f"DELETE FROM {schema}.incoming_envelopes").rowcount
 
     monkeypatch.setattr(in_flight, "count", empty)
-    ended = agent("doctor", f"{agent.application(DEPLOYED)}:bus", "--against", tables.url)
+    ended = agent("check-deploy", f"{agent.application(DEPLOYED)}:bus", "--database", tables.url)
     assert (ended.code, "cannot execute DELETE in a read-only transaction" in ended.err) == (1, True)
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "reason"),
     [
-        (["--against", "postgresql://127.0.0.1:1/app"], 2, "name its bus, such as app:bus"),
-        (
-            ["APP", "--against", "postgresql://127.0.0.1:1/app", "--database", "postgresql://a/b"],
-            2,
-            "names the database",
-        ),
-        (["APP", "--against", "mysql://127.0.0.1:1/app"], 2, "not a Postgres URL"),
-        (["APP", "--against", "postgresql://127.0.0.1:1/app"], 1, "check that Postgres runs"),
-        (["APP", "--against", "TABLES", "--schema", "other"], 2, "no durable tables; name another with --schema"),
-        (["APP", "--against", "TABLES", "--schema", 'a";drop'], 2, "db_schema"),
+        (["--database", "postgresql://127.0.0.1:1/app"], 2, "Missing argument 'APP:BUS'"),
+        (["APP", "--database", "mysql://127.0.0.1:1/app"], 2, "not a Postgres URL"),
+        (["APP", "--database", "postgresql://127.0.0.1:1/app"], 1, "check that Postgres runs"),
+        (["APP", "--database", "TABLES", "--schema", "other"], 2, "no durable tables; name another with --schema"),
+        (["APP", "--database", "TABLES", "--schema", 'a";drop'], 2, "db_schema"),
     ],
 )
 def test_what_cannot_be_looked_at_is_told_in_one_line(
     agent: Agent, tables: Tables, arguments: list[str], code: int, reason: str
 ) -> None:
     given = {"APP": f"{agent.application(DEPLOYED)}:bus", "TABLES": tables.url}
-    ended = agent("doctor", *[given.get(each, each) for each in arguments])
+    ended = agent("check-deploy", *[given.get(each, each) for each in arguments])
     assert (ended.code, ended.out, ended.err.count("\n")) == (code, "", 1)
     assert reason in ended.err
 
@@ -232,7 +227,7 @@ def test_a_role_that_may_only_read_is_enough(agent: Agent, tables: Tables) -> No
         url = f"postgresql:///{parts['dbname']}?" + "&".join(
             f"{name}={value}" for name, value in parts.items() if name != "dbname"
         )
-        ended = agent("doctor", f"{module}:bus", "--against", url)
+        ended = agent("check-deploy", f"{module}:bus", "--database", url)
         assert (ended.code, ended.err) == (0, "")
         assert "order-placed, inbox: 1 decode" in ended.out
     finally:

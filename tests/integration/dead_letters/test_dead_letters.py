@@ -19,14 +19,14 @@ from durable import Bus, Retry, message
 from durable.agents.receiving import LeftToOthers, ReceivingAgent
 from durable.dead_letters.bulk import Resolution, Run, resolve
 from durable.embedded import Embedded
-from durable.envelope import ANY_NODE, Leased, NodeId
+from durable.envelope import ANY_NODE, LeasedEnvelope, NodeId
 from durable.errors import StorageUnavailable
 from durable.outcomes import DUPLICATE, STORED
 from durable.recovery.maintenance import maintain
 from durable.settings import load_settings
 from durable.storage import dead_letters, grants, inbox, ordering, outbox
 from durable.storage.database import Database
-from durable.storage.dead_letters import Resolved, Selection, Stretch
+from durable.storage.dead_letters import LetterRange, Resolved, Selection
 from durable.storage.inbox import Arrival
 from durable.storage.locks import Job, try_lock
 from durable.storage.ordering import Claimed
@@ -43,7 +43,7 @@ from tests.support.letters import ENDPOINT, NODE, PEER, SCHEMA, envelope
 from tests.support.tables import Tables, shared_tables
 
 ALL = Selection()
-WHOLE = Stretch(0, 2**40, 1_000)
+WHOLE = LetterRange(0, 2**40, 1_000)
 OTHER = NodeId(8)
 QUICK: dict[str, Any] = {
     "poll_interval": timedelta(milliseconds=30),
@@ -97,12 +97,14 @@ def failure(number: int) -> Failure:
     return Failure(number, datetime.now(UTC), "ValueError", f"reason {number}", f"traceback {number}")
 
 
-def claim(tables: Tables, node: NodeId = NODE) -> list[Leased]:
-    claimed: list[Leased] = stored(tables, inbox.claim, message_type="letters.placed", batch_size=1_000, node=node)
+def claim(tables: Tables, node: NodeId = NODE) -> list[LeasedEnvelope]:
+    claimed: list[LeasedEnvelope] = stored(
+        tables, inbox.claim, message_type="letters.placed", batch_size=1_000, node=node
+    )
     return claimed
 
 
-def claim_key(tables: Tables, key: str) -> list[Leased]:
+def claim_key(tables: Tables, key: str) -> list[LeasedEnvelope]:
     types, size = ["letters.placed"], 1_000
     found: Claimed = stored(
         tables, ordering.claim, destination=None, keys=[key], message_types=types, batch_size=size, node=NODE
@@ -148,7 +150,7 @@ class TestAttempts:
         assert all("raise next(errors)" in each.traceback for each in attempts)
 
     async def test_what_a_decoder_or_a_broken_exception_says_is_an_attempt_too(self, tables: Tables) -> None:
-        bus = Bus(ENDPOINT, tables.url, check_in_flight=0, **QUICK)
+        bus = Bus(ENDPOINT, tables.url, check_pending=0, **QUICK)
 
         class Speechless(Exception):
             def __str__(self) -> str:
@@ -313,7 +315,7 @@ class TestReading:
         found = stored(tables, dead_letters.read, Selection(letters=[number], ids=[second.id]), WHOLE)
 
         assert [letter.summary.id for letter in found] == [first.id, second.id]
-        assert found[0].lease() == Leased(msgspec.structs.replace(first, destination=ENDPOINT), 0, ENDPOINT)
+        assert found[0].lease() == LeasedEnvelope(msgspec.structs.replace(first, destination=ENDPOINT), 0, ENDPOINT)
 
     def test_the_relatives_of_a_letter_are_of_its_conversation(self, tables: Tables) -> None:
         cause = envelope(1)
@@ -718,7 +720,7 @@ class TestForgetting:
             for lease in (first, second, third):
                 assert as_the_role(inbox.dead_letter, NODE, lease, letters.LETTER, failures=[failure(1)])
             number = as_the_role(dead_letters.groups, ALL)[0].count
-            assert len(as_the_role(replay_by_ada, ALL, Stretch(0, 2**40, 1)).done) == 1
+            assert len(as_the_role(replay_by_ada, ALL, LetterRange(0, 2**40, 1)).done) == 1
             assert len(as_the_role(dead_letters.discard, ALL, WHOLE, actor="ada", reason="no").done) == number - 1
             assert as_the_role(dead_letters.purge, keep=timedelta(0)) == 3
             assert as_the_role(dead_letters.purge_attempts, keep=timedelta(0)) == 0
@@ -822,7 +824,7 @@ class TestRuns:
         given(tables, letters.incoming, [envelope(number) for number in range(3)])
         *_, last = tables.rows("SELECT letter_id FROM durable.dead_letters ORDER BY 1")
 
-        def replay_in_vain(conn: Connection, schema: str, selection: Selection, stretch: Stretch) -> Resolved:
+        def replay_in_vain(conn: Connection, schema: str, selection: Selection, stretch: LetterRange) -> Resolved:
             resolved = replay_by_ada(conn, schema, selection, stretch)
             for lease in inbox.claim(conn, schema, message_type="letters.placed", batch_size=10, node=NODE):
                 assert inbox.dead_letter(conn, schema, NODE, lease, letters.LETTER)
@@ -843,7 +845,7 @@ class TestRuns:
         if not guarded:
             remove(monkeypatch, "REPLAY_LETTERS", "FOR UPDATE SKIP LOCKED")
         given(tables, letters.incoming, [envelope(1), envelope(2)])
-        one = Stretch(0, 2**40, 1)
+        one = LetterRange(0, 2**40, 1)
         with leftovers.transaction(tables.url) as ada:
             first = replay_by_ada(ada, SCHEMA, ALL, one)
             late = asyncio.create_task(database.transaction(replay_by_ada, ALL, one))
@@ -865,7 +867,7 @@ class TestRuns:
         def shop() -> Bus:
             bus = Bus(ENDPOINT, tables.url, **QUICK, pool_size=2)
 
-            @bus.handles(Placed, group=50, concurrency=2)
+            @bus.handles(Placed, max_batch=50, concurrency=2)
             async def handle(placed: Placed, session: AsyncSession) -> None:
                 await session.execute(text("INSERT INTO effects (number) VALUES (:number)"), {"number": placed.number})
 

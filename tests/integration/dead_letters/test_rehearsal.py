@@ -21,7 +21,7 @@ from durable.dead_letters.rehearsal import AlreadyResolved, Rehearsed, handle, r
 from durable.embedded import Embedded
 from durable.errors import WiringError
 from durable.storage import dead_letters
-from durable.storage.dead_letters import DeadLetter, Selection, Stretch
+from durable.storage.dead_letters import DeadLetter, LetterRange, Selection
 from tests.failure import leftovers
 from tests.support import letters
 from tests.support.letters import ENDPOINT, PEER, SCHEMA, envelope
@@ -68,7 +68,7 @@ def letter_of(tables: Tables, number: int = 1, **changes: Any) -> DeadLetter:
         (made,) = letters.incoming(
             conn, [msgspec.structs.replace(envelope(number, message_type="rehearsing.placed"), **changes)]
         )
-        return dead_letters.read(conn, SCHEMA, Selection(ids=[made.id]), Stretch(0, 2**40, 1))[0]
+        return dead_letters.read(conn, SCHEMA, Selection(ids=[made.id]), LetterRange(0, 2**40, 1))[0]
 
 
 def everything(tables: Tables) -> list[Any]:
@@ -94,7 +94,7 @@ class TestRehearsal:
         @bus.handles(Placed)
         async def place(placed: Placed, session: AsyncSession, ctx: Context) -> Billed:
             await session.execute(INSERT, {"number": placed.number})
-            ctx.schedule(Billed(10), after=60)
+            ctx.send(Billed(10), delay=60)
             bus.send(Billed(20))
             seen.append(
                 (ctx.attempt, ctx.id, (await session.execute(text("SELECT count(*) FROM effects"))).scalar_one())
@@ -144,7 +144,7 @@ class TestRehearsal:
         assert everything(tables) == before
 
     async def test_a_handler_that_takes_a_list_is_given_one(self, bus: Bus, tables: Tables) -> None:
-        @bus.handles(Placed, group=10)
+        @bus.handles(Placed, max_batch=10)
         async def place(placed: list[Placed]) -> list[Billed]:
             return [Billed(each.number + 1) for each in placed]
 
@@ -321,11 +321,11 @@ class Calls:
 
     async def run_now(self) -> None:
         assert await self.bus.run_now(self.waiting)
-        assert await self.bus.run_now("nightly")
+        assert await self.bus.run_schedule("nightly")
 
     async def reschedule(self) -> None:
         assert await self.bus.reschedule(self.waiting, delay=60)
-        assert await self.bus.reschedule("nightly", delay=60)
+        assert await self.bus.reschedule_next("nightly", delay=60)
 
     async def serve(self) -> None:
         with pytest.raises(WiringError, match="rehearses"):
@@ -361,7 +361,7 @@ class TestCallsOfTheBus:
         tables.execute("INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('listener', 'shop', 'x', 'x')")
         tables.execute("INSERT INTO durable.nodes (node_id, service, description, version) VALUES (7, 'shop', '', '')")
         tables.execute(
-            "INSERT INTO durable.schedules (name, cron, tz, missed, declaration, declared_by, due_at, occurrence_at)"
+            "INSERT INTO durable.schedules (name, cron, tz, misfire, declaration, declared_by, due_at, occurrence_at)"
             " VALUES ('nightly', '0 3 * * *', 'UTC', 'once', 'x', 7, now() + interval '1 h', now() + interval '1 h')"
         )
         async with bus.unit_of_work() as uow:
@@ -528,7 +528,7 @@ class TestHandling:
         async def place(placed: Placed, session: AsyncSession) -> None:
             await session.execute(INSERT, {"number": placed.number})
             with leftovers.transaction(tables.url) as conn:
-                dead_letters.replay(conn, SCHEMA, Selection(), Stretch(0, 2**40, 10), actor="bob")
+                dead_letters.replay(conn, SCHEMA, Selection(), LetterRange(0, 2**40, 10), actor="bob")
 
         with pytest.raises(AlreadyResolved):
             await handle(bus, letter_of(tables), actor="ada")

@@ -144,7 +144,7 @@ async def test_an_ordered_handler_has_one_message_at_a_time_whatever_the_version
 
 async def test_an_ordered_handler_is_parked_as_a_whole_by_a_dead_letter_of_an_old_version(tables: Tables) -> None:
     new = Handled(tables, ordered=True, on_dead_letter="park")
-    new.bus.configure(check_in_flight=0)
+    new.bus.configure(check_pending=0)
     bad = msgspec.structs.replace(made(0, None), body=b"not json")
     left_behind(tables, new.bus, [bad, made(1, None)], ordered=True)
     async with new.bus:

@@ -144,7 +144,7 @@ async def test_neither_version_takes_all_the_room_of_the_handler(tables: Tables)
 async def test_a_group_holds_messages_of_both_versions(tables: Tables) -> None:
     bus, groups = Bus("shop", tables.url, **QUICK), []
 
-    @bus.handles(Placed, group=10, concurrency=1)
+    @bus.handles(Placed, max_batch=10, concurrency=1)
     async def handle(placed: list[Placed]) -> None:
         groups.append(sorted(each.number for each in placed))
 

@@ -35,7 +35,7 @@ from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.errors import DurableError
 from durable.messages.routing import Routes
-from durable.outbox.envelope_factory import Composer
+from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.outbox.outbox import Outbox
 from durable.outbox.transactions import Ending
 from durable.outbox.unit_of_work import enlist
@@ -168,8 +168,8 @@ class Shapes(RuleBasedStateMachine):
     def _enlist(self, service: str) -> Outbox:
         routes = Routes()
         routes.route("shapes.placed", BILLING)
-        composer = Composer(service, routes, load_settings(), SystemClock())
-        return enlist(self.session, "durable", composer, self.agents[service])
+        envelope_factory = EnvelopeFactory(service, routes, load_settings(), SystemClock())
+        return enlist(self.session, "durable", envelope_factory, self.agents[service])
 
     def perform(self, work: Callable[[], Any]) -> Any:
         """Do this where I/O may be done: at once, or in the greenlet of the session's own loop."""

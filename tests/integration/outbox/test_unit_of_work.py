@@ -26,7 +26,7 @@ from durable.clock import SystemClock
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.messages.routing import Routes
-from durable.outbox.envelope_factory import Composer
+from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.outbox.outbox import Outbox
 from durable.outbox.transactions import Ending
 from durable.outbox.unit_of_work import enlist
@@ -111,7 +111,7 @@ class Flavour:
         routes.subscribe("uow.noted", BILLING)
         routes.subscribe("uow.noted", MAIL)
         routes.handled_here("uow.noted")
-        self._composer = Composer("shop", routes, load_settings(), SystemClock())
+        self._envelope_factory = EnvelopeFactory("shop", routes, load_settings(), SystemClock())
         sync_engine = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
         event.listen(sync_engine, "before_cursor_execute", self._watch)
         event.listen(sync_engine, "checkout", self._count)
@@ -126,7 +126,7 @@ class Flavour:
                 work(session, self.enlist(session))
 
     def enlist(self, session: Session | AsyncSession) -> Outbox:
-        return enlist(session, "durable", self._composer, self.agents)
+        return enlist(session, "durable", self._envelope_factory, self.agents)
 
     def _watch(self, _conn: Any, _cursor: Any, statement: str, *_: Any) -> None:
         if "_envelopes" in statement:
@@ -604,7 +604,7 @@ class TestShapes:
         self, flavour: Flavour, tables: Tables, commit: Callable[[Session], None], has_data: bool, is_nested: bool
     ) -> None:
         def work(session: Session, outbox: Outbox) -> None:
-            outbox.commits_itself = False
+            outbox.commit_allowed = False
             session.begin()
             if has_data:
                 insert(session, 1)
@@ -624,7 +624,7 @@ class TestShapes:
     ) -> None:
         def work(session: Session, outbox: Outbox) -> None:
             insert(session, 1)
-            outbox.commits_itself = False
+            outbox.commit_allowed = False
             with pytest.raises(WiringError):
                 session.connection().commit()
             session.close()

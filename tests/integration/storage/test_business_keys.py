@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from sqlalchemy import create_engine, text
 
 from durable.embedded import Embedded
-from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
+from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId, new_id
 from durable.outcomes import OTHER_BODY, STORED
 from durable.storage import dead_letters, delayed, inbox
-from durable.storage.dead_letters import Selection, Stretch
+from durable.storage.dead_letters import LetterRange, Selection
 from durable.storage.inbox import Arrival
 from durable.storage.rows import QUARANTINED, Letter
 from durable.storage.sql import dead_letters as letter_statements
@@ -104,7 +104,7 @@ class OnPostgres(World):
     def fail(self) -> bool:
         return all(inbox.dead_letter(self._conn, SCHEMA, NODE, lease, FAILED) for lease in self._claim())
 
-    def _claim(self) -> list[Leased]:
+    def _claim(self) -> list[LeasedEnvelope]:
         return inbox.claim(self._conn, SCHEMA, message_type=TYPE, batch_size=10, node=NODE)
 
     def cancel(self) -> bool:
@@ -175,7 +175,7 @@ class InMemory(World):
         return True
 
 
-_WHOLE = Stretch(0, 2**40, 1_000)
+_WHOLE = LetterRange(0, 2**40, 1_000)
 
 
 def invoice(body: bytes, sent_at: datetime | None) -> Envelope:

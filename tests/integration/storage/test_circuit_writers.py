@@ -19,9 +19,9 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from durable.agents.settling import pause_and_release
 from durable.application.retry import Pause
 from durable.clock import Clock
-from durable.envelope import Envelope, Leased, NodeId, new_id
+from durable.envelope import Envelope, LeasedEnvelope, NodeId, new_id
 from durable.storage import circuits
-from durable.storage.circuits import Kind, OpenCircuit
+from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.testing import ManualClock
 from durable.testing.circuits import MemoryCircuit, MemoryCircuits
 from durable.testing.mailbox import Mailbox
@@ -66,7 +66,7 @@ STEPS = [
 ]
 
 
-def lease() -> Leased:
+def lease() -> LeasedEnvelope:
     body = Envelope(
         id=new_id(),
         message_type=TYPE,
@@ -76,7 +76,7 @@ def lease() -> Leased:
         body=b"{}",
         sent_at=datetime(2026, 1, 1).astimezone(),
     )
-    return Leased(body, endpoint="local")
+    return LeasedEnvelope(body, endpoint="local")
 
 
 def write(step: Step, conn: Connection) -> None:
@@ -84,18 +84,18 @@ def write(step: Step, conn: Connection) -> None:
     named = {"reason": step.name, "actor": "test"}
     match step.name:
         case "operator pauses":
-            circuits.pause(conn, SCHEMA, Kind.HANDLER, TYPE, duration=step.time, **named)
+            circuits.pause(conn, SCHEMA, CircuitKind.HANDLER, TYPE, duration=step.time, **named)
         case "operator resumes":
-            circuits.resume(conn, SCHEMA, Kind.HANDLER, TYPE)
+            circuits.resume(conn, SCHEMA, CircuitKind.HANDLER, TYPE)
         case "code pauses":
-            circuits.pause_at_least(conn, SCHEMA, Kind.HANDLER, TYPE, duration=step.time, **named)
+            circuits.pause_at_least(conn, SCHEMA, CircuitKind.HANDLER, TYPE, duration=step.time, **named)
         case "error says when to come back":
             assert step.time is not None
             pause_and_release(conn, SCHEMA, NODE, TYPE, lease(), Pause(step.time, step.name))
         case "breaker opens" | "destination latches":
-            circuits.open_circuit(conn, SCHEMA, Kind.HANDLER, TYPE, duration=step.time, **named)
+            circuits.open_circuit(conn, SCHEMA, CircuitKind.HANDLER, TYPE, duration=step.time, **named)
         case "something gets through":
-            circuits.close_circuit(conn, SCHEMA, Kind.HANDLER, TYPE)
+            circuits.close_circuit(conn, SCHEMA, CircuitKind.HANDLER, TYPE)
         case "trial begins":
             circuits.begin_trial(conn, SCHEMA, TYPE, lease=LEASE)
         case "trial fails":
@@ -115,22 +115,22 @@ def write_in_memory(step: Step, mailbox: Mailbox, clock: ManualClock) -> None:
     rows, named = mailbox.circuits, {"reason": step.name, "actor": "test"}
     match step.name:
         case "operator pauses":
-            rows.pause(Kind.HANDLER, TYPE, duration=step.time, **named)
+            rows.pause(CircuitKind.HANDLER, TYPE, duration=step.time, **named)
         case "operator resumes":
-            rows.resume(Kind.HANDLER, TYPE)
+            rows.resume(CircuitKind.HANDLER, TYPE)
         case "code pauses":
-            rows.pause_at_least(Kind.HANDLER, TYPE, duration=step.time, **named)
+            rows.pause_at_least(CircuitKind.HANDLER, TYPE, duration=step.time, **named)
         case "error says when to come back":
             assert step.time is not None
             waiting = lease()
             mailbox.send(waiting.envelope)
             mailbox.pause_and_release(NODE, TYPE, waiting, Pause(step.time, step.name))
         case "breaker opens" | "destination latches":
-            rows.open_circuit(Kind.HANDLER, TYPE, duration=step.time, **named)
+            rows.open_circuit(CircuitKind.HANDLER, TYPE, duration=step.time, **named)
         case "something gets through":
-            rows.close_circuit(Kind.HANDLER, TYPE)
+            rows.close_circuit(CircuitKind.HANDLER, TYPE)
         case "trial begins":
-            found = rows.of(Kind.HANDLER, TYPE)
+            found = rows.of(CircuitKind.HANDLER, TYPE)
             if found is not None and found.is_tried(clock.now()):
                 found.until = clock.now() + LEASE
         case "trial fails":
@@ -189,7 +189,7 @@ def check(engine: Engine, steps: list[Step]) -> None:
             found = next(iter(circuits.read(conn, SCHEMA)), None)
             now = conn.execute(text("SELECT now()")).scalar_one()
         word.check(found, now)
-        assert_alike(found, now, mailbox.circuits.of(Kind.HANDLER, TYPE), clock)
+        assert_alike(found, now, mailbox.circuits.of(CircuitKind.HANDLER, TYPE), clock)
 
 
 def assert_alike(found: OpenCircuit | None, now: datetime, in_memory: MemoryCircuit | None, clock: Clock) -> None:
@@ -241,12 +241,12 @@ def test_pause_is_told_with_the_reason_of_whoever_made_it_last_longest(
 def test_resume_says_false_when_the_time_of_the_pause_is_over(engine: Engine) -> None:
     clock = ManualClock()
     in_memory = MemoryCircuits(clock)
-    resumed: list[Callable[[], bool]] = [lambda: in_memory.resume(Kind.HANDLER, TYPE)]
-    in_memory.pause(Kind.HANDLER, TYPE, reason="moving", actor="test", duration=HOUR)
+    resumed: list[Callable[[], bool]] = [lambda: in_memory.resume(CircuitKind.HANDLER, TYPE)]
+    in_memory.pause(CircuitKind.HANDLER, TYPE, reason="moving", actor="test", duration=HOUR)
     clock.advance(2 * HOUR)
     with engine.begin() as conn:
         write(Step("operator pauses", 1), conn)
         write(Step("time passes", 2), conn)
     with engine.begin() as conn:
-        resumed.append(lambda: circuits.resume(conn, SCHEMA, Kind.HANDLER, TYPE))
+        resumed.append(lambda: circuits.resume(conn, SCHEMA, CircuitKind.HANDLER, TYPE))
         assert [each() for each in resumed] == [False, False]

@@ -15,7 +15,7 @@ from durable.embedded import Embedded
 from durable.envelope import Envelope, NodeId, new_id
 from durable.outcomes import STORED
 from durable.storage import dead_letters, expiry, outbox
-from durable.storage.dead_letters import Selection, Stretch
+from durable.storage.dead_letters import LetterRange, Selection
 from durable.testing import eventually
 from durable.transports.http import sender as http_sender
 from durable.transports.tcp import sender as tcp_sender
@@ -145,7 +145,7 @@ async def test_message_that_is_late_when_its_turn_comes_is_a_dead_letter_and_can
         assert handled == [1]
         assert tables.dead_letters() == [("expiry.urgent", "expired", "expired before it was handled", b'{"number":2}')]
         with leftovers.transaction(tables.url) as conn:
-            dead_letters.replay(conn, "durable", Selection(), Stretch(0, 2**40, 10), actor="ada")
+            dead_letters.replay(conn, "durable", Selection(), LetterRange(0, 2**40, 10), actor="ada")
         await eventually(lambda: handled == [1, 2])
 
 

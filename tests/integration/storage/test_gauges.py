@@ -10,7 +10,7 @@ from sqlalchemy import Connection, create_engine, text
 
 from durable.embedded import Embedded
 from durable.storage import circuits, gauges
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 from durable.storage.gauges import MOST_COUNTED, Side
 from durable.storage.sql import gauges as gauge_statements
 from durable.storage.sql.messages import Statement
@@ -50,7 +50,7 @@ def test_an_empty_schema_has_nothing_to_tell(conn: Connection) -> None:
 
 def test_a_backlog_is_counted_up_to_the_limit_and_its_oldest_found(conn: Connection) -> None:
     conn.execute(text(BACKLOG), {"many": MANY})
-    circuits.open_circuit(conn, "durable", Kind.HANDLER, "type 2", reason="month end", actor="accounting")
+    circuits.open_circuit(conn, "durable", CircuitKind.HANDLER, "type 2", reason="month end", actor="accounting")
 
     found = gauges.read(conn, "durable")
 

@@ -14,7 +14,7 @@ from durable import Bus, Reject, Retry, message
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, NodeId
 from durable.storage import dead_letters, inbox, leases, outbox
-from durable.storage.dead_letters import Selection, Stretch
+from durable.storage.dead_letters import LetterRange, Selection
 from durable.storage.inbox import Arrival
 from durable.storage.outbox import Sent
 from durable.storage.rows import Letter
@@ -84,7 +84,7 @@ def failed(conn: Connection, keep_body: bool) -> None:
 def handled_by_hand(conn: Connection, keep_body: bool) -> None:
     failed(conn, False)
     conn.exec_driver_sql("DELETE FROM durable.envelope_history")
-    (letter,) = dead_letters.read(conn, SCHEMA, Selection(), Stretch(0, 1 << 60, 1))
+    (letter,) = dead_letters.read(conn, SCHEMA, Selection(), LetterRange(0, 1 << 60, 1))
     assert dead_letters.handle(conn, SCHEMA, letter.summary.letter_id, actor="ada", keep_body=keep_body)
 
 

@@ -13,12 +13,12 @@ import pytest
 from durable.agents.receiving import LeftToOthers, ReceivingAgent
 from durable.clock import SystemClock
 from durable.envelope import ANY_NODE, Envelope, NodeId, new_id
-from durable.messages.ordering import Places
-from durable.messages.validation import MAX_HEADER_BYTES, MAX_TEXT_BYTES, flaw
+from durable.messages.ordering import OrderingRules
+from durable.messages.validation import MAX_HEADER_BYTES, MAX_TEXT_BYTES, find_error
 from durable.outcomes import STORED
 from durable.settings import load_settings
 from durable.storage import circuits, inbox, leases, outbox
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 from durable.storage.database import Database
 from durable.storage.outbox import Sent
 from durable.storage.sql.recovery import INCOMING, OUTGOING, REFUSED_OWNER
@@ -53,7 +53,7 @@ def longest(alphabet: str, **changes: object) -> Envelope:
         headers={"tenant": text(alphabet, MAX_HEADER_BYTES - len("tenant"), seed=6)},
     )
     made = msgspec.structs.replace(made, **changes)
-    assert flaw(made, max_message_bytes=100) is None
+    assert find_error(made, max_message_bytes=100) is None
     return made
 
 
@@ -70,7 +70,7 @@ async def test_longest_row_passes_through_every_state(
     database: Database, tables: Tables, alphabet: str, way: str
 ) -> None:
     given = longest(alphabet, **({"partition_key": None} if way == "shared" else {}))
-    places = Places()
+    places = OrderingRules()
     if "shared" in way:
         places.shared[given.message_type] = "tenant"
     if way == "ordered as a whole":
@@ -94,7 +94,7 @@ async def test_longest_row_passes_through_every_state(
         assert tables.one(f"SELECT owner_id FROM durable.{name}_envelopes") not in (REFUSED_OWNER, NODE)
         assert await database.transaction(leases.expire, table, NODE, 10) == 1
     assert tables.count("dead_letters") == 0
-    for kind, key in ((Kind.KEY, given.partition_key or ""), (Kind.HANDLER, given.message_type)):
+    for kind, key in ((CircuitKind.KEY, given.partition_key or ""), (CircuitKind.HANDLER, given.message_type)):
         await database.transaction(circuits.pause, kind, key, reason="a test", actor="ada", duration=None)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from durable import Bus, InvalidSetting, message
 from durable.envelope import Envelope, new_id
-from durable.messages.validation import MAX_HEADER_BYTES, MAX_HEADERS, MAX_TEXT_BYTES, flaw
+from durable.messages.validation import MAX_HEADER_BYTES, MAX_HEADERS, MAX_TEXT_BYTES, find_error
 from durable.settings import ENVELOPE_BYTES, load_settings
 from durable.telemetry import Event
 from durable.testing import eventually
@@ -119,7 +119,7 @@ def widest(max_message_bytes: int) -> Envelope:
         deliver_by=LATER,
         execution_time=LATER,
     )
-    assert flaw(made, max_message_bytes=max_message_bytes) is None
+    assert find_error(made, max_message_bytes=max_message_bytes) is None
     return made
 
 

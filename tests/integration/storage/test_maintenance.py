@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from durable.embedded import Embedded
-from durable.envelope import Leased, NodeId
+from durable.envelope import LeasedEnvelope, NodeId
 from durable.recovery.maintenance import maintain
 from durable.settings import Settings, load_settings
 from durable.storage import inbox
@@ -131,7 +131,7 @@ class Traffic:
             conn.exec_driver_sql("SET LOCAL lock_timeout = '1s'")
             given = envelope(number)
             inbox.store(conn, schema, [Arrival("billing", given, NODE)])
-            claimed = Leased(given, endpoint="billing")
+            claimed = LeasedEnvelope(given, endpoint="billing")
             assert inbox.finish_handled(conn, schema, NODE, [claimed]) == 1
 
         try:

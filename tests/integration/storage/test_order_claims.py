@@ -13,10 +13,10 @@ import psycopg
 import pytest
 from sqlalchemy import Connection, create_engine
 
-from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
-from durable.messages.ordering import Place, Places
+from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId, new_id
+from durable.messages.ordering import OrderingRules, QueueKeys
 from durable.storage import circuits, inbox, leases, ordering, outbox, trials
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 from durable.storage.inbox import Arrival
 from durable.storage.ordering import Lane
 from durable.storage.outbox import Sent
@@ -43,9 +43,11 @@ class Desk:
 
     def receive(self, *numbers: int, key: str | None = "k", message_type: str = TYPES[0], **changes: Any) -> None:
         given = [make(number, key, message_type, **changes) for number in numbers]
-        self.run(inbox.store, [Arrival("shop", each, ANY_NODE, Places().incoming(each)) for each in given])
+        self.run(inbox.store, [Arrival("shop", each, ANY_NODE, OrderingRules().incoming(each)) for each in given])
 
-    def claim(self, *keys: str, node: NodeId = A, types: Sequence[str] = TYPES, size: int = 100) -> list[Leased]:
+    def claim(
+        self, *keys: str, node: NodeId = A, types: Sequence[str] = TYPES, size: int = 100
+    ) -> list[LeasedEnvelope]:
         return list(self.run(claim_in, keys=keys or ("k",), node=node, types=types, size=size))
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
@@ -61,18 +63,18 @@ def make(number: int, key: str | None, message_type: str = TYPES[0], **changes: 
 
 def claim_in(
     conn: Connection, schema: str, *, keys: Sequence[str], node: NodeId, types: Sequence[str], size: int
-) -> list[Leased]:
+) -> list[LeasedEnvelope]:
     found = ordering.claim(
         conn, schema, destination=None, keys=list(keys), message_types=types, batch_size=size, node=node
     )
     return found.leases
 
 
-def number(lease: Leased) -> int:
+def number(lease: LeasedEnvelope) -> int:
     return int(lease.envelope.headers["number"])
 
 
-def numbers(claimed: Sequence[Leased]) -> list[int]:
+def numbers(claimed: Sequence[LeasedEnvelope]) -> list[int]:
     return [number(lease) for lease in claimed]
 
 
@@ -158,7 +160,7 @@ class TestWhoseTurn:
             change(monkeypatch, "HAVING count(*) FILTER (WHERE owner_id <> 0) = 0", "")
         late = make(1, "k")
         with desk.engine.connect() as slow:
-            inbox.store(slow, SCHEMA, [Arrival("shop", late, ANY_NODE, Place("k"))])
+            inbox.store(slow, SCHEMA, [Arrival("shop", late, ANY_NODE, QueueKeys("k"))])
             desk.receive(2)
             claimed = desk.claim()
             assert numbers(claimed) == [2]
@@ -170,7 +172,7 @@ class TestWhoseTurn:
     def test_a_retry_holds_what_is_behind_it_and_not_what_was_committed_late_before_it(self, desk: Desk) -> None:
         late = make(1, "k")
         with desk.engine.connect() as slow:
-            inbox.store(slow, SCHEMA, [Arrival("shop", late, ANY_NODE, Place("k"))])
+            inbox.store(slow, SCHEMA, [Arrival("shop", late, ANY_NODE, QueueKeys("k"))])
             desk.receive(2, 3)
             second, third = desk.claim()
             desk.run(inbox.retry_later, A, second, delay=timedelta(hours=1))
@@ -201,9 +203,9 @@ class TestWhoseTurn:
         rng = random.Random(7)
         given = [make(n, "k") for n in range(200)]
         given = [msgspec.structs.replace(each, id=rng_id(rng)) for each in given]
-        desk.run(joining_by_id, [Arrival("shop", each, ANY_NODE, Place("k")) for each in given])
+        desk.run(joining_by_id, [Arrival("shop", each, ANY_NODE, QueueKeys("k")) for each in given])
         sent = [msgspec.structs.replace(each, destination="tcp://127.0.0.1:1", id=rng_id(rng)) for each in given]
-        desk.run(outbox.store, [Sent(each, None, ANY_NODE, Place("k")) for each in sent])
+        desk.run(outbox.store, [Sent(each, None, ANY_NODE, QueueKeys("k")) for each in sent])
         for table in ("incoming", "outgoing"):
             found = desk.rows(
                 f"SELECT CAST(headers ->> 'number' AS integer) FROM durable.{table}_envelopes ORDER BY seq"
@@ -211,14 +213,16 @@ class TestWhoseTurn:
             assert [value for (value,) in found] == list(range(200))
 
     def test_a_row_with_a_place_in_an_order_is_never_born_owned(self, desk: Desk) -> None:
-        desk.run(inbox.store, [Arrival("shop", make(1, "k"), A, Place("k"))])
-        desk.run(outbox.store, [Sent(make(1, "k"), None, A, Place("k")), Sent(make(2, "k"), "local", A, Place("k"))])
+        desk.run(inbox.store, [Arrival("shop", make(1, "k"), A, QueueKeys("k"))])
+        desk.run(
+            outbox.store, [Sent(make(1, "k"), None, A, QueueKeys("k")), Sent(make(2, "k"), "local", A, QueueKeys("k"))]
+        )
         for table in ("incoming", "outgoing"):
             assert set(desk.rows(f"SELECT owner_id FROM durable.{table}_envelopes")) == {(0,)}
 
     def test_an_ordinary_claim_takes_nothing_that_is_ordered_or_shared(self, desk: Desk) -> None:
         desk.receive(1)
-        desk.run(inbox.store, [Arrival("shop", make(2, None), ANY_NODE, Place(None, "blue"))])
+        desk.run(inbox.store, [Arrival("shop", make(2, None), ANY_NODE, QueueKeys(None, "blue"))])
         desk.receive(3, key=None)
         ordinary = desk.run(inbox.claim, message_type=TYPES[0], batch_size=10, node=A)
         assert numbers(ordinary) == [3]
@@ -305,7 +309,7 @@ def play(desk: Desk, seed: int) -> list[str]:
         conn.execute("TRUNCATE durable.incoming_envelopes, durable.received_ids, durable.failed_attempts")
     rng = random.Random(seed)
     nodes = [NodeId(n) for n in (101, 102, 103)]
-    held: dict[NodeId, dict[str, list[Leased]]] = {node: {} for node in nodes}
+    held: dict[NodeId, dict[str, list[LeasedEnvelope]]] = {node: {} for node in nodes}
     done: dict[str, list[int]] = defaultdict(list)
     wrong: list[str] = []
     sent = 0
@@ -351,7 +355,7 @@ def play(desk: Desk, seed: int) -> list[str]:
 
 class TestLooking:
     def look(self, desk: Desk, after: str = "", count: int = 100) -> list[tuple[str, str | None]]:
-        return [tuple(each) for each in desk.run(ordering.look, Lane(message_type=TYPES[0]), after=after, count=count)]
+        return [tuple(each) for each in desk.run(ordering.scan, Lane(message_type=TYPES[0]), after=after, count=count)]
 
     def test_keys_are_found_so_many_at_a_time_each_with_the_type_whose_turn_it_is(self, desk: Desk) -> None:
         for key in "abc":
@@ -395,7 +399,7 @@ class TestLooking:
 class TestTrials:
     def trial(self, desk: Desk, looked: trials.Looked) -> trials.Trial:
         opened = {"reason": "down", "actor": "a", "duration": timedelta(0)}
-        desk.run(circuits.open_circuit, Kind.HANDLER, TYPES[0], **opened)
+        desk.run(circuits.open_circuit, CircuitKind.HANDLER, TYPES[0], **opened)
         found = desk.run(
             trials.claim_trial,
             handler=TYPES[0],
@@ -417,18 +421,18 @@ class TestTrials:
         late = make(0, None, deliver_by=envelope(0).sent_at - timedelta(days=1))
         for key in keys:
             if in_the_way == "another share":
-                place = Place(None, key)
+                place = QueueKeys(None, key)
                 desk.run(inbox.store, [Arrival("shop", msgspec.structs.replace(late, id=new_id()), ANY_NODE, place)])
             if in_the_way == "another's turn":
                 desk.receive(1, key=key, message_type=TYPES[1])
             if in_the_way == "parked":
-                desk.run(circuits.pause, Kind.KEY, key, reason="a", actor="a", duration=None)
+                desk.run(circuits.pause, CircuitKind.KEY, key, reason="a", actor="a", duration=None)
             if in_the_way != "another share":
                 desk.receive(2, 3, key=key)
             if in_the_way == "held":
                 assert desk.claim(key, size=1)
         if in_the_way == "another share":
-            desk.run(inbox.store, [Arrival("shop", make(7, None), ANY_NODE, Place(None, "last"))])
+            desk.run(inbox.store, [Arrival("shop", make(7, None), ANY_NODE, QueueKeys(None, "last"))])
         else:
             desk.receive(7, key="last")
 
@@ -440,14 +444,14 @@ class TestTrials:
 
     def test_a_parked_key_is_found_without_a_type(self, desk: Desk) -> None:
         desk.receive(1)
-        desk.run(circuits.pause, Kind.KEY, "k", reason="a", actor="a", duration=None)
-        found = desk.run(ordering.look, Lane(message_type=TYPES[0]), after="", count=9)
+        desk.run(circuits.pause, CircuitKind.KEY, "k", reason="a", actor="a", duration=None)
+        found = desk.run(ordering.scan, Lane(message_type=TYPES[0]), after="", count=9)
         assert [tuple(each) for each in found] == [("k", None)]
 
 
 class TestShares:
     def receive(self, desk: Desk, tenant: str, count: int) -> None:
-        rows = [Arrival("shop", make(n, None), ANY_NODE, Place(None, tenant)) for n in range(count)]
+        rows = [Arrival("shop", make(n, None), ANY_NODE, QueueKeys(None, tenant)) for n in range(count)]
         desk.run(inbox.store, rows)
 
     def claim(self, desk: Desk, size: int, start: str = "", **weights: int) -> tuple[list[str], str]:

@@ -90,7 +90,7 @@ async def test_every_message_is_handled_once_by_an_async_handler(
         await session.execute(INSERT, {"key": noted.key, "number": noted.number})
         return Answered(noted.number)
 
-    @bus.handles(Answered, group=10)
+    @bus.handles(Answered, max_batch=10)
     async def answered(answer: Answered, session: AsyncSession) -> None:
         await session.execute(INSERT, {"key": "answered", "number": answer.number})
 

@@ -21,14 +21,14 @@ from sqlalchemy.exc import DBAPIError
 from durable.agents.settling import pause_and_release
 from durable.application.retry import Pause
 from durable.embedded import Embedded
-from durable.envelope import ANY_NODE, Leased, NodeId
+from durable.envelope import ANY_NODE, LeasedEnvelope, NodeId
 from durable.errors import StorageUnavailable
-from durable.messages.ordering import FREE, Place
+from durable.messages.ordering import FREE, QueueKeys
 from durable.settings import load_settings
 from durable.storage import circuits, dead_letters, delayed, inbox, leases, maintenance, ordering, outbox, trials
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 from durable.storage.database import Database
-from durable.storage.dead_letters import Selection, Stretch
+from durable.storage.dead_letters import LetterRange, Selection
 from durable.storage.inbox import Arrival
 from durable.storage.outbox import Sent
 from durable.storage.rows import Letter
@@ -95,32 +95,32 @@ def plant(tables: Tables, poison: UUID, *operations: str) -> None:
         tables.execute("INSERT INTO poison VALUES (%s, %s)", poison, operation)
 
 
-def free(number: int) -> Place:
+def free(number: int) -> QueueKeys:
     return FREE
 
 
-def key_of_its_own(number: int) -> Place:
-    return Place(f"key {number}")
+def key_of_its_own(number: int) -> QueueKeys:
+    return QueueKeys(f"key {number}")
 
 
-def one_key(number: int) -> Place:
-    return Place("key")
+def one_key(number: int) -> QueueKeys:
+    return QueueKeys("key")
 
 
-def tenant_of_its_own(number: int) -> Place:
-    return Place(None, f"tenant {number}")
+def tenant_of_its_own(number: int) -> QueueKeys:
+    return QueueKeys(None, f"tenant {number}")
 
 
 async def given(
-    database: Database, side: str, owner: NodeId = NODE, place: Callable[[int], Place] = free
-) -> list[Leased]:
+    database: Database, side: str, owner: NodeId = NODE, place: Callable[[int], QueueKeys] = free
+) -> list[LeasedEnvelope]:
     """Rows of this side, owned by this node, as leases."""
     made = [msgspec.structs.replace(envelope(n, destination=PEER), body=b"{}") for n in range(COUNT)]
     if side == "outgoing":
         await database.transaction(outbox.store, [Sent(each, None, owner, place(n)) for n, each in enumerate(made)])
-        return [Leased(each, endpoint=PEER) for each in made]
+        return [LeasedEnvelope(each, endpoint=PEER) for each in made]
     await database.transaction(inbox.store, [Arrival("billing", each, owner, place(n)) for n, each in enumerate(made)])
-    return [Leased(each, endpoint="billing") for each in made]
+    return [LeasedEnvelope(each, endpoint="billing") for each in made]
 
 
 class Batch(NamedTuple):
@@ -129,18 +129,20 @@ class Batch(NamedTuple):
     side: str
     state: str
     operation: str
-    run: Callable[[Database, Sequence[Leased]], Any]
-    place: Callable[[int], Place] = free
+    run: Callable[[Database, Sequence[LeasedEnvelope]], Any]
+    place: Callable[[int], QueueKeys] = free
 
 
-def keys(owned: Sequence[Leased]) -> list[Any]:
+def keys(owned: Sequence[LeasedEnvelope]) -> list[Any]:
     return [lease.key for lease in owned]
 
 
-def each(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[[Database, Sequence[Leased]], Any]:
+def each(
+    function: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Callable[[Database, Sequence[LeasedEnvelope]], Any]:
     """A statement over one message, for one after another, as an agent settles them."""
 
-    async def run(database: Database, owned: Sequence[Leased]) -> None:
+    async def run(database: Database, owned: Sequence[LeasedEnvelope]) -> None:
         for lease in owned:
             await database.transaction(function, NODE, lease, *args, **kwargs)
 
@@ -226,7 +228,7 @@ BATCHES: dict[str, Batch] = {
 }  # fmt: skip
 
 
-async def each_paused(database: Database, owned: Sequence[Leased]) -> None:
+async def each_paused(database: Database, owned: Sequence[LeasedEnvelope]) -> None:
     for lease in owned:
         await database.transaction(pause_and_release, NODE, MESSAGE_TYPE, lease, PAUSE)
 
@@ -309,7 +311,7 @@ async def test_refused_row_of_one_order_is_put_aside_and_those_behind_it_are_cla
 @pytest.mark.parametrize("place", [free, key_of_its_own, tenant_of_its_own, one_key])
 @pytest.mark.parametrize("position", [0, 3])
 async def test_refused_row_keeps_no_trial_from_the_others(
-    database: Database, tables: Tables, position: int, place: Callable[[int], Place]
+    database: Database, tables: Tables, position: int, place: Callable[[int], QueueKeys]
 ) -> None:
     owned = await given(database, "incoming", ANY_NODE, place)
     poison = owned[position].envelope.id
@@ -317,7 +319,7 @@ async def test_refused_row_keeps_no_trial_from_the_others(
     looked, tried = trials.Looked(), []
     for _ in range(2 * COUNT):
         await database.transaction(
-            circuits.open_circuit, Kind.HANDLER, MESSAGE_TYPE, reason="down", actor="a", duration=timedelta(0)
+            circuits.open_circuit, CircuitKind.HANDLER, MESSAGE_TYPE, reason="down", actor="a", duration=timedelta(0)
         )
         trial = await database.transaction(
             trials.claim_trial, handler=MESSAGE_TYPE, message_type=MESSAGE_TYPE, node=NODE, lease=timedelta(0),
@@ -366,11 +368,11 @@ async def test_row_is_blamed_whatever_the_code_unless_that_passes_or_something_i
 @pytest.mark.parametrize("place", [free, key_of_its_own, tenant_of_its_own])
 @pytest.mark.parametrize("code", ["42501", "0A000", "42601", "3F000"])
 async def test_code_that_every_row_meets_alike_puts_none_aside(
-    database: Database, tables: Tables, code: str, place: Callable[[int], Place]
+    database: Database, tables: Tables, code: str, place: Callable[[int], QueueKeys]
 ) -> None:
     for lease in await given(database, "incoming", ANY_NODE, place):
         tables.execute("INSERT INTO poison VALUES (%s, 'incoming_envelopes UPDATE', %s)", lease.envelope.id, code)
-    claims: dict[Callable[[int], Place], Callable[[], Awaitable[object]]] = {
+    claims: dict[Callable[[int], QueueKeys], Callable[[], Awaitable[object]]] = {
         free: lambda: database.transaction(inbox.claim, message_type=MESSAGE_TYPE, batch_size=100, node=NODE),
         key_of_its_own: lambda: claim_keys(database, "incoming", KEYS),
         tenant_of_its_own: lambda: database.transaction(ordering.claim_shares, message_type=MESSAGE_TYPE, **SHARES),
@@ -435,7 +437,7 @@ async def test_marked_row_belongs_to_nobody_until_an_operator_frees_it(database:
 
 # ---------------------------------------------------------------- what operators do
 
-ALL, WHOLE = Selection(), Stretch(0, 2**62, 100)
+ALL, WHOLE = Selection(), LetterRange(0, 2**62, 100)
 OPERATIONS: dict[str, tuple[str, Callable[[Database], Any]]] = {
     "replay": ("incoming_envelopes INSERT", lambda db: db.transaction(dead_letters.replay, ALL, WHOLE, actor="ada")),
     "discard": (

@@ -16,13 +16,13 @@ from psycopg import sql
 from sqlalchemy import Connection, make_url, text
 
 from durable.embedded import Embedded
-from durable.envelope import ANY_NODE, Envelope, Leased, NodeId, new_id
+from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId, new_id
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.settings import load_settings
 from durable.storage import circuits, dead_letters, delayed, inbox, leases, locks, maintenance, nodes, outbox, trials
-from durable.storage.circuits import Kind
+from durable.storage.circuits import CircuitKind
 from durable.storage.database import Database, channel
-from durable.storage.dead_letters import Stretch
+from durable.storage.dead_letters import LetterRange
 from durable.storage.inbox import Arrival
 from durable.storage.locks import Job
 from durable.storage.outbox import Sent
@@ -83,12 +83,18 @@ class Store:
         fresh = await self.run(inbox.store, [Arrival(endpoint, each, owner) for each in envelopes])
         return {envelope_id for envelope_id, _ in fresh}
 
-    async def claim_outgoing(self, node: NodeId = A, batch_size: int = 100, destination: str = PEER) -> list[Leased]:
-        claimed: list[Leased] = await self.run(outbox.claim, destination=destination, batch_size=batch_size, node=node)
+    async def claim_outgoing(
+        self, node: NodeId = A, batch_size: int = 100, destination: str = PEER
+    ) -> list[LeasedEnvelope]:
+        claimed: list[LeasedEnvelope] = await self.run(
+            outbox.claim, destination=destination, batch_size=batch_size, node=node
+        )
         return claimed
 
-    async def claim_incoming(self, node: NodeId = A, batch_size: int = 100, of: str = MESSAGE_TYPE) -> list[Leased]:
-        claimed: list[Leased] = await self.run(inbox.claim, message_type=of, batch_size=batch_size, node=node)
+    async def claim_incoming(
+        self, node: NodeId = A, batch_size: int = 100, of: str = MESSAGE_TYPE
+    ) -> list[LeasedEnvelope]:
+        claimed: list[LeasedEnvelope] = await self.run(inbox.claim, message_type=of, batch_size=batch_size, node=node)
         return claimed
 
     async def rows(self, statement: str, **params: Any) -> list[Any]:
@@ -114,7 +120,7 @@ def outgoing(order_id: int = 1, **changes: Any) -> Envelope:
     return msgspec.structs.replace(envelope(order_id, destination=PEER), **changes)
 
 
-def orders(claimed: Sequence[Leased]) -> list[int]:
+def orders(claimed: Sequence[LeasedEnvelope]) -> list[int]:
     return [json.loads(lease.envelope.body)["order_id"] for lease in claimed]
 
 
@@ -131,7 +137,7 @@ async def test_an_envelope_comes_back_from_the_outbox_as_it_went_in(store: Store
     )
     await store.send(sent)
 
-    assert await store.claim_outgoing() == [Leased(sent, epoch=1, endpoint=PEER)]
+    assert await store.claim_outgoing() == [LeasedEnvelope(sent, epoch=1, endpoint=PEER)]
 
 
 async def test_an_envelope_comes_back_from_the_inbox_with_its_endpoint(store: Store) -> None:
@@ -139,7 +145,7 @@ async def test_an_envelope_comes_back_from_the_inbox_with_its_endpoint(store: St
     await store.receive(received, endpoint="desk")
 
     expected = msgspec.structs.replace(received, destination="desk")
-    assert await store.claim_incoming() == [Leased(expected, epoch=1, endpoint="desk")]
+    assert await store.claim_incoming() == [LeasedEnvelope(expected, epoch=1, endpoint="desk")]
 
 
 async def test_one_commit_sends_to_several_destinations_and_to_its_own_inbox(store: Store) -> None:
@@ -253,7 +259,7 @@ async def test_only_messages_of_the_type_are_claimed(store: Store) -> None:
 async def test_nothing_is_claimed_for_what_is_latched_or_paused_whatever_the_node_has_heard(store: Store) -> None:
     await store.send(outgoing(1))
     await store.receive(envelope(2))
-    opened = ((Kind.DESTINATION, PEER), (Kind.HANDLER, MESSAGE_TYPE))
+    opened = ((CircuitKind.DESTINATION, PEER), (CircuitKind.HANDLER, MESSAGE_TYPE))
     for kind, key in opened:
         await store.run(circuits.open_circuit, kind, key, reason="a test", actor="node 1")
     assert (await store.claim_outgoing(), await store.claim_incoming()) == ([], [])
@@ -265,11 +271,11 @@ async def test_nothing_is_claimed_for_what_is_latched_or_paused_whatever_the_nod
 
 async def test_a_circuit_whose_time_is_over_can_be_opened_again_and_is_closed_by_maintenance(store: Store) -> None:
     ended = {"reason": "ended", "actor": "ops", "duration": timedelta(seconds=-1)}
-    for kind in (Kind.DESTINATION, Kind.HANDLER):
+    for kind in (CircuitKind.DESTINATION, CircuitKind.HANDLER):
         await store.run(circuits.pause, kind, PEER, **ended)
     assert await store.run(circuits.read) == []
 
-    await store.run(circuits.open_circuit, Kind.DESTINATION, PEER, reason="again", actor="node 1")
+    await store.run(circuits.open_circuit, CircuitKind.DESTINATION, PEER, reason="again", actor="node 1")
     assert [circuit.reason for circuit in await store.run(circuits.read)] == ["again"]
     await store.run(circuits.close_ended)
     assert await store.rows("SELECT kind FROM durable.circuits") == [("destination",)]
@@ -277,28 +283,30 @@ async def test_a_circuit_whose_time_is_over_can_be_opened_again_and_is_closed_by
 
 async def test_what_gets_through_ends_no_pause(store: Store) -> None:
     paused = {"reason": "stocktaking", "actor": "ops", "duration": None}
-    await store.run(circuits.open_circuit, Kind.HANDLER, MESSAGE_TYPE, reason="down", actor="node 1")
-    await store.run(circuits.pause, Kind.HANDLER, MESSAGE_TYPE, **paused)
-    assert not await store.run(circuits.close_circuit, Kind.HANDLER, MESSAGE_TYPE)
+    await store.run(circuits.open_circuit, CircuitKind.HANDLER, MESSAGE_TYPE, reason="down", actor="node 1")
+    await store.run(circuits.pause, CircuitKind.HANDLER, MESSAGE_TYPE, **paused)
+    assert not await store.run(circuits.close_circuit, CircuitKind.HANDLER, MESSAGE_TYPE)
     assert [circuit.reason for circuit in await store.run(circuits.read)] == ["stocktaking"]
 
-    await store.run(circuits.resume, Kind.HANDLER, MESSAGE_TYPE)
-    await store.run(circuits.open_circuit, Kind.HANDLER, MESSAGE_TYPE, reason="down", actor="node 1")
-    assert await store.run(circuits.close_circuit, Kind.HANDLER, MESSAGE_TYPE)
+    await store.run(circuits.resume, CircuitKind.HANDLER, MESSAGE_TYPE)
+    await store.run(circuits.open_circuit, CircuitKind.HANDLER, MESSAGE_TYPE, reason="down", actor="node 1")
+    assert await store.run(circuits.close_circuit, CircuitKind.HANDLER, MESSAGE_TYPE)
 
 
 async def test_failures_do_not_replace_a_pause(store: Store) -> None:
     paused = {"reason": "stocktaking", "actor": "ops", "duration": timedelta(hours=1)}
-    await store.run(circuits.pause, Kind.HANDLER, MESSAGE_TYPE, **paused)
-    await store.run(circuits.open_circuit, Kind.HANDLER, MESSAGE_TYPE, reason="down", actor="node 1")
+    await store.run(circuits.pause, CircuitKind.HANDLER, MESSAGE_TYPE, **paused)
+    await store.run(circuits.open_circuit, CircuitKind.HANDLER, MESSAGE_TYPE, reason="down", actor="node 1")
     assert [(circuit.reason, circuit.probing) for circuit in await store.run(circuits.read)] == [("stocktaking", False)]
 
 
 async def _stop(store: Store, duration: timedelta) -> None:
-    await store.run(circuits.open_circuit, Kind.HANDLER, MESSAGE_TYPE, reason="down", actor="node 1", duration=duration)
+    await store.run(
+        circuits.open_circuit, CircuitKind.HANDLER, MESSAGE_TYPE, reason="down", actor="node 1", duration=duration
+    )
 
 
-async def _claim_trial(store: Store, node: NodeId = A) -> Leased | None:
+async def _claim_trial(store: Store, node: NodeId = A) -> LeasedEnvelope | None:
     trial: trials.Trial = await store.run(
         trials.claim_trial,
         message_type=MESSAGE_TYPE,
@@ -357,7 +365,7 @@ async def test_two_nodes_that_claim_at_once_get_different_rows_and_do_not_wait(s
     await store.send(*(outgoing(number) for number in range(10)))
     await store.receive(*(envelope(number) for number in range(10)))
 
-    def claim(conn: Connection, node: NodeId) -> list[Leased]:
+    def claim(conn: Connection, node: NodeId) -> list[LeasedEnvelope]:
         if side == "outgoing":
             return outbox.claim(conn, SCHEMA, destination=PEER, batch_size=6, node=node)
         return inbox.claim(conn, SCHEMA, message_type=MESSAGE_TYPE, batch_size=6, node=node)
@@ -380,20 +388,20 @@ async def test_every_claim_raises_the_epoch(store: Store) -> None:
 
 # ---------------------------------------------------------------- the fence
 
-Change = Callable[[Store, NodeId, Leased], Any]
+Change = Callable[[Store, NodeId, LeasedEnvelope], Any]
 
 
-async def _begin(store: Store, node: NodeId, lease: Leased) -> bool:
+async def _begin(store: Store, node: NodeId, lease: LeasedEnvelope) -> bool:
     return await store.run(inbox.begin_suspect_attempt, node, lease) is not None
 
 
-async def _count(store: Store, node: NodeId, lease: Leased) -> bool:
+async def _count(store: Store, node: NodeId, lease: LeasedEnvelope) -> bool:
     before = await store.one("SELECT sum(attempts) FROM durable.outgoing_envelopes")
     await store.run(outbox.count_failed_attempt, node, [lease])
     return bool(await store.one("SELECT sum(attempts) FROM durable.outgoing_envelopes") > before)
 
 
-async def _dead_letter_outgoing(store: Store, node: NodeId, lease: Leased) -> bool:
+async def _dead_letter_outgoing(store: Store, node: NodeId, lease: LeasedEnvelope) -> bool:
     await store.run(outbox.dead_letter, node, [(lease, LETTER)])
     return bool(await store.one("SELECT count(*) FROM durable.dead_letters"))
 
@@ -554,7 +562,7 @@ async def test_another_body_under_a_known_id_is_found(store: Store) -> None:
 
 OLD = timedelta(days=30)
 KEEP = timedelta(days=8)
-EVERYTHING = Stretch(0, 2**62, 100)
+EVERYTHING = LetterRange(0, 2**62, 100)
 
 
 def under_key(key: str = "invoice-17", **changes: Any) -> Envelope:
@@ -953,11 +961,11 @@ async def test_the_servers_uptime_is_known(store: Store) -> None:
 
 
 async def test_a_circuit_that_is_open_already_keeps_its_reason_and_its_start(store: Store) -> None:
-    await store.run(circuits.open_circuit, Kind.DESTINATION, PEER, reason="first", actor="node 1")
+    await store.run(circuits.open_circuit, CircuitKind.DESTINATION, PEER, reason="first", actor="node 1")
     (opened,) = await store.run(circuits.read)
-    await store.run(circuits.open_circuit, Kind.DESTINATION, PEER, reason="second", actor="node 2")
+    await store.run(circuits.open_circuit, CircuitKind.DESTINATION, PEER, reason="second", actor="node 2")
     await store.run(
-        circuits.open_circuit, Kind.HANDLER, PEER, reason="paused", actor="ops", duration=timedelta(hours=1)
+        circuits.open_circuit, CircuitKind.HANDLER, PEER, reason="paused", actor="ops", duration=timedelta(hours=1)
     )
 
     destination, handler = await store.run(circuits.read)
@@ -966,7 +974,7 @@ async def test_a_circuit_that_is_open_already_keeps_its_reason_and_its_start(sto
         "destination", PEER, "first", None, "node 1",
     )  # fmt: skip
     assert timedelta(minutes=59) < handler.until - handler.since <= timedelta(hours=1)
-    await store.run(circuits.close_circuit, Kind.DESTINATION, PEER)
+    await store.run(circuits.close_circuit, CircuitKind.DESTINATION, PEER)
     assert [circuit.kind for circuit in await store.run(circuits.read)] == ["handler"]
 
 

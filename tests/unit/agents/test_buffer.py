@@ -58,7 +58,7 @@ def test_room_stays_taken_until_the_item_is_done_not_until_it_is_taken() -> None
 
 def test_what_was_claimed_may_go_over_the_bytes_and_then_nothing_more_has_room() -> None:
     buffer: Buffer[Item] = Buffer(max_count=10, max_bytes=10)
-    buffer.force(items(8, 8))
+    buffer.reserve_unchecked(items(8, 8))
     assert (buffer.used_count, buffer.used_bytes, buffer.room) == (2, 16, 0)
 
 

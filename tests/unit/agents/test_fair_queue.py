@@ -6,31 +6,33 @@ from collections import defaultdict
 import pytest
 
 from durable.agents.buffer import Buffer
-from durable.agents.fair_queue import Turns
-from durable.envelope import Envelope, Leased, new_id
+from durable.agents.fair_queue import FairQueue
+from durable.envelope import Envelope, LeasedEnvelope, new_id
 from tests.failure.leftovers import envelope
 
 
-def lease(number: int, key: str | None = None, tenant: str = "", size: int = 1, interruptions: int = 0) -> Leased:
+def lease(
+    number: int, key: str | None = None, tenant: str = "", size: int = 1, interruptions: int = 0
+) -> LeasedEnvelope:
     made = envelope(number)
     headers = {"tenant": tenant, "number": str(number)}
     whole = Envelope(
         **{name: getattr(made, name) for name in made.__struct_fields__}
         | {"id": new_id(), "headers": headers, "partition_key": key, "body": b"x" * size}
     )
-    return Leased(whole, ordering_key=key, interruptions=interruptions)
+    return LeasedEnvelope(whole, ordering_key=key, interruptions=interruptions)
 
 
-def number(of: Leased) -> int:
+def number(of: LeasedEnvelope) -> int:
     return int(of.envelope.headers["number"])
 
 
-def numbers(batch: list[Leased]) -> list[int]:
+def numbers(batch: list[LeasedEnvelope]) -> list[int]:
     return [number(each) for each in batch]
 
 
-def turns(**options: object) -> Turns:
-    return Turns(1_000, 1 << 20, **options)  # type: ignore[arg-type]
+def turns(**options: object) -> FairQueue:
+    return FairQueue(1_000, 1 << 20, **options)  # type: ignore[arg-type]
 
 
 def by_tenant(of: Envelope) -> str:
@@ -38,7 +40,7 @@ def by_tenant(of: Envelope) -> str:
 
 
 def test_what_has_no_key_comes_as_from_a_plain_buffer() -> None:
-    plain: Buffer[Leased] = Buffer(1_000, 1 << 20)
+    plain: Buffer[LeasedEnvelope] = Buffer(1_000, 1 << 20)
     both = [plain, turns()]
     items = [lease(n, size=100 * n) for n in range(10)]
     for each in both:
@@ -157,7 +159,7 @@ def test_a_tenant_has_as_many_messages_in_its_turn_as_its_weight_says() -> None:
 def test_no_key_is_ever_out_twice_and_each_comes_in_its_order(seed: int) -> None:
     rng = random.Random(seed)
     buffer = turns(run=rng.choice([1, 3]), share_of=rng.choice([None, by_tenant]), weights={"x": 2})
-    out: list[list[Leased]] = []
+    out: list[list[LeasedEnvelope]] = []
     seen: dict[str, list[int]] = defaultdict(list)
     put = 0
     for _ in range(600):

@@ -6,24 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durable.agents.latch import Circuit, State
+from durable.agents.latch import Latch, State
 
 
-def latched(failures_to_latch: int = 3) -> Circuit:
-    circuit = Circuit(failures_to_latch)
+def latched(failures_to_latch: int = 3) -> Latch:
+    circuit = Latch(failures_to_latch)
     for _ in range(failures_to_latch):
         circuit.batch_failed()
     return circuit
 
 
 def test_the_last_of_so_many_failures_in_a_row_latches() -> None:
-    circuit = Circuit(failures_to_latch=3)
+    circuit = Latch(failures_to_latch=3)
     assert [circuit.batch_failed() for _ in range(3)] == [False, False, True]
     assert circuit.state is State.LATCHED
 
 
 def test_a_success_starts_the_count_again() -> None:
-    circuit = Circuit(failures_to_latch=2)
+    circuit = Latch(failures_to_latch=2)
     for _ in range(5):
         assert not circuit.batch_failed()
         circuit.batch_succeeded()
@@ -49,7 +49,7 @@ def test_a_ping_unlatches_once_and_the_count_starts_again() -> None:
 
 
 def test_another_node_may_latch_and_unlatch() -> None:
-    circuit = Circuit(failures_to_latch=3)
+    circuit = Latch(failures_to_latch=3)
     circuit.latch()
     assert circuit.latched
     assert not circuit.batch_failed()
@@ -62,7 +62,7 @@ def test_another_node_may_latch_and_unlatch() -> None:
 def test_it_is_latched_by_the_first_run_of_failures_that_is_long_enough(
     failures_to_latch: int, outcomes: list[bool]
 ) -> None:
-    circuit, in_a_row, expected = Circuit(failures_to_latch), 0, False
+    circuit, in_a_row, expected = Latch(failures_to_latch), 0, False
     for succeeded in outcomes:
         in_a_row = 0 if succeeded else in_a_row + 1
         latches = not expected and in_a_row >= failures_to_latch

@@ -1,4 +1,4 @@
-"""When schedules run: time zones, the days on which clocks change, and what was missed."""
+"""When schedules run: time zones, the days on which clocks change, and what was misfire."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from durable.application.cron import MISSED_AFTER, MOST_AT_ONCE, Cron, Look, Missed, Pause, look
+from durable.application.cron import MISFIRE_GRACE, MOST_AT_ONCE, Cron, DueOccurrences, Misfire, Pause, due_occurrences
 from durable.errors import InvalidSetting
 
 VIENNA = "Europe/Vienna"
@@ -191,56 +191,56 @@ NOON = utc("2025-01-01T12:00")
 HOUR = timedelta(hours=1)
 
 
-class TestLook:
+class TestDueOccurrences:
     def test_what_is_on_time_runs_and_the_next_is_waited_for(self) -> None:
-        for missed in ("once", "all", "skip"):
-            found = look(HOURLY, missed, occurrence=NOON, due=NOON, now=NOON + timedelta(seconds=1))
-            assert found == Look([NOON], NOON + HOUR)
+        for misfire in ("once", "all", "skip"):
+            found = due_occurrences(HOURLY, misfire, occurrence=NOON, due=NOON, now=NOON + timedelta(seconds=1))
+            assert found == DueOccurrences([NOON], NOON + HOUR)
 
     @pytest.mark.parametrize(
-        ("missed", "run"),
+        ("misfire", "run"),
         [("once", [NOON + 3 * HOUR]), ("all", [NOON + n * HOUR for n in range(4)]), ("skip", [])],
     )
-    def test_what_was_missed_runs_as_declared(self, missed: Missed, run: list[datetime]) -> None:
-        found = look(HOURLY, missed, occurrence=NOON, due=NOON, now=NOON + 3 * HOUR + 2 * MISSED_AFTER)
-        assert found == Look(run, NOON + 4 * HOUR)
+    def test_what_was_missed_runs_as_declared(self, misfire: Misfire, run: list[datetime]) -> None:
+        found = due_occurrences(HOURLY, misfire, occurrence=NOON, due=NOON, now=NOON + 3 * HOUR + 2 * MISFIRE_GRACE)
+        assert found == DueOccurrences(run, NOON + 4 * HOUR)
 
     def test_a_little_late_is_not_missed(self) -> None:
-        assert look(HOURLY, "skip", occurrence=NOON, due=NOON, now=NOON + MISSED_AFTER).run == [NOON]
+        assert due_occurrences(HOURLY, "skip", occurrence=NOON, due=NOON, now=NOON + MISFIRE_GRACE).run == [NOON]
 
     def test_of_very_many_the_last_are_run(self) -> None:
         now = NOON + timedelta(days=365)
-        run = look(HOURLY, "all", occurrence=NOON, due=NOON, now=now).run
+        run = due_occurrences(HOURLY, "all", occurrence=NOON, due=NOON, now=now).run
         assert (len(run), run[-1]) == (MOST_AT_ONCE, now)
         assert list(run) == sorted(run)
 
     def test_a_new_schedule_has_missed_nothing(self) -> None:
         begun = NOON + timedelta(minutes=10)
-        assert look(HOURLY, "all", occurrence=None, due=begun, now=begun) == Look([], NOON + HOUR)
+        assert due_occurrences(HOURLY, "all", occurrence=None, due=begun, now=begun) == DueOccurrences([], NOON + HOUR)
 
     def test_what_comes_while_a_new_schedule_is_declared_counts(self) -> None:
-        assert look(HOURLY, "once", occurrence=None, due=NOON - HOUR / 2, now=NOON).run == [NOON]
+        assert due_occurrences(HOURLY, "once", occurrence=None, due=NOON - HOUR / 2, now=NOON).run == [NOON]
 
     @pytest.mark.parametrize(
-        ("missed", "run"),
+        ("misfire", "run"),
         [("once", [NOON + HOUR]), ("all", [NOON, NOON + HOUR]), ("skip", [])],
     )
     def test_what_was_due_in_a_pause_is_passed_over_and_what_came_before_was_missed(
-        self, missed: Missed, run: list[datetime]
+        self, misfire: Misfire, run: list[datetime]
     ) -> None:
         pause = Pause(NOON + 2 * HOUR, NOON + 5 * HOUR)
         now = NOON + 4.5 * HOUR
-        found = look(HOURLY, missed, occurrence=NOON, due=NOON, now=now, pause=pause)
-        assert found == Look(run, NOON + 5 * HOUR)
+        found = due_occurrences(HOURLY, misfire, occurrence=NOON, due=NOON, now=now, pause=pause)
+        assert found == DueOccurrences(run, NOON + 5 * HOUR)
 
     def test_what_comes_after_a_pause_runs(self) -> None:
         pause = Pause(NOON - HOUR, NOON + 2 * HOUR)
-        found = look(HOURLY, "all", occurrence=NOON, due=NOON, now=NOON + 3 * HOUR, pause=pause)
-        assert found == Look([NOON + 2 * HOUR, NOON + 3 * HOUR], NOON + 4 * HOUR)
+        found = due_occurrences(HOURLY, "all", occurrence=NOON, due=NOON, now=NOON + 3 * HOUR, pause=pause)
+        assert found == DueOccurrences([NOON + 2 * HOUR, NOON + 3 * HOUR], NOON + 4 * HOUR)
 
     def test_occurrence_that_was_moved_out_of_a_pause_runs(self) -> None:
         pause, due = Pause(NOON - HOUR, NOON + HOUR), NOON + 2 * HOUR
-        assert look(HOURLY, "all", occurrence=NOON, due=due, now=due, pause=pause).run == [
+        assert due_occurrences(HOURLY, "all", occurrence=NOON, due=due, now=due, pause=pause).run == [
             NOON,
             NOON + HOUR,
             NOON + 2 * HOUR,
@@ -249,13 +249,13 @@ class TestLook:
     def test_year_of_seconds_in_a_pause_is_not_walked_through(self) -> None:
         pause = Pause(NOON + 2 * MINUTE, NOON + timedelta(days=365))
         every_second = Cron("* * * * * *")
-        found = look(every_second, "once", occurrence=NOON, due=NOON, now=pause.until - HOUR, pause=pause)
+        found = due_occurrences(every_second, "once", occurrence=NOON, due=NOON, now=pause.until - HOUR, pause=pause)
         assert found.run == [pause.since - timedelta(seconds=1)]
 
     def test_an_occurrence_that_is_moved_ahead_runs_once(self) -> None:
         now = NOON - timedelta(minutes=20)
-        assert look(HOURLY, "once", occurrence=NOON, due=now, now=now) == Look([NOON], NOON + HOUR)
+        assert due_occurrences(HOURLY, "once", occurrence=NOON, due=now, now=now) == DueOccurrences([NOON], NOON + HOUR)
 
     def test_an_occurrence_that_is_put_off_is_not_missed(self) -> None:
         due = NOON + timedelta(minutes=30)
-        assert look(HOURLY, "skip", occurrence=NOON, due=due, now=due).run == [NOON]
+        assert due_occurrences(HOURLY, "skip", occurrence=NOON, due=due, now=due).run == [NOON]

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from durable.application.handlers import Context, Depends, Handler, Incoming
 from durable.application.retry import Retry
-from durable.envelope import Envelope, Leased, new_id
+from durable.envelope import Envelope, LeasedEnvelope, new_id
 from durable.errors import InvalidSetting, RoutingError
 from durable.outbox.envelope_factory import REPLY_TO
 
@@ -50,7 +50,7 @@ class Posting:
 
 
 def declared(function: Callable[..., Any], **changes: Any) -> Handler:
-    options: dict[str, Any] = {"concurrency": 1, "group": 1} | changes
+    options: dict[str, Any] = {"concurrency": 1, "max_batch": 1} | changes
     return Handler(
         message_type="handlers.placed",
         cls=Placed,
@@ -73,7 +73,7 @@ def context(posting: Posting | None = None, **headers: str) -> Context:
         causation_id=new_id(),
         headers=headers,
     )
-    return Context(Leased(envelope), 3, posting or Posting())  # type: ignore[arg-type]
+    return Context(LeasedEnvelope(envelope), 3, posting or Posting())  # type: ignore[arg-type]
 
 
 def call(session: Any = None) -> Incoming:
@@ -266,7 +266,7 @@ class TestWhatIsGiven:
 
         async def handle_one(order: Placed) -> list[Placed]: ...  # type: ignore[empty-body]
 
-        assert declared(handle, group=10).takes_list
+        assert declared(handle, max_batch=10).takes_list
         assert not declared(handle_one).takes_list
 
 
@@ -323,7 +323,7 @@ class TestDeclaring:
         with pytest.raises(InvalidSetting, match="no one Context for a list"):
             declared(handle)
 
-    @pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"group": 0}])
+    @pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"max_batch": 0}])
     def test_at_least_one_message_runs_at_once(self, wrong: dict[str, int]) -> None:
         async def handle(order: Placed) -> None: ...
 
@@ -348,7 +348,7 @@ class TestContext:
         made = context(posting)
         made.send(Shipped(1), key="a")
         made.publish(Shipped(2))
-        made.schedule(Shipped(3), after=60, key="b")
+        made.send(Shipped(3), delay=60, key="b")
         assert posting.posted == [
             ("send", Shipped(1), {"to": None, "key": "a"}),
             ("publish", Shipped(2), {}),

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from durable import HandleNext, Incoming, InvalidSetting, Middleware, Outgoing, SendNext, WiringError
-from durable.application.middleware import Onion
+from durable.application.middleware import MiddlewareStack
 
 IDS = [UUID(int=number) for number in range(1, 9)]
 
@@ -67,8 +67,8 @@ def incoming(message: object) -> Incoming:
     return Incoming(message, unused, [])
 
 
-def onion(*components: Middleware) -> Onion:
-    made = Onion()
+def onion(*components: Middleware) -> MiddlewareStack:
+    made = MiddlewareStack()
     for component in components:
         made.use(component, "core")
     return made
@@ -77,7 +77,7 @@ def onion(*components: Middleware) -> Onion:
 class TestOrder:
     async def test_before_is_around_core_and_core_around_after_and_each_group_in_the_order_of_use(self) -> None:
         steps: list[str] = []
-        made = Onion()
+        made = MiddlewareStack()
         made.use(Tracing("after 1", steps), "after")
         made.use(Tracing("core 1", steps), "core")
         made.use(Tracing("before 1", steps), "before")
@@ -212,12 +212,12 @@ class TestWiring:
         }
         for component, reason in wrong.items():
             with pytest.raises(InvalidSetting, match=reason):
-                Onion().use(component, "core")
+                MiddlewareStack().use(component, "core")
 
     def test_a_group_that_is_none_is_refused(self) -> None:
         group: Any = "middle"
         with pytest.raises(InvalidSetting, match="no group 'middle'; use 'before', 'core' or 'after'"):
-            Onion().use(Passing(), group)
+            MiddlewareStack().use(Passing(), group)
 
     def test_a_component_that_comes_too_late_is_refused(self) -> None:
         made = onion(OnlySends())

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from durable import Context, Incoming, InvalidMessage, InvalidSetting, Outgoing, message
 from durable.application.middlewares import Logging, Validation
-from durable.envelope import Envelope, Leased, new_id
+from durable.envelope import Envelope, LeasedEnvelope, new_id
 from durable.outbox.envelope_factory import Cause
 from durable.testing import Chaos, ChaosError
 
@@ -67,7 +67,7 @@ async def handled(_: Incoming) -> object:
 
 def context(attempt: int = 1) -> Context:
     outbox: Any = None
-    return Context(Leased(envelope()), attempt, outbox)
+    return Context(LeasedEnvelope(envelope()), attempt, outbox)
 
 
 def envelope() -> Envelope:

@@ -39,18 +39,18 @@ def declared(bus: Bus, message: object = Compact(), name: str = "nightly", **opt
 
 class TestWhatItBrings:
     def test_an_occurrence_has_one_id_whoever_makes_it(self, bus: Bus) -> None:
-        composer = bus.runtime.composer
-        [first] = declared(bus).envelopes(composer, AT)
-        [again] = declared(bus, lambda at: Compact()).envelopes(composer, AT)
-        [other_name] = declared(bus, name="weekly").envelopes(composer, AT)
-        [other_time] = declared(bus).envelopes(composer, AT + timedelta(days=1))
-        [asked_for] = declared(bus).envelopes(composer, AT, asked_for=True)
+        envelope_factory = bus.runtime.envelope_factory
+        [first] = declared(bus).envelopes(envelope_factory, AT)
+        [again] = declared(bus, lambda at: Compact()).envelopes(envelope_factory, AT)
+        [other_name] = declared(bus, name="weekly").envelopes(envelope_factory, AT)
+        [other_time] = declared(bus).envelopes(envelope_factory, AT + timedelta(days=1))
+        [asked_for] = declared(bus).envelopes(envelope_factory, AT, asked_for=True)
         assert first.id == again.id
         assert len({first.id, other_name.id, other_time.id, asked_for.id}) == 4
 
     def test_headers_say_of_which_schedule_and_which_occurrence_it_is(self, bus: Bus) -> None:
         schedule = declared(bus, headers={"tenant": "blue"}, key="order-1", deliver_by=timedelta(hours=1))
-        [envelope] = schedule.envelopes(bus.runtime.composer, AT)
+        [envelope] = schedule.envelopes(bus.runtime.envelope_factory, AT)
         assert envelope.headers == {
             "tenant": "blue",
             "schedule": "nightly",
@@ -60,14 +60,14 @@ class TestWhatItBrings:
         assert envelope.deliver_by == envelope.sent_at + timedelta(hours=1)
 
     def test_a_function_is_told_the_occurrence(self, bus: Bus) -> None:
-        [envelope] = declared(bus, lambda at: Compact(at.hour)).envelopes(bus.runtime.composer, AT)
+        [envelope] = declared(bus, lambda at: Compact(at.hour)).envelopes(bus.runtime.envelope_factory, AT)
         assert envelope.body == b'{"level":3}'
 
     def test_an_event_goes_to_every_subscriber(self) -> None:
         bus = Bus("orders")
         for uri in ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"):
             bus.subscribe(Compact, to=uri)
-        assert len(declared(bus).envelopes(bus.runtime.composer, AT)) == 2
+        assert len(declared(bus).envelopes(bus.runtime.envelope_factory, AT)) == 2
 
     def test_versions_of_the_code_differ_when_anything_does(self, bus: Bus) -> None:
         same = [declared(bus).declaration for _ in range(2)]
@@ -75,7 +75,7 @@ class TestWhatItBrings:
             declared(bus, Compact(1)),
             declared(bus, cron="0 4 * * *"),
             declared(bus, tz="Europe/Vienna"),
-            declared(bus, missed="all"),
+            declared(bus, misfire="all"),
             declared(bus, to="tcp://127.0.0.1:2"),
             declared(bus, key="k"),
             declared(bus, lambda at: Compact()),
@@ -90,7 +90,7 @@ class TestRefused:
         [
             ({"cron": "nonsense"}, "cron 'nonsense'"),
             ({"tz": "Europe/Wien"}, "Europe/Vienna"),
-            ({"missed": "sometimes"}, "'once', 'all' or 'skip'"),
+            ({"misfire": "sometimes"}, "'once', 'all' or 'skip'"),
             ({"name": ""}, "give a short name"),
             ({"name": "a:b"}, "give a short name"),
             ({"name": "-a"}, "give a short name"),
@@ -117,4 +117,4 @@ class TestRefused:
     def test_a_message_without_a_destination_is_told_when_the_bus_starts(self) -> None:
         bus = Bus("orders")
         with pytest.raises(RoutingError, match="no destination"):
-            declared(bus).check(bus.runtime.composer)
+            declared(bus).check(bus.runtime.envelope_factory)

@@ -25,7 +25,7 @@ from durable.envelope import JSON
 from durable.messages.codec import decode
 from durable.messages.codecs.cloudevents import CloudEventsCodec
 from durable.messages.routing import Routes
-from durable.outbox.envelope_factory import Composer
+from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.settings import load_settings
 
 CONTENT_TYPES = [JSON, "application/msgpack", CloudEventsCodec.content_type]
@@ -124,8 +124,8 @@ VALUES = [
 ]  # fmt: skip
 
 
-def composer(**settings: Any) -> Composer:
-    return Composer("faithful", Routes(), load_settings(**settings), SystemClock())
+def envelope_factory(**settings: Any) -> EnvelopeFactory:
+    return EnvelopeFactory("faithful", Routes(), load_settings(**settings), SystemClock())
 
 
 TO = "tcp://127.0.0.1:2302"
@@ -135,7 +135,7 @@ TO = "tcp://127.0.0.1:2302"
 def test_message_of_fitting_values_is_sent(base: str, content_type: str) -> None:
     cls = CLASSES[base, content_type]
 
-    envelope = composer().command(cls(), to=TO)
+    envelope = envelope_factory().command(cls(), to=TO)
 
     assert envelope.content_type == content_type
     assert repr(decode(envelope.body, cls, content_type)).count("number=1") == repr(cls()).count("number=1")
@@ -148,7 +148,7 @@ def test_message_is_read_as_it_was_sent_or_is_refused(base: str, content_type: s
     sent = cls.model_construct(**values) if issubclass(cls, pydantic.BaseModel) else cls(**values)
 
     try:
-        envelope = composer().command(sent, to=TO)
+        envelope = envelope_factory().command(sent, to=TO)
     except InvalidMessage:
         assert values, "the class's own values fit"
         return
@@ -192,11 +192,11 @@ def _as_sent(value: Any, arrived: Any) -> bool:
 )
 def test_value_that_would_not_arrive_is_refused_with_its_field(values: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidMessage, match=told):
-        composer().command(CLASSES["dataclass", JSON](**values), to=TO)
+        envelope_factory().command(CLASSES["dataclass", JSON](**values), to=TO)
 
 
 def test_validation_is_turned_off_by_its_setting() -> None:
-    envelope = composer(validate_sent=False).command(CLASSES["dataclass", JSON](whole="no number"), to=TO)
+    envelope = envelope_factory(validate_sent=False).command(CLASSES["dataclass", JSON](whole="no number"), to=TO)
 
     with pytest.raises(InvalidMessage):
         decode(envelope.body, CLASSES["dataclass", JSON])
@@ -209,7 +209,7 @@ class Measured:
 
 
 def test_number_that_equals_nothing_is_sent_where_it_has_an_encoding() -> None:
-    envelope = composer().command(Measured(math.nan), to=TO)
+    envelope = envelope_factory().command(Measured(math.nan), to=TO)
 
     assert math.isnan(decode(envelope.body, Measured, "application/msgpack").value)
 
@@ -241,12 +241,12 @@ class Holder:
 )
 def test_field_is_compared_when_its_class_leaves_it_out(sent: Holder, path: str) -> None:
     with pytest.raises(InvalidMessage, match=rf"{path} would arrive as Part\(number=1\), not as Painted"):
-        composer().command(sent, to=TO)
+        envelope_factory().command(sent, to=TO)
 
 
 @pytest.mark.parametrize("amount", ["NaN", "-NaN", "sNaN", "NaN12", "Infinity"])
 def test_decimal_that_is_no_number_arrives_as_it_is(amount: str) -> None:
-    envelope = composer().command(Holder(amount=Decimal(amount)), to=TO)
+    envelope = envelope_factory().command(Holder(amount=Decimal(amount)), to=TO)
 
     assert str(decode(envelope.body, Holder).amount) == amount
 
@@ -263,4 +263,4 @@ def test_message_that_is_nested_without_end_is_refused() -> None:
         sent = Nested([sent.inner])
 
     with pytest.raises(InvalidMessage, match=r"Nested cannot be sent, as .*recursion"):
-        composer().command(sent, to=TO)
+        envelope_factory().command(sent, to=TO)

@@ -36,7 +36,7 @@ from durable.envelope import JSON
 from durable.messages.codec import decode
 from durable.messages.codecs.cloudevents import CloudEventsCodec
 from durable.messages.routing import Routes
-from durable.outbox.envelope_factory import Composer
+from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.settings import load_settings
 
 CONTENT_TYPES = [JSON, "application/msgpack", CloudEventsCodec.content_type]
@@ -149,7 +149,7 @@ def model(feature: str, content_type: str, value_of: str = "") -> BaseModel:
 
 
 def composed(sent: object) -> bytes:
-    return Composer("faithful", Routes(), load_settings(), SystemClock()).command(sent, to=TO).body
+    return EnvelopeFactory("faithful", Routes(), load_settings(), SystemClock()).command(sent, to=TO).body
 
 
 @pytest.mark.parametrize("content_type", CONTENT_TYPES)

@@ -5,7 +5,7 @@ import pytest
 
 from durable import Bus, InvalidSetting
 from durable.envelope import Envelope
-from durable.messages.ordering import FREE, Place, Places
+from durable.messages.ordering import FREE, OrderingRules, QueueKeys
 from durable.storage.ordering import share_out
 from tests.failure.leftovers import envelope
 
@@ -15,20 +15,20 @@ def keyed(key: str | None, **headers: str) -> Envelope:
 
 
 def test_a_message_without_a_key_is_behind_nobody() -> None:
-    assert Places().incoming(keyed(None)) == Places().outgoing(keyed(None)) == FREE
+    assert OrderingRules().incoming(keyed(None)) == OrderingRules().outgoing(keyed(None)) == FREE
 
 
 def test_an_empty_key_is_none() -> None:
-    assert Places().incoming(keyed("")) == Places().outgoing(keyed("")) == FREE
+    assert OrderingRules().incoming(keyed("")) == OrderingRules().outgoing(keyed("")) == FREE
 
 
 def test_a_key_orders_on_both_sides() -> None:
-    assert Places().incoming(keyed("k")) == Places().outgoing(keyed("k")) == Place("k")
+    assert OrderingRules().incoming(keyed("k")) == OrderingRules().outgoing(keyed("k")) == QueueKeys("k")
 
 
 def test_an_ordered_destination_or_handler_orders_everything_and_no_key_can_be_taken_for_it() -> None:
     message_type, destination = keyed("k").message_type, keyed("k").destination
-    places = Places(ordered_types={message_type}, ordered_destinations={destination})
+    places = OrderingRules(ordered_types={message_type}, ordered_destinations={destination})
     for place in (places.incoming, places.outgoing):
         assert place(keyed("k")) == place(keyed("other")) == place(keyed(None))
         assert not str(place(keyed("k")).ordering_key).isprintable()
@@ -36,9 +36,9 @@ def test_an_ordered_destination_or_handler_orders_everything_and_no_key_can_be_t
 
 def test_a_fair_handler_counts_by_header_or_key_and_who_names_none_shares_one_share() -> None:
     message_type = keyed("k").message_type
-    assert Places(shared={message_type: "tenant"}).incoming(keyed("k", tenant="blue")) == Place("k", "blue")
-    assert Places(shared={message_type: "tenant"}).incoming(keyed(None)) == Place(None, "")
-    assert Places(shared={message_type: "key"}).incoming(keyed("k")) == Place("k", "k")
+    assert OrderingRules(shared={message_type: "tenant"}).incoming(keyed("k", tenant="blue")) == QueueKeys("k", "blue")
+    assert OrderingRules(shared={message_type: "tenant"}).incoming(keyed(None)) == QueueKeys(None, "")
+    assert OrderingRules(shared={message_type: "key"}).incoming(keyed("k")) == QueueKeys("k", "k")
 
 
 @pytest.mark.parametrize(

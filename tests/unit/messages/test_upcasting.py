@@ -15,7 +15,7 @@ from durable.messages import upcasting
 from durable.messages.codecs.msgpack import MSGPACK
 from durable.messages.routing import LOCAL
 from durable.messages.upcasting import decode, newer_types, sent_class
-from durable.outbox.envelope_factory import Composer
+from durable.outbox.envelope_factory import EnvelopeFactory
 from tests.support.kinds import draft
 
 
@@ -187,10 +187,10 @@ class TestHandlers:
         declare_chain()
         shop = bus()
         shop.handles(V3)(handle)
-        composer = Composer("shop", shop.application.routes, shop.settings, shop.runtime.clock)
-        sent = composer.command(V1("4.20"))
+        envelope_factory = EnvelopeFactory("shop", shop.application.routes, shop.settings, shop.runtime.clock)
+        sent = envelope_factory.command(V1("4.20"))
         assert (sent.destination, sent.message_type) == (LOCAL, V1_TYPE)
-        assert [envelope.destination for envelope in composer.event(V2(cents=1))[1]] == [LOCAL]
+        assert [envelope.destination for envelope in envelope_factory.event(V2(cents=1))[1]] == [LOCAL]
         assert shop.application.routes.destinations() == {V3_TYPE: [LOCAL]}
 
     def test_rabbitmq_is_asked_for_every_version(self) -> None:

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from durable.envelope import Envelope, new_id, unix_ms
-from durable.messages.validation import EARLIEST, LATEST, MAX_HEADER_BYTES, MAX_HEADERS, MAX_TEXT_BYTES, flaw, too_old
+from durable.messages.validation import (
+    EARLIEST,
+    LATEST,
+    MAX_HEADER_BYTES,
+    MAX_HEADERS,
+    MAX_TEXT_BYTES,
+    find_error,
+    too_old,
+)
 
 SOUND = Envelope(
     id=new_id(),
@@ -33,11 +41,11 @@ any_text = st.text(st.characters(exclude_categories=()), max_size=50)
 
 
 def flaw_with(**changes: object) -> str | None:
-    return flaw(msgspec.structs.replace(SOUND, **changes), max_message_bytes=100)
+    return find_error(msgspec.structs.replace(SOUND, **changes), max_message_bytes=100)
 
 
 def test_a_sound_envelope_has_no_flaw() -> None:
-    assert flaw(SOUND, max_message_bytes=2) is None
+    assert find_error(SOUND, max_message_bytes=2) is None
 
 
 def test_a_body_over_the_limit_is_a_flaw_that_says_both_sizes() -> None:

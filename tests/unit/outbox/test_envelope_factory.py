@@ -16,7 +16,7 @@ from durable.messages import codec
 from durable.messages import validation as screening
 from durable.messages.registry import message
 from durable.messages.routing import LOCAL, Routes
-from durable.outbox.envelope_factory import REPLY_TO, Cause, Composer
+from durable.outbox.envelope_factory import REPLY_TO, Cause, EnvelopeFactory
 from durable.settings import load_settings
 from durable.testing import ManualClock
 
@@ -51,8 +51,8 @@ def routes() -> Routes:
 
 
 @pytest.fixture
-def composer(routes: Routes) -> Composer:
-    return Composer("orders", routes, load_settings(max_message_bytes=200), ManualClock(NOW))
+def envelope_factory(routes: Routes) -> EnvelopeFactory:
+    return EnvelopeFactory("orders", routes, load_settings(max_message_bytes=200), ManualClock(NOW))
 
 
 def cause() -> Envelope:
@@ -68,92 +68,98 @@ def cause() -> Envelope:
 
 
 class TestCommands:
-    def test_an_envelope_says_what_when_and_from_whom(self, composer: Composer) -> None:
-        envelope = composer.command(Placed(1))
+    def test_an_envelope_says_what_when_and_from_whom(self, envelope_factory: EnvelopeFactory) -> None:
+        envelope = envelope_factory.command(Placed(1))
         assert codec.decode(envelope.body, Placed) == Placed(1)
         assert (envelope.message_type, envelope.destination) == ("composing.placed", BILLING)
         assert (envelope.source, envelope.sent_at) == ("orders", NOW)
         assert (envelope.deliver_by, envelope.execution_time, envelope.partition_key) == (None, None, None)
 
-    def test_the_first_message_of_a_conversation_gives_it_its_id(self, composer: Composer) -> None:
-        envelope = composer.command(Placed())
+    def test_the_first_message_of_a_conversation_gives_it_its_id(self, envelope_factory: EnvelopeFactory) -> None:
+        envelope = envelope_factory.command(Placed())
         assert (envelope.correlation_id, envelope.causation_id) == (envelope.id, None)
 
-    def test_a_message_sent_by_a_handler_names_its_cause(self, composer: Composer) -> None:
+    def test_a_message_sent_by_a_handler_names_its_cause(self, envelope_factory: EnvelopeFactory) -> None:
         handled = cause()
-        envelope = composer.command(Placed(), cause=Cause(handled))
+        envelope = envelope_factory.command(Placed(), cause=Cause(handled))
         assert (envelope.correlation_id, envelope.causation_id) == (handled.correlation_id, handled.id)
         assert envelope.id not in (handled.id, handled.correlation_id)
 
-    def test_a_handler_that_runs_again_sends_the_same_ids(self, composer: Composer) -> None:
+    def test_a_handler_that_runs_again_sends_the_same_ids(self, envelope_factory: EnvelopeFactory) -> None:
         handled = cause()
         first, second = (
-            [composer.command(Placed(), cause=attempt).id for _ in range(3)]
+            [envelope_factory.command(Placed(), cause=attempt).id for _ in range(3)]
             for attempt in (Cause(handled), Cause(handled))
         )
         assert first == second
         assert len(set(first)) == 3
 
     def test_what_follows_from_other_messages_or_in_other_services_has_other_ids(
-        self, composer: Composer, routes: Routes
+        self, envelope_factory: EnvelopeFactory, routes: Routes
     ) -> None:
         handled, other = cause(), cause()
-        elsewhere = Composer("shipping", routes, load_settings(), ManualClock(NOW))
+        elsewhere = EnvelopeFactory("shipping", routes, load_settings(), ManualClock(NOW))
         ids = {
-            composer.command(Placed(), cause=Cause(handled)).id,
-            composer.command(Placed(), cause=Cause(other)).id,
+            envelope_factory.command(Placed(), cause=Cause(handled)).id,
+            envelope_factory.command(Placed(), cause=Cause(other)).id,
             elsewhere.command(Placed(), cause=Cause(handled)).id,
-            composer.event(Shipped(), cause=Cause(handled))[0],
+            envelope_factory.event(Shipped(), cause=Cause(handled))[0],
         }
         assert len(ids) == 4
 
-    def test_a_business_key_is_the_id_whoever_sends_it(self, composer: Composer) -> None:
-        assert composer.command(Placed(), id_from="17").id == composer.command(Placed(1), id_from="17").id
+    def test_a_business_key_is_the_id_whoever_sends_it(self, envelope_factory: EnvelopeFactory) -> None:
         assert (
-            composer.command(Placed(), id_from="17").id
-            == composer.command(Placed(), cause=Cause(cause()), id_from="17").id
+            envelope_factory.command(Placed(), id_from="17").id == envelope_factory.command(Placed(1), id_from="17").id
         )
-        assert composer.command(Placed(), id_from="18").id != composer.command(Placed(), id_from="17").id
-        assert composer.event(Shipped(), id_from="17")[0] != composer.command(Placed(), id_from="17").id
+        assert (
+            envelope_factory.command(Placed(), id_from="17").id
+            == envelope_factory.command(Placed(), cause=Cause(cause()), id_from="17").id
+        )
+        assert (
+            envelope_factory.command(Placed(), id_from="18").id != envelope_factory.command(Placed(), id_from="17").id
+        )
+        assert envelope_factory.event(Shipped(), id_from="17")[0] != envelope_factory.command(Placed(), id_from="17").id
 
     @pytest.mark.parametrize("key", ["", "a\nb", "\ud800"])
-    def test_a_business_key_that_is_no_text_is_refused(self, composer: Composer, key: str) -> None:
+    def test_a_business_key_that_is_no_text_is_refused(self, envelope_factory: EnvelopeFactory, key: str) -> None:
         with pytest.raises(InvalidMessage, match="id_from"):
-            composer.command(Placed(), id_from=key)
+            envelope_factory.command(Placed(), id_from=key)
 
-    def test_the_caller_may_name_the_destination(self, composer: Composer) -> None:
-        assert composer.command(Placed(), to=MAIL).destination == MAIL
+    def test_the_caller_may_name_the_destination(self, envelope_factory: EnvelopeFactory) -> None:
+        assert envelope_factory.command(Placed(), to=MAIL).destination == MAIL
 
     def test_a_destination_that_the_caller_names_is_resolved_and_a_route_was_before(self, routes: Routes) -> None:
         def by_type(uri: str, message_type: str) -> str:
             return f"{uri}/{message_type}"
 
-        composer = Composer("orders", routes, load_settings(), ManualClock(NOW), resolve=by_type)
-        routed = composer.command(Placed())
+        envelope_factory = EnvelopeFactory("orders", routes, load_settings(), ManualClock(NOW), resolve=by_type)
+        routed = envelope_factory.command(Placed())
         assert routed.destination == BILLING
-        assert composer.command(Placed(), to=MAIL).destination == f"{MAIL}/{routed.message_type}"
+        assert envelope_factory.command(Placed(), to=MAIL).destination == f"{MAIL}/{routed.message_type}"
 
-    def test_a_class_that_is_no_message_is_refused(self, composer: Composer) -> None:
+    def test_a_class_that_is_no_message_is_refused(self, envelope_factory: EnvelopeFactory) -> None:
         with pytest.raises(UnknownMessageType):
-            composer.command(Stranger(), to=MAIL)
+            envelope_factory.command(Stranger(), to=MAIL)
 
-    def test_an_event_with_many_subscribers_is_not_sent_as_a_command(self, composer: Composer, routes: Routes) -> None:
+    def test_an_event_with_many_subscribers_is_not_sent_as_a_command(
+        self, envelope_factory: EnvelopeFactory, routes: Routes
+    ) -> None:
         routes.subscribe("composing.placed", MAIL)
-        composer.command(Placed())  # its route counts, not the subscriber
+        envelope_factory.command(Placed())  # its route counts, not the subscriber
         with pytest.raises(RoutingError, match=r"use send\(\)"):
-            composer.event(Placed())
+            envelope_factory.event(Placed())
 
 
 class TestEvents:
-    def test_every_subscriber_gets_an_envelope_under_the_same_id(self, composer: Composer) -> None:
-        event_id, envelopes = composer.event(Shipped())
+    def test_every_subscriber_gets_an_envelope_under_the_same_id(self, envelope_factory: EnvelopeFactory) -> None:
+        event_id, envelopes = envelope_factory.event(Shipped())
         assert [envelope.destination for envelope in envelopes] == [BILLING, MAIL, LOCAL]
         assert {envelope.id for envelope in envelopes} == {event_id}
         first, *others = (msgspec.structs.replace(envelope, destination="") for envelope in envelopes)
         assert others == [first, first]
 
-    def test_an_event_that_nobody_wants_is_checked_all_the_same(self, composer: Composer) -> None:
-        nobody = Composer("orders", Routes(), load_settings(), ManualClock(NOW))
+    def test_an_event_that_nobody_wants_is_checked_all_the_same(self, envelope_factory: EnvelopeFactory) -> None:
+        nobody = EnvelopeFactory("orders", Routes(), load_settings(), ManualClock(NOW))
         event_id, envelopes = nobody.event(Shipped())
         assert (event_id.version, envelopes) == (7, [])
         with pytest.raises(InvalidMessage):
@@ -161,10 +167,14 @@ class TestEvents:
 
 
 class TestCascading:
-    def test_what_has_subscribers_is_published_and_the_rest_is_sent(self, composer: Composer) -> None:
+    def test_what_has_subscribers_is_published_and_the_rest_is_sent(self, envelope_factory: EnvelopeFactory) -> None:
         handled = cause()
-        assert [e.destination for e in composer.cascaded(Shipped(), cause=Cause(handled))] == [BILLING, MAIL, LOCAL]
-        (command,) = composer.cascaded(Placed(), cause=Cause(handled))
+        assert [e.destination for e in envelope_factory.cascaded(Shipped(), cause=Cause(handled))] == [
+            BILLING,
+            MAIL,
+            LOCAL,
+        ]
+        (command,) = envelope_factory.cascaded(Placed(), cause=Cause(handled))
         assert (command.destination, command.causation_id) == (BILLING, handled.id)
 
 
@@ -178,43 +188,45 @@ class TestOptions:
             (NOW.replace(hour=23), NOW.replace(hour=23)),
         ],
     )
-    def test_a_time_may_be_given_or_counted_from_now(self, composer: Composer, given: Any, expected: datetime) -> None:
-        assert composer.command(Placed(), deliver_by=given).deliver_by == expected
+    def test_a_time_may_be_given_or_counted_from_now(
+        self, envelope_factory: EnvelopeFactory, given: Any, expected: datetime
+    ) -> None:
+        assert envelope_factory.command(Placed(), deliver_by=given).deliver_by == expected
         if not isinstance(given, datetime):
-            assert composer.command(Placed(), delay=given).execution_time == expected
+            assert envelope_factory.command(Placed(), delay=given).execution_time == expected
         else:
-            assert composer.command(Placed(), at=given).execution_time == expected
+            assert envelope_factory.command(Placed(), at=given).execution_time == expected
 
-    def test_an_aware_time_of_any_zone_is_kept(self, composer: Composer) -> None:
+    def test_an_aware_time_of_any_zone_is_kept(self, envelope_factory: EnvelopeFactory) -> None:
         tokyo = (NOW + timedelta(days=1)).astimezone(timezone(timedelta(hours=9)))
-        assert composer.command(Placed(), at=tokyo).execution_time == tokyo
+        assert envelope_factory.command(Placed(), at=tokyo).execution_time == tokyo
 
     @pytest.mark.parametrize("name", ["deliver_by", "at"])
-    def test_a_time_without_a_zone_is_refused(self, composer: Composer, name: str) -> None:
+    def test_a_time_without_a_zone_is_refused(self, envelope_factory: EnvelopeFactory, name: str) -> None:
         options: Any = {name: datetime(2025, 1, 1)}
         with pytest.raises(InvalidMessage, match="has no time zone"):
-            composer.command(Placed(), **options)
+            envelope_factory.command(Placed(), **options)
 
     def test_a_remote_message_is_not_put_off_for_longer_than_its_duplicates_are_recognised(
-        self, composer: Composer
+        self, envelope_factory: EnvelopeFactory
     ) -> None:
         with pytest.raises(InvalidMessage, match="dedupe_window"):
-            composer.command(Placed(), delay=timedelta(days=7), to="tcp://127.0.0.1:1")
-        composer.command(Placed(), delay=timedelta(days=6, hours=23), to="tcp://127.0.0.1:1")
-        composer.command(Placed(), delay=timedelta(days=70), to=LOCAL)
+            envelope_factory.command(Placed(), delay=timedelta(days=7), to="tcp://127.0.0.1:1")
+        envelope_factory.command(Placed(), delay=timedelta(days=6, hours=23), to="tcp://127.0.0.1:1")
+        envelope_factory.command(Placed(), delay=timedelta(days=70), to=LOCAL)
 
-    def test_a_message_cannot_wait_twice(self, composer: Composer) -> None:
+    def test_a_message_cannot_wait_twice(self, envelope_factory: EnvelopeFactory) -> None:
         with pytest.raises(InvalidMessage, match="not both"):
-            composer.command(Placed(), at=NOW, delay=1)
+            envelope_factory.command(Placed(), at=NOW, delay=1)
 
-    def test_headers_are_copied(self, composer: Composer) -> None:
+    def test_headers_are_copied(self, envelope_factory: EnvelopeFactory) -> None:
         headers = {"tenant": "blue"}
-        envelope = composer.command(Placed(), headers=headers, key="order-1")
+        envelope = envelope_factory.command(Placed(), headers=headers, key="order-1")
         headers["tenant"] = "red"
         assert (envelope.headers, envelope.partition_key) == ({"tenant": "blue"}, "order-1")
 
-    def test_the_address_for_replies_travels_as_a_header(self, composer: Composer) -> None:
-        envelope = composer.command(Placed(), headers={"tenant": "blue"}, reply_to=MAIL)
+    def test_the_address_for_replies_travels_as_a_header(self, envelope_factory: EnvelopeFactory) -> None:
+        envelope = envelope_factory.command(Placed(), headers={"tenant": "blue"}, reply_to=MAIL)
         assert envelope.headers == {"tenant": "blue", REPLY_TO: MAIL}
 
 
@@ -239,14 +251,14 @@ class TestRefusals:
         ],
     )
     def test_what_could_not_be_stored_or_decoded_is_refused(
-        self, composer: Composer, given: object, options: Any
+        self, envelope_factory: EnvelopeFactory, given: object, options: Any
     ) -> None:
         with pytest.raises(InvalidMessage):
-            composer.command(given, **options)
+            envelope_factory.command(given, **options)
 
-    def test_the_refusal_names_the_class_and_the_flaw(self, composer: Composer) -> None:
+    def test_the_refusal_names_the_class_and_the_flaw(self, envelope_factory: EnvelopeFactory) -> None:
         with pytest.raises(InvalidMessage, match=r"^Placed cannot be sent: partition_key has a control character"):
-            composer.command(Placed(), key="\0")
+            envelope_factory.command(Placed(), key="\0")
 
     @given(
         note=st.text(st.characters(exclude_categories=()), max_size=20),
@@ -257,16 +269,16 @@ class TestRefusals:
     def test_whatever_is_composed_is_sound(
         self, note: str, key: str | None, headers: dict[str, str], seconds: int | None
     ) -> None:
-        composer = Composer("orders", Routes(), load_settings(), ManualClock(NOW))
+        envelope_factory = EnvelopeFactory("orders", Routes(), load_settings(), ManualClock(NOW))
         options: Any = {"headers": headers}
         if key is not None:
             options["key"] = key
         if seconds is not None:
             options |= {"delay": seconds, "deliver_by": seconds}
         try:
-            envelope = composer.command(Placed(note=note), to=MAIL, **options)
+            envelope = envelope_factory.command(Placed(note=note), to=MAIL, **options)
         except InvalidMessage:
             return
-        assert screening.flaw(envelope, max_message_bytes=1 << 20) is None
+        assert screening.find_error(envelope, max_message_bytes=1 << 20) is None
         assert codec.decode(envelope.body, Placed).note == note
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(envelope), type=Envelope) == envelope

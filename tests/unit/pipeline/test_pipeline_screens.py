@@ -114,7 +114,7 @@ def test_a_batch_has_a_flaw_just_when_one_of_its_envelopes_has(rows: list[dict[s
         identity = UUID(bytes=row["id"])
         fields: dict[str, Any] = row | {"id": identity, "correlation_id": identity}
         envelope = Envelope(**fields)
-        reason = screening.flaw(envelope, max_message_bytes=LIMITS.max_message_bytes)
+        reason = screening.find_error(envelope, max_message_bytes=LIMITS.max_message_bytes)
         return reason is not None or screening.too_old(envelope, NOW, LIMITS.dedupe_window)
 
     assert (flaw(batch(*rows), LIMITS, NOW) is not None) == any(map(is_refused, rows))

@@ -8,7 +8,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durable.envelope import Lease, NodeId
+from durable.envelope import LeaseKey, NodeId
 from durable.recovery.policy import DormancyPolicy, ForgottenPolicy, NodeFacts
 
 UP = timedelta(hours=1)  # how long the server has been running
@@ -95,7 +95,7 @@ class TestDormancy:
             assert rule.dormant([fact], server_uptime=UP, now=now) == ([1] if expected else [])
 
 
-def leases(*numbers: int) -> set[Lease]:
+def leases(*numbers: int) -> set[LeaseKey]:
     return {(UUID(int=number), "billing", 0) for number in numbers}
 
 

@@ -288,7 +288,7 @@ class TestFailing:
         assert memory.sent(Billed) == [Billed(1)]
 
     async def test_in_a_group_the_fault_is_that_of_one_message(self, bus: Bus, memory: InMemoryBus) -> None:
-        seen = handling(bus, group=10, retry=ONCE)
+        seen = handling(bus, max_batch=10, retry=ONCE)
         memory.fail(Placed, LookupError)
         await send(bus, *map(Placed, range(4)))
         await memory.drain()

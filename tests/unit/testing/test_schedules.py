@@ -73,10 +73,10 @@ class TestSchedules:
     async def test_one_is_run_now_moved_paused_and_resumed(
         self, memory: InMemoryBus, bus: Bus, heard: list[int]
     ) -> None:
-        assert await bus.run_now("hours")
+        assert await bus.run_schedule("hours")
         await memory.drain()
         assert heard == [12]
-        assert await bus.reschedule("hours", delay=60)
+        assert await bus.reschedule_next("hours", delay=60)
         await pass_time(memory, timedelta(minutes=2))
         assert heard == [12, 13]
         await bus.pause(schedule="hours")
@@ -85,8 +85,8 @@ class TestSchedules:
         assert not await bus.resume(schedule="hours")
         await pass_time(memory, HOUR)
         assert heard == [12, 13, 15]
-        assert not await bus.run_now("minutes")
-        assert not await bus.reschedule("minutes", delay=1)
+        assert not await bus.run_schedule("minutes")
+        assert not await bus.reschedule_next("minutes", delay=1)
 
     async def test_a_leap_too_far_is_told(self, memory: InMemoryBus) -> None:
         memory.clock.advance(timedelta(days=1_000))

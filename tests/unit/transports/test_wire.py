@@ -22,9 +22,9 @@ from durable.transports.frames import (
     Credit,
     Damaged,
     Frame,
+    FrameKind,
     Goodbye,
     Hello,
-    Kind,
     Outcomes,
     PartlyReadable,
     Ping,
@@ -124,9 +124,9 @@ def test_garbage_raises_nothing_but_a_protocol_violation(garbage: bytes, after_m
 
 
 @given(st.integers(0, 255), st.binary(max_size=200))
-@example(Kind.BATCH, b"\x92\x01" + b"\x91" * 100_000)
-@example(Kind.BATCH, b"\x93\x00\x90" + b"\x91" * 100_000 + b"\xc0")
-@example(Kind.HELLO, b"\x91" * 100_000)
+@example(FrameKind.BATCH, b"\x92\x01" + b"\x91" * 100_000)
+@example(FrameKind.BATCH, b"\x93\x00\x90" + b"\x91" * 100_000 + b"\xc0")
+@example(FrameKind.HELLO, b"\x91" * 100_000)
 def test_garbage_in_a_frame_that_is_otherwise_right_raises_nothing_but_a_protocol_violation(
     kind: int, payload: bytes
 ) -> None:
@@ -192,14 +192,14 @@ def test_a_frame_of_exactly_the_limit_is_read_and_one_byte_more_is_not() -> None
 
 def test_a_decoder_never_reserves_more_than_has_arrived_and_one_frame() -> None:
     claims = [
-        raw_frame(Kind.BATCH, b"", length=LIMIT),  # announces the limit, brings nothing
-        raw_frame(Kind.BATCH, b"", length=2**32 - 1),
-        raw_frame(Kind.BATCH, b"\x92\x01\xdd\xff\xff\xff\xff"),  # a batch of 4,294,967,295 envelopes
-        raw_frame(Kind.BATCH, b"\x92\x01\x91\xdd\xff\xff\xff\xff"),  # an envelope of as many fields
-        raw_frame(Kind.BATCH, b"\x92\x01\x91\xc6\xff\xff\xff\xff"),  # of 4 GiB
-        raw_frame(Kind.HELLO, b"\x94\xdd\xff\xff\xff\xff"),
-        raw_frame(Kind.OUTCOMES, b"\x92\xdd\xff\xff\xff\xff"),
-        raw_frame(Kind.REFUSED, b"\x92\xdb\xff\xff\xff\xff"),
+        raw_frame(FrameKind.BATCH, b"", length=LIMIT),  # announces the limit, brings nothing
+        raw_frame(FrameKind.BATCH, b"", length=2**32 - 1),
+        raw_frame(FrameKind.BATCH, b"\x92\x01\xdd\xff\xff\xff\xff"),  # a batch of 4,294,967,295 envelopes
+        raw_frame(FrameKind.BATCH, b"\x92\x01\x91\xdd\xff\xff\xff\xff"),  # an envelope of as many fields
+        raw_frame(FrameKind.BATCH, b"\x92\x01\x91\xc6\xff\xff\xff\xff"),  # of 4 GiB
+        raw_frame(FrameKind.HELLO, b"\x94\xdd\xff\xff\xff\xff"),
+        raw_frame(FrameKind.OUTCOMES, b"\x92\xdd\xff\xff\xff\xff"),
+        raw_frame(FrameKind.REFUSED, b"\x92\xdb\xff\xff\xff\xff"),
     ]
     tracemalloc.start()
     for claim in claims:
@@ -221,7 +221,7 @@ def test_a_decoder_keeps_nothing_of_the_frames_it_has_returned() -> None:
 
 
 def test_a_wrong_crc_damages_one_frame_and_the_next_is_read() -> None:
-    damaged = raw_frame(Kind.BATCH, b"\x92\x00\x90", channel=3, crc=1)
+    damaged = raw_frame(FrameKind.BATCH, b"\x92\x00\x90", channel=3, crc=1)
     received, violated = listen([MAGIC + damaged + encode(Frame(Ping(), 4))])
     assert received == [Damaged(3, "the CRC of the frame is wrong"), Frame(Ping(), 4)]
     assert not violated
@@ -237,7 +237,7 @@ def test_a_batch_of_more_envelopes_than_allowed_is_damaged() -> None:
 
 def test_bytes_after_the_payload_are_a_violation() -> None:
     payload = msgspec.msgpack.encode([0, []])
-    assert listen([MAGIC + raw_frame(Kind.BATCH, payload + b"\x00")]) == ([], True)
+    assert listen([MAGIC + raw_frame(FrameKind.BATCH, payload + b"\x00")]) == ([], True)
 
 
 def test_a_kind_that_does_not_exist_is_a_violation() -> None:
@@ -255,7 +255,7 @@ def test_frames_before_a_violation_are_returned_and_the_violation_follows() -> N
 def test_fields_that_a_later_version_adds_are_skipped() -> None:
     welcome = Welcome(1, "billing", 2, LIMIT, 1_000, 500)
     later = [*msgspec.structs.astuple(welcome), "a new field", {"and": ["another"]}]
-    assert only(raw_frame(Kind.WELCOME, msgspec.msgpack.encode(later))) == Frame(welcome, 7)
+    assert only(raw_frame(FrameKind.WELCOME, msgspec.msgpack.encode(later))) == Frame(welcome, 7)
     ours = envelope()
     assert only(batch_of([*msgspec.structs.astuple(ours), "a new field"])) == Frame(Batch(1, [ours]), 7)
 

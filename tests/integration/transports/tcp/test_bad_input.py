@@ -30,8 +30,8 @@ from durable.transports.frames import (
     Content,
     Credit,
     Frame,
+    FrameKind,
     Hello,
-    Kind,
     Outcomes,
     Ping,
     Pong,
@@ -166,12 +166,12 @@ AFTER_HELLO = {
     "length 8, less than any frame": struct.pack("!I", 8),
     "length 2^32-1": struct.pack("!I", 2**32 - 1),
     "length limit+1": struct.pack("!I", LIMIT + 1),
-    "trailing bytes in a frame": raw_frame(Kind.BATCH, msgspec.msgpack.encode([0, []]) + b"\x00"),
+    "trailing bytes in a frame": raw_frame(FrameKind.BATCH, msgspec.msgpack.encode([0, []]) + b"\x00"),
     "trailing bytes after a frame": encode(Frame(Ping(), 1)) + b"\x00\x00\x00\x01trailing",
-    "a batch that ends too soon": raw_frame(Kind.BATCH, BATCH[13:-1]),
-    "an envelope that announces 2^32-1 fields": raw_frame(Kind.BATCH, b"\x92\x01\x91\xdd\xff\xff\xff\xff"),
-    "nesting without end": raw_frame(Kind.BATCH, b"\x92\x01" + b"\x91" * 100_000),
-    "no msgpack": raw_frame(Kind.BATCH, b"\xc1" * 50),
+    "a batch that ends too soon": raw_frame(FrameKind.BATCH, BATCH[13:-1]),
+    "an envelope that announces 2^32-1 fields": raw_frame(FrameKind.BATCH, b"\x92\x01\x91\xdd\xff\xff\xff\xff"),
+    "nesting without end": raw_frame(FrameKind.BATCH, b"\x92\x01" + b"\x91" * 100_000),
+    "no msgpack": raw_frame(FrameKind.BATCH, b"\xc1" * 50),
     "an unknown kind": raw_frame(200, b"\x90"),
     "HELLO again": HELLO,
     "what only a server says": encode(Frame(Credit(1_000_000))),
@@ -300,12 +300,12 @@ async def test_a_client_who_closes_between_frames_is_not_counted_as_dropped(hous
 
 
 NEGATIVE = {
-    "bad CRC": (raw_frame(Kind.BATCH, BATCH[13:], channel=7, crc=1), "CRC"),
+    "bad CRC": (raw_frame(FrameKind.BATCH, BATCH[13:], channel=7, crc=1), "CRC"),
     "count says 10, holds 9": (batch_of(*envelopes(9), count=10), "says it holds 10 envelopes, and holds 9"),
     "count says 9, holds 10": (batch_of(*envelopes(10), count=9), "says it holds 9 envelopes, and holds 10"),
     "an empty batch": (batch_of(), "holds 0"),
     "1,001 envelopes": (batch_of(*[0] * (MAX_ENVELOPES + 1)), "length <= 1000"),
-    "no batch": (raw_frame(Kind.BATCH, msgspec.msgpack.encode("hello")), "no batch"),
+    "no batch": (raw_frame(FrameKind.BATCH, msgspec.msgpack.encode("hello")), "no batch"),
 }
 
 
@@ -375,7 +375,7 @@ async def test_a_drop_is_logged_with_its_reason_and_without_what_was_said(
     with caplog.at_level(logging.DEBUG):
         async with house.mallory() as mallory:
             await mallory.greet()
-            mallory.say(raw_frame(Kind.BATCH, BATCH[13:] + SECRET))
+            mallory.say(raw_frame(FrameKind.BATCH, BATCH[13:] + SECRET))
             await mallory.dropped()
         await house.is_unharmed(dropped=1)
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -464,9 +464,12 @@ class FakeServer:
 BAD_ANSWERS: dict[str, tuple[Answer, type[TransportError]]] = {
     "too few outcomes": (say(Outcomes([])), ProtocolViolation),
     "too many outcomes": (say(Outcomes([STORED] * 2)), ProtocolViolation),
-    "an outcome that does not exist": (say_raw(raw_frame(Kind.OUTCOMES, b"\x92\x91\x91\x63\x00")), ProtocolViolation),
-    "bad CRC": (say_raw(raw_frame(Kind.OUTCOMES, b"\x92\x91\x91\x01\x00", crc=1)), ProtocolViolation),
-    "trailing bytes": (say_raw(raw_frame(Kind.OUTCOMES, b"\x92\x91\x91\x01\x00\x00")), ProtocolViolation),
+    "an outcome that does not exist": (
+        say_raw(raw_frame(FrameKind.OUTCOMES, b"\x92\x91\x91\x63\x00")),
+        ProtocolViolation,
+    ),
+    "bad CRC": (say_raw(raw_frame(FrameKind.OUTCOMES, b"\x92\x91\x91\x01\x00", crc=1)), ProtocolViolation),
+    "trailing bytes": (say_raw(raw_frame(FrameKind.OUTCOMES, b"\x92\x91\x91\x01\x00\x00")), ProtocolViolation),
     "a length above the limit": (say_raw(struct.pack("!I", 2**32 - 1)), ProtocolViolation),
     "what only a client says": (say(Ping()), ProtocolViolation),
     "half an answer, then the end": (hang_up, ConnectionFailed),
