@@ -1,6 +1,6 @@
 """Runs the recurring schedules that this node's code declares: each occurrence once over all nodes.
 
-    due_occurrences() --> rows --not declared, or by a node that is older or gone--> declare
+    poll() --> rows --not declared, or by a node that is older or gone--> declare
                     --due, and declared as here--> [ lock, make the message, store it, move on ] one transaction
                     --otherwise--> wait, no longer than until the next is due
 
@@ -52,7 +52,7 @@ class Recurring:
         self._envelope_factory = envelope_factory
         self._counters = counters
 
-    async def due_occurrences(self) -> timedelta | None:
+    async def poll(self) -> timedelta | None:
         """Run what is due. Returns the time until the next will be; None: there is none."""
         if not self._schedules:
             return None

@@ -116,8 +116,8 @@ WRONG: dict[str, list[Any]] = {
     "Mapping[str, str] | None": HEADERS,
     "Mapping[type, Check] | None": [17, {"a": len}, {Placed: 17}, ODD],
     "Mode": ["half", 17, None, ODD],
-    "Missed": ["never", 17, None, ODD],
-    "Group": ["outside", 17, None, ODD],
+    "Misfire": ["never", 17, None, ODD],
+    "Stage": ["outside", 17, None, ODD],
     "Middleware": [17, None, ODD],
     "Codec": [17, None, ODD],
     "AsyncEngine | None": [17, "postgresql://", ODD],
@@ -181,12 +181,13 @@ def calls() -> Iterator[Call]:
     yield Call("pause", bus.pause, {"cls": Placed})
     yield Call("resume", bus.resume, {"cls": Placed})
     yield Call("cancel", bus.cancel, {"message": new_id()})
-    yield Call("run_now", bus.run_now, {"what": new_id()})
-    yield Call("reschedule", bus.reschedule, {"what": new_id(), "delay": 5})
+    yield Call("run_now", bus.run_now, {"message": new_id()})
+    yield Call("reschedule", bus.reschedule, {"message": new_id(), "delay": 5})
+    yield Call("run_schedule", bus.run_schedule, {"name": "nightly"})
+    yield Call("reschedule_next", bus.reschedule_next, {"name": "nightly", "delay": 5})
     for name, sender in (("Outbox", outbox), ("Context", context)):
         yield Call(f"{name}.send", sender.send, {"message": Placed()}, SendOptions)
         yield Call(f"{name}.publish", sender.publish, {"message": Old()}, SendOptions)
-    yield Call("Context.schedule", context.schedule, {"message": Placed(), "after": 5}, SendOptions)
     yield Call("Context.reply", context.reply, {"message": Placed()}, SendOptions)
     yield Call("circuit.open", context.circuit.open, {})
     yield Call("Retry", Retry, {})
@@ -495,7 +496,7 @@ def test_length_of_time_is_written_the_same_way_everywhere(monkeypatch: pytest.M
     bus.handles(Placed, timeout="1h")(reserve)
     outbox = made_outbox(bus)
     outbox.send(Placed(), delay="1h", deliver_by="2h", to="tcp://127.0.0.1:2302")
-    made_context(outbox).schedule(Placed(), after="1h", to="tcp://127.0.0.1:2302")
+    made_context(outbox).send(Placed(), delay="1h", to="tcp://127.0.0.1:2302")
     with pytest.raises(InvalidSetting, match="hour"):
         Settings(dedupe_window="59m")  # type: ignore[arg-type]
 

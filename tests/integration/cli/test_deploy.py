@@ -198,7 +198,7 @@ def test_it_could_not_change_anything_if_it_wanted_to(
 @pytest.mark.parametrize(
     ("arguments", "code", "reason"),
     [
-        (["--database", "postgresql://127.0.0.1:1/app"], 2, "Missing argument 'APP:BUS'"),
+        (["--database", "postgresql://127.0.0.1:1/app"], 2, "missing argument 'APP:BUS'"),
         (["APP", "--database", "mysql://127.0.0.1:1/app"], 2, "not a Postgres URL"),
         (["APP", "--database", "postgresql://127.0.0.1:1/app"], 1, "check that Postgres runs"),
         (["APP", "--database", "TABLES", "--schema", "other"], 2, "no durable tables; name another with --schema"),

@@ -321,10 +321,14 @@ class Calls:
 
     async def run_now(self) -> None:
         assert await self.bus.run_now(self.waiting)
+
+    async def run_schedule(self) -> None:
         assert await self.bus.run_schedule("nightly")
 
     async def reschedule(self) -> None:
         assert await self.bus.reschedule(self.waiting, delay=60)
+
+    async def reschedule_next(self) -> None:
         assert await self.bus.reschedule_next("nightly", delay=60)
 
     async def serve(self) -> None:

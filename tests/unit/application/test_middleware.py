@@ -214,10 +214,10 @@ class TestWiring:
             with pytest.raises(InvalidSetting, match=reason):
                 MiddlewareStack().use(component, "core")
 
-    def test_a_group_that_is_none_is_refused(self) -> None:
-        group: Any = "middle"
-        with pytest.raises(InvalidSetting, match="no group 'middle'; use 'before', 'core' or 'after'"):
-            MiddlewareStack().use(Passing(), group)
+    def test_use_refuses_an_unknown_stage(self) -> None:
+        stage: Any = "middle"
+        with pytest.raises(InvalidSetting, match="no stage 'middle'; use 'before', 'core' or 'after'"):
+            MiddlewareStack().use(Passing(), stage)
 
     def test_a_component_that_comes_too_late_is_refused(self) -> None:
         made = onion(OnlySends())
