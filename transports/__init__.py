@@ -1,4 +1,4 @@
-"""How envelopes travel: one module for each transport, and the rules of the wire.
+"""Transports: how envelopes travel. A folder for each, and the rules of the wire that they share.
 
 A transport knows nothing of the database. It hands batches to a `Receiver` and brings back one outcome for each
 envelope; it never decides what becomes of an envelope.

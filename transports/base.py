@@ -1,4 +1,4 @@
-"""What a transport is: the four protocols between the agents and the network.
+"""Transport protocols: the four interfaces between agents and the network.
 
 Sender      one destination, as the sending agent sees it
 Receiver    what a listener hands batches to: the receiving agent
@@ -41,7 +41,7 @@ class Sender(Protocol):
 
 
 def keeps_order(sender: Sender) -> bool:
-    """Does it store a batch in its order, and nothing behind an envelope that it did not store?
+    """True when a batch is stored in its order, and nothing behind an envelope that was not stored.
 
     A sender that does says so by an attribute `keeps_order = True`. To any other a message of a key is given only when
     the one before it has been answered.
@@ -50,7 +50,7 @@ def keeps_order(sender: Sender) -> bool:
 
 
 class Receiver(Protocol):
-    """Where a listener brings what it has received."""
+    """Receiver of the envelopes that a listener brings."""
 
     async def receive(self, endpoint: str, batch: Sequence[Envelope]) -> list[Outcome]:
         """Store the batch; an outcome of Stored or Duplicate means that it is committed. Never raises."""
@@ -64,11 +64,11 @@ class Receiver(Protocol):
         ...
 
     async def ready(self) -> bool:
-        """Can a batch be stored now? Answers pings."""
+        """Tell whether a batch can be stored now; the answer to a ping."""
         ...
 
     def credit(self) -> int:
-        """How many envelopes there is room for now."""
+        """Number of envelopes that there is room for now."""
         ...
 
 
@@ -108,7 +108,7 @@ class Transport(Protocol):
         ...
 
     def resolve(self, uri: str, message_type: str) -> str:
-        """Where messages of this type go that are sent to `uri`: the destination that is stored with each.
+        """Return the destination of messages of this type that are sent to `uri`; it is stored with each.
 
         For most transports this is `uri` itself; one that fans out by type names a destination for each, so that
         each has its own agent and latch. Resolving what is resolved changes nothing.

@@ -22,12 +22,12 @@ from durable.envelope import Envelope
 
 
 def departure(envelopes: Sequence[Envelope], now: datetime | None) -> datetime | None:
-    """What to send beside these: the time, if one of them has a deadline."""
+    """Return the time to send beside these envelopes, or None when none of them has a deadline."""
     return now if any(envelope.deliver_by is not None for envelope in envelopes) else None
 
 
 def counted_anew(envelopes: list[Envelope], clock: datetime | None, now: datetime) -> list[Envelope]:
-    """These with their deadlines by the receiver's clock; as they are if the sender has sent no clock."""
+    """Return these envelopes with deadlines by the receiver's clock; unchanged if the sender sent no clock."""
     if clock is None:
         return envelopes
     return [

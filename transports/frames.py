@@ -116,7 +116,7 @@ Content = Hello | Welcome | Refused | Batch | Outcomes | Credit | Ping | Pong | 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What one end says to the other. `size_bytes` is what it took on the wire, when it came from there."""
+    """Statement of one end to the other. `size_bytes` is its size on the wire, when it came from there."""
 
     content: Content | PartlyReadable
     channel: int = 0

@@ -120,7 +120,7 @@ class Decoder:
 
     @property
     def pending(self) -> bool:
-        """Has something begun to arrive that is not whole?"""
+        """True while a frame has arrived in part."""
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[Received]:
@@ -194,7 +194,7 @@ def _decode_batch(payload: memoryview, channel: int, size_bytes: int) -> Receive
 
 
 def _salvage_batch(payload: memoryview, channel: int, size_bytes: int) -> Received:
-    """One by one, because one bad envelope must not harm its neighbours."""
+    """Decode envelopes one by one: a bad one must not harm its neighbours."""
     try:
         batch = _raw_batch_decoder.decode(payload)
     except msgspec.ValidationError as error:

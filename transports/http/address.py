@@ -1,4 +1,4 @@
-"""Where an HTTP request goes, or is awaited: `http://127.0.0.1:8001`, `https://billing.example/durable`.
+"""HTTP addresses, to send to or to listen on: `http://127.0.0.1:8001`, `https://billing.example/durable`.
 
 The endpoints lie below the path: a batch goes to `/batches` there. Senders may leave out the port (80, or 443 for
 https); listeners may not, and take port 0 for any that is free. Several nodes of one service on a machine can share a
@@ -47,7 +47,7 @@ class HttpAddress:
 
     @property
     def is_local(self) -> bool:
-        """Does it name this machine and no other?"""
+        """True when the address names this machine and no other."""
         return is_loopback(self.host)
 
     @property
@@ -91,7 +91,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _host(uri: str, parts: SplitResult) -> str:
-    """In lower case; of a name each label has at most 63 characters, as in DNS."""
+    """Return the host in lower case; each label of a name has at most 63 characters, as in DNS."""
     host = parts.hostname or ""
     labels = host.removesuffix(".").split(".")
     if _is_address(host) or all(_LABEL.fullmatch(label) for label in labels):

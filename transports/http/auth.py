@@ -1,4 +1,4 @@
-"""How a sender shows that it knows the secret: as a signature of the request, or the secret itself.
+"""Authentication by a shared secret: a signature of the request, or the secret itself.
 
     Authorization: Durable-HMAC-SHA256 timestamp=1767225600, nonce=K7gN..., signature=9f86d081...
     Authorization: Bearer SECRET
@@ -108,5 +108,5 @@ def _equals_one(shown: str, expected: list[str]) -> bool:
 
 
 def _bytes(text: str) -> bytes:
-    """Whatever text there is, in headers and in the environment."""
+    """Encode any text of headers and of the environment."""
     return text.encode(errors="surrogatepass")

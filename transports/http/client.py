@@ -40,7 +40,7 @@ _CLOSED_BY_PEER: Final = ("Server disconnected", "peer closed connection")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the peer answered. As text: the status and what is said about it."""
+    """Answer of a peer. As text: its status and its reason."""
 
     status: int
     headers: httpx.Headers
@@ -59,7 +59,7 @@ class Answer:
         return f"{status}: {said}" if said else status
 
     def _said(self) -> str:
-        """Where a redirect leads, the detail of a problem, or at least what kind of answer it is."""
+        """Return the target of a redirect, the detail of a problem, or at least the kind of answer."""
         if "location" in self.headers:
             return f"to {self.headers['location']}"
         if self.content_type != "application/problem+json":
@@ -72,7 +72,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where requests of one kind go, and the headers that they all have."""
+    """Endpoint for requests of one kind, and their common headers."""
 
     url: httpx.URL
     headers: list[tuple[bytes, bytes]]
@@ -115,7 +115,7 @@ class HttpClient:
         await connections.aclose()
 
     async def post(self, endpoint: Endpoint, body: bytes) -> Answer:
-        """Whatever the peer answers, within `send_timeout`; raises TransportError when that is nothing, or too much."""
+        """Return the peer's answer within `send_timeout`; raises TransportError for none, or one that is too large."""
         if self._connections is None:
             raise RuntimeError("a sender is used inside `async with`")
         try:
@@ -180,7 +180,7 @@ class HttpClient:
 
 
 class _Connection:
-    """What httpx tells of the connection of one request."""
+    """Connection of one request, as httpx tells of it."""
 
     def __init__(self) -> None:
         self.is_fresh = False
@@ -213,12 +213,12 @@ class _InHalves(httpx.AsyncByteStream):
 
 
 def _shown(text: str) -> str:
-    """What the peer wrote, fit for people and logs."""
+    """Return the text of a peer, fit for people and logs."""
     return "".join(c if c.isprintable() else " " for c in text[:_LONGEST_TEXT])
 
 
 def _reason(error: BaseException) -> str:
-    """What the system said, below the layers that wrap it: theirs say no more than that something failed."""
+    """Return the error of the operating system, below the layers that wrap it and say less."""
     layer: BaseException | None = error
     while layer is not None:
         if isinstance(layer, BaseExceptionGroup):  # one for each address of a host

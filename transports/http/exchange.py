@@ -1,4 +1,4 @@
-"""What the endpoints of HTTP share: who may come in, what is read of a request, and how one is refused.
+"""Common part of the HTTP endpoints: admission, reading of requests, refusals.
 
     request --> credentials --> content type --> counted body --> signature --> endpoint
                     401              415        400 408 413 429      401
@@ -65,7 +65,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """What the endpoints of one app share.
+    """Admission of requests to the endpoints of one app.
 
     `receiver` returns None while this process is not ready to store anything. `endpoint` is the stable key under which
     envelopes are stored and recognised. `messages` are the classes handled here, by message type.
@@ -147,7 +147,7 @@ async def _read(request: Request, settings: Settings, most_bytes: int, take: Cal
 
 
 def _announced(request: Request) -> int | None:
-    """What Content-Length says; None for a chunked body. Raises HTTPException for a body that is not plain."""
+    """Return the Content-Length; None for a chunked body. Raises HTTPException for an encoded body."""
     headers = request.headers
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise HTTPException(415, "a body must come without Content-Encoding", {"Accept-Encoding": "identity"})
@@ -193,7 +193,7 @@ def _authenticated(request: Request, settings: Settings) -> http_auth.Signature 
 
 
 def is_local(scope: Mapping[str, Any]) -> bool:
-    """Are both ends of the connection this machine? A proxy in between must not make strangers look local."""
+    """True when both ends of the connection are this machine. A proxy must not make strangers look local."""
     return all(scope.get(end) and is_loopback(str(scope[end][0])) for end in ("server", "client"))
 
 

@@ -1,4 +1,4 @@
-"""What the headers of a request say of the message in its body.
+"""Headers of a request that describe the message in its body.
 
     Idempotency-Key           what recognises a repeat: a string of RFC 9651, or bare
     Durable-Correlation-Id    the fields of Options; times as in RFC 3339, with their zone
@@ -59,7 +59,7 @@ class Options(msgspec.Struct, frozen=True, rename=_header):
     source: _Text = "http"
 
     def deadline(self, now: datetime) -> datetime | None:
-        """When it expires, if it arrives now; raises InvalidMessage."""
+        """Return when a message that arrives now expires; raises InvalidMessage."""
         if self.time_to_live is None:
             return self.deliver_by
         if self.deliver_by is not None:
@@ -92,7 +92,7 @@ def own_headers(headers: Headers) -> dict[str, str]:
 
 
 def trace_context(headers: Headers) -> dict[str, str]:
-    """What is malformed is ignored, as the standard demands."""
+    """Return the trace context; a malformed one is ignored, as the standard demands."""
     found = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
     return {
         name: value
@@ -123,7 +123,7 @@ def id_of(key: str, endpoint: str, message_type: str) -> UUID:
 
 
 def _ours(headers: Headers) -> dict[str, str]:
-    """Those of durable, by their names in lower case."""
+    """Return the headers of durable, by their names in lower case."""
     found: dict[str, str] = {}
     for raw_name, raw_value in headers:
         name = raw_name.decode("latin-1").lower()

@@ -116,7 +116,7 @@ def _refuse_unfit(door: Door, envelope: Envelope, cls: type) -> None:
 
 
 def _content_types() -> list[str]:
-    """Of messages: a CloudEvent is more than one."""
+    """Content types of messages. A CloudEvent is more than a message."""
     return [each for each in codec.content_types() if each != cloudevents.STRUCTURED]
 
 
@@ -191,7 +191,7 @@ def _envelope_of_event(door: Door, event: cloudevents.Event, request: Request) -
 
 @contextmanager
 def _refused(status: int) -> Iterator[None]:
-    """What is invalid becomes a problem with this status."""
+    """Answer an InvalidMessage with this status."""
     try:
         yield
     except InvalidMessage as error:

@@ -1,4 +1,4 @@
-"""What the endpoints take and answer, as OpenAPI 3.1: GET /openapi.json.
+"""OpenAPI 3.1 description of the endpoints: GET /openapi.json.
 
 Each message type that is handled now has a path and a schema of its own, made from its class. The schemas of the
 classes within have names that begin with the type, so that no two types can be in each other's way.
@@ -174,7 +174,7 @@ def _paths(types: Mapping[str, Json], sent: Mapping[str, type]) -> Json:
 
 
 def _post_message(message_type: str, schema: Json, cls: type) -> Json:
-    """In JSON, or as durable itself encodes the class."""
+    """Describe POST of one message, in JSON or in the encoding of its class."""
     content = {content_type_of(cls): {}, JSON: schema}
     content.pop(STRUCTURED, None)
     return {"operationId": f"send-{message_type}"} | _storing(message_type, _MESSAGE_HEADERS, content)

@@ -82,7 +82,7 @@ class HttpSender:
         return await self._send_behind(await self._send(envelopes[:middle]), envelopes[middle:])
 
     async def _send_behind(self, before: list[Outcome], envelopes: Sequence[Envelope]) -> list[Outcome]:
-        """Nothing overtakes what was not stored: then the rest is Busy."""
+        """Send in order; behind an envelope that was not stored, the rest is Busy."""
         return before + (await self._send(envelopes) if all_settled(before) else [BUSY] * len(envelopes))
 
     async def _deliver(self, envelopes: Sequence[Envelope]) -> list[Outcome]:

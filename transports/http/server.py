@@ -66,7 +66,7 @@ class Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """In place of uvicorn's, which gives a TLS handshake a minute."""
+        """Start serving. uvicorn's own start gives a TLS handshake a minute."""
         for listening in sockets or []:
             server = await asyncio.get_running_loop().create_server(
                 self._connection,
@@ -129,7 +129,7 @@ class _Requests:
 
 
 class Connection(H11Protocol):
-    """One connection. Requests must arrive whole, and answers be taken, within `transfer_seconds` each."""
+    """Connection whose requests arrive whole, and whose answers are taken, within `transfer_seconds` each."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class Connection(H11Protocol):
         super().send_400_response(msg)
 
     def _is_whole(self) -> bool:
-        """Is nothing missing of what has begun to arrive?"""
+        """True when no request has arrived in part only."""
         if self.conn.their_state is h11.IDLE:
             return not self.conn.trailing_data[0]
         return self.conn.their_state is not h11.SEND_BODY

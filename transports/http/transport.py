@@ -99,7 +99,7 @@ class HttpTransport:
         return make_app(Door(receiver, endpoint, self._service, self._settings, self._messages, counts=counts))
 
     def _secret_for(self, address: HttpAddress) -> str | None:
-        """What is shown to this peer; raises InvalidSetting when it must not be."""
+        """Return the secret for this peer; raises InvalidSetting when it must not be sent there."""
         name = "http_peer_secrets" if address.origin in self._peer_secrets else "http_secret"
         secret = self._peer_secrets.get(address.origin, self._settings.http_secret)
         if secret is None:

@@ -63,7 +63,7 @@ def encode_batch(envelopes: Sequence[Envelope], now: datetime | None = None) -> 
 
 
 def decode_batch(body: bytes) -> PartlyReadable:
-    """What is in the batch, at least one envelope or what is none; raises ProtocolViolation with the reason."""
+    """Return the envelopes of a batch, or why one is none; at least one. Raises ProtocolViolation."""
     try:
         version = _version_decoder.decode(body).version
         if version != VERSION:
@@ -91,7 +91,7 @@ def encode_outcomes(outcomes: list[Outcome]) -> bytes:
 
 
 def decode_outcomes(body: bytes, count: int) -> list[Outcome]:
-    """As many outcomes as envelopes were sent; raises ProtocolViolation."""
+    """Return one outcome for each envelope that was sent; raises ProtocolViolation."""
     try:
         outcomes = _outcomes_decoder.decode(body)
     except UNREADABLE as error:

@@ -1,4 +1,4 @@
-"""Where RabbitMQ messages go, or come from: `rabbitmq://BROKER/...`, with names percent-encoded.
+"""RabbitMQ addresses: `rabbitmq://BROKER/...`, with names percent-encoded.
 
     rabbitmq://default/queue/mail             send to this queue, or listen on it
     rabbitmq://default/topic                  send each type to the topic exchange under its own routing key
@@ -38,7 +38,7 @@ _RESERVED: Final = "amq."
 
 @dataclass(frozen=True, slots=True)
 class QueueAddress:
-    """One queue: to send to over the default exchange, or to listen on."""
+    """Queue to send to over the default exchange, or to listen on."""
 
     broker: str
     queue: str
@@ -76,7 +76,7 @@ class ExchangeAddress:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionAddress:
-    """What one service publishes on the topic exchange: a queue for each type that is handled, or of `types`."""
+    """Messages of one service on the topic exchange: a queue for each type that is handled, or of `types`."""
 
     broker: str
     publisher: str
@@ -127,7 +127,7 @@ def parse(uri: str) -> Address:
 
 
 def destination(uri: str, *, service: str, message_type: str, exchange: str) -> Destination:
-    """Where a message of this type goes that `service` sends to `uri`; raises InvalidSetting where nothing can."""
+    """Return the destination of this type that `service` sends to `uri`; raises InvalidSetting for a source."""
     match parse(uri):
         case QueueAddress() as address:
             return QueueAddress(address.broker, address.queue)
@@ -143,7 +143,7 @@ def destination(uri: str, *, service: str, message_type: str, exchange: str) -> 
 
 
 def source(uri: str) -> Source:
-    """What to listen on; raises InvalidSetting where nobody can."""
+    """Return the queues to listen on; raises InvalidSetting for an address that is only sent to."""
     address = parse(uri)
     match address:
         case QueueAddress() | SubscriptionAddress():

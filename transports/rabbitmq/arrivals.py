@@ -1,4 +1,4 @@
-"""What arrives from a queue: an envelope, or why it can be none.
+"""Deliveries of a queue: an envelope each, or the reason why not.
 
     sent by durable      it has a header `durable-...`         as it was sent
     sent by others       with a message_id, and a type of      id: the message_id, if it is a UUID; otherwise one that
@@ -29,7 +29,7 @@ _NOT_ENCODED: Final = ("", "identity", "utf-8", "utf8")
 
 
 class Unmappable(NamedTuple):
-    """What arrived and can be no envelope. `raw` is the body, unless that is larger than messages may be."""
+    """Delivery that makes no envelope. `raw` is its body, unless that is larger than messages may be."""
 
     raw: bytes
     reason: str
@@ -65,7 +65,7 @@ def mapped(
 
 
 def metadata(delivery: Basic.Deliver, about: Basic.Properties, origin: Origin) -> dict[str, str]:
-    """What a dead letter says of the message that it was; each value has at most 255 bytes."""
+    """Properties of the delivery for its dead letter; each value has at most 255 bytes."""
     facts = {
         "queue": origin.queue,
         "exchange": delivery.exchange,
@@ -83,7 +83,7 @@ def metadata(delivery: Basic.Deliver, about: Basic.Properties, origin: Origin) -
 def _foreign(
     about: Basic.Properties, headers: Mapping[str, Any], body: bytes, origin: Origin, now: datetime
 ) -> Envelope:
-    """What anybody else has sent. Its id makes it known again; what is no UUID becomes one, the same each time."""
+    """Map the message of another program. An id that is no UUID becomes one, the same each time."""
     if not about.message_id:
         raise InvalidMessage("it has no message_id: duplicates of it could not be recognised")
     message_type = about.message_type or origin.message_type
@@ -107,7 +107,7 @@ def _foreign(
 
 
 def _deadline(expiration: str | None, now: datetime) -> datetime | None:
-    """What was left to it in milliseconds when its queue got it; how long ago that was, the broker does not tell."""
+    """Return the deadline by the expiration, which counts from the queue; the broker does not tell since when."""
     if expiration is None:
         return None
     if not re.fullmatch("[0-9]{1,12}", expiration):

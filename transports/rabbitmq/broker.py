@@ -41,7 +41,7 @@ _HEARTBEATS_TO_BE_LOST: Final = 3  # aiormq drops a connection after three inter
 
 
 class Shared(Generic[T]):
-    """Something that whoever first needs it opens; all who wait for it share its failure: none queues for the dead."""
+    """Resource that its first user opens; all waiting users share its failure."""
 
     def __init__(self, open_: Callable[[], Awaitable[T]], is_usable: Callable[[T], bool]) -> None:
         self._open = open_
@@ -75,7 +75,7 @@ class Shared(Generic[T]):
 
 
 class Connection:
-    """One connection for many: an async context manager for each of them; the last to leave closes it."""
+    """Connection that is shared: an async context manager for each user; the last to leave closes it."""
 
     def __init__(self, broker: str, url: str, name: str, settings: Settings) -> None:
         self._broker = f"broker {broker}"
@@ -119,7 +119,7 @@ class Connection:
             opened.drop()
 
     async def is_blocked(self) -> bool:
-        """Has the broker, short of memory or disk, said that it takes nothing from this connection?"""
+        """True while the broker, short of memory or disk, takes nothing from this connection."""
         return (opened := self._shared.usable) is not None and await opened.is_blocked()
 
     async def _get(self) -> _Opened:
@@ -197,7 +197,7 @@ async def _neutralise(connection: aio_pika.Connection) -> None:
 
 
 class Broker:
-    """One broker, as this process uses it."""
+    """Broker with the connections of this process."""
 
     def __init__(self, name: str, url: str, settings: Settings, service: str) -> None:
         self._name = name

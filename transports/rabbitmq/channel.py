@@ -45,7 +45,7 @@ def translated(doing: str) -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """What the broker or the network said. It holds no password: aiormq never puts a URL into an error."""
+    """Return the reason of the broker or the network. It holds no password: aiormq puts no URL into errors."""
     if isinstance(error, asyncio.CancelledError):
         return "the broker went silent"
     if isinstance(error, InvalidFrameError) and "Connection.OpenOk" in str(error):  # aiormq drops what the broker said
@@ -61,7 +61,7 @@ def error_of(closing: asyncio.Future[Any]) -> BaseException:
 
 
 def is_open(channel: Channel) -> bool:
-    """May frames still be written on it? Its number is another channel's soon after the broker has closed it."""
+    """True while frames may be written. A closed channel's number is soon that of another."""
     return not channel.is_closed and channel.connection.channels.get(channel.number) is channel
 
 

@@ -28,7 +28,7 @@ from durable.transports.rabbitmq.channel import error_of, is_open, is_writable, 
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """What has arrived, and on which channel it is to be acknowledged. It is `settled` when it was."""
+    """Delivery, and the channel to acknowledge it on. `settled` once it was."""
 
     content: Envelope | Unmappable
     about: Basic.Properties
@@ -43,19 +43,19 @@ class Delivery:
 
     @property
     def raw(self) -> bytes:
-        """What a dead letter keeps of it."""
+        """Body for a dead letter."""
         return self.content.body if isinstance(self.content, Envelope) else self.content.raw
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What a dead letter says of it."""
+        """Properties for a dead letter."""
         if isinstance(self.content, Unmappable):
             return self.content.metadata
         return metadata(self.method, self.about, self.origin)
 
 
 class Consumers:
-    """What is delivered goes to `arrived`, each queue in its order."""
+    """Consumers of some queues. Deliveries go to `arrived`, those of each queue in order."""
 
     def __init__(self, arrived: Callable[[Delivery], None], *, limit_bytes: int, seconds: float) -> None:
         self.lost: asyncio.Future[TransportError] = asyncio.get_running_loop().create_future()

@@ -26,7 +26,7 @@ from durable.transports.rabbitmq.topology import Binding, Exchange, Queue, Thing
 
 
 class State(StrEnum):
-    """What the broker has where an exchange or a queue should be."""
+    """State of an exchange or a queue on the broker."""
 
     PRESENT = "present"
     MISSING = "missing"
@@ -58,7 +58,7 @@ async def declare(connection: AbstractConnection, topology: Topology, *, seconds
 
 
 async def inspect(connection: AbstractConnection, thing: Exchange | Queue, *, seconds: float) -> Found:
-    """What is there now. Raises TransportError when the broker does not answer, or goes away."""
+    """Inspect the broker. Raises TransportError when it does not answer, or goes away."""
     found = Found(State.MISSING)
     with translated("looking"):
         async with asyncio.timeout(seconds), _channel(connection) as channel:

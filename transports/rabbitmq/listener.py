@@ -249,7 +249,7 @@ class RabbitListener:
             log.warning("%s keeps what cannot be rejected now: %s", self.address, error)
 
     def _take(self, credit: int) -> list[Delivery]:
-        """As many as the receiver has room for, up to what a sending agent would have under way."""
+        """Take deliveries: as many as the receiver has room for, up to the window of a sending agent."""
         most = min(credit, self._settings.batch_size * self._settings.batches_in_flight)
         most_bytes = self._settings.batch_bytes * self._settings.batches_in_flight
         batch: list[Delivery] = []

@@ -1,4 +1,4 @@
-"""What aiormq and aio-pika log of durable's own connections: nothing from INFO on.
+"""Logs of aiormq and aio-pika: nothing from INFO on about durable's own connections.
 
 They tell of each lost connection and each failed try, several times and with tracebacks. durable says the same in one
 line where it decides what follows: a listener that is down, a batch that failed, a destination that is latched. What
@@ -23,7 +23,7 @@ _is_ours: ContextVar[bool] = ContextVar("is_ours", default=False)
 
 @contextmanager
 def ours() -> Iterator[None]:
-    """In this block, and in every task that begins in it, the libraries work for durable."""
+    """Mark this block, and every task that begins in it, as work of durable."""
     _listen()
     token = _is_ours.set(True)
     try:

@@ -87,7 +87,7 @@ def content(
 
 
 def expiration_of(envelope: Envelope, now: datetime | None) -> str | None:
-    """What is left of its deadline, in milliseconds, as AMQP has it; at most what a broker takes, which is 49 days."""
+    """Return the time left until the deadline, in milliseconds as AMQP has it; a broker takes at most 49 days."""
     if envelope.deliver_by is None or now is None:
         return None
     left = (envelope.deliver_by - now) // timedelta(milliseconds=1)
@@ -149,7 +149,7 @@ def _written(name: str, moment: datetime) -> str:
 
 
 def is_ours(headers: Mapping[str, Any]) -> bool:
-    """Are these the headers of a message that durable has sent? All others are for durable to keep out of."""
+    """True for the headers of a message that durable has sent. Others are left as they are."""
     return any(name.startswith(_OURS) for name in headers)
 
 
@@ -186,7 +186,7 @@ def received(about: Basic.Properties, headers: Mapping[str, Any], body: bytes, n
 
 
 def _deadline(headers: Mapping[str, Any], now: datetime) -> datetime | None:
-    """How long it has waited at the broker nobody knows for certain: the earlier of what both clocks say."""
+    """Return the deadline. The time at the broker is uncertain: the earlier of what both clocks say."""
     deliver_by, published_at = _moment(headers, _DELIVER_BY), _moment(headers, _PUBLISHED_AT)
     if deliver_by is None or published_at is None:
         return deliver_by

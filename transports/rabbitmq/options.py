@@ -1,4 +1,4 @@
-"""What may be written in a `rabbitmq://` URI: its names, and the options after its `?`."""
+"""Names and options of a `rabbitmq://` URI."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LARGEST_PREFETCH: Final = 65_535
 
 @dataclass(frozen=True, slots=True)
 class QueueOptions:
-    """What a listener's URI says about its queues; None leaves it to the settings, or to the broker."""
+    """Options of the queues of a listener; None leaves one to the settings, or to the broker."""
 
     type: QueueType | None = None
     max_length: int | None = None

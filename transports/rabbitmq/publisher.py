@@ -57,7 +57,7 @@ class Publisher:
     """A channel with publisher confirms, and the batches that are not confirmed yet."""
 
     def __init__(self, channel: Channel, address: Destination, *, expires: bool = False) -> None:
-        """With `expires` the broker is told when a message is of no use any more."""
+        """With `expires` the broker is told when a message expires."""
         match address:
             case QueueAddress(queue=routing_key):
                 exchange = ""
@@ -166,7 +166,7 @@ class _Batch:
 
 
 class _Confirmation:
-    """What aiormq has by delivery tag, and tells the broker's answer, where it would keep a future."""
+    """Confirmation of one delivery tag, in the place where aiormq would keep a future."""
 
     __slots__ = ("_batch", "_channel", "_index", "_message_id", "_settled")
 

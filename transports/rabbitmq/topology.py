@@ -63,7 +63,7 @@ class Queue:
 
     @property
     def arguments(self) -> dict[str, str | int]:
-        """What it is declared with, and what must equal what is there."""
+        """Arguments of the declaration, which must equal those on the broker."""
         if not self.declared:
             return {}
         arguments: dict[str, str | int] = {"x-queue-type": self.type}
@@ -81,7 +81,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Binding:
-    """What the exchange gets under this routing key, it puts into the queue."""
+    """Binding: messages of the exchange with this routing key go to the queue."""
 
     exchange: str
     routing_key: str
@@ -96,27 +96,27 @@ Thing = Exchange | Queue | Binding
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What should be on one broker, each thing once."""
+    """Topology of one broker, each exchange, queue and binding once."""
 
     exchanges: tuple[Exchange, ...] = ()
     queues: tuple[Queue, ...] = ()
     bindings: tuple[Binding, ...] = ()
 
     def __iter__(self) -> Iterator[Thing]:
-        """In the order in which they can be declared."""
+        """Iterate in the order in which they can be declared."""
         yield from self.exchanges
         yield from self.queues
         yield from self.bindings
 
     @property
     def declared(self) -> Topology:
-        """Without what others declare."""
+        """Return the topology without what others declare."""
         exchanges = tuple(exchange for exchange in self.exchanges if exchange.declared)
         return Topology(exchanges, tuple(queue for queue in self.queues if queue.declared), self.bindings)
 
 
 def listening(address: Source, settings: Settings, *, service: str, handled: Collection[str]) -> Topology:
-    """What a listener of `service` on this address declares; `handled` are the message types that it handles.
+    """Return the topology that a listener of `service` declares; `handled` are the message types that it handles.
 
     Raises InvalidSetting when there is nothing to listen to, or a name is longer than AMQP allows.
     """
@@ -131,7 +131,7 @@ def listening(address: Source, settings: Settings, *, service: str, handled: Col
 
 
 def sending(address: Destination, settings: Settings) -> Topology:
-    """What a sender to this address declares."""
+    """Return the topology that a sender to this address declares."""
     match address:
         case ExchangeAddress(_, settings.amqp_exchange):
             return Topology(exchanges=(Exchange(settings.amqp_exchange),))
@@ -140,7 +140,7 @@ def sending(address: Destination, settings: Settings) -> Topology:
 
 
 def targeted(address: Destination) -> Topology:
-    """What others declare, without which what is sent to this address cannot be routed."""
+    """Return what others declare and a sender to this address needs."""
     match address:
         case QueueAddress():
             return Topology(queues=(Queue(address.queue, declared=False),))

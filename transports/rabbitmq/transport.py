@@ -55,7 +55,7 @@ class RabbitTransport:
         return str(destination(uri, service=self._service, message_type=message_type, exchange=exchange))
 
     def sender(self, destination: str) -> RabbitSender:
-        """For one queue, or one exchange and routing key; raises InvalidSetting for any other address."""
+        """Make a sender to one queue, or to one exchange and routing key; raises InvalidSetting for another address."""
         address = parse(destination)
         if not isinstance(address, Destination):
             raise InvalidSetting(

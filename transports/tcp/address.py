@@ -1,4 +1,4 @@
-"""Where a TCP connection goes, or is awaited: `tcp://127.0.0.1:2301` or `unix:///run/orders.sock`.
+"""Addresses of TCP and Unix sockets: `tcp://127.0.0.1:2301` or `unix:///run/orders.sock`.
 
 Several nodes of one service on a machine can share a port: each listens on `tcp://127.0.0.1:2301?reuse_port=1`, and
 the kernel deals out new connections among them (SO_REUSEPORT). It says how to listen; to a sender it means nothing.

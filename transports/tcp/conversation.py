@@ -94,7 +94,7 @@ class Unsendable:
 
 
 class ClientSide:
-    """What the sending end of one connection knows."""
+    """State of the sending end of one connection."""
 
     def __init__(self, service: str, node: int, max_frame_bytes: int) -> None:
         self.state = ClientState.GREETING
@@ -231,7 +231,7 @@ class Deliver:
     """What the client's said, when one of the envelopes has a deadline."""
 
     def outcomes(self, received: list[Outcome]) -> list[Outcome]:
-        """One outcome for each envelope of the batch: the receiver's, and Rejected for those it was not given."""
+        """Return an outcome for each envelope of the batch: the receiver's, and Rejected for those it was not given."""
         return merged(received, self.rejected)
 
 
@@ -248,7 +248,7 @@ class Leave:
 
 
 class ServerSide:
-    """What the receiving end of one connection knows. `room` is always how many envelopes could be taken now."""
+    """State of the receiving end of one connection. `room` is the number of envelopes that could be taken now."""
 
     def __init__(self, service: str, node: int, max_frame_bytes: int) -> None:
         self.state = ServerState.AWAITING_HELLO
@@ -267,7 +267,7 @@ class ServerSide:
         return sum(self._under_way.values())
 
     def hear(self, item: Received, room: int) -> Reply | Deliver | Probe | Leave:
-        """What to do about what arrived. Raises ProtocolViolation when it may not be said, or not now."""
+        """Return the actions for a frame. Raises ProtocolViolation for one that is not allowed, or not now."""
         match item:
             case Damaged(channel, reason):
                 return _refuse(channel, reason)

@@ -144,7 +144,7 @@ class TcpListener:
 
 
 class _Intake:
-    """What the connections of a listener share: the receiver, the room that it has, the bytes under way."""
+    """Intake that the connections of a listener share: the receiver, its room, the bytes under way."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class _Intake:
 
 
 class _Connection:
-    """One connection, from accept to close."""
+    """Connection of a listener, from accept to close."""
 
     def __init__(self, intake: _Intake, stream: FrameStream, side: ServerSide, settings: Settings) -> None:
         self._intake = intake

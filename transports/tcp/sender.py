@@ -112,7 +112,7 @@ class TcpSender:
 
 
 class _Connection:
-    """One connection, from HELLO to its end."""
+    """Connection of a sender, from HELLO to its end."""
 
     def __init__(self, stream: FrameStream, side: ClientSide, settings: Settings, peer: str) -> None:
         self._stream = stream
@@ -127,7 +127,7 @@ class _Connection:
 
     @property
     def is_usable(self) -> bool:
-        """May something new be sent on it?"""
+        """True while new batches may be sent on the connection."""
         return self._end is None and self._side.state is ClientState.OPEN
 
     async def greet(self) -> None:
@@ -173,7 +173,7 @@ class _Connection:
         return ready
 
     async def _offer(self, envelopes: Sequence[Envelope]) -> Sendable | Unsendable | None:
-        """What to write; None when the peer grants no credit in time, or wants nothing new on this connection."""
+        """Return the bytes to write; None when the peer grants no credit in time, or takes nothing new."""
         try:
             async with asyncio.timeout(self._send_seconds), self._turn:
                 while (offer := self._side.offer(envelopes, datetime.now(UTC))) is None and self.is_usable:

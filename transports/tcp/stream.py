@@ -35,7 +35,7 @@ def translated(doing: str) -> Iterator[None]:
 
 
 class FrameStream:
-    """One connection. Several tasks may write to it, each a whole frame at a time; one reads."""
+    """Frames over one connection. Several tasks may write, each a whole frame at a time; one reads."""
 
     def __init__(self, streams: Streams, settings: Settings) -> None:
         self._reader, self._writer = streams
