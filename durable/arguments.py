@@ -135,7 +135,7 @@ def _resolved(hint: Any, names: Mapping[str, Any]) -> Any:
 
 
 def _name(function: Callable[..., Any]) -> str:
-    """As people write it: `route`, `Retry`."""
+    """Return the name of a function as people write it: `route`, `Retry`."""
     *_, owner, name = ("", *function.__qualname__.split("."))
     return owner if name == "__init__" else name
 
@@ -147,7 +147,7 @@ def _arguments(
     args: Sequence[Any],
     given: Mapping[str, Any],
 ) -> Iterator[Argument]:
-    """What is given for each parameter and option; raises InvalidSetting for a name that is none, or is missing."""
+    """Return the value of each parameter and option; raises InvalidSetting for an unknown or missing name."""
     parameters = signature.parameters
     rest = next((each.name for each in parameters.values() if each.kind is each.VAR_KEYWORD), None)
     options = _options(hints.get(rest)) if rest is not None else {}
@@ -167,5 +167,5 @@ def _arguments(
 
 
 def _options(hint: Any) -> Mapping[str, Any] | None:
-    """Those of `**options: Unpack[Options]`; None where any name will do."""
+    """Return the names of `**options: Unpack[Options]`; None where any name will do."""
     return annotations_of(get_args(hint)[0]) if get_origin(hint) is Unpack else None

@@ -45,7 +45,7 @@ def time_from_now(value: Duration) -> timedelta:
 
 
 def within_calendar(span: timedelta, now: datetime | None = None) -> timedelta:
-    """At most so long that it ends in a year that every reader of a time knows."""
+    """Cut a length of time so that it ends in a year that every reader of a time knows."""
     return min(span, LATEST - (now or datetime.now(UTC)))
 
 

@@ -32,7 +32,7 @@ DUE = "durable-due"
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One message for one destination.
+    """Envelope: a message for one destination.
 
     On the wire it is an array in the order of these fields: add new ones at the end, with a default, so that peers
     one version apart understand each other. Datetimes are aware, in UTC.
@@ -53,12 +53,12 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     execution_time: Moment | None = None
 
     def is_late(self, now: datetime) -> bool:
-        """Has its deliver_by passed?"""
+        """True when its deliver_by has passed."""
         return self.deliver_by is not None and self.deliver_by < now
 
     @property
     def due_at(self) -> datetime:
-        """When it could be handled first: what it was sent with as delay= or at= is no part of its age."""
+        """Return when it could be handled first: delay= and at= are no part of its age."""
         try:
             due = datetime.fromisoformat(self.headers[DUE])
         except (KeyError, ValueError):
@@ -104,7 +104,7 @@ def media_type(content_type: str) -> str:
 
 
 def is_media_type(text: str) -> bool:
-    """Is it like "application/vnd.acme.order+json", lower case and without parameters (RFC 6838)?"""
+    """True for text like "application/vnd.acme.order+json", lower case and without parameters (RFC 6838)."""
     return _MEDIA_TYPE.fullmatch(text) is not None
 
 

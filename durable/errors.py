@@ -1,4 +1,4 @@
-"""What can go wrong, by what the caller can do about it.
+"""Errors, by what the caller can do about them.
 
     DurableError
     ├── WiringError                fix the code or the configuration; durable-agent exits with 2
@@ -24,7 +24,7 @@
         ├── PutBack                put it at the end of its queue, with other headers if need be
         └── PauseListener          hand it back, and take no more of them for a while
 
-An error raised without a message says the first line of its docstring.
+Without a message, an error uses the first line of its docstring.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DurableError(Exception):
 
 
 class WiringError(DurableError):
-    """The application is put together wrongly."""
+    """The wiring of the application is wrong."""
 
 
 class InvalidSetting(WiringError):
@@ -90,7 +90,7 @@ class PeerTimeout(TransportError):
 
 
 class ProtocolViolation(TransportError):
-    """The peer said something that the protocol forbids."""
+    """The peer has broken the protocol."""
 
 
 class StorageUnavailable(DurableError):
@@ -98,7 +98,7 @@ class StorageUnavailable(DurableError):
 
 
 class ArchiveConflict(DurableError):
-    """Another archiver has archived these rows meanwhile; nothing is there twice. Run it again for what is new."""
+    """Another archiver has archived these rows meanwhile, and none is in the lake twice. Run the command again."""
 
 
 class LeaseLost(DurableError):
@@ -121,7 +121,7 @@ class Reject(Verdict):
 
 
 class RetryLater(Verdict):
-    """The handler asks to see the message again later."""
+    """The handler asks for another attempt after a delay."""
 
     def __init__(self, after: Duration, reason: str | None = None) -> None:
         super().__init__(reason)
@@ -148,7 +148,7 @@ class PutBack(Verdict):
 
 
 class PauseListener(Verdict):
-    """The handler hands the message back, and asks for no more for a while.
+    """The handler hands the message back, and pauses its listener.
 
     For this time no node runs the handler, and nothing more is received where the message came from.
     """

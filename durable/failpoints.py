@@ -28,5 +28,5 @@ def _die_when_due() -> None:
 
 
 def is_armed(name: str) -> bool:
-    """Is this failpoint the one that was asked for? For places that must do half of something before they die."""
+    """True for the failpoint that was asked for. Serves places that do half of something before they die."""
     return name == _name

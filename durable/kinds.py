@@ -32,7 +32,7 @@ _MOST_SHOWN = 80
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Is this a value of the annotation, as far as it can be told without using it?"""
+    """True for a value of the annotation, as far as it can be told without using it."""
     if is_length_of_time(hint):
         return _is_length_of_time(value)
     origin, args = get_origin(hint), get_args(hint)
@@ -54,7 +54,7 @@ def fits(value: object, hint: Any) -> bool:
 
 
 def told(hint: Any) -> str:
-    """What to give, for an error: "a Retry", "text or None"."""
+    """Return what to give, for an error: "a Retry", "text or None"."""
     if is_length_of_time(hint):
         return SUCH_AS
     origin, args = get_origin(hint), get_args(hint)
@@ -116,12 +116,12 @@ def _is_of_class(value: object, hint: Any) -> bool:
 
 
 def _is_any(hint: Any) -> bool:
-    """Does it say nothing that could be checked?"""
+    """True for an annotation that says nothing to check."""
     return hint in (object, Any) or not isinstance(hint, type)
 
 
 def _members(protocol: type) -> set[str]:
-    """What an object of this protocol must have."""
+    """Return the members that an object of this protocol must have."""
     bases = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False) and base is not typing.Protocol]
     names = {name for base in bases for name in (*vars(base), *inspect.get_annotations(base))}
     return {name for name in names if not name.startswith("_")} | (names & {"__call__"})

@@ -1,4 +1,4 @@
-"""What a receiver says of one envelope. `Sender.send` returns one of these for each envelope of the batch.
+"""Outcomes: the answer of a receiver for one envelope. `Sender.send` returns one for each envelope of the batch.
 
 Stored, Duplicate    it is in the peer's database: the sender deletes its row
 Rejected             it never will be: the sender dead-letters it with the peer's reason
@@ -58,7 +58,7 @@ def all_settled(outcomes: Sequence[Outcome]) -> bool:
 
 
 def merged(received: Sequence[Outcome], rejected: Mapping[int, Rejected]) -> list[Outcome]:
-    """One outcome for each envelope of a batch: the receiver's, and those that it was not given, by their positions."""
+    """Merge the receiver's outcomes with those of envelopes that it was not given, by their positions."""
     outcomes = list(received)
     for position, verdict in sorted(rejected.items()):  # ascending: each insertion is in its final place
         outcomes.insert(position, verdict)
@@ -79,5 +79,5 @@ def tidy(outcomes: list[Outcome], characters: int = LONGEST_REASON) -> list[Outc
 
 
 def printable(reason: str) -> str:
-    """Without what comes from the peer and is no text: Postgres takes no NUL, msgpack no lone surrogate."""
+    """Drop characters that are no text: Postgres takes no NUL, msgpack no lone surrogate."""
     return reason[:LONGEST_REASON].encode(errors="replace").decode().replace("\x00", "\N{REPLACEMENT CHARACTER}")

@@ -29,7 +29,7 @@ ENVELOPE_BYTES: Final = 64 << 10
 
 
 def _span(value: Any) -> Any:
-    """As durable.duration reads it; what it does not know is ISO 8601, which pydantic reads."""
+    """Read a length of time as durable.duration does, or as ISO 8601, by pydantic."""
     try:
         return duration(value)
     except ValueError:
@@ -347,7 +347,7 @@ class Settings(BaseSettings):
 
     @property
     def limits(self) -> Limits:
-        """Those of one envelope."""
+        """Limits of one envelope."""
         return Limits(
             max_message_bytes=self.max_message_bytes,
             max_headers=self.max_headers,
@@ -377,7 +377,7 @@ class Settings(BaseSettings):
 
 
 class Limits(TypedDict):
-    """What one envelope may be: for durable.messages.validation."""
+    """Limits of one envelope, for durable.messages.validation."""
 
     max_message_bytes: int
     max_headers: int

@@ -1,4 +1,4 @@
-"""What a process is doing now and has done since it started, as plain values. Reading them costs the agents nothing.
+"""Statistics of a process, now and since its start, as plain values. Reading them costs the agents nothing.
 
     bus.statistics() --> Statistics
                            sending     each destination's agent       handling   each handler's agent
@@ -20,7 +20,7 @@ from durable.telemetry import Distribution, Subject, Tally
 
 @dataclass(frozen=True, slots=True)
 class SendingStatistics:
-    """One sending agent. `waiting` and what follows are envelopes in its memory."""
+    """Statistics of a sending agent. `waiting` and the fields below count envelopes in its memory."""
 
     waiting: int
     in_flight: int
@@ -37,7 +37,7 @@ class SendingStatistics:
 
 @dataclass(frozen=True, slots=True)
 class HandlingStatistics:
-    """One handling agent. `waiting` and `running` are messages in its memory."""
+    """Statistics of a handling agent. `waiting` and `running` are messages in its memory."""
 
     waiting: int
     running: int
@@ -60,7 +60,7 @@ class ReceivingStatistics:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:
-    """One pool of database connections; `size` is how many it may open."""
+    """Statistics of a pool of database connections; `size` is its limit."""
 
     size: int
     in_use: int
@@ -68,7 +68,7 @@ class PoolStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """One process of a service. `node_id` is None while it is no node."""
+    """Statistics of a process. `node_id` is None while it is no node."""
 
     service: str
     node_id: int | None

@@ -52,7 +52,7 @@ class Event(StrEnum):
 
 
 class Subject(StrEnum):
-    """What something happens to."""
+    """Subject of an event."""
 
     DESTINATION = "destination"
     MESSAGE_TYPE = "message_type"
@@ -65,7 +65,7 @@ BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 
 
 class Distribution(NamedTuple):
-    """How many durations fell into each bucket of BOUNDS, with one more for those above, and their sum in seconds."""
+    """Distribution of durations over the buckets of BOUNDS, one more for those above, and their sum in seconds."""
 
     counts: Sequence[int]
     total_seconds: float
@@ -87,7 +87,7 @@ class Histogram:
 
 
 class BatchSpans(Protocol):
-    """How traces see the batches of the agents: each is sent, or stored, inside such a block."""
+    """Spans of batches: each batch is sent, or stored, inside such a block."""
 
     def sending(self, destination: str, batch: Sequence[Envelope]) -> AbstractContextManager[object]: ...
 
@@ -95,14 +95,14 @@ class BatchSpans(Protocol):
 
 
 class Tally(NamedTuple):
-    """What was counted of one subject, and how long its batches or attempts took."""
+    """Counts of one subject, and durations of its batches or attempts."""
 
     counts: Mapping[Event, int]
     durations: Distribution
 
 
 class Counters:
-    """How often each event happened since the process started; to one subject, or to all of them."""
+    """Counters of events since the process started, of one subject or of all."""
 
     def __init__(self) -> None:
         self.durations = Histogram()
@@ -110,7 +110,7 @@ class Counters:
         self._parts: dict[tuple[Subject, str], Counters] = {}
 
     def of(self, subject: Subject, name: str) -> Counters:
-        """Those of one subject, which are counted in these too."""
+        """Return the counters of one subject; they count in these, too."""
         part = self._parts.get((subject, name))
         if part is None:
             part = self._parts[subject, name] = Counters()
@@ -132,7 +132,7 @@ class Counters:
         return {event.value: self[event] for event in Event}
 
     def tallies(self, subject: Subject) -> dict[str, Tally]:
-        """Of each subject of this kind, by name."""
+        """Return the tally of each subject of this kind, by name."""
         return {
             name: Tally(dict(part._counts), part.durations.snapshot())
             for (kind, name), part in self._parts.items()

@@ -1,1 +1,1 @@
-"""What an application declares: handlers, routes, schedules, middleware, retry policies and circuit breakers."""
+"""Declarations of an application: handlers, routes, schedules, middleware, retry policies, circuit breakers."""

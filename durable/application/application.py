@@ -1,4 +1,4 @@
-"""What an application has declared, and the transports that its addresses need."""
+"""Application: its declarations, and the transports that its addresses need."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Listening(NamedTuple):
 
 @dataclass
 class Application:
-    """What an application has declared."""
+    """Declarations of an application."""
 
     service: str
     routes: Routes = field(default_factory=Routes)
@@ -49,7 +49,7 @@ class Application:
     schedules: dict[str, Schedule] = field(default_factory=dict)
 
     def policy(self, handler: Handler) -> Policy:
-        """What the failures of this handler lead to: its own rules come before those of the service."""
+        """Return the policy for failures of this handler: its own rules come before those of the service."""
         return Policy(handler.retry or self.retry, {**self.by_error, **handler.by_error})
 
     def burials(self, by_default: str) -> Burials:
@@ -104,7 +104,7 @@ class Application:
             log.warning("no handler is declared: every message that arrives at %s becomes a dead letter", uris)
 
     def _check_returns(self, handler: Handler) -> None:
-        """What a handler returns is sent: by its annotation, is there somewhere to send it to?"""
+        """Check by its annotation that the result of a handler, which is sent, has a destination."""
         for cls in handler.returns:
             names = [name for name, known in registered() if known is cls]
             if not names and any(issubclass(known, cls) for _, known in registered()):

@@ -30,7 +30,7 @@ _BUCKETS = 20  # parts of the window that are forgotten one after another
 @checked_class
 @dataclass(frozen=True, slots=True)
 class CircuitBreaker:
-    """When a handler is stopped because its messages fail, and for how long.
+    """Circuit breaker: stops a handler while too many of its messages fail.
 
     `failure_rate` (0 to 1) of the messages of the last `window`, when they are `at_least` so many. After `open_for` it
     is tried with single messages; each that fails doubles the time to the next, up to `longest`. Times are seconds,
@@ -86,12 +86,12 @@ class FailureWindow:
         return self._reason()
 
     def counts(self, now: float) -> tuple[int, int]:
-        """What was counted here: messages and failures."""
+        """Counts of this node: messages and failures."""
         self._forget(now)
         return self._messages, self._failures
 
     def heard(self, messages: int, failures: int, now: float) -> str | None:
-        """What the other nodes count now. Why the handler is to be stopped, if it is."""
+        """Take the counts of the other nodes. Returns why to stop the handler, or None."""
         self._forget(now)
         self._others = messages, failures
         return self._reason()

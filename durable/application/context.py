@@ -13,7 +13,7 @@ from durable.storage.circuits import CircuitKind
 
 
 class PauseRequest(NamedTuple):
-    """What is to be stopped on every node, for this time or until somebody resumes it."""
+    """Request to pause on every node, for this time or until it is resumed."""
 
     kind: CircuitKind
     key: str
@@ -21,7 +21,7 @@ class PauseRequest(NamedTuple):
     reason: str
 
     def of(self, handler: str) -> tuple[CircuitKind, str]:
-        """What is stopped, by the handler of this type: a message may be of an older version, its handler is not."""
+        """Return the circuit to pause. A message may be of an older version, its handler is not."""
         return self.kind, handler if self.kind is CircuitKind.HANDLER else self.key
 
 

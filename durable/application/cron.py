@@ -1,4 +1,4 @@
-"""When a recurring schedule runs: cron expressions in a time zone, and which late occurrences still run.
+"""Cron expressions in a time zone: when a schedule runs, and which late occurrences still run.
 
     occurrence   a time that the expression names; it is what makes a run a run, and never changes
     due          when that occurrence is to run: at its time, unless somebody has moved it
@@ -75,12 +75,12 @@ class Cron:
 
     @property
     def _is_fixed(self) -> bool:
-        """Does it name hours and minutes, and not every one or every few? Then each runs once on any day."""
+        """True for an expression that names hours and minutes, not every or every few: each runs once on any day."""
         fields = self.expression.split()
         return len(fields) == 5 and not fields[0].startswith("*") and not fields[1].startswith("*")
 
     def _on_the_wall(self, wall: datetime, *, reverse: bool = False) -> Iterator[datetime]:
-        """What a clock without a zone shows at the occurrences after this time, or before it."""
+        """Iterate the occurrences after this time, or before it, on a clock without a zone."""
         return CronSim(self.expression, wall, reverse=reverse)
 
     def _fixed_after(self, moment: datetime, zone: tzinfo) -> datetime | None:
@@ -131,7 +131,7 @@ class DueOccurrences:
 
 
 class Pause(NamedTuple):
-    """When a schedule was paused. What was due then is passed over."""
+    """Pause of a schedule. Occurrences due in it are passed over."""
 
     since: datetime
     until: datetime
@@ -178,12 +178,12 @@ def _offset(moment: datetime, zone: tzinfo) -> timedelta:
 
 
 def _wall(moment: datetime, zone: tzinfo) -> datetime:
-    """What a clock there shows, to the second."""
+    """Return the time on the wall of a zone, to the second."""
     return moment.astimezone(zone).replace(tzinfo=None, microsecond=0)
 
 
 def _first_shown(wall: datetime, zone: tzinfo) -> datetime:
-    """When a clock there shows this time first, or skips it."""
+    """Return when a clock of the zone first shows this time, or skips it."""
     local = wall.replace(tzinfo=zone)
     at = local.astimezone(UTC)
     if _wall(at, zone) == wall:
@@ -192,7 +192,7 @@ def _first_shown(wall: datetime, zone: tzinfo) -> datetime:
 
 
 def _first_change(after: datetime, until: datetime, zone: tzinfo) -> datetime | None:
-    """When the clocks there are changed first in this time; its end counts."""
+    """Return the first change of the zone's clocks in this time; its end counts."""
     while after < until:
         ahead = min(after + _STEP, until)
         if _offset(ahead, zone) != _offset(after, zone):

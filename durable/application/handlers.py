@@ -1,4 +1,4 @@
-"""What the application's handlers look like, and what each of their parameters is to be given.
+"""Handlers of the application, and the value of each of their parameters.
 
     @bus.handles(OrderPlaced)
     async def reserve(order: OrderPlaced, session: AsyncSession, ctx: Context, clock: Annotated[Clock, Depends(clock)])
@@ -62,7 +62,7 @@ class Depends:
 
 
 class Context:
-    """What a handler may know and do besides its message. Read-only; valid while the handler runs."""
+    """Context of a message while its handler runs. Read-only."""
 
     __slots__ = ("_asked", "_attempt", "_envelope", "_is_own", "_outbox")
 
@@ -114,7 +114,7 @@ class Context:
 
     @property
     def deliver_by(self) -> datetime | None:
-        """When the message expires unless it has been handled; give it to send() for what is of no use later."""
+        """Time at which the message expires unless handled; pass it to send() for messages that are useless later."""
         return self._envelope.deliver_by
 
     @property
@@ -149,7 +149,7 @@ class Context:
 
 
 class Incoming(msgspec.Struct, frozen=True, eq=False):
-    """One call of a handler: what it is given. Immutable; `replace` makes another one."""
+    """Call of a handler: its messages and context. Immutable; `replace` makes another one."""
 
     message: object
     """The message; a list of them for a handler that takes a list."""
@@ -167,7 +167,7 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def context(self) -> Context:
-        """That of the message, or of the first of the list."""
+        """Context of the message, or of the first of the list."""
         return self.contexts[0]
 
     @property
@@ -180,7 +180,7 @@ class Incoming(msgspec.Struct, frozen=True, eq=False):
 
 
 class _Source(typing.Protocol):
-    """Where the value of one parameter comes from."""
+    """Source of the value of a parameter."""
 
     def __call__(self, call: Incoming) -> Any: ...
 
@@ -207,7 +207,7 @@ class _Injected:
         return contextmanager(self.function) if inspect.isgeneratorfunction(self.function) else None
 
     def takes(self, source: _Source) -> bool:
-        """Is the function, or one that it depends on, given this?"""
+        """True when the function, or one that it depends on, is given this."""
         return source in self.direct.values() or any(each.takes(source) for each in self.dependencies.values())
 
     async def call(self, call: Incoming, stack: AsyncExitStack) -> Any:
@@ -309,7 +309,7 @@ class Handler:
         return [Argument(_SHOWN_AS.get(name, name), getattr(self, name), hints[name]) for name in given]
 
     def cause(self, envelope: Envelope) -> Cause:
-        """What follows from this message is sent with this cause."""
+        """Return the cause for messages that follow from this one."""
         return Cause(envelope, envelope.deliver_by if self.inherit_deliver_by else None, handler=self.name)
 
     def cause_of_list(self, envelopes: Sequence[Envelope]) -> Cause:
@@ -318,12 +318,12 @@ class Handler:
 
     @property
     def takes_session(self) -> bool:
-        """Is the handler, or a provider, given the session?"""
+        """True when the handler, or a provider, is given the session."""
         return self._injected.takes(_SESSION)
 
     @property
     def share_of(self) -> Callable[[Envelope], str] | None:
-        """Whose share a message is of; None without fair_by."""
+        """Function that returns the tenant of a message; None without fair_by."""
         return None if self.fair_by is None else partial(share_of, header=self.fair_by)
 
     async def run(self, call: Incoming) -> Any:
@@ -337,7 +337,7 @@ class Handler:
         return result
 
     def run_sync(self, call: Incoming) -> Any:
-        """As run(), for a sync handler, in the thread that this is called in."""
+        """Run a sync handler in the calling thread, as run() does."""
         try:
             failures: list[BaseException] = []
             with ExitStack() as stack, _noted(failures):

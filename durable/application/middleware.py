@@ -79,7 +79,7 @@ class MiddlewareStack:
 
     @property
     def handles(self) -> bool:
-        """Does any component override handle()?"""
+        """True when a component overrides handle()."""
         return bool(self._components("handle"))
 
     def _components(self, side: Literal["send", "handle"]) -> list[Middleware]:

@@ -1,4 +1,4 @@
-"""What becomes of a message whose handler failed: a rule from a policy, the error, the attempts so far and its age.
+"""Retry policies: the decision about a failed message, from the error, the attempts so far and its age.
 
     failed --immediate attempts left--> RunAgain          in this process, in a fresh session
            --delays left-------------> RunLater(delay)    a row with an execution time; no memory, no slot
@@ -44,7 +44,7 @@ for _verdict in (Reject, RetryLater, Release, PutBack, PauseListener):  # define
 
 @dataclass(frozen=True, slots=True)
 class RunAgain:
-    """At once, in this process."""
+    """Another attempt at once, in this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class ToTheEnd:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """For people to look at."""
+    """Put the message aside for operators."""
 
 
 Decision = RunAgain | RunLater | HandBack | ToTheEnd | Pause | DeadLetter
@@ -89,7 +89,7 @@ Decision = RunAgain | RunLater | HandBack | ToTheEnd | Pause | DeadLetter
 @checked_class
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often and when a failed message runs again.
+    """Retry policy: how often and when a failed message runs again.
 
     `immediate` more attempts at once in the same process, then one after each of `delays` (seconds, "10s" or
     timedeltas, each varied by up to `jitter` so that failures do not come back all together), then the dead letters.
@@ -122,7 +122,7 @@ class Retry:
         return 1 + self.immediate + len(self.delays)
 
     def next(self, attempt: int, age: timedelta, rng: random.Random) -> Decision:
-        """What to do after this failed attempt of a message of this age."""
+        """Return the decision after a failed attempt of a message of this age."""
         decision = self._next(attempt, rng)
         wait = decision.delay if isinstance(decision, RunLater) else timedelta(0)
         if self.max_age is not None and age + wait > duration(self.max_age):
@@ -169,7 +169,7 @@ class RetryAfter:
             raise InvalidSetting(f"RetryAfter: shortest={self.shortest!r} is more than longest={self.longest!r}")
 
     def pause(self, error: BaseException) -> Pause:
-        """For how long, and whether the attempt counts."""
+        """Return for how long to pause, and whether the attempt counts."""
         asked = _asked_for(error)
         wanted, shortest = duration(self.default) if asked is None else asked, duration(self.shortest)
         time = min(max(wanted, shortest), max(duration(self.longest), shortest))
@@ -210,7 +210,7 @@ ByError = Mapping[type[Exception], Retry | RetryAfter]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the failures of one handler lead to."""
+    """Policy for the failures of one handler."""
 
     retry: Retry = field(default_factory=Retry)
     by_error: ByError = field(default_factory=dict)
@@ -218,7 +218,7 @@ class Policy:
     def decide(
         self, error: BaseException, attempt: int, age: timedelta = timedelta(0), rng: random.Random | None = None
     ) -> Decision:
-        """What to do after this failed attempt; `attempt` counts from 1, `age` from when the message was due."""
+        """Return the decision after a failed attempt; `attempt` counts from 1, `age` from when the message was due."""
         match error:
             case RetryLater(after=after):
                 return RunLater(after)

@@ -119,7 +119,7 @@ def _check_options(options: SendOptions) -> None:
 
 
 def _maker(message: Any, name: str) -> tuple[Factory, str | None, str]:
-    """How to make the message, its type if that is known, and what tells it from others."""
+    """Return the factory of the message, its type if known, and the text that tells it from others."""
     try:
         message_type = name_of(type(message))
     except UnknownMessageType:

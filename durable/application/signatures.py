@@ -1,4 +1,4 @@
-"""What the signatures of the application's functions say: rules for handlers and their providers, as they are declared.
+"""Signatures of handlers and their providers: rules that are checked when they are declared.
 
 Functions that look right and would do something else are refused here: generators as handlers, Depends as a default,
 parameters that can only be given by position.
@@ -81,7 +81,7 @@ def returned_classes(hint: Any) -> list[type]:
 
 
 def extras(hint: Any) -> tuple[Any, ...]:
-    """What an Annotated type carries."""
+    """Return the metadata of an Annotated type."""
     return get_args(hint)[1:] if get_origin(hint) is Annotated else ()
 
 
@@ -93,7 +93,7 @@ def _hints(function: Any, of: str) -> dict[str, Any]:
 
 
 def _is_depends(value: Any) -> bool:
-    """Is it a Depends, of durable or of FastAPI, or the class itself?"""
+    """True for a Depends, of durable or of FastAPI, or the class itself."""
     cls = value if isinstance(value, type) else type(value)
     return any(base.__name__ == "Depends" for base in cls.__mro__)
 

@@ -140,7 +140,7 @@ class Tracing(Middleware):
 
 
 def _with_trace_context(outgoing: Outgoing, limits: Limits) -> Outgoing:
-    """With the current context in its headers, if they have room for it: tracing must not make a message unfit."""
+    """Put the current context into the headers, if they have room: tracing must not make a message unfit."""
     context: dict[str, str] = {}
     _W3C.inject(context)
     headers = outgoing.headers
@@ -153,13 +153,13 @@ def _with_trace_context(outgoing: Outgoing, limits: Limits) -> Outgoing:
 
 
 def _links(headers: Iterable[Mapping[str, str]]) -> list[Link]:
-    """To the span that each message was created in, so far as it has one."""
+    """Return links to the spans that the messages were created in."""
     contexts = [_span_context(each["traceparent"]) for each in headers if "traceparent" in each]
     return [Link(context) for context in contexts if context is not None and context.is_valid]
 
 
 def _span_context(traceparent: str) -> SpanContext | None:
-    """As the propagator reads it, without the tracestate and in a quarter of the time: a batch has a hundred."""
+    """Read a span context as the propagator does, without tracestate and in a quarter of the time."""
     if not (found := _TRACEPARENT.fullmatch(traceparent)):
         return None
     trace_id, span_id, flags = (int(part, 16) for part in found.groups())

@@ -36,7 +36,7 @@ class _Phase(Enum):
 
 
 class Lifespan:
-    """One run of an application: what the server says to it, and it to the server, passes through here."""
+    """Lifespan of one run: messages between the server and the application pass through here."""
 
     def __init__(self, bus: Bus, receive: Receive, send: Send) -> None:
         self._bus = bus
@@ -114,7 +114,7 @@ class Lifespan:
 
 
 def _told(error: BaseException, verb: str) -> str:
-    """What the server logs; a bug shows its traceback here."""
+    """Return the text that the server logs; a bug shows its traceback here."""
     if isinstance(error, DurableError):
         return f"the bus cannot {verb}: {error}"
     log.error("the bus cannot %s", verb, exc_info=error)

@@ -86,7 +86,7 @@ _current_request: ContextVar[_Request | None] = ContextVar("durable.request", de
 
 
 class _Request:
-    """One HTTP request: what its application receives and sends passes through here."""
+    """Request over HTTP: messages that its application receives and sends pass through here."""
 
     def __init__(self, bus: Bus, receive: Receive, send: Send) -> None:
         self._bus = bus

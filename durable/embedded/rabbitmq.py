@@ -125,7 +125,7 @@ class Broker:
         self.control("eval", "mnesia:sync_log(), [dets:sync(Table) || Table <- dets:all()].")
 
     def control(self, *arguments: str) -> str:
-        """What `rabbitmqctl` prints for these arguments (about half a second)."""
+        """Run `rabbitmqctl` with these arguments (about half a second), and return its output."""
         command = [str(self._scripts / "rabbitmqctl"), "--quiet", *arguments]
         try:
             done = subprocess.run(
@@ -198,7 +198,7 @@ def find_scripts() -> Path:
 
 
 def accepts_amqp(host: str, port: int) -> bool:
-    """Whether a broker there answers to the protocol header."""
+    """True when a broker there answers to the protocol header."""
     with suppress(OSError), socket.create_connection((host, port), timeout=1) as connection:
         connection.sendall(PROTOCOL_HEADER)
         return connection.recv(1) == METHOD_FRAME

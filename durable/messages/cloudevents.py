@@ -57,7 +57,7 @@ _encode_object = msgspec.json.Encoder(order="deterministic").encode
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What an envelope is made of, apart from what its receiver adds."""
+    """Parts of an envelope, without those that its receiver adds."""
 
     id: UUID
     message_type: str
@@ -162,7 +162,7 @@ def _event(attributes: Mapping[str, str], content_type: str, body: bytes) -> Eve
 
 
 def _attributes(members: Mapping[str, msgspec.Raw]) -> Iterator[tuple[str, str]]:
-    """Their canonical text, whatever their type; null is as good as absent."""
+    """Return attributes in canonical text; null is as good as absent."""
     for name, raw in members.items():
         with _explained(f"the attribute {name!r} is no text, 32-bit integer, boolean or null"):
             value = _decode_value(raw)
@@ -176,7 +176,7 @@ def _moment(attributes: Mapping[str, str], name: str) -> datetime | None:
 
 
 def _data_type(value: str, understood: Container[str]) -> str:
-    """Without its parameters; every kind of JSON is JSON, as the specification has it."""
+    """Return a content type without parameters; every kind of JSON is JSON, as the specification has it."""
     bare = media_type(value)
     return JSON if bare.endswith(_KINDS_OF_JSON) and bare not in understood else bare
 

@@ -31,7 +31,7 @@ class Codec(Protocol):
 
     @property
     def content_type(self) -> str:
-        """In lower case and without parameters, such as "application/vnd.acme.order+json"."""
+        """Content type in lower case and without parameters, such as "application/vnd.acme.order+json"."""
         ...
 
     def encode(self, message: object, envelope: Envelope, /) -> bytes:
@@ -65,7 +65,7 @@ def register_codec(codec: Codec) -> None:
 
 
 def content_types() -> Collection[str]:
-    """What can be decoded here."""
+    """Content types that can be decoded here."""
     return _codecs.keys()
 
 
@@ -84,7 +84,7 @@ def check_class(cls: type[Any], content_type: str) -> None:
 
 
 def codec_for(content_type: str) -> Codec:
-    """What encodes it; raises InvalidSetting, saying what to do, when there is nothing."""
+    """Return the codec of a class; raises InvalidSetting, saying what to do, when there is none."""
     codec = _codec_of(content_type)
     if codec is None:
         raise InvalidSetting(

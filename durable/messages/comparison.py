@@ -1,4 +1,4 @@
-"""Does a receiver read what was sent? Where it would not, the first difference, by its path.
+"""Comparison of a message with its decoded form: the first difference, by its path.
 
 Messages may hold values that their annotations do not allow, and fields that their class does not write out. Some would
 not be decoded; others would arrive as another value: an instance of a subclass as one of the class, or a default.
@@ -41,7 +41,7 @@ class _Difference(NamedTuple):
 
 
 def difference(sent: Any, read: Any, path: str) -> str | None:
-    """What would arrive otherwise than it was sent; None when nothing would."""
+    """Return what would arrive otherwise than it was sent; None for no difference."""
     found = _compared(sent, read)
     if found is None:
         return None
@@ -118,7 +118,7 @@ def _of_sets(sent: Set[Any], read: Set[Any]) -> _Difference | None:
 
 
 def _is_equal(sent: Any, read: Any) -> bool:
-    """Are these values, which have neither fields nor parts, the same?"""
+    """True for equal values without fields or parts."""
     if sent is read:
         return True
     if isinstance(sent, Decimal) and isinstance(read, Decimal):

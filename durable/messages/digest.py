@@ -12,5 +12,5 @@ def message_digest(message_type: str, body: bytes) -> int:
 
 
 def fingerprint(*parts: str) -> str:
-    """What dead letters are grouped by."""
+    """Return the digest by which dead letters are grouped."""
     return hashlib.blake2b("\0".join(parts).encode(errors="replace"), digest_size=8).hexdigest()

@@ -60,7 +60,7 @@ BY_KEY: Final = "key"
 
 
 class Fairness(NamedTuple):
-    """By which header, or `key`, the tenant of a message is known, and how many of each have a turn: 1 unless said
+    """Header, or `key`, that names the tenant of a message, and how many messages of each have a turn: 1 unless said
     otherwise."""
 
     header: str
@@ -82,7 +82,7 @@ FREE: Final = QueueKeys()
 
 @dataclass
 class OrderingRules:
-    """What was declared of order and fairness: from it follows the place of every row that is inserted."""
+    """Declared rules of order and fairness, from which the queue keys of every inserted row follow."""
 
     ordered_types: set[str] = field(default_factory=set)
     ordered_destinations: set[str] = field(default_factory=set)
@@ -93,7 +93,7 @@ class OrderingRules:
     def declare_destination(
         self, destination: str, ordered: bool, fair_by: str | None, weights: Mapping[str, int]
     ) -> None:
-        """How what goes there leaves, whatever its type. Raises InvalidSetting."""
+        """Declare in which order messages of any type leave for a destination. Raises InvalidSetting."""
         if fair_by is not None and (not fair_by or ordered or destination in self.ordered_destinations):
             raise InvalidSetting(f"{destination}: fair_by= names a header or 'key', and an ordered one has no turns")
         if weights and (fair_by is None or any(weight < 1 for weight in weights.values())):

@@ -65,7 +65,7 @@ def message(name: str, *, version: int = 1, content_type: str = JSON) -> Callabl
 
 
 def _check_codec(cls: type, name: str, content_type: str) -> None:
-    """What cannot be known before the bus starts is checked then: codecs and classes that are declared later."""
+    """Check the codec of a class as far as it is known; later declarations are checked when the bus starts."""
     if content_type not in codec.content_types():
         return
     try:
@@ -87,7 +87,7 @@ def name_of(cls: type) -> str:
 
 
 def content_type_of(cls: type) -> str:
-    """How messages of this class are encoded."""
+    """Return the content type of messages of this class."""
     return _content_types.get(cls, JSON)
 
 

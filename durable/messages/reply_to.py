@@ -1,4 +1,4 @@
-"""Where an answer may go: `reply-to` is a header, which a stranger may have written.
+"""Addresses for answers: `reply-to` is a header, which a stranger may have written.
 
     the message was sent by this service itself      anywhere: its own code says so
     the address is declared by route or subscribe    there
@@ -36,7 +36,7 @@ class Answers:
         self._keeps_secret = settings.http_auth == "bearer" and _has_secret(settings)
 
     def may_go(self, address: str, declared: Collection[str]) -> bool:
-        """Is this address declared, or allowed?"""
+        """True for an address that is declared, or allowed."""
         if address in declared or address in self._exact:
             return True
         if _UNREADABLE.search(address):

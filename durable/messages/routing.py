@@ -66,7 +66,7 @@ class Routes:
         return [*self._subscribers.get(message_type, []), *local]
 
     def is_event(self, message_type: str) -> bool:
-        """Has it subscribers, and no route of its own?"""
+        """True for a type with subscribers and without a route."""
         return message_type in self._subscribers and message_type not in self._commands
 
     def destinations(self) -> Mapping[str, Sequence[str]]:
@@ -75,7 +75,7 @@ class Routes:
         return {name: self._all(name) for name in types}
 
     def _is_handled_here(self, message_type: str) -> bool:
-        """Also after upcasting."""
+        """True for a type that is handled here, also after upcasting."""
         return message_type in self._local or any(newer in self._local for newer in newer_types(message_type))
 
     def _all(self, name: str) -> list[str]:

@@ -26,7 +26,7 @@ New = TypeVar("New")
 
 @dataclass(frozen=True, slots=True)
 class Upcaster:
-    """One step, from a class to the next."""
+    """Upcaster: a step from a class to the next."""
 
     old: type[Any]
     new: type[Any]
@@ -94,7 +94,7 @@ def upcaster(old: type[Old], *, to: type[New]) -> Callable[[Callable[[Old], New]
 
 
 def newer_types(message_type: str) -> Iterator[str]:
-    """What messages of this type are made into, step by step."""
+    """Return the types that messages of this type become, step by step."""
     while (step := _steps.get(message_type)) is not None:
         message_type = name_of(step.new)
         yield message_type

@@ -1,4 +1,4 @@
-"""What an envelope must be like to be stored: found out before it can spoil the batch that it is in.
+"""Validation of envelopes before they can spoil the batch that they are in.
 
 The same rule serves send(), where a find_error is the caller's error, and the receiver, where it is quarantined.
 """
@@ -58,13 +58,13 @@ def find_error(
 
 
 def never_due(envelope: Envelope) -> bool:
-    """Does it expire before it is due?"""
+    """True for an envelope that expires before it is due."""
     due, deliver_by = envelope.execution_time, envelope.deliver_by
     return due is not None and deliver_by is not None and due >= deliver_by
 
 
 def too_old(envelope: Envelope, now: datetime, dedupe_window: timedelta) -> bool:
-    """Is it older than duplicates are remembered? Then nobody can tell whether it was handled."""
+    """True for an envelope older than the dedupe window: then none can tell whether it was handled."""
     made_ms = unix_ms(envelope.id)
     oldest = now - dedupe_window
     return envelope.sent_at < oldest if made_ms is None else made_ms / 1000 < oldest.timestamp()

@@ -1,4 +1,4 @@
-"""Whether a service is healthy: rules over what was read.
+"""Health of a service: rules over a status that was read.
 
     unhealthy, always                                       unhealthy, when its setting says so
     a dormant node owns work that nobody takes over         health_lag            something has waited for so long
@@ -44,7 +44,7 @@ def owners(gauges: Gauges) -> set[NodeId]:
 
 
 def node_states(gauges: Gauges, stale: timedelta) -> dict[NodeId, NodeState]:
-    """Of every registered node, and of every owner that is not registered any more."""
+    """Return the state of every registered node, and of every owner without a registration."""
     ages = {node.node_id: node.heartbeat_age for node in gauges.nodes}
     return {node: _state(node in gauges.locked, ages.get(node), stale) for node in sorted(ages.keys() | owners(gauges))}
 

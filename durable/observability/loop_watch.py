@@ -1,4 +1,4 @@
-"""How late the event loop is: a blocking call in a handler delays every agent of the process."""
+"""Lag of the event loop: a blocking call in a handler delays every agent of the process."""
 
 from __future__ import annotations
 

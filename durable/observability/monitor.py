@@ -1,4 +1,4 @@
-"""What a process can tell of itself and of its service, for whoever asks: metrics, health checks.
+"""Monitor: state of a process and of its service, for metrics and health checks.
 
     statistics    the agents of this process, read each time              durable.statistics
     gauges        the tables, read at most every few seconds              durable.storage.gauges
@@ -30,7 +30,7 @@ _PATIENCE: Final = 3.0  # seconds for the database to answer; Prometheus waits f
 
 
 class Reading(NamedTuple):
-    """What was found at one look. Without gauges the database did not answer, and `problems` says why."""
+    """Reading of the gauges. Without gauges the database did not answer, and `problems` says why."""
 
     gauges: Gauges | None
     problems: Sequence[str]
@@ -88,7 +88,7 @@ class Monitor:
         return []
 
     def _waits(self, found: Gauges) -> health.Waits:
-        """What nobody owns, and what waits in the memory of this process."""
+        """Return the unowned rows, and those in the memory of this process."""
         statistics, now = self.statistics(), self._clock.now()
         waits = dict(health.unowned_waits(found))
         for side, agents in ((Side.OUTGOING, statistics.sending), (Side.INCOMING, statistics.handling)):

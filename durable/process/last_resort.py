@@ -1,4 +1,4 @@
-"""What ends a process that cannot go on, with one line of log and an exit code of its own.
+"""End of a process that cannot go on, with one line of log and its own exit code.
 
     70  an agent did not end when it was cancelled, or the bus did not stop in time
     75  the process was no node for longer than `membership_timeout`, or its event loop stood still for so long
@@ -65,7 +65,7 @@ class Watchdog:
             self._heard = time.monotonic()
 
     def bind(self, seconds: float, reason: str) -> None:
-        """From now on nothing but end() keeps it from biting in so many seconds; only the first call counts."""
+        """End the process in so many seconds unless end() is called; only the first call counts."""
         if not self.is_bound:
             self._heard, self._limit, self._reason, self.is_bound = time.monotonic(), seconds, reason, True
 

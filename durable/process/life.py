@@ -115,7 +115,7 @@ class Life:
             self._watchdog.hear()
 
     def problems(self) -> Sequence[str]:
-        """What health is told of."""
+        """Problems for the health check."""
         found = [
             f"{task.get_name()} does not end, although its node has" for task in self._left_behind if not task.done()
         ]
@@ -145,7 +145,7 @@ class Life:
                 await self._pause(self._rejoin.pause())
 
     def _tell_end(self, living: asyncio.Task[None]) -> None:
-        """Nobody may wait for this task, as in an application's lifespan: its end is never silent."""
+        """Log the end of this task: none may wait for it, as in an application's lifespan."""
         if self.is_running and not self._stopping.is_set():
             error = None if living.cancelled() else living.exception()
             log.critical(
@@ -180,7 +180,7 @@ class Life:
         self._left_behind += left
 
     def _bite(self, reason: str) -> None:
-        """In the watchdog's thread."""
+        """End the process, in the watchdog's thread."""
         if self._exits:
             code = EXIT_STUCK if self._watchdog.is_bound else EXIT_NO_MEMBER
             end_process(code, "the process ends: %s", reason)

@@ -17,7 +17,7 @@ _REFUSED: Final = ("28", "3D")  # SQLSTATE classes: authorization, no such datab
 
 
 async def once_it_answers(work: Callable[[], Awaitable[object]], *, within: timedelta) -> None:
-    """Do this as soon as the database can be used; raises the last StorageUnavailable when the time has passed."""
+    """Run a function as soon as the database answers; raises the last StorageUnavailable when the time is over."""
     deadline = time.monotonic() + within.total_seconds()
     has_told = False
     while True:
@@ -34,7 +34,7 @@ async def once_it_answers(work: Callable[[], Awaitable[object]], *, within: time
 
 
 def _is_refused(error: BaseException | None) -> bool:
-    """Whether the server has answered, and does not want this user, or has no such database."""
+    """True when the server has answered that it refuses this user, or has no such database."""
     while error is not None:
         state = getattr(error, "sqlstate", None) or getattr(getattr(error, "orig", None), "sqlstate", None)
         if isinstance(state, str) and state.startswith(_REFUSED):

@@ -28,7 +28,7 @@ CLIENT_KEEPALIVES: Final = {"keepalives_idle": 5, "keepalives_interval": 2, "kee
 
 
 class PsycopgConnection(psycopg.Connection[Any]):
-    """For sync engines."""
+    """Psycopg connection of sync engines."""
 
     answer_within: float | None = None
 
@@ -40,7 +40,7 @@ class PsycopgConnection(psycopg.Connection[Any]):
 
 
 class AsyncPsycopgConnection(psycopg.AsyncConnection[Any]):
-    """For async engines whose URL names psycopg."""
+    """Psycopg connection of async engines."""
 
     answer_within: float | None = None
 
@@ -50,7 +50,7 @@ class AsyncPsycopgConnection(psycopg.AsyncConnection[Any]):
 
 
 class AsyncpgConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg has no types
-    """For async engines. A wait that was too long raises TimeoutError."""
+    """Asyncpg connection of async engines. A wait that is too long raises TimeoutError."""
 
     _config: Any
     at_begin = ""
@@ -123,7 +123,7 @@ def _close_unwanted(opening: asyncio.Task[AsyncpgConnection]) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """In this block psycopg works for durable, which tells by itself what becomes of it."""
+    """Lower psycopg's warnings in this block to debug: durable logs outages itself."""
     token = _is_ours.set(True)
     try:
         yield

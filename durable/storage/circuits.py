@@ -44,7 +44,7 @@ def open_circuit(
     actor: str,
     duration: timedelta | None = None,
 ) -> None:
-    """Because of failures: open until close_circuit(), and tried after this time. One that is open stays as it is."""
+    """Open a circuit because of failures, until close_circuit(), to be tried after this time. An open one stays."""
     conn.execute(
         circuit_statements.OPEN_CIRCUIT.within(schema),
         _named(schema, kind, key) | {"reason": reason, "duration": _bounded(duration), "actor": actor},
@@ -57,7 +57,7 @@ def _bounded(duration: timedelta | None) -> timedelta | None:
 
 
 def close_circuit(conn: Connection, schema: str, kind: CircuitKind, key: str) -> bool:
-    """Something got through. False when it was not open, or is paused."""
+    """Close a circuit that an attempt got through. False when it was not open, or is paused."""
     closed = conn.execute(circuit_statements.CLOSE_CIRCUIT.within(schema), _named(schema, kind, key)).scalar_one()
     return bool(closed)
 
@@ -94,7 +94,7 @@ def close_ended(conn: Connection, schema: str) -> None:
 
 
 def begin_trial(conn: Connection, schema: str, handler: str, *, lease: timedelta) -> bool:
-    """Is this handler's circuit to be tried, and by this node? Nobody else may before `lease` is over."""
+    """True when this node may try the circuit of this handler; no other node may before `lease` is over."""
     params = {"key": handler, "lease": lease}
     return conn.execute(circuit_statements.BEGIN_TRIAL.within(schema), params).first() is not None
 
@@ -124,18 +124,18 @@ def share_counts(
 
 
 def _forget_counts(conn: Connection, schema: str, kind: CircuitKind, key: str) -> None:
-    """What was counted before a handler was stopped says nothing about it when it goes on."""
+    """Delete the counts from before a handler was stopped."""
     if kind is CircuitKind.HANDLER:
         conn.execute(circuit_statements.FORGET_COUNTS.within(schema), {"handler": key})
 
 
 def count_parked(conn: Connection, schema: str) -> dict[str, int]:
-    """How many messages wait of each key that is paused."""
+    """Count the waiting messages of each paused key."""
     return {row.key: row.waiting for row in conn.execute(circuit_statements.COUNT_PARKED.within(schema))}
 
 
 def read(conn: Connection, schema: str) -> list[OpenCircuit]:
-    """Those that are open now."""
+    """Read the open circuits and pauses."""
     return [OpenCircuit(*row) for row in conn.execute(circuit_statements.READ_CIRCUITS.within(schema))]
 
 

@@ -106,7 +106,7 @@ class Database:
 
 
 def pool_statistics(engine: AsyncEngine | Engine) -> PoolStatistics:
-    """Of an engine whose pool does not count, such as NullPool, nothing."""
+    """Return the statistics of a pool; zeros for one that does not count, such as NullPool."""
     pool = engine.pool
     return PoolStatistics(pool.size(), pool.checkedout()) if isinstance(pool, QueuePool) else PoolStatistics(0, 0)
 
@@ -126,18 +126,18 @@ def configured_url(settings: Settings) -> URL:
 
 
 def async_url(settings: Settings) -> URL:
-    """For async sessions and the agents: asyncpg unless the URL names psycopg."""
+    """Return the URL for async sessions and agents: asyncpg unless it names psycopg."""
     url = configured_url(settings)
     return url if url.drivername == "postgresql+psycopg" else url.set(drivername="postgresql+asyncpg")
 
 
 def sync_url(settings: Settings) -> URL:
-    """For sync sessions and the command line: psycopg."""
+    """Return the URL for sync sessions and the command line: psycopg."""
     return configured_url(settings).set(drivername="postgresql+psycopg")
 
 
 def lock_url(settings: Settings) -> str:
-    """For the node's own connection, as libpq wants it: never through a pooler."""
+    """Return the URL for the node's own connection, in libpq's form: never through a pooler."""
     if settings.lock_database_url is not None:
         url = make_url(settings.lock_database_url.get_secret_value())
     else:

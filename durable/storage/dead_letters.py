@@ -48,7 +48,7 @@ class Selection:
 
     @property
     def is_narrowed(self) -> bool:
-        """Is it less than everything?"""
+        """True when the selection is less than everything."""
         return any(getattr(self, field.name) is not None for field in fields(self) if field.name != "resolved")
 
     def parameters(self) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
     epoch: int
 
     def lease(self) -> LeasedEnvelope | None:
-        """As its handler would get it; None when it is no whole envelope."""
+        """Return the letter as its handler would get it; None when it is no whole envelope."""
         about = self.summary
         if not about.replayable or about.id is None or self.correlation_id is None or self.sent_at is None:
             return None
@@ -163,7 +163,7 @@ class Relative(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """How many letters there are, and the newest of them: where a run over them ends."""
+    """Number of letters, and the newest of them, where a run over them ends."""
 
     total: int
     replayable: int
@@ -179,7 +179,7 @@ class LetterRange(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """What became of a stretch: the letters that were resolved, and those that could not be; none: it was the end."""
+    """Result of a range: letters that were resolved, and those that could not be. Empty at the end."""
 
     done: list[int]
     left: list[int]
@@ -219,7 +219,7 @@ def attempts(conn: Connection, schema: str, letter_id: int) -> list[Attempt]:
 
 
 def relatives(conn: Connection, schema: str, letter: DeadLetter) -> list[Relative]:
-    """What else there is of its conversation."""
+    """Read the other envelopes and letters of its conversation."""
     params = {
         "letter": letter.summary.letter_id,
         "id": letter.summary.id,
@@ -267,7 +267,7 @@ def handle(
     reason: str | None = None,
     keep_body: bool = False,
 ) -> bool:
-    """In the transaction of its handler: it is handled by hand. False when somebody else has resolved it meanwhile."""
+    """Resolve a letter as handled, in the transaction of its handler. False when it was resolved meanwhile."""
     params = {"letter": letter_id, "actor": actor, "reason": reason, "keep_body": keep_body}
     return int(conn.execute(statements.HANDLE_LETTER.within(schema), params).scalar_one()) == 1
 
@@ -289,7 +289,7 @@ def in_stretches(
     numbers: Callable[[], Sequence[int]],
     doing: str,
 ) -> Resolved:
-    """Do the work for a stretch, of which the database may refuse something: that is left.
+    """Do the work for a range of letters; those that the database refuses are left.
 
     `work` returns rows of a number and whether it was done, NULL where its id was used meanwhile; `numbers` are those
     of the stretch, in their order.

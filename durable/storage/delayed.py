@@ -39,7 +39,7 @@ class Selection:
 
     @property
     def is_narrowed(self) -> bool:
-        """Is it less than everything?"""
+        """True when the selection is less than everything."""
         return any(getattr(self, field.name) is not None for field in fields(self))
 
     def parameters(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Delayed(NamedTuple):
 
     @property
     def is_retry(self) -> bool:
-        """Has an attempt to handle it failed?"""
+        """True when an attempt to handle the message has failed."""
         return self.side == "incoming" and self.attempts > 0
 
 
@@ -72,7 +72,7 @@ class Whereabouts(NamedTuple):
 
 
 def next_due(conn: Connection, schema: str) -> timedelta | None:
-    """How long it is until something will be due; None: nothing waits for its time."""
+    """Return the time until the next message is due; None when none waits for its time."""
     wait: timedelta | None = conn.execute(statements.READ_NEXT_DUE.within(schema)).scalar_one()
     return wait
 
@@ -87,13 +87,13 @@ def page(conn: Connection, schema: str, selection: Selection, *, limit: int) -> 
 
 
 def survey(conn: Connection, schema: str, selection: Selection, *, side: Side) -> Survey:
-    """How many there are on this side, and the newest of them."""
+    """Count the selected messages on this side, and find the newest."""
     row = conn.execute(statements.WAITING[side].survey.within(schema), selection.parameters()).one()
     return Survey(row.total, row.total, row.newest)
 
 
 def whereabouts(conn: Connection, schema: str, ids: Sequence[UUID]) -> list[Whereabouts]:
-    """Where these are, unless they are finished."""
+    """Find where these messages are, unless they are finished."""
     rows = conn.execute(statements.READ_WHEREABOUTS.within(schema), {"ids": list(ids)})
     return [Whereabouts(*row) for row in rows]
 
@@ -112,14 +112,14 @@ def cancel(
     reason: str | None,
     keep_body: bool = False,
 ) -> Resolved:
-    """Nothing becomes of them; the history says so."""
+    """Cancel the selected messages; the history records it."""
     waiting = statements.WAITING[side]
     told = f"cancelled by {actor}" + (f": {reason}" if reason else "")
     return _change(conn, schema, waiting, waiting.cancel, selection, stretch, {"reason": told, "keep_body": keep_body})
 
 
 def run_now(conn: Connection, schema: str, selection: Selection, stretch: LetterRange, *, side: Side) -> Resolved:
-    """They are due."""
+    """Make the selected messages due."""
     waiting, params = statements.WAITING[side], {"channel": channel(schema)}
     return _change(conn, schema, waiting, waiting.run_now, selection, stretch, params)
 
@@ -134,7 +134,7 @@ def reschedule(
     at: datetime,
     dedupe_window: timedelta,
 ) -> Resolved:
-    """They are due at this time. Left are those that would expire before, or be too old for their receiver."""
+    """Make the selected messages due at this time; leave those that would expire, or be too old by then."""
     waiting = statements.WAITING[side]
     params = {"at": at, "dedupe_window": dedupe_window, "channel": channel(schema)}
     return _change(conn, schema, waiting, waiting.reschedule, selection, stretch, params)
@@ -184,7 +184,7 @@ def run_message_now(conn: Connection, schema: str, message: UUID) -> bool:
 def reschedule_message(
     conn: Connection, schema: str, message: UUID, *, at: datetime, dedupe_window: timedelta
 ) -> Resolved:
-    """What was done, on either side, and what was left."""
+    """Reschedule one message, on either side. Returns the rows done and those left."""
     only = Selection(ids=[message])
     changed = [
         reschedule(conn, schema, only, _EVERYTHING, side=side, at=at, dedupe_window=dedupe_window) for side in SIDES

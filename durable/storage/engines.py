@@ -46,14 +46,14 @@ _RETURNED: Final = "durable.returned"
 
 
 class Limits(NamedTuple):
-    """What the server ends by itself: one statement, and a transaction that waits for its client."""
+    """Limits after which the server ends a statement, or a transaction that waits for its client."""
 
     statement: timedelta
     idle: timedelta
 
     @classmethod
     def of(cls, longest: timedelta) -> Limits:
-        """For transactions in which an application does other things for so long."""
+        """Return limits for transactions in which an application does other things for so long."""
         return cls(longest + GRACE, longest + GRACE)
 
     @property
@@ -61,7 +61,7 @@ class Limits(NamedTuple):
         return (self.statement + GRACE).total_seconds()
 
     def at_begin(self) -> str:
-        """For one transaction, as SET LOCAL."""
+        """Return the SET LOCAL statement for one transaction."""
         values = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in self.settings().items())
         return f"SELECT {values}"
 
@@ -147,7 +147,7 @@ class _Guard:
         return own | {"options": f"{options} {params.get('options', '')}".strip()}
 
     def _server_settings(self) -> dict[str, str]:
-        """With what lets the server notice that its client is gone, and free its locks."""
+        """Return server settings by which the server notices a lost client, and frees its locks."""
         return {
             "tcp_keepalives_idle": "5",
             "tcp_keepalives_interval": "2",

@@ -68,7 +68,7 @@ def bury_incoming(
 def bury_outgoing(
     conn: Connection, schema: str, node: NodeId, leases: Sequence[LeasedEnvelope], *, keep_body: bool = False
 ) -> Expiry:
-    """As outbox.expire(), but for what becomes of them."""
+    """Expire as outbox.expire(), into dead letters."""
     now, letter = _now(conn), Letter.because(_BEFORE_SENT, _KIND)
     late = [lease for lease in leases if lease.envelope.is_late(now)]
     outbox.dead_letter(conn, schema, node, [(lease, letter) for lease in late], keep_body=keep_body)

@@ -1,4 +1,4 @@
-"""What waits in the inbox, read to be looked at, not to be taken: in pages that are bounded in rows and in bytes.
+"""Waiting messages of the inbox, read without being claimed, in pages that are bounded in rows and bytes.
 
 A page ends where its bodies would be more than `batch_bytes`, but never before its first row; an empty one is the end.
 """
@@ -70,7 +70,7 @@ class InFlight(NamedTuple):
 
 
 class Page(NamedTuple):
-    """How much is read at once."""
+    """Bounds of a page."""
 
     batch_size: int
     batch_bytes: int
@@ -89,7 +89,7 @@ def newest(
 
 
 def every(conn: Connection, schema: str, page: Page, *, after: tuple[UUID, str]) -> list[InFlight]:
-    """Of any type, in the order of ids, after this id and endpoint."""
+    """Read messages of any type, in the order of ids, after this id and endpoint."""
     return _read(conn, READ_ALL, schema, page, id=after[0], endpoint=after[1])
 
 

@@ -109,7 +109,7 @@ def claim(
 def finish_handled(
     conn: Connection, schema: str, node: NodeId, leases: Sequence[LeasedEnvelope], *, keep_body: bool = False
 ) -> int:
-    """In the handler's transaction: its messages are done. Returns how many rows were still this node's."""
+    """Finish messages in the transaction of their handler. Returns how many rows were still this node's."""
     params = fence(node, [lease.key for lease in leases]) | {"keep_body": keep_body}
     return int(conn.execute(statements.FINISH_HANDLED.within(schema), params).scalar_one())
 
@@ -197,7 +197,7 @@ def dead_letter(
 
 
 def parked(lease: LeasedEnvelope, handler: str) -> tuple[CircuitKind, str]:
-    """What stops with it: its key, or this handler, which is ordered as a whole."""
+    """Return what a dead letter parks: its key, or the handler that is ordered as a whole."""
     key = lease.envelope.partition_key
     if key is not None and key == lease.ordering_key:
         return CircuitKind.KEY, key

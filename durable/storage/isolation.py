@@ -51,7 +51,7 @@ class Refusal(NamedTuple):
 
     @property
     def may_be_of_the_wiring(self) -> bool:
-        """May it concern every row alike?"""
+        """True for an error that may concern every row alike."""
         return sqlstate(self.error).startswith(_OF_THE_WIRING)
 
 
@@ -86,7 +86,7 @@ def refusals_named() -> Iterator[None]:
 
 
 def isolated(conn: Connection, rows: Sequence[R], work: Callable[[Sequence[R]], T], refused: Refused[R]) -> list[T]:
-    """Do the work for all these rows at once; where the database refuses it, for each half of them.
+    """Do the work for all rows at once; where the database refuses it, for each half of them.
 
     Returns what the work returned, once for each part of the rows, in their order. A row that is refused alone goes to
     `refused`, unless it seems that the trouble is none of the rows': then the error is raised. The work must be able to
@@ -110,7 +110,7 @@ def isolated(conn: Connection, rows: Sequence[R], work: Callable[[Sequence[R]], 
 def _halved(
     conn: Connection, rows: Sequence[R], work: Callable[[Sequence[R]], T], found: Refusal
 ) -> tuple[list[T], list[tuple[R, Refusal]]]:
-    """What the work returned for the parts of these rows, which are refused together, and those refused alone."""
+    """Do the work for halves of rows that are refused together; return its results, and the rows refused alone."""
     if len(rows) == 1:
         return [], [(rows[0], found)]
     results: list[T] = []

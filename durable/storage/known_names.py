@@ -76,7 +76,7 @@ def filters_of_letters(selection: Selection) -> Mapping[str, str]:
 
 
 def of_letters(conn: Connection, schema: str, column: str, *, resolved: bool | None) -> Sequence[str]:
-    """What letters have in this column."""
+    """Read the values of this column of the letters."""
     return list(conn.execute(_OF_LETTERS[column].within(schema), {"resolved": resolved}).scalars())
 
 

@@ -1,4 +1,4 @@
-"""Who owns which work: claims that ended, work without an owner, work whose time has come or gone.
+"""Leases of work: released, unowned, due or expired.
 
 The same for both tables: `table` is `recovery_statements.OUTGOING` or `INCOMING`.
 """
@@ -17,7 +17,7 @@ from durable.storage.sql.recovery import INCOMING, Recovery
 
 
 class Backlog(NamedTuple):
-    """What waits under one name (a destination or a message type).
+    """Waiting rows of one destination or message type.
 
     Ages are those of the oldest since it was sent, leaving out what is put off to a later time.
     """
@@ -40,7 +40,7 @@ class Burials(NamedTuple):
         return {"buries_others": self.others, "excepted": list(self.excepted)}
 
     def of(self, table: Recovery) -> Burials:
-        """Those of this table: handlers have their say about what is to be handled, not about what is sent."""
+        """Return the statements of this table."""
         return self if table is INCOMING else Burials(self.others)
 
     def has(self, message_type: str) -> bool:
@@ -73,7 +73,7 @@ def release_former(conn: Connection, schema: str, table: Recovery, node: NodeId,
 
 
 def release_all(conn: Connection, schema: str, table: Recovery, node: NodeId) -> int:
-    """Everything that this node owns, when it stops in good order."""
+    """Release everything that this node owns."""
     return count(conn, schema, table.release_all, {"node": node}, quarantining(conn, schema, table, node, "release"))
 
 

@@ -74,7 +74,7 @@ def purge(conn: Connection, schema: str, statement: Batched, *, keep: timedelta,
 
 
 def partitioned_days(conn: Connection, schema: str) -> int:
-    """For how many days in a row, from today on, every partition is there."""
+    """Count the days in a row, from today on, that have every partition."""
     rows = conn.execute(housekeeping.READ_PARTITION_DAYS.within(schema), {"schema": schema})
     found = {(row.parent, row.days_from_today) for row in rows}
     days = 0

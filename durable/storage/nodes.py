@@ -13,7 +13,7 @@ from durable.storage.sql import housekeeping
 
 
 class Node(NamedTuple):
-    """One process of a service. It is alive while its own connection holds its advisory lock."""
+    """Node: a process of a service, alive while its own connection holds its advisory lock."""
 
     node_id: NodeId
     service: str

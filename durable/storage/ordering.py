@@ -55,7 +55,7 @@ def scan(conn: Connection, schema: str, lane: Lane, *, after: str, count: int) -
 
 
 def lanes(conn: Connection, schema: str) -> list[Lane]:
-    """Those that have unowned rows with an ordering key."""
+    """Read the lanes that have unowned rows with an ordering key."""
     conn.execute(statements.ALONG_THE_INDEX.within(schema))
     types = conn.execute(statements.ORDERED_TYPES.within(schema)).scalars()
     found = [Lane(message_type=name) for name in types]
@@ -107,7 +107,7 @@ def claim(
 
 
 class _Run:
-    """One claim of keys; the row that the database refuses is found by halving the keys, and is the head of its own."""
+    """Claim of runs. A row that the database refuses is found by halving the keys, and is the head of its own."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class _Run:
         return [lease for part in parts for lease in part]
 
     def _claim_runs(self, keys: Sequence[str], longest: int | None = None) -> list[LeasedEnvelope]:
-        """Of all parts of the keys together no more than there is room for."""
+        """Claim runs of these keys, together no more than there is room for."""
         found = self._conn.execute(
             self._table.claim.within(self._schema),
             self._params | {"keys": list(keys), "longest_run": longest or self._longest, "batch_size": self._room},
@@ -158,7 +158,7 @@ class _Run:
             self.beheaded.append(key)
 
     def _head(self, key: str) -> LeaseKey | None:
-        """Its first row, as a lease."""
+        """Claim the first row of a key."""
         row = self._conn.execute(self._table.heads.within(self._schema), self._params | {"keys": [key]}).first()
         return None if row is None else (row[1], row[2], row[3])
 
@@ -218,7 +218,7 @@ def claim_outgoing_shares(
 
 
 class _Turn(NamedTuple):
-    """Whose shares are claimed, from which tenant on, and how many rows."""
+    """Turn of tenants: whose shares are claimed, from which tenant on, and how many rows."""
 
     table: statements.Shared
     lane: str
@@ -243,7 +243,7 @@ def _claim_turn(conn: Connection, schema: str, turn: _Turn, params: dict[str, An
 
 
 def share_out(tenants: Sequence[str], weights: Mapping[str, int], batch_size: int) -> tuple[dict[str, int], str]:
-    """How many rows each tenant may have of a batch, and who comes next: '' is the first of all."""
+    """Share a batch among tenants: rows for each, and the tenant that comes next; '' is the first."""
     quotas: dict[str, int] = {}
     used = 0
     for tenant in tenants:

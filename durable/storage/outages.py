@@ -33,7 +33,7 @@ _PASSING: Final = (*_OUTAGE, "25", "40", "55006", "55P", "57")
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Whether this is a failure of the infrastructure, not of the work that met it: such an attempt does not count.
+    """True for a failure of the infrastructure, not of the work that met it: such an attempt does not count.
 
     The causes of the error count too. Deadlocks, lock waits and time limits are none: another attempt may meet them
     because of what the work does.
@@ -54,7 +54,7 @@ def is_outage(error: BaseException | None) -> bool:
 
 
 def is_passing(error: DBAPIError) -> bool:
-    """Whether the same statement may get through at the next try: the infrastructure, locks or time limits."""
+    """True when the same statement may succeed at the next try: infrastructure, locks or time limits."""
     return is_outage(error) or sqlstate(error).startswith(_PASSING)
 
 

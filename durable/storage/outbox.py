@@ -20,7 +20,7 @@ from durable.storage.sql.recovery import OUTGOING
 
 
 class Sent(NamedTuple):
-    """One envelope of a commit: `endpoint` is set when it goes into this database's own inbox."""
+    """Envelope of a commit. `endpoint` is set when it goes into this database's own inbox."""
 
     envelope: Envelope
     endpoint: str | None
@@ -135,6 +135,6 @@ def _keys(leases: Sequence[LeasedEnvelope]) -> list[LeaseKey]:
 
 
 def waited_for(conn: Connection, schema: str, destinations: Sequence[str]) -> set[str]:
-    """Those of these destinations for which anything waits: with a node, for its time, or for its turn."""
+    """Return those of these destinations that have rows: with a node, for their time, or for their turn."""
     named = {"destinations": list(destinations)}
     return set(conn.execute(statements.WAITED_FOR_OUTGOING.within(schema), named).scalars())

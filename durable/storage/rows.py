@@ -26,7 +26,7 @@ _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def envelope_columns(envelopes: Sequence[Envelope]) -> dict[str, Any]:
-    """One array for each column that both tables of work share."""
+    """Return an array for each column that both tables of work share."""
     return {
         "id": [e.id for e in envelopes],
         "message_type": [e.message_type for e in envelopes],
@@ -112,7 +112,7 @@ class Letter(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """One attempt that failed: which, counted from 1, when by its node's clock, and why."""
+    """Failed attempt: its number from 1, its time by its node's clock, and its error."""
 
     number: int
     failed_at: datetime
@@ -128,7 +128,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 def failure_columns(failures: Sequence[Failure], most: int = KEPT_ATTEMPTS) -> dict[str, Any]:
-    """One array for each column of the attempts that are kept."""
+    """Return an array for each column of the attempts that are kept."""
     kept = failures[-most:]
     return {
         "failed_number": [f.number for f in kept],
@@ -153,7 +153,7 @@ def storable(text: str, limit: int = 100_000) -> str:
 
 
 def error_text(error: BaseException) -> tuple[str, str, str]:
-    """Its type, what it says, and its traceback from where the application's code begins."""
+    """Return the type, the text and the traceback of an error, from the application's code on."""
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     said = text_of(error)
     return kind, kind if said == type(error).__qualname__ else said, _trace_of(error)
@@ -168,7 +168,7 @@ def _trace_of(error: BaseException) -> str:
 
 
 def _of_application(trace: TracebackType | None) -> TracebackType | None:
-    """Without the frames of durable that lead there; all of it when it leads nowhere else."""
+    """Drop the frames of durable before the application's; keep all when there are no others."""
     inner = trace
     while inner is not None and str(inner.tb_frame.f_globals.get("__name__")).startswith("durable."):
         inner = inner.tb_next

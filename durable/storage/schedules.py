@@ -20,7 +20,7 @@ from durable.storage.sql import schedules as statements
 
 
 class Declaration(NamedTuple):
-    """What a version of the code says of a schedule; `destination` is None where the routes decide."""
+    """Declaration of a schedule by a version of the code; `destination` is None where the routes decide."""
 
     name: str
     cron: str
@@ -72,13 +72,13 @@ class Due(NamedTuple):
 
 
 def read(conn: Connection, schema: str, names: Sequence[str] | None = None) -> list[Row]:
-    """These, or all of them, by name."""
+    """Read these schedules, or all, by name."""
     params = {"names": None if names is None else list(names)}
     return [Row(*row) for row in conn.execute(statements.READ_SCHEDULES.within(schema), params)]
 
 
 def declare(conn: Connection, schema: str, node: NodeId, declared: Sequence[Declaration]) -> None:
-    """What this node's code says, for those that no younger living node has declared."""
+    """Store the declarations of this node's code, unless a younger living node has declared them."""
     columns = dict(zip(Declaration._fields, map(list, zip(*declared, strict=True)), strict=True))
     conn.execute(statements.DECLARE_SCHEDULES.within(schema), columns | {"node": node})
 
@@ -101,7 +101,7 @@ def move_on(
     ran: bool,
     message_type: str | None,
 ) -> None:
-    """To this occurrence; `last_at` is the last that ran now, if any did."""
+    """Move a schedule on to this occurrence; `last_at` is the last that ran now, if any did."""
     params = {
         "name": name,
         "occurrence_at": occurrence_at,

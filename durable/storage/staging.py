@@ -30,7 +30,7 @@ LONGEST_JOB: Final = timedelta(days=1)
 
 
 class Staged(NamedTuple):
-    """What one attempt has staged. `local_rows` are those for the inbox."""
+    """Rows that one attempt has staged. `local_rows` are those for the inbox."""
 
     table: str
     rows: int
@@ -38,14 +38,14 @@ class Staged(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What makes a batch the same batch: its name, and for a stream the number of the micro-batch."""
+    """Identity of a batch: its name, and for a stream the number of the micro-batch."""
 
     name: str
     number: int | None = None
 
 
 class Published(NamedTuple):
-    """How many rows a batch had, and how many of them were new."""
+    """Number of rows of a batch, and of the new ones among them."""
 
     batch: str
     rows: int
@@ -134,7 +134,7 @@ def _move(conn: Connection, schema: str, staged: Sequence[Staged], *, once: bool
 
 
 def _move_remote(conn: Connection, schema: str, table: str) -> int:
-    """As if none of them were there; when one is, once more with care."""
+    """Move rows as if all were new; when one is not, once more with care."""
     try:
         with conn.begin_nested():
             return conn.execute(_over(statements.MOVE_REMOTE_NEW, schema, table)).rowcount
@@ -147,7 +147,7 @@ def _move_remote_once(conn: Connection, schema: str, table: str) -> int:
 
 
 def find(conn: Connection, schema: str, job: UUID) -> Published | None:
-    """What this job has published, if it was the one that did."""
+    """Read what this job has published; None when another job did."""
     row = conn.execute(statements.READ_BATCH.within(schema), {"job": job}).first()
     return None if row is None else Published(*row)
 

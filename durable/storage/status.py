@@ -1,4 +1,4 @@
-"""What operators look at: read in one go, judged elsewhere."""
+"""Status of a schema for operators: read here, judged elsewhere."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DeadLetterCount:
 
 
 class ConnectionLimits(NamedTuple):
-    """How many connections may be open; None: no limit of this kind."""
+    """Limits of open connections; None: no limit of this kind."""
 
     server: int
     role: int | None
@@ -58,7 +58,7 @@ class StatusSnapshot(NamedTuple):
 
 
 def read(conn: Connection, schema: str) -> StatusSnapshot:
-    """Everything. Owners are read before nodes: a node that registers in between owns nothing that was seen."""
+    """Read the whole status. Owners before nodes: a node that registers in between owns nothing that was seen."""
     owned = [_owned_counts(conn, schema, table) for table in (OUTGOING, INCOMING)]
     return StatusSnapshot(
         outgoing=leases.backlog(conn, schema, OUTGOING),
@@ -86,7 +86,7 @@ def connection_limits(conn: Connection, schema: str) -> ConnectionLimits:
 
 
 def missing_rights(conn: Connection, schema: str) -> list[str]:
-    """What the connection's role would need to run a node, and does not have."""
+    """Return the rights that the connection's role lacks to run a node."""
     return list(conn.execute(housekeeping.READ_MISSING_RIGHTS.within(schema), {"schema": schema}).scalars())
 
 

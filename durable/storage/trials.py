@@ -1,4 +1,4 @@
-"""One message for a handler whose circuit is to be tried: wherever it waits, in its turn, and for one node alone."""
+"""Trials: one message for a handler whose circuit is to be tried, in its turn, for one node alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOOKS = 20  # in one trial: more keys may be held, or have their turn at other 
 
 
 class Looked(NamedTuple):
-    """How far the tenants and the keys of a type were looked through: the next trial goes on there."""
+    """Position in the tenants and keys of a type, where the next trial goes on."""
 
     tenant: str = ""
     key: str = ""
@@ -59,7 +59,7 @@ def claim_trial(
 def _claim_share(
     conn: Connection, schema: str, message_type: str, node: NodeId, tenant: str
 ) -> tuple[list[LeasedEnvelope], str]:
-    """With the tenant that comes next; '' is the first of all, and with it the round is over."""
+    """Claim from the share of the next tenant; '' is the first, and ends the round."""
     claimed: list[LeasedEnvelope] = []
     for _ in range(_LOOKS):
         claimed, tenant = ordering.claim_shares(
@@ -73,7 +73,7 @@ def _claim_share(
 def _claim_in_order(
     conn: Connection, schema: str, message_type: str, node: NodeId, after: str
 ) -> tuple[list[LeasedEnvelope], str]:
-    """With the key behind which the next look begins; '' is that before the first."""
+    """Claim from the next key in order. Returns the key to go on behind; '' is before the first."""
     lane, types = ordering.Lane(message_type=message_type), [message_type]
     for _ in range(_LOOKS):
         found = ordering.scan(conn, schema, lane, after=after, count=_KEYS_AT_ONCE)

@@ -1,4 +1,4 @@
-"""Whether a task was cancelled, asked of the task itself: the exception that says so may be replaced on its way.
+"""Cancellation of a task, asked of the task itself: its exception may be replaced on its way.
 
 A cancelled task closes its session; on a dead connection that raises an error of the driver instead of CancelledError.
 Code that catches errors and goes on asks here first, or it goes on for ever.

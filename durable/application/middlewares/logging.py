@@ -1,4 +1,4 @@
-"""One line for each message that is sent, and for each that a handler was run with: ids, type, attempt and time.
+"""Logging middleware: a line for each message sent, and each handled: ids, type, attempt and time.
 
     sent type=orders.order-placed kind=command id=0192... cause=None ms=0.02
     handled type=orders.order-placed id=0192... correlation=0192... attempt=1 handler=orders.app.reserve ms=3.18

@@ -1,4 +1,4 @@
-"""What is wrong with a message is found where it is sent, and before a handler sees it.
+"""Validation middleware: checks a message where it is sent, and before a handler sees it.
 
 send      as its receiver will: its class's types and validators, over its bytes; then the checks --> InvalidMessage
 handle    the checks; its class has checked it when it was decoded                                --> dead letter

@@ -1,4 +1,4 @@
-"""What a metric is: a family of samples under one name, that differ by their labels.
+"""Metric families: samples under one name that differ by their labels.
 
     Family("messages_sent", COUNTER, "messages that ...", [Sample({"destination": "tcp://..."}, 17), ...])
 
@@ -43,7 +43,7 @@ class Family(NamedTuple):
 
 
 class Declared(NamedTuple):
-    """What the application has declared: the values that labels may have."""
+    """Declared names of the application: the values that labels may have."""
 
     destinations: Set[str]
     message_types: Set[str]
@@ -59,12 +59,12 @@ def declared(application: Application) -> Declared:
 
 
 def gauge(name: str, text: str, value: float, **labels: str) -> Family:
-    """Of one sample."""
+    """Make a gauge of one sample."""
     return Family(PREFIX + name, MetricKind.GAUGE, text, [Sample(labels, value)])
 
 
 def gauges(name: str, text: str, label: str, values: Mapping[K, float]) -> Family:
-    """One sample for each value of the label."""
+    """Make gauges, one sample for each value of the label."""
     return Family(PREFIX + name, MetricKind.GAUGE, text, labelled(label, values))
 
 

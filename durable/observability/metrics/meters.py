@@ -38,7 +38,7 @@ Observed = Mapping[str, Sequence[Observation]]
 
 
 class Source(NamedTuple):
-    """Where to look now. `loop` is None while the bus does not run: then there is nothing to be seen."""
+    """Source of observations. `loop` is None while the bus does not run: then there are none."""
 
     monitor: Monitor
     loop: asyncio.AbstractEventLoop | None
@@ -67,7 +67,7 @@ class Meters:
             meter.create_observable_gauge(name, [observe], description=text)
 
     def _read(self) -> Observed:
-        """What there is to be seen now; in the thread of whoever collects."""
+        """Read the observations, in the thread of the collector."""
         with self._looking:
             if time.monotonic() - self._seen_at >= _FRESH:
                 self._seen = _observed(_collected(self._find()))

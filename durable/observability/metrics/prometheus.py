@@ -23,7 +23,7 @@ class Exposition(NamedTuple):
 
 
 def expose(families: Iterable[Family], accept: str, others: Collector | None = None) -> Exposition:
-    """As the scraper asks for it by its Accept header: Prometheus's text, or OpenMetrics. With those of `others`."""
+    """Return Prometheus's text or OpenMetrics, as the Accept header asks; with the metrics of `others`."""
     encode, content_type = choose_encoder(accept)
     return Exposition(content_type, encode(Snapshot(families, others)))
 

@@ -54,7 +54,7 @@ def _tables(found: Gauges, declared: Declared, stale: timedelta) -> Iterator[Fam
 
 
 def _circuits(found: Gauges, declared: Declared) -> Family:
-    """For how long each is open; of those with other keys, the longest."""
+    """Return for how long each circuit is open; of undeclared keys, the longest."""
     known = declared.destinations | declared.message_types | declared.endpoints
     ages: dict[tuple[str, str], float] = {}
     for circuit in found.circuits:
