@@ -31,13 +31,13 @@ S_contra = TypeVar("S_contra", contravariant=True)
 
 
 class Change(Protocol[S_contra]):
-    """What is done with a stretch of what is selected: one statement."""
+    """Change of a range of the selected letters: one statement."""
 
     def __call__(self, conn: Connection, schema: str, selection: S_contra, stretch: LetterRange) -> Resolved: ...
 
 
 class Count(Protocol[S_contra]):
-    """How much there is to do."""
+    """Count of the selected letters."""
 
     def __call__(self, conn: Connection, schema: str, selection: S_contra) -> Survey: ...
 
@@ -48,7 +48,7 @@ Resolution = Change[Selection]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """At most `rate` letters a second; None: as fast as the database takes them."""
+    """Pace of a run: at most `rate` letters a second; None: as fast as the database takes them."""
 
     rate: float | None = None
 
@@ -63,7 +63,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How far a run has come."""
+    """Progress of a run."""
 
     total: int
     """Letters that there were when it began, or that it was limited to."""
@@ -144,7 +144,7 @@ async def run_in_batches(
 
 
 async def _wait(stopping: asyncio.Event, seconds: float) -> None:
-    """This time, unless it is to stop before."""
+    """Wait for this time, unless the run is to stop before."""
     try:
         async with asyncio.timeout(seconds):
             await stopping.wait()

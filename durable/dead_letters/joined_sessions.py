@@ -55,7 +55,7 @@ _TOLD: Final[Mapping[Callable[..., Any], str]] = {
 
 
 class _ObservedOutbox(Outbox):
-    """Its messages are looked at instead of stored."""
+    """Outbox whose messages are listed instead of stored."""
 
     sent: list[Sent]
 
@@ -131,7 +131,7 @@ class JoinedSessions(Sessions):
         return outbox
 
     async def join(self, work: Callable[[Connection], T]) -> T:
-        """Do this in the transaction, by a savepoint of its own; raises WiringError where there is none."""
+        """Run a function in the transaction, in its own savepoint; raises WiringError where there is none."""
         match self._connection:
             case AsyncConnection() as connection:
                 async with self._in_turn, connection.begin_nested():
@@ -166,7 +166,7 @@ class JoinedDatabase(Database):
 
 
 class RehearsalRuntime(Runtime):
-    """Has these sessions, a database that is rolled back with them, and no node."""
+    """Runtime of a rehearsal: these sessions, a database that is rolled back with them, and no node."""
 
     def __init__(self, bus: Bus, sessions: JoinedSessions) -> None:
         super().__init__(bus.application, bus.settings, sessions.scope)
@@ -184,4 +184,4 @@ class RehearsalRuntime(Runtime):
         raise WiringError("this bus rehearses: what it received would be stored for good")
 
     async def stop(self) -> None:
-        """Nothing was started."""
+        """Stop nothing: nothing was started."""

@@ -42,7 +42,7 @@ Finish = Callable[[Session, Outbox], None]
 
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
-    """What would become of a letter. "is sent": to another service, and its handler would tell."""
+    """Result of a rehearsal. "is sent" goes to another service, whose handler would tell."""
 
     letter: DeadLetter
     outcome: Outcome
@@ -53,7 +53,7 @@ class Rehearsed:
 
 
 class AlreadyResolved(DurableError):
-    """Somebody else has resolved the letter meanwhile, or its message is under way; nothing was done here."""
+    """The letter was resolved meanwhile, or its message is under way; nothing was done here."""
 
 
 class Rehearsal:
@@ -65,7 +65,7 @@ class Rehearsal:
         self._unhurried = unhurried
 
     async def run(self, letter: DeadLetter) -> Rehearsed:
-        """What would become of it if it were replayed now. Raises StorageUnavailable."""
+        """Rehearse a replay of the letter. Raises StorageUnavailable."""
         if letter.summary.side == "outgoing" and letter.summary.replayable:
             return Rehearsed(letter, "is sent")
         try:
@@ -140,7 +140,7 @@ async def handle(bus: Bus, letter: DeadLetter, *, actor: str, reason: str | None
 
 
 def handler_of(bus: Bus, letter: DeadLetter) -> Handler:
-    """Its handler today; raises UnknownMessageType."""
+    """Return today's handler of the letter; raises UnknownMessageType."""
     message_type = letter.summary.message_type
     handler = bus.application.by_type().get(message_type or "")
     if handler is None:
@@ -185,7 +185,7 @@ async def attempt(
 
 
 async def _pause(bus: Bus, handler: Handler, asked: Sequence[PauseRequest]) -> None:
-    """As the handler has asked for by its context."""
+    """Pause what the handler asked to pause by its context."""
     for request in asked:
         kind, key = request.of(handler.message_type)
         await bus.runtime.database.transaction(

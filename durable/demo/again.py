@@ -46,7 +46,7 @@ class Again:
 
 @contextmanager
 def fresh_service(folder: Path) -> Iterator[Again]:
-    """Its nodes run, and end with the block."""
+    """Run the nodes of a fresh service until the block ends."""
     for name in ("logs", "counts"):
         (folder / name).mkdir(parents=True)
     with postgres(folder) as server, roads.opened("tcp", folder) as road:

@@ -1,4 +1,4 @@
-"""What befell the nodes and the broker, and when: told at once, and kept for whoever draws it later."""
+"""Events of the nodes and the broker, told at once, and kept for the plots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Event:
 
 
 class Events:
-    """In the order in which they happened."""
+    """Events in the order in which they happened."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self.seen: list[Event] = []

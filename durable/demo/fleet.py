@@ -92,11 +92,11 @@ class Fleet:
         return member
 
     def working(self, service: str) -> list[Member]:
-        """Those that have joined and are not paused."""
+        """Nodes that have joined and are not paused."""
         return [member for member in self.members if member.service == service and member.is_working]
 
     def kill(self, member: Member) -> None:
-        """As the kernel does it when memory is short: nothing of the process is asked."""
+        """Kill a node by SIGKILL, as the kernel does when memory is short."""
         member.process.kill()
         member.process.wait()
         self._forget(member)

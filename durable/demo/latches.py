@@ -16,7 +16,7 @@ FROM durable.circuits
 
 @dataclass(frozen=True, slots=True)
 class Latch:
-    """One row of `circuits`, and how old it was when it was seen last."""
+    """Row of `circuits`, and its age when it was last seen."""
 
     service: str
     key: str
@@ -39,5 +39,5 @@ class Latches:
 
     @property
     def seen(self) -> list[Latch]:
-        """In the order in which they were first seen."""
+        """Latches in the order in which they were first seen."""
         return list(self._seen.values())

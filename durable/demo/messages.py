@@ -1,4 +1,4 @@
-"""What the airline says and the punctuality service hears: all that the two share."""
+"""Messages from the airline to the punctuality service: all that the two share."""
 
 from __future__ import annotations
 

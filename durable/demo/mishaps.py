@@ -1,4 +1,4 @@
-"""What befalls the nodes and the broker, and when: kills, and a pause long enough to be taken for dead.
+"""Mishaps of the nodes and the broker: kills, and a pause long enough to be taken for dead.
 
     paused --struck off by the others--> dormant --a moment--> resumed --its work is refused--> joins again
 
@@ -69,7 +69,7 @@ def _moments(count: int, rng: random.Random) -> list[float]:
 
 @dataclass
 class Pause:
-    """What became of a paused node."""
+    """Pause of a node, and its end."""
 
     member: Member
     node_id: int
@@ -83,7 +83,7 @@ class Pause:
 
     @property
     def is_over(self) -> bool:
-        """It was resumed and has joined again, under another id."""
+        """True when the node was resumed and has joined again, under another id."""
         return self.is_resumed and self.member.node_id is not None
 
 
@@ -112,11 +112,11 @@ class Misfortune:
 
     @property
     def is_over(self) -> bool:
-        """Are the broker and every paused node back? What found no victim in time does not happen any more."""
+        """True when the broker and every paused node are back. A mishap that found no victim in time is left out."""
         return all(pause.is_over for pause in self.pauses) and self._outages.is_over
 
     def advance(self, progress: dict[str, float]) -> None:
-        """Whatever is due by this progress, as far as there is something that it can happen to."""
+        """Start the mishaps that are due by this progress, as far as they find a victim."""
         self._outages.advance(is_flowing=progress["punctuality"] > 0)
         for pause in self.pauses:
             if not pause.is_resumed:
@@ -188,7 +188,7 @@ class Misfortune:
             )
 
     def _is_relieved(self, pause: Pause) -> bool:
-        """Is it struck off, and has nothing of what it had in hand any more?"""
+        """True when the node's registration is removed, and its work handed over."""
         if pause.member.pid in self._observer.nodes("punctuality"):
             return False
         return not set(pause.owned) & set(self._observer.owned("punctuality", pause.node_id))

@@ -1,4 +1,4 @@
-"""One node of a service as a process of its own: `python -m durable.demo.node airline 0 2`.
+"""Node of a service as a process: `python -m durable.demo.node airline 0 2`.
 
 What an application would have in `durable-agent run app:bus`; here also the end with the demo, however that ends,
 and counts in a file, so that something is known of nodes that are killed.
@@ -70,7 +70,7 @@ async def _keep_counts(bus: Bus) -> None:
 
 
 def _write_counts(bus: Bus) -> None:
-    """What the agents have counted, in a file of this process; it is replaced whole."""
+    """Write the counts of the agents into the file of this process, which is replaced whole."""
     file = Path(os.environ["COUNTS_FOLDER"]) / f"{bus.service}-{os.getpid()}.json"
     draft = file.with_suffix(".new")
     draft.write_text(json.dumps(dict(bus.runtime.counters.snapshot())))

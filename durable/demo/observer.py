@@ -1,4 +1,4 @@
-"""What the demo sees of the two databases while it runs, and reads from them at its end."""
+"""Observer of the two databases, while the demo runs and at its end."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class Observer:
         return [id_ for (id_,) in self.rows(service, OWNED[service], node_id)]
 
     def recoverable(self, service: str, node_id: int) -> list[UUID]:
-        """Those of them that no transaction of its own holds: when it is silent, others take them."""
+        """Count those of its rows that no open transaction holds: others take them when it is silent."""
         return [id_ for (id_,) in self.rows(service, RECOVERABLE[service], node_id)]
 
     def finished_after(self, node_id: int, moment: datetime, messages: Sequence[UUID]) -> int:
-        """How many of these messages this node finished after the moment, by the database's clock."""
+        """Count how many of these messages this node finished after the moment, by the database's clock."""
         return int(self.value("punctuality", FINISHED_AFTER, node_id, moment, list(messages)))
 
     def now(self) -> datetime:
@@ -79,11 +79,11 @@ class Observer:
         return moment
 
     def is_settled(self) -> bool:
-        """Is nothing waiting on either side?"""
+        """True when nothing waits on either side."""
         return not any(self.value(service, UNSETTLED) for service in self._connections)
 
     def what_waits(self) -> list[str]:
-        """For a demo that does not come to its end: where the envelopes are."""
+        """Tell where envelopes wait, for a demo that stalls."""
         lines: list[str] = []
         for service in self._connections:
             for side, owner, count in self.rows(service, WAITING):

@@ -1,4 +1,4 @@
-"""What befalls the broker: it is killed, away for a moment, and started again on what it has written.
+"""Outages of the broker: killed, away for a moment, and started again on its files.
 
 All of it takes seconds, and happens in a thread of its own while the nodes are watched.
 """
@@ -20,7 +20,7 @@ SETTLED_SECONDS = 3.0
 
 
 class Outages:
-    """Those of the broker between the services, one at a time; none where there is no broker."""
+    """Outages of the broker between the services, one at a time; none where there is no broker."""
 
     def __init__(self, broker: Broker | None, thread: ThreadPoolExecutor, events: Events) -> None:
         self._broker = broker
@@ -35,7 +35,7 @@ class Outages:
 
     @property
     def seconds(self) -> list[float]:
-        """How long the broker was away, each time that it was killed."""
+        """Seconds that the broker was away, each time that it was killed."""
         return [outage.result() for outage in self._outages]
 
     def advance(self, *, is_flowing: bool) -> None:
@@ -70,6 +70,6 @@ class Outages:
 
 @contextmanager
 def outages_of(broker: Broker | None, events: Events) -> Iterator[Outages]:
-    """At the end of the block none is under way."""
+    """Cause outages in this block; at its end none is under way."""
     with ThreadPoolExecutor(1, thread_name_prefix="broker") as thread:
         yield Outages(broker, thread, events)

@@ -183,7 +183,7 @@ class Pipeline:
             step.result = f"{again.watch.handled():,} flights of {len(expected)} carriers, {right}"
 
     def _clear(self, *names: str) -> None:
-        """What this job has made, and makes anew."""
+        """Remove the files that this job makes anew."""
         for name in names:
             stage.remove_folder(self._folder / name)
 

@@ -1,4 +1,4 @@
-"""How the verdict is printed: tables for people, one document for programs."""
+"""Report of the verdict: tables for people, one document for programs."""
 
 from __future__ import annotations
 

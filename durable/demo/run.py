@@ -25,7 +25,7 @@ WIDTH = 120
 
 
 class Wish(NamedTuple):
-    """What is to be played."""
+    """Options of a run."""
 
     flights: int
     seed: int
@@ -96,7 +96,7 @@ def play(folder: Path, wish: Wish, *, silent: bool, bodies: bool = False) -> Evi
 
 
 def console_of_some_width() -> Console:
-    """For a terminal, or for whatever else the output goes to."""
+    """Return a console for a terminal, or for any other output."""
     console = Console()
     if not console.is_terminal:
         console.width = WIDTH

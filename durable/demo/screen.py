@@ -1,4 +1,4 @@
-"""What is seen of a running demo: bars on a terminal, lines where there is none, nothing for --json."""
+"""Screen of a running demo: bars on a terminal, lines elsewhere, nothing for --json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Screen(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def tell(self, event: str) -> None:
-        """Something happened."""
+        """Tell of an event."""
         ...
 
     def advance(self, recorded: int, handled: int) -> None:
@@ -77,7 +77,7 @@ class Lines:
 
 
 class Silence:
-    """For --json."""
+    """Show nothing, for --json."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""What a run needs before its first node: a folder, the flights, a server, two databases, a road between them.
+"""Stage of a run: a folder, the flights, a server, two databases, a road between them.
 
 FOLDER/data             the server's data
 FOLDER/rabbitmq         the broker's data and its log, if there is a broker
@@ -73,7 +73,7 @@ def remove_folder(folder: Path) -> None:
 
 @contextmanager
 def prepared(folder: Path, flights: int, transport: str, *, bodies: bool = False) -> Iterator[Stage]:
-    """Everything in place, the servers running; they are stopped at the end, and the folder stays.
+    """Prepare a run and start its servers; they are stopped at the end, and the folder stays.
 
     With `bodies` both services keep the messages themselves in their history, so that they can be replayed from there.
     """
@@ -121,6 +121,6 @@ def _environments(
 
 
 def _pause_seconds(flights: int) -> float:
-    """Of a node for each of its flights, so that a run takes SHORTEST_SECONDS; 0 when it does anyway."""
+    """Return the pause of a node after each flight, so that a run takes SHORTEST_SECONDS; 0 when it does anyway."""
     pause = SHORTEST_SECONDS * SLOTS / flights
     return pause if pause > 0.001 else 0.0

@@ -29,7 +29,7 @@ class Step:
 
 
 class Steps:
-    """Those that were taken so far."""
+    """Steps taken so far."""
 
     def __init__(self, console: Console, *, silent: bool) -> None:
         self.taken: list[Step] = []
@@ -39,7 +39,7 @@ class Steps:
 
     @contextmanager
     def step(self, title: str, command: str = "") -> Iterator[Step]:
-        """Whoever takes it says what it came to, in `result`."""
+        """Announce and time a step; its block sets `result`."""
         step, began = Step(title, command), time.monotonic()
         self._tell(f"\n[bold]{len(self.taken) + 1}. {title}[/bold]")
         if command:
@@ -78,7 +78,7 @@ class Steps:
 
 
 def run_agent(arguments: Sequence[str], environment: dict[str, str]) -> str:
-    """What it prints; its progress and its errors go where ours go."""
+    """Run a command and return its output; its progress and errors go where ours go."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("DURABLE_")}
     command = [sys.executable, "-m", "durable.cli", *arguments]
     return subprocess.run(command, env=inherited | environment, stdout=subprocess.PIPE, text=True).stdout

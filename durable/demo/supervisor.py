@@ -1,4 +1,4 @@
-"""One run: nodes are watched, killed, paused and replaced until every flight is handled; then they are stopped.
+"""Supervisor of a run: watches, kills, pauses and replaces nodes until every flight is handled; then stops them.
 
 It ends when all flights are in the sums, nothing waits in any outbox or inbox, and whoever was paused is back; or, as
 a failure, when nothing has moved for STALL_SECONDS.
@@ -27,7 +27,7 @@ STALL_SECONDS = 45.0
 
 
 class Stalled(DurableError):
-    """Nothing moves any more, and not every flight is handled."""
+    """The demo stalls before every flight is handled."""
 
 
 def run(stage: Stage, seed: int, screen: Screen) -> verdict.Evidence:
@@ -128,7 +128,7 @@ class Supervisor:
 
 
 def _counts(stage: Stage) -> Counter[str]:
-    """What all nodes have counted, each as long as it lived."""
+    """Return the counts of all nodes, each as long as it lived."""
     total: Counter[str] = Counter()
     for file in stage.counts.glob("*.json"):
         total.update(json.loads(file.read_text()))

@@ -34,7 +34,7 @@ FROM (SELECT CAST(extract(epoch FROM finished_at - sent_at) AS double precision)
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of one carrier. Minutes are summed over the flights that have such a delay; early flights count below zero."""
+    """Totals of a carrier. Minutes are summed over flights with such a delay; early flights count below zero."""
 
     flights: int
     cancelled: int
@@ -47,7 +47,7 @@ Sums = Mapping[str, Totals]
 
 
 def expected_totals(flights: int, day: date | None = None) -> dict[str, Totals]:
-    """From the data set, by pandas: nothing of what the services use is used here. Of one day, or of all."""
+    """Return the totals of the data set, of one day or all, by pandas and without any code of the services."""
     import pandas
 
     columns = ["carrier", "dep_delay", "arr_delay", "year", "month", "day"]
@@ -67,7 +67,7 @@ def expected_totals(flights: int, day: date | None = None) -> dict[str, Totals]:
 
 
 def added_totals(observer: Observer) -> dict[str, Totals]:
-    """From the tables of the punctuality service."""
+    """Return the totals in the tables of the punctuality service."""
     return {carrier: Totals(*map(int, sums)) for carrier, *sums in observer.rows("punctuality", SUMS)}
 
 
@@ -99,7 +99,7 @@ class PauseFacts:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that the demo can say for itself at the end."""
+    """Evidence of the demo at its end."""
 
     transport: str
     flights: int
