@@ -1,4 +1,4 @@
-"""Two services and two lakes through dump, restore, backup, compaction: the audit finds what was lost, only that."""
+"""Two services and two lakes through dump, restore, backup and compaction: an audit finds only what was lost."""
 
 from __future__ import annotations
 
