@@ -29,6 +29,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from durable.agents.attempts import Attempts, Task
+from durable.agents.context import AgentContext
 from durable.agents.fair_queue import FairQueue
 from durable.agents.handler_circuit import HandlerCircuit
 from durable.agents.pace import Pace, Standing
@@ -36,18 +37,16 @@ from durable.agents.runner import NoRoom, Outage
 from durable.agents.settling import Settling
 from durable.application.handlers import Handler
 from durable.application.retry import DeadLetter, Pause, Policy, RunAgain, RunLater
-from durable.clock import Clock
 from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, LeaseKey, NodeId
 from durable.errors import LeaseLost, said
 from durable.failpoints import failpoint
 from durable.messages import upcasting
-from durable.settings import Settings
 from durable.statistics import HandlingStatistics
-from durable.storage.database import Database, answer
-from durable.storage.rows import Failure, Letter
+from durable.storage.database import answer
+from durable.storage.rows import UNCOUNTED, Failure, Letter, Tried
 from durable.tasks.cancelling import current_task
 from durable.tasks.crew import Crew
-from durable.telemetry import Counters, Event, log
+from durable.telemetry import Event, log
 
 _SUSPICIOUS = 2  # deaths; one is an accident, and what the dead node had in memory is handled at full speed
 _FREE_OUTAGES = 2  # of one message, in a row; a handler that breaks its connection each time comes to its end
@@ -80,17 +79,14 @@ class HandlingAgent:
         self,
         handler: Handler,
         attempts: Attempts,
+        context: AgentContext,
         *,
         policy: Policy,
-        database: Database,
-        node: NodeId,
-        settings: Settings,
-        clock: Clock,
-        counters: Counters,
         on_capacity: Callable[[], None],
         suspects: asyncio.Lock | None = None,
         on_key_released: Callable[[str], None] = lambda key: None,
     ) -> None:
+        settings = context.settings
         self.handler = handler
         self.buffer = FairQueue(
             settings.buffer_size,
@@ -101,31 +97,20 @@ class HandlingAgent:
             alone=_is_suspect,
         )
         self.claim_pending = False
-        self.circuit = HandlerCircuit(
-            handler.message_type,
-            handler.circuit_breaker,
-            database=database,
-            node=node,
-            clock=clock,
-            counters=counters,
-        )
+        self.circuit = HandlerCircuit(handler.message_type, handler.circuit_breaker, context)
         self._paused_versions: Collection[str] = ()
         self._attempts = attempts
-        self._database = database
-        buries = (handler.on_expiry or settings.on_expiry) == "dead-letter"
-        self._settling = Settling(
-            handler.message_type, database, node, counters, settings, buries=buries, share_of=handler.share_of
-        )
+        self._database = context.database
+        self._settling = Settling(handler, context)
         self._policy = policy
-        self._node = node
+        self._node = context.node
         self._settings = settings
-        self._clock = clock
-        self._counters = counters
+        self._clock = context.clock
+        self._counters = context.counters
         self._on_capacity = on_capacity
         self._suspects = suspects or asyncio.Lock()
         self._trials: list[LeasedEnvelope] = []
         self._on_key_released = on_key_released
-        self._parks = (handler.on_dead_letter or settings.on_dead_letter) == "park"
         self._parked: Set[str] = frozenset()
         self._unwanted: list[LeasedEnvelope] = []
         self._working: set[LeaseKey] = set()
@@ -399,7 +384,7 @@ class HandlingAgent:
             attempt = counted
             if attempt > self._policy.max_attempts:
                 reason = f"its node died {lease.interruptions} times while it was being handled"
-                await self._dead_letter(lease, Letter.because(reason, "killed its node"), held, counted=0)
+                await self._dead_letter(lease, Letter.because(reason, "killed its node"), UNCOUNTED, held)
                 return None
         return await self._decode(lease, attempt, held)
 
@@ -409,12 +394,14 @@ class HandlingAgent:
             return Task(lease, upcasting.decode(lease.envelope, self.handler.cls), attempt)
         except BaseException as error:  # also what validators and upcasters of the application raise
             self._end_if_cancelled()
-            await self._dead_letter(lease, Letter.from_error(error), held, failures=[self._failure(error, attempt)])
+            await self._dead_letter(
+                lease, Letter.from_error(error), self._tried(1, [self._failure(error, attempt)]), held
+            )
             return None
 
-    async def _dead_letter(self, lease: LeasedEnvelope, letter: Letter, held: BlockedKeys, **details: Any) -> None:
-        await self._settling.dead_letter(lease, letter, parks=self._parks, **details)
-        if self._parks:
+    async def _dead_letter(self, lease: LeasedEnvelope, letter: Letter, tried: Tried, held: BlockedKeys) -> None:
+        await self._settling.dead_letter(lease, letter, tried)
+        if self._settling.parks:
             held.hold(lease)
 
     # ------------------------------------------------------------------ attempts, and what follows
@@ -524,11 +511,11 @@ class HandlingAgent:
             if not (self._is_stopped(lease) or lease.envelope.is_late(now)):
                 return True
             decision = RunLater(timedelta(0))
-        if self._parks or not isinstance(decision, DeadLetter):
+        if self._settling.parks or not isinstance(decision, DeadLetter):
             held.hold(lease)
         counted_before = lease.attempts + (1 if _is_suspect(lease) else 0)
-        counted = attempt - counted_before
-        await self._settling.settle(lease, decision, error, counted=counted, failures=failures, parks=self._parks)
+        tried = self._tried(attempt - counted_before, failures)
+        await self._settling.settle(lease, decision, error, tried)
         await self.circuit.failed(lease, error)
         if isinstance(decision, Pause):
             self.circuit.generation += 1
@@ -538,6 +525,9 @@ class HandlingAgent:
     async def _handled(self, owned: Sequence[LeasedEnvelope]) -> None:
         self._counters.add(Event.HANDLED, len(owned))
         await self.circuit.handled(owned)
+
+    def _tried(self, counted: int, failures: Sequence[Failure]) -> Tried:
+        return Tried(counted, failures, self._settings.kept_attempts)
 
     def _failure(self, error: BaseException, attempt: int) -> Failure:
         return Failure.from_error(error, number=attempt, failed_at=self._clock.now())

@@ -233,7 +233,7 @@ class TestPausing:
         async with shop.bus:
             node = shop.bus.runtime.node
             assert node is not None
-            await eventually(lambda: node.handlers["flight.paid.v2"].is_paused("flight.paid"))
+            await eventually(lambda: node.agents.handlers["flight.paid.v2"].is_paused("flight.paid"))
             async with shop.bus.unit_of_work() as uow:
                 uow.send(Paid(8))
                 uow.send(PaidV1("9"))
