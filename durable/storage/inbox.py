@@ -29,9 +29,9 @@ from durable.storage.rows import (
     queueing_columns,
     storable,
 )
-from durable.storage.sql import messages as statements
-from durable.storage.sql.messages import Statement
+from durable.storage.sql import inbox as statements
 from durable.storage.sql.recovery import INCOMING
+from durable.storage.sql.statement import Statement
 
 Key = tuple[UUID, str]
 """Id and endpoint: what makes an envelope the same envelope to a receiver."""

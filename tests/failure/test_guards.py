@@ -28,9 +28,9 @@ from durable.outcomes import DUPLICATE, STORED, Outcome
 from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten import Forgotten
 from durable.storage import inbox, leases
-from durable.storage.sql import messages as statements
-from durable.storage.sql.messages import Statement
+from durable.storage.sql import inbox as statements
 from durable.storage.sql.recovery import INCOMING
+from durable.storage.sql.statement import Statement
 from tests.failure import leftovers
 from tests.failure.app import ADD_EFFECT, ADD_ORDER, OrderPlaced
 from tests.failure.books import open_books, read_books

@@ -20,7 +20,7 @@ from durable.settings import load_settings
 from durable.storage import in_flight
 from durable.storage.database import Database
 from durable.storage.in_flight import InFlight, Page
-from durable.storage.sql.messages import Statement
+from durable.storage.sql.statement import Statement
 from tests.failure.waiting import eventually
 from tests.failure.workbench import QUICK
 from tests.support.command import Agent

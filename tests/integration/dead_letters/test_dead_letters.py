@@ -34,7 +34,7 @@ from durable.storage.ordering import Claimed
 from durable.storage.outbox import Sent
 from durable.storage.rows import KEPT_ATTEMPTS, Failure, Letter, Tried
 from durable.storage.sql import dead_letters as letter_statements
-from durable.storage.sql.messages import Statement
+from durable.storage.sql.statement import Statement
 from durable.testing import ManualClock, eventually
 from tests.failure import leftovers
 from tests.failure.books import waits_for_a_lock

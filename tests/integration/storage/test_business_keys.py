@@ -26,7 +26,7 @@ from durable.storage.dead_letters import LetterRange, Selection
 from durable.storage.inbox import Arrival
 from durable.storage.rows import QUARANTINED, Letter
 from durable.storage.sql import dead_letters as letter_statements
-from durable.storage.sql.messages import Statement
+from durable.storage.sql.statement import Statement
 from durable.testing import ManualClock
 from durable.testing.mailbox import Mailbox
 from durable.testing.rows import Handled

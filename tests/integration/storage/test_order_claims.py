@@ -21,8 +21,8 @@ from durable.storage.inbox import Arrival
 from durable.storage.ordering import Lane
 from durable.storage.outbox import Sent
 from durable.storage.sql import ordering as sql
-from durable.storage.sql.messages import Statement
 from durable.storage.sql.recovery import INCOMING
+from durable.storage.sql.statement import Statement
 from tests.failure.leftovers import envelope
 
 SCHEMA = "durable"

@@ -28,9 +28,10 @@ from durable.storage.locks import Job
 from durable.storage.outbox import Sent
 from durable.storage.rows import ONCE, Letter
 from durable.storage.sql import housekeeping
-from durable.storage.sql import messages as statements
-from durable.storage.sql.messages import Statement
+from durable.storage.sql import inbox as inbox_statements
+from durable.storage.sql import outbox as outbox_statements
 from durable.storage.sql.recovery import INCOMING, OUTGOING, Recovery
+from durable.storage.sql.statement import Statement
 from tests.conftest import fresh_databases
 from tests.failure.books import waits_for_a_lock
 from tests.failure.leftovers import MESSAGE_TYPE, SCHEMA, envelope
@@ -458,17 +459,17 @@ async def test_of_a_batch_only_the_rows_that_are_still_owned_are_finished(store:
 # ---------------------------------------------------------------- the fence, as the planner sees it
 
 FENCED = {
-    statements.DELETE_SENT: "outgoing",
-    statements.COUNT_FAILED_SEND: "outgoing",
-    statements.DEAD_LETTER_OUTGOING: "outgoing",
-    statements.EXPIRE_OWNED_OUTGOING: "outgoing",
+    outbox_statements.DELETE_SENT: "outgoing",
+    outbox_statements.COUNT_FAILED_SEND: "outgoing",
+    outbox_statements.DEAD_LETTER_OUTGOING: "outgoing",
+    outbox_statements.EXPIRE_OWNED_OUTGOING: "outgoing",
     OUTGOING.release: "outgoing",
-    statements.FINISH_HANDLED: "incoming",
+    inbox_statements.FINISH_HANDLED: "incoming",
     INCOMING.release: "incoming",
-    statements.BEGIN_SUSPECT_ATTEMPT: "incoming",
-    statements.RETRY_LATER: "incoming",
-    statements.DEAD_LETTER_INCOMING: "incoming",
-    statements.EXPIRE_OWNED_INCOMING: "incoming",
+    inbox_statements.BEGIN_SUSPECT_ATTEMPT: "incoming",
+    inbox_statements.RETRY_LATER: "incoming",
+    inbox_statements.DEAD_LETTER_INCOMING: "incoming",
+    inbox_statements.EXPIRE_OWNED_INCOMING: "incoming",
 }
 
 
