@@ -87,8 +87,5 @@ class MemoryHandling(HandlingAgent):
         if left:
             raise AssertionError(f"{self.handler.name} has not settled {left}: see the log of 'durable'")
 
-    async def _wait_for_database(self) -> None:
-        """The rows are in memory; the sessions may be of a database that is away."""
-
     def close(self) -> None:
         self._attempts.close()

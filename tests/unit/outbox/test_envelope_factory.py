@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from typing import Any, Unpack
 from uuid import UUID
 
 import msgspec
@@ -17,7 +17,7 @@ from durable.messages import codec
 from durable.messages import validation as screening
 from durable.messages.registry import message
 from durable.messages.routing import LOCAL, Routes
-from durable.outbox.envelope_factory import REPLY_TO, Cause, EnvelopeFactory, Kind, Outgoing, Sending
+from durable.outbox.envelope_factory import REPLY_TO, Cause, EnvelopeFactory, Kind, Outgoing, Sending, SendOptions
 from durable.settings import load_settings
 from durable.testing import ManualClock
 
@@ -57,16 +57,18 @@ def envelope_factory(routes: Routes) -> EnvelopeFactory:
 
 
 def send(
-    factory: EnvelopeFactory, message: object, kind: Kind, cause: Cause | None = None, **options: Any
-) -> tuple[UUID | None, list[Envelope]]:
+    factory: EnvelopeFactory, message: object, kind: Kind, cause: Cause | None = None, **options: Unpack[SendOptions]
+) -> tuple[UUID, list[Envelope]]:
     """The id of what an outbox sends, and its envelopes."""
     envelopes: list[Envelope] = []
-    return factory.send(Sending(message, kind, None, options, None, cause, envelopes.extend)), envelopes
+    sent = factory.send(Sending(message, kind, None, options, None, cause, envelopes.extend))
+    assert sent is not None
+    return sent, envelopes
 
 
 def publish(
-    factory: EnvelopeFactory, message: object, cause: Cause | None = None, **options: Any
-) -> tuple[UUID | None, list[Envelope]]:
+    factory: EnvelopeFactory, message: object, cause: Cause | None = None, **options: Unpack[SendOptions]
+) -> tuple[UUID, list[Envelope]]:
     return send(factory, message, "event", cause, **options)
 
 
