@@ -296,10 +296,9 @@ class Bus:
         over all nodes. `fair_by` names the header, or `key`, that tells the tenants of a destination apart, who take
         turns: as often as `weights` says (default: 1). Raises InvalidSetting, and RoutingError for a second route.
         """
-        message_type = name_of(cls)
-        destination = self._resolved(to, message_type)
-        self._application.routes.route(message_type, destination)
-        self._application.routes.places.declare_destination(destination, ordered, fair_by, weights or {})
+        places = self._application.routes.places
+        destination = self._connect(self._application.routes.route, cls, to)
+        places.declare_destination(destination, ordered, fair_by, weights or {})
 
     @checked
     def subscribe(
@@ -312,13 +311,15 @@ class Bus:
         weights: Mapping[str, int] | None = None,
     ) -> None:
         """Events of this class go to this destination too; `ordered`, `fair_by` and `weights` as in route()."""
-        message_type = name_of(cls)
-        destination = self._resolved(to, message_type)
-        self._application.routes.subscribe(message_type, destination)
-        self._application.routes.places.declare_destination(destination, ordered, fair_by, weights or {})
+        places = self._application.routes.places
+        destination = self._connect(self._application.routes.subscribe, cls, to)
+        places.declare_destination(destination, ordered, fair_by, weights or {})
 
-    def _resolved(self, to: str, message_type: str) -> str:
-        return self.runtime.transports().resolve(to, message_type)
+    def _connect(self, declare: Callable[[str, str], None], cls: type, to: str) -> str:
+        message_type = name_of(cls)
+        destination = self.runtime.transports().resolve(to, message_type)
+        declare(message_type, destination)
+        return destination
 
     @checked
     def every(

@@ -12,37 +12,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
-from durable.agents.attempts import Attempts
-from durable.agents.dispatcher import HandlerDispatcher
-from durable.agents.handling import HandlingAgent
+from durable.agents.context import AgentContext
+from durable.agents.node_agents import NodeAgents
 from durable.agents.pace import Standing
 from durable.agents.receiving import ReceivingAgent
-from durable.agents.sending import SendingAgent
-from durable.agents.stuck_threads import StuckThreads
 from durable.application.application import Application, Transports
-from durable.clock import Clock
-from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId
-from durable.errors import InvalidSetting, StorageUnavailable, said
-from durable.failpoints import failpoint
-from durable.messages.routing import LOCAL
+from durable.envelope import ANY_NODE, NodeId
+from durable.errors import StorageUnavailable
 from durable.outbox.envelope_factory import EnvelopeFactory
-from durable.outbox.sessions import Sessions
 from durable.recovery.agent import RecoveryAgent
 from durable.recovery.former import Memberships
 from durable.recovery.idle_addresses import IdleAddresses
 from durable.recovery.membership import Membership
 from durable.recovery.ordered import OrderedClaims
 from durable.recovery.recurring import Recurring
-from durable.settings import Settings
 from durable.storage import leases
-from durable.storage.database import Database, answer
+from durable.storage.database import answer
 from durable.storage.outbox import Sent
 from durable.storage.sql.recovery import INCOMING, OUTGOING
 from durable.tasks.crew import BrokeOff, Crew, Stuck, contained, end, raise_if_cancelled
-from durable.telemetry import Counters, Subject, log
+from durable.telemetry import Subject, log
 from durable.transports.base import Listener
 
 _LOOK_SECONDS: Final = 0.5  # between looks whether an agent stands
@@ -56,43 +47,30 @@ class Node:
     def __init__(
         self,
         application: Application,
+        context: AgentContext,
+        agents: NodeAgents,
         *,
-        settings: Settings,
-        database: Database,
-        sessions: Sessions,
         transports: Transports,
         envelope_factory: EnvelopeFactory,
-        clock: Clock,
-        counters: Counters,
         memberships: Memberships,
-        stuck: StuckThreads,
     ) -> None:
-        self.node_id = ANY_NODE
-        self._memberships = memberships
-        self._stuck = stuck
-        self._ending_seconds = min(_LONGEST_ENDING, settings.drain_timeout.total_seconds())
+        self.agents = agents
+        self.listeners: list[Listener] = []
+        self._context = context
+        self._settings = context.settings
+        self._database = context.database
         self._application = application
-        self._settings = settings
-        self._database = database
-        self._sessions = sessions
         self._transports = transports
         self._envelope_factory = envelope_factory
-        self._clock = clock
-        self._counters = counters
-        self._loop = asyncio.get_running_loop()
-        self._woken = asyncio.Event()
-        self.senders: dict[str, SendingAgent] = {}
-        self.handlers: dict[str, HandlingAgent] = {}
-        self._by_type: dict[str, HandlingAgent] = {}
-        """With the older types that they serve, too."""
-        self.listeners: list[Listener] = []
-        self.receiver: ReceivingAgent | None = None
+        self._memberships = memberships
+        self._ending_seconds = min(_LONGEST_ENDING, context.settings.drain_timeout.total_seconds())
         self._recovery: RecoveryAgent | None = None
-        self._ordered: OrderedClaims | None = None
-        self._dispatcher = HandlerDispatcher(self._by_type)
-        self._unknown: dict[str, str] = {}
-        self._sending: set[asyncio.Task[None]] = set()
-        self._tasks: Crew
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def node_id(self) -> NodeId:
+        """ANY_NODE unless its agents run."""
+        return self.agents.node_id
 
     async def run(self, stopping: asyncio.Event, started: asyncio.Future[None]) -> None:
         """Live until `stopping` is set or the membership is lost. `started` is done once the agents run.
@@ -102,7 +80,7 @@ class Node:
         """
         application = self._application
         membership = Membership(
-            application.service, self._settings, message_types=list(application.by_type()), wake=self._woken.set
+            application.service, self._settings, message_types=list(application.by_type()), wake=self.agents.woken.set
         )
         await self._answers()
         node_id = await membership.join()
@@ -117,7 +95,7 @@ class Node:
         try:
             await asyncio.wait([working, *watches], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self.node_id = ANY_NODE  # from here on rows are left to any node
+            self.agents.node_id = ANY_NODE  # from here on rows are left to any node
             await self._end(membership, working, watches)
         log.info("node %d of %s left", node_id, application.service)
 
@@ -183,12 +161,8 @@ class Node:
             await asyncio.sleep(_LOOK_SECONDS)
             if (slowest := self.slowest_step()) is not None and slowest.share >= 1:
                 self._memberships.died(self.node_id)
-                threads = [task for agent in self.handlers.values() if (task := agent.stuck()) is not None]
+                threads = [task for agent in self.agents.handlers.values() if (task := agent.stuck()) is not None]
                 raise Stuck(f"{slowest.name} has stood for {slowest.seconds:.0f} s", threads)
-
-    def problems(self) -> list[str]:
-        """What health is told of."""
-        return [problem for agent in self.handlers.values() for problem in agent.problems()]
 
     async def _stop_in_time(self, stopping: asyncio.Event) -> None:
         await stopping.wait()
@@ -196,63 +170,48 @@ class Node:
 
     def slowest_step(self) -> Standing | None:
         """The step of an agent that is nearest to its bound."""
-        paces = [agent.pace for agent in self.senders.values()]
-        paces += [agent.pace for agent in (self.receiver, self._recovery) if agent is not None]
-        found = [pace.slowest() for pace in paces] + [agent.slowest() for agent in self.handlers.values()]
-        steps = [step for step in found if step is not None]
-        return max(steps, key=lambda step: step.share, default=None)
+        return self.agents.slowest_step(self._recovery.pace.slowest() if self._recovery is not None else None)
 
     async def _work(self, node_id: NodeId, stopping: asyncio.Event, started: asyncio.Future[None]) -> None:
         """Start the agents in order; when told to stop, drain them from the outside in."""
-        ordered = self._ordered = OrderedClaims(
-            self._database, self._settings, node_id, self._counters, self._by_type, self.agent_for
-        )
-        await self._memberships.take_back(self._database, self._counters.of(Subject.RECOVERY, "recovery"))
+        agents, of_recovery = self.agents, self._context.at(node_id).of(Subject.RECOVERY, "recovery")
+        ordered = OrderedClaims(self._context.at(node_id), agents)
+        await self._memberships.take_back(self._database, of_recovery.counters)
         self._memberships.owns(node_id)
-        receiving = self.receiver = self._build(node_id, ordered)
+        receiving = agents.make(node_id, ordered.hint)
         recovery = self._recovery = RecoveryAgent(
-            database=self._database,
-            settings=self._settings,
-            node=node_id,
-            counters=self._counters.of(Subject.RECOVERY, "recovery"),
-            woken=self._woken,
-            senders=self.senders,
-            agent_for=self.agent_for,
-            idle=IdleAddresses(
-                self._database, self._settings, self.senders, self._application.destinations, self.retire
-            ),
-            handlers=self._by_type,
-            receiving=receiving,
-            recurring=Recurring(
-                self._database, node_id, self._application.schedules, self._envelope_factory, self._counters
-            ),
+            of_recovery,
+            agents,
+            idle=IdleAddresses(of_recovery, agents, self._application.destinations),
+            recurring=Recurring(self._context.at(node_id), self._application.schedules, self._envelope_factory),
             ordered=ordered,
             burials=self._application.burials(self._settings.on_expiry),
         )
         await self._listen(receiving)  # first: an address that is taken is an error of its own, not one of a group's
-        async with Crew() as self._tasks:
-            storing = self._tasks.create_task(receiving.run(), name="receiving")
+        async with Crew() as tasks:
+            agents.tasks = tasks
+            storing = tasks.create_task(receiving.run(), name="receiving")
             handling = [
-                self._tasks.create_task(agent.run(), name=f"handling {agent.handler.message_type}")
-                for agent in self.handlers.values()
+                tasks.create_task(agent.run(), name=f"handling {agent.handler.message_type}")
+                for agent in agents.handlers.values()
             ]
-            self.node_id = node_id
+            agents.node_id = node_id
             for destination in self._application.destinations():
-                self.agent_for(destination)
-            recovering = self._tasks.create_task(recovery.run(), name="recovery")
+                agents.agent_for(destination)
+            recovering = tasks.create_task(recovery.run(), name="recovery")
             if not started.done():
                 started.set_result(None)
             await stopping.wait()
             recovering.cancel()
-            closing = [self._tasks.create_task(_close(each), name=f"close {each.address}") for each in self.listeners]
+            closing = [tasks.create_task(_close(each), name=f"close {each.address}") for each in self.listeners]
             await self._drain("listeners", closing)
             receiving.stop()
-            for agent in self.handlers.values():
+            for agent in agents.handlers.values():
                 agent.stop()
             await self._drain("handlers", [storing, *handling])
-            for sender in self.senders.values():
+            for sender in agents.senders.values():
                 sender.stop()
-            await self._drain("senders", list(self._sending))
+            await self._drain("senders", list(agents.sending))
 
     async def _listen(self, receiving: ReceivingAgent) -> None:
         for uri, endpoint in self._application.listeners:
@@ -281,129 +240,6 @@ class Node:
             log.warning("node %d leaves its rows to the others: %s", node_id, str(error) or "the database is too slow")
             return False
         return True
-
-    def _build(self, node_id: NodeId, ordered: OrderedClaims) -> ReceivingAgent:
-        suspects = asyncio.Lock()
-        for message_type, handler in self._application.handlers.items():
-            self.handlers[message_type] = HandlingAgent(
-                handler,
-                Attempts(
-                    handler,
-                    sessions=self._sessions,
-                    node=node_id,
-                    settings=self._settings,
-                    onion=self._application.stack,
-                    stuck=self._stuck,
-                ),
-                policy=self._application.policy(handler),
-                database=self._database,
-                node=node_id,
-                settings=self._settings,
-                clock=self._clock,
-                counters=self._counters.of(Subject.MESSAGE_TYPE, message_type),
-                on_capacity=self._woken.set,
-                suspects=suspects,
-                on_key_released=partial(ordered.hint, None),
-            )
-        served = self._application.by_type().items()
-        self._by_type.update({name: self.handlers[handler.message_type] for name, handler in served})
-        return ReceivingAgent(
-            database=self._database,
-            node=node_id,
-            settings=self._settings,
-            clock=self._clock,
-            intake=self._dispatcher,
-            counters=self._counters,
-            spans=self._application.batch_spans,
-            places=self._application.routes.places,
-            ordered_stored=ordered.hint_all,
-        )
-
-    # ------------------------------------------------------------------ for recovery and units of work
-
-    def agent_for(self, destination: str) -> SendingAgent | None:
-        """The sending agent of this destination, started if need be; None when no transport understands it."""
-        agent = self.senders.get(destination)
-        if agent is not None:
-            return agent
-        try:
-            sender = self._transports.of(destination).sender(destination)
-        except BaseException as error:  # the address is unknown here, or the transport is the application's
-            raise_if_cancelled(error)
-            self._tell_unknown(destination, error)
-            return None
-        agent = self.senders[destination] = SendingAgent(
-            destination,
-            sender,
-            database=self._database,
-            node=self.node_id,
-            settings=self._settings,
-            counters=self._counters.of(Subject.DESTINATION, destination),
-            on_capacity=self._woken.set,
-            clock=self._clock,
-            spans=self._application.batch_spans,
-            on_key_released=partial(self._ordered.hint, destination) if self._ordered else lambda key: None,
-            fairness=self._application.routes.places.fair_destinations.get(destination),
-        )
-        sending = self._tasks.create_task(agent.run(), name=f"sending to {destination}")
-        self._sending.add(sending)
-        sending.add_done_callback(self._sending.discard)
-        return agent
-
-    def retire(self, destination: str) -> bool:
-        """End the agent of an address that nobody uses; False when it has something after all."""
-        agent = self.senders.get(destination)
-        if agent is None or not agent.retire():
-            return False
-        del self.senders[destination]
-        self._counters.forget(Subject.DESTINATION, destination)
-        return True
-
-    def _tell_unknown(self, destination: str, error: BaseException) -> None:
-        """Once, however often its envelopes are met."""
-        if self._unknown.get(destination) != said(error):
-            self._unknown[destination] = said(error)
-            trace = None if isinstance(error, InvalidSetting) else error
-            log.error("envelopes for %s stay in the outbox: %s", destination, said(error), exc_info=trace)
-
-    def reserve(self, envelope: Envelope) -> NodeId:
-        if envelope.execution_time is not None:
-            return ANY_NODE
-        if envelope.deliver_by is not None and envelope.is_late(self._clock.now()):
-            return ANY_NODE  # it expires where it lies
-        if envelope.destination == LOCAL:
-            return self._dispatcher.reserve(envelope)
-        sender = self.senders.get(envelope.destination)
-        return self.node_id if sender is not None and sender.reserve(envelope) else ANY_NODE
-
-    def deliver(self, sent: Sequence[Sent]) -> None:
-        """Hand committed envelopes to their agents; in the loop."""
-        failpoint("C4")
-        by_destination: dict[str, list[LeasedEnvelope]] = {}
-        for envelope, endpoint, owner, place in sent:
-            if place.ordering_key is not None:
-                if envelope.execution_time is None and self._ordered is not None:
-                    self._ordered.hint(None if endpoint else envelope.destination, place.ordering_key)
-            elif owner == self.node_id != ANY_NODE:
-                lease = LeasedEnvelope(envelope, endpoint=endpoint or envelope.destination)
-                by_destination.setdefault(envelope.destination, []).append(lease)
-        for destination, group in by_destination.items():
-            if destination == LOCAL:
-                self._dispatcher.accept(group)
-            else:
-                self.senders[destination].accept(group)
-        if any(each.owner == ANY_NODE and each.place.ordering_key is None for each in sent):
-            self._woken.set()
-
-    def give_back(self, sent: Sequence[Sent]) -> None:
-        """Their transaction came to nothing; from any thread."""
-        for envelope, endpoint, owner, _ in sent:
-            if owner != self.node_id or owner == ANY_NODE:
-                continue
-            if endpoint == LOCAL:
-                self._dispatcher.abandon([envelope])
-            else:
-                self.senders[envelope.destination].abandon([envelope])
 
     def listener_statistics(self) -> dict[str, Mapping[str, int]]:
         """What each listener has counted, by its address."""

@@ -11,6 +11,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from durable.agents import startup_check as in_flight
+from durable.agents.context import AgentContext
+from durable.agents.node_agents import NodeAgents
 from durable.agents.receiving import LeftToOthers, ReceivingAgent
 from durable.agents.stuck_threads import StuckThreads
 from durable.agents.waking import Waker
@@ -89,7 +91,7 @@ class Runtime:
         )
 
     def _problems(self) -> Sequence[str]:
-        of_node = self.node.problems() if self.node is not None else []
+        of_node = self.node.agents.problems() if self.node is not None else []
         return [*self._stuck.problems(), *of_node, *self.life.problems()]
 
     @property
@@ -144,7 +146,7 @@ class Runtime:
     @property
     def receiver(self) -> Receiver | None:
         """Where what arrives can be stored now; None while this process is not ready for it."""
-        return self.node.receiver if self.node is not None else self._storing
+        return self.node.agents.receiver if self.node is not None else self._storing
 
     @property
     def is_running(self) -> bool:
@@ -176,8 +178,8 @@ class Runtime:
         return Statistics(
             service=self.application.service,
             node_id=self.node_id or None,
-            sending={name: agent.statistics() for name, agent in node.senders.items()} if node else {},
-            handling={name: agent.statistics() for name, agent in node.handlers.items()} if node else {},
+            sending={name: agent.statistics() for name, agent in node.agents.senders.items()} if node else {},
+            handling={name: agent.statistics() for name, agent in node.agents.handlers.items()} if node else {},
             receiving=receiver.statistics() if isinstance(receiver, ReceivingAgent) else None,
             listeners={**(node.listener_statistics() if node else {}), **self.application.mounted},
             pools=self.sessions.pools() | ({} if self._database is None else {"agents": self._database.pool()}),
@@ -239,13 +241,9 @@ class Runtime:
 
     def _make_storing(self) -> ReceivingAgent:
         return ReceivingAgent(
-            database=self.database,
-            node=ANY_NODE,
-            settings=self.settings,
-            clock=self.clock,
-            intake=LeftToOthers(),
+            self._context,
+            LeftToOthers(),
             places=self.application.routes.places,
-            counters=self.counters,
             spans=self.application.batch_spans,
         )
 
@@ -284,28 +282,30 @@ class Runtime:
             await end([self._watching], within=_CLOSING_SECONDS)
 
     def _make_node(self, memberships: Memberships) -> Node:
+        transports, context = self.transports(), self._context
         return Node(
             self.application,
-            settings=self.settings,
-            database=self.database,
-            sessions=self.sessions,
-            transports=self.transports(),
+            context,
+            NodeAgents(self.application, context, sessions=self.sessions, transports=transports, stuck=self._stuck),
+            transports=transports,
             envelope_factory=self.envelope_factory,
-            clock=self.clock,
-            counters=self.counters,
             memberships=memberships,
-            stuck=self._stuck,
         )
+
+    @property
+    def _context(self) -> AgentContext:
+        """For agents that are no node's yet."""
+        return AgentContext(self.database, ANY_NODE, self.settings, self.clock, self.counters)
 
     # ------------------------------------------------------------------ for units of work: the Dispatcher
 
     def reserve(self, envelopes: Sequence[Envelope]) -> list[NodeId]:
         node = self.node
-        return [node.reserve(envelope) for envelope in envelopes] if node else [ANY_NODE] * len(envelopes)
+        return [node.agents.reserve(envelope) for envelope in envelopes] if node else [ANY_NODE] * len(envelopes)
 
     def committed(self, sent: Sequence[Sent]) -> None:
         if node := self.node:
-            node.in_loop(node.deliver, sent)
+            node.in_loop(node.agents.deliver, sent)
         if any(self._is_for_others(each) for each in sent):
             self._waker.wake()
 
@@ -322,7 +322,7 @@ class Runtime:
 
     def abandoned(self, sent: Sequence[Sent]) -> None:
         if node := self.node:
-            node.give_back(sent)
+            node.agents.give_back(sent)
 
 
 def _not_installed(scheme: str, extra: str, error: ImportError) -> InvalidSetting:

@@ -9,31 +9,29 @@ from datetime import timedelta
 from itertools import chain
 from typing import Final
 
+from durable.agents.context import AgentContext
 from durable.agents.handling import HandlingAgent
+from durable.agents.node_agents import NodeAgents
 from durable.agents.pace import Pace
-from durable.agents.receiving import ReceivingAgent
 from durable.agents.sending import SendingAgent
-from durable.envelope import LeaseKey, NodeId
+from durable.envelope import LeaseKey
 from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten import Forgotten
 from durable.recovery.idle_addresses import IdleAddresses
 from durable.recovery.incoming import claim_incoming, claim_trials
 from durable.recovery.maintenance import maintain
 from durable.recovery.ordered import OrderedClaims
-from durable.recovery.outgoing import AgentFor, claim_outgoing
+from durable.recovery.outgoing import claim_outgoing
 from durable.recovery.recurring import Recurring
 from durable.recovery.scheduled import expire, promote_due
 from durable.recovery.shares import Shares
 from durable.recovery.troubles import Troubles
-from durable.settings import Settings
 from durable.storage import circuits, delayed
 from durable.storage.circuits import CircuitKind
-from durable.storage.database import Database
 from durable.storage.leases import Burials
 from durable.storage.sql.recovery import INCOMING, OUTGOING
 from durable.storage.trials import Looked
 from durable.tasks.crew import Crew, raise_if_cancelled
-from durable.telemetry import Counters
 
 Story = Callable[[], Awaitable[None]]
 
@@ -46,34 +44,23 @@ class RecoveryAgent:
 
     def __init__(
         self,
+        context: AgentContext,
+        agents: NodeAgents,
         *,
-        database: Database,
-        settings: Settings,
-        node: NodeId,
-        counters: Counters,
-        woken: asyncio.Event,
-        senders: Mapping[str, SendingAgent],
-        agent_for: AgentFor,
         idle: IdleAddresses,
-        handlers: Mapping[str, HandlingAgent],
-        receiving: ReceivingAgent,
         recurring: Recurring,
         ordered: OrderedClaims,
         burials: Burials,
     ) -> None:
         self._burials = burials
-        self._database = database
-        self._settings = settings
-        self._node = node
-        self._counters = counters
-        self._woken = woken
-        self._senders = senders
-        self._agent_for = agent_for
+        self._context = context
+        self._database = context.database
+        self._settings = context.settings
+        self._agents = agents
+        self._woken = agents.woken
         self._idle = idle
-        self._handlers = handlers
-        self._receiving = receiving
         self._recurring = recurring
-        self.pace = Pace("recovery", settings.step_timeout.total_seconds())
+        self.pace = Pace("recovery", context.settings.step_timeout.total_seconds())
         self._due_in: list[timedelta | None] = []
         self._ordered = ordered
         self._rounds: Sequence[tuple[str, Story]] = [
@@ -90,11 +77,11 @@ class RecoveryAgent:
         ]
         self._troubles = Troubles(often=[name for name, _ in self._rounds])
         self._looked_for_trials: dict[str, Looked] = {}
-        self._shares = Shares(database, settings, node, counters, agent_for)
-        self._dormant = DormantNodes(database, settings, counters)
+        self._shares = Shares(context, agents.agent_for)
+        self._dormant = DormantNodes(context)
         self._forgotten = [
-            Forgotten(database, OUTGOING, node, counters, _held_by(senders)),
-            Forgotten(database, INCOMING, node, counters, _held_by(handlers)),
+            Forgotten(context, OUTGOING, _held_by(agents.senders)),
+            Forgotten(context, INCOMING, _held_by(agents.by_type)),
         ]
 
     async def run(self) -> None:
@@ -142,24 +129,22 @@ class RecoveryAgent:
         self._due_in.append(await self._recurring.poll())
 
     async def _promote(self) -> None:
-        self._go_on(await promote_due(self._database, self._settings, self._counters))
+        self._go_on(await promote_due(self._context))
 
     async def _expire(self) -> None:
-        self._go_on(await expire(self._database, self._settings, self._node, self._counters, self._burials))
+        self._go_on(await expire(self._context, self._burials))
 
     async def _claim_outgoing(self) -> None:
-        database, settings = self._database, self._settings
-        self._go_on(await claim_outgoing(database, settings, self._node, self._counters, self._agent_for))
+        self._go_on(await claim_outgoing(self._context, self._agents.agent_for))
 
     async def _claim_trials(self) -> None:
-        await claim_trials(self._database, self._settings, self._node, self._handlers, self._looked_for_trials)
+        await claim_trials(self._context, self._agents.by_type, self._looked_for_trials)
 
     async def _claim_incoming(self) -> None:
-        database, settings = self._database, self._settings
-        self._go_on(await claim_incoming(database, settings, self._node, self._counters, self._handlers))
+        self._go_on(await claim_incoming(self._context, self._agents.by_type))
 
     async def _claim_shares(self) -> None:
-        self._go_on(await self._shares.claim(self._handlers))
+        self._go_on(await self._shares.claim(self._agents.by_type))
 
     async def _claim_outgoing_shares(self) -> None:
         self._go_on(await self._shares.claim_outgoing())
@@ -185,8 +170,9 @@ class RecoveryAgent:
             await self._surviving("look for ordered work", self._ordered.poll)
 
     async def _obey_circuits(self) -> None:
-        generations = {destination: agent.latch_generation for destination, agent in self._senders.items()}
-        handlers = {agent: agent.circuit.generation for agent in self._handlers.values()}
+        senders = self._agents.senders
+        generations = {destination: agent.latch_generation for destination, agent in senders.items()}
+        handlers = {agent: agent.circuit.generation for agent in self._agents.by_type.values()}
         rows = await self._database.transaction(circuits.read)
         probing = {(row.kind, row.key): row.probing for row in rows}
         stopped = {key: is_probing for (kind, key), is_probing in probing.items() if kind == CircuitKind.HANDLER}
@@ -194,13 +180,15 @@ class RecoveryAgent:
         for handler, generation in handlers.items():
             handler.observe_circuits(stopped, generation)
             handler.observe_parked(parked)
-        self._receiving.observe_circuits({key for kind, key in probing if kind == CircuitKind.LISTENER})
+        receiver = self._agents.receiver
+        assert receiver is not None
+        receiver.observe_circuits({key for kind, key in probing if kind == CircuitKind.LISTENER})
         destinations = {key: latched for (kind, key), latched in probing.items() if kind == CircuitKind.DESTINATION}
         latched = {key for key, is_latched in destinations.items() if is_latched}
         paused = destinations.keys() - latched
-        for destination in latched - self._senders.keys():
-            self._agent_for(destination)  # somebody must ping it, also when its last sender has died
-        for destination, agent in list(self._senders.items()):
+        for destination in latched - senders.keys():
+            self._agents.agent_for(destination)  # somebody must ping it, also when its last sender has died
+        for destination, agent in list(senders.items()):
             generation = generations.get(destination, agent.latch_generation)
             agent.observe_circuit(destination in latched, generation)
             agent.observe_pause(destination in paused)

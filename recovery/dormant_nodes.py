@@ -6,23 +6,23 @@ import time
 
 from sqlalchemy import Connection
 
+from durable.agents.context import AgentContext
 from durable.envelope import NodeId
 from durable.failpoints import failpoint
 from durable.recovery.policy import DormancyPolicy, NodeFacts
-from durable.settings import Settings
 from durable.storage import leases, nodes
-from durable.storage.database import Database
 from durable.storage.locks import Job, try_lock
 from durable.storage.sql.recovery import INCOMING, OUTGOING
-from durable.telemetry import Counters, Event, log
+from durable.telemetry import Event, log
 
 
 class DormantNodes:
     """The sweep. Every node runs it; the lock lets one of them at a time, and each keeps its own suspects."""
 
-    def __init__(self, database: Database, settings: Settings, counters: Counters) -> None:
-        self._database = database
-        self._counters = counters
+    def __init__(self, context: AgentContext) -> None:
+        settings = context.settings
+        self._database = context.database
+        self._counters = context.counters
         self._batch_size = settings.recovery_batch_size
         self._policy = DormancyPolicy(grace=settings.dormant_grace, stale=settings.heartbeat_stale)
 

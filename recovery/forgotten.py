@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from durable.envelope import LeaseKey, NodeId
+from durable.agents.context import AgentContext
+from durable.envelope import LeaseKey
 from durable.recovery.policy import ForgottenPolicy
 from durable.storage import leases
-from durable.storage.database import Database
 from durable.storage.sql.recovery import Recovery
-from durable.telemetry import Counters, Event, log
+from durable.telemetry import Event, log
 
 Held = Callable[[], set[LeaseKey]]
 
@@ -17,11 +17,11 @@ Held = Callable[[], set[LeaseKey]]
 class Forgotten:
     """Looks at one table at intervals; what is missing in memory at two looks is released."""
 
-    def __init__(self, database: Database, table: Recovery, node: NodeId, counters: Counters, held: Held) -> None:
-        self._database = database
+    def __init__(self, context: AgentContext, table: Recovery, held: Held) -> None:
+        self._database = context.database
         self._table = table
-        self._node = node
-        self._counters = counters
+        self._node = context.node
+        self._counters = context.counters
         self._held = held
         self._policy = ForgottenPolicy()
 

@@ -9,13 +9,12 @@ is gone for good is pinged for as long as something waits for it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
-from durable.agents.sending import SendingAgent
-from durable.settings import Settings
+from durable.agents.context import AgentContext
+from durable.agents.node_agents import NodeAgents
 from durable.storage import circuits, outbox
 from durable.storage.circuits import CircuitKind
-from durable.storage.database import Database
 from durable.telemetry import log
 
 
@@ -24,17 +23,14 @@ class IdleAddresses:
 
     def __init__(
         self,
-        database: Database,
-        settings: Settings,
-        senders: Mapping[str, SendingAgent],
+        context: AgentContext,
+        agents: NodeAgents,
         declared: Callable[[], Collection[str]],
-        retire: Callable[[str], bool],
     ) -> None:
-        self._database = database
-        self._idle_seconds = settings.address_idle.total_seconds()
-        self._senders = senders
+        self._database = context.database
+        self._idle_seconds = context.settings.address_idle.total_seconds()
+        self._agents = agents
         self._declared = declared
-        self._retire = retire
         self._unused_since: dict[str, tuple[int, float]] = {}
         """By address: how much its agent had been given then, and when that was."""
 
@@ -42,7 +38,7 @@ class IdleAddresses:
         """Forget every address that has been idle for long enough."""
         now = time.monotonic()
         declared = self._declared()
-        seen = {name: agent.accepted_count for name, agent in self._senders.items() if name not in declared}
+        seen = {name: agent.accepted_count for name, agent in self._agents.senders.items() if name not in declared}
         before = self._unused_since
         self._unused_since = {
             name: before[name] if name in before and before[name][0] == count else (count, now)
@@ -55,6 +51,6 @@ class IdleAddresses:
                 await self._forget(name)
 
     async def _forget(self, address: str) -> None:
-        if self._retire(address):
+        if self._agents.retire(address):
             await self._database.transaction(circuits.close_circuit, CircuitKind.DESTINATION, address)
             log.info("%s is idle and not declared: forgotten", address)

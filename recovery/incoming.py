@@ -8,86 +8,73 @@ from collections.abc import Callable, Mapping
 
 from sqlalchemy import Connection
 
+from durable.agents.context import AgentContext
 from durable.agents.handling import HandlingAgent
 from durable.envelope import LeasedEnvelope, NodeId
 from durable.recovery.outgoing import rounds
-from durable.settings import Settings
 from durable.storage import inbox, leases, nodes, trials
-from durable.storage.database import Database
-from durable.storage.rows import Letter
+from durable.storage.rows import UNCOUNTED, Letter
 from durable.storage.sql.recovery import INCOMING
-from durable.telemetry import Counters, Event, log
+from durable.telemetry import Event, log
 
 ClaimOfType = Callable[[Connection, str, str, NodeId], list[LeasedEnvelope]]
 """Claims messages of this type, for the node."""
 
 
-async def claim_incoming(
-    database: Database, settings: Settings, node: NodeId, counters: Counters, agents: Mapping[str, HandlingAgent]
-) -> bool:
+async def claim_incoming(context: AgentContext, agents: Mapping[str, HandlingAgent]) -> bool:
     """Claim for every message type that has a handler here; what no node can handle becomes a dead letter.
 
     Returns whether there may be more: a handler that is as fast as the claims must not keep everything else waiting.
     """
     waiting: list[str] = []
-    for message_type in await database.transaction(leases.unowned_groups, INCOMING):
+    for message_type in await context.database.transaction(leases.unowned_groups, INCOMING):
         if message_type in agents:
             waiting.append(message_type)
         else:
-            await bury_unknown(database, settings, message_type, node, counters, _claim_any)
+            await bury_unknown(context, message_type, _claim_any)
     random.shuffle(waiting)  # where there is room for a part only, it is not always the same version's
-    for _ in range(
-        rounds(settings)
-    ):  # in turn: an agent may serve several versions, and one of them must not take all the room
-        waiting = [
-            message_type
-            for message_type in waiting
-            if await _claim_batch(agents[message_type], message_type, database, settings, node, counters)
-        ]
+    # In turn: an agent may serve several versions, and one of them must not take all the room.
+    for _ in range(rounds(context.settings)):
+        waiting = [name for name in waiting if await _claim_batch(agents[name], name, context)]
     return bool(waiting)
 
 
-async def _claim_batch(
-    agent: HandlingAgent, message_type: str, database: Database, settings: Settings, node: NodeId, counters: Counters
-) -> bool:
+async def _claim_batch(agent: HandlingAgent, message_type: str, context: AgentContext) -> bool:
     """False when that was all of it, or all that there is room for."""
     if agent.is_paused(message_type):
         return False
-    batch_size = min(settings.batch_size, agent.buffer.room)
+    batch_size = min(context.settings.batch_size, agent.buffer.room)
     if agent.rests or not batch_size:
         agent.claim_pending = not agent.rests
         return False
-    claimed = await database.transaction(
+    claimed = await context.database.transaction(
         inbox.claim,
         message_type=message_type,
         handler=agent.handler.message_type,
         batch_size=batch_size,
-        node=node,
+        node=context.node,
     )
-    counters.add(Event.CLAIMED, len(claimed))
+    context.counters.add(Event.CLAIMED, len(claimed))
     agent.buffer.reserve_unchecked(claimed)
     agent.accept(claimed)
     return len(claimed) == batch_size
 
 
 async def claim_trials(
-    database: Database,
-    settings: Settings,
-    node: NodeId,
-    agents: Mapping[str, HandlingAgent],
-    looked: dict[str, trials.Looked],
+    context: AgentContext, agents: Mapping[str, HandlingAgent], looked: dict[str, trials.Looked]
 ) -> None:
     """Give those whose handler is to be tried a message for that, if it is for this node to try it now.
 
     `looked` keeps, of each type, how far its keys and tenants were looked through.
     """
+    settings = context.settings
     for message_type, agent in agents.items():
         if agent.tries(message_type):
-            trial = await database.transaction(
+            trial = await context.database.transaction(
                 trials.claim_trial,
                 handler=agent.handler.message_type,
                 message_type=message_type,
-                node=node,
+                node=context.node,
                 lease=settings.handler_timeout + settings.settling_time,
                 looked=looked.get(message_type, trials.Looked()),
             )
@@ -96,14 +83,12 @@ async def claim_trials(
                 agent.probe(trial.lease)
 
 
-async def bury_unknown(
-    database: Database, settings: Settings, message_type: str, node: NodeId, counters: Counters, claim: ClaimOfType
-) -> None:
+async def bury_unknown(context: AgentContext, message_type: str, claim: ClaimOfType) -> None:
     """Make dead letters of what was claimed so, unless another node has a handler for it."""
+    database, keep_body = context.database, context.settings.history_bodies
     if await database.transaction(_nobody_handles, message_type):
-        keep_body = settings.history_bodies
-        dead = await database.transaction(_dead_letter_unknown, message_type, node, claim, keep_body=keep_body)
-        counters.add(Event.DEAD_LETTERED, dead)
+        dead = await database.transaction(_dead_letter_unknown, message_type, context.node, claim, keep_body=keep_body)
+        context.counters.add(Event.DEAD_LETTERED, dead)
         log.error("no node has a handler for %s: %d messages became dead letters", message_type, dead)
 
 
@@ -123,5 +108,5 @@ def _dead_letter_unknown(
     letter = Letter.because(f"no node has a handler for {message_type}", "unknown message type")
     claimed = claim(conn, schema, message_type, node)
     return sum(
-        inbox.dead_letter(conn, schema, node, lease, letter, counted=0, keep_body=keep_body) for lease in claimed
+        inbox.dead_letter(conn, schema, node, lease, letter, UNCOUNTED, keep_body=keep_body) for lease in claimed
     )

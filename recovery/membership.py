@@ -27,7 +27,7 @@ from durable.storage.answering import PsycopgConnection
 from durable.storage.database import channel, lock_url
 from durable.storage.locks import nodes_class
 from durable.storage.sql import housekeeping
-from durable.storage.sql.messages import Statement
+from durable.storage.sql.statement import Statement
 from durable.telemetry import log
 from durable.version import __version__
 

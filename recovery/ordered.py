@@ -18,24 +18,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
 from sqlalchemy import Connection
 
+from durable.agents.context import AgentContext
 from durable.agents.handling import HandlingAgent
+from durable.agents.node_agents import NodeAgents
 from durable.agents.sending import SendingAgent
 from durable.envelope import LeasedEnvelope, NodeId
 from durable.recovery.incoming import bury_unknown
-from durable.settings import Settings
 from durable.storage import ordering
-from durable.storage.database import Database
 from durable.storage.ordering import Lane
-from durable.telemetry import Counters, Event
+from durable.telemetry import Event
 
-AgentFor = Callable[[str], SendingAgent | None]
 Agent = HandlingAgent | SendingAgent
 
 _CONTESTED_SECONDS: Final = 0.01  # for another node's claim of the same key to be over
@@ -72,22 +71,12 @@ class _Walk:
 class OrderedClaims:
     """The ordered rows of one node's inbox, by message type (`handlers`), and of its destinations."""
 
-    def __init__(
-        self,
-        database: Database,
-        settings: Settings,
-        node: NodeId,
-        counters: Counters,
-        handlers: Mapping[str, HandlingAgent],
-        agent_for: AgentFor,
-    ) -> None:
-        self._database = database
-        self._settings = settings
-        self._batch_size = min(settings.batch_size, settings.buffer_size)
-        self._node = node
-        self._counters = counters
-        self._handlers = handlers
-        self._agent_for = agent_for
+    def __init__(self, context: AgentContext, agents: NodeAgents) -> None:
+        self._context = context
+        self._database = context.database
+        self._batch_size = min(context.settings.batch_size, context.settings.buffer_size)
+        self._handlers = agents.by_type
+        self._agent_for = agents.agent_for
         self._hints: dict[str | None, dict[str, None]] = {}
         self._walks: dict[Lane, _Walk] = {}
         self.hinted = asyncio.Event()
@@ -104,11 +93,6 @@ class OrderedClaims:
             self.hinted.set()
         else:
             self.asked.set()
-
-    def hint_all(self, keys: Iterable[str]) -> None:
-        """These keys of the inbox have."""
-        for key in keys:
-            self.hint(None, key)
 
     # ------------------------------------------------------------------ when it is claimed
 
@@ -196,18 +180,15 @@ class OrderedClaims:
         self, destination: str | None, keys: Sequence[str], agents: Mapping[str, Agent], *, tell_others: bool = False
     ) -> tuple[int, Sequence[str]]:
         """How many rows were claimed, and the keys that somebody else is claiming."""
-        handlers = {name: agent.handler.message_type for name, agent in self._handlers.items()}
+        served = {} if destination else {name: self._handlers[name].handler.message_type for name in agents}
         claimed, contested = await self._database.transaction(
             ordering.claim,
-            destination=destination,
-            keys=keys,
-            message_types=[] if destination else list(agents),
-            handlers=handlers,
+            ordering.Turns(keys, destination, served),
             batch_size=self._batch_size,
-            node=self._node,
+            node=self._context.node,
             tell_others=list(self._handlers) if tell_others else None,
         )
-        self._counters.add(Event.CLAIMED, len(claimed))
+        self._context.counters.add(Event.CLAIMED, len(claimed))
         for name, leases in _by_agent(claimed, destination).items():
             agents[name].buffer.reserve_unchecked(leases)
             agents[name].accept(leases)
@@ -240,12 +221,10 @@ class OrderedClaims:
         def claim(conn: Connection, schema: str, message_type: str, node: NodeId) -> list[LeasedEnvelope]:
             found[:] = ordering.scan(conn, schema, lane, after=walk.after, count=self._batch_size)
             keys = [waiting.key for waiting in found if self._is_in_turn(lane, waiting)]
-            types, count = [message_type], self._batch_size
-            return ordering.claim(
-                conn, schema, destination=None, keys=keys, message_types=types, batch_size=count, node=node
-            ).leases
+            turns = ordering.Turns(keys, handlers={message_type: message_type})
+            return ordering.claim(conn, schema, turns, batch_size=self._batch_size, node=node).leases
 
-        await bury_unknown(self._database, self._settings, message_type, self._node, self._counters, claim)
+        await bury_unknown(self._context, message_type, claim)
         return walk.passed(found, self._batch_size) and bool(found)
 
 

@@ -5,30 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from durable.agents.context import AgentContext
 from durable.agents.sending import SendingAgent
-from durable.envelope import NodeId
 from durable.settings import Settings
 from durable.storage import leases, outbox
-from durable.storage.database import Database
 from durable.storage.sql.recovery import OUTGOING
-from durable.telemetry import Counters, Event
+from durable.telemetry import Event
 
 AgentFor = Callable[[str], SendingAgent | None]
 """The agent of a destination, started if need be; None when no transport knows its scheme."""
 
 
-async def claim_outgoing(
-    database: Database, settings: Settings, node: NodeId, counters: Counters, agent_for: AgentFor
-) -> bool:
+async def claim_outgoing(context: AgentContext, agent_for: AgentFor) -> bool:
     """Claim for every destination that is not latched, a batch each in turn.
 
     An agent whose room ran out asks again when it has some. Returns whether there may be more: an agent that sends as
     fast as it is given must not keep everything else waiting.
     """
-    found = [agent_for(destination) for destination in await database.transaction(leases.unowned_groups, OUTGOING)]
+    destinations = await context.database.transaction(leases.unowned_groups, OUTGOING)
+    found = [agent_for(destination) for destination in destinations]
     waiting = [agent for agent in found if agent is not None]
-    for _ in range(rounds(settings)):
-        waiting = [agent for agent in waiting if await _claim_batch(agent, database, settings, node, counters)]
+    for _ in range(rounds(context.settings)):
+        waiting = [agent for agent in waiting if await _claim_batch(agent, context)]
     return bool(waiting)
 
 
@@ -37,18 +35,18 @@ def rounds(settings: Settings) -> int:
     return math.ceil(settings.buffer_size / settings.batch_size)
 
 
-async def _claim_batch(
-    agent: SendingAgent, database: Database, settings: Settings, node: NodeId, counters: Counters
-) -> bool:
+async def _claim_batch(agent: SendingAgent, context: AgentContext) -> bool:
     """False when that was all of it, or all that there is room for."""
     if agent.circuit.latched or agent.paused:
         return False
-    batch_size = min(settings.batch_size, agent.buffer.room)
+    batch_size = min(context.settings.batch_size, agent.buffer.room)
     if not batch_size:
         agent.claim_pending = True
         return False
-    claimed = await database.transaction(outbox.claim, destination=agent.destination, batch_size=batch_size, node=node)
-    counters.add(Event.CLAIMED, len(claimed))
+    claimed = await context.database.transaction(
+        outbox.claim, destination=agent.destination, batch_size=batch_size, node=context.node
+    )
+    context.counters.add(Event.CLAIMED, len(claimed))
     agent.buffer.reserve_unchecked(claimed)
     agent.accept(claimed)
     return len(claimed) == batch_size

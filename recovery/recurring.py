@@ -15,21 +15,21 @@ from typing import Final
 
 from sqlalchemy import Connection
 
+from durable.agents.context import AgentContext
 from durable.application.cron import Pause, due_occurrences
 from durable.application.schedules import Schedule
-from durable.envelope import ANY_NODE, Envelope, NodeId
+from durable.envelope import ANY_NODE, Envelope
 from durable.errors import StorageUnavailable
 from durable.failpoints import failpoint
 from durable.messages.routing import LOCAL
 from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.storage import outbox
 from durable.storage import schedules as storage
-from durable.storage.database import Database
 from durable.storage.outbox import Sent
 from durable.storage.rows import storable
 from durable.storage.schedules import Declaration, Due, Row
 from durable.tasks.crew import BrokeOff, raise_if_cancelled
-from durable.telemetry import Counters, Event, log
+from durable.telemetry import Event, log
 
 _TRY_AGAIN_AFTER: Final = timedelta(minutes=1)
 _LONGEST_ERROR: Final = 1_000
@@ -39,18 +39,13 @@ class Recurring:
     """The schedules of one node."""
 
     def __init__(
-        self,
-        database: Database,
-        node: NodeId,
-        schedules: Mapping[str, Schedule],
-        envelope_factory: EnvelopeFactory,
-        counters: Counters,
+        self, context: AgentContext, schedules: Mapping[str, Schedule], envelope_factory: EnvelopeFactory
     ) -> None:
-        self._database = database
-        self._node = node
+        self._database = context.database
+        self._node = context.node
         self._schedules = schedules
         self._envelope_factory = envelope_factory
-        self._counters = counters
+        self._counters = context.counters
 
     async def poll(self) -> timedelta | None:
         """Run what is due. Returns the time until the next will be; None: there is none."""

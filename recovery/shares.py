@@ -8,15 +8,14 @@ from functools import partial
 
 from sqlalchemy import Connection
 
+from durable.agents.context import AgentContext
 from durable.agents.handling import HandlingAgent
 from durable.agents.sending import SendingAgent
 from durable.envelope import LeasedEnvelope, NodeId
 from durable.recovery.incoming import bury_unknown
 from durable.recovery.outgoing import AgentFor, rounds
-from durable.settings import Settings
 from durable.storage import ordering
-from durable.storage.database import Database
-from durable.telemetry import Counters, Event
+from durable.telemetry import Event
 
 Claim = Callable[..., tuple[list[LeasedEnvelope], str]]
 
@@ -24,13 +23,10 @@ Claim = Callable[..., tuple[list[LeasedEnvelope], str]]
 class Shares:
     """Remembers for each message type, and for each destination, whose turn it is."""
 
-    def __init__(
-        self, database: Database, settings: Settings, node: NodeId, counters: Counters, agent_for: AgentFor
-    ) -> None:
-        self._database = database
-        self._settings = settings
-        self._node = node
-        self._counters = counters
+    def __init__(self, context: AgentContext, agent_for: AgentFor) -> None:
+        self._context = context
+        self._database = context.database
+        self._settings = context.settings
         self._agent_for = agent_for
         self._next: dict[tuple[bool, str], str] = {}
 
@@ -45,7 +41,7 @@ class Shares:
             if message_type in agents:
                 waiting.append(message_type)
             else:
-                await bury_unknown(self._database, self._settings, message_type, self._node, self._counters, _claim_any)
+                await bury_unknown(self._context, message_type, _claim_any)
         self._remember_only(True, waiting)
         random.shuffle(waiting)
         for _ in range(rounds(self._settings)):
@@ -68,19 +64,13 @@ class Shares:
         """False when that was all of it, or all that there is room for."""
         if not agent.takes(message_type) or not self._room(agent):
             return False
-        claim = partial(
-            ordering.claim_shares,
-            message_type=message_type,
-            handler=agent.handler.message_type,
-            weights=agent.handler.weights,
-        )
-        return await self._take(agent, (True, message_type), claim)
+        claim = partial(ordering.claim_shares, handler=agent.handler.message_type)
+        return await self._take(agent, (True, message_type), agent.handler.weights, claim)
 
     async def _claim_to_send(self, agent: SendingAgent) -> bool:
         if agent.circuit.latched or agent.paused or not self._room(agent):
             return False
-        claim = partial(ordering.claim_outgoing_shares, destination=agent.destination, weights=agent.weights)
-        return await self._take(agent, (False, agent.destination), claim)
+        return await self._take(agent, (False, agent.destination), agent.weights, ordering.claim_outgoing_shares)
 
     def _room(self, agent: HandlingAgent | SendingAgent) -> int:
         """For how many; an agent without any asks again when it has some."""
@@ -88,17 +78,17 @@ class Shares:
         agent.claim_pending |= not room
         return room
 
-    async def _take(self, agent: HandlingAgent | SendingAgent, key: tuple[bool, str], claim: Claim) -> bool:
+    async def _take(
+        self, agent: HandlingAgent | SendingAgent, key: tuple[bool, str], weights: Mapping[str, int], claim: Claim
+    ) -> bool:
         start = self._next.get(key, "")
-        turn = partial(claim, start=start, batch_size=self._room(agent), node=self._node)
-        claimed, self._next[key] = await self._database.transaction(turn)
-        self._counters.add(Event.CLAIMED, len(claimed))
+        share = ordering.Share(key[1], start, weights, self._room(agent))
+        claimed, self._next[key] = await self._database.transaction(claim, share, node=self._context.node)
+        self._context.counters.add(Event.CLAIMED, len(claimed))
         agent.buffer.reserve_unchecked(claimed)
         agent.accept(claimed)
         return bool(claimed or start)  # otherwise once round from the first tenant, and nothing was there
 
 
 def _claim_any(conn: Connection, schema: str, message_type: str, node: NodeId) -> list[LeasedEnvelope]:
-    return ordering.claim_shares(
-        conn, schema, message_type=message_type, start="", weights={}, batch_size=100, node=node
-    )[0]
+    return ordering.claim_shares(conn, schema, ordering.Share(message_type, "", {}, 100), node=node)[0]

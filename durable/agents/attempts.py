@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from durable.agents.context import AgentContext
 from durable.agents.pace import Standing
 from durable.agents.runner import Here, InLoop, InSteps, NoRoom, Run, finished, nothing
 from durable.agents.stuck_threads import StuckThreads
@@ -31,13 +32,11 @@ from durable.agents.threads import Threads, last_step, run_in_thread
 from durable.application.context import PauseRequest
 from durable.application.handlers import Context, Handler, Incoming
 from durable.application.middleware import MiddlewareStack
-from durable.clock import Clock, SystemClock
-from durable.envelope import LeasedEnvelope, NodeId
+from durable.envelope import LeasedEnvelope
 from durable.errors import LeaseLost
 from durable.failpoints import failpoint
 from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions
-from durable.settings import Settings
 from durable.storage import inbox
 from durable.storage.outages import translated
 from durable.telemetry import log
@@ -104,14 +103,13 @@ class Attempts:
     def __init__(
         self,
         handler: Handler,
-        *,
+        context: AgentContext,
         sessions: Sessions,
-        node: NodeId,
-        settings: Settings,
+        *,
         onion: MiddlewareStack | None = None,
-        clock: Clock | None = None,
         stuck: StuckThreads | None = None,
     ) -> None:
+        settings = context.settings
         self.handler = handler
         self.when_freed: Callable[[], None] = lambda: None
         """Called in the loop when a stuck thread has come back."""
@@ -124,12 +122,12 @@ class Attempts:
         self._has_middleware = onion.handles
         self._handle = onion.around_handling(handler.run if handler.is_async else self._handle_sync)
         self._sessions = sessions
-        self._node = node
+        self._node = context.node
         self._schema = settings.db_schema
         self._keep_body = settings.history_bodies
         self._longest = handler.timeout or settings.handler_timeout
         self._timeout = self._longest.total_seconds()
-        self._clock = clock or SystemClock()
+        self._clock = context.clock
         self._prepare: Callable[[Session], object] = Session.connection if handler.takes_session else nothing
         self._threads = (
             None

@@ -12,18 +12,17 @@ import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 
+from durable.agents.context import AgentContext
 from durable.application.circuit_breaker import CircuitBreaker, FailureWindow
 from durable.application.context import PauseRequest
-from durable.clock import Clock
 from durable.duration import duration
-from durable.envelope import LeasedEnvelope, LeaseKey, NodeId
+from durable.envelope import LeasedEnvelope, LeaseKey
 from durable.errors import InvalidMessage, Verdict, said
 from durable.outcomes import LONGEST_REASON, printable
 from durable.storage import circuits
 from durable.storage.circuits import CircuitKind
-from durable.storage.database import Database
 from durable.tasks.cancelling import end_if_cancelled
-from durable.telemetry import Counters, Event, log
+from durable.telemetry import Event, log
 
 _LONGEST_SILENCE = 1.0  # seconds between two times that a node tells what it counts
 _SHARES = 20  # of a window, at least so many times
@@ -33,16 +32,7 @@ _NEVER = CircuitBreaker()  # its times serve circuits that another version of th
 class HandlerCircuit:
     """The circuit of one handler, as one node sees and keeps it."""
 
-    def __init__(
-        self,
-        message_type: str,
-        breaker: CircuitBreaker | None,
-        *,
-        database: Database,
-        node: NodeId,
-        clock: Clock,
-        counters: Counters,
-    ) -> None:
+    def __init__(self, message_type: str, breaker: CircuitBreaker | None, context: AgentContext) -> None:
         self.is_open = False
         self.probing = False
         """Is it for a single message to close it again?"""
@@ -51,13 +41,13 @@ class HandlerCircuit:
         self._message_type = message_type
         self._breaker = breaker or _NEVER
         self._window = FailureWindow(breaker) if breaker is not None else None
-        self._database = database
-        self._node = node
-        self._actor = f"node {node}"
+        self._database = context.database
+        self._node = context.node
+        self._actor = f"node {context.node}"
         self._told = 0, 0
         self._last_failure = "elsewhere"
-        self._clock = clock
-        self._counters = counters
+        self._clock = context.clock
+        self._counters = context.counters
         self._trials: set[LeaseKey] = set()
 
     def observe(self, is_open: bool, *, probing: bool) -> bool:

@@ -6,71 +6,32 @@
                                 lease lost: rolled back and forgotten, another node has it
 
 The completion deletes the inbox row where owner and epoch are still this node's; when it meets no row the whole
-transaction rolls back, so a node that was paused and declared dead leaves no second effect. With `max_batch=N` up to N
-waiting messages share one transaction; when one of them fails it rolls back, and each is run alone, as long as nothing
-has stopped the handler meanwhile. Each attempt decodes its message anew. Messages of one ordering key are handled one
-after another; one that does not come to its end holds the key, and those behind it go back to the table
-(durable.messages.ordering).
-
-Any error of a handler is a failed attempt, also a BaseException. A failure of the infrastructure is none: without a
-connection or a thread a message goes back uncounted, and when the database goes away in an attempt it runs again.
-
-A message whose nodes died again and again is a suspect. Its attempts are counted before they run, and a node runs one
-suspect at a time: so the one that kills its process is found and comes to its end, and its neighbours are handled.
+transaction rolls back, so a node that was paused and declared dead leaves no second effect. Messages of one ordering
+key are handled one after another; one that does not come to its end holds the key, and those behind it go back to the
+table (durable.messages.ordering). What becomes of the messages that a worker takes is in durable.agents.delivery.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
-from durable.agents.attempts import Attempts, Task
+from durable.agents.attempts import Attempts
+from durable.agents.context import AgentContext
+from durable.agents.delivery import BREATH, BlockedKeys, Delivery, is_suspect
 from durable.agents.fair_queue import FairQueue
-from durable.agents.handler_circuit import HandlerCircuit
-from durable.agents.pace import Pace, Standing
-from durable.agents.runner import NoRoom, Outage
-from durable.agents.settling import Settling
+from durable.agents.pace import Standing
 from durable.application.handlers import Handler
-from durable.application.retry import DeadLetter, Pause, Policy, RunAgain, RunLater
-from durable.clock import Clock
+from durable.application.retry import Policy
 from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, LeaseKey, NodeId
-from durable.errors import LeaseLost, said
 from durable.failpoints import failpoint
-from durable.messages import upcasting
-from durable.settings import Settings
 from durable.statistics import HandlingStatistics
-from durable.storage.database import Database, answer
-from durable.storage.rows import Failure, Letter
 from durable.tasks.cancelling import current_task
 from durable.tasks.crew import Crew
-from durable.telemetry import Counters, Event, log
-
-_SUSPICIOUS = 2  # deaths; one is an accident, and what the dead node had in memory is handled at full speed
-_FREE_OUTAGES = 2  # of one message, in a row; a handler that breaks its connection each time comes to its end
-_BREATH = 1.0  # seconds until more is begun where there was no connection or thread, or a worker has failed
-
-
-class BlockedKeys(set[str]):
-    """Ordering keys of which nothing more may be begun now."""
-
-    def __init__(self, keys: Iterable[str | None] = ()) -> None:
-        super().__init__(key for key in keys if key is not None)
-
-    def hold(self, lease: LeasedEnvelope) -> None:
-        if lease.ordering_key is not None:
-            self.add(lease.ordering_key)
-
-
-class NoRoomSpell(NamedTuple):
-    """Attempts for which there was no room, one after another; monotonic seconds."""
-
-    first: float
-    last: float
-    reason: str
+from durable.telemetry import log
 
 
 class HandlingAgent:
@@ -80,17 +41,14 @@ class HandlingAgent:
         self,
         handler: Handler,
         attempts: Attempts,
+        context: AgentContext,
         *,
         policy: Policy,
-        database: Database,
-        node: NodeId,
-        settings: Settings,
-        clock: Clock,
-        counters: Counters,
         on_capacity: Callable[[], None],
         suspects: asyncio.Lock | None = None,
         on_key_released: Callable[[str], None] = lambda key: None,
     ) -> None:
+        settings = context.settings
         self.handler = handler
         self.buffer = FairQueue(
             settings.buffer_size,
@@ -98,51 +56,38 @@ class HandlingAgent:
             run=handler.max_batch,
             share_of=handler.share_of,
             weights=handler.weights,
-            alone=_is_suspect,
+            alone=is_suspect,
         )
         self.claim_pending = False
-        self.circuit = HandlerCircuit(
-            handler.message_type,
-            handler.circuit_breaker,
-            database=database,
-            node=node,
-            clock=clock,
-            counters=counters,
-        )
-        self._paused_versions: Collection[str] = ()
         self._attempts = attempts
-        self._database = database
-        buries = (handler.on_expiry or settings.on_expiry) == "dead-letter"
-        self._settling = Settling(
-            handler.message_type, database, node, counters, settings, buries=buries, share_of=handler.share_of
-        )
-        self._policy = policy
-        self._node = node
+        self._node = context.node
         self._settings = settings
-        self._clock = clock
-        self._counters = counters
         self._on_capacity = on_capacity
-        self._suspects = suspects or asyncio.Lock()
         self._trials: list[LeasedEnvelope] = []
         self._on_key_released = on_key_released
-        self._parks = (handler.on_dead_letter or settings.on_dead_letter) == "park"
-        self._parked: Set[str] = frozenset()
         self._unwanted: list[LeasedEnvelope] = []
         self._working: set[LeaseKey] = set()
         self._changed = asyncio.Event()
-        self._stopping = False
-        self.pace = Pace(f"handling {handler.message_type}", settings.step_timeout.total_seconds())
-        self._longest_attempt = (settings.step_timeout + (handler.timeout or settings.handler_timeout)).total_seconds()
+        self._delivery = Delivery(
+            handler,
+            attempts,
+            context,
+            policy,
+            suspects=suspects or asyncio.Lock(),
+            changed=self._changed,
+            end_if_cancelled=self._end_if_cancelled,
+        )
+        self.circuit = self._delivery.circuit
+        self.pace = self._delivery.pace
         self._running: asyncio.Task[Any] | None = None
         self._concurrency = handler.concurrency or settings.concurrency
-        self._no_room: NoRoomSpell | None = None
         attempts.when_freed = self._go_on
 
     # ------------------------------------------------------------------ what others tell it
 
     def reserve(self, envelope: Envelope) -> NodeId:
         """Keep room for an envelope that is about to be stored, or leave it to any node. From any thread."""
-        takes_it = not self._stopping and self.takes(envelope.message_type)
+        takes_it = not self._delivery.stopping and self.takes(envelope.message_type)
         return self._node if takes_it and self.buffer.reserve([envelope]) else ANY_NODE
 
     def accept(self, claimed: Sequence[LeasedEnvelope]) -> None:
@@ -156,7 +101,7 @@ class HandlingAgent:
         if generation != self.circuit.generation:
             return
         own = self.handler.message_type
-        self._paused_versions = is_probing.keys() - {own}
+        self._delivery.paused_versions = is_probing.keys() - {own}
         self.observe_circuit(own in is_probing, probing=is_probing.get(own, False))
 
     def takes(self, message_type: str) -> bool:
@@ -178,7 +123,7 @@ class HandlingAgent:
 
     def is_paused(self, message_type: str) -> bool:
         """Is this older version to wait, while the others are handled?"""
-        return message_type in self._paused_versions
+        return message_type in self._delivery.paused_versions
 
     def observe_circuit(self, is_open: bool, *, probing: bool = False) -> None:
         """Follow what `circuits` says: while it is open nothing new is begun, and what waits goes back to any node.
@@ -198,7 +143,7 @@ class HandlingAgent:
 
     def observe_parked(self, keys: Set[str]) -> None:
         """Follow what `circuits` says: nothing of these keys is begun, and what waits of them goes back."""
-        self._parked = keys
+        self._delivery.parked = keys
         if keys:
             of_them = [lease for lease in self.buffer.waiting() if lease.envelope.partition_key in keys]
             self._unwanted += self.buffer.withdraw({lease.ordering_key for lease in of_them if lease.ordering_key})
@@ -219,7 +164,7 @@ class HandlingAgent:
 
     def problems(self) -> list[str]:
         """What health is told of."""
-        limit, spell = self._settings.health_unattended.total_seconds(), self._no_room
+        limit, spell = self._settings.health_unattended.total_seconds(), self._delivery.no_room
         if spell is None or spell.last - spell.first < limit or time.monotonic() - spell.last >= limit:
             return []
         seconds = time.monotonic() - spell.first
@@ -231,7 +176,7 @@ class HandlingAgent:
 
     def stop(self) -> None:
         """Finish what is being handled, take nothing new, then end run()."""
-        self._stopping = True
+        self._delivery.stopping = True
         self._changed.set()
 
     def held(self) -> set[LeaseKey]:
@@ -271,14 +216,14 @@ class HandlingAgent:
                 workers.create_task(self._work(), name=f"handle {self.handler.message_type} {number}")
 
     async def _work(self) -> None:
-        while not self._stopping:
+        while not self._delivery.stopping:
             self._end_if_cancelled()
             try:
                 await self._work_once()
             except Exception:
                 self._end_if_cancelled()
                 log.exception("a worker of %s failed and goes on", self.handler.message_type)
-                await asyncio.sleep(_BREATH)
+                await asyncio.sleep(BREATH)
 
     async def _work_once(self) -> None:
         if self._unwanted:
@@ -326,7 +271,7 @@ class HandlingAgent:
     async def _hand_back(self, waiting: Sequence[LeasedEnvelope]) -> None:
         """What has not been begun, to any node."""
         if waiting:
-            await self._settling.hand_back(waiting)
+            await self._delivery.settling.hand_back(waiting)
             self.buffer.done(waiting)
 
     async def handle(self, taken: Sequence[LeasedEnvelope]) -> None:
@@ -336,10 +281,10 @@ class HandlingAgent:
         held = BlockedKeys(lease.ordering_key for lease in taken)
         try:
             try:
-                held = await self._handle(taken)
+                held = await self._delivery.handle(taken)
             except Exception:
                 self._end_if_cancelled()
-                # Not the handler's failure, which _handle_alone settles, but ours. The rows stay owned, and are
+                # Not the handler's failure, which the delivery settles, but ours. The rows stay owned, and are
                 # released as forgotten, so another attempt follows.
                 log.exception("handling of %s broke off", [str(lease.envelope.id) for lease in taken])
             await self._hand_back(self.buffer.withdraw(held))
@@ -351,205 +296,3 @@ class HandlingAgent:
             if self.claim_pending and self.buffer.room >= min(self._settings.batch_size, self._settings.buffer_size):
                 self.claim_pending = False
                 self._on_capacity()
-
-    async def _handle(self, taken: Sequence[LeasedEnvelope]) -> BlockedKeys:
-        """Returns the keys that are held: one of their messages has not come to its end, so that none may follow."""
-        held = BlockedKeys()
-        sound = [lease for lease in taken if not _is_suspect(lease)]
-        tasks = [task for lease in sound if (task := await self._prepare(lease, held)) is not None]
-        if len(tasks) == 1:
-            await self._handle_alone(tasks[0], held)
-        elif tasks:
-            for task in await self._handle_together(tasks, held):
-                # What became of those before may have stopped it.
-                if await self._may_begin(task.lease, held, has_threads=self._attempts.has_last_threads):
-                    await self._handle_alone(task, held)
-        for lease in taken:
-            if _is_suspect(lease):
-                await self._handle_suspect(lease, held)
-        return held
-
-    async def _may_begin(self, lease: LeasedEnvelope, held: BlockedKeys, *, has_threads: bool | None = None) -> bool:
-        """Is it this message's turn, is its handler to run, and is it not too late? Otherwise it goes back, or ends."""
-        if lease.envelope.partition_key in self._parked or self._is_stopped(lease, has_threads=has_threads):
-            held.hold(lease)
-            await self._settling.hand_back([lease])
-            return False
-        if lease.ordering_key in held:
-            await self._settling.hand_back([lease])
-            return False
-        return not (lease.envelope.is_late(self._clock.now()) and await self._settling.expire(lease))
-
-    def _is_stopped(self, lease: LeasedEnvelope, *, has_threads: bool | None = None) -> bool:
-        """Is nothing of this message to be begun now? A trial is what finds out whether its handler works again."""
-        is_open = self.circuit.is_open and not self.circuit.is_trial(lease)
-        rests = is_open or not (self._attempts.has_threads if has_threads is None else has_threads)
-        return rests or self._stopping or self.is_paused(lease.envelope.message_type)
-
-    async def _prepare(self, lease: LeasedEnvelope, held: BlockedKeys) -> Task | None:
-        """The message, unless it has expired, cannot be decoded, has killed too many processes, or must wait."""
-        if not await self._may_begin(lease, held):
-            return None
-        attempt = lease.attempts + 1
-        if _is_suspect(lease):
-            counted = await self._settling.begin_suspect_attempt(lease)
-            if counted is None:
-                held.hold(lease)
-                return None
-            attempt = counted
-            if attempt > self._policy.max_attempts:
-                reason = f"its node died {lease.interruptions} times while it was being handled"
-                await self._dead_letter(lease, Letter.because(reason, "killed its node"), held, counted=0)
-                return None
-        return await self._decode(lease, attempt, held)
-
-    async def _decode(self, lease: LeasedEnvelope, attempt: int, held: BlockedKeys) -> Task | None:
-        """The message as it was sent: each attempt may change what it is given. None when it cannot be decoded."""
-        try:
-            return Task(lease, upcasting.decode(lease.envelope, self.handler.cls), attempt)
-        except BaseException as error:  # also what validators and upcasters of the application raise
-            self._end_if_cancelled()
-            await self._dead_letter(lease, Letter.from_error(error), held, failures=[self._failure(error, attempt)])
-            return None
-
-    async def _dead_letter(self, lease: LeasedEnvelope, letter: Letter, held: BlockedKeys, **details: Any) -> None:
-        await self._settling.dead_letter(lease, letter, parks=self._parks, **details)
-        if self._parks:
-            held.hold(lease)
-
-    # ------------------------------------------------------------------ attempts, and what follows
-
-    async def _attempt(self, tasks: Sequence[Task]) -> BaseException | None:
-        """Run these in one transaction; return why they were not handled, or None."""
-        error = await self._run_attempt(tasks)
-        if not isinstance(error, NoRoom):
-            self._no_room = None
-        asked = self._attempts.take_asked()
-        if asked and await self.circuit.pause(asked):
-            self.observe_circuit(True)
-        return error
-
-    async def _run_attempt(self, tasks: Sequence[Task]) -> BaseException | None:
-        began = time.perf_counter()
-        try:
-            with self.pace.step("an attempt", self._longest_attempt):
-                await self._attempts.run(tasks)
-        except BaseException as error:
-            self._end_if_cancelled()
-            return _as_failure(error)
-        finally:
-            self._counters.durations.observe(time.perf_counter() - began)
-        return None
-
-    async def _handle_together(self, tasks: Sequence[Task], held: BlockedKeys) -> Sequence[Task]:
-        """Handle them in one transaction. Returns those that are to be run alone, decoded anew, because it failed."""
-        error = await self._attempt(tasks)
-        if error is None:
-            await self._handled([task.lease for task in tasks])
-            return []
-        if isinstance(error, NoRoom):
-            await self._give_back(tasks, error, held)
-            return []
-        log.info("a group of %d rolled back, each is run alone: %s", len(tasks), said(error))
-        if isinstance(error, Outage):
-            await self._wait_for_database()
-        again = [await self._decode(task.lease, task.attempt, held) for task in tasks]
-        return [task for task in again if task is not None]
-
-    async def _give_back(self, tasks: Sequence[Task], error: NoRoom, held: BlockedKeys) -> None:
-        """There was no room for their attempt: any node may try, and they have lost none."""
-        log.warning("%d messages of %s go back uncounted: %s", len(tasks), self.handler.name, error)
-        now = time.monotonic()
-        self._no_room = NoRoomSpell(self._no_room.first if self._no_room else now, now, str(error))
-        for task in tasks:
-            held.hold(task.lease)
-            if _is_suspect(task.lease):
-                await self._settling.take_back_attempt(task.lease)
-        if sound := [task.lease for task in tasks if not _is_suspect(task.lease)]:
-            await self._settling.hand_back(sound)
-        await asyncio.sleep(_BREATH)
-
-    async def _wait_for_database(self) -> None:
-        await self._database.transaction_with_retry(answer)
-
-    async def _handle_suspect(self, lease: LeasedEnvelope, held: BlockedKeys) -> None:
-        """With no other suspect counted meanwhile: if the node dies now, it was this one, or accident."""
-        async with self._suspects:
-            if self._stopping:  # it is released with all that this node owns
-                held.hold(lease)
-                return
-            task = await self._prepare(lease, held)
-            if task is not None:
-                await self._handle_alone(task, held)
-
-    async def _handle_alone(self, first: Task, held: BlockedKeys) -> None:
-        task: Task | None = first
-        lease, failures, outages = first.lease, list[Failure](), 0
-        while task is not None:
-            error, attempt = await self._attempt([task]), task.attempt
-            if error is None:
-                await self._handled([lease])
-                return
-            if isinstance(error, LeaseLost):
-                self._counters.add(Event.LEASE_LOST)
-                log.warning("lease of %s lost: rolled back", lease.envelope.id)
-                held.hold(lease)
-                return
-            if isinstance(error, NoRoom):
-                await self._give_back([task], error, held)
-                return
-            if isinstance(error, Outage) and outages < _FREE_OUTAGES:
-                outages += 1
-                log.warning("%s of %s runs again: %s", self.handler.name, lease.envelope.id, error)
-                await self._wait_for_database()
-                if not await self._may_begin(lease, held):
-                    return
-            else:
-                outages = 0
-                failures = [*failures, self._failure(error, attempt)][-self._settings.kept_attempts :]
-                if not await self._runs_again(lease, attempt, error, failures, held):
-                    return
-                attempt += 1
-            task = await self._decode(lease, attempt, held)
-
-    async def _runs_again(
-        self, lease: LeasedEnvelope, attempt: int, error: BaseException, failures: Sequence[Failure], held: BlockedKeys
-    ) -> bool:
-        """Settle a failed attempt as the policy decides. True when the message is to run again at once."""
-        now = self._clock.now()
-        decision = self._policy.decide(error, attempt, now - lease.envelope.due_at)
-        self._counters.add(Event.ATTEMPT_FAILED)
-        log.warning("%s of %s failed, attempt %d: %s", self.handler.name, lease.envelope.id, attempt, said(error))
-        if isinstance(decision, RunAgain):
-            if not (self._is_stopped(lease) or lease.envelope.is_late(now)):
-                return True
-            decision = RunLater(timedelta(0))
-        if self._parks or not isinstance(decision, DeadLetter):
-            held.hold(lease)
-        counted_before = lease.attempts + (1 if _is_suspect(lease) else 0)
-        counted = attempt - counted_before
-        await self._settling.settle(lease, decision, error, counted=counted, failures=failures, parks=self._parks)
-        await self.circuit.failed(lease, error)
-        if isinstance(decision, Pause):
-            self.circuit.generation += 1
-            self.observe_circuit(True)
-        return False
-
-    async def _handled(self, owned: Sequence[LeasedEnvelope]) -> None:
-        self._counters.add(Event.HANDLED, len(owned))
-        await self.circuit.handled(owned)
-
-    def _failure(self, error: BaseException, attempt: int) -> Failure:
-        return Failure.from_error(error, number=attempt, failed_at=self._clock.now())
-
-
-def _as_failure(error: BaseException) -> BaseException:
-    if isinstance(error, asyncio.CancelledError):
-        failure = RuntimeError("something that the handler awaited was cancelled")
-        failure.__cause__ = error
-        return failure
-    return error
-
-
-def _is_suspect(lease: LeasedEnvelope) -> bool:
-    return lease.interruptions >= _SUSPICIOUS

@@ -19,13 +19,13 @@ from typing import NamedTuple, Protocol
 import msgspec
 from sqlalchemy import Connection
 
+from durable.agents.context import AgentContext
 from durable.agents.pace import Pace
-from durable.clock import Clock
 from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.failpoints import failpoint
 from durable.messages import validation as screening
-from durable.messages.ordering import FREE, OrderingRules
+from durable.messages.ordering import OrderingRules
 from durable.outcomes import (
     BUSY,
     DUPLICATE,
@@ -38,16 +38,14 @@ from durable.outcomes import (
     Rejected,
     Stored,
 )
-from durable.settings import Limits, Settings
+from durable.settings import Limits
 from durable.statistics import ReceivingStatistics
 from durable.storage import inbox
-from durable.storage.database import Database
-from durable.storage.inbox import Arrival, Key
+from durable.storage.inbox import Arrival, Key, Unfit
 from durable.storage.isolation import RefusedPerhaps
-from durable.storage.rows import QUARANTINED, Letter
 from durable.tasks.crew import raise_if_cancelled
 from durable.tasks.forgiving import forgiving
-from durable.telemetry import BatchSpans, Counters, Event, Subject, log
+from durable.telemetry import BatchSpans, Event, Subject, log
 
 _STORE_AT_ONCE = 1_000
 _OTHER_BODY = "another message was received under the same id before"
@@ -113,26 +111,22 @@ class ReceivingAgent:
 
     def __init__(
         self,
-        *,
-        database: Database,
-        node: NodeId,
-        settings: Settings,
-        clock: Clock,
+        context: AgentContext,
         intake: Intake,
-        counters: Counters,
+        *,
         spans: BatchSpans | None = None,
         places: OrderingRules | None = None,
-        ordered_stored: Callable[[Sequence[str]], None] = lambda keys: None,
+        on_key_stored: Callable[[str], None] = lambda key: None,
     ) -> None:
         self._places = places or OrderingRules()
-        self._ordered_stored = ordered_stored
-        self._database = database
-        self._node = node
-        self._settings = settings
-        self._limits = settings.limits
-        self._clock = clock
+        self._on_key_stored = on_key_stored
+        self._database = context.database
+        self._node = context.node
+        self._settings = context.settings
+        self._limits = context.settings.limits
+        self._clock = context.clock
         self._intake = intake
-        self._counters = counters
+        self._counters = context.counters
         self._spans = spans
         self._queue: list[_Waiting] = []
         self._storing: Sequence[_Waiting] = ()
@@ -141,7 +135,7 @@ class ReceivingAgent:
         self._changed = asyncio.Event()
         self._stopping = False
         self._cannot_store = ""
-        self.pace = Pace("receiving", settings.step_timeout.total_seconds())
+        self.pace = Pace("receiving", context.settings.step_timeout.total_seconds())
         self._paused: Set[str] = frozenset()
 
     # ------------------------------------------------------------------ for listeners
@@ -172,7 +166,7 @@ class ReceivingAgent:
         return fits and count <= self.credit()
 
     async def reject(self, endpoint: str, raw: bytes, reason: str, headers: Mapping[str, str] | None = None) -> None:
-        await self._database.transaction(self._quarantine, endpoint, raw, reason, None, headers or {})
+        await self._database.transaction(self._quarantine, Unfit(endpoint, raw, reason, headers=headers or {}))
 
     async def ready(self) -> bool:
         try:
@@ -343,8 +337,9 @@ class ReceivingAgent:
         ]
         if mine:
             self._intake.accept(mine)
-        if keys := [arrival.place.ordering_key for arrival in arrivals if arrival.place.ordering_key is not None]:
-            self._ordered_stored(keys)
+        for arrival in arrivals:
+            if arrival.place.ordering_key is not None:
+                self._on_key_stored(arrival.place.ordering_key)
         return found
 
     def _arrival(self, endpoint: str, envelope: Envelope, now: datetime) -> Arrival:
@@ -368,18 +363,19 @@ class ReceivingAgent:
         changed = inbox.find_changed_bodies(conn, schema, duplicates) if duplicates else set()
         for endpoint, envelope, _, _ in duplicates:
             if (envelope.id, endpoint) in changed:
-                self._quarantine(conn, schema, endpoint, _raw(envelope), _OTHER_BODY, envelope, {})
+                self._quarantine(conn, schema, Unfit(endpoint, _raw(envelope), _OTHER_BODY, _known(envelope)))
         return _Found(fresh, changed, {})
 
     async def _quarantine_alone(
         self, endpoint: str, envelope: Envelope, reason: str, replayable: bool = False
     ) -> Outcome:
         """Stored, as a dead letter; Rejected when the database refuses even that: then its sender keeps it as one."""
-        headers = envelope.headers if replayable else {}
+        unfit = Unfit(endpoint, _raw(envelope), reason, _known(envelope))
+        if replayable:
+            place = self._places.incoming(envelope)
+            unfit = unfit._replace(headers=envelope.headers, replayable=True, place=place)
         try:
-            await self._database.transaction(
-                self._quarantine, endpoint, _raw(envelope), reason, envelope, headers, replayable
-            )
+            await self._database.transaction(self._quarantine, unfit)
         except RefusedPerhaps:  # rather than of this message it may tell of the table of dead letters
             raise
         except InvalidMessage as error:
@@ -387,25 +383,11 @@ class ReceivingAgent:
             return Rejected(f"{reason}; as a dead letter: {error}"[:LONGEST_REASON])
         return STORED
 
-    def _quarantine(
-        self,
-        conn: Connection,
-        schema: str,
-        endpoint: str,
-        raw: bytes,
-        reason: str,
-        envelope: Envelope | None,
-        headers: Mapping[str, str],
-        replayable: bool = False,
-    ) -> None:
-        log.error("quarantined at %s: %s: %s", endpoint, envelope.id if envelope else "no id", reason)
-        self._counters.of(Subject.ENDPOINT, endpoint).add(Event.QUARANTINED)
-        letter = Letter.because(reason, QUARANTINED)
-        known = envelope if envelope is not None and _columns_are_sound(envelope) else None
-        place = self._places.incoming(envelope) if envelope is not None and replayable else FREE
-        inbox.quarantine(
-            conn, schema, self._node, endpoint, raw, letter, known, headers, replayable=replayable, place=place
-        )
+    def _quarantine(self, conn: Connection, schema: str, unfit: Unfit) -> None:
+        envelope_id = unfit.envelope.id if unfit.envelope else "no id"
+        log.error("quarantined at %s: %s: %s", unfit.endpoint, envelope_id, unfit.reason)
+        self._counters.of(Subject.ENDPOINT, unfit.endpoint).add(Event.QUARANTINED)
+        inbox.quarantine(conn, schema, self._node, unfit)
 
     def _unacceptable(self, envelope: Envelope) -> str | None:
         reason = screening.find_error(envelope, **self._limits)
@@ -429,6 +411,11 @@ def _same(first: Envelope, second: Envelope) -> bool:
 def _columns_are_sound(envelope: Envelope) -> bool:
     bare = msgspec.structs.replace(envelope, headers={}, body=b"", partition_key=None, deliver_by=None)
     return screening.find_error(bare, max_message_bytes=0) is None
+
+
+def _known(envelope: Envelope) -> Envelope | None:
+    """What can be stored of it with its bytes."""
+    return envelope if _columns_are_sound(envelope) else None
 
 
 def _raw(envelope: Envelope) -> bytes:

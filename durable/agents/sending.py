@@ -22,26 +22,24 @@ from functools import partial
 from itertools import chain
 
 from durable.agents.buffer import is_due
+from durable.agents.context import AgentContext
 from durable.agents.fair_queue import FairQueue
 from durable.agents.latch import Latch
 from durable.agents.pace import Pace
-from durable.clock import Clock, SystemClock
-from durable.envelope import Envelope, LeasedEnvelope, LeaseKey, NodeId
+from durable.envelope import Envelope, LeasedEnvelope, LeaseKey
 from durable.errors import ProtocolViolation, TransportError, said, text_of
 from durable.failpoints import failpoint
 from durable.messages.ordering import Fairness
 from durable.outcomes import Busy, Duplicate, Failed, Outcome, Rejected, Stored
-from durable.settings import Settings
 from durable.statistics import SendingStatistics
 from durable.storage import circuits, leases, outbox
 from durable.storage.circuits import CircuitKind
-from durable.storage.database import Database
 from durable.storage.expiry import bury_outgoing
 from durable.storage.rows import Letter
 from durable.storage.sql.recovery import OUTGOING
 from durable.tasks.crew import Crew, raise_if_cancelled
 from durable.tasks.forgiving import forgiving
-from durable.telemetry import BatchSpans, Counters, Event, log
+from durable.telemetry import BatchSpans, Event, log
 from durable.transports.base import Sender, keeps_order
 
 _DELETE_AT_ONCE = 1_000
@@ -54,17 +52,14 @@ class SendingAgent:
         self,
         destination: str,
         sender: Sender,
+        context: AgentContext,
         *,
-        database: Database,
-        node: NodeId,
-        settings: Settings,
-        counters: Counters,
         on_capacity: Callable[[], None],
-        clock: Clock | None = None,
         spans: BatchSpans | None = None,
         on_key_released: Callable[[str], None] = lambda key: None,
         fairness: Fairness | None = None,
     ) -> None:
+        settings = context.settings
         self.destination = destination
         self.circuit = Latch(settings.failures_to_latch)
         run = settings.batch_size if keeps_order(sender) else 1
@@ -78,12 +73,12 @@ class SendingAgent:
         self.pace = Pace(f"sending to {destination}", settings.step_timeout.total_seconds())
         self.latch_generation = 0
         self._sender = sender
-        self._database = database
-        self._node = node
+        self._database = context.database
+        self._node = context.node
         self._settings = settings
-        self._counters = counters
+        self._counters = context.counters
         self._on_capacity = on_capacity
-        self._clock = clock or SystemClock()
+        self._clock = context.clock
         self._spans = spans
         self._on_key_released = on_key_released
         self._awaited = False

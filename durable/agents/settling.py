@@ -7,52 +7,44 @@ ToTheEnd     unowned, last, with other headers          expired      moved to th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import msgspec
 from sqlalchemy import Connection
 
+from durable.agents.context import AgentContext
+from durable.application.handlers import Handler
 from durable.application.retry import DeadLetter, HandBack, Pause, RunLater, ToTheEnd
-from durable.envelope import Envelope, LeasedEnvelope, NodeId
+from durable.envelope import LeasedEnvelope, NodeId
 from durable.errors import said
 from durable.failpoints import failpoint
 from durable.messages import validation as screening
 from durable.messages.routing import LOCAL
 from durable.outcomes import LONGEST_REASON
-from durable.settings import Settings
 from durable.storage import circuits, inbox, leases
 from durable.storage.circuits import CircuitKind
-from durable.storage.database import Database
 from durable.storage.expiry import bury_incoming
-from durable.storage.rows import Failure, Letter, storable
+from durable.storage.rows import UNCOUNTED, Letter, Tried, storable
 from durable.storage.sql.recovery import INCOMING
-from durable.telemetry import Counters, Event, log
+from durable.telemetry import Event, log
 
 
 class Settling:
-    """Settles messages that this node owns, for the handler of this type; a lease that was lost settles nothing."""
+    """Settles messages of one handler that this node owns; a lease that was lost settles nothing."""
 
-    def __init__(
-        self,
-        handler: str,
-        database: Database,
-        node: NodeId,
-        counters: Counters,
-        settings: Settings,
-        *,
-        buries: bool = False,
-        share_of: Callable[[Envelope], str] | None = None,
-    ) -> None:
-        """With `buries` what comes too late becomes a dead letter."""
-        self._handler = handler
-        self._share_of = share_of
-        self._database = database
-        self._node = node
-        self._counters = counters
+    def __init__(self, handler: Handler, context: AgentContext) -> None:
+        settings = context.settings
+        self.parks = (handler.on_dead_letter or settings.on_dead_letter) == "park"
+        """Does a dead letter stop its key, or its ordered handler?"""
+        self._handler = handler.message_type
+        self._share_of = handler.share_of
+        self._database = context.database
+        self._node = context.node
+        self._counters = context.counters
         self._keep_body = settings.history_bodies
-        self._kept_attempts = settings.kept_attempts
         self._limits = settings.limits
+        buries = (handler.on_expiry or settings.on_expiry) == "dead-letter"
         self._expire = bury_incoming if buries else inbox.expire
         self._expired = Event.DEAD_LETTERED if buries else Event.EXPIRED
 
@@ -61,68 +53,40 @@ class Settling:
         lease: LeasedEnvelope,
         decision: RunLater | HandBack | ToTheEnd | Pause | DeadLetter,
         error: BaseException,
-        *,
-        counted: int,
-        failures: Sequence[Failure],
-        parks: bool = False,
+        tried: Tried,
     ) -> None:
-        """Do as was decided after `error`; `counted` attempts are not in the row yet."""
+        """Do as was decided after `error`."""
+        write = self._database.transaction_with_retry
         match decision:
             case RunLater(delay=delay):
                 if await self._expires_within(lease, delay, error):
                     return
                 failpoint("C19")
-                await self._database.transaction_with_retry(
-                    inbox.retry_later,
-                    self._node,
-                    lease,
-                    delay=delay,
-                    counted=counted,
-                    failures=failures,
-                    kept_attempts=self._kept_attempts,
-                )
+                await write(inbox.retry_later, self._node, lease, tried, delay=delay)
                 failpoint("C19")
                 self._counters.add(Event.RETRIED)
             case HandBack():
                 await self.hand_back([lease])
             case ToTheEnd(headers=changes):
-                await self._put_back(lease, changes, counted=counted, failures=failures, parks=parks)
+                await self._put_back(lease, changes, tried)
             case Pause():
-                await self._database.transaction_with_retry(
-                    pause_and_release, self._node, self._handler, lease, decision, counted=counted, failures=failures
-                )
+                await write(pause_and_release, self._node, self._handler, lease, decision, tried)
             case DeadLetter():
                 failpoint("C19")
-                letter = Letter.from_error(error)
-                await self.dead_letter(lease, letter, counted=counted, failures=failures, parks=parks)
+                await self.dead_letter(lease, Letter.from_error(error), tried)
                 failpoint("C19")
 
-    async def _put_back(
-        self,
-        lease: LeasedEnvelope,
-        changes: Mapping[str, str | None],
-        *,
-        counted: int,
-        failures: Sequence[Failure],
-        parks: bool,
-    ) -> None:
+    async def _put_back(self, lease: LeasedEnvelope, changes: Mapping[str, str | None], tried: Tried) -> None:
         merged = {**lease.envelope.headers, **changes}
         headers = {name: value for name, value in merged.items() if value is not None}
         envelope = msgspec.structs.replace(lease.envelope, headers=headers)
         if reason := screening.find_error(envelope, **self._limits):
             letter = Letter.because(f"it cannot be put back with other headers: {reason}", "headers that are refused")
-            await self.dead_letter(lease, letter, counted=counted, failures=failures, parks=parks)
+            await self.dead_letter(lease, letter, tried)
             return
         fair_key = self._share_of(envelope) if self._share_of else None
         await self._database.transaction_with_retry(
-            inbox.put_back,
-            self._node,
-            lease,
-            headers=headers,
-            fair_key=fair_key,
-            counted=counted,
-            failures=failures,
-            kept_attempts=self._kept_attempts,
+            inbox.put_back, self._node, lease, tried, headers=headers, fair_key=fair_key
         )
         self._counters.add(Event.RETRIED)
 
@@ -164,28 +128,12 @@ class Settling:
         self._counters.add(self._expired, int(expired))
         return expired
 
-    async def dead_letter(
-        self,
-        lease: LeasedEnvelope,
-        letter: Letter,
-        *,
-        counted: int = 1,
-        failures: Sequence[Failure] = (),
-        parks: bool = False,
-    ) -> None:
-        """With `parks` its key, or its ordered handler, stops in the same transaction."""
-        moved = await self._database.transaction_with_retry(
-            inbox.dead_letter,
-            self._node,
-            lease,
-            letter,
-            counted=counted,
-            failures=failures,
-            keep_body=self._keep_body,
-            parks=self._handler if parks else None,
-            kept_attempts=self._kept_attempts,
-        )
-        if moved:
+    async def dead_letter(self, lease: LeasedEnvelope, letter: Letter, tried: Tried) -> None:
+        """Move it; where this handler parks, its key or the ordered handler stops in the same transaction."""
+        parks = self._handler if self.parks else None
+        if await self._database.transaction_with_retry(
+            inbox.dead_letter, self._node, lease, letter, tried, keep_body=self._keep_body, parks=parks
+        ):
             self._counters.add(Event.DEAD_LETTERED)
             log.error("dead letter %s (%s): %s", lease.envelope.id, lease.envelope.message_type, letter.reason)
 
@@ -197,9 +145,7 @@ def pause_and_release(
     handler: str,
     lease: LeasedEnvelope,
     decision: Pause,
-    *,
-    counted: int = 0,
-    failures: Sequence[Failure] = (),
+    tried: Tried = UNCOUNTED,
 ) -> None:
     """Its handler, and perhaps the endpoint that it came by, for every node; then hand it back."""
     paused = [(CircuitKind.HANDLER, handler)]
@@ -210,6 +156,6 @@ def pause_and_release(
             conn, schema, kind, key, reason=decision.reason, actor=f"node {node}", duration=decision.time
         )
     if decision.counts:
-        inbox.retry_later(conn, schema, node, lease, delay=timedelta(0), counted=counted, failures=failures)
+        inbox.retry_later(conn, schema, node, lease, tried, delay=timedelta(0))
     else:
         leases.release(conn, schema, INCOMING, node, [lease.key])

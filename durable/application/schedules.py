@@ -66,7 +66,7 @@ class Schedule:
         message = self.make(occurrence)
         if self.to is not None:
             return [envelope_factory.command(message, to=self.to, **options)]
-        return envelope_factory.cascaded(message, cause=None, **options)
+        return envelope_factory.cascaded(message, **options)
 
     def check(self, envelope_factory: EnvelopeFactory) -> None:
         """Raise WiringError or InvalidMessage when its message could not be sent; a factory's cannot be looked at."""

@@ -77,8 +77,7 @@ class Tracing(Middleware):
         with self._span("create", name_of(type(outgoing.message)), SpanKind.PRODUCER) as span:
             message_id = call_next(_with_trace_context(outgoing, self._limits()))
             if message_id is not None and span.is_recording():
-                caused_by = outgoing.cause.envelope if outgoing.cause else None
-                conversation = caused_by.correlation_id if caused_by else message_id
+                conversation = outgoing.caused_by.correlation_id if outgoing.caused_by else message_id
                 span.set_attributes({MESSAGE_ID: str(message_id), CONVERSATION_ID: str(conversation)})
             return message_id
 

@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol, TypedDict, TypeVar, Unpack
 
 from sqlalchemy import Connection
 
@@ -77,51 +77,39 @@ class Run:
     stopped: bool = False
 
 
-async def resolve(
-    database: Database,
-    resolution: Resolution,
-    selection: Selection,
-    *,
-    replayable: bool = False,
-    rate: float | None = None,
-    limit: int | None = None,
-    stopping: asyncio.Event | None = None,
-    tell: Callable[[Run], None] = lambda run: None,
-) -> Run:
-    """Resolve what is selected, the oldest first, up to `limit`, and tell of each batch; return how far it came.
+class RunOptions(TypedDict, total=False):
+    """How a run goes on, besides what it changes."""
 
-    `rate` is in letters a second. With `replayable` only those count that can be replayed. Raises StorageUnavailable:
-    the batches before it are done, and so may be the one that it happened in.
+    replayable: bool
+    """Only what can be replayed counts."""
+    rate: float | None
+    """At most so many letters a second."""
+    limit: int | None
+    stopping: asyncio.Event | None
+    tell: Callable[[Run], None]
+    """Is told of each batch."""
+
+
+async def resolve(
+    database: Database, resolution: Resolution, selection: Selection, **options: Unpack[RunOptions]
+) -> Run:
+    """Resolve what is selected, the oldest first, up to the limit; return how far it came.
+
+    Raises StorageUnavailable: the batches before it are done, and so may be the one that it happened in.
     """
-    return await run_in_batches(
-        database,
-        dead_letters.survey,
-        resolution,
-        selection,
-        replayable=replayable,
-        rate=rate,
-        limit=limit,
-        stopping=stopping,
-        tell=tell,
-    )
+    return await run_in_batches(database, dead_letters.survey, resolution, selection, **options)
 
 
 async def run_in_batches(
-    database: Database,
-    count: Count[S],
-    change: Change[S],
-    selection: S,
-    *,
-    replayable: bool = False,
-    rate: float | None = None,
-    limit: int | None = None,
-    stopping: asyncio.Event | None = None,
-    tell: Callable[[Run], None] = lambda run: None,
+    database: Database, count: Count[S], change: Change[S], selection: S, **options: Unpack[RunOptions]
 ) -> Run:
     """resolve(), for rows of any kind."""
-    stopping, pace = stopping or asyncio.Event(), Pace(rate)
+    limit, tell = options.get("limit"), options.get("tell", _tell_nobody)
+    stopping, pace = options.get("stopping") or asyncio.Event(), Pace(options.get("rate"))
     survey = await database.transaction(count, selection)
-    total, unfit = (survey.replayable, survey.total - survey.replayable) if replayable else (survey.total, 0)
+    total, unfit = (
+        (survey.replayable, survey.total - survey.replayable) if options.get("replayable") else (survey.total, 0)
+    )
     run = Run(total if limit is None else min(total, limit), unfit=unfit)
     after, began = 0, time.monotonic()
     tell(run)
@@ -141,6 +129,10 @@ async def run_in_batches(
         tell(run)
         await _wait(stopping, pace.pause(run.done, time.monotonic() - began) if run.done < run.total else 0.0)
     return replace(run, stopped=stopping.is_set() and run.done < run.total)
+
+
+def _tell_nobody(run: Run) -> None:
+    """For runs that are not shown."""
 
 
 async def _wait(stopping: asyncio.Event, seconds: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date, datetime
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from durable.demo.events import Event
 from durable.demo.flights import data_folder
@@ -155,20 +155,21 @@ class Evidence:
         return found
 
 
-def gather(
-    observer: Observer,
-    *,
-    transport: str,
-    flights: int,
-    seed: int,
-    counts: Mapping[str, int],
-    kills: Mapping[str, int],
-    in_hand: Mapping[str, int],
-    pauses: Sequence[PauseFacts],
-    broker_away_seconds: Sequence[float],
-    latched: Sequence[Latch],
-    events: Sequence[Event],
-) -> Evidence:
+class Told(TypedDict):
+    """What the supervisor knows of a run."""
+
+    transport: str
+    flights: int
+    seed: int
+    kills: Mapping[str, int]
+    in_hand: Mapping[str, int]
+    pauses: Sequence[PauseFacts]
+    broker_away_seconds: Sequence[float]
+    latched: Sequence[Latch]
+    events: Sequence[Event]
+
+
+def gather(observer: Observer, counts: Mapping[str, int], **told: Unpack[Told]) -> Evidence:
     """Read the databases once nothing is under way any more."""
     times_added: dict[int, int] = dict(observer.rows("punctuality", ADDED))
     sent, recovered_outgoing, failed_sends = map(int, observer.rows("airline", OUTCOMES, "outgoing")[0])
@@ -176,12 +177,10 @@ def gather(
     first, last = observer.value("airline", FIRST), observer.value("punctuality", LAST)
     p50, p99 = observer.rows("punctuality", LATENCY)[0]
     return Evidence(
-        transport=transport,
-        flights=flights,
-        seed=seed,
+        **told,
         ours=added_totals(observer),
-        expected=expected_totals(flights),
-        lost=[flight for flight in range(flights) if flight not in times_added],
+        expected=expected_totals(told["flights"]),
+        lost=[flight for flight in range(told["flights"]) if flight not in times_added],
         twice=sorted(flight for flight, times in times_added.items() if times > 1),
         sent=sent,
         handled=handled,
@@ -191,12 +190,6 @@ def gather(
         failed_sends=failed_sends,
         leases_lost_at_least=counts.get("lease_lost", 0),
         latches=counts.get("latched", 0),
-        latched=latched,
-        kills=kills,
-        in_hand=in_hand,
-        pauses=pauses,
-        broker_away_seconds=broker_away_seconds,
-        events=events,
         began=first,
         seconds=(last - first).total_seconds(),
         p50_seconds=float(p50),

@@ -30,8 +30,7 @@ from durable.messages.routing import LOCAL, Routes
 from durable.settings import Settings
 from durable.telemetry import log
 
-_FUNCTIONS = {"command": "send", "event": "publish", "cascade": "send", "answer": "reply"}
-"""What an application has called."""
+Kind = Literal["command", "event", "cascade", "answer"]
 
 REPLY_TO = "reply-to"
 TENANT = "tenant"
@@ -108,17 +107,15 @@ class Outgoing(msgspec.Struct, frozen=True, eq=False):
     """A message on its way into the outbox. Immutable: `replace` and `with_headers` make another one."""
 
     message: object
-    kind: Literal["command", "event", "cascade", "answer"] = "command"
+    kind: Kind = "command"
     """Was it sent, published, returned by a handler, or sent to where a message asked for its answer? A cascade is an
     event if it has subscribers, else a command; an answer is a command to an address that must be allowed."""
     to: str | None = None
     """This destination instead of the declared one; events have none."""
     options: SendOptions = {}
     """What was given to send() besides the message."""
-    cause: Cause | None = None
+    caused_by: Envelope | None = None
     """The message that is being handled meanwhile, if it is one."""
-    remember: Callable[[Sequence[Envelope]], None] = lambda _envelopes: None
-    """Takes the envelopes that are made of it: its outbox, which is not a middleware's concern."""
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -131,6 +128,14 @@ class Outgoing(msgspec.Struct, frozen=True, eq=False):
     def with_headers(self, headers: Mapping[str, str]) -> Self:
         """The same with these headers besides its own, which they override."""
         return self.replace(options={**self.options, "headers": {**self.headers, **headers}})
+
+
+class Sending(Outgoing, frozen=True, eq=False):
+    """A message on its way into one outbox."""
+
+    cause: Cause | None = None
+    remember: Callable[[Sequence[Envelope]], None] = lambda _envelopes: None
+    """Takes the envelopes that are made of it."""
 
 
 Send = Callable[[Outgoing], UUID | None]
@@ -163,50 +168,40 @@ class EnvelopeFactory:
     @cached_property
     def send(self) -> Send:
         """Make the envelopes of a message and let its outbox remember them, within the middleware of sending."""
-        around = self._around(self._send)
-
-        def send(outgoing: Outgoing) -> UUID | None:
-            if outgoing.options or outgoing.to is not None:
-                check_options(_FUNCTIONS[outgoing.kind], outgoing.options, to=outgoing.to)
-            return around(outgoing)
-
-        return send
+        return self._around(self._send)
 
     def _send(self, outgoing: Outgoing) -> UUID:
-        message, cause, options = outgoing.message, outgoing.cause, outgoing.options
-        if outgoing.kind == "event":
-            event_id, envelopes = self.event(message, cause=cause, **options)
-            outgoing.remember(envelopes)
-            return event_id
-        if outgoing.kind == "answer" and outgoing.to is not None:
-            self._refuse_stranger(outgoing.to, name_of(type(message)))
-        if outgoing.kind == "command" or outgoing.to is not None:
-            envelopes = [self.command(message, to=outgoing.to, cause=cause, **options)]
-        else:
-            envelopes = self.cascaded(message, cause=cause, **options)
-        outgoing.remember(envelopes)
+        if not isinstance(outgoing, Sending):
+            raise TypeError("a middleware passes on the Outgoing that it was given, or a replace() of it")
+        message = outgoing.message
+        message_type = name_of(type(message))
+        destinations = self._destinations(outgoing.kind, message_type, outgoing.to)
+        # An event that nobody wants is checked all the same.
+        envelopes = self._compose(message, message_type, destinations or [LOCAL], outgoing.cause, outgoing.options)
+        if not destinations:
+            self._tell_of_no_subscriber(message_type)
+        outgoing.remember(envelopes if destinations else [])
         return envelopes[0].id
 
-    def command(
-        self, message: object, *, to: str | None = None, cause: Cause | None = None, **options: Unpack[SendOptions]
-    ) -> Envelope:
-        """The envelope of a command; raises RoutingError without exactly one destination, InvalidMessage, and
-        InvalidSetting when no transport could ever send to `to`."""
-        message_type = name_of(type(message))
+    def _destinations(self, kind: Kind, message_type: str, to: str | None) -> Sequence[str]:
+        """One, or those of an event; raises RoutingError, and InvalidSetting when no transport could send to `to`."""
+        if kind == "answer" and to is not None:
+            self._refuse_stranger(to, message_type)
+        if kind == "event" or (kind != "command" and to is None and self._routes.is_event(message_type)):
+            return self._routes.for_publish(message_type)
         if to is not None:
             to = self._resolve(to, message_type)  # declared routes were resolved when they were declared
-        destination = self._routes.for_send(message_type, to)
-        return self._compose(message, [destination], cause, options)[0]
+        return [self._routes.for_send(message_type, to)]
 
-    def event(
-        self, message: object, *, cause: Cause | None = None, **options: Unpack[SendOptions]
-    ) -> tuple[UUID, list[Envelope]]:
-        """The id of an event and an envelope for each subscriber, all with this id; raises InvalidMessage."""
-        destinations = self._routes.for_publish(name_of(type(message)))
-        envelopes = self._compose(message, destinations or [LOCAL], cause, options)  # if nobody wants it, only checked
-        if not destinations:
-            self._tell_of_no_subscriber(envelopes[0].message_type)
-        return envelopes[0].id, envelopes if destinations else []
+    def command(self, message: object, *, to: str | None = None, **options: Unpack[SendOptions]) -> Envelope:
+        """The envelope of a command that nothing caused; raises RoutingError, InvalidMessage, and InvalidSetting."""
+        message_type = name_of(type(message))
+        return self._compose(message, message_type, self._destinations("command", message_type, to), None, options)[0]
+
+    def cascaded(self, message: object, **options: Unpack[SendOptions]) -> list[Envelope]:
+        """The envelopes of a message that a schedule brings: an event when it has subscribers, else a command."""
+        message_type = name_of(type(message))
+        return self._compose(message, message_type, self._destinations("cascade", message_type, None), None, options)
 
     def _tell_of_no_subscriber(self, message_type: str) -> None:
         """Once: an event that nobody wants yet is no mistake, but may be a misspelt subscription."""
@@ -217,13 +212,6 @@ class EnvelopeFactory:
                 "bus.subscribe()",
                 message_type,
             )
-
-    def cascaded(self, message: object, *, cause: Cause | None, **options: Unpack[SendOptions]) -> list[Envelope]:
-        """The envelopes of a message that a handler returned, or a schedule brings: an event when it has subscribers,
-        else a command."""
-        if self._routes.is_event(name_of(type(message))):
-            return self.event(message, cause=cause, **options)[1]
-        return [self.command(message, cause=cause, **options)]
 
     def destinations_of(self, uri: str) -> list[str]:
         """The destinations that messages to this address have: one, or one for each type where they are told apart.
@@ -260,45 +248,19 @@ class EnvelopeFactory:
             )
 
     def _compose(
-        self, message: object, destinations: Sequence[str], cause: Cause | None, options: SendOptions
+        self,
+        message: object,
+        message_type: str,
+        destinations: Sequence[str],
+        cause: Cause | None,
+        options: SendOptions,
     ) -> list[Envelope]:
-        draft = self._draft(message, cause, options)
-        body = codec.encode(message, draft)
-        if self._validates:
-            codec.refuse_unfaithful(message, body, draft.content_type)
-        envelopes = [msgspec.structs.replace(draft, destination=each, body=body) for each in destinations]
-        for envelope in envelopes:
-            self._refuse_distant(envelope)
-        for name in ("key", "tenant"):
-            if options.get(name) == "":
-                raise InvalidMessage(
-                    f"{type(message).__qualname__} cannot be sent: {name} is empty; leave it out, or name one"
-                )
-        if reason := screening.find_error(envelopes[0], **self._limits):
-            raise InvalidMessage(f"{type(message).__qualname__} cannot be sent: {reason}")
-        if screening.never_due(envelopes[0]):
-            raise InvalidMessage(
-                f"{type(message).__qualname__} cannot be sent: it would be due at {envelopes[0].execution_time}, when "
-                f"its deliver_by ({envelopes[0].deliver_by}) has passed; give it longer, or send it earlier"
-            )
-        return envelopes
-
-    def _draft(self, message: object, cause: Cause | None, options: SendOptions) -> Envelope:
-        """The envelope but for its destination and its body, which the codec makes for it."""
+        """An envelope for each destination, all with one id; raises InvalidMessage."""
         now = self._clock.now()
-        message_type = name_of(type(message))
         envelope_id = self._id(message_type, cause, options)
         caused_by = cause.envelope if cause else None
-        headers = dict(options.get("headers") or {})
-        if (reply_to := options.get("reply_to")) is not None:
-            _refuse_no_address(message_type, reply_to)
-            headers[REPLY_TO] = reply_to
-        if (tenant := options.get("tenant")) is not None:
-            headers[TENANT] = tenant
         execution_time = _execution_time(options, now)
-        if execution_time is not None:
-            headers[DUE] = execution_time.isoformat()
-        return Envelope(
+        draft = Envelope(  # without its destination and its body, which the codec makes for it
             id=envelope_id,
             message_type=message_type,
             destination="",
@@ -306,13 +268,35 @@ class EnvelopeFactory:
             correlation_id=caused_by.correlation_id if caused_by else envelope_id,
             causation_id=caused_by.id if caused_by else None,
             partition_key=options.get("key"),
-            headers=headers,
+            headers=_headers(message_type, options, execution_time) if options else {},
             content_type=content_type_of(type(message)),
             body=b"",
             sent_at=now,
             deliver_by=_moment(options.get("deliver_by", cause.deliver_by if cause else None), now),
             execution_time=execution_time,
         )
+        body = codec.encode(message, draft)
+        if self._validates:
+            codec.refuse_unfaithful(message, body, draft.content_type)
+        envelopes = [msgspec.structs.replace(draft, destination=each, body=body) for each in destinations]
+        self._refuse_unfit(envelopes, type(message).__qualname__, options)
+        return envelopes
+
+    def _refuse_unfit(self, envelopes: Sequence[Envelope], name: str, options: SendOptions) -> None:
+        first = envelopes[0]
+        if first.execution_time is not None:
+            for envelope in envelopes:
+                self._refuse_distant(envelope)
+        for option in ("key", "tenant"):
+            if options.get(option) == "":
+                raise InvalidMessage(f"{name} cannot be sent: {option} is empty; leave it out, or name one")
+        if reason := screening.find_error(first, **self._limits):
+            raise InvalidMessage(f"{name} cannot be sent: {reason}")
+        if screening.never_due(first):
+            raise InvalidMessage(
+                f"{name} cannot be sent: it would be due at {first.execution_time}, when its deliver_by "
+                f"({first.deliver_by}) has passed; give it longer, or send it earlier"
+            )
 
     def _id(self, message_type: str, cause: Cause | None, options: SendOptions) -> UUID:
         key = options.get("id_from")
@@ -350,6 +334,18 @@ def blank(message: object) -> Envelope:
     """An envelope for nobody, to encode a message that is only looked at, or compared with another."""
     facts = {"message_type": name_of(type(message)), "content_type": content_type_of(type(message))}
     return msgspec.structs.replace(_NO_ENVELOPE, **facts)
+
+
+def _headers(message_type: str, options: SendOptions, execution_time: datetime | None) -> dict[str, str]:
+    headers = dict(options.get("headers") or {})
+    if (reply_to := options.get("reply_to")) is not None:
+        _refuse_no_address(message_type, reply_to)
+        headers[REPLY_TO] = reply_to
+    if (tenant := options.get("tenant")) is not None:
+        headers[TENANT] = tenant
+    if execution_time is not None:
+        headers[DUE] = execution_time.isoformat()
+    return headers
 
 
 def _refuse_no_address(message_type: str, reply_to: str) -> None:

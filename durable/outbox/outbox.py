@@ -31,7 +31,7 @@ from durable.envelope import ANY_NODE, Envelope, NodeId, new_id
 from durable.errors import NoUnitOfWork, WiringError
 from durable.failpoints import failpoint
 from durable.messages.routing import LOCAL
-from durable.outbox.envelope_factory import Cause, EnvelopeFactory, Outgoing, SendOptions
+from durable.outbox.envelope_factory import Cause, EnvelopeFactory, Kind, Sending, SendOptions, check_options
 from durable.outbox.pending import Entry, Pending
 from durable.outbox.transactions import Ending, follow, open_savepoints
 from durable.storage import outbox as storage
@@ -110,16 +110,21 @@ class Outbox:
         Raises RoutingError when the message has not exactly one destination, InvalidMessage when it could not be
         stored or decoded, NoUnitOfWork when the session is closed or its COMMIT is under way.
         """
-        return self._send(Outgoing(message, "command", to, options, self.cause, self._remember))
+        if options or to is not None:
+            check_options("send", options, to=to)
+        return self._envelope_factory.send(self._sending(message, "command", to, options)) or new_id()
 
     def answer(self, message: object, *, to: str, **options: Unpack[SendOptions]) -> UUID:
         """Send a command to the address that a message of another service names; raises InvalidMessage where that is
         neither declared nor allowed."""
-        return self._send(Outgoing(message, "answer", to, options, self.cause, self._remember))
+        check_options("reply", options, to=to)
+        return self._envelope_factory.send(self._sending(message, "answer", to, options)) or new_id()
 
     def publish(self, message: object, **options: Unpack[SendOptions]) -> UUID:
         """Send an event to every subscriber when the session commits; returns the id that all copies share."""
-        return self._send(Outgoing(message, "event", None, options, self.cause, self._remember))
+        if options:
+            check_options("publish", options)
+        return self._envelope_factory.send(self._sending(message, "event", None, options)) or new_id()
 
     def destinations_of(self, uri: str) -> list[str]:
         """As EnvelopeFactory.destinations_of."""
@@ -134,7 +139,7 @@ class Outbox:
         """Send what a handler returned: a message, several in a list or tuple, or None."""
         for message in result if isinstance(result, list | tuple) else [result]:
             if message is not None:
-                self._send(Outgoing(message, "cascade", None, {}, self.cause, self._remember))
+                self._envelope_factory.send(self._sending(message, "cascade", None, {}))
 
     def close(self) -> None:
         """Refuse messages from now on: the session will not commit again."""
@@ -145,9 +150,10 @@ class Outbox:
         self._is_closed = False
         self.commit_allowed = True
 
-    def _send(self, outgoing: Outgoing) -> UUID:
-        """Its id; what middleware drops gets one too, that nothing has."""
-        return self._envelope_factory.send(outgoing) or new_id()
+    def _sending(self, message: object, kind: Kind, to: str | None, options: SendOptions) -> Sending:
+        """What middleware drops of these gets an id too, that nothing has."""
+        caused_by = self.cause.envelope if self.cause else None
+        return Sending(message, kind, to, options, caused_by, self.cause, self._remember)
 
     def _remember(self, envelopes: Sequence[Envelope]) -> None:
         if self._is_closed or self._is_committing or (self._ending is not None and not self._ending.is_over):

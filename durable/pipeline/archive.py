@@ -195,35 +195,31 @@ class _Part(NamedTuple):
     files: Sequence[DataFile] = ()
 
 
+@dataclass(frozen=True)
 class _Run:
     """One attempt, within one snapshot."""
 
-    def __init__(
-        self,
-        spark: Spark,
-        local_rows: int,
-        lake: Lake,
-        table: LakeTable,
-        origin: Origin,
-        whose: Whose,
-        app_id: str,
-        snapshot: Snapshot,
-        span: Span,
-    ) -> None:
-        self._spark, self._local_rows = spark, local_rows
-        self._lake, self._origin, self._whose = lake, origin, whose
-        self._table: LakeTable = table
-        self._snapshot, self._span = snapshot, span
-        self._app_id = app_id
-        self._app = f"{zlib.crc32(app_id.encode()):08x}"
+    spark: Spark
+    local_rows: int
+    lake: Lake
+    table: LakeTable
+    origin: Origin
+    whose: Whose
+    app_id: str
+    snapshot: Snapshot
+    span: Span
+
+    @property
+    def _app(self) -> str:
+        return f"{zlib.crc32(self.app_id.encode()):08x}"
 
     def archive(
         self, conn: Connection, engine: Engine, low: int, high: int, show: Show, *, reconciles: bool = False
     ) -> _Part:
         """Bring the rows of these transactions into the lake; with `reconciles` only those that it does not have."""
-        schema, source = self._origin.schema, SOURCES[self._table]
+        schema, source = self.origin.schema, SOURCES[self.table]
         first = 0 if reconciles else low
-        with joined(engine, self._snapshot) as seen:
+        with joined(engine, self.snapshot) as seen:
             found = slices.survey(seen, schema, source, first, high)
         rows = sum(each.rows for each in found)
         if not rows and not reconciles and not self._is_marked_long_ago():
@@ -239,33 +235,33 @@ class _Run:
             counts[file.day] += file.rows
         archives.note_commit(conn, schema, source, low, high, counts)
         failpoint("A1")
-        span = Span(self._span.begin) if reconciles else self._span
-        self._lake.commit(self._table, files, app_id=self._app_id, low=low, high=high, whose=self._whose, span=span)
+        span = Span(self.span.begin) if reconciles else self.span
+        self.lake.commit(self.table, files, app_id=self.app_id, low=low, high=high, whose=self.whose, span=span)
         failpoint("A2")
         archives.confirm(conn, schema, source, high)
         return _Part(low, high, rows - known, known, files)
 
     def _is_marked_long_ago(self) -> bool:
         """Whether an audit would gain from hearing that nothing has happened since."""
-        until = self._lake.span(self._table, self._whose).until
-        return self._span.until is not None and (until is None or self._span.until - until > _QUIET)
+        until = self.lake.span(self.table, self.whose).until
+        return self.span.until is not None and (until is None or self.span.until - until > _QUIET)
 
     def _write(self, shares: list[Share], rows: int, name: str, show: Show, *, reconciles: bool) -> Sequence[DataFile]:
         """The files, and one without a path for the rows of each share that the lake has already."""
         task = ArchiveTask(
-            origin=self._origin,
-            whose=self._whose,
-            table_url=self._lake.table_url(self._table),
-            table=self._table,
+            origin=self.origin,
+            whose=self.whose,
+            table_url=self.lake.table_url(self.table),
+            table=self.table,
             shares=tuple(shares),
-            snapshot=self._snapshot.name,
+            snapshot=self.snapshot.name,
             name=name,
-            known=KnownRows.of(self._lake, self._table, self._whose) if reconciles else None,
+            known=KnownRows.of(self.lake, self.table, self.whose) if reconciles else None,
         )
-        if rows <= self._local_rows:
+        if rows <= self.local_rows:
             return _written_here(task, show)
         with spark_errors():
-            spark = self._spark()
+            spark = self.spark()
             numbered = spark.range(0, len(shares), 1, len(shares))
             files = collected(spark, numbered.mapInArrow(task, _FILE_DDL), len(shares), show)
         return [DataFile(row.path, row.day, row.rows, row.size, row.stats) for row in files]
@@ -275,8 +271,8 @@ class _Run:
         written = sum(file.rows for file in files)
         if written != rows:
             for file in files:
-                self._lake.remove(self._table, file.path)
-            raise DurableError(f"{self._table}: the tasks wrote {written:,} rows of {rows:,}; nothing was archived")
+                self.lake.remove(self.table, file.path)
+            raise DurableError(f"{self.table}: the tasks wrote {written:,} rows of {rows:,}; nothing was archived")
 
     def clean(self, part: _Part) -> None:
         """Remove what attempts of this table have left behind that began at this offset, or before it.
@@ -284,9 +280,9 @@ class _Run:
         The offset has passed them, so that none of them can be committed any more, even if its driver still lives.
         """
         for day in {file.day for file in part.files}:
-            for path in self._lake.unlisted(self._table, day):
+            for path in self.lake.unlisted(self.table, day):
                 if _is_left_behind(path, self._app, part.low):
-                    self._lake.remove(self._table, path)
+                    self.lake.remove(self.table, path)
 
 
 def _task_count(found: Sequence[slices.Survey]) -> int:

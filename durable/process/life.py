@@ -169,7 +169,7 @@ class Life:
 
     def _is_another_outage(self, error: BaseException) -> bool:
         """Have the agents worked since the last one?"""
-        has_worked = self.node is not None and self.node.receiver is not None
+        has_worked = self.node is not None and self.node.agents.receiver is not None
         return isinstance(error, StorageUnavailable) and (has_worked or self._rejoin.has_failed_once)
 
     def _given_up(self, left: Sequence[asyncio.Task[Any]]) -> None:

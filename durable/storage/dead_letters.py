@@ -24,7 +24,7 @@ from durable.storage import maintenance
 from durable.storage.database import channel
 from durable.storage.isolation import isolated, left_alone, tried
 from durable.storage.sql import dead_letters as statements
-from durable.storage.sql.messages import Statement
+from durable.storage.sql.statement import Statement
 
 Side = Literal["incoming", "outgoing"]
 

@@ -19,8 +19,8 @@ from sqlalchemy import Connection, Row
 from durable.storage.database import channel
 from durable.storage.dead_letters import LetterRange, Resolved, Survey, in_stretches
 from durable.storage.sql import schedules as statements
-from durable.storage.sql.messages import Statement
 from durable.storage.sql.schedules import Waiting
+from durable.storage.sql.statement import Statement
 
 Side = Literal["incoming", "outgoing"]
 SIDES: Final[tuple[Side, ...]] = get_args(Side)

@@ -17,7 +17,7 @@ from durable.storage import inbox, outbox
 from durable.storage.isolation import batch, quarantining
 from durable.storage.leases import Burials
 from durable.storage.outbox import Expiry
-from durable.storage.rows import Letter, leased
+from durable.storage.rows import UNCOUNTED, Letter, leased
 from durable.storage.sql.recovery import INCOMING, READ_CLOCK, Recovery
 
 _BEFORE_HANDLED = "expired before it was handled"
@@ -42,7 +42,7 @@ def bury(
     if table is INCOMING:
         letter = Letter.because(_BEFORE_HANDLED, _KIND)
         for lease in claimed:
-            inbox.dead_letter(conn, schema, node, lease, letter, counted=0, keep_body=keep_body)
+            inbox.dead_letter(conn, schema, node, lease, letter, UNCOUNTED, keep_body=keep_body)
     else:
         letter = Letter.because(_BEFORE_SENT, _KIND)
         outbox.dead_letter(conn, schema, node, [(lease, letter) for lease in claimed], keep_body=keep_body)
@@ -62,7 +62,7 @@ def bury_incoming(
     """Make a dead letter of it, if its deliver_by has passed by the database's clock, or passes within this time."""
     if not lease.envelope.is_late(_now(conn) + within):
         return False
-    return inbox.dead_letter(conn, schema, node, lease, Letter.because(reason, _KIND), counted=0, keep_body=keep_body)
+    return inbox.dead_letter(conn, schema, node, lease, Letter.because(reason, _KIND), UNCOUNTED, keep_body=keep_body)
 
 
 def bury_outgoing(

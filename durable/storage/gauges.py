@@ -19,7 +19,7 @@ from durable.storage import circuits, maintenance, nodes
 from durable.storage.circuits import OpenCircuit
 from durable.storage.nodes import Node
 from durable.storage.sql import gauges as gauge_statements
-from durable.storage.sql.messages import Statement
+from durable.storage.sql.statement import Statement
 
 MOST_COUNTED: Final = 1_000
 """Rows of one group; a count that reaches it means that many or more."""

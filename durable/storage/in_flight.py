@@ -10,7 +10,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from durable.storage.sql.messages import FREE_INCOMING, QUEUED_INCOMING, Statement
+from durable.storage.sql.columns import FREE_INCOMING, QUEUED_INCOMING
+from durable.storage.sql.statement import Statement
 
 _COLUMNS: Final = "seq, id, endpoint, message_type, content_type, body, execution_time IS NOT NULL AS is_scheduled"
 _NOT_EXPIRED: Final = "(deliver_by IS NULL OR deliver_by > now())"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -19,18 +20,18 @@ from durable.storage.circuits import CircuitKind
 from durable.storage.isolation import batch, isolated, quarantining, refusals_named
 from durable.storage.leases import fence
 from durable.storage.rows import (
-    KEPT_ATTEMPTS,
-    Failure,
+    ONCE,
+    QUARANTINED,
     Letter,
+    Tried,
     envelope_columns,
-    failure_columns,
     leased,
     queueing_columns,
     storable,
 )
-from durable.storage.sql import messages as statements
-from durable.storage.sql.messages import Statement
+from durable.storage.sql import inbox as statements
 from durable.storage.sql.recovery import INCOMING
+from durable.storage.sql.statement import Statement
 
 Key = tuple[UUID, str]
 """Id and endpoint: what makes an envelope the same envelope to a receiver."""
@@ -125,19 +126,12 @@ def retry_later(
     schema: str,
     node: NodeId,
     lease: LeasedEnvelope,
+    tried: Tried = ONCE,
     *,
     delay: timedelta,
-    counted: int = 1,
-    failures: Sequence[Failure] = (),
-    kept_attempts: int = KEPT_ATTEMPTS,
 ) -> bool:
     """Make it due after `delay`, unowned, and keep why. False when the lease was lost, or it was handled after all."""
-    kept = failure_columns(failures, kept_attempts)
-    params = kept | {
-        "delay": within_calendar(delay),
-        "counted": counted,
-        "earlier": max(0, kept_attempts - len(failures)),
-    }
+    params = tried.columns() | {"delay": within_calendar(delay)}
     return _settle(conn, schema, node, lease, statements.RETRY_LATER, params, "put off") is not None
 
 
@@ -152,17 +146,13 @@ def put_back(
     schema: str,
     node: NodeId,
     lease: LeasedEnvelope,
+    tried: Tried = ONCE,
     *,
     headers: Mapping[str, str],
     fair_key: str | None,
-    counted: int = 1,
-    failures: Sequence[Failure] = (),
-    kept_attempts: int = KEPT_ATTEMPTS,
 ) -> bool:
     """Put it behind all that waits, unowned, with these headers instead of its own. False when the lease was lost."""
-    kept = failure_columns(failures, kept_attempts)
-    params = kept | {"counted": counted, "earlier": max(0, kept_attempts - len(failures))}
-    params |= {"headers": msgspec.json.encode(dict(headers)).decode(), "fair_key": fair_key}
+    params = tried.columns() | {"headers": msgspec.json.encode(dict(headers)).decode(), "fair_key": fair_key}
     return _settle(conn, schema, node, lease, statements.PUT_BACK, params, "put back") is not None
 
 
@@ -172,12 +162,10 @@ def dead_letter(
     node: NodeId,
     lease: LeasedEnvelope,
     letter: Letter,
+    tried: Tried = ONCE,
     *,
-    counted: int = 1,
-    failures: Sequence[Failure] = (),
     keep_body: bool = False,
     parks: str | None = None,
-    kept_attempts: int = KEPT_ATTEMPTS,
 ) -> bool:
     """Move it into dead_letters, with its failures. False when the lease was lost, or it was handled after all.
 
@@ -185,8 +173,7 @@ def dead_letter(
     resumes its key, or the handler that is ordered as a whole.
     """
     digest = message_digest(lease.envelope.message_type, lease.envelope.body)
-    params = letter.parameters() | failure_columns(failures, kept_attempts)
-    params |= {"counted": counted, "message_digest": digest, "keep_body": keep_body}
+    params = letter.parameters() | tried.columns() | {"message_digest": digest, "keep_body": keep_body}
     row = _settle(conn, schema, node, lease, statements.DEAD_LETTER_INCOMING, params, "dead-letter")
     moved = row is not None and int(row[0]) == 1
     if moved and parks is not None and lease.ordering_key is not None:
@@ -221,24 +208,23 @@ def expire(
     return row is not None and int(row[0]) == 1
 
 
-def quarantine(
-    conn: Connection,
-    schema: str,
-    node: NodeId,
-    endpoint: str,
-    raw: bytes,
-    letter: Letter,
-    envelope: Envelope | None,
-    headers: Mapping[str, str],
-    *,
-    replayable: bool = False,
-    place: QueueKeys = FREE,
-) -> None:
-    """Keep what cannot be handled, as the bytes that came, with what is known of them as `headers`.
+class Unfit(NamedTuple):
+    """Bytes that cannot be handled, the reason, and what is known of them."""
 
-    `replayable`: the bytes are the body of this envelope, and all of it can be stored; it is replayed to this `place`.
-    Raises InvalidMessage when the database refuses even that, and RefusedPerhaps.
-    """
+    endpoint: str
+    raw: bytes
+    reason: str
+    envelope: Envelope | None = None
+    headers: Mapping[str, str] = MappingProxyType({})
+    replayable: bool = False
+    """Are the bytes the body of this envelope, and can all of it be stored? Then it is replayed to this `place`."""
+    place: QueueKeys = FREE
+
+
+def quarantine(conn: Connection, schema: str, node: NodeId, unfit: Unfit) -> None:
+    """Keep what cannot be handled as a dead letter. Raises InvalidMessage when the database refuses even that, and
+    RefusedPerhaps."""
+    endpoint, raw, reason, envelope, headers, replayable, place = unfit
     whole = envelope if replayable else None
     params = {
         "address": endpoint,
@@ -260,6 +246,7 @@ def quarantine(
         "node": node,
     }
     with refusals_named():
+        letter = Letter.because(reason, QUARANTINED)
         conn.execute(statements.QUARANTINE.within(schema), params | letter.parameters())
 
 

@@ -26,8 +26,8 @@ from durable.envelope import LeaseKey, NodeId
 from durable.errors import InvalidMessage
 from durable.storage.outages import is_passing, sqlstate
 from durable.storage.rows import Letter, storable
-from durable.storage.sql.messages import Batched
 from durable.storage.sql.recovery import REFUSED_OWNER, Recovery
+from durable.storage.sql.statement import Batched
 from durable.telemetry import log
 
 R = TypeVar("R")

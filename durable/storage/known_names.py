@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from durable.storage import nodes
 from durable.storage.circuits import CircuitKind
 from durable.storage.dead_letters import Selection
-from durable.storage.sql.messages import Statement
+from durable.storage.sql.statement import Statement
 
 _MOST = 10_000
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from durable.storage.isolation import count, left_alone
 from durable.storage.locks import Job, try_lock
 from durable.storage.sql import housekeeping
-from durable.storage.sql.messages import Batched
+from durable.storage.sql.statement import Batched
 
 IDS: Final = "received_ids"
 HISTORY: Final = "envelope_history"

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
 from durable.envelope import LeasedEnvelope, LeaseKey, NodeId
 from durable.storage.database import channel
-from durable.storage.isolation import batch, isolated, quarantining
+from durable.storage.isolation import Refused, batch, isolated, quarantining
 from durable.storage.locks import keys_class
 from durable.storage.rows import leased
 from durable.storage.sql import ordering as statements
@@ -36,6 +37,35 @@ class Waiting(NamedTuple):
 
     key: str
     message_type: str | None
+
+
+class Turns(NamedTuple):
+    """Keys whose first rows are to be claimed: of a destination, or of the inbox, where their turn is at one of these
+    types."""
+
+    keys: Sequence[str]
+    destination: str | None = None
+    handlers: Mapping[str, str] = MappingProxyType({})
+    """The type of the handler, which may be a newer version, by message type."""
+    is_trial: bool = False
+    """Are messages of a stopped handler claimed, to try it?"""
+
+    @property
+    def scope(self) -> dict[str, Any]:
+        if self.destination is not None:
+            return {"destination": self.destination}
+        types = {"message_types": list(self.handlers), "handlers": list(self.handlers.values())}
+        return types | {"is_trial": self.is_trial}
+
+
+class Share(NamedTuple):
+    """Whose rows are claimed by turns (those of a message type, or of a destination), from which tenant on, how many of
+    each, and how many in all."""
+
+    lane: str
+    start: str
+    weights: Mapping[str, int]
+    batch_size: int
 
 
 class Claimed(NamedTuple):
@@ -65,39 +95,28 @@ def lanes(conn: Connection, schema: str) -> list[Lane]:
 def claim(
     conn: Connection,
     schema: str,
+    turns: Turns,
     *,
-    destination: str | None,
-    keys: Sequence[str],
-    message_types: Collection[str] = (),
-    handlers: Mapping[str, str] | None = None,
     batch_size: int,
     node: NodeId,
     tell_others: Collection[str] | None = None,
-    is_trial: bool = False,
 ) -> Claimed:
     """Take the first rows of those of these keys that nobody has: of each a run of one type, which is to be handled in
-    order. From the inbox (`destination` is None) only what begins with one of `message_types`; of a stopped handler
-    only for a trial. `handlers` names the handler of a type where that is a newer version.
+    order.
 
     With `tell_others`, the types that have a handler here, other nodes are woken for keys whose turn is at another.
     """
-    table, scope = _of(destination), _scope(destination)
+    destination, table = turns.destination, _of(turns.destination)
     found = conn.execute(
         table.lock.within(schema),
-        {"keys": list(keys), "class_id": keys_class(schema), "scope": destination or ""},
+        {"keys": list(turns.keys), "class_id": keys_class(schema), "scope": destination or ""},
     )
     locked = list(found.scalars())
-    contested = [key for key in keys if key not in set(locked)]
+    contested = [key for key in turns.keys if key not in set(locked)]
     if not locked:
         return Claimed([], contested)
-    run = _Run(
-        conn,
-        schema,
-        table,
-        scope | (_handled(message_types, handlers or {}, is_trial) if destination is None else {}) | {"node": node},
-        longest=max(1, batch_size // len(locked)),
-        room=batch_size,
-    )
+    longest = max(1, batch_size // len(locked))
+    run = _Run(conn, schema, table, turns.scope | {"node": node}, longest=longest, room=batch_size)
     leases = run.claim(locked)
     contested += run.beheaded
     left = set(locked) - {lease.ordering_key for lease in leases}
@@ -184,62 +203,40 @@ def shared_destinations(conn: Connection, schema: str) -> list[str]:
 
 
 def claim_shares(
-    conn: Connection,
-    schema: str,
-    *,
-    message_type: str,
-    handler: str | None = None,
-    start: str,
-    weights: Mapping[str, int],
-    batch_size: int,
-    node: NodeId,
-    is_trial: bool = False,
+    conn: Connection, schema: str, share: Share, *, node: NodeId, handler: str | None = None, is_trial: bool = False
 ) -> tuple[list[LeasedEnvelope], str]:
-    """Take up to `batch_size` rows of this type, by weight from each tenant in turn, from `start` on. With it comes the
-    tenant whose turn is next."""
-    stopped_by = {"handler": handler or message_type, "is_trial": is_trial}
-    turn = _Turn(statements.SHARED_INCOMING, message_type, start, weights, batch_size)
-    return _claim_turn(conn, schema, turn, stopped_by | {"node": node})
+    """Take rows of this message type, by weight from each tenant in turn. With them comes the tenant whose turn is
+    next."""
+    params = {"handler": handler or share.lane, "is_trial": is_trial, "node": node}
+    refused = quarantining(conn, schema, recovery_statements.INCOMING, node, "claim")
+    return _claim_share(conn, schema, statements.SHARED_INCOMING, share, params, refused)
 
 
 def claim_outgoing_shares(
-    conn: Connection,
-    schema: str,
-    *,
-    destination: str,
-    start: str,
-    weights: Mapping[str, int],
-    batch_size: int,
-    node: NodeId,
+    conn: Connection, schema: str, share: Share, *, node: NodeId
 ) -> tuple[list[LeasedEnvelope], str]:
     """The same of what waits for this destination."""
-    turn = _Turn(statements.SHARED_OUTGOING, destination, start, weights, batch_size)
-    return _claim_turn(conn, schema, turn, {"node": node})
+    refused = quarantining(conn, schema, recovery_statements.OUTGOING, node, "claim")
+    return _claim_share(conn, schema, statements.SHARED_OUTGOING, share, {"node": node}, refused)
 
 
-class _Turn(NamedTuple):
-    """Turn of tenants: whose shares are claimed, from which tenant on, and how many rows."""
-
-    table: statements.Shared
-    lane: str
-    start: str
-    weights: Mapping[str, int]
-    batch_size: int
-
-
-def _claim_turn(conn: Connection, schema: str, turn: _Turn, params: dict[str, Any]) -> tuple[list[LeasedEnvelope], str]:
-    lane = {"lane": turn.lane}
+def _claim_share(
+    conn: Connection,
+    schema: str,
+    table: statements.Shared,
+    share: Share,
+    params: dict[str, Any],
+    refused: Refused[Any],
+) -> tuple[list[LeasedEnvelope], str]:
+    params |= {"lane": share.lane, "batch_size": share.batch_size}
     tenants = conn.execute(
-        turn.table.next.within(schema), lane | {"start": turn.start, "count": turn.batch_size + 1}
+        table.next.within(schema), {"lane": share.lane, "start": share.start, "count": share.batch_size + 1}
     ).scalars()
-    quotas, after = share_out(list(tenants), turn.weights, turn.batch_size)
+    quotas, after = share_out(list(tenants), share.weights, share.batch_size)
     if not quotas:
         return [], after
-    table = recovery_statements.INCOMING if turn.table is statements.SHARED_INCOMING else recovery_statements.OUTGOING
-    refused = quarantining(conn, schema, table, params["node"], "claim")
-    shares = {"keys": list(quotas), "quotas": list(quotas.values()), "batch_size": turn.batch_size}
-    rows = batch(conn, schema, turn.table.claim, lane | shares | params, refused)
-    return [leased(row) for row in rows], after
+    params |= {"keys": list(quotas), "quotas": list(quotas.values())}
+    return [leased(row) for row in batch(conn, schema, table.claim, params, refused)], after
 
 
 def share_out(tenants: Sequence[str], weights: Mapping[str, int], batch_size: int) -> tuple[dict[str, int], str]:
@@ -258,12 +255,3 @@ def share_out(tenants: Sequence[str], weights: Mapping[str, int], batch_size: in
 
 def _of(destination: str | None) -> statements.Ordered:
     return INCOMING if destination is None else OUTGOING
-
-
-def _handled(message_types: Collection[str], handlers: Mapping[str, str], is_trial: bool) -> dict[str, Any]:
-    names = list(message_types)
-    return {"message_types": names, "handlers": [handlers.get(name, name) for name in names], "is_trial": is_trial}
-
-
-def _scope(destination: str | None) -> dict[str, Any]:
-    return {} if destination is None else {"destination": destination}

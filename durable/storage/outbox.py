@@ -15,7 +15,7 @@ from durable.storage.database import channel
 from durable.storage.isolation import batch, isolated, left_alone, quarantining
 from durable.storage.leases import fence
 from durable.storage.rows import Letter, envelope_columns, leased, queueing_columns
-from durable.storage.sql import messages as statements
+from durable.storage.sql import outbox as statements
 from durable.storage.sql.recovery import OUTGOING
 
 

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 from sqlalchemy import Row
@@ -127,16 +127,32 @@ class Failure(msgspec.Struct, frozen=True):
         return cls(number, failed_at, kind, storable(reason), storable(short))
 
 
-def failure_columns(failures: Sequence[Failure], most: int = KEPT_ATTEMPTS) -> dict[str, Any]:
-    """Return an array for each column of the attempts that are kept."""
-    kept = failures[-most:]
-    return {
-        "failed_number": [f.number for f in kept],
-        "failed_at": [f.failed_at for f in kept],
-        "failed_type": [f.exception_type for f in kept],
-        "failed_reason": [f.reason for f in kept],
-        "failed_traceback": [f.traceback for f in kept],
-    }
+class Tried(NamedTuple):
+    """Attempts of a message that its row does not count yet, and those of them that failed."""
+
+    counted: int = 1
+    failures: Sequence[Failure] = ()
+    kept: int = KEPT_ATTEMPTS
+    """How many failed attempts of one message are kept, these among them."""
+
+    def columns(self) -> dict[str, Any]:
+        """One array for each column of the failures that are kept, and how many earlier ones stay with them."""
+        last = self.failures[-self.kept :]
+        return {
+            "counted": self.counted,
+            "earlier": max(0, self.kept - len(self.failures)),
+            "failed_number": [f.number for f in last],
+            "failed_at": [f.failed_at for f in last],
+            "failed_type": [f.exception_type for f in last],
+            "failed_reason": [f.reason for f in last],
+            "failed_traceback": [f.traceback for f in last],
+        }
+
+
+ONCE: Final = Tried()
+"""One attempt, of which nothing is kept."""
+UNCOUNTED: Final = Tried(0)
+"""No attempt that its row does not count."""
 
 
 def both_ends(text: str, limit: int) -> str:

@@ -23,7 +23,7 @@ from durable.failpoints import failpoint
 from durable.storage.database import channel
 from durable.storage.locks import Job, try_lock
 from durable.storage.sql import staging as statements
-from durable.storage.sql.messages import Statement
+from durable.storage.sql.statement import Statement
 
 LONGEST_JOB: Final = timedelta(days=1)
 """A job that has not published after this time has lost its rows, and must be run again."""

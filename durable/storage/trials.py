@@ -62,9 +62,8 @@ def _claim_share(
     """Claim from the share of the next tenant; '' is the first, and ends the round."""
     claimed: list[LeasedEnvelope] = []
     for _ in range(_LOOKS):
-        claimed, tenant = ordering.claim_shares(
-            conn, schema, message_type=message_type, start=tenant, weights={}, batch_size=1, node=node, is_trial=True
-        )
+        share = ordering.Share(message_type, tenant, {}, 1)
+        claimed, tenant = ordering.claim_shares(conn, schema, share, node=node, is_trial=True)
         if claimed or not tenant:
             break
     return claimed, tenant
@@ -73,14 +72,13 @@ def _claim_share(
 def _claim_in_order(
     conn: Connection, schema: str, message_type: str, node: NodeId, after: str
 ) -> tuple[list[LeasedEnvelope], str]:
-    """Claim from the next key in order. Returns the key to go on behind; '' is before the first."""
-    lane, types = ordering.Lane(message_type=message_type), [message_type]
+    """Claim from the next key in order. Returns the key to go on behind; the empty key is before the first."""
+    lane = ordering.Lane(message_type=message_type)
     for _ in range(_LOOKS):
         found = ordering.scan(conn, schema, lane, after=after, count=_KEYS_AT_ONCE)
         keys = [waiting.key for waiting in found if waiting.message_type == message_type]
-        claimed = ordering.claim(
-            conn, schema, destination=None, keys=keys, message_types=types, batch_size=1, node=node, is_trial=True
-        ).leases
+        turns = ordering.Turns(keys, handlers={message_type: message_type}, is_trial=True)
+        claimed = ordering.claim(conn, schema, turns, batch_size=1, node=node).leases
         if claimed:
             return claimed, after
         if len(found) == _KEYS_AT_ONCE:

@@ -17,7 +17,7 @@ Tests of transports are in `durable.testing.transports`, which needs pytest.
 from durable.testing.bus import InMemoryBus
 from durable.testing.chaos import Chaos, ChaosError
 from durable.testing.clock import ManualClock
-from durable.testing.mailbox import DeadLetter, Expired, Handled, Scheduled
+from durable.testing.rows import DeadLetter, Expired, Handled, Scheduled
 from durable.testing.waiting import eventually
 
 __all__ = [

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import msgspec
 
+from durable.agents.context import AgentContext
 from durable.arguments import checked_class
 from durable.bus import Bus
 from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope
@@ -20,12 +21,13 @@ from durable.messages.routing import LOCAL
 from durable.outbox.envelope_factory import EnvelopeFactory, SendOptions
 from durable.outcomes import STORED, Duplicate, Outcome
 from durable.storage.leases import Burials
-from durable.storage.rows import Letter
+from durable.storage.rows import UNCOUNTED, Letter
 from durable.telemetry import Event
 from durable.testing.clock import ManualClock
 from durable.testing.faults import Fault, Faults
-from durable.testing.handling import MemoryHandling
-from durable.testing.mailbox import DeadLetter, Expired, Handled, Mailbox, Scheduled, decoded
+from durable.testing.handling import MemoryAttempts, MemoryHandling
+from durable.testing.mailbox import Mailbox
+from durable.testing.rows import DeadLetter, Expired, Handled, Scheduled, decoded
 from durable.testing.runtime import MemoryRuntime
 from durable.testing.schedules import MemorySchedules
 from durable.testing.sessions import SessionFactory
@@ -75,7 +77,6 @@ class InMemoryBus:
         self._schedules = MemorySchedules(self.bus.application.schedules, self.clock, self._mailbox.circuits)
         self._runtime = MemoryRuntime(
             self.bus,
-            self.clock,
             self._mailbox,
             self._schedules,
             when_committed=self._committed,
@@ -250,24 +251,25 @@ class InMemoryBus:
             return
         letter = Letter.because(f"no node has a handler for {message_type}", "unknown message type")
         for lease in taken:
-            self._mailbox.dead_letter(ANY_NODE, lease, letter, counted=0)
+            self._mailbox.dead_letter(ANY_NODE, lease, letter, UNCOUNTED)
 
     def _agent(self, message_type: str) -> MemoryHandling | None:
         handler = self.bus.application.by_type().get(message_type)
         if handler is None:
             return None
         if handler.message_type not in self._agents:
-            self._agents[handler.message_type] = MemoryHandling(
+            runtime, application = self._runtime, self.bus.application
+            context = AgentContext(runtime.database, ANY_NODE, runtime.settings, self.clock, runtime.counters)
+            attempts = MemoryAttempts(
                 handler,
-                policy=self.bus.application.policy(handler),
+                context,
+                runtime.sessions,
+                onion=application.stack,
                 mailbox=self._mailbox,
                 faults=self._faults,
-                sessions=self._runtime.sessions,
-                settings=self.bus.settings,
-                onion=self.bus.application.stack,
-                clock=self.clock,
-                counters=self._runtime.counters,
             )
+            policy = application.policy(handler)
+            self._agents[handler.message_type] = MemoryHandling(handler, attempts, context, self._mailbox, policy)
         return self._agents[handler.message_type]
 
     def _burials(self) -> Burials:

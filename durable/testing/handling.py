@@ -7,21 +7,20 @@ from collections.abc import Sequence
 from sqlalchemy.orm import Session
 
 from durable.agents.attempts import Attempts, Task
+from durable.agents.context import AgentContext
 from durable.agents.handling import HandlingAgent
 from durable.agents.runner import nothing
 from durable.application.handlers import Handler
 from durable.application.middleware import MiddlewareStack
 from durable.application.retry import Policy
-from durable.clock import Clock
-from durable.envelope import ANY_NODE, LeasedEnvelope
+from durable.envelope import LeasedEnvelope
 from durable.errors import LeaseLost
 from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions
-from durable.settings import Settings
 from durable.storage.circuits import CircuitKind
-from durable.telemetry import Counters
 from durable.testing.faults import Fault, Faults
-from durable.testing.mailbox import Handled, Mailbox, MemoryDatabase
+from durable.testing.mailbox import Mailbox
+from durable.testing.rows import Handled
 from durable.testing.sessions import MemoryOutbox
 
 
@@ -31,14 +30,14 @@ class MemoryAttempts(Attempts):
     def __init__(
         self,
         handler: Handler,
-        *,
+        context: AgentContext,
         sessions: Sessions,
-        settings: Settings,
+        *,
         onion: MiddlewareStack,
         mailbox: Mailbox,
         faults: Faults,
     ) -> None:
-        super().__init__(handler, sessions=sessions, node=ANY_NODE, settings=settings, onion=onion, clock=mailbox.clock)
+        super().__init__(handler, context, sessions, onion=onion)
         self._prepare = nothing  # a bus in memory may have no database
         self._mailbox = mailbox
         self._faults = faults
@@ -70,29 +69,9 @@ class MemoryHandling(HandlingAgent):
     """Runs one handler, with the test's faults. Retries are due exactly after their delays, without jitter."""
 
     def __init__(
-        self,
-        handler: Handler,
-        *,
-        policy: Policy,
-        mailbox: Mailbox,
-        faults: Faults,
-        sessions: Sessions,
-        settings: Settings,
-        onion: MiddlewareStack,
-        clock: Clock,
-        counters: Counters,
+        self, handler: Handler, attempts: MemoryAttempts, context: AgentContext, mailbox: Mailbox, policy: Policy
     ) -> None:
-        super().__init__(
-            handler,
-            MemoryAttempts(handler, sessions=sessions, settings=settings, onion=onion, mailbox=mailbox, faults=faults),
-            policy=policy.steady(),
-            database=MemoryDatabase(settings, mailbox, mailbox.circuits),
-            node=ANY_NODE,
-            settings=settings,
-            clock=clock,
-            counters=counters,
-            on_capacity=lambda: None,
-        )
+        super().__init__(handler, attempts, context, policy=policy.steady(), on_capacity=lambda: None)
         self._mailbox = mailbox
 
     async def settle(self, taken: Sequence[LeasedEnvelope]) -> None:
@@ -107,9 +86,6 @@ class MemoryHandling(HandlingAgent):
         left = [lease.envelope for lease in taken if self._mailbox.owns(lease)]
         if left:
             raise AssertionError(f"{self.handler.name} has not settled {left}: see the log of 'durable'")
-
-    async def _wait_for_database(self) -> None:
-        """The rows are in memory; the sessions may be of a database that is away."""
 
     def close(self) -> None:
         self._attempts.close()

@@ -8,114 +8,40 @@
     waiting, not due --cancel_message()----------------------->     cancelled
                      --reschedule_message(), run_message_now()  waiting again
 
-`retry_later`, `put_back`, `release`, `dead_letter`, `expire` and those that end in `_message` or `_now` do what the
-functions of these names do in durable.storage, and are called for them by MemoryDatabase.
+The methods that have the name and the arguments of a function in durable.storage stand in for it: see
+durable.testing.database.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Connection
 
 from durable.application.handlers import Handler
 from durable.application.retry import Pause
 from durable.clock import Clock
 from durable.duration import within_calendar
 from durable.envelope import DUE, Envelope, LeasedEnvelope, LeaseKey, NodeId, new_id
-from durable.errors import InvalidMessage, UnknownMessageType, WiringError
-from durable.messages import codec
-from durable.messages import registry as messages
 from durable.messages.digest import message_digest
 from durable.messages.ordering import OrderingRules
 from durable.messages.routing import LOCAL
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
-from durable.settings import Settings
 from durable.storage.circuits import CircuitKind
-from durable.storage.database import Database
 from durable.storage.dead_letters import Resolved
 from durable.storage.inbox import Key, parked
 from durable.storage.leases import Burials
-from durable.storage.rows import QUARANTINED, Failure, Letter
+from durable.storage.rows import ONCE, QUARANTINED, UNCOUNTED, Letter, Tried
 from durable.storage.sql.recovery import INCOMING, Recovery
 from durable.testing.circuits import MemoryCircuits
+from durable.testing.rows import DeadLetter, Expired, Handled, Row, Scheduled, decoded
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Handled:
-    """A message whose handler's transaction was committed, by which attempt."""
-
-    message: Any
-    envelope: Envelope
-    attempt: int
-
-
-@dataclass(frozen=True)
-class DeadLetter:
-    """A message that was given up. `message` is None when it cannot be decoded, `endpoint` when it was never stored."""
-
-    message: Any
-    envelope: Envelope
-    attempts: int
-    exception_type: str
-    reason: str
-    traceback: str | None
-    endpoint: str | None = None
-
-
-@dataclass(frozen=True)
-class Expired:
-    """A message whose deliver_by had passed before it was handled."""
-
-    message: Any
-    envelope: Envelope
-
-
-@dataclass(frozen=True)
-class Scheduled:
-    """A message that waits for its time: sent with delay= or at=, or put off after a failed attempt."""
-
-    message: Any
-    envelope: Envelope
-    due: datetime
-    attempts: int
-
-
-@dataclass
-class Row:
-    """A message that waits: for its handler, or for its way to another service."""
-
-    envelope: Envelope
-    endpoint: str
-    due: datetime | None = None
-    attempts: int = 0
-    epoch: int = 0
-    ordering_key: str | None = None
-
-    @property
-    def key(self) -> Key:
-        return self.envelope.id, self.endpoint
-
-    @property
-    def type(self) -> str:
-        return self.envelope.message_type
-
-    def lease(self) -> LeasedEnvelope:
-        return LeasedEnvelope(self.envelope, self.epoch, self.endpoint, self.attempts, ordering_key=self.ordering_key)
-
-    def is_due(self, now: datetime) -> bool:
-        return self.due is None or self.due <= now
-
-    def is_late(self, now: datetime) -> bool:
-        return self.envelope.is_late(now)
 
 
 @dataclass
@@ -262,19 +188,17 @@ class Mailbox:
         row = self.incoming.get(_key(lease))
         return row is not None and row.epoch == lease.epoch
 
-    def retry_later(
-        self, _node: NodeId, lease: LeasedEnvelope, *, delay: timedelta, counted: int = 1, **_kept: object
-    ) -> bool:
+    def retry_later(self, node: NodeId, lease: LeasedEnvelope, tried: Tried = ONCE, *, delay: timedelta) -> bool:
         if not self.owns(lease):
             return False
         row = self.incoming[_key(lease)]
         row.epoch += 1
-        row.attempts += counted
+        row.attempts += tried.counted
         now = self.clock.now()
         row.due = now + within_calendar(delay, now)
         return True
 
-    def release(self, _table: Recovery, _node: NodeId, leases: Collection[LeaseKey]) -> int:
+    def release(self, table: Recovery, node: NodeId, leases: Collection[LeaseKey]) -> int:
         rows = [self.incoming[envelope_id, endpoint] for envelope_id, endpoint, _ in leases]
         for row in rows:
             row.epoch += 1
@@ -282,63 +206,54 @@ class Mailbox:
 
     def put_back(
         self,
-        _node: NodeId,
+        node: NodeId,
         lease: LeasedEnvelope,
+        tried: Tried = ONCE,
         *,
         headers: Mapping[str, str],
         fair_key: str | None,
-        counted: int = 1,
-        **_kept: object,
     ) -> bool:
         if not self.owns(lease):
             return False
         row = self.incoming.pop(_key(lease))
         row.envelope = msgspec.structs.replace(row.envelope, headers=dict(headers))
         row.epoch += 1
-        row.attempts += counted
+        row.attempts += tried.counted
         self.incoming[row.key] = row
         return True
 
     def pause_and_release(
-        self,
-        node: NodeId,
-        handler: str,
-        lease: LeasedEnvelope,
-        decision: Pause,
-        *,
-        counted: int = 0,
-        failures: Sequence[Failure] = (),
+        self, node: NodeId, handler: str, lease: LeasedEnvelope, decision: Pause, tried: Tried = UNCOUNTED
     ) -> None:
         self.circuits.pause_at_least(
             CircuitKind.HANDLER, handler, reason=decision.reason, actor="memory", duration=decision.time
         )
         if decision.counts:
-            self.retry_later(node, lease, delay=timedelta(0), counted=counted)
+            self.retry_later(node, lease, tried, delay=timedelta(0))
         else:
             self.release(INCOMING, node, [lease.key])
 
     def dead_letter(
         self,
-        _node: NodeId,
+        node: NodeId,
         lease: LeasedEnvelope,
         letter: Letter,
+        tried: Tried = ONCE,
         *,
-        counted: int = 1,
-        failures: Sequence[Failure] = (),
+        keep_body: bool = False,
         parks: str | None = None,
-        **_kept: object,
     ) -> bool:
         if not self.owns(lease):
             return False
         row = self.incoming.pop(_key(lease))
         if parks is not None and lease.ordering_key is not None:
             self.circuits.pause_at_least(*parked(lease, parks), reason=letter.reason, actor="memory", duration=None)
-        self._bury(row.envelope, letter, attempts=row.attempts + counted, endpoint=row.endpoint)
+        self._bury(row.envelope, letter, attempts=row.attempts + tried.counted, endpoint=row.endpoint)
         return True
 
     def expire(
         self,
-        _node: NodeId,
+        node: NodeId,
         lease: LeasedEnvelope,
         *,
         within: timedelta = timedelta(0),
@@ -354,7 +269,7 @@ class Mailbox:
 
     def bury_incoming(
         self,
-        _node: NodeId,
+        node: NodeId,
         lease: LeasedEnvelope,
         *,
         within: timedelta = timedelta(0),
@@ -428,30 +343,6 @@ class Mailbox:
     def _bury(self, envelope: Envelope, letter: Letter, *, attempts: int, endpoint: str | None = None) -> None:
         why = letter.exception_type, letter.reason, letter.traceback
         self.dead_letters.append(DeadLetter(decoded(envelope), envelope, attempts, *why, endpoint))
-
-
-class MemoryDatabase(Database):
-    """Runs storage functions on a mailbox, or on what else keeps rows in memory, by their names."""
-
-    def __init__(self, settings: Settings, *keepers: object) -> None:
-        self.schema = settings.db_schema
-        self._keepers = keepers
-
-    async def transaction(
-        self, work: Callable[Concatenate[Connection, str, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        for keeper in self._keepers:
-            if hasattr(keeper, work.__name__):
-                return cast(T, getattr(keeper, work.__name__)(*args, **kwargs))
-        raise WiringError(f"this bus is in memory: it has no database for {work.__qualname__}()")
-
-
-def decoded(envelope: Envelope) -> Any:
-    """The message inside, or None when this process cannot read it."""
-    try:
-        return codec.decode(envelope.body, messages.class_of(envelope.message_type), envelope.content_type)
-    except (InvalidMessage, UnknownMessageType):
-        return None
 
 
 def _key(lease: LeasedEnvelope) -> Key:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from durable.bus import Bus
-from durable.clock import Clock
 from durable.envelope import ANY_NODE, Envelope, NodeId
 from durable.outbox.transactions import Ending
 from durable.outcomes import Outcome
 from durable.runtime import Runtime
 from durable.storage.database import Database
 from durable.storage.outbox import Sent
-from durable.testing.mailbox import Mailbox, MemoryDatabase
+from durable.testing.database import MemoryDatabase
+from durable.testing.mailbox import Mailbox
 from durable.testing.schedules import MemorySchedules
 from durable.testing.sessions import MemorySessions, SessionFactory
 from durable.transports.base import Receiver
@@ -48,7 +48,6 @@ class MemoryRuntime(Runtime):
     def __init__(
         self,
         bus: Bus,
-        clock: Clock,
         mailbox: Mailbox,
         schedules: MemorySchedules,
         *,
@@ -58,11 +57,11 @@ class MemoryRuntime(Runtime):
         receive: Callable[[str, Envelope], Outcome],
     ) -> None:
         scope = bus.runtime.sessions.scope
-        super().__init__(bus.application, bus.settings, scope, clock=clock)
+        super().__init__(bus.application, bus.settings, scope, clock=mailbox.clock)
         self.sessions = MemorySessions(
             bus.settings, self.envelope_factory, self, scope, session_factory, sync_session_factory
         )
-        self._in_memory = MemoryDatabase(bus.settings, schedules, mailbox, mailbox.circuits)
+        self._in_memory = MemoryDatabase(bus.settings, mailbox, schedules)
         self._when_committed = when_committed
         self._endings: list[tuple[Ending, Sequence[Sent]]] = []
         self._receiver = MemoryReceiver(bus.settings.buffer_size, mailbox, receive)

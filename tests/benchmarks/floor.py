@@ -18,8 +18,8 @@ from durable.envelope import Envelope, new_id
 from durable.messages.digest import message_digest
 from durable.settings import Settings
 from durable.storage.rows import envelope_columns
-from durable.storage.sql import messages as statements
-from durable.storage.sql.messages import Statement
+from durable.storage.sql import inbox, outbox
+from durable.storage.sql.statement import Statement
 
 Pool = Any  # asyncpg ships no types
 Send = Callable[[Sequence[Envelope]], Awaitable[None]]
@@ -105,7 +105,7 @@ async def ship_by(send: Send, pool: Pool, destination: str) -> None:
 
 async def claim(conn: Pool, destination: str) -> list[Claimed]:
     """Up to a batch of envelopes from the outbox."""
-    rows = await _fetch(conn, statements.CLAIM_OUTGOING.whole, destination=destination, batch_size=BATCH, node=1)
+    rows = await _fetch(conn, outbox.CLAIM_OUTGOING.whole, destination=destination, batch_size=BATCH, node=1)
     return [Claimed(Envelope(**_fields(row)), row["epoch"]) for row in rows]
 
 
@@ -113,7 +113,7 @@ async def receive(conn: Pool, batch: Sequence[Envelope]) -> None:
     """Into the inbox."""
     await _fetch(
         conn,
-        statements.STORE_RECEIVED,
+        inbox.STORE_RECEIVED,
         **envelope_columns(batch),
         execution_time=[None] * len(batch),
         endpoint=["bench"] * len(batch),
@@ -128,7 +128,7 @@ async def delete(conn: Pool, claimed: Sequence[Claimed]) -> None:
     """From the outbox, with their history."""
     await _fetch(
         conn,
-        statements.DELETE_SENT,
+        outbox.DELETE_SENT,
         ids=[envelope.id for envelope, _ in claimed],
         addresses=[envelope.destination for envelope, _ in claimed],
         epochs=[epoch for _, epoch in claimed],
@@ -141,7 +141,7 @@ async def fill_outbox(pool: Pool, items: Sequence[Envelope]) -> None:
     for batch in batches(items):
         await _fetch(
             pool,
-            statements.STORE_SENT,
+            outbox.STORE_SENT,
             **envelope_columns(batch),
             execution_time=[None] * len(batch),
             destination=[envelope.destination for envelope in batch],
@@ -169,7 +169,7 @@ async def handle_singly(pool: Pool, items: Sequence[Envelope]) -> None:
             for item in remaining:
                 async with conn.transaction():
                     await conn.execute(BUSINESS, 1)
-                    await _fetch(conn, statements.FINISH_HANDLED, **_finished([item]))
+                    await _fetch(conn, inbox.FINISH_HANDLED, **_finished([item]))
 
     await asyncio.gather(*(work() for _ in range(CONNECTIONS)))
 
@@ -184,7 +184,7 @@ async def handle_in_groups(pool: Pool, items: Sequence[Envelope]) -> None:
                 async with conn.transaction():
                     for _ in batch:
                         await conn.execute(BUSINESS, 1)
-                    await _fetch(conn, statements.FINISH_HANDLED, **_finished(batch))
+                    await _fetch(conn, inbox.FINISH_HANDLED, **_finished(batch))
 
     await asyncio.gather(*(work() for _ in range(CONNECTIONS)))
 
@@ -198,7 +198,7 @@ async def handle_lists(pool: Pool, items: Sequence[Envelope]) -> None:
             for batch in remaining:
                 async with conn.transaction():
                     await conn.execute(BUSINESS_LIST, [1] * len(batch))
-                    await _fetch(conn, statements.FINISH_HANDLED, **_finished(batch))
+                    await _fetch(conn, inbox.FINISH_HANDLED, **_finished(batch))
 
     await asyncio.gather(*(work() for _ in range(CONNECTIONS)))
 

@@ -1730,9 +1730,7 @@ class TestMiddlewareOfSending:
             ("event", OrderBilled),
             ("cascade", OrderShipped),
         ]
-        causes = [
-            outgoing.cause and outgoing.cause.envelope and outgoing.cause.envelope.id for outgoing in watching.sent
-        ]
+        causes = [outgoing.caused_by and outgoing.caused_by.id for outgoing in watching.sent]
         assert causes == [None, None, sent, sent]
         assert [ctx.id for ctx in contexts] == [watching.ids[0], watching.ids[3]]
         assert [ctx.headers for ctx in contexts] == [{"user": "ann", "tenant": "blue"}, {"tenant": "blue"}]

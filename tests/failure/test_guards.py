@@ -28,9 +28,9 @@ from durable.outcomes import DUPLICATE, STORED, Outcome
 from durable.recovery.dormant_nodes import DormantNodes
 from durable.recovery.forgotten import Forgotten
 from durable.storage import inbox, leases
-from durable.storage.sql import messages as statements
-from durable.storage.sql.messages import Statement
+from durable.storage.sql import inbox as statements
 from durable.storage.sql.recovery import INCOMING
+from durable.storage.sql.statement import Statement
 from tests.failure import leftovers
 from tests.failure.app import ADD_EFFECT, ADD_ORDER, OrderPlaced
 from tests.failure.books import open_books, read_books
@@ -246,7 +246,7 @@ async def test_what_a_dead_node_owned_is_handled_by_another(
     dead = leftovers.dead_node(shop)
     leftovers.received_orders(shop, shop, [leftovers.envelope(1)], dead)
     async with Workbench(shop) as bench:
-        sweeper = DormantNodes(bench.database, bench.settings, bench.counters)
+        sweeper = DormantNodes(bench.context())
         agent = bench.handling(B, Clerk(B).handle)
 
         await (eventually(sweeper.sweep) if guarded else sweeper.sweep())
@@ -265,7 +265,7 @@ async def test_what_a_lost_reply_left_behind_is_handled_in_the_end(
     leftovers.received_orders(shop, shop, [leftovers.envelope(1)], A)  # A lives, and does not know of it
     async with Workbench(shop) as bench:
         agent = bench.handling(A, Clerk(A).handle)
-        forgotten = Forgotten(bench.database, INCOMING, A, bench.counters, agent.held)
+        forgotten = Forgotten(bench.context(A), INCOMING, agent.held)
 
         assert [await forgotten.poll() for _ in range(2)] == ([0, 1] if guarded else [0, 0])
         await bench.claim_incoming(agent, A)

@@ -402,7 +402,7 @@ async def test_a_sweep_releases_in_bounded_batches_each_in_its_own_transaction(s
     leftovers.received_orders(shop, shop, [leftovers.envelope(order_id) for order_id in range(2_500)], dead)
     async with Workbench(shop) as bench:
         with statements_of(bench.database.engine.sync_engine) as seen:
-            sweeper = DormantNodes(bench.database, bench.settings, bench.counters)
+            sweeper = DormantNodes(bench.context())
             assert await eventually(sweeper.sweep) == 2_500
 
     def releases(statement: str) -> bool:

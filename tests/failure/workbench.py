@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from durable import Context, Retry
 from durable.agents.attempts import Attempts
+from durable.agents.context import AgentContext
 from durable.agents.handling import HandlingAgent
 from durable.agents.receiving import ReceivingAgent
 from durable.agents.sending import SendingAgent
@@ -104,6 +105,9 @@ class Workbench:
         await self.sessions.close()
         await self.database.close()
 
+    def context(self, node: NodeId = ANY_NODE) -> AgentContext:
+        return AgentContext(self.database, node, self.settings, counters=self.counters)
+
     def start(self, agent: HandlingAgent | SendingAgent | ReceivingAgent) -> asyncio.Task[None]:
         task = asyncio.create_task(agent.run(), name=type(agent).__name__)
         self._tasks.append(task)
@@ -129,27 +133,16 @@ class Workbench:
         )
         agent = HandlingAgent(
             handler,
-            Attempts(handler, sessions=self.sessions, node=node, settings=self.settings),
+            Attempts(handler, self.context(node), self.sessions),
+            self.context(node),
             policy=Policy(handler.retry or Retry()),
-            database=self.database,
-            node=node,
-            settings=self.settings,
-            clock=SystemClock(),
-            counters=self.counters,
             on_capacity=lambda: None,
         )
         self.start(agent)
         return agent
 
     def receiving(self, node: NodeId) -> ReceivingAgent:
-        agent = ReceivingAgent(
-            database=self.database,
-            node=node,
-            settings=self.settings,
-            clock=SystemClock(),
-            intake=Nobody(),
-            counters=self.counters,
-        )
+        agent = ReceivingAgent(self.context(node), Nobody())
         self.start(agent)
         return agent
 
@@ -157,10 +150,7 @@ class Workbench:
         agent = SendingAgent(
             destination,
             sender,
-            database=self.database,
-            node=node,
-            settings=self.settings,
-            counters=self.counters,
+            self.context(node),
             on_capacity=lambda: None,
         )
         self.start(agent)

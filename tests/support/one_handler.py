@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from durable import Retry, message
 from durable.agents.attempts import Attempts
+from durable.agents.context import AgentContext
 from durable.agents.handling import HandlingAgent
 from durable.application.handlers import Handler
 from durable.application.middleware import MiddlewareStack
@@ -86,17 +87,12 @@ class Shop:
         options: dict[str, Any] = {"retry": ONCE, "concurrency": 1, "max_batch": 1, "timeout": timedelta(seconds=10)}
         options |= {"message_type": "handling.placed", "cls": Placed, "function": function}
         handler = Handler(**options | changes)
+        context = AgentContext(self.database, NODE, self.settings, self._clock, self.counters)
         self.agent = HandlingAgent(
             handler,
-            Attempts(
-                handler, sessions=self.sessions, node=NODE, settings=self.settings, onion=onion, clock=self._clock
-            ),
+            Attempts(handler, context, self.sessions, onion=onion),
+            context,
             policy=Policy(handler.retry or Retry(), handler.by_error),
-            database=self.database,
-            node=NODE,
-            settings=self.settings,
-            clock=self._clock,
-            counters=self.counters,
             on_capacity=self._ask,
         )
 

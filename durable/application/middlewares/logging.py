@@ -42,8 +42,7 @@ class Logging(Middleware):
             self._write(logging.WARNING, "refused", refused, began, error=type(error).__name__)
             raise
         event = "dropped" if sent is None else "sent"
-        caused_by = outgoing.cause.envelope if outgoing.cause else None
-        cause = caused_by.id if caused_by else None
+        cause = outgoing.caused_by.id if outgoing.caused_by else None
         type_ = name_of(type(outgoing.message))
         self._write(self._level, event, {"type": type_, "kind": outgoing.kind, "id": sent, "cause": cause}, began)
         return sent

@@ -8,7 +8,7 @@ the like, are refused when the decoder is built.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec.inspect
@@ -27,6 +27,8 @@ from pydantic import BaseModel
 _MESSAGES = (StructType, DataclassType, NamedTupleType, EnumType)
 _WITH_FIELDS = (StructType, DataclassType, NamedTupleType, TypedDictType)
 
+Decode = Callable[[bytes], Any]
+
 _field_names: dict[type[Any], tuple[str, ...]] = {}
 
 
@@ -40,6 +42,17 @@ def refuse_uncodable(cls: type[Any]) -> None:
             raise TypeError(f"{path} is of class {getattr(each.cls, '__qualname__', each.cls)}, which has no encoding")
         if isinstance(each, DataclassType):
             _refuse_private(each.cls, path)
+
+
+def decoder_for(
+    cls: type[Any], of_class: Callable[[Any], Any], of_model: Callable[[type[BaseModel]], Decode]
+) -> Decode:
+    """From msgspec's `of_class`, or of a pydantic model; raises TypeError for a class that has none, and NameError."""
+    if issubclass(cls, BaseModel):
+        return of_model(cls)
+    refuse_uncodable(cls)
+    decode: Decode = of_class(cls).decode
+    return decode
 
 
 def field_names(cls: type[Any]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from durable.arguments import checked
 from durable.envelope import JSON, Envelope
 from durable.errors import InvalidMessage
-from durable.messages.codecs.classes import field_names, refuse_uncodable
+from durable.messages.codecs.classes import Decode, decoder_for, field_names
 
 _encoder = msgspec.json.Encoder(decimal_format="string")
 _parse = msgspec.json.Decoder(msgspec.Raw).decode
@@ -31,7 +31,7 @@ class JsonCodec:
     @checked
     def __init__(self, content_type: str = JSON) -> None:
         self.content_type = content_type
-        self._decoders: dict[type[Any], Callable[[bytes], Any]] = {}
+        self._decoders: dict[type[Any], Decode] = {}
 
     def encode(self, message: object, _: Envelope) -> bytes:
         body = _model_body(message) if isinstance(message, BaseModel) else _encoder.encode(message)
@@ -42,14 +42,9 @@ class JsonCodec:
     def decode(self, body: bytes, cls: type[Any]) -> Any:
         return (self._decoders.get(cls) or self.check(cls))(body)
 
-    def check(self, cls: type[Any]) -> Callable[[bytes], Any]:
+    def check(self, cls: type[Any]) -> Decode:
         """The decoder of this class, which is kept; raises TypeError for a class that has none, and NameError."""
-        if issubclass(cls, BaseModel):
-            decoder = _model_decoder(cls)
-        else:
-            refuse_uncodable(cls)
-            decoder = msgspec.json.Decoder(cls).decode
-        self._decoders[cls] = decoder
+        decoder = self._decoders[cls] = decoder_for(cls, msgspec.json.Decoder, _model_decoder)
         return decoder
 
 

@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 
 from durable.arguments import checked
 from durable.envelope import Envelope
-from durable.messages.codecs.classes import refuse_uncodable
+from durable.messages.codecs.classes import Decode, decoder_for
 
 MSGPACK: Final = "application/msgpack"
 
@@ -31,7 +31,7 @@ class MsgpackCodec:
     @checked
     def __init__(self, content_type: str = MSGPACK) -> None:
         self.content_type = content_type
-        self._decoders: dict[type[Any], Callable[[bytes], Any]] = {}
+        self._decoders: dict[type[Any], Decode] = {}
 
     def encode(self, message: object, _: Envelope) -> bytes:
         return _model_body(message) if isinstance(message, BaseModel) else _encode(message)
@@ -39,14 +39,9 @@ class MsgpackCodec:
     def decode(self, body: bytes, cls: type[Any]) -> Any:
         return (self._decoders.get(cls) or self.check(cls))(body)
 
-    def check(self, cls: type[Any]) -> Callable[[bytes], Any]:
+    def check(self, cls: type[Any]) -> Decode:
         """The decoder of this class, which is kept; raises TypeError for a class that has none, and NameError."""
-        if issubclass(cls, BaseModel):
-            decoder = _model_decoder(cls)
-        else:
-            refuse_uncodable(cls)
-            decoder = msgspec.msgpack.Decoder(cls).decode
-        self._decoders[cls] = decoder
+        decoder = self._decoders[cls] = decoder_for(cls, msgspec.msgpack.Decoder, _model_decoder)
         return decoder
 
 

@@ -11,7 +11,7 @@ them.
 
 from __future__ import annotations
 
-from durable.storage.sql.messages import Statement
+from durable.storage.sql.statement import Statement
 
 # ---------------------------------------------------------------- snapshots and parts of tables
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.sql.messages import Statement
+from durable.storage.sql.statement import Statement
 
 # Plain SQL may write a time that Python's calendar does not reach, such as 'infinity': a pause without an end.
 _CALENDAR: Final = "BETWEEN TIMESTAMPTZ '0002-01-01' AND TIMESTAMPTZ '9998-12-31'"

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from durable.storage.rows import QUARANTINED
-from durable.storage.sql.messages import DATED, Batched, Statement, give_up
+from durable.storage.sql.columns import DATED, give_up
+from durable.storage.sql.statement import Batched, Statement
 
 # What is NULL does not matter.
 _SELECTED: Final = """

@@ -6,13 +6,8 @@ as one of :limit. Groups are found by a loose scan, one step each, and only the 
 
 from __future__ import annotations
 
-from durable.storage.sql.messages import (
-    FREE_INCOMING,
-    FREE_OUTGOING,
-    QUEUED_INCOMING,
-    QUEUED_OUTGOING,
-    Statement,
-)
+from durable.storage.sql.columns import FREE_INCOMING, FREE_OUTGOING, QUEUED_INCOMING, QUEUED_OUTGOING
+from durable.storage.sql.statement import Statement
 
 
 def _unowned(table: str, group: str, which: str) -> Statement:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.sql.messages import Batched, Statement, by_key
+from durable.storage.sql.statement import Batched, Statement, by_key
 
 # ---------------------------------------------------------------- nodes, locks
 

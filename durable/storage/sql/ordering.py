@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.sql.messages import CLAIMED, Batched, Statement, by_key
+from durable.storage.sql.columns import CLAIMED
+from durable.storage.sql.statement import Batched, Statement, by_key
 
 # Word for word the predicates of the partial indexes: otherwise the planner does not take them.
 _UNOWNED: Final = "ordering_key IS NOT NULL AND owner_id = 0 AND execution_time IS NULL"

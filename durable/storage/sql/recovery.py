@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.sql.messages import (
+from durable.storage.sql.columns import (
     CLAIMED,
     FENCE,
     FROM_INCOMING,
@@ -12,11 +12,9 @@ from durable.storage.sql.messages import (
     HISTORY,
     LETTER_FROM_MOVED,
     MINE,
-    Batched,
-    Statement,
-    by_key,
     known_digest,
 )
+from durable.storage.sql.statement import Batched, Statement, by_key
 
 REFUSED_OWNER = -1
 """Owner of a row that the database lets become neither anything nor a dead letter: no node claims or releases it."""

@@ -14,7 +14,8 @@ from typing import Final
 
 from durable.envelope import DUE
 from durable.storage.sql.circuits import SINCE, UNTIL
-from durable.storage.sql.messages import FROM_INCOMING, FROM_OUTGOING, HISTORY, Statement, give_up
+from durable.storage.sql.columns import FROM_INCOMING, FROM_OUTGOING, HISTORY, give_up
+from durable.storage.sql.statement import Statement
 
 # ---------------------------------------------------------------- recurring schedules
 

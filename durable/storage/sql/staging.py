@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.sql.messages import DATED, Statement, remember_undated
+from durable.storage.sql.columns import DATED, remember_undated
+from durable.storage.sql.statement import Statement
 
 _ENVELOPE: Final = (
     "id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, body, sent_at, "

@@ -76,7 +76,7 @@ async def test_an_answer_goes_to_addresses_that_are_declared_or_allowed_alone(
             "the setting answer_to"
         )
         assert bus.runtime.node is not None
-        assert there not in bus.runtime.node.senders
+        assert there not in bus.runtime.node.agents.senders
         assert rows(database_url, "SELECT destination FROM durable.outgoing_envelopes") == []
 
 
@@ -115,10 +115,10 @@ class TestIdleAddresses:
                 async with bus.unit_of_work():
                     bus.send(Answer(number), to=address)
                 await eventually(lambda: received == list(range(1, number + 1)), within=20)  # noqa: B023
-                await eventually(lambda: address not in node.senders, within=20)
+                await eventually(lambda: address not in node.agents.senders, within=20)
                 assert address not in bus.statistics().tallies[Subject.DESTINATION]
-            assert list(node.senders) == [declared]
-            await eventually(lambda: len(node._sending) == 1, within=20)
+            assert list(node.agents.senders) == [declared]
+            await eventually(lambda: len(node.agents.sending) == 1, within=20)
             assert bus.runtime.counters.snapshot()["sent"] == 2, "the sum keeps what was counted"
 
     async def test_a_latched_address_is_pinged_while_something_waits_for_it_and_forgotten_then(
@@ -133,7 +133,7 @@ class TestIdleAddresses:
             async with bus.unit_of_work():
                 bus.send(Answer(1), to=nobody)
             await eventually(lambda: rows(database_url, latched) == [(nobody,)], within=20)
-            idle = node.senders[nobody]
+            idle = node.agents.senders[nobody]
             await eventually(lambda: idle.circuit.latched and not idle.held(), within=20)
             looks = 0
             look = IdleAddresses.poll
@@ -145,8 +145,8 @@ class TestIdleAddresses:
 
             monkeypatch.setattr(IdleAddresses, "poll", counted)
             await eventually(lambda: looks > 8, within=20)
-            assert node.senders.get(nobody) is idle
+            assert node.agents.senders.get(nobody) is idle
             with psycopg.connect(database_url) as conn:
                 conn.execute("DELETE FROM durable.outgoing_envelopes")
-            await eventually(lambda: nobody not in node.senders, within=20)
+            await eventually(lambda: nobody not in node.agents.senders, within=20)
             await eventually(lambda: rows(database_url, latched) == [], within=20)

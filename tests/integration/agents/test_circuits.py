@@ -82,7 +82,7 @@ class Shop:
 
     def all_open(self) -> bool:
         running = [node.runtime.node for node in self.nodes]
-        agents = [None if node is None else node.handlers.get("circuits.placed") for node in running]
+        agents = [None if node is None else node.agents.handlers.get("circuits.placed") for node in running]
         return all(agent is not None and agent.circuit.is_open for agent in agents)
 
 
@@ -188,7 +188,7 @@ async def test_what_was_read_before_it_was_opened_here_is_old_news(database_url:
     async with bus:
         node = bus.runtime.node
         assert node is not None
-        agent = node.handlers["circuits.placed"]
+        agent = node.agents.handlers["circuits.placed"]
         generation = agent.circuit.generation
         await place(bus, 1)
         await eventually(lambda: agent.circuit.is_open)
@@ -362,7 +362,7 @@ async def test_a_destination_that_a_handler_closes_is_sent_nothing_by_any_node(d
 
 def paused(bus: Bus) -> bool:
     node = bus.runtime.node
-    return node is not None and PEER in node.senders and node.senders[PEER].paused
+    return node is not None and PEER in node.agents.senders and node.agents.senders[PEER].paused
 
 
 async def test_the_other_node_obeys_long_before_it_would_look(database_url: str) -> None:
@@ -376,7 +376,7 @@ async def test_the_other_node_obeys_long_before_it_would_look(database_url: str)
 
     def is_open(bus: Bus) -> bool:
         node = bus.runtime.node
-        agent = None if node is None else node.handlers.get("circuits.placed")
+        agent = None if node is None else node.agents.handlers.get("circuits.placed")
         return agent is not None and agent.circuit.is_open
 
     async with first, second:

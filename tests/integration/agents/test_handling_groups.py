@@ -200,7 +200,7 @@ async def compare(tables: Tables, kind: str, actions: list[str]) -> None:
         return made
 
     alone = await result(tables, actions, function, max_batch=1, onion=onion(), **how)
-    together = await result(tables, actions, function, group=len(actions), onion=onion(), **how)
+    together = await result(tables, actions, function, max_batch=len(actions), onion=onion(), **how)
     assert together == alone
     assert alone["inbox"] == 0
     assert len(alone["history"]) == len(actions)

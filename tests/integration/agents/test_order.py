@@ -312,7 +312,7 @@ class TestManyKeys:
         monkeypatch.setattr(ordering, "look", watched)
         async with bus:
             assert bus.runtime.node is not None
-            strides = bus.runtime.node.handlers["order.stride"]
+            strides = bus.runtime.node.agents.handlers["order.stride"]
             if stop == "paused":
                 await bus.pause(Stride)
                 await eventually(lambda: strides.circuit.is_open, within=20)
@@ -475,7 +475,7 @@ class TestParking:
                 if step == Step("k", 0):
                     await bus.pause(key="k")
                     assert bus.runtime.node is not None
-                    agent = bus.runtime.node.handlers["order.step"]
+                    agent = bus.runtime.node.agents.handlers["order.step"]
                     await eventually(lambda: not [x for x in agent.buffer.waiting() if x.ordering_key == "k"])
 
             await log.handle(step, park)
@@ -631,7 +631,7 @@ class TestSendingInTurns:
                     await sender.pause(destination=PEER)
                     node = sender.runtime.node
                     assert node is not None
-                    await eventually(lambda: node.senders[PEER].paused)
+                    await eventually(lambda: node.agents.senders[PEER].paused)
                 for tenant, count in (("large", 300), ("gold", 60), ("small", 5)):
                     await send(sender, *(Step("", n) for n in range(count)), key=None, tenant=tenant)
                 async with receiver:

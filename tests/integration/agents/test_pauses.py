@@ -71,7 +71,7 @@ async def ignore(placed: Placed) -> None:
 
 def is_paused(bus: Bus) -> bool:
     node = bus.runtime.node
-    return node is not None and node.handlers["pauses.placed"].circuit.is_open
+    return node is not None and node.agents.handlers["pauses.placed"].circuit.is_open
 
 
 @pytest.fixture

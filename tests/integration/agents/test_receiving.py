@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from sqlalchemy import event
 
+from durable.agents.context import AgentContext
 from durable.agents.receiving import ReceivingAgent
-from durable.clock import SystemClock
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId, new_id
 from durable.outcomes import BUSY, DUPLICATE, OTHER_BODY, STORED, Failed, Outcome, Rejected
@@ -67,14 +67,7 @@ class House:
         self.counters = Counters()
         self.database = Database(settings)
         self.commits = 0
-        self.agent = ReceivingAgent(
-            database=self.database,
-            node=NODE,
-            settings=settings,
-            clock=SystemClock(),
-            intake=self.handlers,
-            counters=self.counters,
-        )
+        self.agent = ReceivingAgent(AgentContext(self.database, NODE, settings, counters=self.counters), self.handlers)
         event.listen(self.database.engine.sync_engine, "commit", self._count)
         self._running = asyncio.create_task(self.agent.run())
 

@@ -12,8 +12,9 @@ from typing import Any, Self
 import pytest
 from sqlalchemy import event
 
+from durable.agents.context import AgentContext
 from durable.agents.sending import SendingAgent
-from durable.clock import Clock
+from durable.clock import Clock, SystemClock
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId, new_id
 from durable.errors import ConnectionFailed, TransportError
@@ -115,14 +116,13 @@ class Office:
         self.agents[destination] = SendingAgent(
             destination,
             peer,
-            database=self.database,
-            node=NODE,
-            settings=self.settings,
-            counters=self.counters,
+            self.context(clock),
             on_capacity=self._ask,
-            clock=clock,
         )
         return self.agents[destination]
+
+    def context(self, clock: Clock | None = None) -> AgentContext:
+        return AgentContext(self.database, NODE, self.settings, clock or SystemClock(), self.counters)
 
     def _ask(self) -> None:
         self.asked_for_work += 1
@@ -150,7 +150,7 @@ class Office:
 
     async def claim(self) -> None:
         """As often as there may be more, as a node does it."""
-        while await claim_outgoing(self.database, self.settings, NODE, self.counters, self.agents.get):
+        while await claim_outgoing(self.context(), self.agents.get):
             pass
 
     def waiting(self, destination: str = BILLING) -> int:

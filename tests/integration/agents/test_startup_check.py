@@ -20,7 +20,7 @@ from durable.settings import load_settings
 from durable.storage import in_flight
 from durable.storage.database import Database
 from durable.storage.in_flight import InFlight, Page
-from durable.storage.sql.messages import Statement
+from durable.storage.sql.statement import Statement
 from tests.failure.waiting import eventually
 from tests.failure.workbench import QUICK
 from tests.support.command import Agent
@@ -233,7 +233,7 @@ class TestPausing:
         async with shop.bus:
             node = shop.bus.runtime.node
             assert node is not None
-            await eventually(lambda: node.handlers["flight.paid.v2"].is_paused("flight.paid"))
+            await eventually(lambda: node.agents.handlers["flight.paid.v2"].is_paused("flight.paid"))
             async with shop.bus.unit_of_work() as uow:
                 uow.send(Paid(8))
                 uow.send(PaidV1("9"))

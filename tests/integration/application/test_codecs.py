@@ -142,7 +142,9 @@ async def test_each_arrives_as_it_was_whatever_it_is_encoded_in(
 async def test_each_is_stored_under_its_own_content_type(shop: Shop) -> None:
     await shop.bus.pause(Event)
     await eventually(
-        lambda: shop.bus.runtime.node is not None and shop.bus.runtime.node.handlers["codecs.event"].circuit.is_open
+        lambda: (
+            shop.bus.runtime.node is not None and shop.bus.runtime.node.agents.handlers["codecs.event"].circuit.is_open
+        )
     )
     async with shop.bus.unit_of_work() as uow:
         sent = uow.send(Event(3), key="k")

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, event, make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from durable import Bus, Retry, message
+from durable.agents.context import AgentContext
 from durable.agents.receiving import LeftToOthers, ReceivingAgent
 from durable.dead_letters.bulk import Resolution, Run, resolve
 from durable.embedded import Embedded
@@ -31,10 +32,9 @@ from durable.storage.inbox import Arrival
 from durable.storage.locks import Job, try_lock
 from durable.storage.ordering import Claimed
 from durable.storage.outbox import Sent
-from durable.storage.rows import KEPT_ATTEMPTS, QUARANTINED, Failure, Letter
+from durable.storage.rows import KEPT_ATTEMPTS, Failure, Letter, Tried
 from durable.storage.sql import dead_letters as letter_statements
-from durable.storage.sql.messages import Statement
-from durable.telemetry import Counters
+from durable.storage.sql.statement import Statement
 from durable.testing import ManualClock, eventually
 from tests.failure import leftovers
 from tests.failure.books import waits_for_a_lock
@@ -107,7 +107,7 @@ def claim(tables: Tables, node: NodeId = NODE) -> list[LeasedEnvelope]:
 def claim_key(tables: Tables, key: str) -> list[LeasedEnvelope]:
     types, size = ["letters.placed"], 1_000
     found: Claimed = stored(
-        tables, ordering.claim, destination=None, keys=[key], message_types=types, batch_size=size, node=NODE
+        tables, ordering.claim, ordering.Turns([key], handlers={t: t for t in types}), batch_size=size, node=NODE
     )
     return found.leases
 
@@ -181,7 +181,7 @@ class TestAttempts:
 
         tables.execute("UPDATE durable.incoming_envelopes SET execution_time = NULL")
         (lease,) = claim(tables)
-        assert stored(tables, inbox.dead_letter, NODE, lease, letters.LETTER, failures=[failure(3)])
+        assert stored(tables, inbox.dead_letter, NODE, lease, letters.LETTER, Tried(1, [failure(3)]))
 
         assert tables.rows(together.format("dead_letters", "letter_id")) == [True]
         assert tables.rows("SELECT number FROM durable.failed_attempts ORDER BY attempt_id") == [1, 2, 3]
@@ -191,19 +191,19 @@ class TestAttempts:
         (late,) = claim(tables)
         tables.execute("UPDATE durable.incoming_envelopes SET epoch = epoch + 1")
 
-        assert not stored(tables, inbox.retry_later, NODE, late, delay=timedelta(0), failures=[failure(1)])
-        assert not stored(tables, inbox.dead_letter, NODE, late, letters.LETTER, failures=[failure(1)])
+        assert not stored(tables, inbox.retry_later, NODE, late, Tried(1, [failure(1)]), delay=timedelta(0))
+        assert not stored(tables, inbox.dead_letter, NODE, late, letters.LETTER, Tried(1, [failure(1)]))
         assert (tables.count("failed_attempts"), tables.count("dead_letters")) == (0, 0)
 
     def test_only_the_last_ones_are_kept(self, tables: Tables) -> None:
         given(tables, _store, [envelope(1), envelope(2)])
         first, neighbour = claim(tables)
-        stored(tables, inbox.retry_later, NODE, neighbour, delay=timedelta(0), failures=[failure(1)])
+        stored(tables, inbox.retry_later, NODE, neighbour, Tried(1, [failure(1)]), delay=timedelta(0))
         for number in range(1, 51):
             tables.execute("UPDATE durable.incoming_envelopes SET owner_id = 7, epoch = 0, execution_time = NULL")
             lease = msgspec.structs.replace(first, epoch=0)
             failures = [failure(2 * number - 1), failure(2 * number)]
-            assert stored(tables, inbox.retry_later, NODE, lease, delay=timedelta(0), failures=failures)
+            assert stored(tables, inbox.retry_later, NODE, lease, Tried(1, failures), delay=timedelta(0))
 
         kept = tables.rows("SELECT number FROM durable.failed_attempts WHERE id = %s ORDER BY 1", first.envelope.id)
         assert kept == list(range(101 - KEPT_ATTEMPTS, 101))
@@ -213,20 +213,18 @@ class TestAttempts:
         given(tables, _store, [envelope(1)])
         (lease,) = claim(tables)
         failures = [failure(number) for number in range(1, 6)]
-        assert stored(
-            tables, inbox.retry_later, NODE, lease, delay=timedelta(0), failures=failures[:4], kept_attempts=2
-        )
+        assert stored(tables, inbox.retry_later, NODE, lease, Tried(1, failures[:4], kept=2), delay=timedelta(0))
         assert tables.rows("SELECT number FROM durable.failed_attempts ORDER BY 1") == [3, 4]
 
         tables.execute("UPDATE durable.incoming_envelopes SET execution_time = NULL")
         (lease,) = claim(tables)
-        assert stored(tables, inbox.dead_letter, NODE, lease, letters.LETTER, failures=failures[2:], kept_attempts=2)
+        assert stored(tables, inbox.dead_letter, NODE, lease, letters.LETTER, Tried(1, failures[2:], kept=2))
         assert tables.rows("SELECT number FROM durable.failed_attempts ORDER BY attempt_id DESC LIMIT 2") == [5, 4]
 
     def test_those_of_a_message_that_was_handled_go_with_the_history(self, tables: Tables) -> None:
         given(tables, _store, [envelope(1)])
         (lease,) = claim(tables)
-        stored(tables, inbox.retry_later, NODE, lease, delay=timedelta(0), failures=[failure(1)])
+        stored(tables, inbox.retry_later, NODE, lease, Tried(1, [failure(1)]), delay=timedelta(0))
         tables.execute("UPDATE durable.incoming_envelopes SET execution_time = NULL")
         assert stored(tables, inbox.finish_handled, NODE, claim(tables)) == 1
 
@@ -400,7 +398,7 @@ class TestReplaying:
         for _ in range(2):
             await database.transaction(replay_by_ada, ALL, WHOLE)
             (lease,) = claim(tables)
-            assert stored(tables, inbox.dead_letter, NODE, lease, letters.LETTER, failures=[failure(1)])
+            assert stored(tables, inbox.dead_letter, NODE, lease, letters.LETTER, Tried(1, [failure(1)]))
 
         rows = tables.rows("SELECT id, resolution, replay_count, epoch FROM durable.dead_letters ORDER BY letter_id")
         assert rows == [
@@ -474,8 +472,8 @@ class TestReplaying:
     ) -> None:
         first = msgspec.structs.replace(envelope(1), id=uuid4())
         second = msgspec.structs.replace(first, body=b'{"number": 2}', sent_at=datetime.now(UTC))
-        put = partial(inbox.quarantine, envelope=first, headers={}, replayable=True)
-        stored(tables, put, NODE, ENDPOINT, first.body, Letter.because("too large", QUARANTINED))
+        unfit = inbox.Unfit(ENDPOINT, first.body, "too large", first, replayable=True)
+        stored(tables, inbox.quarantine, NODE, unfit)
         stored(tables, inbox.store, [Arrival(ENDPOINT, second, ANY_NODE)])
         assert stored(tables, inbox.finish_handled, NODE, claim(tables)) == 1
         (letter,) = tables.rows("SELECT letter_id FROM durable.dead_letters")
@@ -625,14 +623,7 @@ class TestQuarantined:
 
 
 def receiving_agent(database: Database, clock: ManualClock | None = None) -> ReceivingAgent:
-    return ReceivingAgent(
-        database=database,
-        node=ANY_NODE,
-        settings=load_settings(),
-        clock=clock or ManualClock(),
-        intake=LeftToOthers(),
-        counters=Counters(),
-    )
+    return ReceivingAgent(AgentContext(database, ANY_NODE, load_settings(), clock or ManualClock()), LeftToOthers())
 
 
 # ---------------------------------------------------------------- discarding and forgetting
@@ -675,7 +666,7 @@ class TestForgetting:
     ) -> None:
         given(tables, _store, [envelope(number) for number in range(4)])
         for lease in claim(tables):
-            assert stored(tables, inbox.dead_letter, NODE, lease, letters.LETTER, failures=[failure(1)])
+            assert stored(tables, inbox.dead_letter, NODE, lease, letters.LETTER, Tried(1, [failure(1)]))
         await tables.change("UPDATE durable.dead_letters SET failed_at = now() - interval '10 years'")
         await tables.change("UPDATE durable.failed_attempts SET failed_at = now() - interval '10 years'")
         for number, days in ((0, 89), (1, 91), (2, 1_000)):
@@ -718,7 +709,7 @@ class TestForgetting:
 
         try:
             for lease in (first, second, third):
-                assert as_the_role(inbox.dead_letter, NODE, lease, letters.LETTER, failures=[failure(1)])
+                assert as_the_role(inbox.dead_letter, NODE, lease, letters.LETTER, Tried(1, [failure(1)]))
             number = as_the_role(dead_letters.groups, ALL)[0].count
             assert len(as_the_role(replay_by_ada, ALL, LetterRange(0, 2**40, 1)).done) == 1
             assert len(as_the_role(dead_letters.discard, ALL, WHOLE, actor="ada", reason="no").done) == number - 1

@@ -181,9 +181,9 @@ class TestCircuits:
             await send(bus, PlacedV1(1, "1"), PlacedV1(2, "1"), Placed(number=3, cents=1))
             node = bus.runtime.node
             assert node is not None
-            await eventually(lambda: len(node.handlers[NEW].buffer) == 3)
+            await eventually(lambda: len(node.agents.handlers[NEW].buffer) == 3)
             await bus.pause(PlacedV1)
-            await eventually(lambda: node.handlers[NEW].is_paused(OLD))
+            await eventually(lambda: node.agents.handlers[NEW].is_paused(OLD))
             go_on.set()
             await eventually(lambda: handled == [0, 3])
             waiting = [(OLD, 0)] * 2
@@ -205,7 +205,7 @@ class TestCircuits:
         async with new.bus:
             node = new.bus.runtime.node
             assert node is not None
-            await eventually(lambda: node.handlers[NEW].circuit.probing)
+            await eventually(lambda: node.agents.handlers[NEW].circuit.probing)
             put(tables, NEW, b'{"number":2,"cents":1}')
             await eventually(lambda: new.numbers() == [2])
             assert tables.one("SELECT epoch FROM durable.incoming_envelopes WHERE message_type = %s", OLD) == 0

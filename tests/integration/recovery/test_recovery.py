@@ -243,7 +243,7 @@ async def test_a_node_whose_heartbeat_is_old_is_dormant_though_it_holds_its_lock
 async def test_a_node_that_holds_its_lock_and_shows_that_it_lives_keeps_its_work(shop: str) -> None:
     async with member(shop) as membership, Workbench(shop) as bench:
         leftovers.received_orders(shop, shop, [leftovers.envelope(1)], membership.node)
-        sweeper = DormantNodes(bench.database, bench.settings, bench.counters)
+        sweeper = DormantNodes(bench.context())
         until = asyncio.get_running_loop().time() + 3 * bench.settings.dormant_grace.total_seconds()
         while asyncio.get_running_loop().time() < until:
             assert await sweeper.sweep() == 0
@@ -256,7 +256,7 @@ async def test_one_node_at_a_time_sweeps(shop: str) -> None:
     dead = leftovers.dead_node(shop)
     leftovers.received_orders(shop, shop, [leftovers.envelope(1)], dead)
     async with Workbench(shop, dormant_grace=timedelta(microseconds=1)) as bench:
-        sweeper = DormantNodes(bench.database, bench.settings, bench.counters)
+        sweeper = DormantNodes(bench.context())
         with leftovers.transaction(shop) as conn:
             assert try_lock(conn, SCHEMA, Job.SWEEP)
             assert [await sweeper.sweep() for _ in range(3)] == [0, 0, 0]
@@ -453,7 +453,7 @@ async def test_a_latch_is_a_row_that_every_node_obeys_until_a_ping_is_answered(
 
 def latched_in(bus: Bus) -> bool:
     assert bus.runtime.node is not None
-    return bus.runtime.node.senders[PEER].circuit.latched
+    return bus.runtime.node.agents.senders[PEER].circuit.latched
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])

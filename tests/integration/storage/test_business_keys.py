@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 from uuid import UUID, uuid5
 
@@ -27,9 +26,10 @@ from durable.storage.dead_letters import LetterRange, Selection
 from durable.storage.inbox import Arrival
 from durable.storage.rows import QUARANTINED, Letter
 from durable.storage.sql import dead_letters as letter_statements
-from durable.storage.sql.messages import Statement
+from durable.storage.sql.statement import Statement
 from durable.testing import ManualClock
-from durable.testing.mailbox import Handled, Mailbox
+from durable.testing.mailbox import Mailbox
+from durable.testing.rows import Handled
 from tests.support.letters import ENDPOINT, NODE, SCHEMA
 from tests.support.tables import Tables, shared_tables
 
@@ -37,7 +37,7 @@ KEY = uuid5(UUID(int=0), "invoice-17")
 TYPE = "keys.invoice"
 BEGAN = datetime(2030, 1, 1, tzinfo=UTC)
 LATER = timedelta(days=365)
-FAILED, TOO_LARGE = Letter.because("a test", "test"), Letter.because("too large", QUARANTINED)
+FAILED = Letter.because("a test", "test")
 
 
 class World(ABC):
@@ -86,13 +86,13 @@ class OnPostgres(World):
         if inbox.store(self._conn, SCHEMA, [arrival]):
             return True
         if inbox.find_changed_bodies(self._conn, SCHEMA, [arrival]):
-            other = Letter.because("another message was received under the same id before", QUARANTINED)
-            inbox.quarantine(self._conn, SCHEMA, NODE, ENDPOINT, envelope.body, other, envelope, {})
+            reason = "another message was received under the same id before"
+            inbox.quarantine(self._conn, SCHEMA, NODE, inbox.Unfit(ENDPOINT, envelope.body, reason, envelope))
         return False
 
     def quarantine(self, envelope: Envelope) -> None:
-        put = partial(inbox.quarantine, self._conn, SCHEMA, NODE, ENDPOINT, envelope.body, TOO_LARGE, envelope, {})
-        put(replayable=True)
+        unfit = inbox.Unfit(ENDPOINT, envelope.body, "too large", envelope, replayable=True)
+        inbox.quarantine(self._conn, SCHEMA, NODE, unfit)
 
     def handle(self) -> Envelope | None:
         leases = self._claim()

@@ -13,7 +13,7 @@ from durable.storage import circuits, gauges
 from durable.storage.circuits import CircuitKind
 from durable.storage.gauges import MOST_COUNTED, Side
 from durable.storage.sql import gauges as gauge_statements
-from durable.storage.sql.messages import Statement
+from durable.storage.sql.statement import Statement
 from tests.conftest import fresh_databases
 
 MANY = 20 * MOST_COUNTED

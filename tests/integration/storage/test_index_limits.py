@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
+from durable.agents.context import AgentContext
 from durable.agents.receiving import LeftToOthers, ReceivingAgent
-from durable.clock import SystemClock
 from durable.envelope import ANY_NODE, Envelope, NodeId, new_id
 from durable.messages.ordering import OrderingRules
 from durable.messages.validation import MAX_HEADER_BYTES, MAX_TEXT_BYTES, find_error
@@ -22,7 +22,6 @@ from durable.storage.circuits import CircuitKind
 from durable.storage.database import Database
 from durable.storage.outbox import Sent
 from durable.storage.sql.recovery import INCOMING, OUTGOING, REFUSED_OWNER
-from durable.telemetry import Counters
 from tests.support.tables import Tables
 
 NODE = NodeId(7)
@@ -106,14 +105,7 @@ async def test_key_over_the_limit_is_quarantined_on_arrival_and_its_neighbours_a
     due = datetime.now(UTC) - timedelta(seconds=1)
     sound = [longest(alphabet, execution_time=due) for _ in range(3)]
     long = msgspec.structs.replace(sound[0], id=new_id(), partition_key=text(alphabet, MAX_TEXT_BYTES + 4, seed=9))
-    agent = ReceivingAgent(
-        database=database,
-        node=NODE,
-        settings=load_settings(database_url=tables.url),
-        clock=SystemClock(),
-        intake=LeftToOthers(),
-        counters=Counters(),
-    )
+    agent = ReceivingAgent(AgentContext(database, NODE, load_settings(database_url=tables.url)), LeftToOthers())
     running = asyncio.create_task(agent.run())
     assert await agent.receive("shop", [sound[0], long, *sound[1:]]) == [STORED] * 4
     agent.stop()

@@ -21,8 +21,8 @@ from durable.storage.inbox import Arrival
 from durable.storage.ordering import Lane
 from durable.storage.outbox import Sent
 from durable.storage.sql import ordering as sql
-from durable.storage.sql.messages import Statement
 from durable.storage.sql.recovery import INCOMING
+from durable.storage.sql.statement import Statement
 from tests.failure.leftovers import envelope
 
 SCHEMA = "durable"
@@ -65,7 +65,7 @@ def claim_in(
     conn: Connection, schema: str, *, keys: Sequence[str], node: NodeId, types: Sequence[str], size: int
 ) -> list[LeasedEnvelope]:
     found = ordering.claim(
-        conn, schema, destination=None, keys=list(keys), message_types=types, batch_size=size, node=node
+        conn, schema, ordering.Turns(list(keys), handlers={t: t for t in types}), batch_size=size, node=node
     )
     return found.leases
 
@@ -248,7 +248,7 @@ class TestTwoAtOnce:
         with desk.engine.connect() as first:
             claim_in(first, SCHEMA, keys=["k"], node=A, types=TYPES, size=1)
             found = desk.run(
-                ordering.claim, destination=None, keys=["k", "other"], message_types=TYPES, batch_size=9, node=B
+                ordering.claim, ordering.Turns(["k", "other"], handlers={t: t for t in TYPES}), batch_size=9, node=B
             )
             assert (found.leases, found.contested) == ([], ["k"])
             first.commit()
@@ -380,9 +380,7 @@ class TestLooking:
             def claim(types: list[str]) -> int:
                 desk.run(
                     ordering.claim,
-                    destination=None,
-                    keys=["k"],
-                    message_types=types,
+                    ordering.Turns(["k"], handlers={t: t for t in types}),
                     batch_size=9,
                     node=A,
                     tell_others=types,
@@ -459,10 +457,7 @@ class TestShares:
             before = {row[0] for row in conn.execute("SELECT id FROM durable.incoming_envelopes WHERE owner_id <> 0")}
         _, after = desk.run(
             ordering.claim_shares,
-            message_type=TYPES[0],
-            start=start,
-            weights=weights,
-            batch_size=size,
+            ordering.Share(TYPES[0], start, weights, size),
             node=A,
         )
         with psycopg.connect(desk.url) as conn:

@@ -30,6 +30,7 @@ from durable.storage.circuits import CircuitKind
 from durable.storage.database import Database
 from durable.storage.dead_letters import LetterRange, Selection
 from durable.storage.inbox import Arrival
+from durable.storage.ordering import Share, Turns
 from durable.storage.outbox import Sent
 from durable.storage.rows import Letter
 from durable.storage.sql import dead_letters as letter_statements
@@ -174,13 +175,15 @@ def of_recovery(side: str, table: Recovery) -> dict[str, Batch]:
 
 
 KEYS = [f"key {number}" for number in range(COUNT)]
-SHARES: dict[str, Any] = {"start": "", "weights": {}, "batch_size": 100, "node": NODE}
 
 
 def claim_keys(database: Database, side: str, keys: Sequence[str]) -> Any:
-    whose: dict[str, Any] = {"destination": PEER if side == "outgoing" else None}
-    types = [MESSAGE_TYPE] if side == "incoming" else []
-    return database.transaction(ordering.claim, **whose, keys=keys, message_types=types, batch_size=100, node=NODE)
+    turns = Turns(keys, PEER) if side == "outgoing" else Turns(keys, handlers={MESSAGE_TYPE: MESSAGE_TYPE})
+    return database.transaction(ordering.claim, turns, batch_size=100, node=NODE)
+
+
+def share(lane: str) -> Share:
+    return Share(lane, "", {}, 100)
 
 
 BATCHES: dict[str, Batch] = {
@@ -192,11 +195,11 @@ BATCHES: dict[str, Batch] = {
     ),
     "claim shares to send": Batch(
         "outgoing", UNOWNED, "UPDATE",
-        lambda db, _: db.transaction(ordering.claim_outgoing_shares, destination=PEER, **SHARES), tenant_of_its_own,
+        lambda db, _: db.transaction(ordering.claim_outgoing_shares, share(PEER), node=NODE), tenant_of_its_own,
     ),
     "claim shares to handle": Batch(
         "incoming", UNOWNED, "UPDATE",
-        lambda db, _: db.transaction(ordering.claim_shares, message_type=MESSAGE_TYPE, **SHARES), tenant_of_its_own,
+        lambda db, _: db.transaction(ordering.claim_shares, share(MESSAGE_TYPE), node=NODE), tenant_of_its_own,
     ),
     "claim outgoing": Batch(
         "outgoing", UNOWNED, "UPDATE",
@@ -375,7 +378,7 @@ async def test_code_that_every_row_meets_alike_puts_none_aside(
     claims: dict[Callable[[int], QueueKeys], Callable[[], Awaitable[object]]] = {
         free: lambda: database.transaction(inbox.claim, message_type=MESSAGE_TYPE, batch_size=100, node=NODE),
         key_of_its_own: lambda: claim_keys(database, "incoming", KEYS),
-        tenant_of_its_own: lambda: database.transaction(ordering.claim_shares, message_type=MESSAGE_TYPE, **SHARES),
+        tenant_of_its_own: lambda: database.transaction(ordering.claim_shares, share(MESSAGE_TYPE), node=NODE),
     }
 
     with pytest.raises(DBAPIError):

@@ -26,11 +26,12 @@ from durable.storage.dead_letters import LetterRange
 from durable.storage.inbox import Arrival
 from durable.storage.locks import Job
 from durable.storage.outbox import Sent
-from durable.storage.rows import Letter, failure_columns
+from durable.storage.rows import ONCE, Letter
 from durable.storage.sql import housekeeping
-from durable.storage.sql import messages as statements
-from durable.storage.sql.messages import Statement
+from durable.storage.sql import inbox as inbox_statements
+from durable.storage.sql import outbox as outbox_statements
 from durable.storage.sql.recovery import INCOMING, OUTGOING, Recovery
+from durable.storage.sql.statement import Statement
 from tests.conftest import fresh_databases
 from tests.failure.books import waits_for_a_lock
 from tests.failure.leftovers import MESSAGE_TYPE, SCHEMA, envelope
@@ -458,17 +459,17 @@ async def test_of_a_batch_only_the_rows_that_are_still_owned_are_finished(store:
 # ---------------------------------------------------------------- the fence, as the planner sees it
 
 FENCED = {
-    statements.DELETE_SENT: "outgoing",
-    statements.COUNT_FAILED_SEND: "outgoing",
-    statements.DEAD_LETTER_OUTGOING: "outgoing",
-    statements.EXPIRE_OWNED_OUTGOING: "outgoing",
+    outbox_statements.DELETE_SENT: "outgoing",
+    outbox_statements.COUNT_FAILED_SEND: "outgoing",
+    outbox_statements.DEAD_LETTER_OUTGOING: "outgoing",
+    outbox_statements.EXPIRE_OWNED_OUTGOING: "outgoing",
     OUTGOING.release: "outgoing",
-    statements.FINISH_HANDLED: "incoming",
+    inbox_statements.FINISH_HANDLED: "incoming",
     INCOMING.release: "incoming",
-    statements.BEGIN_SUSPECT_ATTEMPT: "incoming",
-    statements.RETRY_LATER: "incoming",
-    statements.DEAD_LETTER_INCOMING: "incoming",
-    statements.EXPIRE_OWNED_INCOMING: "incoming",
+    inbox_statements.BEGIN_SUSPECT_ATTEMPT: "incoming",
+    inbox_statements.RETRY_LATER: "incoming",
+    inbox_statements.DEAD_LETTER_INCOMING: "incoming",
+    inbox_statements.EXPIRE_OWNED_INCOMING: "incoming",
 }
 
 
@@ -493,7 +494,7 @@ async def test_a_fence_uses_the_primary_key_and_never_the_owner_index(store: Sto
 def explain(conn: Connection, schema: str, statement: Statement, keys: Sequence[tuple[Any, str, int]]) -> Any:
     """The plan of a fenced statement for these rows of node A."""
     params = leases.fence(A, keys) | dict(zip(("id", "endpoint", "epoch"), keys[0], strict=True))
-    params |= LETTER.parameters() | failure_columns(()) | {"message_digest": 0, "earlier": 20}
+    params |= LETTER.parameters() | ONCE.columns() | {"message_digest": 0}
     params |= {"delay": timedelta(seconds=1), "counted": 1, "within": timedelta(0), "keep_body": False}
     explained = text(f"EXPLAIN (FORMAT JSON) {statement.within(schema).text}")
     plan = conn.execute(explained, {key: params[key] for key in explained.compile().params}).scalar_one()
@@ -736,7 +737,9 @@ async def test_what_the_peer_rejects_is_a_dead_letter_of_the_outgoing_side(store
 @pytest.mark.parametrize("known", [True, False], ids=["envelope", "bytes alone"])
 async def test_what_cannot_be_stored_is_quarantined_with_its_bytes(store: Store, known: bool) -> None:
     strange = envelope(1) if known else None
-    await store.run(inbox.quarantine, A, "billing", b"\xff\0", LETTER, strange, {"routing-key": "a\0b\ud800"})
+    await store.run(
+        inbox.quarantine, A, inbox.Unfit("billing", b"\xff\0", "a test", strange, {"routing-key": "a\0b\ud800"})
+    )
 
     row = await store.one("SELECT id, message_type, body, reason, headers FROM durable.dead_letters")
     known_columns = (strange.id if strange else None, MESSAGE_TYPE if strange else None)

@@ -17,7 +17,6 @@ from pydantic import BaseModel, Field, model_validator
 from durable import Context, Incoming, InvalidMessage, InvalidSetting, Outgoing, message
 from durable.application.middlewares import Logging, Validation
 from durable.envelope import Envelope, LeasedEnvelope, new_id
-from durable.outbox.envelope_factory import Cause
 from durable.testing import Chaos, ChaosError
 
 ID = UUID(int=1)
@@ -165,8 +164,7 @@ class TestLogging:
     def test_a_send_is_told_with_its_cause(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
         parent = envelope()
-        cause = Cause(parent)
-        Logging().send(Outgoing(Struct(4711), "event", cause=cause), sent)
+        Logging().send(Outgoing(Struct(4711), "event", caused_by=parent), sent)
         Logging().send(Outgoing(Struct(4711)), lambda _: None)
         (level, event, fields), (_, dropped, _) = self.told(caplog)
         assert (level, event, dropped) == (logging.INFO, "sent", "dropped")

@@ -190,7 +190,7 @@ class TestHandlers:
         envelope_factory = EnvelopeFactory("shop", shop.application.routes, shop.settings, shop.runtime.clock)
         sent = envelope_factory.command(V1("4.20"))
         assert (sent.destination, sent.message_type) == (LOCAL, V1_TYPE)
-        assert [envelope.destination for envelope in envelope_factory.event(V2(cents=1))[1]] == [LOCAL]
+        assert [envelope.destination for envelope in envelope_factory.cascaded(V2(cents=1))] == [LOCAL]
         assert shop.application.routes.destinations() == {V3_TYPE: [LOCAL]}
 
     def test_rabbitmq_is_asked_for_every_version(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from typing import Any, Unpack
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -16,7 +17,7 @@ from durable.messages import codec
 from durable.messages import validation as screening
 from durable.messages.registry import message
 from durable.messages.routing import LOCAL, Routes
-from durable.outbox.envelope_factory import REPLY_TO, Cause, EnvelopeFactory
+from durable.outbox.envelope_factory import REPLY_TO, Cause, EnvelopeFactory, Kind, Outgoing, Sending, SendOptions
 from durable.settings import load_settings
 from durable.testing import ManualClock
 
@@ -55,6 +56,22 @@ def envelope_factory(routes: Routes) -> EnvelopeFactory:
     return EnvelopeFactory("orders", routes, load_settings(max_message_bytes=200), ManualClock(NOW))
 
 
+def send(
+    factory: EnvelopeFactory, message: object, kind: Kind, cause: Cause | None = None, **options: Unpack[SendOptions]
+) -> tuple[UUID, list[Envelope]]:
+    """The id of what an outbox sends, and its envelopes."""
+    envelopes: list[Envelope] = []
+    sent = factory.send(Sending(message, kind, None, options, None, cause, envelopes.extend))
+    assert sent is not None
+    return sent, envelopes
+
+
+def publish(
+    factory: EnvelopeFactory, message: object, cause: Cause | None = None, **options: Unpack[SendOptions]
+) -> tuple[UUID, list[Envelope]]:
+    return send(factory, message, "event", cause, **options)
+
+
 def cause() -> Envelope:
     return Envelope(
         id=new_id(),
@@ -81,14 +98,14 @@ class TestCommands:
 
     def test_a_message_sent_by_a_handler_names_its_cause(self, envelope_factory: EnvelopeFactory) -> None:
         handled = cause()
-        envelope = envelope_factory.command(Placed(), cause=Cause(handled))
+        envelope = send(envelope_factory, Placed(), "command", Cause(handled))[1][0]
         assert (envelope.correlation_id, envelope.causation_id) == (handled.correlation_id, handled.id)
         assert envelope.id not in (handled.id, handled.correlation_id)
 
     def test_a_handler_that_runs_again_sends_the_same_ids(self, envelope_factory: EnvelopeFactory) -> None:
         handled = cause()
         first, second = (
-            [envelope_factory.command(Placed(), cause=attempt).id for _ in range(3)]
+            [send(envelope_factory, Placed(), "command", attempt)[1][0].id for _ in range(3)]
             for attempt in (Cause(handled), Cause(handled))
         )
         assert first == second
@@ -100,10 +117,10 @@ class TestCommands:
         handled, other = cause(), cause()
         elsewhere = EnvelopeFactory("shipping", routes, load_settings(), ManualClock(NOW))
         ids = {
-            envelope_factory.command(Placed(), cause=Cause(handled)).id,
-            envelope_factory.command(Placed(), cause=Cause(other)).id,
-            elsewhere.command(Placed(), cause=Cause(handled)).id,
-            envelope_factory.event(Shipped(), cause=Cause(handled))[0],
+            send(envelope_factory, Placed(), "command", Cause(handled))[1][0].id,
+            send(envelope_factory, Placed(), "command", Cause(other))[1][0].id,
+            send(elsewhere, Placed(), "command", Cause(handled))[1][0].id,
+            publish(envelope_factory, Shipped(), Cause(handled))[0],
         }
         assert len(ids) == 4
 
@@ -113,12 +130,14 @@ class TestCommands:
         )
         assert (
             envelope_factory.command(Placed(), id_from="17").id
-            == envelope_factory.command(Placed(), cause=Cause(cause()), id_from="17").id
+            == send(envelope_factory, Placed(), "command", Cause(cause()), id_from="17")[1][0].id
         )
         assert (
             envelope_factory.command(Placed(), id_from="18").id != envelope_factory.command(Placed(), id_from="17").id
         )
-        assert envelope_factory.event(Shipped(), id_from="17")[0] != envelope_factory.command(Placed(), id_from="17").id
+        assert (
+            publish(envelope_factory, Shipped(), id_from="17")[0] != envelope_factory.command(Placed(), id_from="17").id
+        )
 
     @pytest.mark.parametrize("key", ["", "a\nb", "\ud800"])
     def test_a_business_key_that_is_no_text_is_refused(self, envelope_factory: EnvelopeFactory, key: str) -> None:
@@ -147,12 +166,12 @@ class TestCommands:
         routes.subscribe("composing.placed", MAIL)
         envelope_factory.command(Placed())  # its route counts, not the subscriber
         with pytest.raises(RoutingError, match=r"use send\(\)"):
-            envelope_factory.event(Placed())
+            publish(envelope_factory, Placed())
 
 
 class TestEvents:
     def test_every_subscriber_gets_an_envelope_under_the_same_id(self, envelope_factory: EnvelopeFactory) -> None:
-        event_id, envelopes = envelope_factory.event(Shipped())
+        event_id, envelopes = publish(envelope_factory, Shipped())
         assert [envelope.destination for envelope in envelopes] == [BILLING, MAIL, LOCAL]
         assert {envelope.id for envelope in envelopes} == {event_id}
         first, *others = (msgspec.structs.replace(envelope, destination="") for envelope in envelopes)
@@ -160,21 +179,21 @@ class TestEvents:
 
     def test_an_event_that_nobody_wants_is_checked_all_the_same(self, envelope_factory: EnvelopeFactory) -> None:
         nobody = EnvelopeFactory("orders", Routes(), load_settings(), ManualClock(NOW))
-        event_id, envelopes = nobody.event(Shipped())
+        event_id, envelopes = publish(nobody, Shipped())
         assert (event_id.version, envelopes) == (7, [])
         with pytest.raises(InvalidMessage):
-            nobody.event(Shipped(float("nan")))
+            publish(nobody, Shipped(float("nan")))
 
 
 class TestCascading:
     def test_what_has_subscribers_is_published_and_the_rest_is_sent(self, envelope_factory: EnvelopeFactory) -> None:
         handled = cause()
-        assert [e.destination for e in envelope_factory.cascaded(Shipped(), cause=Cause(handled))] == [
+        assert [e.destination for e in send(envelope_factory, Shipped(), "cascade", Cause(handled))[1]] == [
             BILLING,
             MAIL,
             LOCAL,
         ]
-        (command,) = envelope_factory.cascaded(Placed(), cause=Cause(handled))
+        (command,) = send(envelope_factory, Placed(), "cascade", Cause(handled))[1]
         assert (command.destination, command.causation_id) == (BILLING, handled.id)
 
 
@@ -282,3 +301,9 @@ class TestRefusals:
         assert screening.find_error(envelope, max_message_bytes=1 << 20) is None
         assert codec.decode(envelope.body, Placed).note == note
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(envelope), type=Envelope) == envelope
+
+
+def test_an_outgoing_that_a_middleware_made_itself_is_refused(envelope_factory: EnvelopeFactory) -> None:
+    """It belongs to no outbox, and would be lost."""
+    with pytest.raises(TypeError, match=r"replace\(\)"):
+        envelope_factory.send(Outgoing(Placed()))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from durable.messages.registry import class_of
-from durable.storage.rows import KEPT_ATTEMPTS, Failure, both_ends, error_text, failure_columns
+from durable.storage.rows import KEPT_ATTEMPTS, ONCE, Failure, Tried, both_ends, error_text
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -63,8 +63,8 @@ def test_the_type_has_its_module_unless_it_is_built_in() -> None:
 
 def test_the_last_attempts_are_kept() -> None:
     failures = [Failure(number, NOW, "E", "r", "t") for number in range(1, 51)]
-    assert failure_columns(failures)["failed_number"] == list(range(51 - KEPT_ATTEMPTS, 51))
-    assert all(values == [] for values in failure_columns(()).values())
+    assert Tried(1, failures).columns()["failed_number"] == list(range(51 - KEPT_ATTEMPTS, 51))
+    assert all(values == [] for name, values in ONCE.columns().items() if name.startswith("failed"))
 
 
 @given(st.text(), st.integers(2, 50))

@@ -1,0 +1,30 @@
+"""What every agent of one node works with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from durable.clock import Clock, SystemClock
+from durable.envelope import NodeId
+from durable.settings import Settings
+from durable.storage.database import Database
+from durable.telemetry import Counters, Subject
+
+
+@dataclass(frozen=True, slots=True)
+class AgentContext:
+    """One node's database, its id, its settings, its clock, and the counters of one subject or of all of them."""
+
+    database: Database
+    node: NodeId
+    settings: Settings
+    clock: Clock = field(default_factory=SystemClock)
+    counters: Counters = field(default_factory=Counters)
+
+    def at(self, node: NodeId) -> AgentContext:
+        """The same for this node."""
+        return replace(self, node=node)
+
+    def of(self, subject: Subject, name: str) -> AgentContext:
+        """The same for the agent of one subject, which counts for itself."""
+        return replace(self, counters=self.counters.of(subject, name))

@@ -1,0 +1,310 @@
+"""What becomes of messages that a handling agent has taken: handled, given up, or handed back for another attempt.
+
+    taken --> may it begin? --> decode --> attempt, of a group or alone --> handled
+                  |                              |
+                  |               the policy decides: again at once, later, never, or the handler stops
+                  +--> handed back, or expired
+
+With `max_batch=N` up to N messages share one transaction; when one of them fails it rolls back, and each is run alone,
+as long as nothing has stopped the handler meanwhile. Each attempt decodes its message anew.
+
+Any error of a handler is a failed attempt, also a BaseException. A failure of the infrastructure is none: without a
+connection or a thread a message goes back uncounted, and when the database goes away in an attempt it runs again.
+
+A message whose nodes died again and again is a suspect. Its attempts are counted before they run, and a node runs one
+suspect at a time: so the one that kills its process is found and comes to its end, and its neighbours are handled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from datetime import timedelta
+from typing import Final, NamedTuple
+
+from durable.agents.attempts import Attempts, Task
+from durable.agents.context import AgentContext
+from durable.agents.handler_circuit import HandlerCircuit
+from durable.agents.pace import Pace
+from durable.agents.runner import NoRoom, Outage
+from durable.agents.settling import Settling
+from durable.application.handlers import Handler
+from durable.application.retry import DeadLetter, Pause, Policy, RunAgain, RunLater
+from durable.envelope import LeasedEnvelope
+from durable.errors import LeaseLost, said
+from durable.messages import upcasting
+from durable.storage.database import answer
+from durable.storage.rows import UNCOUNTED, Failure, Letter, Tried
+from durable.telemetry import Event, log
+
+BREATH: Final = 1.0  # seconds until more is begun where there was no connection or thread, or a worker has failed
+_SUSPICIOUS: Final = 2  # deaths; one is an accident, and what the dead node had in memory is handled at full speed
+_FREE_OUTAGES: Final = 2  # of one message, in a row; a handler that breaks its connection each time comes to its end
+
+
+class BlockedKeys(set[str]):
+    """Ordering keys of which nothing more may be begun now."""
+
+    def __init__(self, keys: Iterable[str | None] = ()) -> None:
+        super().__init__(key for key in keys if key is not None)
+
+    def hold(self, lease: LeasedEnvelope) -> None:
+        if lease.ordering_key is not None:
+            self.add(lease.ordering_key)
+
+
+class NoRoomSpell(NamedTuple):
+    """Attempts for which there was no room, one after another; monotonic seconds."""
+
+    first: float
+    last: float
+    reason: str
+
+
+class Delivery:
+    """Brings messages of one handler to their end, or to their next attempt."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        attempts: Attempts,
+        context: AgentContext,
+        policy: Policy,
+        *,
+        suspects: asyncio.Lock,
+        changed: asyncio.Event,
+        end_if_cancelled: Callable[[], None],
+    ) -> None:
+        """`changed` is set when it has stopped its handler; `end_if_cancelled` raises CancelledError for its agent."""
+        settings = context.settings
+        self.circuit = HandlerCircuit(handler.message_type, handler.circuit_breaker, context)
+        self.settling = Settling(handler, context)
+        self.pace = Pace(f"handling {handler.message_type}", settings.step_timeout.total_seconds())
+        self.paused_versions: Collection[str] = ()
+        self.parked: Set[str] = frozenset()
+        self.stopping = False
+        self.no_room: NoRoomSpell | None = None
+        self._handler = handler
+        self._attempts = attempts
+        self._database = context.database
+        self._settings = settings
+        self._clock = context.clock
+        self._counters = context.counters
+        self._policy = policy
+        self._suspects = suspects
+        self._changed = changed
+        self._end_if_cancelled = end_if_cancelled
+        self._longest_attempt = (settings.step_timeout + (handler.timeout or settings.handler_timeout)).total_seconds()
+
+    async def handle(self, taken: Sequence[LeasedEnvelope]) -> BlockedKeys:
+        """Returns the keys that are held: one of their messages has not come to its end, so that none may follow."""
+        held = BlockedKeys()
+        sound = [lease for lease in taken if not is_suspect(lease)]
+        tasks = [task for lease in sound if (task := await self._prepare(lease, held)) is not None]
+        if len(tasks) == 1:
+            await self._handle_alone(tasks[0], held)
+        elif tasks:
+            for task in await self._handle_together(tasks, held):
+                # What became of those before may have stopped it.
+                if await self._may_begin(task.lease, held, has_threads=self._attempts.has_last_threads):
+                    await self._handle_alone(task, held)
+        for lease in taken:
+            if is_suspect(lease):
+                await self._handle_suspect(lease, held)
+        return held
+
+    async def _may_begin(self, lease: LeasedEnvelope, held: BlockedKeys, *, has_threads: bool | None = None) -> bool:
+        """Is it this message's turn, is its handler to run, and is it not too late? Otherwise it goes back, or ends."""
+        if lease.envelope.partition_key in self.parked or self._is_stopped(lease, has_threads=has_threads):
+            held.hold(lease)
+            await self.settling.hand_back([lease])
+            return False
+        if lease.ordering_key in held:
+            await self.settling.hand_back([lease])
+            return False
+        return not (lease.envelope.is_late(self._clock.now()) and await self.settling.expire(lease))
+
+    def _is_stopped(self, lease: LeasedEnvelope, *, has_threads: bool | None = None) -> bool:
+        """Is nothing of this message to be begun now? A trial is what finds out whether its handler works again."""
+        is_open = self.circuit.is_open and not self.circuit.is_trial(lease)
+        rests = is_open or not (self._attempts.has_threads if has_threads is None else has_threads)
+        return rests or self.stopping or lease.envelope.message_type in self.paused_versions
+
+    async def _prepare(self, lease: LeasedEnvelope, held: BlockedKeys) -> Task | None:
+        """The message, unless it has expired, cannot be decoded, has killed too many processes, or must wait."""
+        if not await self._may_begin(lease, held):
+            return None
+        attempt = lease.attempts + 1
+        if is_suspect(lease):
+            counted = await self.settling.begin_suspect_attempt(lease)
+            if counted is None:
+                held.hold(lease)
+                return None
+            attempt = counted
+            if attempt > self._policy.max_attempts:
+                reason = f"its node died {lease.interruptions} times while it was being handled"
+                await self._dead_letter(lease, Letter.because(reason, "killed its node"), UNCOUNTED, held)
+                return None
+        return await self._decode(lease, attempt, held)
+
+    async def _decode(self, lease: LeasedEnvelope, attempt: int, held: BlockedKeys) -> Task | None:
+        """The message as it was sent: each attempt may change what it is given. None when it cannot be decoded."""
+        try:
+            return Task(lease, upcasting.decode(lease.envelope, self._handler.cls), attempt)
+        except BaseException as error:  # also what validators and upcasters of the application raise
+            self._end_if_cancelled()
+            await self._dead_letter(
+                lease, Letter.from_error(error), self._tried(1, [self._failure(error, attempt)]), held
+            )
+            return None
+
+    async def _dead_letter(self, lease: LeasedEnvelope, letter: Letter, tried: Tried, held: BlockedKeys) -> None:
+        await self.settling.dead_letter(lease, letter, tried)
+        if self.settling.parks:
+            held.hold(lease)
+
+    # ------------------------------------------------------------------ attempts, and what follows
+
+    async def _attempt(self, tasks: Sequence[Task]) -> BaseException | None:
+        """Run these in one transaction; return why they were not handled, or None."""
+        error = await self._run_attempt(tasks)
+        if not isinstance(error, NoRoom):
+            self.no_room = None
+        asked = self._attempts.take_asked()
+        if asked and await self.circuit.pause(asked):
+            self._stop_here()
+        return error
+
+    async def _run_attempt(self, tasks: Sequence[Task]) -> BaseException | None:
+        began = time.perf_counter()
+        try:
+            with self.pace.step("an attempt", self._longest_attempt):
+                await self._attempts.run(tasks)
+        except BaseException as error:
+            self._end_if_cancelled()
+            return _as_failure(error)
+        finally:
+            self._counters.durations.observe(time.perf_counter() - began)
+        return None
+
+    async def _handle_together(self, tasks: Sequence[Task], held: BlockedKeys) -> Sequence[Task]:
+        """Handle them in one transaction. Returns those that are to be run alone, decoded anew, because it failed."""
+        error = await self._attempt(tasks)
+        if error is None:
+            await self._handled([task.lease for task in tasks])
+            return []
+        if isinstance(error, NoRoom):
+            await self._give_back(tasks, error, held)
+            return []
+        log.info("a group of %d rolled back, each is run alone: %s", len(tasks), said(error))
+        if isinstance(error, Outage):
+            await self._wait_for_database()
+        again = [await self._decode(task.lease, task.attempt, held) for task in tasks]
+        return [task for task in again if task is not None]
+
+    async def _give_back(self, tasks: Sequence[Task], error: NoRoom, held: BlockedKeys) -> None:
+        """There was no room for their attempt: any node may try, and they have lost none."""
+        log.warning("%d messages of %s go back uncounted: %s", len(tasks), self._handler.name, error)
+        now = time.monotonic()
+        self.no_room = NoRoomSpell(self.no_room.first if self.no_room else now, now, str(error))
+        for task in tasks:
+            held.hold(task.lease)
+            if is_suspect(task.lease):
+                await self.settling.take_back_attempt(task.lease)
+        if sound := [task.lease for task in tasks if not is_suspect(task.lease)]:
+            await self.settling.hand_back(sound)
+        await asyncio.sleep(BREATH)
+
+    async def _wait_for_database(self) -> None:
+        await self._database.transaction_with_retry(answer)
+
+    async def _handle_suspect(self, lease: LeasedEnvelope, held: BlockedKeys) -> None:
+        """With no other suspect counted meanwhile: if the node dies now, it was this one, or accident."""
+        async with self._suspects:
+            if self.stopping:  # it is released with all that this node owns
+                held.hold(lease)
+                return
+            task = await self._prepare(lease, held)
+            if task is not None:
+                await self._handle_alone(task, held)
+
+    async def _handle_alone(self, first: Task, held: BlockedKeys) -> None:
+        task: Task | None = first
+        lease, failures, outages = first.lease, list[Failure](), 0
+        while task is not None:
+            error, attempt = await self._attempt([task]), task.attempt
+            if error is None:
+                await self._handled([lease])
+                return
+            if isinstance(error, LeaseLost):
+                self._counters.add(Event.LEASE_LOST)
+                log.warning("lease of %s lost: rolled back", lease.envelope.id)
+                held.hold(lease)
+                return
+            if isinstance(error, NoRoom):
+                await self._give_back([task], error, held)
+                return
+            if isinstance(error, Outage) and outages < _FREE_OUTAGES:
+                outages += 1
+                log.warning("%s of %s runs again: %s", self._handler.name, lease.envelope.id, error)
+                await self._wait_for_database()
+                if not await self._may_begin(lease, held):
+                    return
+            else:
+                outages = 0
+                failures = [*failures, self._failure(error, attempt)][-self._settings.kept_attempts :]
+                if not await self._runs_again(lease, attempt, error, failures, held):
+                    return
+                attempt += 1
+            task = await self._decode(lease, attempt, held)
+
+    async def _runs_again(
+        self, lease: LeasedEnvelope, attempt: int, error: BaseException, failures: Sequence[Failure], held: BlockedKeys
+    ) -> bool:
+        """Settle a failed attempt as the policy decides. True when the message is to run again at once."""
+        now = self._clock.now()
+        decision = self._policy.decide(error, attempt, now - lease.envelope.due_at)
+        self._counters.add(Event.ATTEMPT_FAILED)
+        log.warning("%s of %s failed, attempt %d: %s", self._handler.name, lease.envelope.id, attempt, said(error))
+        if isinstance(decision, RunAgain):
+            if not (self._is_stopped(lease) or lease.envelope.is_late(now)):
+                return True
+            decision = RunLater(timedelta(0))
+        if self.settling.parks or not isinstance(decision, DeadLetter):
+            held.hold(lease)
+        counted_before = lease.attempts + (1 if is_suspect(lease) else 0)
+        tried = self._tried(attempt - counted_before, failures)
+        await self.settling.settle(lease, decision, error, tried)
+        await self.circuit.failed(lease, error)
+        if isinstance(decision, Pause):
+            self.circuit.generation += 1
+            self._stop_here()
+        return False
+
+    async def _handled(self, owned: Sequence[LeasedEnvelope]) -> None:
+        self._counters.add(Event.HANDLED, len(owned))
+        await self.circuit.handled(owned)
+
+    def _tried(self, counted: int, failures: Sequence[Failure]) -> Tried:
+        return Tried(counted, failures, self._settings.kept_attempts)
+
+    def _failure(self, error: BaseException, attempt: int) -> Failure:
+        return Failure.from_error(error, number=attempt, failed_at=self._clock.now())
+
+    def _stop_here(self) -> None:
+        """The handler is stopped by now for every node, this one included."""
+        if self.circuit.observe(True, probing=False):
+            self._changed.set()
+
+
+def _as_failure(error: BaseException) -> BaseException:
+    if isinstance(error, asyncio.CancelledError):
+        failure = RuntimeError("something that the handler awaited was cancelled")
+        failure.__cause__ = error
+        return failure
+    return error
+
+
+def is_suspect(lease: LeasedEnvelope) -> bool:
+    return lease.interruptions >= _SUSPICIOUS

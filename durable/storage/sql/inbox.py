@@ -1,0 +1,205 @@
+"""The statements of the inbox: storing what arrives, claiming, and finishing in the handler's transaction."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from durable.storage.sql.columns import (
+    CLAIMED,
+    DATED,
+    ENVELOPE,
+    FENCE,
+    FROM_INCOMING,
+    HISTORY,
+    LETTER,
+    MINE,
+    QUEUEING,
+    REMEMBERED,
+    REPLAYS,
+    SELECT_ENVELOPE,
+    UNNEST_ENVELOPE,
+    UNNEST_QUEUEING,
+    known_digest,
+    remember_undated,
+)
+from durable.storage.sql.statement import Batched, Statement, by_key
+
+_FENCE_INCOMING: Final = f"{FENCE} AND row.endpoint = mine.address"
+_THIS: Final = "id = :id AND endpoint = :endpoint AND owner_id + 0 = :node AND epoch = :epoch"
+_FAILURES: Final = """unnest(
+        CAST(:failed_number AS integer[]), CAST(:failed_at AS timestamptz[]), CAST(:failed_type AS text[]),
+        CAST(:failed_reason AS text[]), CAST(:failed_traceback AS text[]))
+    AS failure (number, failed_at, exception_type, reason, traceback)"""
+
+# A row comes back for each envelope that was not there before; the others are duplicates, also where the id is
+# forgotten and its row still waits.
+STORE_RECEIVED = Statement(f"""
+WITH received AS MATERIALIZED (
+    SELECT * FROM unnest({UNNEST_ENVELOPE}, CAST(:execution_time AS timestamptz[]), CAST(:endpoint AS text[]),
+        CAST(:message_digest AS bigint[]), {UNNEST_QUEUEING}) WITH ORDINALITY
+    AS t ({ENVELOPE}, execution_time, endpoint, message_digest, {QUEUEING}, position)
+), dated AS (
+    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
+    SELECT id, endpoint, message_digest FROM received WHERE {DATED}
+    ON CONFLICT DO NOTHING RETURNING id, endpoint
+), undated AS (
+    {remember_undated(f"SELECT {REMEMBERED} FROM received WHERE NOT {DATED}")}
+), fresh AS (
+    SELECT id, endpoint FROM dated UNION ALL SELECT id, endpoint FROM undated
+), stored AS (
+    INSERT INTO {{schema}}.incoming_envelopes (endpoint, {ENVELOPE}, execution_time, {QUEUEING})
+    SELECT endpoint, {SELECT_ENVELOPE}, execution_time, {QUEUEING} FROM received JOIN fresh USING (id, endpoint)
+    ORDER BY position
+    ON CONFLICT (id, endpoint) DO NOTHING RETURNING id, endpoint
+)
+SELECT id, endpoint FROM stored
+""")
+
+# Two messages under one id: a fault of the sender that must not pass as a duplicate.
+_CHANGED: Final = """
+SELECT known.id, known.endpoint
+FROM unnest(CAST(:id AS uuid[]), CAST(:endpoint AS text[]), CAST(:message_digest AS bigint[]))
+    AS t (id, endpoint, message_digest)
+JOIN {schema}.%s AS known USING (id, endpoint)
+WHERE known.message_digest <> t.message_digest
+"""
+FIND_CHANGED_BODIES = Statement(f"{_CHANGED % 'received_ids'} UNION ALL {_CHANGED % 'undated_ids'}")
+
+# A sender that had no answer sends it again: the same bytes under the same id are one letter.
+QUARANTINE = Statement(f"""
+INSERT INTO {{schema}}.dead_letters ({LETTER})
+SELECT 'incoming', CAST(:address AS text), CAST(:id AS uuid), CAST(:message_type AS text), CAST(:source AS text),
+    CAST(:correlation_id AS uuid), CAST(:causation_id AS uuid), CAST(:partition_key AS text),
+    CAST(:content_type AS text), CAST(:headers AS jsonb), CAST(:body AS bytea), CAST(:sent_at AS timestamptz),
+    CAST(:deliver_by AS timestamptz), 0, 0, CAST(:exception_type AS text), CAST(:reason AS text),
+    CAST(:traceback AS text), CAST(:fingerprint AS text), CAST(:node AS integer), CAST(:message_digest AS bigint),
+    CAST(:replayable AS boolean), 0, 0, CAST(:ordering_key AS text), CAST(:fair_key AS text)
+WHERE NOT EXISTS (
+    SELECT FROM {{schema}}.dead_letters AS letter
+    WHERE letter.id = CAST(:id AS uuid) AND letter.address = :address AND letter.body = :body
+)
+""")
+
+CLAIM_INCOMING = Batched(
+    """
+    SELECT id, endpoint, epoch FROM {schema}.incoming_envelopes
+    WHERE message_type = :message_type AND owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL
+        AND fair_key IS NULL AND (deliver_by IS NULL OR deliver_by > now())
+        AND (CAST(:is_trial AS boolean) OR NOT EXISTS (
+            SELECT FROM {schema}.circuits
+            WHERE kind = 'handler' AND key IN (:message_type, :handler) AND (probing OR until IS NULL OR until > now())
+        )){only}
+    ORDER BY seq LIMIT :batch_size {lock}""",
+    f""", claimed AS (
+    UPDATE {{schema}}.incoming_envelopes AS row SET owner_id = :node, epoch = row.epoch + 1
+    FROM picked WHERE row.id = picked.id AND row.endpoint = picked.endpoint
+    RETURNING row.*
+)
+SELECT {CLAIMED % "endpoint"}
+FROM claimed ORDER BY seq
+""",
+    key="id, endpoint, epoch",
+    only=by_key("endpoint"),
+)
+
+# ---------------------------------------------------------------- handling
+
+# In the handler's own transaction. The caller compares the count: fewer rows than leases means that a lease was lost.
+FINISH_HANDLED = Statement(f"""
+WITH handled AS (
+    DELETE FROM {{schema}}.incoming_envelopes AS row
+    USING {MINE}
+    WHERE {_FENCE_INCOMING}
+    RETURNING row.*
+), history AS (
+    INSERT INTO {{schema}}.envelope_history ({HISTORY})
+    SELECT id, 'incoming', 'handled', {FROM_INCOMING}, :node, NULL FROM handled
+)
+SELECT count(*) FROM handled
+""")
+
+# Only for a message whose nodes died while they owned it: counted before it runs, so that one that kills its process
+# comes to its end.
+BEGIN_SUSPECT_ATTEMPT = Statement(f"""
+UPDATE {{schema}}.incoming_envelopes SET attempts = attempts + 1
+WHERE {_THIS}
+RETURNING attempts
+""")
+
+# Without an execution_time: with no attempt in its row it would not hold its key while it waits for that.
+TAKE_BACK_ATTEMPT = Statement(f"""
+UPDATE {{schema}}.incoming_envelopes SET owner_id = 0, epoch = epoch + 1, attempts = attempts - 1
+WHERE {_THIS}
+RETURNING id
+""")
+
+# Of its failed attempts the last ones are kept: a handler may ask for another attempt for ever.
+_KEEP_FAILURES: Final = f"""kept AS (
+    INSERT INTO {{schema}}.failed_attempts
+        (id, endpoint, number, failed_at, exception_type, reason, traceback, node_id)
+    SELECT put_off.id, put_off.endpoint, failure.*, :node FROM put_off, {_FAILURES} ORDER BY number
+), forgotten AS (
+    DELETE FROM {{schema}}.failed_attempts WHERE attempt_id = ANY (ARRAY(
+        SELECT attempt_id FROM {{schema}}.failed_attempts JOIN put_off USING (id, endpoint)
+        WHERE letter_id IS NULL ORDER BY attempt_id DESC OFFSET :earlier))
+)"""
+RETRY_LATER = Statement(f"""
+WITH put_off AS (
+    UPDATE {{schema}}.incoming_envelopes SET owner_id = 0, epoch = epoch + 1, attempts = attempts + :counted,
+        execution_time = now() + CAST(:delay AS interval)
+    WHERE {_THIS}
+    RETURNING id, endpoint
+), {_KEEP_FAILURES}
+SELECT id FROM put_off
+""")
+
+# Behind all that has arrived: its place in the queue is `seq`.
+PUT_BACK = Statement(f"""
+WITH put_off AS (
+    UPDATE {{schema}}.incoming_envelopes SET owner_id = 0, epoch = epoch + 1, attempts = attempts + :counted,
+        seq = DEFAULT, headers = CAST(:headers AS jsonb), fair_key = CAST(:fair_key AS text)
+    WHERE {_THIS}
+    RETURNING id, endpoint
+), {_KEEP_FAILURES}
+SELECT id FROM put_off
+""")
+
+DEAD_LETTER_INCOMING = Statement(f"""
+WITH moved AS (
+    DELETE FROM {{schema}}.incoming_envelopes
+    WHERE {_THIS}
+    RETURNING *
+), letters AS (
+    INSERT INTO {{schema}}.dead_letters ({LETTER})
+    SELECT 'incoming', endpoint, {ENVELOPE}, attempts + :counted, interruptions,
+        :exception_type, :reason, :traceback, :fingerprint, :node,
+        COALESCE({known_digest("moved")}, CAST(:message_digest AS bigint)), true, epoch,
+        {REPLAYS % "endpoint"}, ordering_key, fair_key
+    FROM moved
+    RETURNING letter_id, id, address
+), last AS (
+    INSERT INTO {{schema}}.failed_attempts
+        (id, endpoint, number, failed_at, exception_type, reason, traceback, node_id, letter_id)
+    SELECT letters.id, address, failure.*, :node, letter_id FROM letters, {_FAILURES} ORDER BY number
+), earlier AS (
+    UPDATE {{schema}}.failed_attempts AS attempt SET letter_id = letters.letter_id
+    FROM letters WHERE attempt.id = letters.id AND attempt.endpoint = letters.address AND attempt.letter_id IS NULL
+), history AS (
+    INSERT INTO {{schema}}.envelope_history ({HISTORY})
+    SELECT id, 'incoming', 'dead-lettered', {FROM_INCOMING}, :node, :reason FROM moved
+)
+SELECT count(*) FROM moved
+""")
+
+# By the database's clock: a node whose clock is fast may ask too early, and then no row comes back.
+EXPIRE_OWNED_INCOMING = Statement(f"""
+WITH expired AS (
+    DELETE FROM {{schema}}.incoming_envelopes
+    WHERE {_THIS} AND deliver_by < clock_timestamp() + CAST(:within AS interval)
+    RETURNING *
+), history AS (
+    INSERT INTO {{schema}}.envelope_history ({HISTORY})
+    SELECT id, 'incoming', 'expired', {FROM_INCOMING}, :node, CAST(:reason AS text) FROM expired
+)
+SELECT count(*) FROM expired
+""")

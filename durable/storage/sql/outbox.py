@@ -1,0 +1,138 @@
+"""The statements of the outbox: storing in the application's transaction, claiming, and finishing what was sent."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from durable.storage.sql.columns import (
+    CLAIMED,
+    ENVELOPE,
+    FENCE,
+    FROM_OUTGOING,
+    GENERATED,
+    HISTORY,
+    LETTER,
+    MINE,
+    QUEUEING,
+    REMEMBERED,
+    REPLAYS,
+    SELECT_ENVELOPE,
+    UNNEST_ENVELOPE,
+    UNNEST_QUEUEING,
+    remember_undated,
+)
+from durable.storage.sql.statement import Batched, Statement, by_key
+
+_FENCE_OUTGOING: Final = f"{FENCE} AND row.destination = mine.address"
+
+# Everything that one commit sends, in one statement: local messages go straight into the inbox. `seq` follows the order
+# in which they were sent, which a join alone might turn around. Returns what was there already, under an id that is a
+# business key, or that of an earlier attempt of the same handler. A local id that was generated is its own token: it
+# is committed with its cause, or not at all, and nobody sends it again.
+STORE_SENT = Statement(f"""
+WITH sent AS MATERIALIZED (
+    SELECT * FROM unnest({UNNEST_ENVELOPE}, CAST(:execution_time AS timestamptz[]), CAST(:destination AS text[]),
+        CAST(:endpoint AS text[]), CAST(:message_digest AS bigint[]), {UNNEST_QUEUEING}) WITH ORDINALITY
+    AS t ({ENVELOPE}, execution_time, destination, endpoint, message_digest, {QUEUEING}, position)
+), undated AS (
+    {remember_undated(f"SELECT {REMEMBERED} FROM sent WHERE endpoint IS NOT NULL AND NOT {GENERATED}")}
+), local AS (
+    INSERT INTO {{schema}}.incoming_envelopes (endpoint, {ENVELOPE}, execution_time, {QUEUEING})
+    SELECT endpoint, {SELECT_ENVELOPE}, execution_time, {QUEUEING} FROM sent
+    WHERE endpoint IS NOT NULL AND ({GENERATED} OR (id, endpoint) IN (SELECT id, endpoint FROM undated))
+    ORDER BY position
+    ON CONFLICT DO NOTHING RETURNING id, endpoint
+), remote AS (
+    INSERT INTO {{schema}}.outgoing_envelopes (destination, {ENVELOPE}, execution_time, {QUEUEING})
+    SELECT destination, {SELECT_ENVELOPE}, execution_time, {QUEUEING} FROM sent WHERE endpoint IS NULL
+    ORDER BY position
+    ON CONFLICT DO NOTHING RETURNING id, destination
+)
+SELECT id, endpoint AS address FROM sent
+WHERE endpoint IS NOT NULL AND (id, endpoint) NOT IN (SELECT id, endpoint FROM local)
+UNION ALL
+SELECT id, destination FROM sent
+WHERE endpoint IS NULL AND (id, destination) NOT IN (SELECT id, destination FROM remote)
+""")
+WAKE_NODES = Statement("SELECT pg_notify(CAST(:channel AS text), '')")
+
+# The latch is looked at here too: a node that latches releases its rows, and no other must take them in the moment
+# before it has read `circuits` again.
+CLAIM_OUTGOING = Batched(
+    """
+    SELECT id, destination, epoch FROM {schema}.outgoing_envelopes
+    WHERE destination = :destination AND owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL
+        AND fair_key IS NULL AND (deliver_by IS NULL OR deliver_by > now())
+        AND NOT EXISTS (
+            SELECT FROM {schema}.circuits
+            WHERE kind = 'destination' AND key = :destination AND (probing OR until IS NULL OR until > now())
+        ){only}
+    ORDER BY seq LIMIT :batch_size {lock}""",
+    f""", claimed AS (
+    UPDATE {{schema}}.outgoing_envelopes AS row SET owner_id = :node, epoch = row.epoch + 1
+    FROM picked WHERE row.id = picked.id AND row.destination = picked.destination
+    RETURNING row.*
+)
+SELECT {CLAIMED % "destination"}
+FROM claimed ORDER BY seq
+""",
+    key="id, destination, epoch",
+    only=by_key("destination"),
+)
+
+WAITED_FOR_OUTGOING = Statement("""
+SELECT DISTINCT destination FROM {schema}.outgoing_envelopes
+WHERE destination = ANY (CAST(:destinations AS text[]))
+""")
+
+DELETE_SENT = Statement(f"""
+WITH sent AS (
+    DELETE FROM {{schema}}.outgoing_envelopes AS row USING {MINE}
+    WHERE {_FENCE_OUTGOING}
+    RETURNING row.*
+), history AS (
+    INSERT INTO {{schema}}.envelope_history ({HISTORY})
+    SELECT id, 'outgoing', 'sent', {FROM_OUTGOING}, :node, NULL FROM sent
+)
+SELECT count(*) FROM sent
+""")
+
+COUNT_FAILED_SEND = Statement(f"""
+UPDATE {{schema}}.outgoing_envelopes AS row SET attempts = row.attempts + 1
+FROM {MINE} WHERE {_FENCE_OUTGOING}
+""")
+
+DEAD_LETTER_OUTGOING = Statement(f"""
+WITH moved AS (
+    DELETE FROM {{schema}}.outgoing_envelopes AS row USING {MINE}
+    WHERE {_FENCE_OUTGOING}
+    RETURNING row.*
+), letters AS (
+    INSERT INTO {{schema}}.dead_letters ({LETTER})
+    SELECT 'outgoing', destination, {ENVELOPE}, attempts, interruptions,
+        :exception_type, :reason, :traceback, :fingerprint, :node, NULL, true, epoch, {REPLAYS % "destination"},
+        ordering_key, fair_key
+    FROM moved
+), history AS (
+    INSERT INTO {{schema}}.envelope_history ({HISTORY})
+    SELECT id, 'outgoing', 'dead-lettered', {FROM_OUTGOING}, :node, :reason FROM moved
+)
+SELECT count(*) FROM moved
+""")
+
+# Late is what the database's clock says. What comes back neither expired nor not is this node's no more: perhaps it
+# expired by an earlier run of this statement, whose reply was lost, and it must not be sent then.
+EXPIRE_OWNED_OUTGOING = Statement(f"""
+WITH expired AS (
+    DELETE FROM {{schema}}.outgoing_envelopes AS row USING {MINE}
+    WHERE {_FENCE_OUTGOING} AND row.deliver_by < clock_timestamp()
+    RETURNING row.*
+), history AS (
+    INSERT INTO {{schema}}.envelope_history ({HISTORY})
+    SELECT id, 'outgoing', 'expired', {FROM_OUTGOING}, :node, 'expired before it was sent' FROM expired
+)
+SELECT id, true AS expired FROM expired
+UNION ALL
+SELECT row.id, false FROM {{schema}}.outgoing_envelopes AS row, {MINE}
+WHERE {_FENCE_OUTGOING} AND row.id NOT IN (SELECT id FROM expired)
+""")

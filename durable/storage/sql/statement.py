@@ -1,0 +1,57 @@
+"""A SQL statement: its text, and why the statements in this folder are written so.
+
+Rules that hold throughout:
+- Batches travel as arrays through unnest: one statement for any number of envelopes.
+- A claim is a CTE with FOR UPDATE SKIP LOCKED. `WHERE id IN (SELECT ... LIMIT)` may be planned so that it runs the
+  sub-select again for each row, and then updates everything.
+- A change to an owned row names owner and epoch: that is the fence. It returns how many rows it met.
+- What finishes an envelope also writes its history: `WITH done AS (DELETE ... RETURNING *) INSERT ...`.
+- The insert into received_ids, or undated_ids, is the check for duplicates. A check before an insert has a race.
+- A statement that chooses its rows by itself is Batched, so that the row which the database refuses can be found
+  (durable.storage.isolation).
+
+`{schema}` is quoted here and was checked against Settings.db_schema's pattern.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from sqlalchemy import TextClause, text
+
+
+class Statement:
+    """One SQL statement, to be completed by the schema that holds the tables."""
+
+    def __init__(self, sql: str) -> None:
+        self._sql = sql
+
+    @lru_cache(maxsize=64)  # noqa: B019  statements are module constants and live as long as the process
+    def within(self, schema: str) -> TextClause:
+        return text(self._sql.replace("{schema}", f'"{schema}"'))
+
+
+class Batched:
+    """A statement over the next rows of a table, and the same over those of them that are named.
+
+    `picked` chooses rows, with `{only}` behind its conditions and `{lock}` where it locks; `then` works on `picked`.
+    `key` are the columns that name a row, and `only` narrows the choice to the keys in the parameters :only_0, :only_1.
+    """
+
+    def __init__(self, picked: str, then: str, *, key: str, only: str) -> None:
+        def statement(narrowed: str, lock: str) -> str:
+            return picked.replace("{only}", narrowed).replace("{lock}", lock)
+
+        self.whole = Statement(f"WITH picked AS MATERIALIZED ({statement('', _LOCK)}){then}")
+        self.named = Statement(f"WITH picked AS MATERIALIZED ({statement(f' AND {only}', _LOCK)}){then}")
+        self.keys = Statement(f"SELECT {key} FROM ({statement('', '')}) AS picked")
+
+
+_LOCK: Final = "FOR UPDATE SKIP LOCKED"
+
+
+def by_key(address: str) -> str:
+    """Narrows to rows of a table of work."""
+    named = "unnest(CAST(:only_0 AS uuid[]), CAST(:only_1 AS text[])) AS named (id, address)"
+    return f"(id, {address}) IN (SELECT named.id, named.address FROM {named})"
