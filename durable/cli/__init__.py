@@ -1,7 +1,7 @@
 """`durable-agent`, also installed as `durable`: the command line.
 
     app            all commands; the ending of each error
-    command        commands as functions of what they work on; groups of options
+    command        groups of options, each read by one function
     target         the bus or database of a command
     output         emit(): one JSON document, tables, or aligned text
     dead_letters/  groups, list, show, replay, edit, discard, debug

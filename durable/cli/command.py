@@ -1,4 +1,4 @@
-"""Commands as functions of what they work on: each group of options is read by one function.
+"""Commands as functions of their targets and selections: one function reads each group of options.
 
     @on_target()                       target: Target        APP:BUS --database --schema
     @over_letters(work=work_options)   chosen: Chosen        letters and filters; work: Work     --all --limit --by
@@ -27,17 +27,19 @@ def taking(**readers: Callable[..., object]) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         options = {name: _parameters(reader) for name, reader in readers.items()}
         own = [parameter for parameter in _parameters(command) if parameter.name not in readers]
+        names = {parameter.name for parameter in own}
+        common = [parameter for parameter in _parameters(_common) if parameter.name not in names]
 
-        def run(*, json: bool, debug: bool, **given: Any) -> None:
-            print_as_json(json)
+        def run(**given: Any) -> None:
+            print_as_json(given["json"])
             values = {
-                name: reader(**{option.name: given.pop(option.name) for option in options[name]})
+                name: reader(**{option.name: given[option.name] for option in options[name]})
                 for name, reader in readers.items()
             }
-            command(**values, **given)
+            command(**values, **{name: given[name] for name in names})
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__
-        parameters = [*(option for group in options.values() for option in group), *own, *_parameters(_common)]
+        parameters = [*(option for group in options.values() for option in group), *own, *common]
         keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters]
         run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
         run.__annotations__ = {}

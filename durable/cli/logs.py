@@ -16,7 +16,7 @@ _PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line; `event` is the constant part of the message, to search and count by."""
+    """Log records as JSON, one object per line; `event` is the constant part of the message, to search by."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {

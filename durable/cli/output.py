@@ -37,7 +37,7 @@ Block = str | Table
 
 
 def print_as_json(wanted: bool) -> None:
-    """Choose what `emit` prints: JSON or text."""
+    """Choose between JSON and text for `emit`."""
     _as_json.set(wanted)
 
 

@@ -77,10 +77,18 @@ def first_word(text: str) -> str:
 def docstrings(tree: ast.Module) -> Iterator[Finding]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text and first_word(text) in NO_OPENINGS:
-                line = getattr(node, "lineno", 1)
+            text, line = ast.get_docstring(node) or "", getattr(node, "lineno", 1)
+            if first_word(text) in NO_OPENINGS:
                 yield Finding(line, text, "a docstring starts with an imperative verb or a noun phrase")
+            elif is_function(node) and re.search(r"[^s]s$", first_word(text)):
+                yield Finding(line, text, "the docstring of a function starts with an imperative verb")
+
+
+def is_function(node: ast.AST) -> bool:
+    """Tell a function from a class, and from a property, which is documented like a value."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    return not any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
 def error_messages(tree: ast.Module) -> Iterator[Finding]:
@@ -167,6 +175,8 @@ def test_names_of_tests_follow_their_pattern(folder: str) -> None:
         (docstrings, '"""What a command works on."""', 1),
         (docstrings, 'def f():\n    """In a unit of work."""', 1),
         (docstrings, 'class A:\n    """Those that are named."""', 1),
+        (docstrings, 'def f():\n    """Returns one body."""', 1),
+        (docstrings, 'class A:\n    @property\n    def f(self):\n        """Letters left."""', 0),
         (docstrings, '"""Bodies of letters."""\ndef f():\n    """Read one body."""', 0),
         (error_messages, 'raise WiringError("name one")', 1),
         (error_messages, 'raise InvalidSetting("what is given is wrong; give another")', 1),

@@ -48,7 +48,7 @@ At = Annotated[str, typer.Option("--at", metavar="TIME", help="new due time: in 
 
 
 class ChangeMessages(Protocol):
-    """Changes a range of the delayed messages on one side."""
+    """A change of a range of the delayed messages on one side."""
 
     def __call__(
         self, conn: Connection, schema: str, selection: Selection, stretch: LetterRange, *, side: Side
