@@ -1,11 +1,12 @@
 """`durable-agent`, also installed as `durable`: the command line.
 
-    app            the commands put together; how each error ends
-    target         which bus, or which database
-    output         one JSON document, tables, or aligned text
+    app            all commands; the ending of each error
+    command        groups of options, each read by one function
+    target         the bus or database of a command
+    output         emit(): one JSON document, tables, or aligned text
     dead_letters/  groups, list, show, replay, edit, discard, debug
-    scheduled/     messages that wait for their time, and recurring schedules
-    pipeline/      history as data: into a lake, reports, audits, replays
+    scheduled/     delayed messages and recurring schedules
+    pipeline/      history as data: archive, reports, audits, replays
     doctor/        checks of settings, database, application; check-deploy
     logs           log lines of `run`
 

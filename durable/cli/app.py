@@ -1,4 +1,4 @@
-"""The commands put together, and how each error ends: in one line that says what to do, and an exit code.
+"""The command line: all commands, and the ending of each error in one line with advice and an exit code.
 
 0 done and healthy · 1 unhealthy or failed · 2 bad usage or configuration · 130 interrupted
 """
@@ -62,9 +62,9 @@ Version = Annotated[bool, typer.Option("--version", callback=_print_version, is_
 
 @app.callback(invoke_without_command=True)
 def durable_agent(context: typer.Context, version: Version = False) -> None:
-    """Store-and-forward messaging for Python applications on their own Postgres.
+    """Operate store-and-forward messaging on the application's own Postgres.
 
-    Ends with 0 when all is well, 1 when something is unhealthy or failed, 2 for bad usage or configuration.
+    Ends with 0 on success, 1 when something is unhealthy or failed, 2 for bad usage or configuration.
     """
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -82,7 +82,7 @@ class Ending(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """`durable-agent`: runs one command and ends the process with its exit code."""
+    """Run one command of `durable-agent` and end the process with its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     sys.exit(_run(given))
 
@@ -107,7 +107,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _ending(error: BaseException) -> Ending:
-    """What to say and how to end."""
+    """Choose the message and the exit code of an error."""
     match error:
         case BaseExceptionGroup():
             return _ending(error.exceptions[0])
@@ -126,11 +126,11 @@ def _ending(error: BaseException) -> Ending:
         case DurableError():
             return Ending(_FAILED, str(error))
         case _:
-            return Ending(_FAILED, f"{type(error).__name__}: {error}; see the traceback with --debug")
+            return Ending(_FAILED, f"{type(error).__name__}: {error}; --debug shows the traceback")
 
 
 def _usage(error: typer.TyperException) -> str:
-    """Typer's own message, with what is nearest to an unknown option or command, or else where to read."""
+    """Return Typer's message, with the nearest known option or command, or else a pointer to --help."""
     text = error.format_message().partition(" (Possible options")[0].rstrip(".").replace(". Did you", "; did you")
     near = getattr(error, "possibilities", None)
     context = getattr(error, "ctx", None)
@@ -144,12 +144,12 @@ def _usage(error: typer.TyperException) -> str:
 def _refusal(error: DBAPIError) -> str:
     if getattr(error.orig, "sqlstate", None) == _NO_PERMISSION:
         return (
-            f"the database refuses: {error.orig}; use the role that owns the schema, "
-            f"or let it run: {_NAME} migrate --grant-to ROLE"
+            f"refused by the database: {error.orig}; use the role that owns the schema, "
+            f"or grant the rights with that role: {_NAME} migrate --grant-to ROLE"
         )
-    return f"the database refuses: {error.orig}"
+    return f"refused by the database: {error.orig}"
 
 
 def _forget_output() -> None:
-    """Nobody reads it any more: what is left in the buffer must not fail again when Python ends."""
+    """Discard output whose reader has ended, so that flushing the buffer does not fail again when Python ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""demo: the shortest proof that nothing is lost."""
+"""demo: two services, a killed node, and a check that no message is lost."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Annotated, Literal
 
 import typer
 
-from durable.cli.target import Debug
+from durable.cli.command import Debug
 from durable.errors import WiringError
 
 Transport = Annotated[
-    Literal["tcp", "http", "rabbitmq"], typer.Option("--transport", help="what the messages travel over")
+    Literal["tcp", "http", "rabbitmq"], typer.Option("--transport", help="transport between the services")
 ]
-Flights = Annotated[int | None, typer.Option("--flights", min=1, metavar="N", help="how many flights to send")]
+Flights = Annotated[int | None, typer.Option("--flights", min=1, metavar="N", help="number of flights to send")]
 All = Annotated[bool, typer.Option("--all", help="send every flight of the year")]
-Seed = Annotated[int | None, typer.Option("--seed", help="make the same choices as another run with this seed")]
+Seed = Annotated[int | None, typer.Option("--seed", help="repeat the choices of another run with this seed")]
 Keep = Annotated[
-    Path | None, typer.Option("--keep", metavar="FOLDER", file_okay=False, help="keep the databases and logs here")
+    Path | None,
+    typer.Option("--keep", metavar="FOLDER", file_okay=False, help="folder for databases and logs"),
 ]
 Pipeline = Annotated[
     Path | None,
@@ -26,7 +27,7 @@ Pipeline = Annotated[
         "--pipeline",
         metavar="FOLDER",
         file_okay=False,
-        help="then archive, audit, report and replay its history there; a demo that is there already is used",
+        help="archive, audit, report and replay the history in this folder; a demo found there is used",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON document")]
@@ -42,12 +43,12 @@ def demo(
     pipeline: Pipeline = None,
     debug: Debug = False,
 ) -> None:
-    """Two services on an embedded Postgres; a node is killed, and nothing is lost."""
+    """Run two services on an embedded Postgres, kill a node, and check that no message is lost."""
     if flights is not None and all_flights:
-        raise WiringError("--flights: give a number or --all, not both")
+        raise WiringError("--flights: --all is given too; give one of them")
     if keep is not None and pipeline is not None:
-        raise WiringError("--keep: --pipeline keeps everything in its own folder; give one of them")
-    from durable.demo import run_demo, run_pipeline  # its libraries are an extra, and nobody else needs them
+        raise WiringError("--keep: --pipeline has a folder of its own; give one of them")
+    from durable.demo import run_demo, run_pipeline  # its libraries are an extra that only the demo needs
 
     run = partial(run_demo, keep=keep) if pipeline is None else partial(run_pipeline, folder=pipeline)
     raise typer.Exit(run(transport=transport, flights=flights, all_flights=all_flights, json_output=json, seed=seed))

@@ -1,4 +1,4 @@
-"""How `status` looks at a schema: twice, when a node seems to have died a moment ago."""
+"""The reading of a schema for `status`: twice, when a node seems to have died a moment ago."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from durable.storage.status import StatusSnapshot
 
 
 def read_twice(read: Callable[[], StatusSnapshot], settings: Settings) -> tuple[StatusSnapshot, list[NodeId]]:
-    """The picture, and the nodes that are dormant by the rule that recovery follows.
+    """Read the state of the service, and the nodes that are dormant by the rule of recovery.
 
-    A node that died a moment ago is not: its work is about to be taken over. So when one that owns something seems
-    dead, this looks again after dormant_grace.
+    A node that died a moment ago is not dormant: its messages are about to be claimed by others. So when a node that
+    owns messages seems dead, the state is read again after dormant_grace.
     """
     policy = DormancyPolicy(grace=settings.dormant_grace, stale=settings.heartbeat_stale)
-    picture = read()
-    dormant = health.dormant(policy, picture.gauges, time.monotonic())
-    states = health.node_states(picture.gauges, settings.heartbeat_stale)
-    if any(states[owner] is NodeState.DEAD for owner in health.owners(picture.gauges)):
+    snapshot = read()
+    dormant = health.dormant(policy, snapshot.gauges, time.monotonic())
+    states = health.node_states(snapshot.gauges, settings.heartbeat_stale)
+    if any(states[owner] is NodeState.DEAD for owner in health.owners(snapshot.gauges)):
         time.sleep(settings.dormant_grace.total_seconds())
-        picture = read()
-        dormant = health.dormant(policy, picture.gauges, time.monotonic())
-    return picture, dormant
+        snapshot = read()
+        dormant = health.dormant(policy, snapshot.gauges, time.monotonic())
+    return snapshot, dormant
 
 
-def problems(picture: StatusSnapshot, dormant: list[NodeId], settings: Settings) -> list[str]:
-    """Why this is not healthy, and what to do about it; nothing when it is."""
+def problems(snapshot: StatusSnapshot, dormant: list[NodeId], settings: Settings) -> list[str]:
+    """List the problems, each with advice; an empty list when the service is healthy."""
     waits = {
         (side, group.name): group.oldest_age
-        for side, groups in ((Side.OUTGOING, picture.outgoing), (Side.INCOMING, picture.incoming))
+        for side, groups in ((Side.OUTGOING, snapshot.outgoing), (Side.INCOMING, snapshot.incoming))
         for group in groups
         if group.oldest_age is not None
     }
-    return health.problems(picture.gauges, dormant, waits, settings)
+    return health.problems(snapshot.gauges, dormant, waits, settings)

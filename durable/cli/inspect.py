@@ -1,10 +1,9 @@
-"""status, nodes and circuits: what the database says about itself."""
+"""status, nodes and circuits: the state of the service, read from its database."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -12,75 +11,47 @@ from rich.live import Live
 from sqlalchemy import Connection
 
 from durable.cli import health, views
-from durable.cli.output import Block, print_blocks, print_json, rich
-from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, connection, load_target
+from durable.cli.output import emit, is_json, rich
+from durable.cli.target import Target, connection, on_target, schema_connection
 from durable.errors import SchemaMismatch, WiringError
 from durable.settings import Settings
 from durable.storage import migrator
 from durable.storage import status as storage
 from durable.version import __version__
 
-Watch = Annotated[bool, typer.Option("--watch", help="show it again every two seconds, on a terminal")]
+Watch = Annotated[bool, typer.Option("--watch", help="show the status again every two seconds, on a terminal")]
 _WATCH_SECONDS = 2.0
 
 
-def status(
-    app: OptionalBusName = None,
-    database: DatabaseUrl = None,
-    schema: SchemaName = None,
-    watch: Watch = False,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """What waits, what failed, who is there; ends with 1 and the reason when something is wrong."""
-    settings = load_target(app, database, schema)[1]
+@on_target()
+def status(target: Target, watch: Watch = False) -> None:
+    """Show backlog, failures and nodes; print each problem and end with 1 when there is one."""
     if watch:
-        _watch(settings, json)
-    report = _report(settings)
-    if json:
-        print_json(report)
-    else:
-        print_blocks(views.status(report))
+        _watch(target.settings)
+    report = _report(target.settings)
+    emit(report, *views.status(report))
     if report["problems"]:
         raise typer.Exit(1)
 
 
-def nodes(
-    app: OptionalBusName = None,
-    database: DatabaseUrl = None,
-    schema: SchemaName = None,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Every node that is registered, or that owns something: is it alive, and what does it own?"""
-    settings = load_target(app, database, schema)[1]
-    rows = views.node_rows(_read(settings), settings.heartbeat_stale)
-    _print(rows, json, views.nodes(rows))
+@on_target()
+def nodes(target: Target) -> None:
+    """List the nodes that are registered or own messages: whether they are alive, and how many messages they own."""
+    rows = views.node_rows(_read(target.settings), target.settings.heartbeat_stale)
+    emit(rows, *views.nodes(rows))
 
 
-def circuits(
-    app: OptionalBusName = None,
-    database: DatabaseUrl = None,
-    schema: SchemaName = None,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """What is latched or paused, since when and why."""
-    rows = views.circuit_rows(_read(load_target(app, database, schema)[1]))
-    _print(rows, json, views.circuits(rows))
+@on_target()
+def circuits(target: Target) -> None:
+    """List latches, open circuits and pauses: since when, why, and until when."""
+    rows = views.circuit_rows(_read(target.settings))
+    emit(rows, *views.circuits(rows))
 
 
-def _print(rows: Sequence[dict[str, Any]], json: bool, blocks: Sequence[Block]) -> None:
-    if json:
-        print_json(rows)
-    else:
-        print_blocks(blocks)
-
-
-def _watch(settings: Settings, json: bool) -> None:
-    """Until it is interrupted."""
-    if json or not sys.stdout.isatty():
-        raise WiringError("--watch: it needs a terminal; elsewhere run status --json again and again")
+def _watch(settings: Settings) -> None:
+    """Show the status until interrupted."""
+    if is_json() or not sys.stdout.isatty():
+        raise WiringError("--watch: needs a terminal, and no --json; elsewhere repeat status --json")
     with Live(auto_refresh=False) as live:
         while True:
             live.update(rich(views.status(_report(settings))), refresh=True)
@@ -104,9 +75,9 @@ def _report(settings: Settings) -> dict[str, Any]:
     }
     if mismatch is not None:
         return report | {"healthy": False, "problems": [mismatch]}
-    picture, dormant = health.read_twice(lambda: _read(settings), settings)
-    found = health.problems(picture, dormant, settings)
-    return report | {"healthy": not found, "problems": found} | views.status_rows(picture, settings.heartbeat_stale)
+    snapshot, dormant = health.read_twice(lambda: _read(settings), settings)
+    found = health.problems(snapshot, dormant, settings)
+    return report | {"healthy": not found, "problems": found} | views.status_rows(snapshot, settings.heartbeat_stale)
 
 
 def _mismatch(conn: Connection, schema: str) -> str | None:
@@ -118,7 +89,6 @@ def _mismatch(conn: Connection, schema: str) -> str | None:
 
 
 def _read(settings: Settings) -> storage.StatusSnapshot:
-    """Raises SchemaMismatch."""
-    with connection(settings) as conn:
-        migrator.check_version(conn, settings.db_schema)
+    """Read the state of the service. Raises SchemaMismatch."""
+    with schema_connection(settings) as conn:
         return storage.read(conn, settings.db_schema)

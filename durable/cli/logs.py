@@ -1,7 +1,7 @@
-"""How `run` logs: lines on standard output, for people or, with --json, for programs.
+"""The log of `run`: lines on standard output, as text or, with --json, as JSON.
 
-Standard output is its log, because nothing else is printed there; standard error is left to the one line that says
-why it could not start. An application that set up logging itself keeps what it set up, unless it asks for --json.
+The log goes to standard output, because `run` prints nothing else; standard error is left to the one line of an error
+at the start. Logging that the application has set up is kept, unless --json is given.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line; `event` is the constant part of the message, to search and count by."""
+    """Log records as JSON, one object per line; `event` is the constant part of the message, to search by."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -33,13 +33,13 @@ class JsonFormatter(logging.Formatter):
 
 class _StandardOutput(logging.StreamHandler):  # type: ignore[type-arg]  # it is generic for type checkers only
     def handleError(self, record: logging.LogRecord) -> None:
-        """Whoever read the log is gone: messages are delivered all the same."""
+        """Ignore the end of the process that reads the log: messages are still delivered."""
         if not isinstance(sys.exc_info()[1], BrokenPipeError):
             super().handleError(record)
 
 
 def set_up(level: str, *, json: bool) -> None:
-    """Log from this level on."""
+    """Log records of this level and above."""
     root = logging.getLogger()
     number = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger("durable").setLevel(number)

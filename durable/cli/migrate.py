@@ -1,4 +1,4 @@
-"""migrate: the schema brought to this code's version, and the rights for a role that only runs nodes."""
+"""migrate: brings the schema to this code's version, and grants rights to a role that only runs nodes."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from typing import Annotated
 
 import typer
 
-from durable.cli.output import print_json
-from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, connection, load_target
+from durable.cli.command import taking
+from durable.cli.output import emit
+from durable.cli.target import DatabaseUrl, OptionalBusName, SchemaName, connection, load_target
 from durable.errors import InvalidSetting, WiringError
 from durable.settings import Settings, load_settings
 from durable.storage import grants, migrator
 from durable.storage.database import sync_url
 
-Sql = Annotated[bool, typer.Option("--sql", help="print the statements for an empty database, and change nothing")]
-Status = Annotated[bool, typer.Option("--status", help="compare the versions, and change nothing; 1 when they differ")]
+Sql = Annotated[bool, typer.Option("--sql", help="print the statements for an empty database, without running them")]
+Status = Annotated[bool, typer.Option("--status", help="compare the versions only; ends with 1 when they differ")]
 GrantTo = Annotated[
     str | None,
-    typer.Option(
-        "--grant-to", metavar="ROLE", help="also grant this role what a node needs, and no right to make tables"
-    ),
+    typer.Option("--grant-to", metavar="ROLE", help="role to grant the rights that a node needs, without DDL"),
 ]
 
 
+@taking()
 def migrate(
     app: OptionalBusName = None,
     database: DatabaseUrl = None,
@@ -30,66 +30,61 @@ def migrate(
     sql: Sql = False,
     status: Status = False,
     grant_to: GrantTo = None,
-    json: Json = False,
-    debug: Debug = False,
 ) -> None:
-    """Bring the schema to the version that this code needs; a second run changes nothing."""
+    """Upgrade the schema to the version that this code needs; a second run changes nothing."""
     if status and (sql or grant_to is not None):
-        raise WiringError("--status: it only looks; leave out --sql and --grant-to, or --status")
+        raise WiringError("--status: excludes --sql and --grant-to; leave them out, or --status")
     if grant_to == "":
-        raise InvalidSetting("--grant-to: name a role")
+        raise InvalidSetting("--grant-to: the role is empty; name one")
     if sql:
-        _print_sql(app, schema, grant_to, json)
+        _print_sql(_offline_settings(app, schema), grant_to)
     elif status:
-        _print_status(load_target(app, database, schema)[1], json)
+        _print_status(load_target(app, database, schema).settings)
     else:
-        _upgrade(load_target(app, database, schema)[1], grant_to, json)
+        _upgrade(load_target(app, database, schema).settings, grant_to)
 
 
-def _upgrade(settings: Settings, grant_to: str | None, json: bool) -> None:
-    schema = settings.db_schema
+def _upgrade(settings: Settings, grant_to: str | None) -> None:
+    schema, after = settings.db_schema, migrator.SCHEMA_VERSION
     before = _version(settings)
-    if before is not None and before > migrator.SCHEMA_VERSION:
+    if before is not None and before > after:
         with connection(settings) as conn:
-            migrator.check_version(conn, schema)  # says that the code is what must be brought up
+            migrator.check_version(conn, schema)  # says that the code must be upgraded
     migrator.upgrade(sync_url(settings).render_as_string(hide_password=False), schema)
     if grant_to is not None:
         with connection(settings) as conn:
             grants.grant_runtime(conn, schema, grant_to)
-    if json:
-        after = migrator.SCHEMA_VERSION
-        print_json({"schema": schema, "from": before, "to": after, "changed": before != after, "granted_to": grant_to})
-        return
-    if before == migrator.SCHEMA_VERSION:
-        print(f"schema {schema} is up to date at version {before}")
-    else:
-        print(f"schema {schema} migrated from {before or 'nothing'} to version {migrator.SCHEMA_VERSION}")
-    if grant_to is not None:
-        print(f"granted to {grant_to} what a node needs")
+    emit(
+        {"schema": schema, "from": before, "to": after, "changed": before != after, "granted_to": grant_to},
+        f"schema {schema} is up to date at version {before}"
+        if before == after
+        else f"schema {schema} upgraded from {before or 'nothing'} to version {after}",
+        *([] if grant_to is None else [f"granted to {grant_to} the rights that a node needs"]),
+    )
 
 
-def _print_status(settings: Settings, json: bool) -> None:
+def _print_status(settings: Settings) -> None:
     version, needed = _version(settings), migrator.SCHEMA_VERSION
-    if json:
-        print_json({"schema": settings.db_schema, "database": version, "code": needed, "match": version == needed})
-    else:
-        verdict = "they match" if version == needed else "they do not match"
-        print(f"schema {settings.db_schema}: database {version or '(none)'}, code {needed}: {verdict}")
+    verdict = "they match" if version == needed else "they differ; run: durable-agent migrate"
+    emit(
+        {"schema": settings.db_schema, "database": version, "code": needed, "match": version == needed},
+        f"schema {settings.db_schema}: database {version or '(none)'}, code {needed}: {verdict}",
+    )
     if version != needed:
         raise typer.Exit(1)
 
 
-def _print_sql(app: str | None, schema: str | None, grant_to: str | None, json: bool) -> None:
-    """Needs no database, and no setting of one."""
-    overrides = {} if schema is None else {"db_schema": schema}
-    settings = load_settings(**overrides) if app is None else load_target(app, schema=schema)[1]
+def _print_sql(settings: Settings, grant_to: str | None) -> None:
     script = migrator.upgrade_sql("", settings.db_schema)
     if grant_to is not None:
         script += f"\n{grants.runtime_sql(settings.db_schema, grant_to)}\n"
-    if json:
-        print_json({"schema": settings.db_schema, "sql": script})
-    else:
-        print(script, end="")
+    emit({"schema": settings.db_schema, "sql": script}, script.removesuffix("\n"))
+
+
+def _offline_settings(app: str | None, schema: str | None) -> Settings:
+    """Load settings without a database."""
+    overrides = {} if schema is None else {"db_schema": schema}
+    return load_settings(**overrides) if app is None else load_target(app, schema=schema).settings
 
 
 def _version(settings: Settings) -> str | None:

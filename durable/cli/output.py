@@ -1,10 +1,11 @@
-"""What commands print: one JSON document, or text: tables on a terminal, aligned columns elsewhere."""
+"""The output of commands: one JSON document, or text: tables on a terminal, aligned columns elsewhere."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,13 +18,15 @@ from rich.text import Text
 
 Cell = str | int | None
 Show = Callable[[int, int], None]
-"""How many are done, and how many there are."""
-_NEVER_FOLDED = 20  # characters, such as those of a fingerprint, which somebody is going to copy
+"""Called with the number done and the total."""
+_NEVER_FOLDED = 20  # characters, such as those of a fingerprint, which users copy
+
+_as_json: ContextVar[bool] = ContextVar("as_json", default=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under a title. Numbers are aligned to the right; None is shown as nothing."""
+    """Rows under a title. Numbers are aligned to the right; None is an empty cell."""
 
     title: str
     columns: Sequence[str]
@@ -33,14 +36,32 @@ class Table:
 Block = str | Table
 
 
+def print_as_json(wanted: bool) -> None:
+    """Choose between JSON and text for `emit`."""
+    _as_json.set(wanted)
+
+
+def is_json() -> bool:
+    """Tell whether --json is given."""
+    return _as_json.get()
+
+
+def emit(document: object, *blocks: Block) -> None:
+    """Print the result of a command: the document with --json, else the lines and tables."""
+    if is_json():
+        print_json(document)
+    else:
+        print_blocks(blocks)
+
+
 def print_json(document: object) -> None:
-    """One document: datetimes as ISO 8601 in UTC, durations as the caller made them."""
+    """Print one document: datetimes as ISO 8601 in UTC, durations as given."""
     plain = _in_utc(msgspec.to_builtins(document, builtin_types=(datetime,)))
     print(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode())
 
 
 def _in_utc(document: Any) -> Any:
-    """Drivers give times in the zone of the database, which is that of nobody who reads them."""
+    """Convert times to UTC: drivers return them in the time zone of the database."""
     match document:
         case dict():
             return {key: _in_utc(value) for key, value in document.items()}
@@ -53,21 +74,22 @@ def _in_utc(document: Any) -> Any:
 
 
 def print_blocks(blocks: Iterable[Block]) -> None:
-    """Lines and tables, one after the other."""
+    """Print lines and tables in turn. Lines are not wrapped, so that SQL and ids can be copied."""
     if sys.stdout.isatty():
-        Console().print(rich(blocks))
+        for block in blocks:
+            Console().print(rich([block]), soft_wrap=isinstance(block, str))
     else:
         print("\n".join(_plain(block) for block in blocks))
 
 
 def rich(blocks: Iterable[Block]) -> RenderableType:
-    """The same for a terminal."""
+    """Render lines and tables for a terminal."""
     return Group(*(Text(safe(block)) if isinstance(block, str) else _rich_table(block) for block in blocks))
 
 
 @contextmanager
 def progress(verb: str) -> Iterator[Show]:
-    """A bar on a terminal, on standard error, so that what is printed can go elsewhere."""
+    """Draw a bar on standard error if that is a terminal; standard output can be redirected."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
@@ -78,7 +100,7 @@ def progress(verb: str) -> Iterator[Show]:
 
 
 def age(duration: timedelta) -> str:
-    """A duration in its largest whole unit, such as "12 s" or "3 h"."""
+    """Write a duration in its largest whole unit, such as "12 s" or "3 h"."""
     seconds = max(0, int(duration.total_seconds()))
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
@@ -87,12 +109,12 @@ def age(duration: timedelta) -> str:
 
 
 def one_line(text: object) -> str:
-    """The text without line breaks and without what a terminal would obey."""
+    """Remove line breaks, and characters that a terminal would obey."""
     return safe(" ".join(str(text).split()))
 
 
 def safe(text: str) -> str:
-    """Names and reasons come from peers: no escape sequence of theirs may reach a terminal."""
+    """Replace characters that a terminal would obey: names and reasons come from peers."""
     return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
@@ -123,7 +145,7 @@ def _plain(block: Block) -> str:
 
 
 def _numeric(table: Table) -> list[bool]:
-    """Which of its columns hold numbers."""
+    """Tell for each column whether it holds numbers."""
     return [all(isinstance(row[index], int) for row in table.rows) for index in range(len(table.columns))]
 
 

@@ -1,4 +1,4 @@
-"""run: a process of its own for a bus. Every setting is a flag, made from Settings, so that none is forgotten."""
+"""run: a process of its own for a bus. Every setting is a flag, generated from Settings, so that none is missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import typer
 from pydantic.fields import FieldInfo
 
 from durable.cli import logs
-from durable.cli.target import BusName, Debug, load_bus
+from durable.cli.command import Debug
+from durable.cli.target import BusName, load_bus
 from durable.errors import WiringError
 from durable.settings import Settings
 
@@ -25,8 +26,8 @@ class Level(StrEnum):
     ERROR = "error"
 
 
-LogLevel = Annotated[Level, typer.Option("--log-level", help="what to log, from this level on")]
-JsonLines = Annotated[bool, typer.Option("--json", help="log one JSON object a line")]
+LogLevel = Annotated[Level, typer.Option("--log-level", help="lowest level to log")]
+JsonLines = Annotated[bool, typer.Option("--json", help="log one JSON object per line")]
 
 
 def run(
@@ -38,11 +39,11 @@ def run(
 ) -> None:
     """Run a bus: its listeners, handlers, sending and recovery agents.
 
-    SIGTERM or Ctrl-C lets it finish what is under way, for drain_timeout, and leave; a second one ends it at once.
+    SIGTERM or Ctrl-C stops it: handlers under way may finish, for drain_timeout. A second signal ends it at once.
     """
     bus = load_bus(app)
     if bus.mode == "send-only":
-        raise WiringError(f"APP:BUS: {app} is made with mode='send-only' and runs no agents; name a bus that does")
+        raise WiringError(f"APP:BUS: {app} has mode='send-only' and runs no agents; name another bus")
     overrides = {name: value for name, value in settings.items() if value is not None}
     if overrides:
         bus.configure(**overrides)
@@ -51,7 +52,7 @@ def run(
 
 
 def _setting_flag(name: str, field: FieldInfo) -> inspect.Parameter:
-    """The flag of one setting. Its value is text, read as the same text in the environment would be."""
+    """Make the flag of one setting. Its value is text, read like the same text in the environment."""
     flag, is_switch = name.replace("_", "-"), field.annotation is bool
     default = "" if field.default is None or is_switch else f"; default {_typed(field.default)}"
     option = typer.Option(
@@ -66,7 +67,7 @@ def _setting_flag(name: str, field: FieldInfo) -> inspect.Parameter:
 
 
 def _typed(default: object) -> str:
-    """A default as one would type it."""
+    """Write a default as a user would type it."""
     if isinstance(default, tuple):
         return ",".join(map(_typed, default)) or "none"
     if not isinstance(default, timedelta):
@@ -93,6 +94,6 @@ def _with_settings_as_flags() -> inspect.Signature:
 
 
 def typer_command() -> Any:
-    """`run`, as Typer is to see it."""
+    """Return `run` with the signature that Typer reads."""
     run.__signature__ = _with_settings_as_flags()  # type: ignore[attr-defined]
     return run

@@ -1,4 +1,4 @@
-"""Runs over many rows: with a progress bar on a terminal, and ended in good order by the first Ctrl-C or SIGTERM."""
+"""Runs over many rows: with a progress bar on a terminal, and an orderly stop at the first Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Generic, NamedTuple, TypeVar
+
+import typer
 
 from durable.cli.output import progress
 from durable.dead_letters.bulk import Change, Count, Run, run_in_batches
@@ -19,9 +22,34 @@ from durable.storage.database import Database
 
 S = TypeVar("S")
 
+All = Annotated[bool, typer.Option("--all", help="select everything when no filter is given")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="largest number to change")]
+By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="name to record; default: USER@HOST")]
 
-def actor_name() -> str:
-    """Who is at work here, as well as the machine knows."""
+
+class Work(NamedTuple):
+    """The extent of a run, and the name it is recorded under."""
+
+    everything: bool
+    limit: int | None
+    actor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Generic[S]):
+    """One change of many rows, and the words that tell of it: `replayed` `letters`."""
+
+    count: Count[S]
+    change: Change[S]
+    verb: str
+    noun: str
+    replayable: bool = False
+
+
+def actor_name(by: By = None) -> str:
+    """Name the operator: as given, else the user and host of this process."""
+    if by:
+        return by
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container may have no name for its user
@@ -29,23 +57,19 @@ def actor_name() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-async def change_until_done(
-    settings: Settings,
-    count: Count[S],
-    change: Change[S],
-    selection: S,
-    *,
-    verb: str,
-    what: str = "messages",
-    replayable: bool = False,
-    rate: float | None = None,
-    limit: int | None = None,
+def work_options(every: All = False, limit: Limit = None, by: By = None) -> Work:
+    """Read the options that every run takes."""
+    return Work(every, limit, actor_name(by))
+
+
+async def run_job(
+    settings: Settings, job: Job[S], selection: S, *, rate: float | None = None, limit: int | None = None
 ) -> Run:
-    """run_in_batches(), until it is done or interrupted. Raises StorageUnavailable, which says how far it came."""
+    """Change rows in batches until done or interrupted. Raises StorageUnavailable, with the number changed so far."""
     database, stopping, done = Database(settings), asyncio.Event(), 0
     try:
         await database.transaction(migrator.check_version)
-        with stopped_by_signals(stopping), progress(verb) as show:
+        with stopped_by_signals(stopping), progress(job.verb) as show:
 
             def tell(run: Run) -> None:
                 nonlocal done
@@ -54,24 +78,26 @@ async def change_until_done(
 
             return await run_in_batches(
                 database,
-                count,
-                change,
+                job.count,
+                job.change,
                 selection,
-                replayable=replayable,
+                replayable=job.replayable,
                 rate=rate,
                 limit=limit,
                 stopping=stopping,
                 tell=tell,
             )
     except StorageUnavailable as error:
-        raise StorageUnavailable(f"{error}; {done:,} {what} were {verb} before, run it again to go on") from error
+        raise StorageUnavailable(
+            f"{error}; {done:,} {job.noun} were {job.verb}: run the command again for the rest"
+        ) from error
     finally:
         await database.close()
 
 
 @contextmanager
 def stopped_by_signals(stopping: asyncio.Event) -> Iterator[None]:
-    """The first asks for an end, the second is not caught any more."""
+    """Set the event at the first SIGINT or SIGTERM; a second one ends the process."""
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGINT, signal.SIGTERM)
 

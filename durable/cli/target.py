@@ -1,4 +1,4 @@
-"""What a command works on: a bus that is named like `app:bus`, or only a database."""
+"""The target of a command: a bus, written as `app:bus`, or only a database."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from sqlalchemy import Connection, pool
 
 from durable.bus import Bus
+from durable.cli.command import Debug as Debug
+from durable.cli.command import Json as Json
+from durable.cli.command import taking
 from durable.errors import InvalidSetting, WiringError
 from durable.settings import Settings, load_settings, suggestion
+from durable.storage import migrator
 from durable.storage.database import sync_url
 from durable.storage.engines import Limits, make_engine
 from durable.storage.outages import translated
@@ -28,55 +33,72 @@ OptionalBusName = Annotated[
 ]
 DatabaseUrl = Annotated[
     str | None,
-    typer.Option("--database", metavar="URL", help="this database, instead of the bus's or DURABLE_DATABASE_URL"),
+    typer.Option("--database", metavar="URL", help="database to use instead of the bus's or DURABLE_DATABASE_URL"),
 ]
 SchemaName = Annotated[
     str | None,
-    typer.Option("--schema", metavar="NAME", help="this schema, instead of the bus's or DURABLE_DB_SCHEMA"),
+    typer.Option("--schema", metavar="NAME", help="schema to use instead of the bus's or DURABLE_DB_SCHEMA"),
 ]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON document")]
-Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
 
 
-def load_bus(name: str) -> Bus:
-    """The bus of this name, from a module that may lie in the current folder. Raises WiringError."""
-    module_name, _, attribute = name.partition(":")
+class Target(NamedTuple):
+    """The bus, if one is named, and the settings that apply."""
+
+    bus: Bus | None
+    settings: Settings
+
+
+def load_bus(app: BusName) -> Bus:
+    """Import the bus of this name; its module may lie in the current folder. Raises WiringError."""
+    module_name, _, attribute = app.partition(":")
     if not all(part.isidentifier() for part in module_name.split(".")) or not attribute.isidentifier():
-        raise WiringError(f"APP:BUS: {name!r} is not a module and an attribute; write it like app:bus")
+        raise WiringError(f"APP:BUS: {app!r} is not a module and an attribute; write it like app:bus")
     module = _imported(module_name)
     try:
         bus = getattr(module, attribute)
     except AttributeError:
         buses = [key for key, value in vars(module).items() if isinstance(value, Bus)]
-        near = suggestion(attribute, buses) or (f"; it has: {', '.join(buses)}" if buses else "; it has no bus at all")
+        near = suggestion(attribute, buses) or f"; declared there: {', '.join(buses) or 'no bus'}"
         raise WiringError(f"APP:BUS: {module_name} has no attribute {attribute!r}{near}") from None
     if not isinstance(bus, Bus):
-        raise WiringError(f"APP:BUS: {name} is of type {type(bus).__name__}; name a durable.Bus")
+        raise WiringError(f"APP:BUS: {app} is of type {type(bus).__name__}; name a durable.Bus")
     return bus
 
 
-def load_target(
-    name: str | None, database: str | None = None, schema: str | None = None
-) -> tuple[Bus | None, Settings]:
-    """The bus, if one is named, and the settings to use: the bus's, except for what is given here."""
+def load_target(app: OptionalBusName = None, database: DatabaseUrl = None, schema: SchemaName = None) -> Target:
+    """Load the bus, if one is named, and its settings; --database and --schema override them."""
     given = {"database_url": database, "db_schema": schema}
     overrides = {key: value for key, value in given.items() if value is not None}
-    if name is None:
+    if app is None:
         settings = load_settings(**overrides)
         if settings.database_url is None:
             raise InvalidSetting("database_url: not set; give APP:BUS, --database URL or DURABLE_DATABASE_URL")
-        return None, settings
-    bus = load_bus(name)
+        return Target(None, settings)
+    bus = load_bus(app)
     if overrides:
         bus.configure(**overrides)
-    return bus, bus.settings
+    return Target(bus, bus.settings)
+
+
+on_bus = partial(taking, bus=load_bus)
+"""Give a command with the parameter `bus` the argument APP:BUS."""
+on_target = partial(taking, target=load_target)
+"""Give a command with the parameter `target` the argument APP:BUS, --database and --schema."""
+
+
+@contextmanager
+def schema_connection(settings: Settings) -> Iterator[Connection]:
+    """Open a connection to a schema of this code's version. Raises StorageUnavailable, SchemaMismatch."""
+    with connection(settings) as conn:
+        migrator.check_version(conn, settings.db_schema)
+        yield conn
 
 
 @contextmanager
 def connection(
     settings: Settings, *, isolation: str = "READ COMMITTED", read_only: bool = False
 ) -> Iterator[Connection]:
-    """A connection of our own, committed at the end. Raises StorageUnavailable."""
+    """Open a connection of its own, committed at the end. Raises StorageUnavailable."""
     engine = make_engine(
         sync_url(settings),
         settings,
@@ -100,7 +122,7 @@ def _imported(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise WiringError(
-                f"APP:BUS: there is no module {error.name!r} in {folder} or installed; "
+                f"APP:BUS: no module {error.name!r} in {folder} or installed; "
                 "run this in the application's folder, or correct the name"
             ) from error
         raise _import_failed(name, error) from error
@@ -109,9 +131,9 @@ def _imported(name: str) -> ModuleType:
 
 
 def _import_failed(name: str, error: BaseException) -> WiringError:
-    """Where the application's own code failed: its last frame, not the import machinery's."""
+    """Name the last frame of the application's own code, not of the import machinery."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
     place = f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 2 else ""
     if isinstance(error, SyntaxError):
         place = f" ({error.filename}:{error.lineno})"
-    return WiringError(f"APP:BUS: importing {name} failed: {type(error).__name__}: {error}{place}")
+    return WiringError(f"APP:BUS: import of {name} failed: {type(error).__name__}: {error}{place}")

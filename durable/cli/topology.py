@@ -1,10 +1,10 @@
-"""topology: what the application needs of its RabbitMQ brokers, and what is there.
+"""topology: the queues and exchanges that the application needs, compared with its RabbitMQ brokers.
 
     declared    by this application: its listeners' queues and bindings, and the topic exchange
     expected    of others: the queues and exchanges that it sends to
 
-Exchanges and queues are looked up; bindings cannot be, because AMQP 0.9.1 has no way to ask for them. To declare one
-that is there changes nothing, so --apply declares them all.
+Exchanges and queues are looked up; bindings cannot be, because AMQP 0.9.1 has no request for them. Declaring an
+existing binding changes nothing, so --apply declares them all.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from durable.bus import Bus
-from durable.cli.output import Block, Table, print_blocks, print_json
-from durable.cli.target import BusName, Debug, Json, load_bus
+from durable.cli.output import Block, Table, emit
+from durable.cli.target import on_bus
 from durable.errors import TransportError
 from durable.transports.rabbitmq import address as addresses
 from durable.transports.rabbitmq.topology import Exchange, Queue, Topology, listening, sending, targeted, union
@@ -26,7 +26,7 @@ from durable.transports.rabbitmq.topology import Exchange, Queue, Topology, list
 if TYPE_CHECKING:
     from durable.transports.rabbitmq.declaring import Found
 
-Apply = Annotated[bool, typer.Option("--apply", help="declare what is missing; what is there stays as it is")]
+Apply = Annotated[bool, typer.Option("--apply", help="declare missing queues, exchanges and bindings")]
 
 _SCHEME = f"{addresses.SCHEME}://"
 _ON_APPLY = "declared on apply"
@@ -35,7 +35,7 @@ _UNSEEN = "(AMQP cannot list bindings: --apply declares them, and so does the li
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What one broker has of what the application needs there."""
+    """The exchanges and queues that the application needs on one broker, and the state of each."""
 
     broker: str
     topology: Topology
@@ -43,43 +43,42 @@ class Survey:
 
     @property
     def problems(self) -> list[str]:
-        """What is missing or refused, each with what to do about it."""
+        """Missing and refused exchanges and queues, each with advice."""
         return [explained(thing, found) for thing, found in self.found.items() if found.state != "present"]
 
 
-def topology(app: BusName, apply: Apply = False, json: Json = False, debug: Debug = False) -> None:
-    """What the application needs of its RabbitMQ brokers, and what is there; ends with 1 when something is not."""
-    surveys = asyncio.run(_surveys(load_bus(app), apply))
+@on_bus()
+def topology(bus: Bus, apply: Apply = False) -> None:
+    """Compare the application's queues and exchanges with its RabbitMQ brokers; ends with 1 when one is missing."""
+    surveys = asyncio.run(_surveys(bus, apply))
     problems = [problem for seen in surveys for problem in seen.problems]
-    if json:
-        print_json({"healthy": not problems, "problems": problems, "brokers": [_document(seen) for seen in surveys]})
-    else:
-        blocks = [block for seen in surveys for block in _blocks(seen)]
-        print_blocks([*blocks, *problems] or ["no rabbitmq:// address is declared"])
+    blocks = [block for seen in surveys for block in _blocks(seen)]
+    document = {"healthy": not problems, "problems": problems, "brokers": [_document(seen) for seen in surveys]}
+    emit(document, *([*blocks, *problems] or ["no rabbitmq:// address is declared"]))
     if problems:
         raise typer.Exit(1)
 
 
 def needed(bus: Bus) -> dict[str, Topology]:
-    """By broker. Raises InvalidSetting for an address that is not known, listened on or sent to like that."""
+    """List the needs of the application by broker. Raises InvalidSetting for an invalid address."""
     settings, service, handled = bus.settings, bus.service, bus.application.by_type()
     parts: dict[str, list[Topology]] = {}
     for uri in _checked(bus, (listener.uri for listener in bus.application.listeners)):
         source = addresses.source(uri)
         parts.setdefault(source.broker, []).append(listening(source, settings, service=service, handled=handled))
     for uri in _checked(bus, bus.application.destinations()):
-        # It was resolved for each type when it was declared: the type makes no difference any more.
+        # Addresses were resolved by message type when they were declared: the type no longer matters.
         destination = addresses.destination(uri, service=service, message_type="", exchange=settings.amqp_exchange)
         parts.setdefault(destination.broker, []).extend([sending(destination, settings), targeted(destination)])
     return {broker: union(parts[broker]) for broker in sorted(parts)}
 
 
 async def survey(bus: Bus, name: str, topology: Topology, *, apply: bool = False) -> Survey:
-    """Look at one broker, after declaring what is missing with `apply`.
+    """Inspect one broker; with `apply` declare missing queues, exchanges and bindings first.
 
-    Raises InvalidSetting when something cannot be declared, TransportError when the broker cannot be reached.
+    Raises InvalidSetting when one cannot be declared, TransportError when the broker cannot be reached.
     """
-    # Imported where they are known to be there: aio-pika is optional.
+    # Imported here, once a rabbitmq:// address is known: aio-pika is optional.
     from durable.transports.rabbitmq.broker import Brokers
     from durable.transports.rabbitmq.declaring import declare, inspect
 
@@ -97,7 +96,7 @@ async def survey(bus: Bus, name: str, topology: Topology, *, apply: bool = False
 
 
 def _checked(bus: Bus, uris: Iterable[str]) -> list[str]:
-    """Those of RabbitMQ. To ask for their transport says what is wrong with them, and what is not installed."""
+    """Select RabbitMQ addresses. Raises InvalidSetting for a wrong one, and when aio-pika is not installed."""
     chosen = [uri for uri in uris if uri.startswith(_SCHEME)]
     for uri in chosen:
         bus.runtime.transports().of(uri)
@@ -109,7 +108,7 @@ async def _surveys(bus: Bus, apply: bool) -> list[Survey]:
 
 
 def explained(thing: Exchange | Queue, found: Found) -> str:
-    """Why it cannot be used, and after a semicolon what to do about it."""
+    """Say why a queue or exchange cannot be used; after a semicolon the advice."""
     if found.reason:
         return found.reason
     ours = "durable-agent topology --apply declares it, and so does this service when it starts"

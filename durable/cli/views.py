@@ -1,4 +1,4 @@
-"""The same facts twice: as plain values for JSON, and as tables made from those values."""
+"""The state of the service in two forms: plain values for JSON, and tables made from those values."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from durable.storage.status import StatusSnapshot
 Row = dict[str, Any]
 
 
-def status_rows(picture: StatusSnapshot, stale: timedelta) -> Row:
-    states = list(node_states(picture.gauges, stale).values())
+def status_rows(snapshot: StatusSnapshot, stale: timedelta) -> Row:
+    states = list(node_states(snapshot.gauges, stale).values())
     return {
-        "outgoing": [_backlog_row("destination", group) for group in picture.outgoing],
-        "incoming": [_backlog_row("message_type", group) for group in picture.incoming],
-        "overdue_seconds": _seconds(picture.gauges.overdue),
-        "dead_letters": [asdict(group) for group in picture.dead_letters],
-        "circuits": circuit_rows(picture),
+        "outgoing": [_backlog_row("destination", group) for group in snapshot.outgoing],
+        "incoming": [_backlog_row("message_type", group) for group in snapshot.incoming],
+        "overdue_seconds": _seconds(snapshot.gauges.overdue),
+        "dead_letters": [asdict(group) for group in snapshot.dead_letters],
+        "circuits": circuit_rows(snapshot),
         "nodes": {state.value: states.count(state) for state in NodeState},
-        "partitions_ahead": picture.gauges.partitioned_days - 1,
+        "partitions_ahead": snapshot.gauges.partitioned_days - 1,
     }
 
 
-def node_rows(picture: StatusSnapshot, stale: timedelta) -> list[Row]:
-    """The registered nodes, and the owners that are registered no more: of those only the id is known."""
-    registered = {node.node_id: node for node in picture.gauges.nodes}
+def node_rows(snapshot: StatusSnapshot, stale: timedelta) -> list[Row]:
+    """Write the registered nodes, and the owners that are no longer registered, of which only the id is known."""
+    registered = {node.node_id: node for node in snapshot.gauges.nodes}
     return [
         {
             "node_id": node_id,
@@ -40,26 +40,26 @@ def node_rows(picture: StatusSnapshot, stale: timedelta) -> list[Row]:
             "version": node and node.version,
             "started_at": node and node.started_at,
             "heartbeat_age_seconds": node and node.heartbeat_age.total_seconds(),
-            "holds_lock": node_id in picture.gauges.locked,
-            "owned_outgoing": picture.owned_outgoing.get(node_id, 0),
-            "owned_incoming": picture.owned_incoming.get(node_id, 0),
+            "holds_lock": node_id in snapshot.gauges.locked,
+            "owned_outgoing": snapshot.owned_outgoing.get(node_id, 0),
+            "owned_incoming": snapshot.owned_incoming.get(node_id, 0),
             "state": state.value,
         }
-        for node_id, state in node_states(picture.gauges, stale).items()
+        for node_id, state in node_states(snapshot.gauges, stale).items()
         for node in [registered.get(node_id)]
     ]
 
 
-def circuit_rows(picture: StatusSnapshot) -> list[Row]:
-    now = picture.gauges.now
+def circuit_rows(snapshot: StatusSnapshot) -> list[Row]:
+    now = snapshot.gauges.now
     return [
         circuit._asdict()
         | {
             "state": _state(circuit, now),
             "open_seconds": (now - circuit.since).total_seconds(),
-            "waiting": picture.parked.get(circuit.key, 0) if circuit.kind == CircuitKind.KEY else None,
+            "waiting": snapshot.parked.get(circuit.key, 0) if circuit.kind == CircuitKind.KEY else None,
         }
-        for circuit in picture.gauges.circuits
+        for circuit in snapshot.gauges.circuits
     ]
 
 
@@ -72,7 +72,7 @@ def _state(circuit: OpenCircuit, now: datetime) -> str:
 
 
 def status(report: Row) -> list[Block]:
-    """What `status` shows; only the versions when the schema is at another one."""
+    """Show the status; only the versions when the schema is at another version."""
     versions = report["versions"]
     blocks: list[Block] = [
         f"durable {versions['durable']} on Postgres {versions['postgres']}, database {versions['database']}, "
@@ -109,11 +109,11 @@ def nodes(rows: Sequence[Row]) -> list[Block]:
         )
         for row in rows
     ]
-    return [Table("nodes", columns, cells)] if cells else ["no node is registered"]
+    return [Table("nodes", columns, cells)] if cells else ["no registered node"]
 
 
 def circuits(rows: Sequence[Row]) -> list[Block]:
-    columns = ("kind", "key", "is", "waiting", "for", "until", "reason", "by")
+    columns = ("kind", "key", "state", "waiting", "for", "until", "reason", "by")
     cells = [
         (row["kind"], row["key"], row["state"], row["waiting"], age(timedelta(seconds=row["open_seconds"])),
          _end(row), row["reason"], row["actor"])
@@ -140,7 +140,7 @@ def _backlog_table(title: str, name: str, rows: Sequence[Row]) -> Block:
          _age(row["oldest_unowned_age_seconds"]))
         for row in rows
     ]  # fmt: skip
-    return Table(title, columns, cells) if cells else f"{title}: nothing waits"
+    return Table(title, columns, cells) if cells else f"{title}: none waiting"
 
 
 def _overdue(seconds: float | None) -> list[Block]:

@@ -300,7 +300,7 @@ def test_it_tells_people_what_it_did(agent: Agent, spark: SparkSession, database
 REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
     "no filter": ((), "filter the messages, such as by --type or --since; or give --all"),
     "a bad id": (("--id", "17"), "--id: '17' is no UUID of a message"),
-    "a bad time": (("--since", "May"), "--since: 'May' is no time"),
+    "a bad time": (("--since", "May"), "--since: 'May' is not a time"),
     "a bad condition": (("--where", "colour = 'red'"), "where: \"colour = 'red'\" is no condition over these columns"),
     "malformed SQL": (("--where", "id ="), "where: 'id =' is no condition over these columns"),
     "no name": (("--all", "--name", " "), "--name: printable text"),

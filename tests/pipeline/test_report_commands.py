@@ -78,7 +78,7 @@ def test_a_conversation_is_a_tree(agent: Agent) -> None:
     [
         (["report", "--since", "yesterday"], "--since: 'yesterday' is no day; write 2030-12-31, or 7d"),
         (["report", "--mark", "noon"], "--mark: 'noon' is no mark; write it like"),
-        (["report", "--mark", "noon=x"], "--mark: 'noon' is no time"),
+        (["report", "--mark", "noon=x"], "--mark: 'noon' is not a time"),
         (["report", "--by", "colour"], "--by: 'colour' is no dimension; name a column"),
         (["report", "--out", "nowhere/r.html"], "--out: there is no folder nowhere"),
         (["report", "--lake", "empty"], "holds no history of these days"),

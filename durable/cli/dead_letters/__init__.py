@@ -1,1 +1,1 @@
-"""`durable-agent dead-letters`."""
+"""Commands of `durable-agent dead-letters`."""

@@ -1,9 +1,9 @@
-"""Bodies of dead letters for people: shown as text, as JSON whatever their codec, and edited as what was shown.
+"""Bodies of dead letters for operators: shown as text, as JSON for every codec, and edited in the form shown.
 
-JSON of any kind, text   as it is                            edited as it is
+JSON of any kind, text   unchanged                           edited unchanged
 a codec's bytes          JSON of the message they hold,      JSON, which the codec encodes as the message's class
                          or of the values in msgpack
-anything else            text if it is text, else base64     as it is
+other bytes              text if they are text, else base64  unchanged
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _json = JsonCodec()
 
 
 def row(name: str, body: bytes, content_type: str | None, message_type: str | None) -> dict[str, Any]:
-    """The body as text, and in base64 where that text is not the body itself."""
+    """Write a body as text, and in base64 where that text is not the body itself."""
     text = _text(body, content_type or JSON, message_type)
     if text is not None and text.encode(errors="surrogatepass") == body:
         return {name: text}
@@ -36,7 +36,7 @@ def row(name: str, body: bytes, content_type: str | None, message_type: str | No
 
 
 def edited(letter: DeadLetter, body: bytes, application: Application | None) -> bytes:
-    """The bytes of an edited body. Raises InvalidMessage for what its handler could not read, WiringError."""
+    """Encode an edited body. Raises InvalidMessage for a body that its handler could not decode, WiringError."""
     content_type = letter.content_type or JSON
     if application is None:
         _refuse_untyped(body, content_type)
@@ -54,7 +54,7 @@ def edited(letter: DeadLetter, body: bytes, application: Application | None) -> 
 
 def _refuse_untyped(body: bytes, content_type: str) -> None:
     if not _is_text(content_type):
-        raise InvalidSetting(f"APP:BUS: the body is {content_type}; name the bus, whose code makes it of JSON")
+        raise InvalidSetting(f"APP:BUS: not given, and the body is {content_type}; name the bus that encodes it")
     if media_type(content_type) == JSON:
         msgspec.json.decode(body)
 
@@ -84,6 +84,6 @@ def _as_json(body: bytes, content_type: str, message_type: str | None) -> bytes:
 
 
 def _is_text(content_type: str) -> bool:
-    """Also what nobody here knows: it may be text, and is nobody's to encode."""
+    """Tell whether a body is text; so may be a content type without a codec, which cannot be encoded here."""
     kind = media_type(content_type)
     return kind.startswith("text/") or kind.endswith(_TEXT) or kind not in codec.content_types()

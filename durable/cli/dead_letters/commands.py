@@ -1,12 +1,13 @@
-"""dead-letters: what failed for good, and what becomes of it. A database is enough, but for a rehearsal.
+"""dead-letters: messages that failed for good. A database is enough, except for a rehearsal.
 
-groups · list · show          look
+groups · list · show          inspect
 replay · discard · edit       resolve, in batches; the first Ctrl-C ends a run after its batch
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from enum import StrEnum
 from functools import partial
@@ -15,33 +16,30 @@ from typing import Annotated
 import msgspec
 import typer
 
-from durable.application.application import Application
+from durable.cli.command import group, taking
 from durable.cli.dead_letters import bodies as letter_bodies
 from durable.cli.dead_letters import views
 from durable.cli.dead_letters.runs import rehearse_all, resolve_all
 from durable.cli.dead_letters.selection import (
     LARGEST_LETTER,
     Chosen,
-    Words,
+    choose_named,
     find_letter,
     over_letters,
-    parse_words,
     refuse_too_much,
     refuse_unknown,
     refuse_unmatched,
 )
-from durable.cli.output import Block, print_blocks, print_json
-from durable.cli.runs import actor_name
+from durable.cli.output import emit
+from durable.cli.runs import Work, actor_name, work_options
 from durable.cli.send import read_body
-from durable.cli.target import DatabaseUrl, Debug, Json, SchemaName, connection, load_target
+from durable.cli.target import schema_connection
 from durable.dead_letters.bulk import Run
 from durable.errors import DurableError, InvalidMessage, InvalidSetting
-from durable.settings import Settings
 from durable.storage import dead_letters as storage
-from durable.storage import migrator
 from durable.storage.dead_letters import DeadLetter, Selection
 
-app = typer.Typer(help="What failed for good: look at it, and replay, edit or discard it.")
+app = group("Inspect, replay, edit or discard messages that failed for good.")
 
 
 class State(StrEnum):
@@ -55,236 +53,150 @@ _RESOLVED = {State.UNRESOLVED: False, State.RESOLVED: True, State.ANY: None}
 StateOption = Annotated[State, typer.Option("--state", help="resolved: replayed, handled or discarded")]
 PageSize = Annotated[int, typer.Option("--limit", min=1, max=10_000, metavar="N", help="letters on a page")]
 Before = Annotated[
-    int | None, typer.Option("--before", min=1, max=LARGEST_LETTER, metavar="LETTER", help="the page after this letter")
+    int | None, typer.Option("--before", min=1, max=LARGEST_LETTER, metavar="LETTER", help="page after this letter")
 ]
-All = Annotated[bool, typer.Option("--all", help="every unresolved letter, where no filter narrows it down")]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="no more than so many, the oldest")]
 Rate = Annotated[
-    float | None, typer.Option("--rate", min=0.01, max=1_000_000, metavar="N", help="at most so many a second")
+    float | None, typer.Option("--rate", min=0.01, max=1_000_000, metavar="N", help="largest number per second")
 ]
 Rehearse = Annotated[
-    bool,
-    typer.Option("--rehearse", help="run today's handlers of APP:BUS, roll back, and say what would become of each"),
+    bool, typer.Option("--rehearse", help="run the handlers of APP:BUS, roll back, and show each outcome")
 ]
-By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="who does it; default: USER@HOST")]
-Note = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="why; it stays with the letter")]
-Why = Annotated[str, typer.Option("--reason", metavar="TEXT", help="why nothing is to become of it; stays with it")]
-Body = Annotated[str, typer.Option("--body", metavar="JSON", help="the new body; - reads it from standard input")]
+Reason = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="reason; stored with the letter")]
+DiscardReason = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="reason for discarding; stored with the letter")
+]
+Body = Annotated[str, typer.Option("--body", metavar="JSON", help="new body; - reads standard input")]
 
 
-@app.callback(invoke_without_command=True)
-def _help(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(2)
-
-
-# ---------------------------------------------------------------- look
+# ---------------------------------------------------------------- inspect
 
 
 @app.command()
-@over_letters
-def groups(chosen: Chosen, state: StateOption = State.UNRESOLVED, json: Json = False, debug: Debug = False) -> None:
-    """The causes: how many letters each has, since when, and an example."""
+@over_letters()
+def groups(chosen: Chosen, state: StateOption = State.UNRESOLVED) -> None:
+    """Group dead letters by cause: their number, first and last time, and an example."""
     selection = replace(chosen.selection, resolved=_RESOLVED[state])
-    with connection(chosen.settings) as conn:
-        migrator.check_version(conn, chosen.settings.db_schema)
-        found = storage.groups(conn, chosen.settings.db_schema, selection)
-    rows = views.group_rows(found)
-    _print({"groups": rows}, json, views.groups(rows))
+    with schema_connection(chosen.settings) as conn:
+        rows = views.group_rows(storage.groups(conn, chosen.settings.db_schema, selection))
+    emit({"groups": rows}, *views.groups(rows))
     if not rows:
         refuse_unmatched(chosen, selection)
 
 
 @app.command("list")
-@over_letters
+@over_letters()
 def list_letters(
-    chosen: Chosen,
-    state: StateOption = State.UNRESOLVED,
-    limit: PageSize = 50,
-    before: Before = None,
-    json: Json = False,
-    debug: Debug = False,
+    chosen: Chosen, state: StateOption = State.UNRESOLVED, limit: PageSize = 50, before: Before = None
 ) -> None:
-    """The letters, the newest first, a page at a time."""
+    """List dead letters, the newest first, one page at a time."""
     selection = replace(chosen.selection, resolved=_RESOLVED[state])
-    with connection(chosen.settings) as conn:
-        migrator.check_version(conn, chosen.settings.db_schema)
+    with schema_connection(chosen.settings) as conn:
         found = storage.page(conn, chosen.settings.db_schema, selection, limit=limit + 1, before=before)
     rows = views.summary_rows(found[:limit])
     following = found[limit - 1].letter_id if len(found) > limit else None
-    _print({"letters": rows, "before": following}, json, views.summaries(rows, following))
+    emit({"letters": rows, "before": following}, *views.summaries(rows, following))
     if not rows and before is None:
         refuse_unmatched(chosen, selection)
 
 
 @app.command()
-def show(
-    words: Words = None,
-    database: DatabaseUrl = None,
-    schema: SchemaName = None,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """One letter whole: its body, every attempt with its traceback, and what else its conversation left here."""
-    name, letters, ids = parse_words(words or [])
-    settings = load_target(name, database, schema)[1]
-    letter = find_letter(settings, Selection(letters=letters, ids=ids, resolved=None))
-    with connection(settings) as conn:
-        attempts = views.attempt_rows(storage.attempts(conn, settings.db_schema, letter.summary.letter_id))
-        relatives = views.relative_rows(storage.relatives(conn, settings.db_schema, letter))
+@taking(chosen=choose_named)
+def show(chosen: Chosen) -> None:
+    """Show one letter whole: its body, each attempt with its traceback, and the rest of its conversation."""
+    letter = find_letter(chosen, resolved=None)
+    schema = chosen.settings.db_schema
+    with schema_connection(chosen.settings) as conn:
+        attempts = views.attempt_rows(storage.attempts(conn, schema, letter.summary.letter_id))
+        relatives = views.relative_rows(storage.relatives(conn, schema, letter))
     row = views.letter_row(letter)
-    _print({"letter": row, "attempts": attempts, "related": relatives}, json, views.letter(row, attempts, relatives))
+    emit({"letter": row, "attempts": attempts, "related": relatives}, *views.letter(row, attempts, relatives))
 
 
 # ---------------------------------------------------------------- resolve
 
 
 @app.command()
-@over_letters
-def replay(
-    chosen: Chosen,
-    every: All = False,
-    rate: Rate = None,
-    limit: Limit = None,
-    rehearse: Rehearse = False,
-    by: By = None,
-    reason: Note = None,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Put messages back to where they failed, as new; the nodes handle or send them.
+@over_letters(work=work_options)
+def replay(chosen: Chosen, work: Work, rate: Rate = None, rehearse: Rehearse = False, reason: Reason = None) -> None:
+    """Return messages, as new, to the queue that they failed in; the nodes handle or send them.
 
-    Ctrl-C ends it after a batch, and the same command goes on with the rest. With --rehearse nothing is stored and
-    nothing is sent, and it ends with 1 when one of them would fail.
+    Ctrl-C ends the run after a batch, and the same command continues it. With --rehearse nothing is stored and
+    nothing is sent, and the command ends with 1 when one of the messages would fail.
     """
-    refuse_too_much("replay", chosen, every)
+    refuse_too_much("replay", chosen, work.everything)
     refuse_unknown(chosen)
     if rehearse:
-        _rehearse(chosen, limit, json)
+        _rehearse(chosen, work.limit)
         return
-    resolution = partial(storage.replay, actor=by or actor_name(), reason=reason)
-    run = asyncio.run(
-        resolve_all(
-            chosen.settings,
-            resolution,
-            chosen.selection,
-            verb="replayed",
-            replayable=True,
-            rate=rate,
-            limit=limit,
-        )
-    )
-    _report(run, "replayed", json)
-    if not run.total and not run.unfit:
-        refuse_unmatched(chosen, chosen.selection)
+    change = partial(storage.replay, actor=work.actor, reason=reason)
+    resolve = resolve_all(chosen, change, verb="replayed", replayable=True, rate=rate, limit=work.limit)
+    run = asyncio.run(resolve)
+    _report(run, "replayed", or_else=lambda: refuse_unmatched(chosen, chosen.selection))
 
 
 @app.command()
-@over_letters
-def discard(
-    chosen: Chosen,
-    reason: Why,
-    every: All = False,
-    limit: Limit = None,
-    by: By = None,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Give letters up. They stay to be looked at for dead_letter_retention, with the reason."""
+@over_letters(work=work_options)
+def discard(chosen: Chosen, work: Work, reason: DiscardReason) -> None:
+    """Discard letters. They can be inspected for dead_letter_retention, with the reason."""
     if not reason.strip():
-        raise InvalidSetting("--reason: it is empty; say why nothing is to become of these letters")
-    refuse_too_much("discard", chosen, every)
+        raise InvalidSetting("--reason: the text is empty; give the reason for discarding these letters")
+    refuse_too_much("discard", chosen, work.everything)
     refuse_unknown(chosen)
-    resolution = partial(storage.discard, actor=by or actor_name(), reason=reason)
-    run = asyncio.run(resolve_all(chosen.settings, resolution, chosen.selection, verb="discarded", limit=limit))
-    _report(run, "discarded", json)
-    if not run.total:
-        refuse_unmatched(chosen, chosen.selection)
+    change = partial(storage.discard, actor=work.actor, reason=reason)
+    run = asyncio.run(resolve_all(chosen, change, verb="discarded", limit=work.limit))
+    _report(run, "discarded", or_else=lambda: refuse_unmatched(chosen, chosen.selection))
 
 
 @app.command()
-def edit(
-    body: Body,
-    words: Words = None,
-    database: DatabaseUrl = None,
-    schema: SchemaName = None,
-    rehearse: Rehearse = False,
-    by: By = None,
-    reason: Note = None,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Replay one letter with another body; the old one stays with the letter.
+@taking(chosen=choose_named, actor=actor_name)
+def edit(chosen: Chosen, actor: str, body: Body, rehearse: Rehearse = False, reason: Reason = None) -> None:
+    """Replay one letter with another body; the old body stays with the letter.
 
-    It is written in JSON, whatever the body is encoded in. With APP:BUS it must be one of the message's class; without
-    it only JSON, and only for what is JSON already.
+    The new body is written in JSON, for every codec. With APP:BUS the message's class must accept it; without APP:BUS
+    only JSON bodies can be edited.
     """
-    name, letters, ids = parse_words(words or [])
-    bus, settings = load_target(name, database, schema)
-    letter = find_letter(settings, Selection(letters=letters, ids=ids))
-    changed = _checked_body(letter, body, settings, bus.application if bus is not None else None)
-    chosen = Chosen(bus, settings, Selection(letters=[letter.summary.letter_id]))
+    letter = find_letter(chosen)
+    changed = _checked_body(letter, body, chosen)
+    chosen = chosen._replace(selection=Selection(letters=[letter.summary.letter_id]))
     if rehearse:
-        _rehearse(chosen, None, json, changed)
+        _rehearse(chosen, None, changed)
         return
-    resolution = partial(storage.replay, actor=by or actor_name(), reason=reason, body=changed)
-    run = asyncio.run(resolve_all(settings, resolution, chosen.selection, verb="replayed", replayable=True))
+    change = partial(storage.replay, actor=actor, reason=reason, body=changed)
+    run = asyncio.run(resolve_all(chosen, change, verb="replayed", replayable=True))
     if not run.done:
-        raise DurableError(f"letter {letter.summary.letter_id} was not replayed: {_why_not(run)}")
-    _report(run, "replayed", json)
+        raise DurableError(f"letter {letter.summary.letter_id}: not replayed: {views.left(run)}")
+    _report(run, "replayed")
 
 
-def _checked_body(letter: DeadLetter, body: str, settings: Settings, application: Application | None) -> bytes:
-    """The new body; raises WiringError for what its handler could not read."""
+def _checked_body(letter: DeadLetter, body: str, chosen: Chosen) -> bytes:
+    """Encode the new body. Raises WiringError for a body that the handler could not decode."""
+    limit = chosen.settings.max_message_bytes
+    application = chosen.bus.application if chosen.bus is not None else None
     try:
-        changed = letter_bodies.edited(letter, read_body(body, settings.max_message_bytes), application)
-        if len(changed) > settings.max_message_bytes:
-            raise InvalidMessage(f"it has {len(changed)} bytes, more than max_message_bytes")
+        changed = letter_bodies.edited(letter, read_body(body, limit), application)
+        if len(changed) > limit:
+            raise InvalidMessage(f"the body has {len(changed)} bytes; max_message_bytes is {limit}")
     except (InvalidMessage, msgspec.DecodeError) as error:
         raise InvalidSetting(f"--body: {error}") from error
     return changed
 
 
-def _rehearse(chosen: Chosen, limit: int | None, json: bool, body: bytes | None = None) -> None:
+def _rehearse(chosen: Chosen, limit: int | None, body: bytes | None = None) -> None:
     if chosen.bus is None:
-        raise InvalidSetting("--rehearse: it runs the handlers of an application; name its bus, such as app:bus")
+        raise InvalidSetting("--rehearse: no application to take handlers from; name its bus, such as app:bus")
     rehearsed = asyncio.run(rehearse_all(chosen.bus, chosen.selection, limit=limit, body=body))
     rows = [views.rehearsed_row(each) for each in rehearsed]
-    _print({"rehearsed": rows}, json, views.rehearsal(rows))
+    emit({"rehearsed": rows}, *views.rehearsal(rows))
     if not rows:
         refuse_unmatched(chosen, chosen.selection)
     if any(each.outcome == "fails" for each in rehearsed):
         raise typer.Exit(1)
 
 
-def _report(run: Run, verb: str, json: bool) -> None:
-    if json:
-        print_json({"resolution": verb} | asdict(run))
-    else:
-        print_blocks(_told(run, verb))
+def _report(run: Run, verb: str, or_else: Callable[[], None] = lambda: None) -> None:
+    """Print how far a run came; call `or_else` if nothing was selected."""
+    emit({"resolution": verb} | asdict(run), *views.told(run, verb))
     if run.stopped:
         raise typer.Exit(130)
-
-
-def _told(run: Run, verb: str) -> list[Block]:
-    done = f"{verb} {run.done:,} of {run.total:,} letter{'s' if run.total != 1 else ''}"
-    lines: list[Block] = [f"stopped: {done}; the same command goes on with the rest" if run.stopped else done]
-    return lines + ([f"left: {_why_not(run)}"] if run.waiting or run.taken or run.unfit else [])
-
-
-def _why_not(run: Run) -> str:
-    reasons = {
-        "the message waits already": run.waiting,
-        "its id was used meanwhile, by another message or once more by this one: look at it, and discard it": run.taken,
-        "no whole envelope, only bytes: look at it, and discard it": run.unfit,
-    }
-    counted = [f"{count:,} ({reason})" for reason, count in reasons.items() if count]
-    return ", ".join(counted) or "somebody else has resolved it"
-
-
-def _print(document: object, json: bool, blocks: list[Block]) -> None:
-    if json:
-        print_json(document)
-    else:
-        print_blocks(blocks)
+    if not run.total and not run.unfit:
+        or_else()

@@ -1,4 +1,4 @@
-"""dead-letters debug: the handler of one dead letter, run in this process for a debugger."""
+"""dead-letters debug: the handler of one dead letter, run in this process under a debugger."""
 
 from __future__ import annotations
 
@@ -11,52 +11,46 @@ import typer
 
 from durable.bus import Bus
 from durable.cli.dead_letters import views
-from durable.cli.dead_letters.commands import By, Note
-from durable.cli.dead_letters.selection import find_letter, parse_words
-from durable.cli.output import print_blocks, print_json
+from durable.cli.dead_letters.commands import Reason
+from durable.cli.dead_letters.selection import Chosen, find_letter, parse_words
+from durable.cli.output import emit, is_json, print_json
 from durable.cli.runs import actor_name
-from durable.cli.target import BusName, Debug, Json, load_bus
+from durable.cli.target import on_bus
 from durable.dead_letters.rehearsal import AlreadyResolved, Rehearsed, handle, handler_of, rehearsal, whole
 from durable.storage.dead_letters import DeadLetter, Selection
 from durable.storage.rows import error_text
 
-Letter = Annotated[str, typer.Argument(metavar="LETTER", help="its number, or the UUID of its message")]
+Letter = Annotated[str, typer.Argument(metavar="LETTER", help="number of the letter, or UUID of its message")]
 Commit = Annotated[
-    bool, typer.Option("--commit", help="keep what the handler does, send what it sends, and resolve the letter")
+    bool, typer.Option("--commit", help="commit the handler's transaction, send its messages, resolve the letter")
 ]
 Pdb = Annotated[bool, typer.Option("--pdb", help="open the debugger where the handler failed")]
 
 
+@on_bus(actor=actor_name)
 def debug_letter(
-    app: BusName,
-    letter: Letter,
-    commit: Commit = False,
-    pdb_: Pdb = False,
-    by: By = None,
-    reason: Note = None,
-    json: Json = False,
-    debug: Debug = False,
+    bus: Bus, actor: str, letter: Letter, commit: Commit = False, pdb_: Pdb = False, reason: Reason = None
 ) -> None:
-    """Run the handler of one letter in this process, without any time limit; breakpoint() works.
+    """Run the handler of one letter in this process, without a time limit; breakpoint() works.
 
-    All of it is rolled back, unless --commit is given and the handler succeeds. What the handler locks in the database
-    stays locked while you look at it. Ends with 1 when the handler fails.
+    The transaction is rolled back, unless --commit is given and the handler succeeds. Rows that the handler locks stay
+    locked until the command ends. Ends with 1 when the handler fails.
     """
-    bus = load_bus(app)
     _, letters, ids = parse_words([letter])
-    found = find_letter(bus.settings, Selection(letters=letters, ids=ids, resolved=False if commit else None))
+    chosen = Chosen(bus, bus.settings, Selection(letters=letters, ids=ids))
+    found = find_letter(chosen, resolved=False if commit else None)
     handler_of(bus, found)
     whole(found)
-    rehearsed = asyncio.run(_commit(bus, found, by or actor_name(), reason) if commit else _rehearse(bus, found))
+    rehearsed = asyncio.run(_commit(bus, found, actor, reason) if commit else _rehearse(bus, found))
     row = views.rehearsed_row(rehearsed)
-    if json:
-        print_json(row | {"committed": commit and rehearsed.error is None})
-    elif rehearsed.error is None:
-        done, title = ("handled, committed", "sent") if commit else ("succeeds, rolled back", "would be sent")
-        print_blocks([f"letter {found.summary.letter_id}: {done}", *views.sends([row], title), *views.does([row])])
     if rehearsed.error is None:
+        done, title = ("handled, committed", "sent") if commit else ("succeeds, rolled back", "would be sent")
+        blocks = [f"letter {found.summary.letter_id}: {done}", *views.sends([row], title), *views.does([row])]
+        emit(row | {"committed": commit}, *blocks)
         return
-    if not json:
+    if is_json():
+        print_json(row | {"committed": False})
+    else:
         print(error_text(rehearsed.error)[2], end="", file=sys.stderr)
     if pdb_:
         pdb.post_mortem(rehearsed.error.__traceback__)
@@ -75,13 +69,13 @@ async def _commit(bus: Bus, letter: DeadLetter, actor: str, reason: str | None) 
         sends = await handle(bus, letter, actor=actor, reason=reason)
     except AlreadyResolved:
         raise
-    except Exception as error:  # the handler's: it is shown as it is
+    except Exception as error:  # the handler's, shown unchanged
         return Rehearsed(letter, "fails", error=error)
     return Rehearsed(letter, "succeeds", sends)
 
 
 async def _check(bus: Bus) -> None:
-    """Is this application one that may run on this database?"""
+    """Check that this application may run on this database."""
     try:
         await bus.runtime.check()
     finally:

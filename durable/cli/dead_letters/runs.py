@@ -1,4 +1,4 @@
-"""Runs over dead letters: resolved, or rehearsed."""
+"""Runs over dead letters: resolution and rehearsal."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from durable.bus import Bus
+from durable.cli.dead_letters.selection import Chosen
 from durable.cli.output import progress
-from durable.cli.runs import change_until_done
+from durable.cli.runs import Job, run_job
 from durable.dead_letters.bulk import Resolution, Run
 from durable.dead_letters.rehearsal import Rehearsed, rehearsal
-from durable.settings import Settings
 from durable.storage import dead_letters
 from durable.storage.database import Database
 from durable.storage.dead_letters import DeadLetter, LetterRange, Selection
@@ -20,33 +20,23 @@ _READ_AT_ONCE = 10  # whole letters, of up to some MiB each
 
 
 async def resolve_all(
-    settings: Settings,
-    resolution: Resolution,
-    selection: Selection,
+    chosen: Chosen,
+    change: Resolution,
     *,
     verb: str,
     replayable: bool = False,
     rate: float | None = None,
     limit: int | None = None,
 ) -> Run:
-    """resolve(), until it is done or interrupted. Raises StorageUnavailable, which says how far it came."""
-    return await change_until_done(
-        settings,
-        dead_letters.survey,
-        resolution,
-        selection,
-        verb=verb,
-        what="letters",
-        replayable=replayable,
-        rate=rate,
-        limit=limit,
-    )
+    """Resolve letters until done or interrupted. Raises StorageUnavailable, with the number resolved so far."""
+    job = Job(dead_letters.survey, change, verb, "letters", replayable)
+    return await run_job(chosen.settings, job, chosen.selection, rate=rate, limit=limit)
 
 
 async def rehearse_all(
     bus: Bus, selection: Selection, *, limit: int | None = None, body: bytes | None = None
 ) -> list[Rehearsed]:
-    """What would become of these letters, each in turn; with another body if one is given."""
+    """Rehearse these letters in turn; with another body if one is given."""
     runtime = bus.runtime
     rehearsed: list[Rehearsed] = []
     try:
@@ -70,7 +60,7 @@ def _edited(letter: DeadLetter, body: bytes) -> DeadLetter:
 
 
 async def _letters(database: Database, selection: Selection, newest: int) -> AsyncIterator[DeadLetter]:
-    """The oldest first."""
+    """Read whole letters, the oldest first."""
     after = 0
     while letters := await database.transaction(
         dead_letters.read, selection, LetterRange(after, newest, _READ_AT_ONCE)

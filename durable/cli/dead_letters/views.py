@@ -1,4 +1,4 @@
-"""Dead letters twice: as plain values for JSON, and as text made from those values."""
+"""Dead letters in two forms: plain values for JSON, and text made from those values."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from durable.cli.dead_letters import bodies as letter_bodies
 from durable.cli.output import Block, Table, one_line
+from durable.dead_letters.bulk import Run
 from durable.dead_letters.rehearsal import Rehearsed
 from durable.envelope import Envelope
 from durable.storage.dead_letters import Attempt, DeadLetter, Group, Relative, Summary
@@ -28,7 +29,7 @@ def summary_rows(letters: Sequence[Summary]) -> list[Row]:
 
 
 def letter_row(letter: DeadLetter) -> Row:
-    """All of it; bodies as text where that can be."""
+    """Write a whole letter; bodies as text where possible."""
     kind = letter.content_type, letter.summary.message_type
     return {
         **letter.summary._asdict(),
@@ -85,7 +86,7 @@ def _sent_row(envelope: Envelope) -> Row:
 
 
 def groups(rows: Sequence[Row]) -> list[Block]:
-    columns = ("fingerprint", "side", "message type", "exception", "count", "first", "last", "such as")
+    columns = ("fingerprint", "side", "message type", "exception", "count", "first", "last", "example")
     cells = [
         (
             row["fingerprint"],
@@ -119,11 +120,11 @@ def summaries(rows: Sequence[Row], following: int | None) -> list[Block]:
         for row in rows
     ]
     table: list[Block] = [Table("dead letters, the newest first", columns, cells)] if cells else ["no dead letters"]
-    return [*table, "", f"there are more: --before {following}"] if following is not None else table
+    return [*table, "", f"more letters: --before {following}"] if following is not None else table
 
 
 def letter(row: Row, attempts: Sequence[Row], relatives: Sequence[Row]) -> list[Block]:
-    """One letter, from what it was to all that went wrong with it."""
+    """Show one letter: its envelope, its bodies, and each failed attempt."""
     facts = {
         "id": row["id"],
         "sent": f"{_time(row['sent_at'])} by {row['source']}" if row["sent_at"] else None,
@@ -136,8 +137,8 @@ def letter(row: Row, attempts: Sequence[Row], relatives: Sequence[Row]) -> list[
         "attempts": f"{row['attempts']}{_deaths(row['interruptions'])}",
         "replays": row["replay_count"],
         "fingerprint": row["fingerprint"],
-        "why": f"{row['exception_type']}: {row['reason']}",
-        "can be replayed": "yes" if row["replayable"] else "no: only its bytes were kept",
+        "error": f"{row['exception_type']}: {row['reason']}",
+        "can be replayed": "yes" if row["replayable"] else "no, only its bytes were kept",
         "resolved": _resolution(row),
     }
     side = "incoming at" if row["side"] == "incoming" else "outgoing to"
@@ -155,15 +156,33 @@ def letter(row: Row, attempts: Sequence[Row], relatives: Sequence[Row]) -> list[
     return blocks + _relatives(relatives)
 
 
+def told(run: Run, verb: str) -> list[Block]:
+    """Say how far a run came, and why letters were left."""
+    done = f"{verb} {run.done:,} of {run.total:,} letter{'s' if run.total != 1 else ''}"
+    lines: list[Block] = [f"stopped: {done}; run the same command again for the rest" if run.stopped else done]
+    return lines + ([f"left: {left(run)}"] if run.waiting or run.taken or run.unfit else [])
+
+
+def left(run: Run) -> str:
+    """Count the letters that were left, by reason."""
+    reasons = {
+        "the message is already waiting": run.waiting,
+        "another message, or a repetition of this one, has used its id; show it, and discard it": run.taken,
+        "no whole envelope, only bytes; show it, and discard it": run.unfit,
+    }
+    counted = [f"{count:,} ({reason})" for reason, count in reasons.items() if count]
+    return ", ".join(counted) or "another operator has resolved it"
+
+
 def rehearsal(rows: Sequence[Row]) -> list[Block]:
-    """What would succeed, fail and be sent; long lists are cut, because they are whole in JSON."""
+    """Show the outcomes of a rehearsal; long lists are cut, because JSON holds them whole."""
     counts = ", ".join(
         f"{sum(row['outcome'] == outcome for row in rows)} {would}"
         for outcome, would in (("succeeds", "would succeed"), ("fails", "would fail"), ("is sent", "would be sent"))
         if any(row["outcome"] == outcome for row in rows)
     )
     failed = [row for row in rows if row["error"]]
-    blocks: list[Block] = [f"rehearsed {len(rows)} letters and rolled back: {counts or 'there are none'}"]
+    blocks: list[Block] = [f"rehearsed {len(rows)} letters and rolled back: {counts or 'none selected'}"]
     if failed:
         cells = [
             (row["letter_id"], row["message_type"], row["error"]["type"], _short(row["error"]["message"]))
@@ -183,15 +202,15 @@ def sends(rows: Sequence[Row], title: str) -> list[Block]:
 
 
 def does(rows: Sequence[Row]) -> list[Block]:
-    """What handlers would do to circuits, schedules and messages that wait."""
+    """Show the changes that handlers ask for: of circuits, schedules and delayed messages."""
     cells = [(row["letter_id"], row["message_type"], each) for row in rows for each in row["does"]]
-    return _cut("would be done by the handlers", ("letter", "message type", "what"), cells) if cells else []
+    return _cut("changes by the handlers", ("letter", "message type", "change"), cells) if cells else []
 
 
 def _cut(title: str, columns: Sequence[str], cells: Sequence[Any]) -> list[Block]:
     blocks: list[Block] = [Table(title, columns, cells[:_MOST_ROWS])]
     if len(cells) > _MOST_ROWS:
-        blocks.append(f"  and {len(cells) - _MOST_ROWS:,} more: --json shows all")
+        blocks.append(f"  {len(cells) - _MOST_ROWS:,} more; --json shows all")
     return blocks
 
 
@@ -210,7 +229,7 @@ def _relatives(rows: Sequence[Row]) -> list[Block]:
         )
         for row in rows
     ]
-    return [Table("of the same conversation", columns, cells)] if cells else []
+    return [Table("same conversation", columns, cells)] if cells else []
 
 
 def _resolution(row: Row) -> str | None:

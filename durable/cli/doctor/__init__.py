@@ -1,1 +1,1 @@
-"""`durable-agent doctor`."""
+"""Commands `durable-agent doctor` and `check-deploy`."""

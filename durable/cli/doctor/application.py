@@ -1,4 +1,4 @@
-"""What doctor looks at in the application: its handlers, its addresses, and whether anybody answers there."""
+"""Checks of the application: its handlers, its addresses, and whether peers answer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _PING_SECONDS = 3.0
 
 def application_checks(bus: Bus) -> list[Check]:
     addresses = [_address(bus, "listener", listening.uri) for listening in bus.application.listeners]
-    # Brokers before destinations: a sender that is pinged declares its exchange, if it is missing.
+    # Brokers before destinations: a ping makes the sender declare its exchange, if that is missing.
     return [retention(bus), handlers(bus), *addresses, *topology_checks(bus), *asyncio.run(_destinations(bus))]
 
 
 def retention(bus: Bus) -> Check:
-    """Duplicates must be known for longer than a message may go on being retried."""
+    """Check that duplicates are recognised for longer than a message may be retried."""
     window = bus.settings.dedupe_window
     horizons = {name: bus.application.policy(handler).horizon for name, handler in bus.application.handlers.items()}
     longest = max(horizons.values(), default=timedelta(0))
-    detail = f"dedupe_window is {age(window)}, the longest retries go on for {age(longest)}"
+    detail = f"dedupe_window is {age(window)}, the longest retries take {age(longest)}"
     if longest >= window:
         names = ", ".join(name for name, horizon in horizons.items() if horizon >= window)
         return fail("retention", detail, f"raise dedupe_window, or shorten the retries of {names}")
@@ -33,15 +33,15 @@ def retention(bus: Bus) -> Check:
 
 
 def handlers(bus: Bus) -> Check:
-    """Parameters were resolved when they were declared; what is returned, and by which codec, is looked at here."""
+    """Check the return types and codecs of handlers; parameters were checked at their declaration."""
     count = len(bus.application.handlers)
     try:
         bus.application.check(bus.runtime.envelope_factory)
     except DurableError as error:
-        return fail("handlers", str(error), "correct it: a node would not start")
+        return fail("handlers", str(error), "correct the handler: a node would not start")
     if bus.application.listeners and not count:
-        return warn("handlers", "none, and the bus listens", "declare @bus.handles(...), or import the modules that do")
-    return ok("handlers", f"{count}, each with what it asks for")
+        return warn("handlers", "none, although the bus listens", "declare @bus.handles(...), or import its modules")
+    return ok("handlers", f"{count}, with all their parameters")
 
 
 def _address(bus: Bus, kind: str, uri: str) -> Check:
@@ -57,7 +57,7 @@ async def _destinations(bus: Bus) -> list[Check]:
 
 
 async def _ping(bus: Bus, uri: str) -> Check:
-    """As a latched destination is pinged: up to the peer's database."""
+    """Ping a destination as a latched one is pinged: up to the peer's database."""
     checked = _address(bus, "destination", uri)
     if checked.advice:
         return checked
@@ -68,5 +68,5 @@ async def _ping(bus: Bus, uri: str) -> Check:
         return fail("destination", str(error), "correct the address")
     except (TransportError, TimeoutError) as error:
         reason = str(error) or f"{uri}: no answer within {_PING_SECONDS:g} seconds"
-        return warn("destination", reason, "start the peer; until then envelopes wait in the outbox")
+        return warn("destination", reason, "start the peer; until then messages wait in the outbox")
     return ok("destination", f"{uri} answers")

@@ -1,4 +1,4 @@
-"""What a check of `doctor` says, and how one that cannot be made is told."""
+"""Results of the checks of `doctor`, including checks that cannot be made."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`advice` says what to do; it is empty when all is well."""
+    """The result of one check; `advice` is empty when the verdict is ok."""
 
     name: str
     verdict: Verdict
@@ -42,7 +42,7 @@ def fail(name: str, detail: str, advice: str) -> Check:
 
 
 def attempted(name: str, check: Callable[[], Check], advice: str) -> Check:
-    """The check, or its failure when what it needs does not work."""
+    """Run a check; a database or network error makes it fail."""
     try:
         return check()
     except DurableError as error:

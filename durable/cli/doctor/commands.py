@@ -1,4 +1,4 @@
-"""doctor: what can be found out before the first message is sent, each finding with what to do about it."""
+"""doctor: checks before the first message is sent, each finding with advice."""
 
 from __future__ import annotations
 
@@ -11,19 +11,14 @@ from durable.cli.doctor.application import application_checks
 from durable.cli.doctor.checks import Check, Verdict, ok
 from durable.cli.doctor.database import database_checks
 from durable.cli.doctor.engines import engine_checks
-from durable.cli.output import Block, print_blocks, print_json
-from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, load_target
+from durable.cli.output import Block, emit
+from durable.cli.target import Target, on_target
 
 
-def doctor(
-    app: OptionalBusName = None,
-    database: DatabaseUrl = None,
-    schema: SchemaName = None,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
+@on_target()
+def doctor(target: Target) -> None:
     """Check settings, database and application; without APP:BUS only the database. Ends with 1 when a check fails."""
-    bus, settings = load_target(app, database, schema)
+    bus, settings = target
     declared = bus.application.handlers.values() if bus is not None else ()
     checks = [
         ok("settings", f"{len(settings.model_fields_set)} set, all valid"),
@@ -31,10 +26,7 @@ def doctor(
         *([*engine_checks(bus), *application_checks(bus)] if bus is not None else []),
     ]
     healthy = all(check.verdict is not Verdict.FAIL for check in checks)
-    if json:
-        print_json({"healthy": healthy, "checks": [asdict(check) for check in checks]})
-    else:
-        print_blocks(_lines(checks))
+    emit({"healthy": healthy, "checks": [asdict(check) for check in checks]}, *_lines(checks))
     if not healthy:
         raise typer.Exit(1)
 

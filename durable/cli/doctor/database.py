@@ -1,4 +1,4 @@
-"""What doctor looks at in the database."""
+"""Checks of the database."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ OLDEST_POSTGRES: Final = 14
 NEWEST_POSTGRES: Final = 18
 MAX_SKEW: Final = timedelta(seconds=5)
 _OVERFLOW_AND_LOCK: Final = 3
-"""What a node may open beside its pools: two more for its agents, and the one that holds its lock."""
+"""Connections of a node outside its pools: two more for its agents, and the one that holds its lock."""
 
 _MIGRATE: Final = "run: durable-agent migrate APP:BUS"
-_GRANT: Final = "as the owner of the schema run: durable-agent migrate APP:BUS --grant-to ROLE"
+_GRANT: Final = "as owner of the schema, run: durable-agent migrate APP:BUS --grant-to ROLE"
 
 
 def database_checks(settings: Settings, *, has_sync_handlers: bool = False) -> list[Check]:
-    """Each on its own; what cannot be asked of this database is left out."""
+    """Run each check on its own; checks that this database cannot answer are left out."""
     try:
         with connection(settings, isolation="AUTOCOMMIT") as conn:
             return list(_connected(conn, settings, has_sync_handlers))
@@ -48,7 +48,7 @@ def _connected(conn: Connection, settings: Settings, has_sync_handlers: bool) ->
     version = attempted("schema", lambda: schema_version(conn, schema), _MIGRATE)
     yield version
     allowed = rights(conn, schema)
-    if allowed.advice or not version.advice:  # where there are no tables, no right is missing either
+    if allowed.advice or not version.advice:  # without tables no right is missing
         yield allowed
     if not version.advice:
         yield partitions(conn, settings)
@@ -61,12 +61,12 @@ def server_version(conn: Connection, schema: str) -> Check:
     if server.number // 10_000 < OLDEST_POSTGRES:
         return fail("database", detail, f"use Postgres {OLDEST_POSTGRES} or newer")
     if server.number // 10_000 > NEWEST_POSTGRES:
-        return warn("database", detail, f"durable is tested up to Postgres {NEWEST_POSTGRES}; look for a newer durable")
+        return warn("database", detail, f"durable is tested up to Postgres {NEWEST_POSTGRES}; upgrade durable")
     return ok("database", detail)
 
 
 def clock_skew(conn: Connection, schema: str) -> Check:
-    """Against the middle of the question's journey."""
+    """Compare the clocks, at the middle of the round trip."""
     asked = datetime.now(UTC)
     there = status.clock(conn, schema)
     skew = there - (asked + (datetime.now(UTC) - asked) / 2)
@@ -74,25 +74,27 @@ def clock_skew(conn: Connection, schema: str) -> Check:
     detail = f"the database is {abs(skew.total_seconds()):.2f} s {side} this machine"
     if abs(skew) > MAX_SKEW:
         return warn(
-            "clock", detail, "set both clocks by NTP: deliver_by and at= are written by one and read by the other"
+            "clock",
+            detail,
+            "synchronise the clocks by NTP: one writes deliver_by and at=, the other reads them",
         )
     return ok("clock", detail)
 
 
 def pooler(conn: Connection, settings: Settings) -> Check:
-    """Direct, or through a pooler; each process finds that out for itself, unless it is told."""
+    """Check for a pooler; each process detects it by itself, unless the setting names it."""
     dbapi_connection = conn.connection.dbapi_connection
     assert dbapi_connection is not None
     if not is_pooled(dbapi_connection):
         return ok("pooler", "none, the connection is direct")
-    detail = f"database_url goes through one (the setting is {settings.pooler}): no prepared statements are used"
+    detail = f"database_url goes through one (setting: {settings.pooler}), so prepared statements are not used"
     if settings.lock_database_url is None:
         return fail("pooler", detail, "set DURABLE_LOCK_DATABASE_URL to a direct connection, for the node's lock")
     return ok("pooler", detail)
 
 
 def lock_connection(settings: Settings) -> Check:
-    """A pooler answers with a process id of its own: it is not that of the session which then runs the statement."""
+    """Check for a direct connection: a pooler reports another process id than the session that runs a statement."""
     limits = Limits.of(settings.connect_timeout)
     url = make_url(lock_url(settings)).set(drivername="postgresql+psycopg")
     engine = make_engine(url, settings, limits, poolclass=pool.NullPool)
@@ -104,7 +106,7 @@ def lock_connection(settings: Settings) -> Check:
         return ok("lock connection", "direct")
     return fail(
         "lock connection",
-        "it goes through a pooler, which cannot keep a session's lock",
+        "goes through a pooler, which cannot keep a session's lock",
         "set DURABLE_LOCK_DATABASE_URL to a direct connection",
     )
 
@@ -112,8 +114,8 @@ def lock_connection(settings: Settings) -> Check:
 def rights(conn: Connection, schema: str) -> Check:
     missing = status.missing_rights(conn, schema)
     if missing:
-        return fail("rights", f"this role has not: {', '.join(missing)}", _GRANT)
-    return ok("rights", "this role has what a node needs")
+        return fail("rights", f"this role lacks {', '.join(missing)}", _GRANT)
+    return ok("rights", "this role has all that a node needs")
 
 
 def schema_version(conn: Connection, schema: str) -> Check:
@@ -123,11 +125,11 @@ def schema_version(conn: Connection, schema: str) -> Check:
 
 def partitions(conn: Connection, settings: Settings) -> Check:
     days = maintenance.partitioned_days(conn, settings.db_schema)
-    detail = f"{days - 1} days ahead" if days else "today has none"
+    detail = f"{days - 1} days ahead" if days else "none for today"
     if days < 2:
-        return fail("partitions", detail, "start a node: its maintenance makes them")
+        return fail("partitions", detail, "start a node: its maintenance creates them")
     if days - 1 < min(settings.partitions_ahead, 2):
-        return warn("partitions", detail, "start a node: its maintenance makes them; or see its log")
+        return warn("partitions", detail, "start a node, whose maintenance creates them, or see the log of one")
     return ok("partitions", detail)
 
 
@@ -136,9 +138,9 @@ def connections(conn: Connection, settings: Settings, has_sync_handlers: bool) -
     allowed = min(limit for limit in limits if limit is not None)
     pools = settings.pool_size * (2 if has_sync_handlers else 1) + settings.agent_pool_size + _OVERFLOW_AND_LOCK
     alive = len(nodes.locked(conn, settings.db_schema))
-    detail = f"a process opens up to {pools}, {alive} nodes are alive, {allowed} are allowed"
+    detail = f"up to {pools} for each process, {alive} nodes alive, {allowed} allowed"
     if pools * max(1, alive) > allowed:
         return warn(
-            "connections", detail, "lower pool_size, or raise max_connections (or the limit of role or database)"
+            "connections", detail, "lower pool_size, or raise max_connections (or the limit of the role or database)"
         )
     return ok("connections", detail)

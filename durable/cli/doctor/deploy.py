@@ -1,12 +1,12 @@
-"""check-deploy: can this code handle the messages that wait in the database that it is deployed to?
+"""check-deploy: whether this code handles the messages that wait in the database it is deployed to.
 
-    inbox, scheduled     decodes for its handler · does not · has none here
-    dead letters         the same, for those that decoded when they failed: could they still be replayed?
-    inbox                does a living node there handle it, or does it wait for this code?
-    recurring            is every schedule that runs there one that this code declares?
+    inbox, scheduled     the message decodes for its handler · does not · has no handler here
+    dead letters         the same, for letters that decoded when they failed: whether a replay would still work
+    inbox                a living node there handles the message · the message waits for this code
+    recurring            this code declares each schedule that runs there · does not
 
-Everything is read in one read-only transaction, page by page, and each statement sees what is there at its time: no
-snapshot is held that would keep the database from tidying up. Nothing is handled, only decoded and upcast.
+Messages are read in one read-only transaction, page by page, without a snapshot, which would stop the database's
+vacuum. No message is handled, only decoded and upcast.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from sqlalchemy import Connection
 
 from durable.agents.startup_check import DecodeCheck
 from durable.application.application import Application
+from durable.cli.command import taking
 from durable.cli.doctor.checks import Verdict
-from durable.cli.output import Block, Show, print_blocks, print_json, progress
-from durable.cli.target import BusName, DatabaseUrl, Debug, Json, SchemaName, connection, load_target
+from durable.cli.output import Block, Show, emit, progress
+from durable.cli.target import BusName, DatabaseUrl, SchemaName, connection, load_target
 from durable.errors import InvalidMessage, SchemaMismatch
 from durable.observability import health
 from durable.settings import Settings
@@ -40,16 +41,16 @@ _LETTERS_AT_ONCE: Final = 100
 _NEVER_DECODED: Final = f"{InvalidMessage.__module__}.{InvalidMessage.__qualname__}"
 _FIRST: Final = UUID(int=0), ""
 
-_DECODE: Final = "write an upcaster, or keep the old class until they are handled"
-_HANDLE: Final = "keep its handler until they are handled: otherwise they become dead letters"
-_RECUR: Final = "declare it with bus.every(), unless it is meant to end"
-_DEPLOY: Final = "deploy this code: it handles them"
-_REPLAY: Final = "replay or discard them before, or write an upcaster"
+_DECODE: Final = "write an upcaster, or keep the old class until these messages are handled"
+_HANDLE: Final = "keep the handler until these messages are handled: without it they become dead letters"
+_RECUR: Final = "declare the schedule with bus.every(), unless it is to end"
+_DEPLOY: Final = "deploy this code, which handles them"
+_REPLAY: Final = "replay or discard these letters first, or write an upcaster"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What would become of the messages of one type in one place. `advice` is empty when all is well."""
+    """The prospect of the messages of one type in one place; `advice` is empty when the verdict is ok."""
 
     message_type: str
     place: Place
@@ -61,9 +62,8 @@ class Finding:
     advice: str = ""
 
 
-def check_deploy(
-    app: BusName, database: DatabaseUrl = None, schema: SchemaName = None, json: Json = False, debug: Debug = False
-) -> None:
+@taking()
+def check_deploy(app: BusName, database: DatabaseUrl = None, schema: SchemaName = None) -> None:
     """Check that this code handles the messages that wait in a database, before it is deployed there.
 
     The database is only read. Ends with 1 when messages would become dead letters.
@@ -71,16 +71,13 @@ def check_deploy(
     bus, settings = load_target(app, database, schema)
     assert bus is not None
     found = findings(bus.application, settings)
-    if json:
-        print_json({"healthy": is_healthy(found), "types": found})
-    else:
-        print_blocks(_lines(found))
+    emit({"healthy": is_healthy(found), "types": found}, *_lines(found))
     if not is_healthy(found):
         raise typer.Exit(1)
 
 
 def findings(application: Application, settings: Settings) -> list[Finding]:
-    """By type and place. Raises StorageUnavailable, SchemaMismatch when there are no tables of durable."""
+    """Judge messages by type and place. Raises StorageUnavailable; SchemaMismatch without tables of durable."""
     schema = settings.db_schema
     with connection(settings, read_only=True) as conn:
         if migrator.current_version(conn, schema) is None:
@@ -96,7 +93,7 @@ def findings(application: Application, settings: Settings) -> list[Finding]:
 
 
 class _Survey:
-    """What was found so far."""
+    """The findings so far."""
 
     def __init__(self, application: Application) -> None:
         self._classes = {name: handler.cls for name, handler in application.by_type().items()}
@@ -119,7 +116,7 @@ class _Survey:
             self._told(len(page), show)
 
     def findings(self, others: dict[str, str]) -> list[Finding]:
-        """`others` are message types that other services handle in the same database, and which."""
+        """List the findings; `others` names the service that handles a type in the same database."""
         found = [_finding(key, trial) for key, trial in self._trials.items()]
         return found + [_unhandled(key, count, others.get(key[0])) for key, count in self._unhandled.items()]
 
@@ -156,7 +153,7 @@ def _letters(conn: Connection, schema: str, newest: int) -> Iterator[list[DeadLe
 
 
 def _message_of(letter: DeadLetter) -> InFlight | None:
-    """What could be replayed; what did not even decode when it failed is none the worse for this code."""
+    """Return a message that could be replayed; this code is not blamed for one that never decoded."""
     lease = letter.lease()
     if lease is None or letter.summary.exception_type == _NEVER_DECODED:
         return None
@@ -168,7 +165,7 @@ def _message_of(letter: DeadLetter) -> InFlight | None:
 
 
 def _others(conn: Connection, schema: str, service: str) -> dict[str, str]:
-    """What services of other names handle in this database, by their nodes."""
+    """Map the message types that nodes of other services handle in this database to the service."""
     return {
         message_type: node.service
         for node in nodes.read(conn, schema)
@@ -178,7 +175,7 @@ def _others(conn: Connection, schema: str, service: str) -> dict[str, str]:
 
 
 def _unclaimed(seen: Gauges, application: Application, settings: Settings) -> list[Finding]:
-    """What this code handles, and waits there without a living node that does."""
+    """Find messages that this code handles and no living node there does."""
     handled = application.by_type()
     return [
         Finding(
@@ -187,7 +184,7 @@ def _unclaimed(seen: Gauges, application: Application, settings: Settings) -> li
             Verdict.WARN,
             group.waiting,
             undecodable=0,
-            detail=f"{group.waiting:,} wait without an owner, and no living node there handles them",
+            detail=f"{group.waiting:,} wait without an owner, no living node there handles them",
             advice=_DEPLOY,
         )
         for group in health.unclaimed(seen, settings)
@@ -196,7 +193,7 @@ def _unclaimed(seen: Gauges, application: Application, settings: Settings) -> li
 
 
 def _undeclared(conn: Connection, schema: str, application: Application) -> list[Finding]:
-    """The schedules that a node of this service runs, and that this code does not know."""
+    """Find schedules that a node of this service runs and this code does not declare."""
     own = {node.node_id for node in nodes.read(conn, schema) if node.service == application.service}
     return [
         Finding(
@@ -205,7 +202,7 @@ def _undeclared(conn: Connection, schema: str, application: Application) -> list
             Verdict.WARN,
             count=1,
             undecodable=0,
-            detail=f"the schedule {row.name} ({row.cron}) is not declared by this code, and would run no more",
+            detail=f"schedule {row.name} ({row.cron}) is not declared by this code and would stop",
             advice=_RECUR,
         )
         for row in schedules.read(conn, schema)
@@ -226,9 +223,9 @@ def _finding(key: tuple[str, Place], trial: DecodeCheck) -> Finding:
 def _unhandled(key: tuple[str, Place], count: int, other: str | None) -> Finding:
     message_type, place = key
     if other is not None:
-        return Finding(message_type, place, Verdict.OK, count, 0, f"{count:,}, which service {other} handles")
+        return Finding(message_type, place, Verdict.OK, count, 0, f"{count:,}, handled by service {other}")
     verdict, advice = (Verdict.WARN, _REPLAY) if place == "dead letters" else (Verdict.FAIL, _HANDLE)
-    return Finding(message_type, place, verdict, count, 0, f"{count:,}, and nobody would handle them", (), advice)
+    return Finding(message_type, place, verdict, count, 0, f"{count:,} without a handler", (), advice)
 
 
 def is_healthy(found: Iterable[Finding]) -> bool:
@@ -242,4 +239,4 @@ def _lines(found: Sequence[Finding]) -> Iterator[Block]:
         if each.advice:
             yield f"      -> {each.advice}"
     if not found:
-        yield f"{Verdict.OK:<4}  nothing waits there"
+        yield f"{Verdict.OK:<4}  no waiting messages"

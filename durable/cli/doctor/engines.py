@@ -1,4 +1,4 @@
-"""What doctor looks at in the engines that the application gives: durable leaves them as they are."""
+"""Checks of the engines that the application passes; durable never changes them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _UNPREPARED = (
     "'prepared_statement_name_func': lambda: ''}; psycopg: connect_args={'prepare_threshold': None}"
 )
 _LIMITS = (
-    "set statement_timeout and idle_in_transaction_session_timeout for it, as server settings or of its role: "
-    "a connection that is lost keeps its locks until then"
+    "set statement_timeout and idle_in_transaction_session_timeout for the engine, the server or the role: "
+    "a lost connection keeps its locks until then"
 )
 
 
 def engine_checks(bus: Bus) -> list[Check]:
-    """Nothing when durable makes the engines."""
+    """Check the engines of the application; none when durable creates them."""
     given, given_sync = bus.runtime.sessions.given, bus.runtime.sessions.given_sync
     checks = []
     if given is not None:
@@ -54,7 +54,7 @@ def _check(name: str, conn: Connection) -> Check:
     assert dbapi_connection is not None
     pooled = is_pooled(dbapi_connection)
     if pooled and _prepares(conn):
-        return fail(name, "it prepares statements, and goes through a pooler that loses them", _UNPREPARED)
+        return fail(name, "prepares statements, and goes through a pooler that loses them", _UNPREPARED)
     place = "through a pooler, without prepared statements" if pooled else "direct"
     if unset := ", ".join(_unlimited(conn)):
         return warn(name, f"{place}; without {unset}", _LIMITS)
@@ -62,10 +62,10 @@ def _check(name: str, conn: Connection) -> Check:
 
 
 def _prepares(conn: Connection) -> bool:
-    """By doing it: what else would hold for each driver and each way to configure it?"""
+    """Find out by running statements, which holds for every driver and configuration."""
     try:
         found = [conn.exec_driver_sql(_COUNT_PREPARED).scalar_one() for _ in range(_ROUNDS)]
-    except DBAPIError as error:  # of another client of the pooler's, which has taken the name
+    except DBAPIError as error:  # another client of the pooler has taken the name
         if sqlstate(error) not in LOST_STATEMENTS:
             raise
         found = [1]

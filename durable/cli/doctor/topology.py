@@ -1,4 +1,4 @@
-"""What doctor looks at on the RabbitMQ brokers: are queues and exchanges there, as this application wants them?"""
+"""Checks of RabbitMQ brokers: whether queues and exchanges exist as the application declares them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAME = "topology"
 
 
 def topology_checks(bus: Bus) -> list[Check]:
-    """Nothing for an application without rabbitmq:// addresses."""
+    """Check each broker; none for an application without rabbitmq:// addresses."""
     try:
         brokers = needed(bus)
     except InvalidSetting as error:
@@ -36,12 +36,12 @@ async def _broker(bus: Bus, name: str, topology: Topology) -> list[Check]:
     except (InvalidSetting, TransportError) as error:
         return [_failed(error)]
     if not seen.problems:
-        return [ok(_NAME, f"all {len(seen.found)} exchanges and queues on rabbitmq://{name} are as they should be")]
+        return [ok(_NAME, f"all {len(seen.found)} exchanges and queues on rabbitmq://{name} exist as declared")]
     return [_problem(thing, found) for thing, found in seen.found.items() if found.state != "present"]
 
 
 def _problem(thing: Exchange | Queue, found: Found) -> Check:
-    """What is missing is declared when the listener starts; what is refused stops it from starting."""
+    """Warn of a missing queue, which the listener declares at its start; fail a refused one, which stops it."""
     detail, _, advice = explained(thing, found).partition("; ")
     return warn(_NAME, detail, advice) if found.state == "missing" else fail(_NAME, detail, advice)
 

@@ -1,1 +1,1 @@
-"""`durable-agent scheduled`."""
+"""Commands of `durable-agent scheduled`."""

@@ -1,4 +1,4 @@
-"""What waits for its time, as text."""
+"""Schedules and delayed messages as text."""
 
 from __future__ import annotations
 
@@ -12,24 +12,29 @@ from durable.storage.schedules import Row
 
 
 def state(row: Row) -> str:
-    """What a schedule does."""
+    """Name the state of a schedule."""
     if not row.is_live:
         return "orphaned"
     return "paused" if row.is_paused else "failing" if row.error else "runs"
 
 
 def kind(row: Delayed) -> str:
-    """Why a message waits."""
+    """Name the reason for the delay of a message."""
     return f"retry {row.attempts}" if row.is_retry else "delayed"
 
 
+def counted(verb: str, schedules: int) -> str:
+    return f"{verb} {schedules} schedule{'s' if schedules != 1 else ''}"
+
+
 def told(run: Run, verb: str, schedules: int) -> list[Block]:
+    """Say how many schedules and messages a run changed, and why messages were left."""
     lines: list[Block] = []
     if schedules:
-        lines.append(f"{verb} {schedules} schedule{'s' if schedules != 1 else ''}")
+        lines.append(counted(verb, schedules))
     if run.total or not schedules:
         done = f"{verb} {run.done:,} of {run.total:,} message{'s' if run.total != 1 else ''}"
-        lines.append(f"stopped: {done}; the same command goes on with the rest" if run.stopped else done)
+        lines.append(f"stopped: {done}; run the same command again for the rest" if run.stopped else done)
     if run.waiting:
         lines.append(f"left: {run.waiting:,} (would expire before, or be too old for their receiver)")
     if gone := run.total - run.done - run.waiting if not run.stopped else 0:
@@ -47,15 +52,15 @@ def tables(recurring: Sequence[Row], messages: Sequence[Delayed], *, more: bool)
         ]
         blocks.append(Table("recurring schedules", columns, rows))
     if messages:
-        headings = ("id", "side", "message type", "address", "why", "due", "in", "expires")
+        headings = ("id", "side", "message type", "address", "kind", "due", "in", "expires")
         found = [
             (str(m.id), m.side, m.message_type, m.address, kind(m), _time(m.due_at), age(m.due_in), _time(m.deliver_by))
             for m in messages
         ]
-        blocks.append(Table("messages that wait for their time", headings, found))
+        blocks.append(Table("delayed messages", headings, found))
     if more:
-        blocks.append("there are more; see --limit")
-    return blocks or ["nothing waits for its time"]
+        blocks.append("more messages: raise --limit")
+    return blocks or ["no schedule and no delayed message"]
 
 
 def _next(row: Row) -> str | None:

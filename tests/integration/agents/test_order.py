@@ -511,7 +511,7 @@ class TestParking:
         (row,) = msgspec.json.decode(agent("circuits", "--json").out)
         assert (row["kind"], row["key"], row["waiting"]) == ("key", "order-17", 3)
         assert "order-17" in agent("status").out
-        assert agent("resume", "--key", "order-17").out == "the key order-17 goes on\n"
+        assert agent("resume", "--key", "order-17").out == "the key order-17 is resumed\n"
         assert agent("pause", "--key", "k", "--handler", "a.b").code == 2
 
 

@@ -306,7 +306,7 @@ def test_an_operator_pauses_and_resumes(agent: Agent) -> None:
         "",
     )
     assert "moving house" in agent("circuits").out
-    assert agent("resume", "--handler", "a.b").out == "the handler a.b goes on\n"
+    assert agent("resume", "--handler", "a.b").out == "the handler a.b is resumed\n"
     assert agent("resume", "--handler", "a.b")[:2] == (1, "the handler a.b was not paused\n")
     assert msgspec.json.decode(agent("pause", "--listener", "shop", "--json", "--anyway").out) == {
         "paused": True,
@@ -323,9 +323,9 @@ def test_an_operator_pauses_and_resumes(agent: Agent) -> None:
         ([], "one of them"),
         (["--handler", "a", "--listener", "b"], "one of them"),
         (["--destination", "tcp://127.0.0.1:1", "--listener", "b"], "one of them"),
-        (["--handler", "", "--anyway"], "--handler: '' is no name"),
-        (["--key", " ", "--anyway"], "--key: ' ' is no name"),
-        (["--handler", "a", "--for", "0"], "--for: 0 is no time"),
+        (["--handler", "", "--anyway"], "--handler: '' is not a name"),
+        (["--key", " ", "--anyway"], "--key: ' ' is not a name"),
+        (["--handler", "a", "--for", "0"], "--for: 0 is not a duration"),
         (["--handler", "a", "--for", "nan"], "--for: 'nan' is no length of time"),
         (["--handler", "a", "--for", "1 fortnight"], "--for: '1 fortnight' is no length of time"),
     ],

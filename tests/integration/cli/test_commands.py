@@ -64,9 +64,7 @@ def document(agent: Agent, *arguments: str, code: int = 0) -> Any:
 # ---------------------------------------------------------------- migrate
 
 
-def test_migrate_brings_an_empty_database_up_and_then_changes_nothing(
-    agent: Agent, database: str, conn: psycopg.Connection[Any]
-) -> None:
+def test_migrate_upgrades_an_empty_database_once(agent: Agent, database: str, conn: psycopg.Connection[Any]) -> None:
     conn.execute("DROP SCHEMA durable CASCADE")
 
     assert document(agent, "migrate", "--status", code=1) == {
@@ -79,7 +77,7 @@ def test_migrate_brings_an_empty_database_up_and_then_changes_nothing(
     assert document(agent, "status", "--schema", "second")["healthy"]
 
 
-def test_the_sql_that_migrate_prints_makes_the_same_schema_without_durable(
+def test_sql_printed_by_migrate_creates_the_same_schema(
     agent: Agent, database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DURABLE_DATABASE_URL")
@@ -98,7 +96,7 @@ class Granted(msgspec.Struct):
     number: int
 
 
-def test_a_role_with_the_granted_rights_runs_a_bus_and_its_maintenance_and_makes_no_table(
+def test_role_with_granted_rights_runs_a_bus_without_creating_tables(
     agent: Agent, database: str, conn: psycopg.Connection[Any]
 ) -> None:
     conn.execute('DROP ROLE IF EXISTS "run""ner%"')
@@ -168,7 +166,7 @@ def test_send_stores_the_message_as_the_application_would(
     ]  # fmt: skip
 
 
-def test_send_takes_another_destination_and_a_delay(agent: Agent, database: str, conn: psycopg.Connection[Any]) -> None:
+def test_send_accepts_a_destination_and_a_delay(agent: Agent, database: str, conn: psycopg.Connection[Any]) -> None:
     module = agent.application(HANDLER)
     arguments = (f"{module}:bus", f"{module}.order-placed", '{"order_id": 7}')
 
@@ -209,7 +207,7 @@ def store_owned_by(conn: psycopg.Connection[Any], owner: int) -> None:
     )
 
 
-def test_status_counts_what_waits_and_what_failed(
+def test_status_counts_waiting_messages_and_dead_letters(
     agent: Agent, database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DURABLE_HEALTH_UNATTENDED", "P1D")
@@ -236,7 +234,7 @@ def test_status_counts_what_waits_and_what_failed(
     assert text[-1] == "healthy"
 
 
-def test_work_that_waits_while_no_node_is_alive_is_unhealthy_once_it_has_waited_for_health_unattended(
+def test_status_is_unhealthy_when_messages_wait_longer_than_health_unattended_without_nodes(
     agent: Agent, database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store_owned_by(conn, 0)
@@ -249,7 +247,7 @@ def test_work_that_waits_while_no_node_is_alive_is_unhealthy_once_it_has_waited_
     assert document(agent, "status")["problems"] == []
 
 
-def test_status_tells_what_is_overdue(agent: Agent, database: str, conn: psycopg.Connection[Any]) -> None:
+def test_status_reports_overdue_messages(agent: Agent, database: str, conn: psycopg.Connection[Any]) -> None:
     assert document(agent, "status")["overdue_seconds"] is None
     store_owned_by(conn, 0)
     conn.execute("UPDATE durable.outgoing_envelopes SET execution_time = now() - interval '5 min'")
@@ -263,7 +261,7 @@ def test_status_tells_what_is_overdue(agent: Agent, database: str, conn: psycopg
     assert "unhealthy: scheduled work is overdue by 30" in text
 
 
-def test_each_threshold_that_is_set_is_judged_and_named(
+def test_status_judges_each_threshold_by_name(
     agent: Agent, database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DURABLE_HEALTH_UNATTENDED", "P1D")
@@ -290,7 +288,7 @@ def test_each_threshold_that_is_set_is_judged_and_named(
     ]
 
 
-def test_a_dormant_node_that_owns_something_is_unhealthy(
+def test_status_is_unhealthy_when_a_dormant_node_owns_messages(
     agent: Agent, database: str, conn: psycopg.Connection[Any]
 ) -> None:
     conn.execute("INSERT INTO durable.nodes (service, description, version) VALUES ('orders', 'gone', '0')")
@@ -310,7 +308,9 @@ def test_a_dormant_node_that_owns_something_is_unhealthy(
     ]  # fmt: skip
 
 
-def test_missing_partitions_are_unhealthy(agent: Agent, database: str, conn: psycopg.Connection[Any]) -> None:
+def test_status_is_unhealthy_when_partitions_are_missing(
+    agent: Agent, database: str, conn: psycopg.Connection[Any]
+) -> None:
     (table,) = conn.execute(
         "SELECT 'durable.envelope_history_' || to_char(now() AT TIME ZONE 'UTC' + interval '1 day', 'YYYYMMDD')"
     ).fetchone() or ("",)
@@ -320,7 +320,7 @@ def test_missing_partitions_are_unhealthy(agent: Agent, database: str, conn: psy
     assert "fail  partitions: 0 days ahead" in agent("doctor").out
 
 
-def test_circuits_shows_what_is_open_and_obeys_nothing_that_a_peer_said(
+def test_circuits_shows_open_circuits_without_escape_sequences_of_peers(
     agent: Agent, database: str, conn: psycopg.Connection[Any]
 ) -> None:
     assert agent("circuits").out == "no open circuit\n"
@@ -341,7 +341,7 @@ def test_circuits_shows_what_is_open_and_obeys_nothing_that_a_peer_said(
 # ---------------------------------------------------------------- doctor
 
 
-def test_doctor_finds_nothing_wrong_and_warns_of_a_silent_peer(agent: Agent, database: str) -> None:
+def test_doctor_passes_with_a_warning_when_a_peer_is_silent(agent: Agent, database: str) -> None:
     module = agent.application(HANDLER)
 
     report = document(agent, "doctor", f"{module}:bus")
@@ -355,7 +355,7 @@ def test_doctor_finds_nothing_wrong_and_warns_of_a_silent_peer(agent: Agent, dat
     assert "-> start the peer" in agent("doctor", f"{module}:bus").out
 
 
-def test_doctor_fails_what_would_lose_or_repeat_messages(
+def test_doctor_fails_settings_causing_lost_or_repeated_messages(
     agent: Agent, database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = agent.application("""
@@ -389,9 +389,7 @@ def test_help_lists_every_setting_with_its_default(agent: Agent, monkeypatch: py
     assert "for which a duplicate is recognised; default P7D" in printed
 
 
-def test_a_node_runs_with_its_flags_until_it_is_told_to_stop(
-    agent: Agent, database: str, conn: psycopg.Connection[Any]
-) -> None:
+def test_node_runs_with_its_flags_until_sigterm(agent: Agent, database: str, conn: psycopg.Connection[Any]) -> None:
     module = agent.application(HANDLER)
     run = ("run", f"{module}:bus", "--json", "--failures-to-latch", "1", "--poll-interval", "0.1")
     with agent.process(*run) as process:
@@ -427,7 +425,7 @@ def terminal() -> Iterator[tuple[int, Callable[[], str]]]:
         os.close(ours)
 
 
-def test_watch_draws_tables_on_a_terminal_until_it_is_interrupted(
+def test_watch_draws_tables_on_a_terminal_until_interrupted(
     agent: Agent, database: str, conn: psycopg.Connection[Any]
 ) -> None:
     store_owned_by(conn, 0)
@@ -446,7 +444,7 @@ def test_watch_draws_tables_on_a_terminal_until_it_is_interrupted(
 # ---------------------------------------------------------------- demo
 
 
-def test_demo_hands_its_options_on_and_ends_as_the_demo_does(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_passes_its_options_and_returns_the_exit_code(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
 
     def run_demo(**options: Any) -> int:
@@ -468,7 +466,7 @@ def test_demo_hands_its_options_on_and_ends_as_the_demo_does(agent: Agent, monke
     }
 
 
-def test_doctor_finds_a_handler_whose_return_has_no_destination(agent: Agent, database: str) -> None:
+def test_doctor_fails_a_handler_when_its_return_type_has_no_destination(agent: Agent, database: str) -> None:
     name = agent.application(
         "@bus.handles(OrderPlaced)\nasync def ship(order: OrderPlaced) -> OrderShipped:\n    return OrderShipped(1)\n"
     )

@@ -142,7 +142,7 @@ def test_groups_list_and_show_need_no_application(agent: Agent, tables: Tables) 
     assert '{"number":1}' in dead_letters(agent, "show", letter["id"]).out
 
 
-def test_show_has_every_attempt_and_the_conversation(agent: Agent, tables: Tables) -> None:
+def test_show_prints_every_attempt_and_the_conversation(agent: Agent, tables: Tables) -> None:
     module = agent.application("""
 import itertools
 attempts = itertools.count(1)
@@ -175,7 +175,7 @@ async def place(order: OrderPlaced) -> None:
     assert "\x1b" not in printed
 
 
-def test_filters_are_those_of_every_command(agent: Agent, tables: Tables) -> None:
+def test_filters_apply_to_every_command(agent: Agent, tables: Tables) -> None:
     one, two = dead(tables, envelope(1), envelope(2, message_type="letters.other"))
     assert document(agent, "dead-letters", "list", "--type", "letters.other")["letters"][0]["letter_id"] == two
     assert document(agent, "dead-letters", "list", "--side", "outgoing")["letters"] == []
@@ -203,7 +203,7 @@ def test_filters_are_those_of_every_command(agent: Agent, tables: Tables) -> Non
         ("--fingerprint", "0000", "no letter has '0000'"),
     ],
 )
-def test_filter_that_meets_nothing_is_told_of_and_ends_with_1(
+def test_filter_without_matches_is_reported_and_ends_with_1(
     agent: Agent, tables: Tables, option: str, typo: str, told: str
 ) -> None:
     dead(tables, envelope(1))
@@ -215,7 +215,7 @@ def test_filter_that_meets_nothing_is_told_of_and_ends_with_1(
     assert len(unresolved(tables)) == 1
 
 
-def test_exception_is_named_by_the_last_part_of_its_name(agent: Agent, tables: Tables) -> None:
+def test_exception_filter_accepts_the_last_part_of_a_name(agent: Agent, tables: Tables) -> None:
     dead(tables, envelope(1), envelope(2))
     tables.execute("UPDATE durable.dead_letters SET exception_type = 'durable.errors.Reject'")
 
@@ -227,7 +227,7 @@ def test_exception_is_named_by_the_last_part_of_its_name(agent: Agent, tables: T
 # ---------------------------------------------------------------- resolving
 
 
-def test_letters_are_replayed_by_their_numbers_and_by_the_ids_of_their_messages(agent: Agent, tables: Tables) -> None:
+def test_replay_selects_letters_by_number_and_message_id(agent: Agent, tables: Tables) -> None:
     first, second = envelope(1), envelope(2)
     one, _, three = dead(tables, first, second, envelope(3))
 
@@ -239,11 +239,11 @@ def test_letters_are_replayed_by_their_numbers_and_by_the_ids_of_their_messages(
     assert "replayed" in dead_letters(agent, "show", one).out
     assert "by ada: mended" in dead_letters(agent, "show", one).out
     again = dead_letters(agent, "replay", one)
-    assert (again.code, again.err) == (1, f"error: letter {one} was replayed already, by ada\n")
+    assert (again.code, again.err) == (1, f"error: letter {one}: already replayed by ada\n")
     assert document(agent, "dead-letters", "replay", one, three)["done"] == 1, "as when a run was stopped and goes on"
 
 
-def test_nothing_is_done_to_everything_by_accident(agent: Agent, tables: Tables) -> None:
+def test_replay_and_discard_require_all_when_no_filter_is_given(agent: Agent, tables: Tables) -> None:
     dead(tables, envelope(1), envelope(2), envelope(3))
     for command in (["replay"], ["discard", "--reason", "no"]):
         ended = dead_letters(agent, *command)
@@ -254,7 +254,7 @@ def test_nothing_is_done_to_everything_by_accident(agent: Agent, tables: Tables)
     assert document(agent, "dead-letters", "discard", "--all", "--reason", "no")["done"] == 2
 
 
-def test_what_cannot_be_replayed_is_told(agent: Agent, tables: Tables) -> None:
+def test_replay_reports_letters_left_behind(agent: Agent, tables: Tables) -> None:
     twice = envelope(1, destination=PEER)
     with leftovers.transaction(tables.url) as conn:
         letters.outgoing(conn, [twice])
@@ -269,22 +269,22 @@ def test_what_cannot_be_replayed_is_told(agent: Agent, tables: Tables) -> None:
     assert ended.code == 0
     assert ended.out.splitlines() == [
         "replayed 1 of 2 letters",
-        "left: 1 (the message waits already), 1 (no whole envelope, only bytes: look at it, and discard it)",
+        "left: 1 (the message is already waiting), 1 (no whole envelope, only bytes; show it, and discard it)",
     ]
     assert "base64 /w==" in dead_letters(agent, "show", unresolved(tables)[-1]).out
 
 
-def test_letter_whose_id_was_used_meanwhile_is_told(agent: Agent, tables: Tables) -> None:
+def test_replay_reports_a_letter_when_its_id_was_reused(agent: Agent, tables: Tables) -> None:
     dead(tables, envelope(1))
     tables.execute("UPDATE durable.received_ids SET message_digest = message_digest + 1")
 
     assert dead_letters(agent, "replay", "--all").out.splitlines() == [
         "replayed 0 of 1 letter",
-        "left: 1 (its id was used meanwhile, by another message or once more by this one: look at it, and discard it)",
+        "left: 1 (another message, or a repetition of this one, has used its id; show it, and discard it)",
     ]
 
 
-def test_an_edited_body_must_be_one_that_its_handler_can_read(agent: Agent, tables: Tables) -> None:
+def test_edit_refuses_a_body_when_its_handler_cannot_decode_the_message(agent: Agent, tables: Tables) -> None:
     module = agent.application(APPLICATION)
     (one,) = dead(tables, order(module, 1))
     edit = ("edit", f"{module}:bus", one, "--body")
@@ -328,7 +328,7 @@ def packed(tables: Tables, module: str, body: object, content_type: str = "appli
     return dead(tables, made)[0]
 
 
-def test_a_body_in_msgpack_is_shown_and_edited_as_json(agent: Agent, tables: Tables) -> None:
+def test_msgpack_body_is_shown_and_edited_as_json(agent: Agent, tables: Tables) -> None:
     module = agent.application(PACKED)
     before = {"order_id": ID, "total": "4.20", "picture": b"\xff\x00"}
     letter = packed(tables, module, before)
@@ -361,7 +361,7 @@ def test_a_body_in_msgpack_is_shown_and_edited_as_json(agent: Agent, tables: Tab
         (b"{", "application/json", "{"),
     ],
 )
-def test_a_body_that_is_nothing_of_the_sort_is_shown_as_it_is(
+def test_undecodable_body_is_shown_as_text_or_base64(
     agent: Agent, tables: Tables, body: bytes, content_type: str, text: str | None
 ) -> None:
     letter = packed(tables, "nobody", body, content_type)
@@ -371,7 +371,7 @@ def test_a_body_that_is_nothing_of_the_sort_is_shown_as_it_is(
         assert base64.b64decode(shown["body_base64"]) == body
 
 
-def test_an_edited_body_of_an_old_version_must_be_one_that_can_be_upcast(agent: Agent, tables: Tables) -> None:
+def test_edit_refuses_a_body_of_an_old_version_when_its_upcaster_fails(agent: Agent, tables: Tables) -> None:
     module = agent.application("""
 from durable import upcaster
 
@@ -402,28 +402,30 @@ async def place(order: OrderPlacedV2) -> None: ...
     [
         (["show", "seven"], "neither the number of a dead letter nor the UUID"),
         (["show", "0190-7"], "neither the number of a dead letter nor the UUID"),
-        (["show", "4711"], "there is no dead letter 4711"),
-        (["show", "0190c0de-0000-7000-8000-000000000000"], "there is no dead letter"),
+        (["show", "4711"], "no dead letter 4711"),
+        (["show", "0190c0de-0000-7000-8000-000000000000"], "no dead letter"),
         (["show"], "name one"),
         (["show", "1", "2"], "name one"),
-        (["replay", "4711"], "there is no dead letter 4711"),
+        (["replay", "4711"], "no dead letter 4711"),
         (["replay", "99999999999999999999"], "neither"),
         (["replay", "1", "--rehearse"], "name its bus"),
         (["replay", "--all", "--rate", "0"], "--rate"),
         (["replay", "--all", "--limit", "0"], "--limit"),
-        (["list", "--since", "yesterday"], "--since: 'yesterday' is no time"),
+        (["list", "--since", "yesterday"], "--since: 'yesterday' is not a time"),
         (["list", "--side", "left"], "left"),
         (["list", "--before", "0"], "--before"),
         (["discard", "1"], "--reason"),
-        (["discard", "1", "--reason", ""], "--reason: it is empty"),
-        (["discard", "1", "--reason", " "], "--reason: it is empty"),
+        (["discard", "1", "--reason", ""], "--reason: the text is empty"),
+        (["discard", "1", "--reason", " "], "--reason: the text is empty"),
         (["edit", "1"], "--body"),
         (["groups", "nothing:bus"], "no module 'nothing'"),
         (["lost"], "lost"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_bad_usage_is_one_line_and_ends_with_2(agent: Agent, tables: Tables, arguments: list[str], reason: str) -> None:
+def test_bad_usage_prints_one_line_and_ends_with_2(
+    agent: Agent, tables: Tables, arguments: list[str], reason: str
+) -> None:
     if arguments[-1] == "--rehearse":
         tables.execute("ALTER TABLE durable.dead_letters ALTER letter_id RESTART WITH 1")
         dead(tables, envelope(1))
@@ -432,7 +434,7 @@ def test_bad_usage_is_one_line_and_ends_with_2(agent: Agent, tables: Tables, arg
     assert reason in ended.err
 
 
-def test_a_database_that_goes_away_ends_a_run_which_says_how_far_it_came(agent: Agent, tables: Tables) -> None:
+def test_replay_reports_its_progress_when_the_database_goes_away(agent: Agent, tables: Tables) -> None:
     with leftovers.transaction(tables.url) as conn:
         letters.many(conn, range(300), message_type="letters.placed", kind="ValueError", reason="no")
     with agent.process("dead-letters", "replay", "--all", "--rate", "200") as process:
@@ -445,11 +447,11 @@ def test_a_database_that_goes_away_ends_a_run_which_says_how_far_it_came(agent: 
     done = tables.count("incoming_envelopes")
 
     assert (process.returncode, out, err.count(b"\n")) == (1, b"", 1)
-    assert f"{done} letters were replayed before, run it again to go on" in err.decode()
+    assert f"{done} letters were replayed: run the command again for the rest" in err.decode()
     assert document(agent, "dead-letters", "replay", "--all")["done"] == 300 - done
 
 
-def test_an_older_schema_is_refused(agent: Agent, tables: Tables) -> None:
+def test_commands_refuse_an_older_schema(agent: Agent, tables: Tables) -> None:
     version = tables.one("SELECT version_num FROM durable.alembic_version")
     tables.execute("UPDATE durable.alembic_version SET version_num = '0000'")
     try:
@@ -463,7 +465,7 @@ def test_an_older_schema_is_refused(agent: Agent, tables: Tables) -> None:
 # ---------------------------------------------------------------- rehearsing, and running here
 
 
-def test_a_rehearsal_says_what_would_become_of_each_and_changes_nothing(agent: Agent, tables: Tables) -> None:
+def test_rehearsal_reports_each_outcome_without_changing_a_row(agent: Agent, tables: Tables) -> None:
     module = agent.application(APPLICATION)
     one, two, three = dead(tables, order(module, 1), order(module, -2), envelope(3, message_type=f"{module}.unknown"))
     with leftovers.transaction(tables.url) as conn:
@@ -491,7 +493,7 @@ def test_a_rehearsal_says_what_would_become_of_each_and_changes_nothing(agent: A
     assert document(agent, "dead-letters", "replay", f"{module}:bus", one, "--rehearse")["rehearsed"]
 
 
-def test_an_edited_body_can_be_rehearsed(agent: Agent, tables: Tables) -> None:
+def test_edit_rehearses_the_new_body(agent: Agent, tables: Tables) -> None:
     module = agent.application(APPLICATION)
     (one,) = dead(tables, order(module, -1))
     before = everything(tables)
@@ -502,7 +504,7 @@ def test_an_edited_body_can_be_rehearsed(agent: Agent, tables: Tables) -> None:
     assert everything(tables) == before
 
 
-def test_debug_runs_the_handler_here_and_rolls_back_unless_it_is_told_to_commit(agent: Agent, tables: Tables) -> None:
+def test_debug_runs_the_handler_and_rolls_back_unless_commit_is_given(agent: Agent, tables: Tables) -> None:
     module = agent.application(APPLICATION)
     one, two = dead(tables, order(module, 1), order(module, -2))
     before = everything(tables)
@@ -524,25 +526,25 @@ def test_debug_runs_the_handler_here_and_rolls_back_unless_it_is_told_to_commit(
     assert tables.count("outgoing_envelopes") == 1
     assert unresolved(tables) == [two]
     again = agent("dead-letters", "debug", f"{module}:bus", str(one), "--commit")
-    assert (again.code, again.err) == (1, f"error: letter {one} was handled already, by ada\n")
+    assert (again.code, again.err) == (1, f"error: letter {one}: already handled by ada\n")
     assert agent("dead-letters", "debug", f"{module}:bus", str(one)).code == 0, "to look at it again does no harm"
 
 
 @pytest.mark.parametrize(("letter", "code"), [("seven", 2), ("4711", 2)])
-def test_debug_refuses_what_is_no_letter(agent: Agent, tables: Tables, letter: str, code: int) -> None:
+def test_debug_refuses_an_unknown_letter(agent: Agent, tables: Tables, letter: str, code: int) -> None:
     module = agent.application(APPLICATION)
     ended = agent("dead-letters", "debug", f"{module}:bus", letter)
     assert (ended.code, ended.err.count("\n")) == (code, 1)
 
 
-def test_debug_refuses_what_no_handler_gets(agent: Agent, tables: Tables) -> None:
+def test_debug_refuses_a_letter_without_a_handler(agent: Agent, tables: Tables) -> None:
     module = agent.application(APPLICATION)
     (one,) = dead(tables, envelope(1))
     ended = agent("dead-letters", "debug", f"{module}:bus", str(one))
     assert (ended.code, "has no handler for letters.placed" in ended.err) == (2, True)
 
 
-def test_a_debugger_looks_at_where_the_handler_failed(agent: Agent, tables: Tables) -> None:
+def test_debug_opens_the_debugger_at_the_failure(agent: Agent, tables: Tables) -> None:
     module = agent.application(APPLICATION)
     (one,) = dead(tables, order(module, -7))
     with agent.process("dead-letters", "debug", f"{module}:bus", str(one), "--pdb", stdin=-1) as process:
@@ -582,9 +584,7 @@ def terminal() -> Iterator[tuple[int, Callable[[], str]]]:
 CAUSES = {"LookupError": 3_400, "ValueError": 3_300, "OutOfStock": 3_300}
 
 
-def test_one_of_three_causes_is_replayed_under_traffic_stopped_half_way_and_taken_to_its_end(
-    agent: Agent, tables: Tables
-) -> None:
+def test_replay_of_one_cause_under_traffic_continues_after_a_stop(agent: Agent, tables: Tables) -> None:
     module = agent.application(NODES)
     placed, shipped = f"{module}.order-placed", f"{module}.order-shipped"
     first = 0
@@ -626,7 +626,7 @@ def test_one_of_three_causes_is_replayed_under_traffic_stopped_half_way_and_take
         done = replayed()
         assert process.returncode == 130
         assert 1_000 <= done < CAUSES["LookupError"]
-        assert out.decode() == f"stopped: replayed {done:,} of 3,400 letters; the same command goes on with the rest\n"
+        assert out.decode() == f"stopped: replayed {done:,} of 3,400 letters; run the same command again for the rest\n"
         assert "replayed" in progress
         assert "/3400" in progress
         asyncio.run(eventually(lambda: len(effects("placed")) >= done, within=60, what="the first half handled"))

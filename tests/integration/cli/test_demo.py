@@ -67,14 +67,14 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "http"])
-def test_every_total_is_right_though_nodes_are_killed_and_paused(transport: str) -> None:
+def test_demo_totals_are_right_when_nodes_are_killed_and_paused(transport: str) -> None:
     document = played(transport)
 
     all_is_right(document)
     assert document["broker_away_seconds"] == []
 
 
-def test_every_total_is_right_though_the_broker_is_killed_too() -> None:
+def test_demo_totals_are_right_when_the_broker_is_killed_too() -> None:
     document = played("rabbitmq")
 
     all_is_right(document)
@@ -109,7 +109,7 @@ def all_is_right(document: Any) -> None:
     assert document["recovered_incoming"] >= document["in_hand"]["punctuality"] >= pause["owned"]
 
 
-def test_a_total_that_is_off_by_a_minute_is_shown_and_the_folder_is_kept(folder: Path) -> None:
+def test_demo_shows_a_wrong_total_and_keeps_the_folder(folder: Path) -> None:
     done = subprocess.run(command(300, "tampered", keep=folder), cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert done.returncode == 1
@@ -131,9 +131,7 @@ def test_a_total_that_is_off_by_a_minute_is_shown_and_the_folder_is_kept(folder:
         ("rabbitmq", signal.SIGKILL, -signal.SIGKILL),
     ],
 )
-def test_a_demo_that_is_ended_leaves_no_process_behind(
-    transport: str, number: int, returncode: int, folder: Path
-) -> None:
+def test_demo_leaves_no_process_behind_when_ended(transport: str, number: int, returncode: int, folder: Path) -> None:
     arguments = command(5_000, "text", transport=transport, keep=folder)
     with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as demo:
         assert demo.stdout is not None
@@ -152,7 +150,7 @@ def test_a_demo_that_is_ended_leaves_no_process_behind(
     assert left == []
 
 
-def test_a_missing_broker_is_told_before_anything_is_started(folder: Path) -> None:
+def test_demo_reports_a_missing_broker_before_starting_servers(folder: Path) -> None:
     kept = folder / "kept"
     arguments = [sys.executable, "-m", "durable.cli", "demo", "--transport", "rabbitmq", "--keep", str(kept)]
     done = subprocess.run(
@@ -164,7 +162,7 @@ def test_a_missing_broker_is_told_before_anything_is_started(folder: Path) -> No
     assert not kept.exists()
 
 
-def test_a_seed_repeats_its_plan_with_kills_on_both_sides_and_a_pause() -> None:
+def test_plan_repeats_kills_and_a_pause_when_the_seed_is_the_same() -> None:
     planned = plan(20_000, random.Random(7), has_broker=False)
 
     assert planned == plan(20_000, random.Random(7), has_broker=False)
@@ -177,7 +175,7 @@ def test_a_seed_repeats_its_plan_with_kills_on_both_sides_and_a_pause() -> None:
     assert all(0 < mishap.at < 0.8 for mishap in planned)
 
 
-def test_a_broker_is_killed_too_and_nothing_else_is_planned_otherwise() -> None:
+def test_plan_adds_only_outages_when_there_is_a_broker() -> None:
     without = plan(130_000, random.Random(7), has_broker=False)
     planned = plan(130_000, random.Random(7), has_broker=True)
 
@@ -190,7 +188,7 @@ def kinds(planned: list[Mishap]) -> Counter[tuple[str, MishapKind]]:
     return Counter((mishap.service, mishap.kind) for mishap in planned)
 
 
-def test_every_wrong_number_is_a_difference() -> None:
+def test_differences_include_every_wrong_number() -> None:
     right = {"UA": Totals(10, 1, 55, -7), "AA": Totals(3, 0, 0, 0)}
 
     assert differences(right, right) == []

@@ -71,7 +71,7 @@ def dead(tables: Tables, message_type: str, body: bytes, kind: str = "LookupErro
         letters.incoming(conn, [made], letter)
 
 
-def test_all_is_well_where_everything_decodes_or_is_upcast(agent: Agent, tables: Tables) -> None:
+def test_deploy_is_healthy_when_all_messages_decode_or_upcast(agent: Agent, tables: Tables) -> None:
     module = agent.application(DEPLOYED)
     put(tables, f"{module}.order-placed", GOOD, GOOD)
     put(tables, f"{module}.order-placed.v2", b'{"order_id":1,"total":"7"}', owner=99)
@@ -85,7 +85,7 @@ def test_all_is_well_where_everything_decodes_or_is_upcast(agent: Agent, tables:
     ]
 
 
-def test_what_would_not_decode_is_told_by_type_and_place_with_what_to_do(agent: Agent, tables: Tables) -> None:
+def test_deploy_fails_undecodable_messages_by_type_and_place_with_advice(agent: Agent, tables: Tables) -> None:
     module = agent.application(DEPLOYED)
     ids = put(tables, f"{module}.order-placed", BAD, GOOD, BAD)
     put(tables, f"{module}.order-placed.v2", b'{"order_id":1}', due=LATER)
@@ -98,11 +98,11 @@ def test_what_would_not_decode_is_told_by_type_and_place_with_what_to_do(agent: 
     assert ended.out.splitlines()[:2] == [
         f"fail  {module}.order-placed, inbox: 2 of 3 do not decode: the body is no OrderPlaced: Object missing "
         f"required field `order_id` ({ids[0]}, {ids[2]})",
-        "      -> write an upcaster, or keep the old class until they are handled",
+        "      -> write an upcaster, or keep the old class until these messages are handled",
     ]
 
 
-def test_a_type_that_nobody_would_handle_breaks_the_deploy(agent: Agent, tables: Tables) -> None:
+def test_deploy_fails_a_type_without_a_handler(agent: Agent, tables: Tables) -> None:
     module = agent.application(DEPLOYED)
     put(tables, f"{module}.order-shipped", GOOD)
     put(tables, "elsewhere.sold", GOOD, GOOD)
@@ -119,7 +119,7 @@ def test_a_type_that_nobody_would_handle_breaks_the_deploy(agent: Agent, tables:
     ]
 
 
-def test_work_that_no_living_node_there_handles_is_a_warning(agent: Agent, tables: Tables) -> None:
+def test_deploy_warns_of_messages_without_a_living_node(agent: Agent, tables: Tables) -> None:
     module = agent.application(DEPLOYED)
     put(tables, f"{module}.order-placed", GOOD, GOOD)
     put(tables, f"{module}.order-placed.v2", b'{"order_id":1,"total":"7"}')
@@ -139,7 +139,9 @@ def test_work_that_no_living_node_there_handles_is_a_warning(agent: Agent, table
         ]
 
 
-def test_a_letter_that_could_be_replayed_before_must_be_one_that_still_can(agent: Agent, tables: Tables) -> None:
+def test_deploy_fails_a_replayable_letter_when_this_code_cannot_decode_the_message(
+    agent: Agent, tables: Tables
+) -> None:
     module = agent.application(DEPLOYED)
     dead(tables, f"{module}.order-placed", BAD, kind="durable.errors.InvalidMessage")
     assert checked(agent, tables, module, code=0) == []
@@ -149,7 +151,7 @@ def test_a_letter_that_could_be_replayed_before_must_be_one_that_still_can(agent
     assert checked(agent, tables, module, code=1)[0] == ("fail", ".order-placed", "dead letters", 1, 1)
 
 
-def test_a_schedule_that_would_run_no_more_is_a_warning(agent: Agent, tables: Tables) -> None:
+def test_deploy_warns_of_an_undeclared_schedule(agent: Agent, tables: Tables) -> None:
     module = agent.application(DEPLOYED + 'bus.every("0 3 * * *", OrderPlaced(1), name="kept")')
     for service in (module, "till"):
         node = tables.one(
@@ -165,28 +167,26 @@ def test_a_schedule_that_would_run_no_more_is_a_warning(agent: Agent, tables: Ta
             )
     assert checked(agent, tables, module, code=0) == [("warn", ".order-placed", "recurring", 1, 0)]
     told = agent("check-deploy", f"{module}:bus", "--database", tables.url).out
-    assert "the schedule dropped (0 3 * * *) is not declared by this code, and would run no more" in told
+    assert "schedule dropped (0 3 * * *) is not declared by this code and would stop" in told
 
 
-def test_more_than_a_page_is_read_to_its_end(agent: Agent, tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deploy_reads_all_pages(agent: Agent, tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(against, "_PAGE", Page(3, 30))
     module = agent.application(DEPLOYED)
     put(tables, f"{module}.order-placed", *[GOOD] * 10, BAD)
     assert checked(agent, tables, module, code=1) == [("fail", ".order-placed", "inbox", 11, 1)]
 
 
-def test_nothing_waits_and_nothing_is_changed(agent: Agent, tables: Tables) -> None:
+def test_deploy_changes_no_row(agent: Agent, tables: Tables) -> None:
     module = agent.application(DEPLOYED)
-    assert agent("check-deploy", f"{module}:bus", "--database", tables.url).out == "ok    nothing waits there\n"
+    assert agent("check-deploy", f"{module}:bus", "--database", tables.url).out == "ok    no waiting messages\n"
     put(tables, f"{module}.order-placed", BAD)
     before = tables.rows("SELECT xmin::text, ctid::text FROM durable.incoming_envelopes")
     checked(agent, tables, module, code=1)
     assert tables.rows("SELECT xmin::text, ctid::text FROM durable.incoming_envelopes") == before
 
 
-def test_it_could_not_change_anything_if_it_wanted_to(
-    agent: Agent, tables: Tables, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deploy_runs_in_a_read_only_transaction(agent: Agent, tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     def empty(conn: Connection, schema: str) -> int:
         return conn.exec_driver_sql(f"DELETE FROM {schema}.incoming_envelopes").rowcount
 
@@ -205,7 +205,7 @@ def test_it_could_not_change_anything_if_it_wanted_to(
         (["APP", "--database", "TABLES", "--schema", 'a";drop'], 2, "db_schema"),
     ],
 )
-def test_what_cannot_be_looked_at_is_told_in_one_line(
+def test_deploy_reports_a_bad_target_in_one_line(
     agent: Agent, tables: Tables, arguments: list[str], code: int, reason: str
 ) -> None:
     given = {"APP": f"{agent.application(DEPLOYED)}:bus", "TABLES": tables.url}
@@ -214,7 +214,7 @@ def test_what_cannot_be_looked_at_is_told_in_one_line(
     assert reason in ended.err
 
 
-def test_a_role_that_may_only_read_is_enough(agent: Agent, tables: Tables) -> None:
+def test_deploy_needs_only_a_role_with_select(agent: Agent, tables: Tables) -> None:
     module = agent.application(DEPLOYED)
     put(tables, f"{module}.order-placed", GOOD)
     role = f"reader_{module[-12:]}"

@@ -24,7 +24,7 @@ from tests.support.servers import Names
 # ---------------------------------------------------------------- Postgres
 
 
-def test_a_server_starts_though_another_user_owns_the_librarys_lock_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_starts_when_another_user_owns_the_lock_file(monkeypatch: pytest.MonkeyPatch) -> None:
     class Forbidden:
         def __init__(self, path: object) -> None:
             self.path = path
@@ -47,12 +47,12 @@ def test_a_server_starts_though_another_user_owns_the_librarys_lock_file(monkeyp
             pass
 
 
-def test_a_database_is_made_when_it_is_first_asked_for(database_url: str) -> None:
+def test_database_is_created_when_first_requested(database_url: str) -> None:
     with psycopg.connect(database_url) as conn:
         assert conn.execute("SELECT count(*) FROM durable.nodes").fetchone() == (0,)
 
 
-def test_folder_of_a_server_is_made_when_it_is_missing(tmp_path: Path) -> None:
+def test_folder_of_a_server_is_created_when_missing(tmp_path: Path) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="durable-pg-") as folder,
         postgres(Path(folder) / "not" / "yet") as server,
@@ -70,9 +70,7 @@ def test_folder_of_a_server_is_made_when_it_is_missing(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- RabbitMQ
 
 
-async def test_what_a_killed_broker_had_confirmed_is_there_when_it_is_started_again(
-    own_broker: Broker, queue_name: Names
-) -> None:
+async def test_confirmed_messages_survive_a_kill_of_the_broker(own_broker: Broker, queue_name: Names) -> None:
     queues = {type: queue_name(type) for type in ("quorum", "classic")}
     async with foreign(own_broker.url) as client:
         for type, queue in queues.items():
@@ -91,7 +89,7 @@ async def test_what_a_killed_broker_had_confirmed_is_there_when_it_is_started_ag
             assert [message.body for message in await client.drain(queue)] == [b"confirmed"]
 
 
-async def test_a_paused_broker_is_silent_and_keeps_its_connections(own_broker: Broker, queue_name: Names) -> None:
+async def test_paused_broker_is_silent_and_keeps_its_connections(own_broker: Broker, queue_name: Names) -> None:
     async with foreign(own_broker.url) as client:
         await client.declare(queue := queue_name())
         own_broker.pause()
@@ -101,7 +99,7 @@ async def test_a_paused_broker_is_silent_and_keeps_its_connections(own_broker: B
         await client.publish(queue, b"on the same connection")
 
 
-async def test_a_memory_alarm_holds_publishers_up_until_it_ends(own_broker: Broker, queue_name: Names) -> None:
+async def test_memory_alarm_blocks_publishers_until_cleared(own_broker: Broker, queue_name: Names) -> None:
     async with foreign(own_broker.url) as client, asyncio.TaskGroup() as tasks:
         await client.declare(queue := queue_name())
 
@@ -118,7 +116,7 @@ async def test_a_memory_alarm_holds_publishers_up_until_it_ends(own_broker: Brok
         assert await client.count(queue) == 3
 
 
-def test_a_broker_is_in_order_again_after_whatever_was_done_to_it(own_broker: Broker) -> None:
+def test_broker_recovers_from_an_alarm_and_a_pause(own_broker: Broker) -> None:
     own_broker.memory_alarm(True)
     own_broker.pause()
     own_broker.recover()
@@ -126,7 +124,7 @@ def test_a_broker_is_in_order_again_after_whatever_was_done_to_it(own_broker: Br
     assert "memory" not in own_broker.control("eval", "rabbit_alarm:get_alarms().")
 
 
-def test_what_rabbitmqctl_refuses_is_said(own_broker: Broker) -> None:
+def test_refusal_of_rabbitmqctl_raises_wiring_error(own_broker: Broker) -> None:
     with pytest.raises(WiringError, match=r"delete_queue failed: (.|\n)*not found"):
         own_broker.control("delete_queue", "no-such-queue")
 
@@ -143,7 +141,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def test_a_private_broker_has_neighbours_and_leaves_nothing_behind(
+async def test_private_broker_is_isolated_and_leaves_no_process_behind(
     folder: Path, own_broker: Broker, queue_name: Names
 ) -> None:
     with rabbitmq(folder) as broker:
@@ -159,7 +157,7 @@ async def test_a_private_broker_has_neighbours_and_leaves_nothing_behind(
     assert not accepts_amqp("127.0.0.1", broker.port)
 
 
-async def test_a_private_broker_ends_with_the_process_that_started_it(folder: Path) -> None:
+async def test_private_broker_ends_with_its_parent_process(folder: Path) -> None:
     program = """if True:
         import pathlib, sys, time
         from durable.embedded import rabbitmq
@@ -178,13 +176,13 @@ async def test_a_private_broker_ends_with_the_process_that_started_it(folder: Pa
     await eventually(lambda: not processes_of(folder))
 
 
-def test_a_broker_that_does_not_start_shows_the_end_of_its_log(folder: Path) -> None:
+def test_broker_shows_the_end_of_its_log_when_its_start_fails(folder: Path) -> None:
     (folder / "advanced.config").write_text("this is no Erlang")
     with pytest.raises(InvalidSetting, match=r"its log ends with:(.|\n)*failed_to_read_advanced"), rabbitmq(folder):
         pass
 
 
-def test_without_rabbitmq_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_rabbitmq_raises_with_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InvalidSetting, match="apt-get install rabbitmq-server"), rabbitmq(tmp_path / "broker"):
         pass

@@ -54,16 +54,16 @@ KINDS = [("engine", "asyncpg"), ("engine", "psycopg"), ("sync_engine", "psycopg"
 
 
 @pytest.mark.parametrize(("kind", "driver"), KINDS)
-def test_doctor_fails_a_given_engine_whose_statements_a_pooler_loses(
+def test_doctor_fails_an_engine_when_a_pooler_loses_its_statements(
     agent: Agent, pooled: str, kind: str, driver: str
 ) -> None:
     examined = agent("doctor", f"{agent.application(given(kind, driver, pooled))}:bus")
     assert examined.code == 1
-    assert f"fail  {kind}: it prepares statements, and goes through a pooler" in examined.out
+    assert f"fail  {kind}: prepares statements, and goes through a pooler" in examined.out
 
 
 @pytest.mark.parametrize(("kind", "driver"), KINDS)
-def test_doctor_accepts_a_given_engine_that_is_safe_behind_a_pooler(
+def test_doctor_accepts_an_engine_without_prepared_statements_behind_a_pooler(
     agent: Agent, pooled: str, kind: str, driver: str
 ) -> None:
     source = given(kind, driver, pooled, SAFE[driver], limited=True)
@@ -72,14 +72,14 @@ def test_doctor_accepts_a_given_engine_that_is_safe_behind_a_pooler(
 
 
 @pytest.mark.parametrize(("kind", "driver"), KINDS)
-def test_doctor_warns_of_a_given_engine_without_limits(
+def test_doctor_warns_of_an_engine_without_limits(
     agent: Agent, pooled: str, database_url: str, kind: str, driver: str
 ) -> None:
     examined = agent("doctor", f"{agent.application(given(kind, driver, database_url))}:bus")
     assert f"warn  {kind}: direct; without statement_timeout, idle_in_transaction_session_timeout" in examined.out
 
 
-def test_doctor_fails_a_pooler_without_a_direct_connection_beside_it(
+def test_doctor_fails_a_pooler_without_a_direct_lock_connection(
     agent: Agent, pooled: str, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     examined = agent("doctor", "--database", pooled)
@@ -92,5 +92,5 @@ def test_doctor_fails_a_pooler_without_a_direct_connection_beside_it(
     assert "ok    lock connection: direct" in examined.out
 
 
-def test_doctor_tells_a_direct_connection(agent: Agent, pooled: str) -> None:
+def test_doctor_recognises_a_direct_connection(agent: Agent, pooled: str) -> None:
     assert "ok    pooler: none" in agent("doctor").out

@@ -129,7 +129,7 @@ async def everything_is_invoiced(shop: Shop, placed: set[str]) -> None:
     assert set(invoiced) == {str(order_id) for (order_id,) in shop.rows("orders", "SELECT id FROM orders")}
 
 
-async def test_every_order_gets_one_invoice_also_when_workers_are_killed(shop: Shop) -> None:
+async def test_each_order_gets_one_invoice_when_workers_are_killed(shop: Shop) -> None:
     placed: set[str] = set()
     with shop.serving("orders") as orders, shop.serving("billing") as billing:
         await asyncio.gather(orders.ready(), billing.ready())
@@ -154,7 +154,7 @@ async def test_every_order_gets_one_invoice_also_when_workers_are_killed(shop: S
     assert shop.left_over() == []
 
 
-async def test_web_processes_may_leave_the_work_to_an_agent_beside_them(shop: Shop) -> None:
+async def test_send_only_web_processes_leave_the_work_to_an_agent(shop: Shop) -> None:
     """Also what arrives by the web processes' own door."""
     placed: set[str] = set()
     assert "is up to date" in shop.migrate("orders")
@@ -172,7 +172,7 @@ async def test_web_processes_may_leave_the_work_to_an_agent_beside_them(shop: Sh
     assert shop.left_over() == []
 
 
-def test_the_page_on_middleware_shows_what_is_in_its_example() -> None:
+def test_page_on_middleware_quotes_its_example() -> None:
     example = (EXAMPLES / "middleware.py").read_text()
     shown = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "middleware.md").read_text(), re.DOTALL)
     assert len(shown) == 4
@@ -180,7 +180,7 @@ def test_the_page_on_middleware_shows_what_is_in_its_example() -> None:
         assert block in example
 
 
-async def test_the_components_of_that_page_do_what_they_say() -> None:
+async def test_components_of_the_middleware_page_work() -> None:
     spec = importlib.util.spec_from_file_location("example_of_middleware", EXAMPLES / "middleware.py")
     assert spec is not None
     assert spec.loader is not None

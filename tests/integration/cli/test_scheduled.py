@@ -78,7 +78,7 @@ def ids(tables: Tables) -> set[UUID]:
 
 
 class TestList:
-    def test_times_in_json_are_in_utc_whatever_the_zone_of_the_database(self, agent: Agent, tables: Tables) -> None:
+    def test_times_in_json_are_in_utc_when_the_database_has_another_zone(self, agent: Agent, tables: Tables) -> None:
         declare(tables)
         wait(tables, 60)
         wait(tables, 60, to=PEER)
@@ -93,7 +93,7 @@ class TestList:
         assert len(times) > 6
         assert all(time.endswith("Z") for time in times)
 
-    def test_schedules_and_messages_are_shown_the_next_first(self, agent: Agent, tables: Tables) -> None:
+    def test_schedules_and_messages_are_listed_by_due_time(self, agent: Agent, tables: Tables) -> None:
         declare(tables)
         later, sooner = wait(tables, 60, to=PEER), wait(tables, 5, attempts=2)
         found = document(agent, "list")
@@ -105,27 +105,27 @@ class TestList:
         shown = scheduled(agent, "list").out
         assert "Europe/Vienna" in shown
         assert "retry 2" in shown
-        assert "there are more" in scheduled(agent, "list", "--limit", 1).out
+        assert "more messages" in scheduled(agent, "list", "--limit", 1).out
 
-    def test_message_of_a_time_beyond_the_calendar_is_shown_all_the_same(self, agent: Agent, tables: Tables) -> None:
+    def test_message_due_beyond_the_calendar_is_listed(self, agent: Agent, tables: Tables) -> None:
         distant = wait(tables, 60)
         tables.execute("UPDATE durable.incoming_envelopes SET execution_time = '20000-01-01Z'")
         (row,) = document(agent, "list")["messages"]
         assert row["id"] == str(distant)
         assert "9999-12-30" in scheduled(agent, "list").out
 
-    def test_nothing_waits(self, agent: Agent) -> None:
-        assert scheduled(agent, "list").out == "nothing waits for its time\n"
+    def test_empty_list_is_reported(self, agent: Agent) -> None:
+        assert scheduled(agent, "list").out == "no schedule and no delayed message\n"
 
     @pytest.mark.parametrize(
         ("option", "typo", "told"),
         [
             ("--type", "failure.order-plcaed", "did you mean 'failure.order-placed'?"),
-            ("--type", "x", "nothing that waits has 'x'"),
+            ("--type", "x", "no delayed message has 'x'"),
             ("--address", f"{PEER}x", f"did you mean '{PEER}'?"),
         ],
     )
-    def test_filter_that_meets_nothing_is_told_of_and_ends_with_1(
+    def test_filter_without_matches_is_reported_and_ends_with_1(
         self, agent: Agent, tables: Tables, option: str, typo: str, told: str
     ) -> None:
         wait(tables, 60, to=PEER)
@@ -143,12 +143,12 @@ class TestList:
             (["--due-before", "in 2h", "--address", PEER], 1),
         ],
     )
-    def test_filters_narrow_it_down(self, agent: Agent, tables: Tables, filters: list[str], count: int) -> None:
+    def test_filters_select_messages(self, agent: Agent, tables: Tables, filters: list[str], count: int) -> None:
         wait(tables, 60, to=PEER)
         wait(tables, 5)
         assert len(document(agent, "list", *filters)["messages"]) == count
 
-    def test_an_orphan_and_a_paused_schedule_say_so(self, agent: Agent, tables: Tables) -> None:
+    def test_orphaned_and_paused_schedules_are_listed_by_state(self, agent: Agent, tables: Tables) -> None:
         declare(tables, "gone", alive=False)
         declare(tables, "halted")
         assert scheduled(agent, "pause", "halted", "--reason", "month end", "--by", "ada").out == "paused 1 schedule\n"
@@ -162,7 +162,7 @@ class TestList:
 
 
 class TestChanges:
-    def test_messages_are_cancelled_by_their_ids_with_a_record(self, agent: Agent, tables: Tables) -> None:
+    def test_cancel_by_id_records_each_message(self, agent: Agent, tables: Tables) -> None:
         first, second, kept = wait(tables, 5), wait(tables, 5, to=PEER), wait(tables, 5)
         ended = scheduled(agent, "cancel", first, second, "--reason", "sold out", "--by", "ada")
         assert (ended.code, ended.out) == (0, "cancelled 2 of 2 messages\n")
@@ -172,7 +172,7 @@ class TestChanges:
             ("outgoing", "cancelled", "cancelled by ada: sold out"),
         ]
 
-    def test_everything_takes_all(self, agent: Agent, tables: Tables) -> None:
+    def test_all_is_required_when_no_filter_is_given(self, agent: Agent, tables: Tables) -> None:
         for _ in range(3):
             wait(tables, 5)
         refused = scheduled(agent, "cancel")
@@ -181,7 +181,7 @@ class TestChanges:
         assert document(agent, "cancel", "--all", "--limit", 2)["messages"]["done"] == 2
         assert len(ids(tables)) == 1
 
-    def test_what_is_being_handled_is_refused_and_nothing_else_is_changed(self, agent: Agent, tables: Tables) -> None:
+    def test_cancel_changes_no_message_when_one_is_being_handled(self, agent: Agent, tables: Tables) -> None:
         waits, runs = wait(tables, 5), wait(tables, 5)
         tables.execute("UPDATE durable.incoming_envelopes SET execution_time = NULL, owner_id = 9 WHERE id = %s", runs)
         ended = scheduled(agent, "cancel", waits, runs)
@@ -189,16 +189,16 @@ class TestChanges:
         assert f"message {runs} is being handled by node 9; nothing was changed" in ended.err
         assert ids(tables) == {waits, runs}
         unknown = scheduled(agent, "run-now", new_id())
-        assert "does not wait here" in unknown.err
+        assert "is not delayed here" in unknown.err
 
-    def test_messages_are_made_due(self, agent: Agent, tables: Tables) -> None:
+    def test_run_now_makes_messages_due(self, agent: Agent, tables: Tables) -> None:
         wait(tables, 5, attempts=1)
         wait(tables, 5, to=PEER)
         assert scheduled(agent, "run-now", "--type", "failure.order-placed").out == "made due 2 of 2 messages\n"
         for table in ("incoming_envelopes", "outgoing_envelopes"):
             assert tables.rows(f"SELECT execution_time FROM durable.{table}") == [None]
 
-    def test_messages_are_put_off_unless_they_would_expire(self, agent: Agent, tables: Tables) -> None:
+    def test_reschedule_leaves_messages_expiring_before_the_new_time(self, agent: Agent, tables: Tables) -> None:
         wait(tables, 5)
         wait(tables, 5, deliver_by=datetime.now(UTC) + timedelta(hours=1))
         wait(tables, 5, to=PEER)
@@ -210,14 +210,14 @@ class TestChanges:
         ]
         assert scheduled(agent, "reschedule", "--address", PEER, "--at", "8d").code == 1
 
-    def test_a_schedule_runs_once_more_or_at_another_time(self, agent: Agent, tables: Tables) -> None:
+    def test_schedule_runs_once_more_or_at_another_time(self, agent: Agent, tables: Tables) -> None:
         declare(tables)
         assert scheduled(agent, "run-now", "nightly", "--by", "ada").out == "made due 1 schedule\n"
         assert tables.one("SELECT asked_at IS NOT NULL AND changed_by = 'ada' FROM durable.schedules")
         assert scheduled(agent, "reschedule", "nightly", "--at", "2099-01-01T00:00Z").code == 0
         assert tables.one("SELECT due_at = '2099-01-01T00:00Z' FROM durable.schedules")
 
-    def test_a_schedule_is_forgotten_when_no_code_declares_it(self, agent: Agent, tables: Tables) -> None:
+    def test_cancel_removes_an_orphaned_schedule(self, agent: Agent, tables: Tables) -> None:
         declare(tables)
         declare(tables, "gone", alive=False)
         refused = scheduled(agent, "cancel", "gone", "nightly")
@@ -227,22 +227,24 @@ class TestChanges:
         assert scheduled(agent, "cancel", "gone").out == "cancelled 1 schedule\n"
         assert tables.rows("SELECT name FROM durable.schedules") == ["nightly"]
         orphan = scheduled(agent, "run-now", "nightly", "gone")
-        assert (orphan.code, "there is no schedule 'gone'" in orphan.err) == (2, True)
+        assert (orphan.code, "no schedule 'gone'" in orphan.err) == (2, True)
 
 
 class TestBadInput:
     @pytest.mark.parametrize(
         ("arguments", "told"),
         [
-            (["cancel", "nigthly"], "there is no schedule 'nigthly'; did you mean 'nightly'?"),
-            (["list", "--due-before", "soon"], "--due-before: 'soon' is no time; write 90s"),
-            (["reschedule", "nightly", "--at", "2h ago"], "--at: '2h ago' is no time"),
-            (["pause", "--type", "x"], "pause: name schedules, and nothing else"),
-            (["pause", "nightly", "--for", "-1"], "--for: -1 is no time"),
-            (["run-now"], "run-now: name messages or schedules"),
+            (["cancel", "nigthly"], "no schedule 'nigthly'; did you mean 'nightly'?"),
+            (["list", "--due-before", "soon"], "--due-before: 'soon' is not a time; write 90s"),
+            (["reschedule", "nightly", "--at", "2h ago"], "--at: '2h ago' is not a time"),
+            (["pause", "--type", "x"], "pause: schedules are selected by name only"),
+            (["pause", "nightly", "--for", "-1"], "--for: -1 is not a duration"),
+            (["run-now"], "run-now: no message or schedule is selected"),
         ],
     )
-    def test_a_mistake_is_told_in_one_line(self, agent: Agent, tables: Tables, arguments: list[str], told: str) -> None:
+    def test_bad_input_is_reported_in_one_line(
+        self, agent: Agent, tables: Tables, arguments: list[str], told: str
+    ) -> None:
         declare(tables)
         ended = scheduled(agent, *arguments)
         assert (ended.code, len(ended.err.splitlines())) == (2, 1)

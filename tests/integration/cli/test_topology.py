@@ -67,7 +67,7 @@ def state(document: Any, kind: str) -> dict[str, str]:
 # ---------------------------------------------------------------- topology
 
 
-def test_what_is_missing_is_shown_and_only_made_with_apply(
+def test_missing_topology_is_shown_and_declared_only_with_apply(
     agent: Agent, broker: AnyBroker, exchange: str, queue_name: Names
 ) -> None:
     module = agent.application(HANDLER + 'bus.listen("rabbitmq://default/topic/shop")')
@@ -110,7 +110,7 @@ def test_what_is_missing_is_shown_and_only_made_with_apply(
     assert on(broker, lambda client: client.count(queue)) == 1
 
 
-def test_it_reads_as_tables_with_what_to_do(agent: Agent, exchange: str, queue_name: Names) -> None:
+def test_topology_is_printed_as_tables_with_advice(agent: Agent, exchange: str, queue_name: Names) -> None:
     mine, others = queue_name("mine"), queue_name("others")
     module = agent.application(f"""
 bus.listen("rabbitmq://default/queue/{mine}?type=classic&max_length=5")
@@ -130,7 +130,7 @@ bus.subscribe(OrderShipped, to="rabbitmq://default/topic")
     assert f"queue {others}: missing; until another service declares it, messages for it wait" in ended.out
 
 
-def test_what_others_declare_is_looked_for_and_never_made(
+def test_topology_of_others_is_inspected_and_never_declared(
     agent: Agent, broker: AnyBroker, exchange: str, queue_name: Names
 ) -> None:
     queue = queue_name()
@@ -149,7 +149,7 @@ bus.route(OrderShipped, to="rabbitmq://default/exchange/{queue}-events/a")
     assert topology(agent, module)["healthy"]
 
 
-def test_a_queue_with_other_arguments_is_shown_and_stops_apply(
+def test_queue_with_other_arguments_is_shown_and_stops_apply(
     agent: Agent, broker: AnyBroker, exchange: str, queue_name: Names
 ) -> None:
     queue = queue_name()
@@ -167,7 +167,7 @@ def test_a_queue_with_other_arguments_is_shown_and_stops_apply(
     assert on(broker, lambda client: client.exists(queue))
 
 
-def test_every_broker_is_looked_at(
+def test_every_broker_is_inspected(
     agent: Agent, broker: AnyBroker, exchange: str, queue_name: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DURABLE_AMQP_BROKERS", json.dumps({"second": broker.url}))
@@ -184,7 +184,7 @@ bus.route(OrderPlaced, to="rabbitmq://second/queue/{queue}")
     ]  # fmt: skip
 
 
-def test_an_application_without_rabbitmq_has_no_topology(agent: Agent) -> None:
+def test_application_without_rabbitmq_has_no_topology(agent: Agent) -> None:
     module = agent.application('bus.listen("tcp://127.0.0.1:0")')
 
     assert agent("topology", f"{module}:bus") == (0, "no rabbitmq:// address is declared\n", "")
@@ -202,14 +202,14 @@ def test_an_application_without_rabbitmq_has_no_topology(agent: Agent) -> None:
          "two addresses declare it with different arguments"),
     ],
 )  # fmt: skip
-def test_an_address_that_cannot_be_is_bad_configuration(agent: Agent, exchange: str, source: str, message: str) -> None:
+def test_invalid_address_is_bad_configuration(agent: Agent, exchange: str, source: str, message: str) -> None:
     ended = agent("topology", f"{agent.application(source)}:bus")
 
     assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
     assert message in ended.err
 
 
-def test_a_broker_that_is_not_set_is_bad_configuration(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_broker_url_is_bad_configuration(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DURABLE_AMQP_URL", raising=False)
     module = agent.application('bus.listen("rabbitmq://default/queue/a")')
 
@@ -228,7 +228,7 @@ def test_a_broker_that_is_not_set_is_bad_configuration(agent: Agent, monkeypatch
     ],
     ids=["password", "vhost", "port"],
 )
-def test_a_broker_that_cannot_be_used_is_named_with_the_reason_and_without_its_password(
+def test_unusable_broker_is_named_with_the_reason_without_its_password(
     agent: Agent, own_broker: Broker, monkeypatch: pytest.MonkeyPatch, url: str, reason: str
 ) -> None:
     monkeypatch.setenv("DURABLE_AMQP_URL", url.format(port=own_broker.port))
@@ -257,7 +257,7 @@ def checked(agent: Agent, module: str) -> list[tuple[str, str, str]]:
 
 
 @pytest.mark.usefixtures("database")
-def test_doctor_compares_the_broker_with_what_the_application_needs(
+def test_doctor_compares_the_broker_with_the_application(
     agent: Agent, broker: AnyBroker, exchange: str, queue_name: Names
 ) -> None:
     queue = queue_name()
@@ -271,9 +271,7 @@ bus.route(OrderPlaced, to="rabbitmq://default/topic")
         ("warn", f"queue {queue}: missing", DECLARED),
     ]
     assert agent("topology", f"{module}:bus", "--apply").code == 0
-    assert checked(agent, module) == [
-        ("ok", "all 2 exchanges and queues on rabbitmq://default are as they should be", "")
-    ]
+    assert checked(agent, module) == [("ok", "all 2 exchanges and queues on rabbitmq://default exist as declared", "")]
     on(broker, lambda client: client.delete(queue))
     on(broker, lambda client: client.declare(queue, type="classic"))
     [(verdict, detail, advice)] = checked(agent, module)
@@ -282,7 +280,7 @@ bus.route(OrderPlaced, to="rabbitmq://default/topic")
 
 
 @pytest.mark.usefixtures("database")
-def test_doctor_says_which_broker_cannot_be_reached(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_an_unreachable_broker(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DURABLE_AMQP_URL", "amqp://guest:guest@127.0.0.1:1/")
     module = agent.application('bus.listen("rabbitmq://default/queue/a")')
 
@@ -293,7 +291,7 @@ def test_doctor_says_which_broker_cannot_be_reached(agent: Agent, monkeypatch: p
 
 
 @pytest.mark.usefixtures("database")
-def test_doctor_says_which_address_cannot_be(agent: Agent, exchange: str) -> None:
+def test_doctor_names_an_invalid_address(agent: Agent, exchange: str) -> None:
     module = agent.application('bus.listen("rabbitmq://default/topic/shop")')
 
     assert checked(agent, module) == [
@@ -303,5 +301,5 @@ def test_doctor_says_which_address_cannot_be(agent: Agent, exchange: str) -> Non
 
 
 @pytest.mark.usefixtures("database")
-def test_doctor_does_not_mention_rabbitmq_where_there_is_none(agent: Agent) -> None:
+def test_doctor_omits_topology_when_rabbitmq_is_unused(agent: Agent) -> None:
     assert checked(agent, agent.application()) == []

@@ -29,12 +29,12 @@ ID = UUID("01900000-0000-7000-8000-000000000000")
         (["9223372036854775807"], (None, [2**63 - 1], [])),
     ],
 )
-def test_a_bus_comes_first_and_letters_have_numbers_or_ids(words: list[str], meaning: object) -> None:
+def test_words_are_a_bus_then_letters_by_number_or_id(words: list[str], meaning: object) -> None:
     assert parse_words(words) == meaning
 
 
 @pytest.mark.parametrize("words", [["seven"], ["7", "app:bus"], ["-7"], ["0"], ["7.0"], [""], ["9223372036854775808"]])
-def test_what_is_neither_is_refused_by_its_name(words: list[str]) -> None:
+def test_word_without_a_meaning_is_refused_by_name(words: list[str]) -> None:
     with pytest.raises(WiringError, match=rf"^LETTER: '?{re.escape(words[-1])}'? is n"):
         parse_words(words)
 
@@ -50,7 +50,7 @@ def test_what_is_neither_is_refused_by_its_name(words: list[str]) -> None:
         ("2029-12-31T23:59:00+02:00", datetime(2029, 12, 31, 21, 59, tzinfo=UTC)),
     ],
 )
-def test_a_time_is_so_long_ago_or_has_a_zone(text: str, moment: datetime) -> None:
+def test_time_is_read_as_an_age_or_with_a_zone(text: str, moment: datetime) -> None:
     assert parse_time(text, NOW, option="--since") == moment
 
 
@@ -58,12 +58,12 @@ def test_a_time_is_so_long_ago_or_has_a_zone(text: str, moment: datetime) -> Non
     "text",
     ["", "yesterday", "2029-12-31", "2029-12-31T23:59:00", "-2h", "2h later", "999999999d", "0001-01-01T00:00+23:00"],
 )
-def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(WiringError, match=f"^--since: {re.escape(repr(text))} is no time"):
+def test_malformed_time_is_refused(text: str) -> None:
+    with pytest.raises(WiringError, match=f"^--since: {re.escape(repr(text))} is not a time"):
         parse_time(text, NOW, option="--since")
 
 
-def test_whether_they_are_resolved_narrows_nothing_down() -> None:
+def test_selection_is_not_narrowed_by_the_resolved_state() -> None:
     assert not Selection().is_narrowed
     assert not Selection(resolved=None).is_narrowed
     assert Selection(side="incoming").is_narrowed
