@@ -34,13 +34,17 @@ async def ship(placed: OrderPlaced, session: AsyncSession) -> None:
     print(f"order {order.id}: {order.item}, shipped")
 
 
-async def main() -> None:
+async def place(item: str) -> None:
     async with bus.unit_of_work() as uow:  # one AsyncSession, one transaction
         await (await uow.session.connection()).run_sync(Base.metadata.create_all)
-        order = Order(item="teapot")
+        order = Order(item=item)
         uow.session.add(order)
         await uow.session.flush()  # the order has its id
         bus.send(OrderPlaced(order.id))  # stored with the order, or not at all
+
+
+async def main() -> None:
+    await place("teapot")
     await bus.serve()  # handles messages until Ctrl-C
 
 
