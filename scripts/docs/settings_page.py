@@ -76,4 +76,3 @@ def _span(value: timedelta) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|")
-
