@@ -1,10 +1,12 @@
 READY := .venv/.ready
+DEMO_READY := .venv/.demo-ready
 
 # pyright comes whole in its wheel; this stops it from asking the network for a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pipeline test check bench load clean
+.PHONY: help setup demo pipeline test check docs lowest pythons bench load clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -12,10 +14,14 @@ help: ## Show this help
 setup: $(READY) ## Make .venv with everything that the demo and the tests need
 
 $(READY): requirements/dev.txt pyproject.toml scripts/setup.sh
-	@scripts/setup.sh
+	@scripts/setup.sh requirements/dev.txt
 	@touch $@
 
-demo: setup ## Two services on an embedded Postgres; a node is killed and nothing is lost (TRANSPORT=tcp|http|rabbitmq)
+$(DEMO_READY): requirements/demo.txt pyproject.toml scripts/setup.sh
+	@scripts/setup.sh requirements/demo.txt
+	@touch $@
+
+demo: $(if $(wildcard $(READY)),setup,$(DEMO_READY)) ## Two services on an embedded Postgres; a node is killed and nothing is lost (TRANSPORT=tcp|http|rabbitmq)
 	@$(if $(filter rabbitmq,$(TRANSPORT)),scripts/rabbitmq.sh)
 	@.venv/bin/durable-agent demo $(if $(TRANSPORT),--transport $(TRANSPORT))
 
@@ -31,12 +37,21 @@ test: setup ## Run every test, after the quick checks
 	.venv/bin/lint-imports
 	.venv/bin/pytest
 
-check: setup ## Check style, types and the floors
+check: setup docs ## Check style, types, the floors and the pages
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 	.venv/bin/pyright
 	.venv/bin/lint-imports
+
+docs: setup ## Build the documentation in build/site, with the reference from the code
+	.venv/bin/mkdocs build --quiet
+
+lowest: setup ## Run the tests without brokers on the lowest versions of the libraries that are allowed
+	scripts/lowest.sh
+
+pythons: setup ## Run the unit tests on every newer Python of the machine
+	scripts/pythons.sh
 
 bench: setup ## Run the benchmarks: messages, then bulk work on Spark
 	@scripts/rabbitmq.sh

@@ -1,44 +1,49 @@
 """Store-and-forward messaging for Python applications that already have a Postgres database.
 
-What is named in `__all__` is public; everything else may change.
+The names in `__all__` are public; everything else may change. Each is loaded when it is first used: a process that
+needs one module of durable, such as a worker of Spark, does not load SQLAlchemy and the agents for it.
 """
 
-from durable.application.circuit_breaker import CircuitBreaker
-from durable.application.handlers import Context, Depends, Incoming
-from durable.application.middleware import HandleNext, Middleware, SendNext
-from durable.application.retry import Retry, RetryAfter
-from durable.bus import Bus
-from durable.envelope import Envelope
-from durable.errors import (
-    DurableError,
-    InvalidMessage,
-    InvalidSetting,
-    LeaseLost,
-    NoUnitOfWork,
-    PauseListener,
-    PutBack,
-    Reject,
-    Release,
-    RetryLater,
-    RoutingError,
-    SchemaMismatch,
-    StorageUnavailable,
-    TransactionEnded,
-    TransportError,
-    UndecodableMessages,
-    UnknownMessageType,
-    WiringError,
-)
-from durable.messages.codec import Codec, register_codec
-from durable.messages.codecs.json import JsonCodec
-from durable.messages.codecs.msgpack import MsgpackCodec
-from durable.messages.registry import message
-from durable.messages.upcasting import upcaster
-from durable.outbox.envelope_factory import Outgoing
-from durable.outbox.outbox import Outbox
-from durable.outbox.unit_of_work import UnitOfWork
-from durable.settings import Settings
-from durable.version import __version__
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from durable.application.circuit_breaker import CircuitBreaker
+    from durable.application.handlers import Context, Depends, Incoming
+    from durable.application.middleware import HandleNext, Middleware, SendNext
+    from durable.application.retry import Retry, RetryAfter
+    from durable.bus import Bus
+    from durable.envelope import Envelope
+    from durable.errors import (
+        DurableError,
+        InvalidMessage,
+        InvalidSetting,
+        LeaseLost,
+        NoUnitOfWork,
+        PauseListener,
+        PutBack,
+        Reject,
+        Release,
+        RetryLater,
+        RoutingError,
+        SchemaMismatch,
+        StorageUnavailable,
+        TransactionEnded,
+        TransportError,
+        UndecodableMessages,
+        UnknownMessageType,
+        WiringError,
+    )
+    from durable.messages.codec import Codec, register_codec
+    from durable.messages.codecs.json import JsonCodec
+    from durable.messages.codecs.msgpack import MsgpackCodec
+    from durable.messages.registry import message
+    from durable.messages.upcasting import upcaster
+    from durable.outbox.envelope_factory import Outgoing
+    from durable.outbox.outbox import Outbox
+    from durable.outbox.unit_of_work import UnitOfWork
+    from durable.settings import Settings
+    from durable.version import __version__
 
 __all__ = [
     "Bus",
@@ -82,3 +87,58 @@ __all__ = [
     "register_codec",
     "upcaster",
 ]
+
+_HOMES = {
+    "Bus": "durable.bus",
+    "CircuitBreaker": "durable.application.circuit_breaker",
+    "Codec": "durable.messages.codec",
+    "Context": "durable.application.handlers",
+    "Depends": "durable.application.handlers",
+    "DurableError": "durable.errors",
+    "Envelope": "durable.envelope",
+    "HandleNext": "durable.application.middleware",
+    "Incoming": "durable.application.handlers",
+    "InvalidMessage": "durable.errors",
+    "InvalidSetting": "durable.errors",
+    "JsonCodec": "durable.messages.codecs.json",
+    "LeaseLost": "durable.errors",
+    "Middleware": "durable.application.middleware",
+    "MsgpackCodec": "durable.messages.codecs.msgpack",
+    "NoUnitOfWork": "durable.errors",
+    "Outbox": "durable.outbox.outbox",
+    "Outgoing": "durable.outbox.envelope_factory",
+    "PauseListener": "durable.errors",
+    "PutBack": "durable.errors",
+    "Reject": "durable.errors",
+    "Release": "durable.errors",
+    "Retry": "durable.application.retry",
+    "RetryAfter": "durable.application.retry",
+    "RetryLater": "durable.errors",
+    "RoutingError": "durable.errors",
+    "SchemaMismatch": "durable.errors",
+    "SendNext": "durable.application.middleware",
+    "Settings": "durable.settings",
+    "StorageUnavailable": "durable.errors",
+    "TransactionEnded": "durable.errors",
+    "TransportError": "durable.errors",
+    "UndecodableMessages": "durable.errors",
+    "UnitOfWork": "durable.outbox.unit_of_work",
+    "UnknownMessageType": "durable.errors",
+    "WiringError": "durable.errors",
+    "__version__": "durable.version",
+    "message": "durable.messages.registry",
+    "register_codec": "durable.messages.codec",
+    "upcaster": "durable.messages.upcasting",
+}
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of this module
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return __all__

@@ -14,6 +14,8 @@ from uuid import UUID, uuid5
 import msgspec
 import uuid_utils.compat
 
+__all__ = ["Envelope"]
+
 NodeId = NewType("NodeId", int)
 
 ANY_NODE: Final = NodeId(0)

@@ -35,6 +35,32 @@ from typing import Final
 
 from durable.duration import Duration, time_from_now
 
+__all__ = [
+    "ArchiveConflict",
+    "ConnectionFailed",
+    "DurableError",
+    "InvalidMessage",
+    "InvalidSetting",
+    "LeaseLost",
+    "NoUnitOfWork",
+    "PauseListener",
+    "PeerTimeout",
+    "ProtocolViolation",
+    "PutBack",
+    "Reject",
+    "Release",
+    "RetryLater",
+    "RoutingError",
+    "SchemaMismatch",
+    "StorageUnavailable",
+    "TransactionEnded",
+    "TransportError",
+    "UndecodableMessages",
+    "UnknownMessageType",
+    "Verdict",
+    "WiringError",
+]
+
 _NO_TEXT: Final = ", whose text cannot be made"
 
 

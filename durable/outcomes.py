@@ -13,6 +13,8 @@ from typing import Final
 
 import msgspec
 
+__all__ = ["BUSY", "DUPLICATE", "STORED", "Busy", "Duplicate", "Failed", "Outcome", "Rejected", "Stored"]
+
 LONGEST_REASON: Final = 1_000
 """Characters of a reason that are passed on."""
 

@@ -14,22 +14,25 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import psycopg
 from sqlalchemy import Connection, create_engine, pool
 from sqlalchemy.exc import DBAPIError
 
 from durable.envelope import NodeId
 from durable.errors import InvalidSetting, LeaseLost, StorageUnavailable
 from durable.settings import Settings
-from durable.storage.answering import PsycopgConnection
 from durable.storage.database import channel, lock_url
 from durable.storage.locks import nodes_class
 from durable.storage.sql import housekeeping
 from durable.storage.sql.statement import Statement
 from durable.telemetry import log
 from durable.version import __version__
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from durable.storage.answering import PsycopgConnection
 
 _LISTEN_SECONDS = 0.2  # how soon the thread notices that it should stop
 
@@ -98,6 +101,8 @@ class Membership:
 
     def _connect(self) -> PsycopgConnection:
         """Without server settings: a pooler refuses them with an error that names no setting of ours."""
+        from durable.storage.answering import PsycopgConnection
+
         timeout = int(self._settings.connect_timeout.total_seconds()) or 1
         url = lock_url(self._settings)
         options = _client_options(self._settings)
@@ -218,6 +223,8 @@ def _milliseconds(span: timedelta) -> int:
 
 
 def _driver(conn: Connection) -> psycopg.Connection[Any]:
+    import psycopg
+
     driver = conn.connection.driver_connection
     assert isinstance(driver, psycopg.Connection)
     return driver

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Makes .venv with the pinned requirements and this project in it. `make setup` calls it when something has changed.
+# Makes .venv with these pinned requirements and this project in it: scripts/setup.sh requirements/dev.txt. The Makefile
+# calls it when something has changed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+requirements="${1:-requirements/dev.txt}"
 
 find_python() {
     local python
@@ -34,8 +36,8 @@ if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     "$python" -m venv --clear .venv
 fi
 
-echo "Installing requirements/dev.txt into .venv"
+echo "Installing $requirements into .venv"
 pip=(.venv/bin/python -m pip --disable-pip-version-check --quiet install --root-user-action=ignore)
-"${pip[@]}" --use-pep517 --requirement requirements/dev.txt # the old pip of Debian 12 would warn without this option
+"${pip[@]}" --use-pep517 --requirement "$requirements" # the old pip of Debian 12 would warn without this option
 # Everything it needs is pinned and there already: nothing is resolved, and nothing fetched to build it.
 "${pip[@]}" --no-deps --no-build-isolation --editable .

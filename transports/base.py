@@ -15,6 +15,8 @@ from typing import Protocol, Self
 from durable.envelope import Envelope
 from durable.outcomes import Outcome
 
+__all__ = ["Listener", "Receiver", "Sender", "Transport"]
+
 
 class Sender(Protocol):
     """A destination. An async context manager: leaving it closes the connection.

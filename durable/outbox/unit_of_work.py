@@ -16,6 +16,7 @@ from durable.errors import NoUnitOfWork, WiringError
 from durable.outbox.envelope_factory import EnvelopeFactory, SendOptions
 from durable.outbox.outbox import Dispatcher, Outbox
 from durable.outbox.transactions import outboxes_of
+from durable.tasks.cancelling import run_to_completion
 
 _LEFT: Final = (
     "the unit of work in which this task was started is over, and the task goes on: open another in it by "
@@ -113,7 +114,7 @@ class UnitOfWork:
                 await self.session.commit()
         finally:
             self.outbox.close()  # before other tasks run: nobody commits what they send now
-            await self.session.__aexit__(None, None, None)  # unlike close(), it goes on when this task is cancelled
+            await run_to_completion(self.session.close())
 
     def send(self, message: object, *, to: str | None = None, **options: Unpack[SendOptions]) -> UUID:
         """As Outbox.send."""

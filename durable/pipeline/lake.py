@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from deltalake.transaction import Transaction
     from pyspark.sql import DataFrame, SparkSession
 
+__all__ = ["Lake"]
+
 LakeTable = Literal["history", "dead_letters"]
 SOURCES: Final[Mapping[LakeTable, str]] = {"history": "envelope_history", "dead_letters": "dead_letters"}
 """Which table of Postgres each table of the lake is filled from."""

@@ -27,6 +27,8 @@ from durable.storage.staging import Published
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+__all__ = ["envelopes", "message_id", "publish"]
+
 _VARIANTS = "89ab" * 4
 _HEX = "0123456789abcdef"
 

@@ -17,6 +17,8 @@ from durable.errors import InvalidSetting
 from durable.pipeline.progress import Show
 from durable.pipeline.session import needs_spark
 
+__all__ = ["read"]
+
 with needs_spark():
     import pyarrow as pa
     from deltalake import DeltaTable, write_deltalake

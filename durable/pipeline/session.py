@@ -25,6 +25,8 @@ from durable.errors import DurableError, InvalidSetting
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+__all__ = ["spark_session"]
+
 OLDEST_JAVA = 17
 _JVMS = Path("/usr/lib/jvm")
 _ANSWER_SECONDS = 10

@@ -45,6 +45,8 @@ from durable.storage.slices import exported_snapshot
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+__all__ = ["EnvelopeSource", "consistent", "register"]
+
 
 class EnvelopeSource(DataSource):
     """`format("durable")`."""

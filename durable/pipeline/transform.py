@@ -25,6 +25,8 @@ from pyspark.sql import functions as F
 
 from durable.messages.routing import LOCAL
 
+__all__ = ["causes", "daily", "lifetimes", "minutes", "nodes", "slowest", "summed", "threads", "throughput", "volume"]
+
 LATENCIES: Final = ("commit_to_stored", "stored_to_handled", "commit_to_handled")
 COUNTS: Final = ("sent", "handled", "dead_lettered", "expired", "retried", "interrupted")
 SERIES: Final = ("day", "service", "side", "address", "message_type")

@@ -18,9 +18,17 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 import asyncpg
-import psycopg
 
+from durable.errors import InvalidSetting, text_of
 from durable.telemetry import log
+
+try:
+    import psycopg
+except ImportError as error:  # psycopg's own error advises packages by other names than durable's
+    raise InvalidSetting(
+        f"psycopg cannot be loaded: {text_of(error).splitlines()[0]}; run: pip install 'durable-bus[binary]', "
+        "or install the system's libpq (Debian and Ubuntu: apt-get install libpq5)"
+    ) from error
 
 _is_ours: ContextVar[bool] = ContextVar("is_ours", default=False)
 

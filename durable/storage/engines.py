@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from typing import Any, Final, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine import Dialect, ExceptionContext
@@ -25,15 +26,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from durable.settings import Settings
-from durable.storage.answering import (
-    CLIENT_KEEPALIVES,
-    Answering,
-    AsyncpgConnection,
-    AsyncPsycopgConnection,
-    PsycopgConnection,
-    open_asyncpg,
-)
 from durable.telemetry import log
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from durable.storage.answering import Answering, AsyncpgConnection
 
 GRACE: Final = timedelta(seconds=5)
 """By which the server is earlier with a limit than we are, so that its error is met and not a connection lost."""
@@ -73,12 +71,14 @@ class Limits(NamedTuple):
 
 
 def make_async_engine(url: URL, settings: Settings, limits: Limits, **options: Any) -> AsyncEngine:
+    _drivers()
     engine = create_async_engine(url, hide_parameters=True, **options)
     _Guard(engine.sync_engine, settings, limits)
     return engine
 
 
 def make_engine(url: URL, settings: Settings, limits: Limits, **options: Any) -> Engine:
+    _drivers()
     engine = create_engine(url, hide_parameters=True, **options)
     _Guard(engine, settings, limits)
     return engine
@@ -118,6 +118,8 @@ class _Guard:
         return self._open(dialect, args, params, pooled=self._pooled)
 
     def _open(self, dialect: Dialect, args: Any, params: dict[str, Any], *, pooled: bool) -> DBAPIConnection:
+        from durable.storage.answering import AsyncPsycopgConnection, PsycopgConnection, open_asyncpg
+
         is_asyncpg = dialect.driver == "asyncpg"
         own = self._asyncpg_options(params, pooled) if is_asyncpg else self._psycopg_options(params, pooled)
         opened: Any
@@ -138,6 +140,8 @@ class _Guard:
         return own | {"server_settings": self._server_settings() | params.get("server_settings", {})}
 
     def _psycopg_options(self, params: dict[str, Any], pooled: bool) -> dict[str, Any]:
+        from durable.storage.answering import CLIENT_KEEPALIVES
+
         user_timeout = _milliseconds(self._tcp_user_timeout)
         connecting = {"connect_timeout": max(2, int(self._connect_seconds)), "tcp_user_timeout": user_timeout}
         own = {**connecting, **CLIENT_KEEPALIVES, **params}
@@ -160,7 +164,7 @@ class _Guard:
     def _connected(self, connection: DBAPIConnection, entry: ConnectionPoolEntry) -> None:
         driver = _driver(connection)
         driver.answer_within = self._limits.answer_within
-        if isinstance(driver, AsyncpgConnection):
+        if _is_asyncpg(driver):
             driver.keep_alive(self._tcp_user_timeout.total_seconds())
         entry.info[_RETURNED] = time.monotonic()
 
@@ -171,7 +175,7 @@ class _Guard:
         if driver.answer_within != limits.answer_within:
             driver.answer_within = limits.answer_within
         settings = limits.at_begin() if self._pooled or own is not None else ""
-        if isinstance(driver, AsyncpgConnection):
+        if _is_asyncpg(driver):
             driver.at_begin = settings
         elif settings:
             conn.exec_driver_sql(settings)
@@ -222,7 +226,7 @@ def is_pooled(connection: DBAPIConnection) -> bool:
 
 def _abandon(driver: Answering) -> None:
     """Close without a word, and without waiting."""
-    if isinstance(driver, AsyncpgConnection):
+    if _is_asyncpg(driver):
         driver.terminate()
     else:
         driver.pgconn.finish()
@@ -248,6 +252,20 @@ def _driver(connection: Any) -> Answering:
     """Sync psycopg's connection is the driver's own; the others are wrapped by SQLAlchemy."""
     found: Answering = getattr(connection, "driver_connection", connection)
     return found
+
+
+def _is_asyncpg(driver: Answering) -> TypeIs[AsyncpgConnection]:
+    return isinstance(driver, _drivers().AsyncpgConnection)
+
+
+def _drivers() -> ModuleType:
+    """Load the drivers with the first engine: most of what `import durable` would take.
+
+    Raises InvalidSetting when psycopg finds no libpq.
+    """
+    from durable.storage import answering
+
+    return answering
 
 
 def _milliseconds(time: timedelta) -> int:

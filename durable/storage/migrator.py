@@ -6,16 +6,16 @@ The version table lies in durable's own schema, so an application's Alembic hist
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from alembic import command
-from alembic.config import Config
 from sqlalchemy import Connection, create_engine, pool, text
 
 from durable.errors import SchemaMismatch
-from durable.storage.answering import CLIENT_KEEPALIVES
 from durable.storage.locks import Job, jobs_class
 from durable.storage.sql.housekeeping import LOCK_JOB, READ_VERSION, VERSION_TABLE_EXISTS
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 SCHEMA_VERSION = "0001"
 """The Alembic revision that this code reads and writes."""
@@ -23,11 +23,15 @@ SCHEMA_VERSION = "0001"
 
 def upgrade(url: str, schema: str) -> None:
     """Bring the database up to SCHEMA_VERSION. Two migrators wait for each other; a second run changes nothing."""
+    from alembic import command
+
     command.upgrade(_config(url, schema), SCHEMA_VERSION)
 
 
 def upgrade_sql(url: str, schema: str) -> str:
     """The statements that upgrade() would run on an empty database, for review or for another tool."""
+    from alembic import command
+
     script = io.StringIO()
     config = _config(url, schema)
     config.output_buffer = script
@@ -61,6 +65,8 @@ def check_version(conn: Connection, schema: str) -> None:
 
 def migrate_online(context: Any, url: str, schema: str) -> None:
     """Called by Alembic's environment: one transaction for all versions, one migrator at a time."""
+    from durable.storage.answering import CLIENT_KEEPALIVES
+
     engine = create_engine(url, poolclass=pool.NullPool, connect_args=dict(CLIENT_KEEPALIVES))
     with engine.begin() as conn:
         conn.execute(LOCK_JOB.within(schema), {"class_id": jobs_class(schema), "key": int(Job.MIGRATE)})
@@ -83,6 +89,8 @@ def configure_offline(context: Any, schema: str) -> None:
 
 
 def _config(url: str, schema: str) -> Config:
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", "durable:migrations")
     config.attributes.update(url=url, schema=schema, jobs_class_id=jobs_class(schema))

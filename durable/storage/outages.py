@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-import psycopg
 from sqlalchemy.exc import DataError, DBAPIError, OperationalError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -125,8 +124,10 @@ def _raised(error: DBAPIError) -> BaseException | None:
 
 def _condition(error: DBAPIError) -> str:
     """The name of what is wrong, as Postgres' documentation has it: the text holds the value."""
+    from psycopg import errors
+
     try:
-        return psycopg.errors.lookup(sqlstate(error)).__name__
+        return errors.lookup(sqlstate(error)).__name__
     except KeyError:
         return type(_raised(error)).__name__
 

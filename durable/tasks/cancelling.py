@@ -7,6 +7,8 @@ Code that catches errors and goes on asks here first, or it goes on for ever.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 
 def end_if_cancelled() -> None:
@@ -26,3 +28,20 @@ def current_task() -> asyncio.Task[object] | None:
         return asyncio.current_task()
     except RuntimeError:
         return None
+
+
+async def run_to_completion(work: Coroutine[Any, Any, None]) -> None:
+    """Await this work to its end, however often the current task is cancelled meanwhile; raise CancelledError then.
+
+    SQLAlchemy ends its own blocks so from 2.1 on; 2.0 leaves the rest to the background at the second cancellation.
+    """
+    task = asyncio.create_task(work, name="run to completion")
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()

@@ -1,8 +1,8 @@
-"""The transport of docs/transports.md, and its tests: written into a folder as a reader would, and run there."""
+"""The transport of docs/transports.md, and its tests: copied into a folder as a reader would, and run there."""
 
 from __future__ import annotations
 
-import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +12,13 @@ import pytest
 from durable.testing.transports import DirectContract
 
 ROOT = Path(__file__).parents[2]
-NAMED_BLOCK = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The files of the page, and a configuration of pytest that knows nothing of this repository's."""
-    for name, code in NAMED_BLOCK.findall((ROOT / "docs" / "transports.md").read_text()):
-        (tmp_path / name).write_text(code)
+    for path in (ROOT / "docs" / "examples" / "lines").glob("*.py"):
+        shutil.copy(path, tmp_path)
     (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
     return tmp_path
 

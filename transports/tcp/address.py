@@ -173,8 +173,10 @@ def _unix(uri: str, parts: SplitResult) -> UnixAddress:
 
 
 def _is_loopback(host: str) -> bool:
+    """An IPv4 address within an IPv6 one is none: 127.0.0.1 would have two names."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
+        return address.is_loopback and getattr(address, "ipv4_mapped", None) is None
     except ValueError:
         return host == "localhost"
 

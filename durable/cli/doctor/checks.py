@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from psycopg import Error as DriverError
 from sqlalchemy.exc import SQLAlchemyError
 
 from durable.errors import DurableError
@@ -43,6 +42,8 @@ def fail(name: str, detail: str, advice: str) -> Check:
 
 def attempted(name: str, check: Callable[[], Check], advice: str) -> Check:
     """Run a check; a database or network error makes it fail."""
+    from psycopg import Error as DriverError  # with the drivers, which load when used
+
     try:
         return check()
     except DurableError as error:

@@ -28,7 +28,8 @@ class Direction(Enum):
     DOWN = "to the client"
 
 
-UP, DOWN = Direction.UP, Direction.DOWN
+UP = Direction.UP
+DOWN = Direction.DOWN
 
 
 class _Way:

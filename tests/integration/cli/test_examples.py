@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import re
 import subprocess
 import sys
 from collections import Counter
@@ -22,7 +21,7 @@ from durable import InvalidMessage
 from durable.testing import InMemoryBus
 from tests.failure.services import free_port
 from tests.failure.waiting import eventually
-from tests.support.web import EXAMPLES, ROOT, WebService, environment_of, serving
+from tests.support.web import EXAMPLES, WebService, environment_of, serving
 
 
 class Shop:
@@ -170,14 +169,6 @@ async def test_send_only_web_processes_leave_the_work_to_an_agent(shop: Shop) ->
         orders.stop()
         billing.stop()
     assert shop.left_over() == []
-
-
-def test_page_on_middleware_quotes_its_example() -> None:
-    example = (EXAMPLES / "middleware.py").read_text()
-    shown = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "middleware.md").read_text(), re.DOTALL)
-    assert len(shown) == 4
-    for block in shown:
-        assert block in example
 
 
 async def test_components_of_the_middleware_page_work() -> None:

@@ -104,10 +104,9 @@ class TestOddValues:
         with pytest.raises(InvalidMessage, match="cannot be encoded"):
             encode(cls(value="\ud800"))
 
-    @pytest.mark.parametrize("depth", [1_200, 100_000])
-    def test_nesting_that_is_too_deep_is_refused(self, cls: type[Any], depth: int) -> None:
+    def test_nesting_that_is_too_deep_is_refused(self, cls: type[Any]) -> None:
         with pytest.raises(InvalidMessage, match="cannot be encoded"):
-            encode(cls(value=nested(depth)))
+            encode(cls(value=nested(100_000)))  # Python 3.11 refuses 1,000 levels, 3.12 some 10,000
 
     def test_what_has_no_form_is_refused(self, cls: type[Any]) -> None:
         with pytest.raises(InvalidMessage, match="cannot be encoded"):

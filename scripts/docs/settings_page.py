@@ -1,17 +1,14 @@
-"""The page of all settings, docs/settings.md, made from the class: `python -m tests.support.settings_page`."""
+"""The page of all settings, reference/settings.md of the site, made from the class."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import get_args
 
 from pydantic.fields import FieldInfo
 
 from durable.settings import Settings
-
-PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
 _HEAD = """\
 # Settings
@@ -19,9 +16,7 @@ _HEAD = """\
 Each is a variable (`DURABLE_BATCH_SIZE=50`), a keyword (`Bus(..., batch_size=50)`) and a flag
 (`durable-agent run app:bus --batch-size 50`). A keyword or flag comes before the variable. Unknown names are refused.
 A time is seconds (`30`), text such as `500ms`, `10s`, `5m`, `1h30m` or `7d`, ISO 8601 (`PT30S`) or, in Python, a
-timedelta. Which of them to look at for what: [Operations](operations.md#settings).
-
-This page is made from the class `durable.Settings`: `python -m tests.support.settings_page`.
+timedelta. Which of them to look at for what: [Operations](../operations.md#settings).
 
 | setting | unit | default | what it is, and where the default comes from |
 |---|---|---|---|
@@ -81,7 +76,3 @@ def _span(value: timedelta) -> str:
 
 def _escaped(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    PAGE.write_text(render())

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Runs the tests that need no broker on the lowest versions of the libraries that pyproject.toml allows.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=build/lowest/bin/python
+pinned() { grep -E "^($1)==" requirements/dev.txt; }
+
+.venv/bin/uv venv --quiet --clear --python .venv/bin/python build/lowest
+# The tools of the tests are not durable's: theirs are the pinned versions.
+mapfile -t tools < <(pinned 'attrs|fastapi|hypothesis|openapi-spec-validator|opentelemetry-sdk|psutil|pytest.*|testcontainers|trustme')
+.venv/bin/uv pip install --quiet --python "$python" --resolution lowest-direct \
+    --editable '.[binary,embedded,http,rabbitmq,metrics,tracing]' "${tools[@]}"
+"$python" -m pytest --quiet -n auto -p no:cacheprovider tests/unit tests/contract/test_bus.py \
+    --ignore tests/unit/docs --ignore tests/unit/pipeline

@@ -1,0 +1,5 @@
+from fastapi import FastAPI
+
+from durable import Bus
+
+app = FastAPI()

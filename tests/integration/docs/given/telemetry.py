@@ -1,0 +1,6 @@
+from fastapi import FastAPI
+
+from durable import Bus
+
+app = FastAPI()
+bus = Bus("orders")

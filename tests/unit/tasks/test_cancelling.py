@@ -1,0 +1,41 @@
+"""Work that is done to its end in a task that is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from durable.tasks.cancelling import run_to_completion
+
+
+async def test_work_ends_before_its_task_however_often_that_is_cancelled() -> None:
+    said = list[str]()
+    go_on = asyncio.Event()
+
+    async def work() -> None:
+        await go_on.wait()
+        said.append("work")
+
+    async def caller() -> None:
+        try:
+            await run_to_completion(work())
+        finally:
+            said.append("caller")
+
+    task = asyncio.create_task(caller())
+    for _ in range(3):
+        await asyncio.sleep(0)
+        task.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert said == ["work", "caller"]
+
+
+async def test_error_of_the_work_is_raised() -> None:
+    async def work() -> None:
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        await run_to_completion(work())
