@@ -37,7 +37,7 @@ from durable.recovery.membership import Membership
 from durable.recovery.ordered import OrderedClaims
 from durable.recovery.recurring import Recurring
 from durable.settings import Settings
-from durable.storage import leases
+from durable.storage import leases, placements
 from durable.storage.database import Database, answer
 from durable.storage.outbox import Sent
 from durable.storage.sql.recovery import INCOMING, OUTGOING
@@ -208,6 +208,7 @@ class Node:
             self._database, self._settings, node_id, self._counters, self._by_type, self.agent_for
         )
         await self._memberships.take_back(self._database, self._counters.of(Subject.RECOVERY, "recovery"))
+        await self._database.transaction(placements.declare, self._application.placements())
         self._memberships.owns(node_id)
         receiving = self.receiver = self._build(node_id, ordered)
         recovery = self._recovery = RecoveryAgent(
