@@ -28,7 +28,7 @@ from durable.recovery.idle_addresses import IdleAddresses
 from durable.recovery.membership import Membership
 from durable.recovery.ordered import OrderedClaims
 from durable.recovery.recurring import Recurring
-from durable.storage import leases
+from durable.storage import leases, placements
 from durable.storage.database import answer
 from durable.storage.outbox import Sent
 from durable.storage.sql.recovery import INCOMING, OUTGOING
@@ -177,6 +177,7 @@ class Node:
         agents, of_recovery = self.agents, self._context.at(node_id).of(Subject.RECOVERY, "recovery")
         ordered = OrderedClaims(self._context.at(node_id), agents)
         await self._memberships.take_back(self._database, of_recovery.counters)
+        await self._database.transaction(placements.declare, self._application.placements())
         self._memberships.owns(node_id)
         receiving = agents.make(node_id, ordered.hint)
         recovery = self._recovery = RecoveryAgent(

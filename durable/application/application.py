@@ -19,6 +19,7 @@ from durable.messages.routing import LOCAL, Routes
 from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.settings import suggestion
 from durable.storage.leases import Burials
+from durable.storage.placements import Declared
 from durable.telemetry import BatchSpans, log
 from durable.transports.base import Transport
 
@@ -78,6 +79,12 @@ class Application:
         Raises InvalidSetting when two handlers could have one, by an upcaster that was declared after them.
         """
         return _by_type(self.handlers)
+
+    def placements(self) -> list[Declared]:
+        """The place of every message type that is handled here, and of every declared destination."""
+        places = self.routes.places
+        types = [Declared("incoming", name, places.of_type(name)) for name in self.by_type()]
+        return types + [Declared("outgoing", to, places.of_destination(to)) for to in self.destinations()]
 
     def check(self, envelope_factory: EnvelopeFactory) -> None:
         """Raise WiringError, or InvalidMessage, for what would fail at the first message."""

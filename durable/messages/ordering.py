@@ -80,6 +80,26 @@ class QueueKeys(NamedTuple):
 FREE: Final = QueueKeys()
 
 
+class Rule(NamedTuple):
+    """What the place of each message follows from: of one type in the inbox, or for one destination in the outbox.
+
+    `ordering_key`: of all of them, whatever keys they have; None: each has its own key. `fair_by`: the header, or
+    `key`, that names their tenant.
+    """
+
+    ordering_key: str | None = None
+    fair_by: str | None = None
+
+    def place(self, partition_key: str | None, headers: Mapping[str, str]) -> QueueKeys:
+        ordering_key = self.ordering_key or partition_key or None
+        fair_key = None if self.fair_by is None else share(partition_key, headers, self.fair_by)
+        return FREE if ordering_key is None and fair_key is None else QueueKeys(ordering_key, fair_key)
+
+
+BY_ITS_KEY: Final = Rule()
+"""Where nothing was declared."""
+
+
 @dataclass
 class OrderingRules:
     """Declared rules of order and fairness, from which the queue keys of every inserted row follow."""
@@ -110,28 +130,37 @@ class OrderingRules:
                 )
 
     def incoming(self, envelope: Envelope) -> QueueKeys:
-        ordering_key, header = envelope.partition_key or None, None
-        if self.ordered_types or self.shared:
-            handled_as = [envelope.message_type, *newer_types(envelope.message_type)]
-            whole = [each for each in handled_as if each in self.ordered_types]
-            ordering_key = _WHOLE + oldest_type(whole[0]) if whole else ordering_key
-            header = next((self.shared[each] for each in handled_as if each in self.shared), None)
-        if ordering_key is None and header is None:
-            return FREE
-        return QueueKeys(ordering_key, None if header is None else share_of(envelope, header))
+        return self.of_type(envelope.message_type).place(envelope.partition_key, envelope.headers)
 
     def outgoing(self, envelope: Envelope) -> QueueKeys:
-        if envelope.destination in self.ordered_destinations:
-            return QueueKeys(_WHOLE)
-        if (fairness := self.fair_destinations.get(envelope.destination)) is not None:
-            return QueueKeys(envelope.partition_key or None, fairness.share_of(envelope))
-        return QueueKeys(envelope.partition_key) if envelope.partition_key else FREE
+        return self.of_destination(envelope.destination).place(envelope.partition_key, envelope.headers)
+
+    def of_type(self, message_type: str) -> Rule:
+        """The rule for messages of this type in the inbox."""
+        if not self.ordered_types and not self.shared:
+            return BY_ITS_KEY
+        handled_as = [message_type, *newer_types(message_type)]
+        whole = next((each for each in handled_as if each in self.ordered_types), None)
+        header = next((self.shared[each] for each in handled_as if each in self.shared), None)
+        return Rule(None if whole is None else _WHOLE + oldest_type(whole), header)
+
+    def of_destination(self, destination: str) -> Rule:
+        """The rule for everything that goes there."""
+        if destination in self.ordered_destinations:
+            return Rule(_WHOLE)
+        fairness = self.fair_destinations.get(destination)
+        return BY_ITS_KEY if fairness is None else Rule(None, fairness.header)
 
 
 def share_of(envelope: Envelope, header: str) -> str:
-    """The tenant that a message is counted for; those that name none share one share.
+    """The tenant that a message is counted for; those that name none share one share."""
+    return share(envelope.partition_key, envelope.headers, header)
+
+
+def share(partition_key: str | None, headers: Mapping[str, str], header: str) -> str:
+    """The same of these parts of a message.
 
     Any header may name it, of any length; a name that is too long for an index is told by its digest.
     """
-    share = envelope.partition_key or "" if header == BY_KEY else envelope.headers.get(header, "")
-    return share if utf8_bytes(share) <= MAX_TEXT_BYTES else f"digest:{fingerprint(share)}"
+    name = partition_key or "" if header == BY_KEY else headers.get(header, "")
+    return name if utf8_bytes(name) <= MAX_TEXT_BYTES else f"digest:{fingerprint(name)}"

@@ -31,6 +31,7 @@ _OPTIONAL: Final = {
     "content_type": "string",
     "headers": "string",
     "sent_at": "timestamp",
+    "seq": "bigint",
 }
 
 
@@ -74,7 +75,10 @@ def choose(spark: SparkSession, lake: Lake, choice: Choice) -> DataFrame:
     until = None if choice.until is None else choice.until.date() + timedelta(days=1)
     rows = lake.read(spark, choice.table, choice.since and choice.since.date(), until)
     rows = rows.withColumn("moment", F.col(MOMENT[choice.table]))
-    rows = _unresolved(rows) if choice.table == "dead_letters" else rows.where(F.col("outcome").isin(*choice.outcomes))
+    if choice.table == "dead_letters":
+        rows = _unresolved(rows).withColumn("seq", F.col("letter_id"))
+    else:
+        rows = rows.where(F.col("outcome").isin(*choice.outcomes))
     return matching(rows, choice)
 
 

@@ -13,6 +13,7 @@ nothing. It is a UUIDv8 (RFC 9562) of the first bits of a SHA-256.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -48,12 +49,15 @@ def envelopes(
     causation_id: Column | None = None,
     deliver_by: str | Column | None = None,
     execution_time: str | Column | None = None,
+    order_by: str | Column | Sequence[str | Column] | None = None,
 ) -> DataFrame:
     """A message for each row, in the columns that the data source `durable` takes.
 
     `key`: a column, or an expression, that is another for each message; rows under one key are one message. `source`:
     the service that sends. `destination`: a literal URI, `"local"` for the service's own inbox, or an expression.
-    `body`: a column of bytes or text; by default the whole row as JSON. `headers`: a map of texts.
+    `body`: a column of bytes or text; by default the whole row as JSON. `headers`: a map of texts. `order_by`: the
+    columns by which messages of one `partition_key` are in order, NULL before all others; by default `sent_at`, then
+    `seq`, where the rows have them, and what is level as it lies in the DataFrame.
     """
     from pyspark.sql import functions as F
 
@@ -71,6 +75,7 @@ def envelopes(
         "causation_id": causation_id,
         "deliver_by": None if deliver_by is None else _column(deliver_by),
         "execution_time": None if execution_time is None else _column(execution_time),
+        "order_by": _order(rows, order_by),
     }
     return rows.select(*(column.alias(name) for name, column in columns.items() if column is not None))
 
@@ -105,6 +110,16 @@ def publish(
         messages.write.format("durable").mode("append").options(**options, **named).save()
     with connection(url) as conn:
         return staging.find(conn, settings.db_schema, job)
+
+
+def _order(rows: DataFrame, order_by: str | Column | Sequence[str | Column] | None) -> Column | None:
+    from pyspark.sql import functions as F
+
+    if order_by is None:
+        order_by = [name for name in ("sent_at", "seq") if name in rows.columns]
+    columns = list(order_by) if isinstance(order_by, Sequence) and not isinstance(order_by, str) else [order_by]
+    numbered = [_column(column).alias(f"order_{number}") for number, column in enumerate(columns)]
+    return F.struct(*numbered) if numbered else None
 
 
 def message_id(key: str | Column, *, message_type: str, source: str) -> Column:

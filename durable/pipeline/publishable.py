@@ -15,6 +15,11 @@
     sent_at         TIMESTAMP     [now]          timestamptz
     deliver_by      TIMESTAMP     [NULL]         timestamptz
     execution_time  TIMESTAMP     [NULL]         timestamptz
+    seq             BIGINT or INT [NULL]         -              among rows of one sent_at
+    order_by        one that sorts, or a STRUCT of such      instead of sent_at and seq
+
+Of `sent_at` and `seq`, or `order_by`, the position is made that a row with a key has among the others of its key:
+durable.pipeline.positions.
 
 `durable.pipeline.publish.envelopes` makes them of any DataFrame with a key.
 """
@@ -32,6 +37,7 @@ from durable.envelope import JSON
 from durable.errors import InvalidSetting
 from durable.messages.digest import message_digest
 from durable.messages.routing import LOCAL
+from durable.pipeline.positions import SORTABLE, is_sortable
 from durable.settings import suggestion
 
 if TYPE_CHECKING:
@@ -63,7 +69,11 @@ FIELDS: Final[Mapping[str, Field]] = {
     "sent_at": Field(("timestamp",)),
     "deliver_by": Field(("timestamp",)),
     "execution_time": Field(("timestamp",)),
+    "seq": Field(("bigint", "int")),
+    "order_by": Field(()),
 }
+STAGED: Final = tuple(name for name in FIELDS if name not in ("seq", "order_by"))
+"""The columns that are staged as they are."""
 IDS: Final = ("id", "correlation_id", "causation_id")
 TEXTS: Final = ("destination", "endpoint", "message_type", "source", "partition_key", "content_type", "headers")
 TIMES: Final = ("sent_at", "deliver_by", "execution_time")
@@ -75,12 +85,17 @@ _MOMENT = pa.timestamp("us", tz="UTC")
 
 def check_schema(schema: StructType) -> None:
     """Raise InvalidSetting, which names the column and what is expected, unless these columns can be published."""
-    given = {field.name: field.dataType.simpleString() for field in schema.fields}
-    for name, kind in given.items():
+    given = {field.name: field.dataType for field in schema.fields}
+    for name, type_ in given.items():
+        kind = type_.simpleString()
         if name not in FIELDS:
             known = ", ".join(FIELDS)
             raise InvalidSetting(f"column {name}: unknown{suggestion(name, FIELDS)}; the columns are: {known}")
-        if kind not in FIELDS[name].types:
+        if name == "order_by":
+            if not is_sortable(type_):
+                sortable = ", ".join(SORTABLE)
+                raise InvalidSetting(f"column order_by: is {kind}, must be decimal, {sortable} or a struct of these")
+        elif kind not in FIELDS[name].types:
             raise InvalidSetting(f"column {name}: is {kind.upper()}, must be {_expected(name)}")
     for name, field in FIELDS.items():
         if field.is_required and name not in given:
@@ -90,7 +105,7 @@ def check_schema(schema: StructType) -> None:
 
 def whole(batch: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
     """The batch with every column in its place and type; what is missing, or NULL where it must not be, by default."""
-    columns = {name: _column(batch, name) for name in FIELDS}
+    columns = {name: _column(batch, name) for name in STAGED}
     local = pc.if_else(pc.equal(columns["destination"], LOCAL), LOCAL, pa.scalar(None, pa.string()))
     columns["endpoint"] = pc.coalesce(columns["endpoint"], local)
     columns["correlation_id"] = pc.coalesce(columns["correlation_id"], columns["id"])
@@ -100,13 +115,21 @@ def whole(batch: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def staged(batch: pa.RecordBatch, local: pa.BooleanArray) -> pa.RecordBatch:
-    """A whole batch as a staging table holds it: ids are uuids, and local rows have their digest."""
-    columns = {name: batch.column(name) for name in FIELDS}
+def order_of(batch: pa.RecordBatch) -> pa.Array | None:
+    """What the rows of a batch, as Spark hands it over, are in the order of; None: of nothing but how they lie."""
+    if (index := batch.schema.get_field_index("order_by")) >= 0:
+        return batch.column(index)
+    given = [name for name in ("sent_at", "seq") if batch.schema.get_field_index(name) >= 0]
+    return pa.StructArray.from_arrays([batch.column(name) for name in given], names=given) if given else None
+
+
+def staged(batch: pa.RecordBatch, local: pa.BooleanArray, queueing: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """A whole batch as a staging table holds it: ids are uuids, local rows have their digest, each has its place."""
+    columns = {name: batch.column(name) for name in STAGED}
     for name in IDS:
         columns[name] = pa.ExtensionArray.from_storage(pa.uuid(), columns[name].cast(pa.binary(16)))
     columns["message_digest"] = _digests(batch, local)
-    return pa.RecordBatch.from_pydict(columns)
+    return pa.RecordBatch.from_pydict({**columns, **queueing})
 
 
 def is_local(batch: pa.RecordBatch) -> pa.BooleanArray:

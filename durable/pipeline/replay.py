@@ -1,9 +1,12 @@
 """Messages of the past, sent or handled once more: out of the lake, or out of any DataFrame that has them.
 
-    choosing ──> messages(): under new ids ──> chunk after chunk, the oldest first ──> publish()
+    choosing ──> messages(): under new ids ──> chunk after chunk, in their order ──> publish()
 
 A new id follows from the name of the replay and the old id: the same replay adds nothing the second time, and one with
 another name does it again. With `same_ids` the ids stay, and only who has never seen a message handles it.
+
+The order is that of `sent_at`, then of `seq`, which is the order of commits, then of the old ids; or of other columns.
+All rows are in it, so chunks follow each other in it too, and messages of one key are handled in it.
 
 What was outgoing goes into the outbox again, and what was incoming into the inbox. Both remember what was replayed for
 as long as duplicates are recognised.
@@ -12,23 +15,26 @@ as long as duplicates are recognised.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from durable.envelope import new_id
 from durable.errors import InvalidSetting
+from durable.pipeline.chunks import chunks
+from durable.pipeline.positions import SORTABLE, is_sortable
 from durable.pipeline.progress import Show
 from durable.pipeline.publish import publish, uuid8, uuid8_of
 from durable.pipeline.session import spark_errors
-from durable.settings import Settings
+from durable.settings import Settings, suggestion
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 CHUNK: Final = 50_000
+ORDER: Final = ("sent_at", "seq")
+"""The columns of order by default."""
 _SECONDS_OF_A_CHUNK = 5  # when the rate is limited: nobody is to be flooded for longer
 
 
@@ -39,10 +45,18 @@ class Replayed(NamedTuple):
     added: int
 
 
-def messages(rows: DataFrame, *, name: str, same_ids: bool = False, destination: str | None = None) -> DataFrame:
+def messages(
+    rows: DataFrame,
+    *,
+    name: str,
+    same_ids: bool = False,
+    destination: str | None = None,
+    order_by: Sequence[str] = ORDER,
+) -> DataFrame:
     """The rows that have a body, as the messages of this replay: for where they went, or came in, or `destination`.
 
-    They keep their correlation and causation. With `same_ids` they also keep the time at which they were sent.
+    They keep their correlation and causation. With `same_ids` they also keep the time at which they were sent. They
+    are published in the order of `order_by`. Raises InvalidSetting when that names a column which they do not have.
     """
     from pyspark.sql import functions as F
 
@@ -52,8 +66,9 @@ def messages(rows: DataFrame, *, name: str, same_ids: bool = False, destination:
         "destination": F.lit(destination) if destination else F.col("address"),
         "endpoint": F.lit(None).cast("string") if destination else came_in,
         **{kept: F.col(kept) for kept in ("message_type", "source", "body", "correlation_id", "causation_id")},
-        **{kept: F.col(kept) for kept in ("partition_key", "content_type", "headers", "moment")},
+        **{kept: F.col(kept) for kept in ("partition_key", "content_type", "headers")},
         **({"sent_at": F.col("sent_at")} if same_ids else {}),
+        "order_by": _order(rows, order_by),
     }
     return rows.where(F.col("body").isNotNull()).select(*(column.alias(kept) for kept, column in columns.items()))
 
@@ -73,17 +88,17 @@ def replay(
     show: Show = lambda done, total: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Replayed:
-    """Publish messages(), about `chunk_size` at a time and no more than `rate` a second. `total`: how many they are.
+    """Publish messages(), `chunk_size` at a time and no more than `rate` a second. `total`: how many they are.
 
     Each chunk is one transaction; who is interrupted begins again under the same name. Raises as publish() does.
     """
     if rate is not None:
         chunk_size = max(1, min(chunk_size, int(rate * _SECONDS_OF_A_CHUNK)))
     began, rows, added = time.monotonic(), 0, 0
-    for chunk in _chunks(chosen, total, chunk_size):
+    for chunk in chunks(chosen, "order_by", total=total, size=chunk_size):
         if rate is not None:
             sleep(max(0.0, began + rows / rate - time.monotonic()))
-        published = publish(chunk.drop("moment"), settings, batch=f"replay {new_id()}", once=True)
+        published = publish(chunk, settings, batch=f"replay {new_id()}", once=True)
         if published is not None:
             rows, added = rows + published.rows, added + published.added
         show(rows, total)
@@ -107,20 +122,18 @@ def refuse_forgotten(chosen: DataFrame, dedupe_window: timedelta) -> None:
         )
 
 
-def _chunks(chosen: DataFrame, total: int, chunk_size: int) -> Iterator[DataFrame]:
-    """Parts of about this size, one after the other in time."""
+def _order(rows: DataFrame, order_by: Sequence[str]) -> Column:
+    """With the old id and the address behind it, by which any two rows can be told apart."""
     from pyspark.sql import functions as F
 
-    count = -(-total // chunk_size)
-    if count < 2:
-        yield from [chosen] if count else []
-        return
-    microseconds = F.unix_micros("moment")
-    shares = [number / count for number in range(1, count)]
-    with spark_errors():
-        (found,) = chosen.select(F.percentile_approx(microseconds, shares, max(10_000, 10 * count))).first() or (None,)
-    bounds: list[int | None] = [None, *sorted(set(found or ())), None]
-    for low, high in pairwise(bounds):
-        part = chosen if low is None else chosen.where(F.col("moment") >= F.timestamp_micros(F.lit(low)))
-        part = part if high is None else part.where(F.col("moment") < F.timestamp_micros(F.lit(high)))
-        yield part if low is not None else part.union(chosen.where(F.col("moment").isNull()))
+    kinds = {field.name: field.dataType for field in rows.schema.fields}
+    for name in order_by:
+        if name not in kinds:
+            raise InvalidSetting(f"order_by: there is no column {name!r}{suggestion(name, kinds)}")
+        if not is_sortable(kinds[name]):
+            sortable = ", ".join(SORTABLE)
+            raise InvalidSetting(
+                f"order_by: column {name} is {kinds[name].simpleString()}, must be decimal, {sortable}"
+            )
+    columns = [*order_by, "id", "address"]
+    return F.struct(*(F.col(column).alias(f"order_{number}") for number, column in enumerate(columns)))

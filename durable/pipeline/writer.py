@@ -29,10 +29,13 @@ from durable.failpoints import failpoint
 from durable.pipeline import contents
 from durable.pipeline.contents import Contents
 from durable.pipeline.copying import connection, libpq_url
-from durable.pipeline.publishable import check_schema, is_local, staged, whole
+from durable.pipeline.positions import positions
+from durable.pipeline.publishable import check_schema, is_local, order_of, staged, whole
+from durable.pipeline.queueing import queueing
 from durable.pipeline.screens import Limits, flaw
 from durable.settings import load_settings, suggestion
-from durable.storage import migrator, staging
+from durable.storage import migrator, placements, staging
+from durable.storage.placements import Placements
 from durable.storage.staging import Batch, Published, Staged
 
 pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
@@ -49,6 +52,7 @@ class Target:
     url: str
     schema: str
     limits: Limits
+    placements: Placements
     mode: Mode
     job: UUID
     batch: str | None
@@ -139,11 +143,19 @@ def target(options: Mapping[str, str], schema: StructType, overwrite: bool) -> T
     url = settings.database_url.get_secret_value()
     with connection(url) as conn:
         migrator.check_version(conn, settings.db_schema)
+        declared = placements.read(conn, settings.db_schema)
     limits = Limits(settings.max_message_bytes, settings.dedupe_window)
     job = UUID(options["job"]) if "job" in options else new_id()
     once = options.get("once", "false").lower() == "true"
     return Target(
-        url, settings.db_schema, limits, "fast" if mode == "fast" else "atomic", job, options.get("batch"), once
+        url,
+        settings.db_schema,
+        limits,
+        declared,
+        mode="fast" if mode == "fast" else "atomic",
+        job=job,
+        batch=options.get("batch"),
+        once=once,
     )
 
 
@@ -157,11 +169,12 @@ class _Flawed(Exception):
 class _Intake:
     """Screens what Spark hands over, turns it into staged rows, and counts it on the way."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.rows = self.local_rows = 0
+    def __init__(self, to: Target, partition: int) -> None:
+        self.rows = self.local_rows = self.ordered_rows = 0
         self.flaw: str | None = None
         self.contents: Contents = contents.NOTHING
-        self._limits = limits
+        self._to = to
+        self._partition = partition
         self._now = datetime.now(UTC)
 
     def staged(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -169,14 +182,27 @@ class _Intake:
             if not given.num_rows:
                 continue
             batch = whole(given, self._now)
-            self.flaw = flaw(batch, self._limits, self._now)
+            self.flaw = flaw(batch, self._to.limits, self._now)
             if self.flaw is not None:
                 raise _Flawed
             local = is_local(batch)
+            queues = self._queueing(given, batch, local)
+            if self.flaw is not None:
+                raise _Flawed
             self.rows += batch.num_rows
             self.local_rows += pc.sum(local).as_py()
             self.contents = contents.merged([self.contents, contents.of(batch)])
-            yield staged(batch, local)
+            yield staged(batch, local, queues)
+
+    def _queueing(self, given: pa.RecordBatch, batch: pa.RecordBatch, local: pa.BooleanArray) -> dict[str, pa.Array]:
+        lie = {"partition": self._partition, "first_row": self.rows, "count": batch.num_rows}
+        columns = queueing(batch, local, positions(order_of(given), **lie), self._to.placements)
+        ordered = batch.num_rows - columns["ordering_key"].null_count
+        self.ordered_rows += ordered
+        if ordered and self._to.mode == "fast":
+            self.flaw = f"{ordered} rows of a task have a key, or come in an order, which 'fast' would not keep"
+            self.flaw += "; use the mode 'atomic'"
+        return columns
 
 
 def stage(to: Target, batches: Iterator[pa.RecordBatch]) -> Written:
@@ -184,13 +210,13 @@ def stage(to: Target, batches: Iterator[pa.RecordBatch]) -> Written:
     context = TaskContext.get()
     assert context is not None
     table = staging.table_name(to.job, context.taskAttemptId())
-    intake = _Intake(to.limits)
+    intake = _Intake(to, context.partitionId())
     try:
         _copy(to, table, intake.staged(batches))
     except Exception:
         if intake.flaw is None:
             raise
-    found = Staged(table, 0 if intake.flaw else intake.rows, intake.local_rows)
+    found = Staged(table, 0 if intake.flaw else intake.rows, intake.local_rows, intake.ordered_rows)
     written = Written(to.job, found, intake.contents, flaw=intake.flaw)
     written.query = context.getLocalProperty("sql.streaming.queryId")
     if to.mode == "fast" and found.rows:

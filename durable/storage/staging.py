@@ -4,6 +4,9 @@
     task 2 ── COPY ──> staged_<job>_<attempt 2> ──┼── publish(): the batch's id, and all rows ──> outgoing_envelopes
        and again ────> staged_<job>_<attempt 3> ──┘                                               incoming_envelopes
 
+Rows that come in an order (messages.ordering) are inserted by one statement, sorted by their positions, however many
+tables they lie in, so that `seq` follows it. Others are moved table by table, in the order of their ids.
+
 An attempt that dies takes its table with it, because it makes the table in the transaction of its COPY. What moves is
 what the caller names; every other table of the job is dropped with it, and those of jobs that died after a day.
 """
@@ -30,11 +33,12 @@ LONGEST_JOB: Final = timedelta(days=1)
 
 
 class Staged(NamedTuple):
-    """Rows that one attempt has staged. `local_rows` are those for the inbox."""
+    """What one attempt has staged. `local_rows` are those for the inbox, `ordered_rows` those that come in an order."""
 
     table: str
     rows: int
     local_rows: int
+    ordered_rows: int = 0
 
 
 class Batch(NamedTuple):
@@ -113,9 +117,6 @@ def _record(conn: Connection, schema: str, published: Published) -> None:
 def _move(conn: Connection, schema: str, staged: Sequence[Staged], *, once: bool) -> int:
     """Returns how many rows were new."""
     staged = [each for each in staged if each.rows]
-    rows = added = 0
-    move_remote = _move_remote_once if once else _move_remote
-    move_local = statements.MOVE_LOCAL_ONCE if once else statements.MOVE_LOCAL
     for each in staged:
         found = int(conn.execute(_over(statements.COUNT_STAGED, schema, each.table)).scalar_one())
         if found != each.rows:
@@ -123,27 +124,38 @@ def _move(conn: Connection, schema: str, staged: Sequence[Staged], *, once: bool
                 f"{each.rows - found} of {each.rows} staged rows are gone: the server was restarted meanwhile; "
                 "nothing was published, publish it again"
             )
-        if each.local_rows < each.rows:
-            added += move_remote(conn, schema, each.table)
-        if each.local_rows:
-            added += conn.execute(_over(move_local, schema, each.table)).rowcount
-        rows += each.rows
-    if added < rows:
+    added = sum(_move_together(conn, schema, tables, once=once) for tables in _in_turns(staged))
+    if added < sum(each.rows for each in staged):
         _refuse_ambiguous(conn, schema, [each.table for each in staged])
     return added
 
 
-def _move_remote(conn: Connection, schema: str, table: str) -> int:
-    """Move rows as if all were new; when one is not, once more with care."""
+def _in_turns(staged: Sequence[Staged]) -> list[Sequence[Staged]]:
+    """What is moved at once: everything, as soon as rows of one order may lie in several tables."""
+    return [staged] if any(each.ordered_rows for each in staged) else [[each] for each in staged]
+
+
+def _move_together(conn: Connection, schema: str, staged: Sequence[Staged], *, once: bool) -> int:
+    tables, added = [each.table for each in staged], 0
+    if any(each.local_rows < each.rows for each in staged):
+        added += (_move_remote_once if once else _move_remote)(conn, schema, tables)
+    if any(each.local_rows for each in staged):
+        move_local = statements.MOVE_LOCAL_ONCE if once else statements.MOVE_LOCAL
+        added += conn.execute(_over(move_local, schema, *tables)).rowcount
+    return added
+
+
+def _move_remote(conn: Connection, schema: str, tables: Sequence[str]) -> int:
+    """As if none of them were there; when one is, once more with care."""
     try:
         with conn.begin_nested():
-            return conn.execute(_over(statements.MOVE_REMOTE_NEW, schema, table)).rowcount
+            return conn.execute(_over(statements.MOVE_REMOTE_NEW, schema, *tables)).rowcount
     except IntegrityError:
-        return conn.execute(_over(statements.MOVE_REMOTE, schema, table)).rowcount
+        return conn.execute(_over(statements.MOVE_REMOTE, schema, *tables)).rowcount
 
 
-def _move_remote_once(conn: Connection, schema: str, table: str) -> int:
-    return conn.execute(_over(statements.MOVE_REMOTE_ONCE, schema, table)).rowcount
+def _move_remote_once(conn: Connection, schema: str, tables: Sequence[str]) -> int:
+    return conn.execute(_over(statements.MOVE_REMOTE_ONCE, schema, *tables)).rowcount
 
 
 def find(conn: Connection, schema: str, job: UUID) -> Published | None:
@@ -176,7 +188,7 @@ def _refuse_ambiguous(conn: Connection, schema: str, tables: Sequence[str]) -> N
     ambiguous = conn.execute(_over(statements.FIND_AMBIGUOUS, schema, *tables)).first()
     if ambiguous is not None:
         raise InvalidMessage(
-            f"two rows of type {ambiguous.message_type} have the id {ambiguous.id} and different bodies: "
+            f"two rows of type {ambiguous.message_type} have the id {ambiguous.id} and different {ambiguous.what}: "
             "choose a key that is another for each message"
         )
 

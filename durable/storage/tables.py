@@ -89,6 +89,7 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             Column("content_type", Text),
             Column("headers", JSONB),
             Column("body", LargeBinary),
+            Column("seq", BigInteger),
             _defaulted("xid", BigInteger()),
             schema=schema,
         ),
@@ -231,6 +232,14 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             _defaulted("row_count", BigInteger()),
             _defaulted("added_count", BigInteger()),
             _defaulted("published_at", _TIME),
+            schema=schema,
+        ),
+        Table(
+            "placements",
+            metadata,
+            Column("side", Text, primary_key=True),
+            Column("name", Text, primary_key=True),
+            *(Column(name, Text) for name in ("ordering_key", "fair_by")),
             schema=schema,
         ),
     ]

@@ -125,6 +125,7 @@ CREATE TABLE "{schema}".envelope_history (
     content_type text,
     headers jsonb,
     body bytea,
+    seq bigint,
     xid bigint NOT NULL DEFAULT (pg_current_xact_id()::text)::bigint
 ) PARTITION BY RANGE (finished_at);
 CREATE TABLE "{schema}".envelope_history_default PARTITION OF "{schema}".envelope_history DEFAULT;
@@ -286,6 +287,14 @@ CREATE TABLE "{schema}".published_batches (
     row_count bigint NOT NULL DEFAULT 0,
     added_count bigint NOT NULL DEFAULT 0,
     published_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
+CREATE TABLE "{schema}".placements (
+    side text NOT NULL CHECK (side IN ('outgoing', 'incoming')),
+    name text NOT NULL,
+    ordering_key text,
+    fair_by text,
+    PRIMARY KEY (side, name)
 );
 """
 
@@ -464,7 +473,7 @@ BEGIN
         'id uuid NOT NULL, message_type text NOT NULL, source text NOT NULL, correlation_id uuid NOT NULL, '
         'causation_id uuid, partition_key text, content_type text NOT NULL, headers text NOT NULL, '
         'body bytea NOT NULL, sent_at timestamptz NOT NULL, deliver_by timestamptz, execution_time timestamptz, '
-        'message_digest bigint)';
+        'message_digest bigint, ordering_key text, fair_key text, position bytea)';
     EXECUTE 'GRANT SELECT, INSERT ON "{schema}".' || staging || ' TO ' || quote_ident(for_role);
 END $$;
 
@@ -501,8 +510,8 @@ DROP FUNCTION "{schema}".make_partition(text, date);
 DROP FUNCTION "{schema}".first_id(date);
 DROP FUNCTION "{schema}".archived_below(text);
 DROP FUNCTION "{schema}".generation_base();
-DROP TABLE "{schema}".published_batches, "{schema}".schedules, "{schema}".handler_counts, "{schema}".circuits,
-    "{schema}".nodes,
+DROP TABLE "{schema}".published_batches, "{schema}".placements, "{schema}".schedules, "{schema}".handler_counts,
+    "{schema}".circuits, "{schema}".nodes,
     "{schema}".failed_attempts, "{schema}".archive_commits, "{schema}".archives, "{schema}".generations,
     "{schema}".dead_letters, "{schema}".envelope_history, "{schema}".received_ids, "{schema}".undated_ids,
     "{schema}".incoming_envelopes, "{schema}".outgoing_envelopes CASCADE;

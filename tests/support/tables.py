@@ -27,6 +27,7 @@ _TABLES = (
     "handler_counts",
     "schedules",
     "published_batches",
+    "placements",
     "archive_commits",
     "archives",
     "generations",

@@ -14,13 +14,15 @@ from durable.cli.arguments import parse_time
 from durable.cli.dead_letters.selection import SideName
 from durable.cli.output import Table, print_blocks, print_json, progress
 from durable.cli.pipeline.options import LakeUrl, Master, Remote, find_lake, open_session
-from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, load_target
+from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, connection, load_target
 from durable.errors import InvalidSetting
 from durable.pipeline.session import needs_spark, spark_errors
+from durable.storage import migrator, placements
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from durable.bus import Bus
     from durable.pipeline.choosing import Choice, Group
     from durable.settings import Settings
 
@@ -70,6 +72,10 @@ Destination = Annotated[
     str | None, typer.Option("--destination", metavar="URI", help="send them there; local for this service's inbox")
 ]
 SameIds = Annotated[bool, typer.Option("--same-ids", help="keep their ids: only who never saw a message handles it")]
+OrderBy = Annotated[
+    list[str] | None,
+    typer.Option("--order-by", metavar="COLUMN", help="in this order; several are compared one by one"),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="count them, and change nothing")]
 Rate = Annotated[float | None, typer.Option("--rate", metavar="N", min=0.1, help="at most so many a second")]
 Chunk = Annotated[int, typer.Option("--chunk", metavar="N", min=1, help="messages in one transaction")]
@@ -92,6 +98,7 @@ def replay(
     every: All = False,
     destination: Destination = None,
     same_ids: SameIds = False,
+    order_by: OrderBy = None,
     dry_run: DryRun = False,
     rate: Rate = None,
     chunk: Chunk = 50_000,
@@ -121,14 +128,26 @@ def replay(
     )
     if not every and not choice.is_narrowed:
         raise InvalidSetting("replay: filter the messages, such as by --type or --since; or give --all")
-    settings = load_target(app, database, schema)[1]
+    bus, settings = load_target(app, database, schema)
+    if bus is not None and not dry_run:
+        _declare(bus, settings)
     spark = open_session(master, remote, debug=debug)
     rows, groups = _chosen(spark, settings, choice, lake, parquet)
-    outcome = _replay(rows, groups, settings, name, same_ids, destination, dry_run, rate, chunk)
+    with needs_spark():
+        from durable.pipeline.replay import ORDER, messages
+    named = messages(rows, name=name, same_ids=same_ids, destination=destination, order_by=order_by or ORDER)
+    outcome = _replay(named, groups, settings, same_ids, dry_run, rate, chunk)
     if json:
         print_json(outcome | {"name": name, "dry_run": dry_run, "groups": [group._asdict() for group in groups]})
     else:
         print_blocks([_table(groups), _sentence(outcome, dry_run)])
+
+
+def _declare(bus: Bus, settings: Settings) -> None:
+    """What its code says of order, as a node of it would, for rows that are published before one has started."""
+    with connection(settings) as conn:
+        migrator.check_version(conn, settings.db_schema)
+        placements.declare(conn, settings.db_schema, bus.application.placements())
 
 
 def _chosen(
@@ -153,12 +172,10 @@ def _chosen(
 
 
 def _replay(
-    rows: DataFrame,
+    chosen: DataFrame,
     groups: Sequence[Group],
     settings: Settings,
-    name: str,
     same_ids: bool,
-    destination: str | None,
     dry_run: bool,
     rate: float | None,
     chunk: int,
@@ -168,7 +185,6 @@ def _replay(
 
     without_body = sum(group.without_body for group in groups)
     total = sum(group.messages for group in groups) - without_body
-    chosen = replay.messages(rows, name=name, same_ids=same_ids, destination=destination)
     if same_ids:
         replay.refuse_forgotten(chosen, settings.dedupe_window)
     added = 0

@@ -33,7 +33,7 @@ FENCE: Final = "row.id = mine.id AND row.epoch = mine.epoch AND row.owner_id + 0
 
 HISTORY: Final = (
     "id, side, outcome, address, message_type, source, correlation_id, causation_id, partition_key, sent_at, "
-    "deliver_by, received_at, attempts, interruptions, content_type, headers, body, node_id, error"
+    "deliver_by, received_at, attempts, interruptions, seq, content_type, headers, body, node_id, error"
 )
 # Without the setting history_bodies these three stay NULL, and cost nothing.
 _KEPT: Final = ", ".join(
@@ -41,11 +41,11 @@ _KEPT: Final = ", ".join(
 )
 FROM_OUTGOING: Final = (
     "destination, message_type, source, correlation_id, causation_id, partition_key, sent_at, deliver_by, "
-    f"CAST(NULL AS timestamptz), attempts, interruptions, {_KEPT}"
+    f"CAST(NULL AS timestamptz), attempts, interruptions, seq, {_KEPT}"
 )
 FROM_INCOMING: Final = (
     "endpoint, message_type, source, correlation_id, causation_id, partition_key, sent_at, deliver_by, received_at, "
-    f"attempts, interruptions, {_KEPT}"
+    f"attempts, interruptions, seq, {_KEPT}"
 )
 # The unowned rows that are due, by whether their place among others matters; word for word as in the partial indexes.
 FREE_OUTGOING: Final = "owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL AND fair_key IS NULL"

@@ -18,20 +18,21 @@ _ENVELOPE: Final = (
     "deliver_by, execution_time"
 )
 _SELECT_ENVELOPE: Final = _ENVELOPE.replace("headers", "CAST(headers AS jsonb)")
-# The messages of one key come in the order of their ids: a batch has no other.
-_ORDERING_KEY: Final = "NULLIF(partition_key, '')"
+_QUEUEING: Final = "owner_id, ordering_key, fair_key"
+_SELECT_QUEUEING: Final = "0, ordering_key, fair_key"
 
 MAKE_STAGING = Statement("SELECT {schema}.make_staging(CAST(:staging AS text), CAST(current_user AS text))")
 # One table, or, when the name ends with an underscore, all that begin with it.
 DROP_STAGING = Statement("SELECT {schema}.drop_staging(CAST(:chosen AS text), CAST(:keep AS interval))")
 COUNT_STAGED = Statement("SELECT count(*) FROM {staged}")
 
-# Sorted, so that the primary key grows from left to right. ON CONFLICT costs a quarter of an insert, and is only needed
+# `seq` follows the positions. What comes in no order has none, and is sorted by id, so that the primary key grows from
+# left to right. ON CONFLICT costs a quarter of an insert, and is only needed
 # where some of the rows are there.
 _MOVE_REMOTE: Final = f"""
-INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, owner_id, ordering_key)
-SELECT destination, {_SELECT_ENVELOPE}, 0, {_ORDERING_KEY} FROM {{staged}} WHERE endpoint IS NULL
-ORDER BY id
+INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, {_QUEUEING})
+SELECT destination, {_SELECT_ENVELOPE}, {_SELECT_QUEUEING} FROM {{staged}} WHERE endpoint IS NULL
+ORDER BY position, id
 """
 MOVE_REMOTE_NEW = Statement(_MOVE_REMOTE)
 MOVE_REMOTE = Statement(f"{_MOVE_REMOTE} ON CONFLICT DO NOTHING")
@@ -55,10 +56,10 @@ def _fresh(address: str, digest: str, those: str) -> str:
 # An outbox forgets what it has sent. What is to be published once, also after that, is remembered as what was received.
 MOVE_REMOTE_ONCE = Statement(f"""
 WITH {_fresh("destination", "0", "endpoint IS NULL")}
-INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, owner_id, ordering_key)
-SELECT destination, {_SELECT_ENVELOPE}, 0, {_ORDERING_KEY} FROM {{staged}} JOIN fresh USING (id, destination)
+INSERT INTO {{schema}}.outgoing_envelopes (destination, {_ENVELOPE}, {_QUEUEING})
+SELECT destination, {_SELECT_ENVELOPE}, {_SELECT_QUEUEING} FROM {{staged}} JOIN fresh USING (id, destination)
 WHERE endpoint IS NULL
-ORDER BY id
+ORDER BY position, id
 ON CONFLICT DO NOTHING
 """)
 
@@ -67,10 +68,12 @@ def _move_local(those: str) -> Statement:
     """As for all that arrives, the insert of the id is the check for duplicates."""
     return Statement(f"""
 WITH {_fresh("endpoint", "message_digest", those)}
-INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, owner_id, ordering_key)
-SELECT DISTINCT ON (id, endpoint) endpoint, {_SELECT_ENVELOPE}, 0, {_ORDERING_KEY}
-FROM {{staged}} JOIN fresh USING (id, endpoint)
-ORDER BY id, endpoint
+INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, {_QUEUEING})
+SELECT endpoint, {_SELECT_ENVELOPE}, {_SELECT_QUEUEING} FROM (
+    SELECT DISTINCT ON (id, endpoint) * FROM {{staged}} JOIN fresh USING (id, endpoint)
+    ORDER BY id, endpoint, position
+) AS first
+ORDER BY position, id
 ON CONFLICT (id, endpoint) DO NOTHING
 """)
 
@@ -82,8 +85,15 @@ MOVE_LOCAL_ONCE = _move_local("""endpoint IS NOT NULL AND NOT EXISTS (
         WHERE past.id = staged.id AND past.side = 'incoming' AND past.address = staged.endpoint)""")
 # Two rows under one id that are two messages: one of them would be lost without a word.
 FIND_AMBIGUOUS = Statement("""
-SELECT id, min(message_type) AS message_type FROM {staged} GROUP BY id, destination, endpoint
-HAVING count(*) > 1 AND (count(DISTINCT body) > 1 OR count(DISTINCT message_type) > 1) LIMIT 1
+SELECT id, message_type, CASE WHEN bodies > 1 THEN 'bodies' WHEN types > 1 THEN 'types' WHEN keys > 1 THEN 'keys'
+    ELSE 'headers' END AS what
+FROM (
+    SELECT id, min(message_type) AS message_type, count(DISTINCT body) AS bodies, count(DISTINCT message_type) AS types,
+        count(DISTINCT COALESCE(partition_key, '')) AS keys,
+        count(DISTINCT (content_type, CAST(headers AS jsonb))) AS headers
+    FROM {staged} GROUP BY id, destination, endpoint HAVING count(*) > 1
+) AS copies
+WHERE bodies > 1 OR types > 1 OR keys > 1 OR headers > 1 LIMIT 1
 """)
 
 # A row comes back unless this batch, or this or a later micro-batch of a stream, was published before. Who publishes

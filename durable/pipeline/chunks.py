@@ -1,0 +1,95 @@
+"""Parts of a DataFrame that are of equal size by count of rows, one after another in the order of one of its columns.
+
+    order_by, sorted by Spark, numbered ──> the value at which each chunk begins ──> chunk: [begin, next begin)
+
+Only the column of order is sorted. Rows are told apart by it, so it ends in what tells them apart, such as an id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from durable.pipeline.session import spark_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructType
+
+_PARTITION_BITS: Final = 33  # of a monotonically increasing id of Spark's; above are those of the partition
+
+
+def chunks(rows: DataFrame, by: str, *, total: int, size: int) -> Iterator[DataFrame]:
+    """The `total` rows in chunks of this size, the last of which may be smaller; `by` is a column of structs."""
+    bounds: list[Any] = [None]
+    if total > size:
+        with spark_errors():
+            bounds += _beginnings(rows, by, size)
+    for low, high in pairwise([*bounds, None]):
+        if total:
+            yield _between(rows, by, low, high)
+
+
+def _beginnings(rows: DataFrame, by: str, size: int) -> list[Any]:
+    """The values at which all chunks but the first begin."""
+    from pyspark.sql import functions as F
+
+    # Kept for as long as it is asked: sorted once more, its partitions might end elsewhere.
+    numbered = rows.select(by).orderBy(by).withColumn("number", F.monotonically_increasing_id()).persist()
+    try:
+        partition = F.shiftright("number", _PARTITION_BITS).alias("partition")
+        counted = numbered.groupBy(partition).count().orderBy("partition").collect()
+        numbers = _numbers_of([(int(row[0]), int(row[1])) for row in counted], size)
+        found = numbered.where(F.col("number").isin(numbers)).orderBy("number").select(by).toArrow()
+    finally:
+        numbered.unpersist()
+    return list(found.column(0).to_pylist())
+
+
+def _numbers_of(partitions: Sequence[tuple[int, int]], size: int) -> list[int]:
+    """Spark's numbers of the rows size, 2 * size and so on, in partitions of these numbers and counts of rows."""
+    ends = accumulate(count for _, count in partitions)
+    found = []
+    for (partition, count), end in zip(partitions, ends, strict=True):
+        begin = end - count
+        first = max(size, -(-begin // size) * size)
+        found += [(partition << _PARTITION_BITS) + row - begin for row in range(first, end, size)]
+    return found
+
+
+def _between(rows: DataFrame, by: str, low: Any, high: Any) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    kind: Any = rows.schema[by].dataType
+    if low is not None:
+        rows = rows.where(_first_field(by, kind, low, is_low=True)).where(F.col(by) >= _struct(low, kind))
+    if high is not None:
+        rows = rows.where(_first_field(by, kind, high, is_low=False)).where(F.col(by) < _struct(high, kind))
+    return rows
+
+
+def _first_field(by: str, kind: StructType, bound: Any, *, is_low: bool) -> Column:
+    """What follows for the first field alone: files of Parquet are read by it, and by no struct."""
+    from pyspark.sql import functions as F
+
+    name, first = kind.fieldNames()[0], _literal(bound[kind.fieldNames()[0]], kind.fields[0].dataType)
+    column = F.col(by).getField(name)
+    if bound[name] is None:
+        return F.lit(True) if is_low else column.isNull()
+    return column >= first if is_low else column.isNull() | (column <= first)
+
+
+def _struct(value: Any, kind: StructType) -> Column:
+    from pyspark.sql import functions as F
+
+    return F.struct(*(_literal(value[each.name], each.dataType).alias(each.name) for each in kind.fields))
+
+
+def _literal(value: Any, kind: DataType) -> Column:
+    """By way of its text: so a time is the same in any time zone, and a number to its last digit."""
+    from pyspark.sql import functions as F
+
+    if value is None or isinstance(value, bytes):
+        return F.lit(None if value is None else bytearray(value)).cast(kind)
+    return F.lit(value.isoformat(sep=" ") if hasattr(value, "hour") else str(value)).cast(kind)

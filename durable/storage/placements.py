@@ -1,0 +1,74 @@
+"""What the code of a service says of order and fairness, kept where those find it who publish without that code.
+
+A node writes it when it starts, for the message types that it handles and the destinations that it knows, and the last
+one to start has the say. Names that were never declared are placed by their keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from sqlalchemy import Connection
+
+from durable.messages.ordering import BY_ITS_KEY, Rule
+from durable.storage.sql.statement import Statement
+
+# In the order of the key: two nodes that start at once wait for each other in one order.
+_DECLARE: Final = Statement("""
+INSERT INTO {schema}.placements AS known (side, name, ordering_key, fair_by)
+SELECT side, name, ordering_key, fair_by FROM unnest(
+    CAST(:side AS text[]), CAST(:name AS text[]), CAST(:ordering_key AS text[]), CAST(:fair_by AS text[])
+) AS declared (side, name, ordering_key, fair_by)
+ORDER BY side, name
+ON CONFLICT (side, name) DO UPDATE SET ordering_key = excluded.ordering_key, fair_by = excluded.fair_by
+WHERE (known.ordering_key, known.fair_by) IS DISTINCT FROM (excluded.ordering_key, excluded.fair_by)
+""")
+_READ: Final = Statement("""
+SELECT side, name, ordering_key, fair_by FROM {schema}.placements
+WHERE ordering_key IS NOT NULL OR fair_by IS NOT NULL
+""")
+
+
+class Declared(NamedTuple):
+    """One message type that comes in, or one destination, and its rule."""
+
+    side: str
+    name: str
+    rule: Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Placements:
+    """The rules of message types and destinations that have one besides the keys."""
+
+    by_type: Mapping[str, Rule] = field(default_factory=dict)
+    by_destination: Mapping[str, Rule] = field(default_factory=dict)
+
+    def of_type(self, message_type: str) -> Rule:
+        return self.by_type.get(message_type, BY_ITS_KEY)
+
+    def of_destination(self, destination: str) -> Rule:
+        return self.by_destination.get(destination, BY_ITS_KEY)
+
+
+def declare(conn: Connection, schema: str, declared: Sequence[Declared]) -> None:
+    """Write the rules of these names, also of those that have none any more."""
+    if not declared:
+        return
+    columns = {
+        "side": [each.side for each in declared],
+        "name": [each.name for each in declared],
+        "ordering_key": [each.rule.ordering_key for each in declared],
+        "fair_by": [each.rule.fair_by for each in declared],
+    }
+    conn.execute(_DECLARE.within(schema), columns)
+
+
+def read(conn: Connection, schema: str) -> Placements:
+    """What nodes have declared."""
+    found: dict[str, dict[str, Rule]] = {"incoming": {}, "outgoing": {}}
+    for side, name, ordering_key, fair_by in conn.execute(_READ.within(schema)):
+        found[side][name] = Rule(ordering_key, fair_by)
+    return Placements(found["incoming"], found["outgoing"])
