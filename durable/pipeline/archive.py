@@ -158,6 +158,7 @@ def _begun(
             f"lake {lake.table_url(table)}: {source} of this database is archived into {begun.lake}; "
             "name that lake, or begin anew in this one with --new-lake"
         )
+    archives.resume(conn, origin.schema, source)
     return begun
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
@@ -72,7 +72,8 @@ def choose(spark: SparkSession, lake: Lake, choice: Choice) -> DataFrame:
     """The rows of the lake, with a column `moment`. Raises InvalidSetting when `where` is no condition."""
     from pyspark.sql import functions as F
 
-    until = None if choice.until is None else choice.until.date() + timedelta(days=1)
+    last = choice.until.date() if choice.until is not None else date.max
+    until = None if last == date.max else last + timedelta(days=1)
     rows = lake.read(spark, choice.table, choice.since and choice.since.date(), until)
     rows = rows.withColumn("moment", F.col(MOMENT[choice.table]))
     if choice.table == "dead_letters":

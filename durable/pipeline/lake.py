@@ -44,7 +44,6 @@ DAY_OF: Final[Mapping[LakeTable, str]] = {"history": "finished_at", "dead_letter
 
 _BRANCH = re.compile(r"\n|\x1b\[\d*m|↳")
 
-_FIRST_DAY, _LAST_DAY = date.min, date.max
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -85,6 +84,8 @@ class Lake:
         self.url = url.rstrip("/") if "://" in url else str(Path(url).absolute())
         if "://" not in url and unquote(self.url) != self.url:
             raise InvalidSetting(f"lake {self.url}: a path with per cent signs is read as another one; choose another")
+        if "://" not in url and any(place.is_file() for place in (Path(self.url), *Path(self.url).parents)):
+            raise InvalidSetting(f"lake {self.url}: is a file; name a folder, or the URL of an object store")
 
     def table_url(self, table: LakeTable) -> str:
         return f"{self.url}/{table}"
@@ -104,22 +105,25 @@ class Lake:
 
     def files(self, table: LakeTable, since: date | None = None, until: date | None = None) -> list[str]:
         """The URLs of the files that hold these days."""
-        low, high = since or _FIRST_DAY, until or _LAST_DAY
         folder = _hadoop(self.table_url(table))
-        return [f"{folder}/{path}" for day, path, _ in self._listed(table) if low <= day < high]
+        return [
+            f"{folder}/{path}"
+            for day, path, _ in self.listed(table)
+            if (since is None or since <= day) and (until is None or day < until)
+        ]
 
     def files_by_day(self, table: LakeTable) -> dict[date, list[str]]:
         """The files of each day, as paths within the table."""
         found: dict[date, list[str]] = {}
-        for day, path, _ in self._listed(table):
+        for day, path, _ in self.listed(table):
             found.setdefault(day, []).append(path)
         return found
 
     def sizes(self, table: LakeTable, since: date | None = None) -> dict[str, int]:
         """The files that hold these days, each as its path within the table, and how many rows it has."""
-        return {path: rows for day, path, rows in self._listed(table) if since is None or day >= since}
+        return {path: rows for day, path, rows in self.listed(table) if since is None or day >= since}
 
-    def _listed(self, table: LakeTable) -> list[tuple[date, str, int]]:
+    def listed(self, table: LakeTable) -> list[tuple[date, str, int]]:
         """Day, path and number of rows of each file."""
         import pyarrow as pa
 
@@ -135,6 +139,12 @@ class Lake:
             from deltalake import DeltaTable
         with _readable(self.url):
             return DeltaTable.is_deltatable(self.table_url(table))
+
+    def require(self, table: LakeTable) -> None:
+        """Raise InvalidSetting unless something was archived into this table."""
+        if not self.exists(table):
+            named = table.replace("_", " ")
+            raise InvalidSetting(f"lake {self.url}: it holds no {named}; fill it with durable-agent pipeline archive")
 
     def offset(self, app_id: str, table: LakeTable) -> int:
         """Up to which transaction (not included) this was archived here; 0 if never. Always read anew."""
@@ -235,7 +245,7 @@ class Lake:
         folder = f"day={day}"
         with _readable(self.url):
             replaced = self.opened(table).vacuum(0, dry_run=True, enforce_retention_duration=False)
-        committed = [*self.files(table, day, day + timedelta(days=1)), *replaced]
+        committed = [*self.files_by_day(table).get(day, []), *replaced]
         listed = {file.rpartition("/")[2] for file in committed}
         return [f"{folder}/{name}" for name in places.names(self.table_url(table), folder) if name not in listed]
 

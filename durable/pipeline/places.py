@@ -52,6 +52,19 @@ def dataset(table_url: str, paths: Sequence[str], schema: pyarrow.Schema) -> Dat
     return dataset.dataset([f"{table_url}/{path}" for path in paths], schema=schema, format="parquet")
 
 
+@contextmanager
+def opened(table_url: str, path: str) -> Iterator[Any]:
+    """A file, to be read. Raises FileNotFoundError."""
+    from pyarrow.fs import LocalFileSystem
+
+    if "://" in table_url:
+        with _store(table_url).open_input_file(path) as stream:
+            yield stream
+        return
+    with LocalFileSystem().open_input_file(f"{table_url}/{path}") as stream:
+        yield stream
+
+
 def remove(table_url: str, path: str) -> None:
     """A file that is not there any more is as good."""
     if "://" in table_url:

@@ -1,97 +1,158 @@
-"""Purging: whole days of history leave the database, once they are in the lake and were compared with it.
+"""Purging: what is past its retention leaves the database, once it is in the lake and was compared with it.
 
-    a day ── older than the retention ── below the offset of the lake ── the same in the lake ──> detached and dropped
-                  else it stays              else nothing is purged        else nothing is purged
+    whole days of history    ─┬─ below the offset of the lake ── the same in the lake ──> dropped
+    letters that were resolved┘        else nothing is purged     else nothing is purged
 
-Rows are not deleted one by one. The database looks once more, under the lock of the drop, and refuses a day that holds
-a row which is not archived. Dead letters are not purged here: they go when they were resolved, archived, and are past
-their retention, by the nodes' maintenance.
+Nodes drop nothing of what is archived: so nothing goes that was not compared. Days are not deleted row by row, and the
+database looks once more, under the lock of the drop, and refuses a day that holds a row which is not archived.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
 from durable.errors import DurableError, InvalidSetting
 from durable.pipeline.copying import opened
-from durable.pipeline.lake import SOURCES, Lake
+from durable.pipeline.lake import SOURCES, Lake, LakeTable
+from durable.pipeline.lake_digests import Spark
 from durable.pipeline.origin import Origin, locked
 from durable.pipeline.progress import Show
-from durable.pipeline.verify import Verified, claimed, verify_history
+from durable.pipeline.verify import Verified, claimed, verify
 from durable.storage import archives
-from durable.storage.archives import Archive
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _SHORTEST = timedelta(hours=1)
 
 
+class Retention(NamedTuple):
+    """For how long the database keeps what is archived."""
+
+    history: timedelta
+    dead_letters: timedelta
+    """After they were resolved."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purged:
-    """The days that were dropped, and what was found when they were compared with the lake."""
+    """What was dropped."""
 
-    days: list[date]
-    verified: Verified | None
+    days: Sequence[date]
+    rows: int = 0
+    """Of history."""
+    letters: int = 0
 
 
 def purge(
-    spark: Callable[[], SparkSession],
+    spark: Spark,
     lake: Lake,
     origin: Origin,
-    keep: timedelta,
+    keep: Retention,
     *,
+    local_rows: int = 200_000,
     show: Show = lambda done, total: None,
 ) -> Purged:
-    """Drop the days of history that ended longer ago than `keep`. `spark` is asked for a session if there are any.
+    """Drop the days of history, and the resolved letters, that are older than this.
 
-    Raises InvalidSetting when one of them is not archived whole, DurableError when the lake does not have what it
-    should; nothing is dropped then.
+    Up to `local_rows` rows of the lake are read in this process, without Spark. Raises InvalidSetting when a day is not
+    archived whole, DurableError when the lake does not hold what it should; nothing is dropped then.
     """
-    if keep < _SHORTEST:
-        raise InvalidSetting(f"--keep: {keep} is below an hour, in which messages may still be under way")
+    if keep.history < _SHORTEST:
+        raise InvalidSetting(f"--keep: {keep.history} is below an hour, in which messages may still be under way")
     with opened(origin.url) as engine, locked(engine, origin.schema) as conn:
-        archive = _archive(conn, lake, origin)
-        days = archives.days_older_than(conn, origin.schema, keep)
-        if not days:
-            return Purged(days=[], verified=None)
-        _refuse_unarchived(conn, lake, origin, archive, days)
-        of = claimed(conn, lake, "history", origin)
-        verified = verify_history(spark(), lake, origin, of, days[0], days[-1] + timedelta(days=1))
+        work = _Purge(conn, spark, lake, origin, local_rows, show)
+        history = work.old_history(keep.history)
+        letters = work.old_letters(keep.dead_letters)
+        dropped = work.drop_history(history) if history is not None else 0
+        if letters is not None:
+            letters = archives.drop_resolved_letters(conn, origin.schema, letters, keep.dead_letters)
+    return Purged(days=history.days if history else [], rows=dropped, letters=letters or 0)
+
+
+class _OldHistory(NamedTuple):
+    """What may be dropped: it was compared with the lake."""
+
+    days: Sequence[date]
+    until: date
+    offset: int
+    rows: int
+
+
+class _Purge:
+    """One run, under the archiver's lock."""
+
+    def __init__(self, conn: Connection, spark: Spark, lake: Lake, origin: Origin, local_rows: int, show: Show) -> None:
+        self._conn, self._spark, self._lake, self._origin = conn, spark, lake, origin
+        self._local_rows, self._show = local_rows, show
+
+    def old_history(self, keep: timedelta) -> _OldHistory | None:
+        """The days that are past this retention; None when there are none."""
+        conn, schema = self._conn, self._origin.schema
+        offset = self._offset("history")
+        until = archives.first_day_kept(conn, schema, keep)
+        days = archives.days_older_than(conn, schema, keep)
+        if not days and not archives.stray_rows(conn, schema, offset, until):
+            return None
+        self._refuse_unarchived(offset, until)
+        return _OldHistory(days, until, offset, self._compared("history", until).rows)
+
+    def old_letters(self, keep: timedelta) -> int | None:
+        """The offset below which letters are archived; None when none is past this retention."""
+        offset = self._offset("dead_letters")
+        if not archives.resolved_letters(self._conn, self._origin.schema, offset, keep):
+            return None
+        self._compared("dead_letters", None)
+        return offset
+
+    def drop_history(self, old: _OldHistory) -> int:
+        """Drop it, and return how many rows went."""
+        for done, day in enumerate(old.days):
+            self._show(done, len(old.days))
+            archives.drop_day(self._conn, self._origin.schema, day)
+        archives.drop_stray_rows(self._conn, self._origin.schema, old.offset, old.until)
+        return old.rows
+
+    def _offset(self, table: LakeTable) -> int:
+        """That of the archive of this table, which must be in this lake."""
+        source = SOURCES[table]
+        archive = archives.find(self._conn, self._origin.schema, source)
+        if archive is None or archive.ended_at is not None:
+            raise InvalidSetting(f"{source} of this database is not archived; run: durable-agent pipeline archive")
+        if not self._lake.exists(table) or self._lake.create(table) != archive.lake_id:
+            raise InvalidSetting(
+                f"lake {self._lake.table_url(table)}: {source} is archived into {archive.lake}; name that"
+            )
+        offset = self._lake.offset(archive.app_id, table)
+        archives.confirm(self._conn, self._origin.schema, source, offset)
+        return offset
+
+    def _refuse_unarchived(self, offset: int, until: date) -> None:
+        unarchived = archives.unarchived_days(self._conn, self._origin.schema, offset, until)
+        for day, rows in unarchived.items():
+            raise InvalidSetting(
+                f"--keep: it would pass what is archived: {rows:,} rows of {day} are not in the lake; "
+                "run: durable-agent pipeline archive, or keep more"
+            )
+
+    def _compared(self, table: LakeTable, until: date | None) -> Verified:
+        claim = claimed(self._conn, self._lake, table, self._origin)
+        verified = verify(
+            self._spark,
+            self._lake,
+            table,
+            self._origin,
+            claim,
+            until=until,
+            local_rows=self._local_rows,
+            show=self._show,
+        )
         if not verified.is_whole:
             raise DurableError(
-                f"the lake lacks {verified.missing:,} rows of these days and has {verified.twice:,} too often; "
-                "nothing was purged, see: durable-agent pipeline verify"
+                f"{table}: the lake lacks {verified.missing:,} rows of what is to be purged, has {verified.twice:,} "
+                f"too often, {verified.differing:,} with another content, and {len(verified.unreadable):,} files that "
+                "cannot be read; nothing was purged, see: durable-agent pipeline verify"
             )
-        for done, day in enumerate(days):
-            show(done, len(days))
-            archives.drop_day(conn, origin.schema, day)
-    return Purged(days=days, verified=verified)
-
-
-def _archive(conn: Connection, lake: Lake, origin: Origin) -> Archive:
-    """The archive of the history, which must be in this lake."""
-    source = SOURCES["history"]
-    archive = archives.find(conn, origin.schema, source)
-    if archive is None:
-        raise InvalidSetting(f"{source} of this database is not archived; run: durable-agent pipeline archive")
-    if not lake.exists("history") or lake.create("history") != archive.lake_id:
-        raise InvalidSetting(f"lake {lake.table_url('history')}: {source} is archived into {archive.lake}; name that")
-    archives.confirm(conn, origin.schema, source, lake.offset(archive.app_id, "history"))
-    return archive
-
-
-def _refuse_unarchived(conn: Connection, lake: Lake, origin: Origin, archive: Archive, days: list[date]) -> None:
-    offset = lake.offset(archive.app_id, "history")
-    unarchived = archives.unarchived_days(conn, origin.schema, offset, days[-1] + timedelta(days=1))
-    found = [day for day in days if day in unarchived]
-    if found:
-        raise InvalidSetting(
-            f"--keep: it would pass what is archived: {unarchived[found[0]]:,} rows of {found[0]} are not in the lake; "
-            "run: durable-agent pipeline archive, or keep more"
-        )
+        return verified

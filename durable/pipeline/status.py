@@ -55,8 +55,8 @@ def read_status(url: str, schema: str, lake: Lake | None) -> Status:
 def _table(conn: Connection, schema: str, lake: Lake | None, table: LakeTable) -> TableStatus:
     source = SOURCES[table]
     archive = archives.find(conn, schema, source)
-    if archive is None:
-        lag = archives.lag(conn, schema, source, 0)
+    if archive is None or archive.ended_at is not None:
+        lag = archives.lag(conn, schema, source, 0 if archive is None else archive.archived_below)
         return TableStatus(
             table=table, lake=None, offset=None, confirmed=None, archived_at=None, lag_rows=lag.rows, lag_age=lag.age
         )

@@ -1,42 +1,58 @@
-"""Verifying: is what the database still has, and says is archived, in the lake, once and with the same ids?
+"""Verifying: is what the database still has, and says is archived, in the lake, once and with the same content?
 
-    by day and side    counts and sums of ids on both sides, which other sets of ids have only by chance
-    where they differ  the rows themselves: which of the database are missing in the lake, and which are there twice
+    by block           counts and digests of whole rows on both sides: by day, side and a few bits of the ids
+    where they differ  the rows of these blocks: missing in the lake, there twice, or of other content
+    a few of those     the columns that differ
 
-The lake may hold more: what the database has let go of, and what other databases of this service have archived. A lake
-that ends before what was archived was restored: what it had beyond its end is missing there, or gone altogether.
+The database computes its digests itself, so that no row leaves it unless its block differs. The lake's files are read:
+a file that cannot be is named. The lake may hold more: what the database has let go of, and what other databases of
+this service have archived. A lake that ends before what was archived was restored: what it had beyond its end is
+missing there, or gone altogether.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
-from typing import TYPE_CHECKING
+from datetime import date
+from typing import Literal, NamedTuple
 
-from pyspark.sql.functions import expr
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 
 from durable.errors import InvalidSetting
 from durable.pipeline.copying import opened
-from durable.pipeline.lake import SOURCES, Lake, LakeTable
+from durable.pipeline.differing import differing_columns
+from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose
+from durable.pipeline.lake_digests import Rows, Spark, lake_digests, rows_of_blocks
 from durable.pipeline.origin import Origin
-from durable.pipeline.session import spark_errors
-from durable.pipeline.source import register
+from durable.pipeline.progress import Show
 from durable.storage import archives
-from durable.storage.archives import DayDigest
+from durable.storage.archives import Block, Digest, Key
 from durable.storage.outages import translated
-from durable.storage.slices import Snapshot, exported_snapshot, join_snapshot
+from durable.storage.slices import Snapshot, exported_snapshot, joined
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+_ROWS_AT_ONCE = 200_000
+_EXAMPLES = 20
+
+Flaw = Literal["missing", "twice", "differs"]
+
+
+class Finding(NamedTuple):
+    """A row that is not in the lake as it is in the database."""
+
+    flaw: Flaw
+    day: date
+    key: Key
+    columns: Sequence[str] = ()
+    """Those that differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
     """What was found of one table, below the offset of the lake."""
 
-    table: str
+    table: LakeTable
     offset: int
     days: int
     rows: int
@@ -44,12 +60,18 @@ class Verified:
     """Rows of the database that the lake does not have."""
     twice: int
     """Rows that the lake has more often than the database."""
+    differing: int
+    """Rows that the lake has with another content."""
     gone: Mapping[date, int]
     """Rows that the lake had before it was restored, and the database has no more, by day."""
+    unreadable: Mapping[str, str]
+    """Files of the lake that cannot be read, and why."""
+    examples: Sequence[Finding]
+    """Some of the rows."""
 
     @property
     def is_whole(self) -> bool:
-        return not self.missing and not self.twice and not self.gone
+        return not (self.missing or self.twice or self.differing or self.gone or self.unreadable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,109 +102,114 @@ def claimed(conn: Connection, lake: Lake, table: LakeTable, origin: Origin) -> C
     )
 
 
-def verify_history(
-    spark: SparkSession, lake: Lake, origin: Origin, of: Claimed, since: date | None = None, until: date | None = None
+def verify(
+    spark: Spark,
+    lake: Lake,
+    table: LakeTable,
+    origin: Origin,
+    of: Claimed,
+    *,
+    until: date | None = None,
+    local_rows: int = 200_000,
+    show: Show = lambda done, total: None,
 ) -> Verified:
-    """History of these days; `since` is included, `until` is not."""
-    offset = of.offset
+    """The days before `until`. A letter is compared in the state that it has now.
+
+    Up to `local_rows` rows of the lake are read in this process, without Spark.
+    """
+    whose = Whose(origin.service, of.database)
+    rows = Rows(lake.table_url(table), table, whose, of.offset)
     with opened(origin.url) as engine, translated(), exported_snapshot(engine) as snapshot:
-        with engine.connect().execution_options(isolation_level="REPEATABLE READ") as conn:
-            join_snapshot(conn, snapshot)
-            here = archives.digests(conn, origin.schema, offset, since, until)
-        days = sorted({each.day for each in here})
-        there = _digests(spark, lake, origin, of, days)
-        doubtful = sorted({each.day for each in here if each not in there})
-        found = [_compared_day(spark, lake, origin, snapshot, of, day) for day in doubtful]
+        with joined(engine, snapshot) as seen:
+            here = archives.digests(seen, origin.schema, SOURCES[table], of.offset, until=until)
+        days = sorted({block.day for block in here})
+        there = lake_digests(spark, lake, rows, days, local_rows=local_rows, show=show)
+        compared = _Comparison(lake, rows, origin, engine, snapshot)
+        for day, blocks in _doubtful(here, there.blocks):
+            compared.look_at(day, blocks)
+        examples = [*compared.examples()]
     return Verified(
-        table="history",
-        offset=offset,
+        table=table,
+        offset=of.offset,
         days=len(days),
-        rows=sum(each.rows for each in here),
-        missing=sum(missing for missing, _ in found),
-        twice=sum(twice for _, twice in found),
-        gone={day: rows for day, rows in of.gone.items() if (since or day) <= day < (until or date.max)},
+        rows=sum(digest.rows for digest in here.values()),
+        missing=compared.counts["missing"],
+        twice=compared.counts["twice"],
+        differing=compared.counts["differs"],
+        gone={day: count for day, count in of.gone.items() if until is None or day < until},
+        unreadable=there.unreadable,
+        examples=examples,
     )
 
 
-def verify_letters(spark: SparkSession, lake: Lake, origin: Origin, of: Claimed) -> Verified:
-    """Every letter, in the state that it had when it was archived last."""
-    offset = of.offset
-    with opened(origin.url) as engine, translated(), exported_snapshot(engine) as snapshot:
-        here = _here(spark, origin, snapshot, "dead_letters", "letter_id,xid,failed_at").where(f"xid < {offset}")
-        there = _there(spark, lake, "dead_letters", origin, of)
-        rows, days = here.count(), here.selectExpr("date(failed_at)").distinct().count()
-        missing, twice = _compared(here.drop("failed_at"), there, ["letter_id", "xid"])
-    return Verified(
-        table="dead_letters", offset=offset, days=days, rows=rows, missing=missing, twice=twice, gone=of.gone
-    )
+def _doubtful(here: Mapping[Block, Digest], there: Mapping[Block, Digest]) -> Iterator[tuple[date, list[int]]]:
+    """The numbers of the blocks that differ, day by day, as many at once as are compared within some memory."""
+    rows: dict[date, Counter[int]] = {}
+    for block, digest in sorted(here.items()):
+        if there.get(block) != digest:
+            rows.setdefault(block.day, Counter())[block.number] += digest.rows
+    for day, counts in rows.items():
+        gathered: list[int] = []
+        for number, count in counts.items():
+            if gathered and sum(counts[each] for each in gathered) + count > _ROWS_AT_ONCE:
+                yield day, gathered
+                gathered = []
+            gathered.append(number)
+        yield day, gathered
 
 
-def _digests(spark: SparkSession, lake: Lake, origin: Origin, of: Claimed, days: list[date]) -> set[DayDigest]:
-    """As archives.digests() has them, of the lake."""
-    if not days:
-        return set()
-    rows = (
-        lake.read(spark, "history", days[0], days[-1] + timedelta(days=1))
-        .where(_whose(origin, of))
-        .groupBy("day", "side")
-        .agg(
-            expr("count(*) AS rows"),
-            expr("sum(CAST(conv(left(hex(id), 16), 16, -10) AS decimal(20))) AS high"),
-            expr("sum(CAST(conv(right(hex(id), 16), 16, -10) AS decimal(20))) AS low"),
-            expr("sum(CAST(xid AS decimal(20))) AS xids"),
-        )
-    )
-    with spark_errors():
-        found = rows.collect()
-    return {DayDigest(row.day, row.side, row["rows"], int(row.high), int(row.low), int(row.xids)) for row in found}
+class _Comparison:
+    """Compares rows one by one, within one snapshot."""
+
+    def __init__(self, lake: Lake, rows: Rows, origin: Origin, engine: Engine, snapshot: Snapshot) -> None:
+        self._lake, self._rows, self._origin = lake, rows, origin
+        self._engine, self._snapshot = engine, snapshot
+        self.counts: Counter[Flaw] = Counter()
+        self._found: list[Finding] = []
+
+    def look_at(self, day: date, blocks: Sequence[int]) -> None:
+        """The rows of these blocks of a day."""
+        here, there = _Digests(), _Digests()
+        with joined(self._engine, self._snapshot) as seen:
+            source = SOURCES[self._rows.table]
+            for key, digest in archives.row_digests(seen, self._origin.schema, source, self._rows.below, day, blocks):
+                here.add(key, digest)
+        for key, digest in rows_of_blocks(self._lake, self._rows, day, blocks):
+            if key in here.of:
+                there.add(key, digest)
+        for key, digests in here.of.items():
+            self._compare(day, key, digests, there.of.get(key, Counter()))
+
+    def _compare(self, day: date, key: Key, here: Counter[int], there: Counter[int]) -> None:
+        count, others = here.total(), there.total()
+        found: dict[Flaw, int] = {
+            "missing": max(count - others, 0),
+            "twice": max(others - count, 0),
+            "differs": min(count, others) - (here & there).total(),
+        }
+        for flaw, rows in found.items():
+            self.counts[flaw] += rows
+            if rows and len(self._found) < _EXAMPLES:
+                self._found.append(Finding(flaw, day, key))
+
+    def examples(self) -> Iterator[Finding]:
+        """Some of what was found, with the columns that differ."""
+        days = sorted({finding.day for finding in self._found if finding.flaw == "differs"})
+        columns = {day: self._columns(day) for day in days}
+        for finding in self._found:
+            named = columns[finding.day].get(finding.key, ()) if finding.flaw == "differs" else ()
+            yield finding._replace(columns=named)
+
+    def _columns(self, day: date) -> dict[Key, list[str]]:
+        keys = [finding.key for finding in self._found if finding.day == day and finding.flaw == "differs"]
+        return differing_columns(self._lake, self._rows, self._origin, self._snapshot, day, keys)
 
 
-def _compared_day(
-    spark: SparkSession, lake: Lake, origin: Origin, snapshot: Snapshot, of: Claimed, day: date
-) -> tuple[int, int]:
-    key = ["id", "side", "address", "outcome", "xid"]
-    here = _here(spark, origin, snapshot, "envelope_history", ",".join([*key, "finished_at"])).where(
-        f"xid < {of.offset} AND finished_at >= TIMESTAMP '{day} 00:00:00Z' "
-        f"AND finished_at < TIMESTAMP '{day + timedelta(days=1)} 00:00:00Z'"
-    )
-    there = _there(spark, lake, "history", origin, of, day)
-    return _compared(here.drop("finished_at"), there, key)
+class _Digests:
+    """The digests of the rows of each key: of a sound table each has one."""
 
+    def __init__(self) -> None:
+        self.of: dict[Key, Counter[int]] = {}
 
-def _here(spark: SparkSession, origin: Origin, snapshot: Snapshot, table: str, columns: str) -> DataFrame:
-    register(spark)
-    options = {"url": origin.url, "schema": origin.schema, "table": table, "columns": columns}
-    return spark.read.format("durable").options(snapshot=snapshot.name, **options).load()
-
-
-def _there(
-    spark: SparkSession, lake: Lake, table: LakeTable, origin: Origin, of: Claimed, day: date | None = None
-) -> DataFrame:
-    until = None if day is None else day + timedelta(days=1)
-    rows = lake.read(spark, table, day, until)
-    return rows.where(_whose(origin, of))
-
-
-def _whose(origin: Origin, of: Claimed) -> str:
-    """Rows of older versions of durable do not name their database."""
-    return (
-        f"service = '{_quoted(origin.service)}' AND xid < {of.offset} "
-        f"AND (database = '{_quoted(of.database)}' OR database IS NULL)"
-    )
-
-
-def _compared(here: DataFrame, there: DataFrame, key: list[str]) -> tuple[int, int]:
-    """How many rows of `here` are missing there, and how many are there more often."""
-    counted = here.groupBy(*key).agg(expr("count(*) AS here"))
-    matched = counted.join(there.groupBy(*key).agg(expr("count(*) AS there")), key, "left")
-    sums = matched.selectExpr(
-        "coalesce(sum(greatest(here - coalesce(there, 0), 0)), 0) AS missing",
-        "coalesce(sum(greatest(coalesce(there, 0) - here, 0)), 0) AS twice",
-    )
-    with spark_errors():
-        (row,) = sums.collect()
-    return int(row.missing), int(row.twice)
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("'", "\\'")
+    def add(self, key: Key, digest: int) -> None:
+        self.of.setdefault(key, Counter())[digest] += 1

@@ -82,11 +82,19 @@ class EnvelopeWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         written = _sound(self._target, messages)
-        name = self._target.batch or contents.name_of(contents.merged(each.contents for each in written))
+        found = contents.name_of(contents.merged(each.contents for each in written))
+        name = self._target.batch or found
         with connection(self._target.url) as conn:
             if self._target.mode == "atomic":
                 parts = [each.staged for each in written]
-                staging.publish(conn, self._target.schema, self._target.job, Batch(name), parts, once=self._target.once)
+                staging.publish(
+                    conn,
+                    self._target.schema,
+                    self._target.job,
+                    Batch(name, contents=found),
+                    parts,
+                    once=self._target.once,
+                )
             else:
                 done = Published(name, sum(each.staged.rows for each in written), sum(each.added for each in written))
                 staging.parts_published(conn, self._target.schema, self._target.job, done)

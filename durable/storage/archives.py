@@ -14,17 +14,23 @@ database succeeds the one that was archived. With that another generation of tra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
+from uuid import UUID
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, TextClause
 
 from durable.storage.locks import Job, jobs_class
 from durable.storage.slices import relation
 from durable.storage.sql import archive as statements
 
 _KEEP_COMMITS: Final = timedelta(days=365)
+_BATCH_SIZE: Final = 10_000
+_WORD: Final = (1 << 64) - 1
+
+Key: TypeAlias = tuple[Any, ...]
+"""What a row is known by: the values of archive_statements.KEYS, an id as its 16 bytes."""
 
 
 class Place(NamedTuple):
@@ -48,6 +54,8 @@ class Archive(NamedTuple):
     archived_at: datetime | None
     identity: str
     """Of the cluster, timeline and database that the numbers are of."""
+    ended_at: datetime | None
+    """Since when it is archived no more; then maintenance drops what is past its retention."""
 
 
 class Lag(NamedTuple):
@@ -65,15 +73,20 @@ class Holder(NamedTuple):
     query: str
 
 
-class DayDigest(NamedTuple):
-    """What one side of a day holds: a count, and sums over the halves of the ids and over the transactions."""
+class Block(NamedTuple):
+    """Some of the rows of a side of a day."""
 
     day: date
     side: str
+    number: int
+
+
+class Digest(NamedTuple):
+    """What rows come to: how many they are, and the sum of their digests."""
+
     rows: int
-    high: int
-    low: int
-    xids: int
+    digest: int
+    """64 bits."""
 
 
 def try_lock(conn: Connection, schema: str) -> bool:
@@ -134,6 +147,11 @@ def begin(conn: Connection, schema: str, table: str, place: Place) -> Archive:
 def move(conn: Connection, schema: str, table: str, place: Place) -> None:
     """Archive into another lake from now on, from the beginning."""
     conn.execute(statements.MOVE_ARCHIVE.within(schema), {"table": table, **place._asdict()})
+
+
+def resume(conn: Connection, schema: str, table: str) -> None:
+    """Archive again, from where the lake is: nothing is dropped from now on that is not archived."""
+    conn.execute(statements.RESUME_ARCHIVE.within(schema), {"table": table})
 
 
 def end(conn: Connection, schema: str) -> int:
@@ -219,12 +237,22 @@ def holder(conn: Connection, schema: str) -> Holder | None:
 
 
 def digests(
-    conn: Connection, schema: str, high: int, since: date | None = None, until: date | None = None
-) -> list[DayDigest]:
-    """The archived history that is here, by day and side; `since` is included, `until` is not."""
+    conn: Connection, schema: str, table: str, high: int, since: date | None = None, until: date | None = None
+) -> dict[Block, Digest]:
+    """The content of what is archived and here, by block; `since` is included, `until` is not."""
     params = {"high": high, "since": _midnight(since), "until": _midnight(until)}
-    rows = conn.execute(statements.DIGEST_HISTORY.within(schema), params)
-    return [DayDigest(row.day, row.side, row.rows, int(row.high), int(row.low), int(row.xids)) for row in rows]
+    rows = conn.execute(statements.BY_TRANSACTION[table].digest_blocks.within(schema), params)
+    return {Block(row.day, row.side, row.block): Digest(row.rows, int(row.digest) & _WORD) for row in rows}
+
+
+def row_digests(
+    conn: Connection, schema: str, table: str, high: int, day: date, blocks: Sequence[int]
+) -> Iterator[tuple[Key, int]]:
+    """The key of each archived row of these blocks of a day, and the digest of its content, 64 bits."""
+    params = {"high": high, "since": _midnight(day), "until": _midnight_after(day), "blocks": list(blocks)}
+    for row in conn.execute(statements.BY_TRANSACTION[table].digest_rows.within(schema), params):
+        first, *rest, digest = row
+        yield (first.bytes if isinstance(first, UUID) else first, *rest), digest & _WORD
 
 
 def unarchived_days(conn: Connection, schema: str, low: int, until: date) -> dict[date, int]:
@@ -239,9 +267,52 @@ def days_older_than(conn: Connection, schema: str, keep: timedelta) -> list[date
     return list(conn.execute(statements.READ_OLD_DAYS.within(schema), params).scalars())
 
 
+def first_day_kept(conn: Connection, schema: str, keep: timedelta) -> date:
+    """Every day before it is past this retention."""
+    day: date = conn.execute(statements.READ_FIRST_DAY_KEPT.within(schema), {"keep": keep}).scalar_one()
+    return day
+
+
+def stray_rows(conn: Connection, schema: str, high: int, until: date) -> int:
+    """How many archived rows of the days before `until` lie in no day's partition."""
+    params = {"high": high, "until": _midnight(until)}
+    return int(conn.execute(statements.COUNT_STRAY_HISTORY.within(schema), params).scalar_one())
+
+
+def drop_stray_rows(conn: Connection, schema: str, high: int, until: date) -> int:
+    """Delete them, and return how many."""
+    params = {"high": high, "until": _midnight(until), "batch_size": _BATCH_SIZE}
+    return _drained(conn, statements.PURGE_STRAY_HISTORY.within(schema), params)
+
+
+def resolved_letters(conn: Connection, schema: str, high: int, keep: timedelta) -> int:
+    """How many archived dead letters were resolved longer ago than this."""
+    params = {"high": high, "keep": keep}
+    return int(conn.execute(statements.COUNT_RESOLVED_LETTERS.within(schema), params).scalar_one())
+
+
+def drop_resolved_letters(conn: Connection, schema: str, high: int, keep: timedelta) -> int:
+    """Delete them, and return how many."""
+    params = {"high": high, "keep": keep, "batch_size": _BATCH_SIZE}
+    return _drained(conn, statements.PURGE_RESOLVED_LETTERS.within(schema), params)
+
+
 def drop_day(conn: Connection, schema: str, day: date) -> str:
     """Detach and drop this day's partition. The database refuses unless all of it is archived."""
     return str(conn.execute(statements.DROP_ARCHIVED_HISTORY.within(schema), {"day": day}).scalar_one())
+
+
+def _drained(conn: Connection, statement: TextClause, params: Mapping[str, Any]) -> int:
+    """Repeat a bounded statement, of which each run is a transaction, until nothing is left to it."""
+    count = 0
+    while rows := conn.execute(statement, params).rowcount:
+        count += rows
+    return count
+
+
+def _midnight_after(day: date) -> datetime | None:
+    """None after the last day of the calendar."""
+    return None if day == date.max else _midnight(day + timedelta(days=1))
 
 
 def _midnight(day: date | None) -> datetime | None:

@@ -58,8 +58,8 @@ def past_days(conn: Connection, schema: str, parent: str, keep: timedelta) -> li
 
 
 def drop_day(conn: Connection, schema: str, day: Day, keep: timedelta) -> bool:
-    """Drop the partition of a day that is past its retention. False when it has yet to be archived, or another node is
-    at it."""
+    """Drop the partition of a day that is past its retention. False when it is of a history that is archived, which
+    `pipeline purge` drops, or another node is at it."""
     params = day._asdict() | {"keep": keep}
     return bool(conn.execute(housekeeping.DROP_PARTITION.within(schema), params).scalar_one())
 

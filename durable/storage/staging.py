@@ -46,6 +46,8 @@ class Batch(NamedTuple):
 
     name: str
     number: int | None = None
+    contents: str | None = None
+    """What its rows come to. Other rows under the same name are refused."""
 
 
 class Published(NamedTuple):
@@ -71,17 +73,18 @@ def publish(
     """Move what these attempts have staged, under the batch's id, and drop the job's tables. Rows are unowned.
 
     `once`: for as long as duplicates are recognised, add nothing that was published before, even if it was sent since.
-    None when the batch was published before: then nothing moves. Raises InvalidMessage when two of the rows are two
-    messages under one id, and StorageUnavailable when staged rows are gone.
+    None when the batch was published before: then nothing moves. Raises InvalidMessage when two messages have one id,
+    here or with what is there, or when the batch had other rows; and StorageUnavailable when staged rows are gone.
     """
-    begun = conn.execute(
-        statements.BEGIN_BATCH.within(schema), {"batch": batch.name, "job": job, "number": batch.number}
-    ).first()
+    params = {"batch": batch.name, "job": job, "number": batch.number, "contents": batch.contents}
+    begun = conn.execute(statements.BEGIN_BATCH.within(schema), params).first()
     published = None
     if begun is not None:
         added = _move(conn, schema, staged, once=once)
         published = Published(batch.name, sum(each.rows for each in staged), added)
         _record(conn, schema, published)
+    elif batch.contents is not None:
+        _refuse_other_contents(conn, schema, batch)
     drop(conn, schema, job)
     failpoint("P1")
     return published
@@ -100,7 +103,7 @@ def publish_part(conn: Connection, schema: str, staged: Staged, *, once: bool = 
 
 def parts_published(conn: Connection, schema: str, job: UUID, published: Published) -> None:
     """All parts were published: remember the batch, and wake the nodes."""
-    params = {"batch": published.batch, "job": job, "number": None}
+    params = {"batch": published.batch, "job": job, "number": None, "contents": None}
     if conn.execute(statements.BEGIN_BATCH.within(schema), params).first() is None:
         wake(conn, schema)
     else:
@@ -127,6 +130,7 @@ def _move(conn: Connection, schema: str, staged: Sequence[Staged], *, once: bool
     added = sum(_move_together(conn, schema, tables, once=once) for tables in _in_turns(staged))
     if added < sum(each.rows for each in staged):
         _refuse_ambiguous(conn, schema, [each.table for each in staged])
+        _refuse_changed(conn, schema, [each.table for each in staged])
     return added
 
 
@@ -190,6 +194,25 @@ def _refuse_ambiguous(conn: Connection, schema: str, tables: Sequence[str]) -> N
         raise InvalidMessage(
             f"two rows of type {ambiguous.message_type} have the id {ambiguous.id} and different {ambiguous.what}: "
             "choose a key that is another for each message"
+        )
+
+
+def _refuse_changed(conn: Connection, schema: str, tables: Sequence[str]) -> None:
+    """Rows that were not new must be the messages that are there: a correction would be dropped without a word."""
+    changed = conn.execute(_over(statements.FIND_CHANGED, schema, *tables)).one()
+    if changed.rows:
+        raise InvalidMessage(
+            f"{changed.rows:,} rows were published before, under the same ids and with other bodies, such as "
+            f"{changed.id}; nothing was published: give corrections keys of their own, such as with a revision"
+        )
+
+
+def _refuse_other_contents(conn: Connection, schema: str, batch: Batch) -> None:
+    known = conn.execute(statements.READ_CONTENTS.within(schema), {"batch": batch.name}).scalar_one()
+    if known is not None and known != batch.contents:
+        raise InvalidMessage(
+            f"batch {batch.name!r} was published before with other rows or bodies; nothing was published: "
+            "give these another name"
         )
 
 

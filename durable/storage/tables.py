@@ -139,6 +139,7 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             *(_defaulted(name, BigInteger()) for name in ("claimed_below", "archived_below")),
             Column("archived_at", _TIME),
             _defaulted("identity", Text()),
+            Column("ended_at", _TIME),
             schema=schema,
         ),
         Table(
@@ -231,6 +232,7 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             Column("number", BigInteger),
             _defaulted("row_count", BigInteger()),
             _defaulted("added_count", BigInteger()),
+            Column("contents", Text),
             _defaulted("published_at", _TIME),
             schema=schema,
         ),

@@ -199,7 +199,8 @@ CREATE TABLE "{schema}".archives (
     claimed_below bigint NOT NULL DEFAULT 0,
     archived_below bigint NOT NULL DEFAULT 0,
     archived_at timestamptz,
-    identity text NOT NULL DEFAULT "{schema}".cluster_identity()
+    identity text NOT NULL DEFAULT "{schema}".cluster_identity(),
+    ended_at timestamptz
 );
 
 CREATE TABLE "{schema}".archive_commits (
@@ -286,6 +287,7 @@ CREATE TABLE "{schema}".published_batches (
     number bigint,
     row_count bigint NOT NULL DEFAULT 0,
     added_count bigint NOT NULL DEFAULT 0,
+    contents text,
     published_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
@@ -359,12 +361,12 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT COALESCE(max(generation), 0)::bigint << 48 FROM "{schema}".generations
 $$;
 
--- Up to which xid a table is archived: NULL where it is not, and 0 where it was by another generation, so that nothing
--- is dropped whose number says nothing.
+-- Up to which xid a table is archived: NULL where it is not, or no more, and 0 where it was by another generation, so
+-- that nothing is dropped whose number says nothing.
 CREATE FUNCTION "{schema}".archived_below(archived_table text) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN identity = "{schema}".cluster_identity() THEN archived_below ELSE 0 END
-    FROM "{schema}".archives WHERE table_name = archived_table
+    FROM "{schema}".archives WHERE table_name = archived_table AND ended_at IS NULL
 $$;
 
 -- The locks wait for every transaction that has written under the last generation: after them no row of it appears.
@@ -386,13 +388,12 @@ BEGIN
     RETURN base;
 END $$;
 
--- False when the day holds what has yet to be archived, or another session is at it.
+-- False when the day is of a history that is archived, which only `pipeline purge` drops, or another session is at it.
 CREATE FUNCTION "{schema}".drop_partition(parent text, day date, keep interval) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms'
 SET timezone = 'UTC' AS $$
 DECLARE
     child text := parent || to_char(day, '"_"YYYYMMDD');
-    archived bigint;
 BEGIN
     IF keep < interval '1 hour' THEN
         RAISE EXCEPTION 'a retention below an hour would forget messages that are still under way';
@@ -404,8 +405,7 @@ BEGIN
         RETURN false;
     END IF;
     IF parent = 'envelope_history' THEN
-        archived := "{schema}".archived_below(parent);
-        IF NOT "{schema}".is_archived(child, archived) THEN
+        IF "{schema}".archived_below(parent) IS NOT NULL THEN
             RETURN false;
         END IF;
     ELSIF parent <> 'received_ids' THEN
@@ -415,45 +415,30 @@ BEGIN
     RETURN true;
 END $$;
 
--- Whether a day holds nothing that has yet to be archived: anything will do where nobody archives. It is looked at
--- once more under the lock of the DROP, for what a long transaction has committed to the day meanwhile.
-CREATE FUNCTION "{schema}".is_archived(child text, archived bigint) RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    part text := '"{schema}".' || quote_ident(child);
-    missing boolean;
-BEGIN
-    IF archived IS NULL THEN
-        RETURN true;
-    END IF;
-    EXECUTE 'SELECT EXISTS (SELECT FROM ' || part || ' WHERE xid >= $1)' INTO missing USING archived;
-    IF NOT missing THEN
-        EXECUTE 'LOCK TABLE ' || part || ' IN ACCESS EXCLUSIVE MODE';
-        EXECUTE 'SELECT EXISTS (SELECT FROM ' || part || ' WHERE xid >= $1)' INTO missing USING archived;
-    END IF;
-    RETURN NOT missing;
-END $$;
-
--- For `pipeline purge`, which has compared the day with the lake before.
+-- For `pipeline purge`, which has compared the day with the lake before. The day is looked at under the lock of the
+-- DROP, for what a long transaction has committed to it meanwhile.
 CREATE FUNCTION "{schema}".drop_archived_history(day date) RETURNS text
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $$
 DECLARE
     child text := 'envelope_history_' || to_char(day, 'YYYYMMDD');
+    part text := '"{schema}".' || quote_ident(child);
     archived bigint;
+    is_late boolean;
 BEGIN
     PERFORM pg_advisory_xact_lock({class_id}, 2);
     archived := "{schema}".archived_below('envelope_history');
-    IF archived IS NULL OR NOT "{schema}".is_archived(child, archived) THEN
+    EXECUTE 'LOCK TABLE ' || part || ' IN ACCESS EXCLUSIVE MODE';
+    EXECUTE 'SELECT EXISTS (SELECT FROM ' || part || ' WHERE xid >= $1)' INTO is_late USING archived;
+    IF archived IS NULL OR is_late THEN
         RAISE EXCEPTION 'the history of this day is not archived whole';
     END IF;
-    EXECUTE 'ALTER TABLE "{schema}".envelope_history DETACH PARTITION "{schema}".' || quote_ident(child);
-    EXECUTE 'DROP TABLE "{schema}".' || quote_ident(child);
+    EXECUTE 'ALTER TABLE "{schema}".envelope_history DETACH PARTITION ' || part;
+    EXECUTE 'DROP TABLE ' || part;
     RETURN child;
 END $$;
 
 REVOKE EXECUTE ON FUNCTION "{schema}".make_partition(text, date) FROM PUBLIC;
 REVOKE EXECUTE ON FUNCTION "{schema}".drop_partition(text, date, interval) FROM PUBLIC;
-REVOKE EXECUTE ON FUNCTION "{schema}".is_archived(text, bigint) FROM PUBLIC;
 REVOKE EXECUTE ON FUNCTION "{schema}".drop_archived_history(date) FROM PUBLIC;
 REVOKE EXECUTE ON FUNCTION "{schema}".begin_generation() FROM PUBLIC;
 SELECT "{schema}".make_partition(parent, CAST(now() AT TIME ZONE 'UTC' AS date) + days)
@@ -504,7 +489,6 @@ DROP FUNCTION "{schema}".drop_staging(text, interval);
 DROP FUNCTION "{schema}".make_staging(text, text);
 DROP FUNCTION "{schema}".drop_archived_history(date);
 DROP FUNCTION "{schema}".begin_generation();
-DROP FUNCTION "{schema}".is_archived(text, bigint);
 DROP FUNCTION "{schema}".drop_partition(text, date, interval);
 DROP FUNCTION "{schema}".make_partition(text, date);
 DROP FUNCTION "{schema}".first_id(date);

@@ -96,6 +96,20 @@ def test_a_letter_is_archived_again_when_it_is_resolved(archiver: Archiver, conn
     assert [(row.letter_id, row.resolution) for row in states.collect()] == [(1, None), (1, "discarded"), (2, None)]
 
 
+@pytest.mark.parametrize("local_rows", [0, 1_000])
+def test_last_day_of_the_calendar_is_archived_and_compared(
+    archiver: Archiver, conn: psycopg.Connection[Any], local_rows: int
+) -> None:
+    """And a row of an outcome that no clock can have told stops nothing."""
+    add_history(conn, 2, finished_at=datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC))
+    add_history(conn, 3, first=11)
+    assert archiver.run(local_rows=local_rows).rows == 5
+    assert archiver.run(local_rows=local_rows).rows == 0
+    assert archiver.ids() == [1, 2, 11, 12, 13]
+    found = archiver.verify(local_rows=local_rows)
+    assert (found.rows, found.is_whole) == (5, True)
+
+
 # ---------------------------------------------------------------- exactly once
 
 

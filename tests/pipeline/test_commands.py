@@ -91,10 +91,26 @@ def test_a_node_tells_whose_history_it_is(agent: Agent, conn: psycopg.Connection
     assert document(agent, "archive")["service"] == "billing"
 
 
-def test_archiving_can_be_ended(agent: Agent, conn: psycopg.Connection[Any]) -> None:
+def test_archiving_can_be_ended_and_taken_up_again(agent: Agent, conn: psycopg.Connection[Any]) -> None:
+    """In the same lake: what was written meanwhile, and is still here, is archived once."""
+    add_history(conn, 5)
     archive(agent)
     assert document(agent, "archive", "--end") == {"ended": 2}
-    assert conn.execute("SELECT count(*) FROM durable.archives").fetchone() == (0,)
+    assert document(agent, "archive", "--end") == {"ended": 0}
+    assert [each["lake"] for each in document(agent, "status")["tables"]] == [None, None]
+    assert "is not archived; run" in agent("pipeline", "purge", "--service", "shop").err
+    old = add_old_day(conn, 40, 2, first=101)
+    add_history(conn, 3, first=6)
+    assert conn.execute("SELECT durable.archived_below('envelope_history')").fetchone() == (None,)
+    assert conn.execute(
+        "SELECT durable.drop_partition('envelope_history', current_date - 40, interval '30 days')"
+    ).fetchone() == (True,)
+    assert old not in partitions(conn)
+
+    assert [each["rows"] for each in archive(agent)["tables"]] == [3, 0]
+    assert [each["whole"] for each in document(agent, "verify")["tables"]] == [True, True]
+    after = document(agent, "status")
+    assert [(each["lag_rows"], each["problem"], each["gone"]) for each in after["tables"]] == [(0, None, {})] * 2
 
 
 # ---------------------------------------------------------------- verify
@@ -234,6 +250,8 @@ BAD_INPUT = {
     "the database cannot be used": ("status", "--database", "postgresql://nobody@127.0.0.1:1/none"),
     "lake gopher://x": ("archive", "--lake", "gopher://x", "--service", "shop"),
     "give one of them": ("archive", "--service", "shop", "--master", "local", "--remote", "sc://localhost"),
+    "plain: is a file; name a folder": ("status", "--lake", "plain"),
+    "plain/within: is a file; name a folder": ("archive", "--service", "shop", "--lake", "plain/within"),
     "is not archived; run: durable-agent pipeline archive": ("verify", "--service", "shop"),
 }
 
@@ -242,6 +260,7 @@ BAD_INPUT = {
 def test_bad_input_is_refused_in_one_line(agent: Agent, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     if said == "lake: not set":
         monkeypatch.delenv("DURABLE_LAKE")
+    Path("plain").write_text("no lake")
     ended = agent("pipeline", *BAD_INPUT[said])
     assert (ended.out, ended.err.count("\n")) == ("", 1)
     assert said in ended.err
@@ -252,6 +271,29 @@ def test_a_schema_of_another_version_is_refused(agent: Agent, conn: psycopg.Conn
     conn.execute("UPDATE durable.alembic_version SET version_num = '9999'")
     ended = agent("pipeline", "archive", "--service", "shop")
     assert (ended.code, "newer than this code" in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("report",),
+        ("conversations",),
+        ("replay", "--name", "x", "--all"),
+        ("audit", "--sender", "nowhere", "--receiver", "nowhere"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_missing_lake_is_told_before_spark_starts(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    def start(*_: object, **__: object) -> None:
+        raise AssertionError("Spark was started")
+
+    for module in ("report", "conversations", "replay", "audit"):
+        monkeypatch.setattr(f"durable.cli.pipeline_{module}.open_session", start)
+    ended = agent("pipeline", *arguments)
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
+    assert "it holds no history; fill it with durable-agent pipeline archive" in ended.err
 
 
 def test_without_java_it_says_how_to_get_one(agent: Agent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ import pytest
 
 from durable.errors import InvalidSetting
 from durable.pipeline.compaction import compact, vacuum
-from durable.pipeline.copying import connection
-from durable.pipeline.verify import claimed, verify_history
 from tests.support.archiving import Archiver
 from tests.support.history import add_history
 
@@ -31,9 +29,7 @@ def archive_often(
 
 
 def is_whole(archiver: Archiver) -> bool:
-    with connection(archiver.origin.url) as conn:
-        of = claimed(conn, archiver.lake, "history", archiver.origin)
-    return verify_history(archiver.spark, archiver.lake, archiver.origin, of).is_whole
+    return archiver.verify().is_whole
 
 
 def test_compaction_keeps_every_row_in_few_files(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:

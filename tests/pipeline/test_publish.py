@@ -135,8 +135,24 @@ def test_a_batch_that_was_published_adds_nothing_also_after_it_was_sent(
     assert publish.publish(messages(orders(spark, 100, partitions=5)), settings) is None, "however it is shared out"
     assert publish.publish(messages(orders(spark, 10)), settings, batch="May") is not None
     outbox.empty()
-    assert publish.publish(messages(orders(spark, 20)), settings, batch="May") is None, "a name is a name"
-    assert outbox.orders == []
+    assert publish.publish(messages(orders(spark, 10)), settings, batch="May") is None
+    with pytest.raises(InvalidMessage, match="batch 'May' was published before with other rows or bodies"):
+        publish.publish(messages(orders(spark, 20)), settings, batch="May")
+    assert (outbox.orders, outbox.leftovers) == ([], [])
+
+
+@pytest.mark.parametrize("batch", [None, "June"])
+@pytest.mark.parametrize("destination", [PEER, "local"])
+def test_corrected_bodies_under_published_keys_are_refused(
+    spark: SparkSession, outbox: Outbox, settings: Settings, destination: str, batch: str | None
+) -> None:
+    """With and without a name of its own the correction is another batch; its rows would be dropped in silence."""
+    publish.publish(messages(orders(spark, 10), destination), settings)
+    corrected = orders(spark, 12).withColumn("total", F.lit(-1))
+    with pytest.raises(InvalidMessage, match=r"10 rows were published before, .* with other bodies, such as"):
+        publish.publish(messages(corrected, destination), settings, batch=batch)
+    assert len([*outbox.orders, *outbox.inbox]) == 10
+    assert outbox.leftovers == []
 
 
 def test_with_once_a_row_adds_nothing_also_after_it_was_sent(

@@ -21,7 +21,6 @@ from durable.errors import InvalidSetting
 from durable.pipeline.copying import connection
 from durable.pipeline.lake import Lake
 from durable.pipeline.status import read_status
-from durable.pipeline.verify import Verified, claimed, verify_history, verify_letters
 from durable.storage import migrator
 from tests.support.archiving import Archiver, origin_of
 from tests.support.clusters import Cluster, Clusters, clusters
@@ -101,11 +100,8 @@ class Succession:
     def is_whole(self) -> None:
         """The lake has what the database has, once, and nothing is behind."""
         archiver = self.archiver
-        with connection(archiver.origin.url) as conn:
-            history = claimed(conn, archiver.lake, "history", archiver.origin)
-            dead = claimed(conn, archiver.lake, "dead_letters", archiver.origin)
-        assert verify_history(archiver.spark, archiver.lake, archiver.origin, history).is_whole
-        assert verify_letters(archiver.spark, archiver.lake, archiver.origin, dead).is_whole
+        assert archiver.verify("history").is_whole
+        assert archiver.verify("dead_letters").is_whole
         status = read_status(archiver.origin.url, "durable", archiver.lake)
         assert [(each.problem, each.lag_rows) for each in status.tables] == [(None, 0), (None, 0)]
 
@@ -269,30 +265,24 @@ def backed_up(archiver: Archiver, conn: psycopg.Connection[Any]) -> Archiver:
     return archiver
 
 
-def verified(archiver: Archiver) -> Verified:
-    with connection(archiver.origin.url) as conn:
-        of = claimed(conn, archiver.lake, "history", archiver.origin)
-    return verify_history(archiver.spark, archiver.lake, archiver.origin, of)
-
-
 def test_restored_lake_is_told_and_filled_again(backed_up: Archiver) -> None:
     status = read_status(backed_up.origin.url, "durable", backed_up.lake).tables[0]
     assert "the lake ends before what was archived" in str(status.problem)
-    assert verified(backed_up).missing == 200
+    assert backed_up.verify().missing == 200
     done = backed_up.run()
     assert (done.rows, done.gone) == (200, {})
     assert backed_up.ids() == [*range(1, 156), *range(1001, 1051)]
-    assert verified(backed_up).is_whole
+    assert backed_up.verify().is_whole
     assert read_status(backed_up.origin.url, "durable", backed_up.lake).tables[0].problem is None
 
 
 def test_rows_gone_from_restored_lake_and_database_are_named(
     backed_up: Archiver, conn: psycopg.Connection[Any]
 ) -> None:
-    assert drop_history(backed_up.origin.url, timedelta(days=30))
     day = (datetime.now(UTC) - timedelta(days=40)).date()
+    conn.execute(f"DROP TABLE durable.envelope_history_{day:%Y%m%d}")
     assert read_status(backed_up.origin.url, "durable", backed_up.lake).tables[0].gone == {day: 50}
-    found = verified(backed_up)
+    found = backed_up.verify()
     assert (found.missing, found.gone, found.is_whole) == (150, {day: 50}, False)
     done = backed_up.run()
     assert (done.rows, done.gone) == (150, {day: 50})

@@ -18,10 +18,11 @@ from pyspark.sql import SparkSession
 from durable.pipeline import archive as archiving
 from durable.pipeline import files
 from durable.pipeline.archive import Archived, ArchiveTask, archive
-from durable.pipeline.copying import copy
+from durable.pipeline.copying import connection, copy
 from durable.pipeline.lake import Lake, LakeTable
 from durable.pipeline.origin import Origin
 from durable.pipeline.session import spark_session
+from durable.pipeline.verify import Verified, claimed, verify
 from tests.support.history import numbers
 from tests.support.killing import arm_session, copy_in_small_batches, dies_at, is_first_attempt, until_killed
 
@@ -45,6 +46,11 @@ class Archiver:
     def dies_at(self, failpoint: str) -> None:
         """In a session of its own."""
         dies_at(failpoint, "archiving", self.lake.url, self.origin.url)
+
+    def verify(self, table: LakeTable = "history", **options: Any) -> Verified:
+        with connection(self.origin.url) as conn:
+            of = claimed(conn, self.lake, table, self.origin)
+        return verify(lambda: self.spark, self.lake, table, self.origin, of, **options)
 
     def ids(self, table: LakeTable = "history") -> list[int]:
         return numbers([row.id for row in self.lake.read(self.spark, table).select("id").collect()])

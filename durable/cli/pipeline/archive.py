@@ -7,6 +7,7 @@ from dataclasses import asdict
 from datetime import date, timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
 
 import typer
 
@@ -24,6 +25,7 @@ from durable.storage.database import lock_url
 
 if TYPE_CHECKING:
     from durable.pipeline.archive import Archived
+    from durable.pipeline.purge import Purged
     from durable.pipeline.verify import Verified
 
 NewLake = Annotated[
@@ -73,14 +75,14 @@ def archive(
     with needs_spark():
         from durable.pipeline.archive import archive as archive_table
     spark = cache(lambda: open_session(master, remote, debug=debug))
-    named_spark = master is not None or remote is not None
-    if named_spark:
+    local_rows = _local_rows(settings, master, remote)
+    if not local_rows:
         spark()
     archive_into_lake = partial(
         archive_table,
         is_new_lake=new_lake,
         is_successor=successor,
-        local_rows=0 if named_spark else settings.pipeline_local_rows,
+        local_rows=local_rows,
         compact_above=settings.pipeline_compact_above,
     )
     done = []
@@ -107,24 +109,29 @@ def verify(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare what is archived, and still here, with the lake. Ends with 1 when rows are missing there, or twice."""
+    """Compare what is archived, and still here, with the content of the lake.
+
+    Ends with 1 when rows are missing there, are there twice, or differ."""
     settings, name = _target(app, database, schema, service)
     found = find_lake(lake, settings)
     origin = find_origin(settings, name)
     with needs_spark():
-        from durable.pipeline.verify import claimed, verify_history, verify_letters
+        from durable.pipeline.verify import claimed
+        from durable.pipeline.verify import verify as verify_table
     with connection(settings) as conn:
-        history, letters = (claimed(conn, found, table, origin) for table in SOURCES)
-    spark = open_session(master, remote, debug=debug)
-    done = [
-        verify_history(spark, found, origin, history),
-        verify_letters(spark, found, origin, letters),
-    ]
+        claims = {table: claimed(conn, found, table, origin) for table in SOURCES}
+    spark = cache(lambda: open_session(master, remote, debug=debug))
+    local_rows = _local_rows(settings, master, remote)
+    done = []
+    for table, claim in claims.items():
+        with progress(f"comparing {table}") as show:
+            done.append(verify_table(spark, found, table, origin, claim, local_rows=local_rows, show=show))
     if json:
-        tables = [asdict(each) | {"whole": each.is_whole, "gone": _by_day(each.gone)} for each in done]
+        tables = [_verified_document(each) for each in done]
         print_json({"service": origin.service, "lake": found.url, "tables": tables})
     else:
-        print_blocks([_verified(found, done), *_gone([(each.table, each.gone) for each in done])])
+        gone = _gone([(each.table, each.gone) for each in done])
+        print_blocks([_verified(found, done), *_unreadable(done), *_examples(done), *gone])
     if not all(each.is_whole for each in done):
         raise typer.Exit(1)
 
@@ -141,22 +148,25 @@ def purge(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Drop the days of history that are in the lake and older than these days, after they were compared with it."""
+    """Drop history and resolved letters that are past their retention, after they were compared with the lake.
+
+    Nodes drop nothing of what is archived.
+    """
     settings, name = _target(app, database, schema, service)
     found = find_lake(lake, settings)
     origin = find_origin(settings, name)
     with needs_spark():
-        from durable.pipeline.purge import purge as purge_days
-    kept = settings.history_retention if keep is None else _days(keep)
-    with progress("purging days") as show:
-        done = purge_days(lambda: open_session(master, remote, debug=debug), found, origin, kept, show=show)
+        from durable.pipeline.purge import Retention
+        from durable.pipeline.purge import purge as purge_archived
+    kept = Retention(settings.history_retention if keep is None else _days(keep), settings.dead_letter_retention)
+    spark = cache(lambda: open_session(master, remote, debug=debug))
+    local_rows = _local_rows(settings, master, remote)
+    with progress("purging") as show:
+        done = purge_archived(spark, found, origin, kept, local_rows=local_rows, show=show)
     if json:
-        rows = done.verified.rows if done.verified else 0
-        print_json({"service": origin.service, "lake": found.url, "days": done.days, "rows": rows})
-    elif done.verified is None:
-        print(f"no day of history is older than {age(kept)}")
+        print_json({"service": origin.service, "lake": found.url, **asdict(done)})
     else:
-        print(f"dropped {len(done.days)} days with {done.verified.rows:,} rows, {done.days[0]} to {done.days[-1]}")
+        _print_purged(done, kept.history)
 
 
 def status(
@@ -188,6 +198,20 @@ def _target(
 ) -> tuple[Settings, str | None]:
     bus, settings = load_target(app, database, schema)
     return settings, service or (bus.service if bus is not None else None)
+
+
+def _print_purged(done: Purged, kept: timedelta) -> None:
+    if done.days:
+        print(f"dropped {len(done.days)} days with {done.rows:,} rows, {done.days[0]} to {done.days[-1]}")
+    else:
+        print(f"no day of history is older than {age(kept)}" + (f"; dropped {done.rows:,} rows" if done.rows else ""))
+    if done.letters:
+        print(f"dropped {done.letters:,} resolved dead letters")
+
+
+def _local_rows(settings: Settings, master: str | None, remote: str | None) -> int:
+    """Up to how many rows need no Spark: none where its place is named."""
+    return settings.pipeline_local_rows if master is None and remote is None else 0
 
 
 def _end(settings: Settings, json: bool) -> None:
@@ -228,8 +252,41 @@ def _by_day(gone: Mapping[date, int]) -> dict[str, int]:
 
 
 def _verified(lake: Lake, done: list[Verified]) -> Table:
-    rows: list[list[Cell]] = [[each.table, each.days, each.rows, each.missing, each.twice] for each in done]
-    return Table(f"compared with {lake.url}", ["table", "days", "rows", "missing", "twice"], rows)
+    rows: list[list[Cell]] = [
+        [each.table, each.days, each.rows, each.missing, each.twice, each.differing] for each in done
+    ]
+    return Table(f"compared with {lake.url}", ["table", "days", "rows", "missing", "twice", "differing"], rows)
+
+
+def _unreadable(done: list[Verified]) -> list[Table]:
+    rows: list[list[Cell]] = [
+        [each.table, file, reason] for each in done for file, reason in sorted(each.unreadable.items())
+    ]
+    return [Table("files of the lake that cannot be read", ["table", "file", "reason"], rows)] if rows else []
+
+
+def _examples(done: list[Verified]) -> list[Table]:
+    rows: list[list[Cell]] = [
+        [each.table, found.flaw, str(found.day), _key(found.key), ", ".join(found.columns) or None]
+        for each in done
+        for found in each.examples
+    ]
+    columns = ["table", "in the lake", "day", "row", "columns that differ"]
+    return [Table("rows that the lake does not hold as the database does", columns, rows)] if rows else []
+
+
+def _key(values: Sequence[object]) -> str:
+    """A row's key: an id or the number of a letter first, the transaction last."""
+    return " ".join(str(UUID(bytes=value)) if isinstance(value, bytes) else str(value) for value in values)
+
+
+def _verified_document(done: Verified) -> dict[str, object]:
+    examples = [
+        {"flaw": found.flaw, "day": str(found.day), "row": _key(found.key), "columns": [*found.columns]}
+        for found in done.examples
+    ]
+    document = {"whole": done.is_whole, "gone": _by_day(done.gone), "examples": examples}
+    return asdict(done) | document
 
 
 def _status(found: Status) -> Table:

@@ -94,9 +94,11 @@ def audit(
     )
     if out is not None and "://" not in out and Path(out).exists():
         raise InvalidSetting(f"--out: {out} is there already; name a new folder")
+    lakes = [Lake(place) for place in sender], [Lake(place) for place in receiver]
+    for lake in (*lakes[0], *lakes[1]):
+        lake.require("history")
     spark = open_session(master, remote, debug=debug)
     with spark_errors(), progress("audit") as show:
-        lakes = [Lake(place) for place in sender], [Lake(place) for place in receiver]
         verdict = audit(spark, *lakes, question, out=out, show=show)
     if json:
         print_json({"failed": verdict.failed, **asdict(verdict)})

@@ -11,11 +11,10 @@ from uuid import UUID
 import typer
 
 from durable.cli.output import Block, Table, print_blocks, print_json
-from durable.cli.pipeline.options import Master, Remote, find_lake, open_session
+from durable.cli.pipeline.options import Master, Remote, find_filled_lake, open_session
 from durable.cli.pipeline.report import Since, Until, parse_day
 from durable.cli.target import Debug, Json
 from durable.errors import InvalidSetting
-from durable.pipeline.lake import Lake
 from durable.pipeline.session import spark_errors
 from durable.settings import load_settings
 
@@ -55,7 +54,7 @@ def conversations(
 ) -> None:
     """List conversations by duration, depth or size; or show one as a tree of what caused what."""
     settings = load_settings()
-    places = [Lake(place) for place in lake] if lake else [find_lake(None, settings)]
+    places = [find_filled_lake(place, settings) for place in (lake or (None,))]
     days = parse_day(since, "--since"), parse_day(until, "--until")
     wanted = None if id_ is None else _uuid(id_)
     from durable.pipeline.conversations import find, overview

@@ -13,7 +13,7 @@ import typer
 from durable.cli.arguments import parse_time
 from durable.cli.dead_letters.selection import SideName
 from durable.cli.output import Table, print_blocks, print_json, progress
-from durable.cli.pipeline.options import LakeUrl, Master, Remote, find_lake, open_session
+from durable.cli.pipeline.options import LakeUrl, Master, Remote, find_filled_lake, open_session
 from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, connection, load_target
 from durable.errors import InvalidSetting
 from durable.pipeline.session import needs_spark, spark_errors
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from durable.bus import Bus
     from durable.pipeline.choosing import Choice, Group
+    from durable.pipeline.lake import Lake
     from durable.settings import Settings
 
 
@@ -129,10 +130,11 @@ def replay(
     if not every and not choice.is_narrowed:
         raise InvalidSetting("replay: filter the messages, such as by --type or --since; or give --all")
     bus, settings = load_target(app, database, schema)
+    found = None if parquet is not None else find_filled_lake(lake, settings, choice.table)
     if bus is not None and not dry_run:
         _declare(bus, settings)
     spark = open_session(master, remote, debug=debug)
-    rows, groups = _chosen(spark, settings, choice, lake, parquet)
+    rows, groups = _chosen(spark, choice, found, parquet)
     with needs_spark():
         from durable.pipeline.replay import ORDER, messages
     named = messages(rows, name=name, same_ids=same_ids, destination=destination, order_by=order_by or ORDER)
@@ -151,15 +153,16 @@ def _declare(bus: Bus, settings: Settings) -> None:
 
 
 def _chosen(
-    spark: SparkSession, settings: Settings, choice: Choice, lake: str | None, parquet: str | None
+    spark: SparkSession, choice: Choice, lake: Lake | None, parquet: str | None
 ) -> tuple[DataFrame, list[Group]]:
     from durable.pipeline import choosing
 
-    if parquet is None:
-        rows = choosing.choose(spark, find_lake(lake, settings), choice)
-    else:
+    if parquet is not None:
         with spark_errors():
             rows = choosing.matching(choosing.complete(spark.read.parquet(parquet)), choice)
+    else:
+        assert lake is not None
+        rows = choosing.choose(spark, lake, choice)
     groups = choosing.survey(rows)
     for option, named in (("--service", {g.service for g in groups}), ("--side", {g.side for g in groups})):
         if len(named) > 1:

@@ -12,7 +12,7 @@ import typer
 
 from durable.cli.arguments import parse_time
 from durable.cli.output import print_json, progress
-from durable.cli.pipeline.options import LakeUrl, Master, Remote, find_lake, open_session
+from durable.cli.pipeline.options import LakeUrl, Master, Remote, find_filled_lake, open_session
 from durable.cli.target import Debug, Json
 from durable.errors import InvalidSetting
 from durable.pipeline.session import spark_errors
@@ -51,7 +51,7 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Write a page of plots about throughput, latencies and failures. It needs no network to be looked at."""
-    place = find_lake(lake, load_settings())
+    place = find_filled_lake(lake, load_settings())
     days = parse_day(since, "--since"), parse_day(until, "--until")
     from durable.pipeline.page import render
     from durable.pipeline.report import report

@@ -11,6 +11,12 @@ them.
 
 from __future__ import annotations
 
+from typing import Final
+
+from sqlalchemy import MetaData, Text
+from sqlalchemy.dialects.postgresql import JSONB
+
+from durable.storage import tables
 from durable.storage.sql.statement import Statement
 
 # ---------------------------------------------------------------- snapshots and parts of tables
@@ -36,6 +42,39 @@ ORDER BY c.relname
 
 # By which time a row belongs to a day of the lake.
 DAYS = {"envelope_history": "finished_at", "dead_letters": "failed_at"}
+
+# The rows of a day and side are parted into so many blocks by their ids, so that few are looked at where some differ.
+BLOCKS: Final = 64
+_BLOCK: Final = {
+    "envelope_history": f"get_byte(uuid_send(id), 15) & {BLOCKS - 1}",
+    "dead_letters": f"CAST(letter_id & {BLOCKS - 1} AS integer)",
+}
+
+
+# By what a row is known.
+KEYS: Final = {
+    "envelope_history": ("id", "side", "address", "outcome", "xid"),
+    "dead_letters": ("letter_id", "side", "xid"),
+}
+
+
+def _record(table: str) -> str:
+    """A row as bytes, the same on every server and for every client: what durable.pipeline.digests makes of a lake's.
+
+    record_send() writes each column with its type and length. Texts are UTF-8, whatever the client's encoding.
+    """
+    columns = tables.define(MetaData())[table].columns
+    return f"record_send(ROW({', '.join(_sent(each.name, each.type) for each in columns)}))"
+
+
+def _sent(name: str, kind: object) -> str:
+    match kind:
+        case JSONB():
+            return f"convert_to(CAST({name} AS text), 'UTF8')"
+        case Text():
+            return f"convert_to({name}, 'UTF8')"
+        case _:
+            return name
 
 
 class ByTransaction:
@@ -71,6 +110,22 @@ SELECT EXISTS (SELECT FROM {{schema}}.{table} WHERE xid >=
 SELECT CAST({DAYS[table]} AT TIME ZONE 'UTC' AS date) AS day, count(*) AS rows
 FROM {{schema}}.{table} WHERE xid >= :low AND xid < :high GROUP BY 1
 """)
+        # The archived rows of some days. A digest is 64 bits of a row's SHA-256; a block's is their sum.
+        keys = ", ".join(KEYS[table])
+        digested = f"""
+SELECT CAST({DAYS[table]} AT TIME ZONE 'UTC' AS date) AS day, {keys}, {_BLOCK[table]} AS block,
+    CAST(CAST('x' || encode(substr(sha256({_record(table)}), 1, 8), 'hex') AS bit(64)) AS bigint) AS digest
+FROM {{schema}}.{table} WHERE xid < :high
+    AND (CAST(:since AS timestamptz) IS NULL OR {DAYS[table]} >= CAST(:since AS timestamptz))
+    AND (CAST(:until AS timestamptz) IS NULL OR {DAYS[table]} < CAST(:until AS timestamptz))
+"""
+        self.digest_blocks = Statement(f"""
+SELECT day, side, block, count(*) AS rows, CAST(sum(digest) AS text) AS digest
+FROM ({digested}) AS digested GROUP BY day, side, block
+""")
+        self.digest_rows = Statement(f"""
+SELECT {keys}, digest FROM ({digested}    AND {_BLOCK[table]} = ANY (CAST(:blocks AS integer[]))) AS digested
+""")
         self.lag = Statement(f"""
 SELECT count(*) AS rows, clock_timestamp() - min({time}) AS age FROM {{schema}}.{table} WHERE xid >= :low
 """)
@@ -103,7 +158,7 @@ SELECT service FROM {schema}.nodes WHERE NOT EXISTS (SELECT FROM {schema}.archiv
 ORDER BY service
 """)
 READ_ARCHIVE = Statement("""
-SELECT service, app_id, lake, lake_id, claimed_below, archived_below, archived_at, identity
+SELECT service, app_id, lake, lake_id, claimed_below, archived_below, archived_at, identity, ended_at
 FROM {schema}.archives WHERE table_name = :table
 """)
 # From here on nothing of the table is dropped that is not archived.
@@ -118,9 +173,11 @@ UPDATE {schema}.archives SET service = :service, app_id = :app_id, lake = :lake,
     claimed_below = 0, archived_below = 0
 WHERE table_name = :table
 """)
+# The row stays: whoever archives again goes on from where the lake is. What is dropped meanwhile is known to be.
 END_ARCHIVES = Statement("""
-WITH forgotten AS (DELETE FROM {schema}.archive_commits) DELETE FROM {schema}.archives
+UPDATE {schema}.archives SET ended_at = clock_timestamp() WHERE ended_at IS NULL
 """)
+RESUME_ARCHIVE = Statement("UPDATE {schema}.archives SET ended_at = NULL WHERE table_name = :table")
 # Before a commit of the lake: so an offset of the lake beyond it is known to come from another life of the database.
 CLAIM_ARCHIVE = Statement("""
 UPDATE {schema}.archives SET claimed_below = GREATEST(claimed_below, :high) WHERE table_name = :table
@@ -183,19 +240,6 @@ SELECT gid, clock_timestamp() - prepared AS age FROM pg_prepared_xacts ORDER BY 
 
 # ---------------------------------------------------------------- comparing with the lake, and letting go
 
-# By UTC day and side: how many rows, and sums that no other set of ids has but by chance.
-DIGEST_HISTORY = Statement("""
-SELECT CAST(finished_at AT TIME ZONE 'UTC' AS date) AS day, side, count(*) AS rows,
-    CAST(sum(CAST(CAST('x' || left(digits, 16) AS bit(64)) AS bigint)) AS text) AS high,
-    CAST(sum(CAST(CAST('x' || right(digits, 16) AS bit(64)) AS bigint)) AS text) AS low,
-    CAST(sum(xid) AS text) AS xids
-FROM (
-    SELECT finished_at, side, xid, replace(CAST(id AS text), '-', '') AS digits
-    FROM {schema}.envelope_history WHERE xid < :high
-        AND (CAST(:since AS timestamptz) IS NULL OR finished_at >= CAST(:since AS timestamptz))
-        AND (CAST(:until AS timestamptz) IS NULL OR finished_at < CAST(:until AS timestamptz))
-) AS archived GROUP BY 1, 2 ORDER BY 1, 2
-""")
 # How old the days are, by the database's clock.
 READ_OLD_DAYS = Statement("""
 SELECT to_date(right(c.relname, 8), 'YYYYMMDD') AS day
@@ -204,6 +248,30 @@ JOIN pg_class c ON c.oid = i.inhrelid
 WHERE i.inhparent = CAST(:table AS regclass) AND c.relname ~ '_[0-9]{8}$'
     AND to_date(right(c.relname, 8), 'YYYYMMDD') + 1 < (now() AT TIME ZONE 'UTC') - CAST(:keep AS interval)
 ORDER BY 1
+""")
+# Of the days all of which are past this retention, and rows that lie in none of the daily partitions.
+READ_FIRST_DAY_KEPT = Statement("SELECT CAST((now() AT TIME ZONE 'UTC') - CAST(:keep AS interval) AS date)")
+COUNT_STRAY_HISTORY = Statement("""
+SELECT count(*) FROM {schema}.envelope_history_default
+WHERE xid < :high AND finished_at < CAST(:until AS timestamptz)
+""")
+PURGE_STRAY_HISTORY = Statement("""
+WITH picked AS (
+    SELECT ctid AS place FROM {schema}.envelope_history_default
+    WHERE xid < :high AND finished_at < CAST(:until AS timestamptz) LIMIT :batch_size FOR UPDATE SKIP LOCKED
+)
+DELETE FROM {schema}.envelope_history_default WHERE ctid = ANY (ARRAY(SELECT place FROM picked))
+""")
+COUNT_RESOLVED_LETTERS = Statement("""
+SELECT count(*) FROM {schema}.dead_letters WHERE xid < :high AND resolved_at < now() - CAST(:keep AS interval)
+""")
+PURGE_RESOLVED_LETTERS = Statement("""
+WITH picked AS (
+    SELECT letter_id FROM {schema}.dead_letters
+    WHERE xid < :high AND resolved_at < now() - CAST(:keep AS interval)
+    ORDER BY resolved_at LIMIT :batch_size FOR UPDATE SKIP LOCKED
+)
+DELETE FROM {schema}.dead_letters AS letter USING picked WHERE letter.letter_id = picked.letter_id
 """)
 COUNT_UNARCHIVED = Statement("""
 SELECT CAST(finished_at AT TIME ZONE 'UTC' AS date) AS day, count(*) AS rows FROM {schema}.envelope_history

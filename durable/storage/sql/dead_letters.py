@@ -244,11 +244,12 @@ SELECT count(*) FROM handled
 
 # ---------------------------------------------------------------- forgetting
 
-# Their attempts go with them, by the foreign key. Only what was resolved goes, and was archived, where that is done.
+# Their attempts go with them, by the foreign key. Only what was resolved goes; what is archived only `pipeline purge`
+# lets go, which compares it with the lake before.
 PURGE_LETTERS = Batched(
     """
     SELECT letter_id FROM {schema}.dead_letters WHERE resolved_at < now() - CAST(:keep AS interval)
-        AND COALESCE(xid < {schema}.archived_below('dead_letters'), true){only}
+        AND {schema}.archived_below('dead_letters') IS NULL{only}
     ORDER BY resolved_at LIMIT :batch_size {lock}""",
     """, purged AS (
     DELETE FROM {schema}.dead_letters AS letter USING picked WHERE letter.letter_id = picked.letter_id RETURNING 1

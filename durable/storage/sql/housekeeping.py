@@ -77,11 +77,12 @@ def _forget_old_ids(table: str) -> Batched:
 PURGE_UNDATED_IDS = _forget_old_ids("undated_ids")
 # Ids of days for which no partition was made.
 PURGE_DEFAULT_IDS = _forget_old_ids("received_ids_default")
+# What is archived only `pipeline purge` drops, which compares it with the lake before.
 PURGE_DEFAULT_HISTORY = Batched(
     """
     SELECT ctid AS place, CAST(ctid AS text) AS shown FROM {schema}.envelope_history_default
     WHERE finished_at < now() - CAST(:keep AS interval)
-        AND COALESCE(xid < {schema}.archived_below('envelope_history'), true){only}
+        AND {schema}.archived_below('envelope_history') IS NULL{only}
     LIMIT :batch_size {lock}""",
     """, purged AS (
     DELETE FROM {schema}.envelope_history_default WHERE ctid = ANY (ARRAY(SELECT place FROM picked)) RETURNING 1

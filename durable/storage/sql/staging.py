@@ -96,15 +96,29 @@ FROM (
 WHERE bodies > 1 OR types > 1 OR keys > 1 OR headers > 1 LIMIT 1
 """)
 
+# Staged rows under whose ids other messages are there: in the outbox, or among what was received here.
+FIND_CHANGED = Statement("""
+SELECT count(*) AS rows, min(CAST(id AS text)) AS id FROM (
+    SELECT staged.id FROM {staged} JOIN {schema}.outgoing_envelopes AS known USING (id, destination)
+    WHERE staged.endpoint IS NULL AND (known.body <> staged.body OR known.message_type <> staged.message_type)
+    UNION ALL
+    SELECT staged.id FROM {staged} JOIN {schema}.received_ids AS known USING (id, endpoint)
+    WHERE known.message_digest <> staged.message_digest
+    UNION ALL
+    SELECT staged.id FROM {staged} JOIN {schema}.undated_ids AS known USING (id, endpoint)
+    WHERE known.message_digest <> staged.message_digest AND NOT known.given_up
+) AS changed
+""")
 # A row comes back unless this batch, or this or a later micro-batch of a stream, was published before. Who publishes
 # the same batch at the same time waits here for the first.
 BEGIN_BATCH = Statement("""
-INSERT INTO {schema}.published_batches AS known (batch, job, number)
-VALUES (:batch, CAST(:job AS uuid), CAST(:number AS bigint))
+INSERT INTO {schema}.published_batches AS known (batch, job, number, contents)
+VALUES (:batch, CAST(:job AS uuid), CAST(:number AS bigint), CAST(:contents AS text))
 ON CONFLICT (batch) DO UPDATE SET job = excluded.job, number = excluded.number, published_at = clock_timestamp()
 WHERE known.number < excluded.number
 RETURNING batch
 """)
+READ_CONTENTS = Statement("SELECT contents FROM {schema}.published_batches WHERE batch = :batch")
 COUNT_BATCH = Statement("""
 UPDATE {schema}.published_batches SET row_count = :row_count, added_count = :added_count WHERE batch = :batch
 """)

@@ -52,6 +52,8 @@ def found(**changes: Any) -> str | None:
 def test_sound_rows_have_no_flaw() -> None:
     assert found(headers='{"tenant": "a"}', partition_key="order-17", deliver_by=NOW, sent_at=NOW) is None
     assert found(destination="local") is None
+    assert found(destination="kafka://of-an-application/its-own") is None
+    assert found(destination="main", endpoint="main") is None
 
 
 @pytest.mark.parametrize(
@@ -66,6 +68,10 @@ def test_sound_rows_have_no_flaw() -> None:
         ({"message_type": ""}, "message_type is empty"),
         ({"destination": "a\0b"}, "destination has a control character"),
         ({"endpoint": "a\nb"}, "destination has a control character"),
+        ({"destination": "billing"}, "destination 'billing' is no address that a transport understands; write such as"),
+        ({"destination": "tpc://h:1"}, "destination 'tpc://h:1' is no address that a transport understands; did you"),
+        ({"destination": "tcp://"}, "destination 'tcp://' is no address that a transport understands"),
+        ({"destination": "Local"}, "destination 'Local' is no address that a transport understands"),
         ({"source": "x" * 1_001}, "source is longer than 1000 bytes in UTF-8"),
         ({"partition_key": "\x7f"}, "partition_key has a control character"),
         ({"headers": '{"a": 1}'}, "column headers: is no JSON object of texts"),
@@ -96,7 +102,7 @@ MOMENTS = st.datetimes(datetime(2026, 11, 1), datetime(2026, 12, 31), timezones=
 ROWS = st.fixed_dictionaries(
     {
         "id": st.sampled_from([ROW["id"], uuid7(NOW), uuid7(NOW - timedelta(days=8))]),
-        "destination": TEXT,
+        "destination": TEXT.map(lambda text: f"tcp://h{text}"),
         "message_type": TEXT,
         "source": TEXT,
         "body": st.binary(max_size=8) | st.just(b"x" * 101),

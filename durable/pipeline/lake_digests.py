@@ -1,0 +1,263 @@
+"""The digests of a lake: by tasks that read the files themselves, each some of them, here or on Spark's workers.
+
+    files of the lake ──> shares of some hundred thousand rows ──> tasks: counts and sums by block ──> added up
+
+A file that cannot be read, or is not there, is named; its rows are none.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from durable.pipeline import places
+from durable.pipeline.digests import row_blocks, row_digests
+from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose, file_schema
+from durable.pipeline.progress import Show, collected
+from durable.pipeline.session import spark_errors
+from durable.storage.archives import Block, Digest, Key
+from durable.storage.sql import archive as archive_statements
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from pyspark.sql import SparkSession
+
+_SHARE_ROWS: Final = 500_000
+_SHARE_FILES: Final = 64
+_BATCH_ROWS: Final = 8_192
+_WORD: Final = (1 << 64) - 1
+_DDL: Final = "day date, side string, number int, rows bigint, digest decimal(20), file string, problem string"
+
+ROW_KEYS: Final[Mapping[LakeTable, Sequence[str]]] = {
+    table: archive_statements.KEYS[source] for table, source in SOURCES.items()
+}
+"""By what a row is known, and found in the other place."""
+
+Spark = Callable[[], "SparkSession"]
+"""Opens the session when it is first needed."""
+
+
+class Rows(NamedTuple):
+    """Which rows of a table of the lake: those of one database below its offset."""
+
+    table_url: str
+    table: LakeTable
+    whose: Whose
+    below: int
+
+
+class LakeFile(NamedTuple):
+    """A file of the table."""
+
+    day: date
+    path: str
+    rows: int
+
+
+@dataclass(slots=True)
+class LakeDigests:
+    """What files of the lake hold, by block, and those that cannot be read, each with the reason."""
+
+    blocks: dict[Block, Digest] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
+
+    def add(self, block: Block, rows: int, digest: int) -> None:
+        before = self.blocks.get(block, Digest(0, 0))
+        self.blocks[block] = Digest(before.rows + rows, (before.digest + digest) & _WORD)
+
+
+def lake_digests(
+    spark: Spark, lake: Lake, of: Rows, days: Sequence[date], *, local_rows: int, show: Show
+) -> LakeDigests:
+    """The digests of these days. Up to `local_rows` rows are read in this process, without Spark."""
+    wanted = set(days)
+    files = [file for file in lake_files(lake, of) if file.day in wanted]
+    task = DigestTask(of, tuple(_shares(files)))
+    if sum(file.rows for file in files) <= local_rows:
+        return _digested_here(task, show)
+    found = LakeDigests()
+    with spark_errors():
+        session, count = spark(), len(task.shares)
+        frame = session.range(0, count, 1, count).mapInArrow(task, _DDL)
+        for row in collected(session, frame, count, show):
+            if row.problem is not None:
+                found.unreadable[row.file] = row.problem
+            else:
+                found.add(Block(row.day, row.side, row.number), row["rows"], int(row.digest))
+    return found
+
+
+def lake_files(lake: Lake, of: Rows, day: date | None = None) -> list[LakeFile]:
+    """The files of the table, or of a day."""
+    files = [LakeFile(*each) for each in lake.listed(of.table)]
+    return [file for file in files if day is None or file.day == day]
+
+
+def rows_of_blocks(lake: Lake, of: Rows, day: date, blocks: Sequence[int]) -> Iterator[tuple[Key, int]]:
+    """The key of each row of these blocks of a day, and the digest of its content. Passes over unreadable files."""
+    for file in lake_files(lake, of, day):
+        for batch in readable_batches(of, file):
+            chosen = batch.filter(_mask(row_blocks(batch, of.table), blocks))
+            keys = zip(*(chosen.column(name).to_pylist() for name in ROW_KEYS[of.table]), strict=True)
+            yield from zip(keys, map(int, row_digests(chosen, of.table)), strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class DigestTask:
+    """What a worker does with the numbers of some shares."""
+
+    of: Rows
+    shares: tuple[tuple[LakeFile, ...], ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield _in_arrow(self.digest(number))
+
+    def digest(self, number: int) -> LakeDigests:
+        """Read one share."""
+        found = LakeDigests()
+        for file in self.shares[number]:
+            of_file = LakeDigests()
+            try:
+                for batch in _batches(self.of, file):
+                    _count(of_file, batch, self.of.table, file.day)
+            except _UNREADABLE as error:
+                found.unreadable[file.path] = _reason(error)
+                continue
+            for block, digest in of_file.blocks.items():
+                found.add(block, *digest)
+        return found
+
+
+_UNREADABLE = (OSError, ValueError, NotImplementedError)  # Arrow's errors are of these kinds
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _shares(files: Sequence[LakeFile]) -> Iterator[tuple[LakeFile, ...]]:
+    gathered: list[LakeFile] = []
+    for file in files:
+        if gathered and (len(gathered) == _SHARE_FILES or sum(each.rows for each in gathered) >= _SHARE_ROWS):
+            yield tuple(gathered)
+            gathered = []
+        gathered.append(file)
+    if gathered:
+        yield tuple(gathered)
+
+
+def _digested_here(task: DigestTask, show: Show) -> LakeDigests:
+    found = LakeDigests()
+    for number in range(len(task.shares)):
+        show(number, len(task.shares))
+        part = task.digest(number)
+        found.unreadable |= part.unreadable
+        for block, digest in part.blocks.items():
+            found.add(block, *digest)
+    show(len(task.shares), len(task.shares))
+    return found
+
+
+def _batches(of: Rows, file: LakeFile) -> Iterator[pa.RecordBatch]:
+    """The rows of one file that count. Raises one of _UNREADABLE."""
+    import pyarrow.parquet as pq
+
+    with places.opened(of.table_url, file.path) as stream, pq.ParquetFile(stream, pre_buffer=False) as parquet:
+        _check_counts(parquet.metadata, file.rows)
+        for batch in parquet.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+            yield _chosen(_conforming(batch, of.table), of)
+
+
+def _conforming(batch: pa.RecordBatch, table: LakeTable) -> pa.RecordBatch:
+    """With the columns of today: files of older versions lack some, which are NULL."""
+    import pyarrow as pa
+
+    schema = file_schema(table)
+    columns = [
+        batch.column(field.name).cast(field.type)
+        if field.name in batch.schema.names
+        else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _chosen(batch: pa.RecordBatch, of: Rows) -> pa.RecordBatch:
+    from pyarrow.compute import call_function
+
+    database = batch.column("database")
+    conditions = [
+        call_function("equal", [batch.column("service"), of.whose.service]),
+        call_function("less", [batch.column("xid"), of.below]),
+        call_function("or_kleene", [call_function("equal", [database, of.whose.database]), database.is_null()]),
+    ]
+    mask = conditions[0]
+    for condition in conditions[1:]:
+        mask = call_function("and", [mask, condition])
+    return batch.filter(mask)
+
+
+def _check_counts(metadata: pq.FileMetaData, expected: int) -> None:
+    """Arrow would believe damaged counts, and read for ever."""
+    if metadata.num_rows != sum(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)):
+        raise ValueError("the counts of its footer contradict each other")
+    if expected and metadata.num_rows != expected:
+        raise ValueError(f"it holds {metadata.num_rows:,} rows, and the lake's log says {expected:,}")
+
+
+def readable_batches(of: Rows, file: LakeFile) -> Iterator[pa.RecordBatch]:
+    """The rows of one file; those behind damage are none."""
+    try:
+        yield from _batches(of, file)
+    except _UNREADABLE:
+        return  # lake_digests() has named it
+
+
+def _count(found: LakeDigests, batch: pa.RecordBatch, table: LakeTable, day: date) -> None:
+    if not batch.num_rows:
+        return
+    sums: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
+    sides = batch.column("side").to_pylist()
+    for side, block, digest in zip(
+        sides, row_blocks(batch, table).tolist(), row_digests(batch, table).tolist(), strict=True
+    ):
+        entry = sums[side, block]
+        entry[0] += 1
+        entry[1] += digest
+    for (side, block), (rows, digest) in sums.items():
+        found.add(Block(day, side, block), rows, digest)
+
+
+def _mask(blocks: np.ndarray[Any, Any], wanted: Sequence[int]) -> pa.Array:
+    import pyarrow as pa
+
+    return pa.array(np.isin(blocks, list(wanted)))
+
+
+def _in_arrow(found: LakeDigests) -> pa.RecordBatch:
+    from decimal import Decimal
+
+    import pyarrow as pa
+
+    blocks = [*found.blocks.items()]
+    files = [*found.unreadable.items()]
+    none = [None] * len(files)
+    return pa.RecordBatch.from_pydict(
+        {
+            "day": pa.array([*(block.day for block, _ in blocks), *none], pa.date32()),
+            "side": pa.array([*(block.side for block, _ in blocks), *none], pa.string()),
+            "number": pa.array([*(block.number for block, _ in blocks), *none], pa.int32()),
+            "rows": pa.array([*(digest.rows for _, digest in blocks), *none], pa.int64()),
+            "digest": pa.array([*(Decimal(digest.digest) for _, digest in blocks), *none], pa.decimal128(20)),
+            "file": pa.array([*([None] * len(blocks)), *(path for path, _ in files)], pa.string()),
+            "problem": pa.array([*([None] * len(blocks)), *(reason for _, reason in files)], pa.string()),
+        }
+    )
