@@ -27,11 +27,15 @@ _WORD: Final = (1 << 64) - 1
 
 def of(batch: pa.RecordBatch) -> Contents:
     """The contents of one batch of sound rows."""
-    destinations, ids = batch.column("destination"), batch.column("id")
-    names = pc.unique(destinations).to_pylist()
-    if len(names) == 1:
-        return {names[0]: _sums(ids)}
-    return {name: _sums(ids.filter(pc.equal(destinations, name))) for name in names}
+    encoded = batch.column("destination").dictionary_encode()
+    places = encoded.indices.to_numpy(zero_copy_only=False)
+    counts = np.bincount(places, minlength=len(encoded.dictionary))
+    together = _halves(batch.column("id"))[np.argsort(places, kind="stable")]
+    first = np.cumsum(counts) - counts  # each has a row at least, as reduceat() wants it
+    sums = np.add.reduceat(together, first, axis=0, dtype="u8").tolist() if len(first) else []
+    xors = np.bitwise_xor.reduceat(together, first, axis=0).tolist() if len(first) else []
+    each = zip(encoded.dictionary.to_pylist(), counts.tolist(), sums, xors, strict=True)
+    return {name: (count, *added, *xored) for name, count, added, xored in each}
 
 
 def merged(parts: Iterable[Contents]) -> Contents:
@@ -49,11 +53,8 @@ def name_of(contents: Contents) -> str:
     return f"rows {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 
-def _sums(ids: pa.Array) -> Sums:
-    halves = np.frombuffer(b"".join(ids.to_pylist()), dtype=">u8").astype("u8").reshape(-1, 2)
-    high, low = (int(total) for total in halves.sum(axis=0, dtype="u8"))
-    high_xor, low_xor = (int(total) for total in np.bitwise_xor.reduce(halves, axis=0))
-    return len(ids), high, low, high_xor, low_xor
+def _halves(ids: pa.Array) -> np.ndarray:
+    return np.frombuffer(b"".join(ids.to_pylist()), dtype=">u8").astype("u8").reshape(-1, 2)
 
 
 def _added(one: Sums, other: Sums) -> Sums:

@@ -16,6 +16,7 @@ from datetime import date, timedelta
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from durable.errors import DurableError, InvalidSetting
 from durable.pipeline.copying import opened
@@ -70,8 +71,21 @@ def purge(
             )
         for done, day in enumerate(days):
             show(done, len(days))
-            archives.drop_day(conn, origin.schema, day)
+            _drop(conn, origin.schema, day, done)
     return Purged(days=days, verified=verified)
+
+
+def _drop(conn: Connection, schema: str, day: date, done: int) -> None:
+    """Wait some seconds for transactions that use the history just now."""
+    try:
+        _patiently(archives.drop_day, conn, schema, day)
+    except DurableError as error:
+        raise DurableError(f"{done} days were dropped, {day} was not: {error}") from error
+
+
+_patiently = Retrying(
+    retry=retry_if_exception_type(DurableError), wait=wait_fixed(0.1), stop=stop_after_delay(10), reraise=True
+)
 
 
 def _archive(conn: Connection, lake: Lake, origin: Origin) -> Archive:
