@@ -59,9 +59,10 @@ bench: setup ## Run the benchmarks: messages, then bulk work on Spark
 	@scripts/jdbc.sh
 	.venv/bin/python -m tests.benchmarks
 
-load: setup ## Load a web service while a worker is killed; then a storm of failures beside healthy work
+load: setup ## Load a web service, then a storm of failures, then the pipeline with a million rows
 	.venv/bin/python -m tests.load
 	.venv/bin/python -m tests.load.storm
+	.venv/bin/python -m tests.load.pipeline
 
 clean: ## Remove what was built and cached; .venv stays
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from io import StringIO
 from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
@@ -33,6 +34,19 @@ _OPTIONAL: Final = {
     "sent_at": "timestamp",
     "seq": "bigint",
 }
+_BEYOND_THE_ROW: Final = re.compile(
+    r"\b(?P<query>exists|list|[a-z]+-subquery)#\d+"
+    r"|\b(?P<java>(?:try_)?reflect|java_method)\("
+    r"|\b(?P<chance>rand|randn|random|randstr|uniform|uuid|shuffle)\("
+)
+"""How a plan shows what is more than a condition over the columns of one row."""
+_MEANT: Final = {
+    "query": "it reads other tables or files",
+    "java": "it calls Java",
+    "chance": "it is another one each time, so that the same replay would choose other messages",
+}
+_SHOWN_FIELDS: Final = "spark.sql.debug.maxToStringFields"
+_MOST_SHOWN: Final = 100  # characters of what somebody wrote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,24 +161,50 @@ def _unresolved(letters: DataFrame) -> DataFrame:
 
 
 def _narrowed(rows: DataFrame, where: str) -> DataFrame:
-    from pyspark.errors import AnalysisException, ParseException
+    _check_condition(rows, where)
+    return rows.where(where)
 
+
+def _check_condition(rows: DataFrame, where: str) -> None:
+    """Raise InvalidSetting unless `where` is a condition over the columns of one row, and always the same for it.
+
+    Spark's SQL would also read any file of the machine, and call any static method of Java.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    empty = rows.sparkSession.createDataFrame([], rows.schema)
     try:
-        with _unlogged():
-            narrowed = rows.where(where)
-            narrowed.schema  # noqa: B018  over Spark Connect nothing is looked at before
-    except (AnalysisException, ParseException) as error:
+        planned = _plan(empty.where(where))
+    except (PySparkException, Py4JError) as error:
         said = " ".join(str(error).partition("SQLSTATE")[0].split())
-        raise InvalidSetting(f"where: {where!r} is no condition over these columns: {said}") from error
-    return narrowed
+        raise InvalidSetting(
+            f"where: {_shortened(where)} is no condition over these columns: {_cause(said)}"
+        ) from error
+    if beyond := _BEYOND_THE_ROW.search(planned):
+        raise InvalidSetting(
+            f"where: {_shortened(where)} is no condition over these columns: {_MEANT[beyond.lastgroup or '']}"
+        )
 
 
-@contextmanager
-def _unlogged() -> Iterator[None]:
-    """Without the page of JSON that pyspark writes beside the error that it raises."""
-    logger = logging.getLogger("SQLQueryContextLogger")
-    before, logger.disabled = logger.disabled, True
+def _plan(rows: DataFrame) -> str:
+    """As Spark explains it, with all of its expressions."""
+    conf = rows.sparkSession.conf
+    before = conf.get(_SHOWN_FIELDS)
+    conf.set(_SHOWN_FIELDS, str(1 << 30))
     try:
-        yield
+        with redirect_stdout(StringIO()) as explained:
+            rows.explain("extended")
     finally:
-        logger.disabled = before
+        conf.set(_SHOWN_FIELDS, str(before))
+    return explained.getvalue()
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}...")
+
+
+def _cause(said: str) -> str:
+    if "StackOverflowError" in said:
+        return "it is nested too deeply"
+    return said if len(said) <= 4 * _MOST_SHOWN else f"{said[: 4 * _MOST_SHOWN]}..."

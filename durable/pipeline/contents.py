@@ -27,11 +27,15 @@ _WORD: Final = (1 << 64) - 1
 
 def of(batch: pa.RecordBatch) -> Contents:
     """The contents of one batch of sound rows."""
-    destinations, digests = batch.column("destination"), _digests(batch)
-    names = pc.unique(destinations).to_pylist()
-    if len(names) == 1:
-        return {names[0]: _sums(digests)}
-    return {name: _sums(digests.filter(pc.equal(destinations, name))) for name in names}
+    encoded = batch.column("destination").dictionary_encode()
+    places = encoded.indices.to_numpy(zero_copy_only=False)
+    counts = np.bincount(places, minlength=len(encoded.dictionary))
+    together = _halves(_digests(batch))[np.argsort(places, kind="stable")]
+    first = np.cumsum(counts) - counts  # each has a row at least, as reduceat() wants it
+    sums = np.add.reduceat(together, first, axis=0, dtype="u8").tolist() if len(first) else []
+    xors = np.bitwise_xor.reduceat(together, first, axis=0).tolist() if len(first) else []
+    each = zip(encoded.dictionary.to_pylist(), counts.tolist(), sums, xors, strict=True)
+    return {name: (count, *added, *xored) for name, count, added, xored in each}
 
 
 def merged(parts: Iterable[Contents]) -> Contents:
@@ -55,11 +59,8 @@ def _digests(batch: pa.RecordBatch) -> pa.Array:
     return pa.array(found, pa.binary())
 
 
-def _sums(digests: pa.Array) -> Sums:
-    halves = np.frombuffer(b"".join(digests.to_pylist()), dtype=">u8").astype("u8").reshape(-1, 2)
-    high, low = (int(total) for total in halves.sum(axis=0, dtype="u8"))
-    high_xor, low_xor = (int(total) for total in np.bitwise_xor.reduce(halves, axis=0))
-    return len(digests), high, low, high_xor, low_xor
+def _halves(digests: pa.Array) -> np.ndarray:
+    return np.frombuffer(b"".join(digests.to_pylist()), dtype=">u8").astype("u8").reshape(-1, 2)
 
 
 def _added(one: Sums, other: Sums) -> Sums:

@@ -28,7 +28,7 @@ with needs_spark():
 
 from durable.messages.routing import LOCAL
 from durable.pipeline import places
-from durable.pipeline.lake import Lake, file_schema
+from durable.pipeline.lake import Lake, file_schema, spark_schema
 from durable.pipeline.matching import Edges, widened
 from durable.pipeline.rows import records
 
@@ -157,10 +157,9 @@ def routes(spark: SparkSession, sent: Sequence[Source], received: Sequence[Sourc
 
 def rows(spark: SparkSession, of: Sequence[Source], ids: Sequence[bytes]) -> DataFrame:
     """All rows of a few ids."""
-    schema = pa.schema([file_schema("history").field(name) for name in _SHOWN])
     shares = _shared(of)
-    ddl = spark.createDataFrame(schema.empty_table()).schema
-    return _tasks(spark, len(shares), partial(_select, shares, pa.array(ids, pa.binary())), ddl)
+    shown = spark.createDataFrame([], spark_schema("history")).select(*_SHOWN).schema
+    return _tasks(spark, len(shares), partial(_select, shares, pa.array(ids, pa.binary())), shown)
 
 
 def _shared(of: Sequence[Source]) -> list[Share]:

@@ -15,6 +15,7 @@ from datetime import date, timedelta
 from typing import NamedTuple
 
 from sqlalchemy import Connection
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from durable.errors import DurableError, InvalidSetting
 from durable.pipeline.copying import opened
@@ -111,7 +112,7 @@ class _Purge:
         """Drop it, and return how many rows went."""
         for done, day in enumerate(old.days):
             self._show(done, len(old.days))
-            archives.drop_day(self._conn, self._origin.schema, day)
+            _drop(self._conn, self._origin.schema, day, done)
         archives.drop_stray_rows(self._conn, self._origin.schema, old.offset, old.until)
         return old.rows
 
@@ -156,3 +157,16 @@ class _Purge:
                 "cannot be read; nothing was purged, see: durable-agent pipeline verify"
             )
         return verified
+
+
+def _drop(conn: Connection, schema: str, day: date, done: int) -> None:
+    """Drop one day, after a wait of some seconds for transactions that use the history just now."""
+    try:
+        _patiently(archives.drop_day, conn, schema, day)
+    except DurableError as error:
+        raise DurableError(f"{done} days were dropped, {day} was not: {error}") from error
+
+
+_patiently = Retrying(
+    retry=retry_if_exception_type(DurableError), wait=wait_fixed(0.1), stop=stop_after_delay(10), reraise=True
+)

@@ -47,8 +47,8 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offset | None = None
 
     def initialOffset(self) -> Offset:
-        end = self._end()
-        return end if self._options.is_latest else end | {"xid": 0}
+        end = self._target or self._end()  # never beyond the target, which is set before
+        return end if self._options.is_latest else end | {"xid": min(self._start(), end["xid"])}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
@@ -83,6 +83,11 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Offset) -> None:
         """Nothing: Spark does not call it for the last batch of AvailableNow, so nobody may build on it."""
+
+    def _start(self) -> int:
+        """Where the rows begin: tasks share the numbers between start and end, which may lie far above 0."""
+        with connection(self._options.url) as conn:
+            return archives.start(conn, self._options.schema, self._options.table)
 
     def _end(self) -> Offset:
         """The horizon of now."""

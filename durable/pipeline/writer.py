@@ -264,5 +264,6 @@ def _sound(to: Target, messages: list[WriterCommitMessage | None]) -> list[Writt
     written = [each for each in messages if isinstance(each, Written)]
     for each in written:
         if each.flaw is not None:
-            raise InvalidMessage(f"nothing was published: {each.flaw}")
+            done = "nothing was published" if to.mode == "atomic" else "not all parts were published"
+            raise InvalidMessage(f"{done}: {each.flaw}")
     return written

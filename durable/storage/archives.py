@@ -15,17 +15,22 @@ database succeeds the one that was archived. With that another generation of tra
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import Connection, TextClause
+from sqlalchemy import Connection, Row, TextClause
+from sqlalchemy.exc import OperationalError
 
+from durable.errors import DurableError
 from durable.storage.locks import Job, jobs_class
+from durable.storage.outages import sqlstate
 from durable.storage.slices import relation
 from durable.storage.sql import archive as statements
 
 _KEEP_COMMITS: Final = timedelta(days=365)
+_LOCKED: Final = "55P03"
 _BATCH_SIZE: Final = 10_000
 _WORD: Final = (1 << 64) - 1
 
@@ -69,7 +74,8 @@ class Holder(NamedTuple):
     """The transaction that holds the horizon back."""
 
     who: str
-    age: timedelta
+    age: timedelta | None
+    """None where this role may not see it."""
     query: str
 
 
@@ -118,9 +124,10 @@ def is_numbered_anew(conn: Connection, schema: str, table: str) -> bool:
 def begin_generation(conn: Connection, schema: str) -> None:
     """Number what is written from now on above all that is here, and let the archives follow this database.
 
-    Waits up to two seconds for transactions that write history or dead letters; raises what the database says then.
+    Waits up to two seconds for transactions that write history or dead letters; raises DurableError then.
     """
-    conn.execute(statements.BEGIN_GENERATION.within(schema))
+    with _naming_users(conn, schema, *statements.BY_TRANSACTION):
+        conn.execute(statements.BEGIN_GENERATION.within(schema))
 
 
 def generation_base(conn: Connection, schema: str) -> int:
@@ -210,6 +217,12 @@ def begins_at(conn: Connection, schema: str) -> datetime | None:
     return oldest
 
 
+def start(conn: Connection, schema: str, table: str) -> int:
+    """Below it there is no row, and none will appear."""
+    params = {"high": horizon(conn, schema)}
+    return int(conn.execute(statements.BY_TRANSACTION[table].find_start.within(schema), params).scalar_one())
+
+
 def end_of_batch(conn: Connection, schema: str, table: str, low: int, high: int, rows: int | None) -> int | None:
     """Where a batch that begins at `low` ends: at `high`, or after about so many rows. None when it would be empty."""
     of_table, params = statements.BY_TRANSACTION[table], {"low": low, "high": high}
@@ -225,15 +238,29 @@ def lag(conn: Connection, schema: str, table: str, low: int) -> Lag:
 
 def holder(conn: Connection, schema: str) -> Holder | None:
     """Who has held a transaction number for the longest time; a prepared transaction holds it until it is ended."""
-    prepared = conn.execute(statements.READ_OLDEST_PREPARED.within(schema)).one_or_none()
-    running = conn.execute(statements.READ_OLDEST_TRANSACTION.within(schema)).one_or_none()
-    found = []
-    if prepared is not None:
-        found.append(Holder(f"prepared transaction {prepared.gid}", prepared.age, ""))
-    if running is not None:
-        who = f"process {running.pid} ({running.application_name or 'unnamed'}, role {running.role}), {running.state}"
-        found.append(Holder(who, running.age, running.query))
-    return max(found, key=lambda each: each.age, default=None)
+    row = conn.execute(statements.READ_HOLDER.within(schema)).one_or_none()
+    return None if row is None else _holder(row)
+
+
+def _holder(row: Row[Any]) -> Holder:
+    if row.gid is not None:
+        return Holder(f"prepared transaction {row.gid}", row.age, "")
+    who = f"process {row.pid} ({row.application_name or 'unnamed'}, role {row.role}), {row.state or 'hidden'}"
+    return Holder(who, row.age, row.query or "")
+
+
+@contextmanager
+def _naming_users(conn: Connection, schema: str, *tables: str) -> Iterator[None]:
+    """Say who uses one of the tables where its lock cannot be had."""
+    try:
+        yield
+    except OperationalError as error:
+        if sqlstate(error) != _LOCKED:
+            raise
+        params = {"tables": [relation(schema, table) for table in tables]}
+        row = conn.execute(statements.READ_USER.within(schema), params).one_or_none()
+        user = "a transaction that has just ended" if row is None else _holder(row).who
+        raise DurableError(f"{' or '.join(tables)} is in use by {user}; run this again when that has ended") from error
 
 
 def digests(
@@ -298,8 +325,12 @@ def drop_resolved_letters(conn: Connection, schema: str, high: int, keep: timede
 
 
 def drop_day(conn: Connection, schema: str, day: date) -> str:
-    """Detach and drop this day's partition. The database refuses unless all of it is archived."""
-    return str(conn.execute(statements.DROP_ARCHIVED_HISTORY.within(schema), {"day": day}).scalar_one())
+    """Detach and drop this day's partition. The database refuses unless all of it is archived.
+
+    Raises DurableError when others use the history just now.
+    """
+    with _naming_users(conn, schema, "envelope_history"):
+        return str(conn.execute(statements.DROP_ARCHIVED_HISTORY.within(schema), {"day": day}).scalar_one())
 
 
 def _drained(conn: Connection, statement: TextClause, params: Mapping[str, Any]) -> int:

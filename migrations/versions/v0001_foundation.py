@@ -474,8 +474,12 @@ BEGIN
             AND to_timestamp(('x' || lpad(substr(c.relname, 8, 12), 16, '0'))::bit(64)::bigint / 1000.0) <= now() - keep
         ORDER BY c.relname
     LOOP
-        EXECUTE 'DROP TABLE IF EXISTS "{schema}".' || quote_ident(staging);
-        RETURN NEXT staging;
+        BEGIN
+            EXECUTE 'DROP TABLE IF EXISTS "{schema}".' || quote_ident(staging);
+            RETURN NEXT staging;
+        EXCEPTION WHEN lock_not_available THEN
+            NULL;  -- an attempt that nobody waits for is at it; it goes with those of jobs that died
+        END;
     END LOOP;
 END $$;
 

@@ -13,12 +13,12 @@ import psycopg
 import pytest
 
 from durable.embedded import Embedded
-from tests.support import cluster
+from tests.support import cluster, every_command
 from tests.support.command import ROOT
-from tests.support.history import add_history
+from tests.support.history import add_history, add_old_day
 from tests.support.publishing import Outbox
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 PUBLISH = """
 from durable.pipeline import publish
@@ -93,24 +93,35 @@ def test_a_job_that_is_submitted_to_a_cluster_brings_durable_along(database_url:
     assert (told["added"], Outbox(database_url).orders) == (ADDED, PUBLISHED)
 
 
-def test_commands_and_publishing_run_over_spark_connect(server: Embedded, database_url: str, tmp_path: Path) -> None:
+REFUSED = {"bad condition": 2, "hostile condition": 2, "failing condition": 1}
+
+
+def test_every_command_and_publishing_run_over_spark_connect(
+    server: Embedded, database_url: str, tmp_path: Path
+) -> None:
     filled(database_url, 50)
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "DURABLE_DATABASE_URL": database_url,
-        "DURABLE_LAKE": str(tmp_path / "lake"),
-        "JAVA_HOME": "/nowhere",
-    }
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        add_old_day(conn, 2 * every_command.OLD_DAYS, 20, first=501)
+        conn.execute("UPDATE durable.envelope_history SET body = '{}', content_type = 'text', headers = '{}'")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "JAVA_HOME": "/nowhere"}
 
     def told(*arguments: str) -> Any:
         command = [sys.executable, *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
         assert (done.returncode, done.stderr) == (0, "")
         return json.loads(done.stdout)
 
     with cluster.connect_server(tmp_path) as remote:
-        for command in ("archive", "verify"):
-            options = ["--service", "shop", "--remote", remote, "--json"]
-            assert told("-m", "durable.cli", "pipeline", command, *options)["tables"][0]["rows"] == 50
+        module = ("-m", "tests.support.every_command")
+        ended = told(*module, database_url, str(tmp_path / "lake"), "--remote", remote)
+        assert {name: each["code"] for name, each in ended.items()} == {name: REFUSED.get(name, 0) for name in ended}
+        assert [each["error"].count("\n") for each in ended.values() if each["error"]] == [1, 1, 1]
+        said = {name: each["said"] for name, each in ended.items()}
+        assert [said[name]["tables"][0]["rows"] for name in ("archive", "verify")] == [70, 70]
+        assert said["report"]["totals"]["total"] == 70
+        assert (said["audit"]["counts"]["lost"], said["audit"]["counts"]["twice"]) == (0, 0)
+        assert [said[name]["added"] for name in ("dry run", "replay", "replay again")] == [0, 70, 0]
+        assert said["purge"]["rows"] == 20
+
         assert told("-c", PUBLISH + CONNECTED, database_url, remote) == ADDED
         assert Outbox(database_url).orders == PUBLISHED

@@ -19,6 +19,7 @@ from durable.errors import InvalidSetting
 from durable.pipeline.read_options import ReadOptions, checked
 from durable.pipeline.source import consistent, register
 from tests.support.history import add_history, add_letters, numbers
+from tests.support.streams import Stream
 
 
 @pytest.fixture
@@ -228,22 +229,6 @@ def test_what_planning_finds_out_reaches_the_caller(source: SparkSession, databa
 
 
 # ---------------------------------------------------------------- streams
-
-
-class Stream:
-    """A query into Parquet files with a checkpoint, run until it has read what was there when it began."""
-
-    def __init__(self, spark: SparkSession, url: str, folder: Path) -> None:
-        self._spark, self._url, self._folder = spark, url, folder
-        self.batches = 0
-
-    def run(self, **options: str | int) -> list[int]:
-        frame = self._spark.readStream.format("durable").options(url=self._url, columns="id,xid", **options).load()
-        writing = frame.writeStream.format("parquet").option("checkpointLocation", str(self._folder / "checkpoint"))
-        query = writing.trigger(availableNow=True).start(str(self._folder / "rows"))
-        assert query.awaitTermination(60)
-        self.batches = sum(1 for each in query.recentProgress if each["numInputRows"])
-        return ids(self._spark.read.schema("id BINARY").parquet(str(self._folder / "rows")))
 
 
 @pytest.fixture

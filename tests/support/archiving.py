@@ -7,7 +7,8 @@ DURABLE_FAILPOINT.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,10 +17,10 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from durable.pipeline import archive as archiving
-from durable.pipeline import files
+from durable.pipeline import copying, files
 from durable.pipeline.archive import Archived, ArchiveTask, archive
 from durable.pipeline.copying import connection, copy
-from durable.pipeline.lake import Lake, LakeTable
+from durable.pipeline.lake import DataFile, Lake, LakeTable
 from durable.pipeline.origin import Origin
 from durable.pipeline.session import spark_session
 from durable.pipeline.verify import Verified, claimed, verify
@@ -82,6 +83,40 @@ class MortalTask:
 
     def _copied(self, *args: Any, **named: Any) -> Iterator[pa.RecordBatch]:
         return until_killed(copy(*args, **named), self._rows, self._died)
+
+
+class DeprivedTask:
+    """While its first share is read, after so many rows, the server that it reads from comes to grief, once."""
+
+    def __init__(self, ends: Callable[[], None], after: int, ended: Path, **task: Any) -> None:
+        self._ends, self._after, self._ended, self._task = ends, after, ended, task
+        self.shares = task["shares"]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with self._deprived():
+            yield from ArchiveTask(**self._task)(batches)
+
+    def write(self, number: int) -> list[DataFile]:
+        with self._deprived():
+            return ArchiveTask(**self._task).write(number)
+
+    @contextmanager
+    def _deprived(self) -> Iterator[None]:
+        with (
+            patch.object(archiving, "copy", self._copied),
+            patch.object(copying, "_BATCH_BYTES", 1 << 14),
+            patch.object(files, "_GROUP_ROWS", 1),
+        ):
+            yield
+
+    def _copied(self, *args: Any, **named: Any) -> Iterator[pa.RecordBatch]:
+        count = 0
+        for batch in copy(*args, **named):
+            yield batch
+            count += batch.num_rows
+            if count >= self._after and not self._ended.exists():
+                self._ended.touch()
+                self._ends()
 
 
 if __name__ == "__main__":

@@ -43,12 +43,30 @@ def environment() -> dict[str, str]:
 @contextmanager
 def standalone(folder: Path) -> Iterator[str]:
     """The URL of a master with one worker of two cores."""
+    with _master(folder) as url, _worker(folder, url, "127.0.0.1", cores=2):
+        yield url
+
+
+@contextmanager
+def two_workers(folder: Path) -> Iterator[str]:
+    """The URL of a master with two workers of one core, on two hosts: no task is run twice at once on one."""
+    with _master(folder) as url, _worker(folder, url, "127.0.0.1", cores=1), _worker(folder, url, "127.0.0.2", cores=1):
+        yield url
+
+
+@contextmanager
+def _master(folder: Path) -> Iterator[str]:
     with _logged(folder / "master.log", "spark-class", _MASTER, *_LOOPBACK, "--port", "0", "--webui-port", "0") as log:
-        url = _said(log, r"Starting Spark master at (spark://\S+)")
-        sizes = ["--cores", "2", "--memory", "1g", "--webui-port", "0", "--work-dir", str(folder / "work")]
-        with _logged(folder / "worker.log", "spark-class", _WORKER, *_LOOPBACK, *sizes, url) as worker:
-            _said(worker, r"(Successfully registered with master)")
-            yield url
+        yield _said(log, r"Starting Spark master at (spark://\S+)")
+
+
+@contextmanager
+def _worker(folder: Path, master: str, host: str, *, cores: int) -> Iterator[None]:
+    where = ["--host", host, "--webui-port", "0", "--work-dir", str(folder / f"work {host}")]
+    sizes = ["--cores", str(cores), "--memory", "1g"]
+    with _logged(folder / f"worker {host}.log", "spark-class", _WORKER, *where, *sizes, master) as worker:
+        _said(worker, r"(Successfully registered with master)")
+        yield
 
 
 @contextmanager

@@ -23,6 +23,7 @@ wal_level = replica
 log_min_messages = fatal
 """
 _PORT = 5432
+_CLOG_PAGE = 1 << 15  # transactions; at the beginning of a page the server needs no file of the pages before it
 
 
 def _tools(version: int) -> Path:
@@ -92,6 +93,27 @@ class Cluster:
     def promote(self) -> None:
         """End being a standby, whatever its primary has had besides."""
         self.run("pg_ctl", "-D", str(self.data), "-w", "promote")
+
+    def wind_on(self, epoch: int) -> None:
+        """Bring its transaction numbers to the last page before their end, as if it had lived for years.
+
+        By jumps, since no row may be older than half of all numbers; before each every row is frozen.
+        """
+        self.execute("UPDATE pg_database SET datallowconn = true")
+        for number in (2 << 29, 5 << 29, (8 << 29) - _CLOG_PAGE):
+            for database in self.databases():
+                self.execute("VACUUM (FREEZE)", database)
+            self.stop()
+            self.run("pg_resetwal", "-D", str(self.data), "-x", str(number), "-e", str(epoch))
+            self.start()
+
+    def databases(self) -> list[str]:
+        with psycopg.connect(self.uri("postgres")) as conn:
+            return [name for (name,) in conn.execute("SELECT datname FROM pg_database")]
+
+    def use_up(self, count: int) -> None:
+        """So many transaction numbers, for nothing."""
+        self.execute(f"DO $$ BEGIN FOR n IN 1..{count} LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$")
 
     def take_over(self, old: Cluster) -> None:
         """Upgrade the files of a cluster that is stopped into this one, which is empty."""

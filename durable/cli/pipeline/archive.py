@@ -307,7 +307,8 @@ def _status(found: Status) -> Table:
 
 def _status_document(found: Status) -> dict[str, object]:
     holder = found.holder
-    held = None if holder is None else {"who": holder.who, "seconds": holder.age.total_seconds(), "query": holder.query}
+    seconds = holder.age.total_seconds() if holder is not None and holder.age is not None else None
+    held = None if holder is None else {"who": holder.who, "seconds": seconds, "query": holder.query}
     tables = [
         asdict(each) | {"lag_age": each.lag_age and each.lag_age.total_seconds(), "gone": _by_day(each.gone)}
         for each in found.tables
@@ -318,4 +319,5 @@ def _status_document(found: Status) -> dict[str, object]:
 def _horizon(found: Status) -> str:
     if found.holder is None:
         return f"\nxid {found.horizon} is as far as can be archived now; no transaction holds it back"
-    return f"\nxid {found.horizon} is as far as can be archived now, for {age(found.holder.age)}: {found.holder.who}"
+    since = "" if found.holder.age is None else f", for {age(found.holder.age)}"
+    return f"\nxid {found.horizon} is as far as can be archived now{since}: {found.holder.who}"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 import typer
 
 from durable.cli.pipeline import archive as pipeline_archive
@@ -10,6 +14,7 @@ from durable.cli.pipeline import compact as pipeline_compact
 from durable.cli.pipeline import conversations as pipeline_conversations
 from durable.cli.pipeline import replay as pipeline_replay
 from durable.cli.pipeline import report as pipeline_report
+from durable.errors import InvalidSetting
 
 app = typer.Typer(help="History as data: archive it into a lake, report on it, audit it, replay it. Needs Spark.")
 
@@ -19,6 +24,25 @@ def _help(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(2)
+
+
+def _in_text(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, for options that are text: bytes that are none would break the connection to the JVM."""
+
+    @wraps(command)
+    def checked(**options: Any) -> None:
+        for name, given in options.items():
+            for each in given if isinstance(given, list) else [given]:
+                if isinstance(each, str) and not _is_text(each):
+                    raise InvalidSetting(f"{name.strip('_')}: {each!r} is no text in UTF-8")
+        command(**options)
+
+    return checked
+
+
+def _is_text(given: str) -> bool:
+    """Bytes of the command line that are no UTF-8 arrive as lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in given)
 
 
 for command in (
@@ -33,4 +57,4 @@ for command in (
     pipeline_conversations.conversations,
     pipeline_replay.replay,
 ):
-    app.command()(command)
+    app.command()(_in_text(command))

@@ -61,12 +61,21 @@ def open_session(master: str | None, remote: str | None, *, debug: bool) -> Spar
     with needs_spark():
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
+    _show_queries(debug)
     with nullcontext() if debug else _errors_aside() as aside:
         try:
             return spark_session(master=master, remote=remote, app_name="durable-agent")
         except (PySparkException, Py4JError) as error:
             said = _complaint(aside) if aside else None
             raise InvalidSetting(f"Spark did not start: {said or error}; --debug shows all that it said") from error
+
+
+def _show_queries(wanted: bool) -> None:
+    """pyspark writes a page of JSON beside each error that it raises for an expression."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = not wanted
 
 
 @contextmanager

@@ -97,6 +97,10 @@ SELECT max(xid) + 1 FROM (
     SELECT xid FROM {{schema}}.{table} WHERE xid >= :low AND xid < :high ORDER BY xid LIMIT :rows
 ) AS first
 """)
+        # Where the rows begin that are here, and those that running transactions may still write.
+        self.find_start = Statement(f"""
+SELECT LEAST(min(xid), CAST(:high AS bigint)) FROM {{schema}}.{table}
+""")
         self.exists = Statement(f"""
 SELECT EXISTS (SELECT FROM {{schema}}.{table} WHERE xid >= :low AND xid < :high)
 """)
@@ -229,13 +233,30 @@ SELECT CAST(min(to_date(right(c.relname, 8), 'YYYYMMDD')) AS timestamp) AT TIME 
 FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 WHERE i.inhparent = CAST(:table AS regclass) AND c.relname ~ '_[0-9]{8}$'
 """)
-READ_OLDEST_TRANSACTION = Statement("""
-SELECT pid, application_name, usename AS role, state, clock_timestamp() - xact_start AS age, query
-FROM pg_stat_activity
-WHERE backend_xid IS NOT NULL ORDER BY age(backend_xid) DESC LIMIT 1
+# The oldest number that is not ended. Locks tell it to every role, and of prepared transactions too.
+READ_HOLDER = Statement("""
+SELECT p.gid, l.pid, a.application_name, a.usename AS role, a.state, a.query,
+    clock_timestamp() - COALESCE(a.xact_start, p.prepared) AS age
+FROM pg_locks l
+LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+LEFT JOIN pg_prepared_xacts p ON p.transaction = l.transactionid
+WHERE l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
+ORDER BY age(l.transactionid) DESC LIMIT 1
 """)
-READ_OLDEST_PREPARED = Statement("""
-SELECT gid, clock_timestamp() - prepared AS age FROM pg_prepared_xacts ORDER BY age(transaction) DESC LIMIT 1
+# Who uses one of these tables or their partitions, the longest first; a prepared transaction has no process.
+READ_USER = Statement("""
+SELECT p.gid, l.pid, a.application_name, a.usename AS role, a.state, a.query,
+    clock_timestamp() - COALESCE(a.xact_start, p.prepared) AS age
+FROM pg_locks l
+LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+LEFT JOIN pg_locks own
+    ON l.pid IS NULL AND own.locktype = 'transactionid' AND own.virtualtransaction = l.virtualtransaction
+LEFT JOIN pg_prepared_xacts p ON p.transaction = own.transactionid
+WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_backend_pid()
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND (l.relation = ANY (CAST(CAST(:tables AS text[]) AS regclass[])) OR l.relation IN (
+        SELECT inhrelid FROM pg_inherits WHERE inhparent = ANY (CAST(CAST(:tables AS text[]) AS regclass[]))))
+ORDER BY COALESCE(a.xact_start, p.prepared) LIMIT 1
 """)
 
 # ---------------------------------------------------------------- comparing with the lake, and letting go

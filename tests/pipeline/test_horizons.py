@@ -1,0 +1,290 @@
+"""Transactions that hold the horizon back, prepared ones among them, and numbers of transactions that wrap around."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import LongType, StructField, StructType
+
+from durable.errors import DurableError
+from durable.pipeline import purge as purging
+from durable.pipeline.copying import connection
+from durable.pipeline.lake import SOURCES, Whose
+from durable.pipeline.purge import Retention, purge
+from durable.pipeline.read_options import ReadOptions
+from durable.pipeline.source import register
+from durable.pipeline.status import Status, read_status
+from durable.pipeline.stream import EnvelopeStreamReader
+from durable.storage import archives, migrator
+from tests.support.archiving import Archiver, origin_of
+from tests.support.clusters import Cluster, Clusters, clusters
+from tests.support.history import add_history, add_letters, add_old_day
+from tests.support.streams import Stream
+
+MONTH = Retention(timedelta(days=30), timedelta(days=30))
+pytestmark = pytest.mark.timeout(300)
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[Clusters]:
+    with clusters() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def shared(made: Clusters) -> Cluster:
+    """A server that lets transactions be prepared."""
+    return made.new()
+
+
+def new_service(cluster: Cluster, name: str) -> str:
+    cluster.execute(f"CREATE DATABASE {name}")
+    migrator.upgrade(cluster.uri(name).replace("postgresql://", "postgresql+psycopg://"), "durable")
+    return cluster.uri(name)
+
+
+@pytest.fixture
+def database_url(shared: Cluster) -> Iterator[str]:
+    """A service on that server; no transaction is left prepared there."""
+    name = f"shop{next(_numbers)}"
+    yield new_service(shared, name)
+    with psycopg.connect(shared.uri(name), autocommit=True) as conn:
+        for (gid,) in conn.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()").fetchall():
+            conn.execute(f"ROLLBACK PREPARED '{gid}'".encode())
+
+
+@contextlib.contextmanager
+def preparing(url: str, name: str) -> Iterator[psycopg.Connection[Any]]:
+    """A transaction that is prepared at the end, and waits for its COMMIT PREPARED."""
+    with contextlib.closing(psycopg.connect(url)) as conn:
+        yield conn
+        conn.execute(f"PREPARE TRANSACTION '{name}'".encode())
+
+
+def status(archiver: Archiver) -> Status:
+    return read_status(archiver.origin.url, "durable", archiver.lake)
+
+
+# ---------------------------------------------------------------- prepared transactions
+
+
+def test_prepared_transaction_is_archived_when_it_is_committed(
+    archiver: Archiver, conn: psycopg.Connection[Any], database_url: str
+) -> None:
+    add_history(conn, 5)
+    with preparing(database_url, "kept") as other:
+        add_history(other, 3, first=101)
+        add_letters(other, 2)
+    with preparing(database_url, "given up") as other:
+        add_history(other, 3, first=201)
+    add_history(conn, 5, first=6)
+    for table in SOURCES:
+        archiver.run(table)
+    assert archiver.ids() == [*range(1, 6)]
+    assert [each.lag_rows for each in status(archiver).tables] == [5, 0]
+    with connection(database_url) as of:
+        whose = Whose("shop", archives.database(of, "durable"))
+    until = archiver.lake.span("history", whose).until
+
+    conn.execute("COMMIT PREPARED 'kept'")
+    archiver.run()
+    assert archiver.ids() == [*range(1, 6), *range(101, 104)], "the other one is still held"
+    conn.execute("ROLLBACK PREPARED 'given up'")
+    for table in SOURCES:
+        archiver.run(table)
+    assert archiver.ids() == [*range(1, 11), *range(101, 104)]
+    assert archiver.ids("dead_letters") == [1, 2]
+    assert archiver.verify().is_whole
+    later = archiver.lake.span("history", whose).until
+    assert later is not None
+    assert until is None or until < later
+
+
+def test_status_names_the_transaction_with_the_oldest_number(
+    archiver: Archiver, conn: psycopg.Connection[Any], database_url: str
+) -> None:
+    """Whoever runs for the longest time may have a younger number."""
+    with psycopg.connect(database_url, application_name="elder") as elder:
+        elder.execute("SELECT 1")
+        with preparing(database_url, "oldest number") as other:
+            add_history(other, 1)
+        elder.execute("SELECT pg_current_xact_id()")
+        held = status(archiver).holder
+        assert held is not None
+        assert held.who == "prepared transaction oldest number"
+        conn.execute("COMMIT PREPARED 'oldest number'")
+        held = status(archiver).holder
+        assert held is not None
+        assert "elder" in held.who
+
+
+def test_status_names_a_transaction_that_its_role_may_not_see(
+    shared: Cluster, conn: psycopg.Connection[Any], database_url: str
+) -> None:
+    role = f"reader{next(_numbers)}"
+    shared.execute(f"CREATE ROLE {role} LOGIN")
+    conn.execute(f"GRANT USAGE ON SCHEMA durable TO {role}".encode())
+    conn.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA durable TO {role}".encode())
+    with psycopg.connect(database_url) as hidden:
+        hidden.execute("SELECT pg_current_xact_id()")
+        held = read_status(database_url.replace("postgres@", f"{role}@"), "durable", None).holder
+        assert held is not None
+        assert f"process {hidden.info.backend_pid} " in held.who
+
+
+def test_purge_names_the_transaction_that_uses_the_history(
+    archiver: Archiver, conn: psycopg.Connection[Any], database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_old_day(conn, 41, 4)
+    add_old_day(conn, 40, 4, first=11)
+    archiver.run()
+    with preparing(database_url, "long") as other:
+        add_history(other, 1, first=101)
+    monkeypatch.setattr(purging, "_patiently", lambda drop, *given: drop(*given))
+
+    def purged() -> int:
+        return len(purge(lambda: archiver.spark, archiver.lake, archiver.origin, MONTH).days)
+
+    with pytest.raises(DurableError, match=r"0 days were dropped, .*in use by prepared transaction long;"):
+        purged()
+    conn.execute("COMMIT PREPARED 'long'")
+    assert purged() == 2
+
+
+def test_purge_waits_for_a_short_transaction(
+    archiver: Archiver, conn: psycopg.Connection[Any], database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_old_day(conn, 41, 4)
+    archiver.run()
+    drop, tried = archives.drop_day, []
+    with contextlib.closing(psycopg.connect(database_url)) as other:
+        add_history(other, 1, first=101)
+
+        def drop_later(*given: Any) -> str:
+            tried.append(given)
+            if len(tried) == 3:
+                other.commit()
+            return drop(*given)
+
+        monkeypatch.setattr(archives, "drop_day", drop_later)
+        done = purge(lambda: archiver.spark, archiver.lake, archiver.origin, MONTH)
+    assert (len(done.days), len(tried)) == (1, 3)
+
+
+def test_successor_with_a_prepared_transaction_is_archived_when_that_has_ended(
+    made: Clusters, spark: SparkSession, tmp_path: Path
+) -> None:
+    primary = made.new()
+    archiver = Archiver(spark, new_service(primary, "shop"), tmp_path)
+    with psycopg.connect(archiver.origin.url, autocommit=True) as conn:
+        add_history(conn, 5)
+        archiver.run()
+        with preparing(archiver.origin.url, "from before") as other:
+            add_history(other, 3, first=101)
+    standby = made.empty()
+    primary.back_up(standby, "-R")
+    primary.stop("immediate")
+    standby.start()
+    standby.promote()
+
+    archiver.origin = origin_of(standby.uri("shop"))
+    with pytest.raises(DurableError, match="is in use by prepared transaction from before; run this again"):
+        archiver.run(is_successor=True)
+    with psycopg.connect(standby.uri("shop"), autocommit=True) as conn:
+        conn.execute("COMMIT PREPARED 'from before'")
+        add_history(conn, 2, first=6)
+    assert archiver.run(is_successor=True).rows == 5
+    assert archiver.ids() == [*range(1, 8), *range(101, 104)]
+    assert archiver.verify().is_whole
+
+
+# ---------------------------------------------------------------- numbers far ahead
+
+
+def test_rows_are_archived_and_streamed_once_over_the_end_of_the_numbers(
+    made: Clusters, spark: SparkSession, tmp_path: Path
+) -> None:
+    cluster = made.new()
+    archiver = Archiver(spark, new_service(cluster, "shop"), tmp_path)
+    url = archiver.origin.url
+    register(spark)
+    stream = Stream(spark, url, tmp_path / "stream")
+    with psycopg.connect(url, autocommit=True) as conn:
+        add_history(conn, 5)
+    assert archiver.run().rows == 5
+    assert stream.run() == [*range(1, 6)]
+
+    cluster.wind_on(epoch=7)
+    with psycopg.connect(url, autocommit=True) as conn, psycopg.connect(url) as late:
+        add_history(conn, 5, first=6)
+        add_old_day(conn, 40, 5, first=11)
+        add_history(late, 1, first=101)  # before the end of the numbers, and committed after it
+        with preparing(url, "before the end") as other:
+            add_history(other, 1, first=102)
+        add_history(conn, 1, first=103)
+        cluster.use_up(1 << 15)
+        add_history(conn, 5, first=16)
+        oldest, newest = conn.execute("SELECT min(xid), max(xid) FROM durable.envelope_history").fetchone() or (0, 0)
+        assert oldest < 1 << 31
+        assert newest >= 8 << 32, "epoch 8 has begun"
+
+        assert archiver.run().rows == 10
+        assert stream.run() == [*range(1, 16)]
+        held = status(archiver).holder
+        assert held is not None
+        assert f"process {late.info.backend_pid} " in held.who
+        late.commit()
+        assert archiver.run().rows == 1
+        held = status(archiver).holder
+        assert held is not None
+        assert held.who == "prepared transaction before the end"
+        conn.execute("COMMIT PREPARED 'before the end'")
+        assert archiver.run().rows == 7
+
+        everything = [*range(1, 21), 101, 102, 103]
+        assert archiver.ids() == everything
+        assert stream.run() == everything
+        assert archiver.verify().is_whole
+        history = status(archiver).tables[0]
+        assert (history.problem, history.lag_rows) == (None, 0)
+        assert len(purge(lambda: spark, archiver.lake, archiver.origin, MONTH).days) == 1
+        assert archiver.run().rows == 0
+
+
+def test_stream_begins_where_the_rows_begin(conn: psycopg.Connection[Any], shared: Cluster, database_url: str) -> None:
+    """Its tasks share the numbers of a batch among them: from 0 on, all rows would be in the last one's."""
+    shared.use_up(1_000)
+    for first in range(1, 41):
+        add_history(conn, 1, first=first)
+    reader = EnvelopeStreamReader(
+        ReadOptions.parse({"url": database_url, "columns": "xid"}), StructType([StructField("xid", LongType(), False)])
+    )
+    begin = reader.initialOffset()
+    end = reader.latestOffset(begin, reader.getDefaultReadLimit())
+    rows = [sum(each.num_rows for each in reader.read(part)) for part in reader.partitions(begin, end)]
+    assert sum(rows) == 40
+    assert min(rows) >= 5, rows
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_stream_begins_before_its_target_when_transactions_go_on(
+    shared: Cluster, database_url: str, start: str
+) -> None:
+    reader = EnvelopeStreamReader(
+        ReadOptions.parse({"url": database_url, "columns": "xid", "start": start}),
+        StructType([StructField("xid", LongType(), False)]),
+    )
+    reader.prepareForTriggerAvailableNow()
+    shared.use_up(10)
+    begin = reader.initialOffset()
+    assert reader.latestOffset(begin, reader.getDefaultReadLimit()) == begin
