@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from durable.cli.output import Cell, Table, age, print_blocks, print_json, progress
+from durable.cli.pipeline.erase import erasure_rows, erasure_table, is_unfinished
 from durable.cli.pipeline.options import LakeUrl, Master, Remote, Service, find_lake, open_session
 from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, connection, load_target
 from durable.errors import InvalidSetting
+from durable.pipeline.erasing import listed
 from durable.pipeline.lake import SOURCES, Lake
 from durable.pipeline.origin import find_origin
 from durable.pipeline.session import needs_spark
@@ -115,6 +117,7 @@ def verify(
         from durable.pipeline.verify import claimed, verify_history, verify_letters
     with connection(settings) as conn:
         history, letters = (claimed(conn, found, table, origin) for table in SOURCES)
+        erased = listed(conn, origin.schema, found)
     spark = open_session(master, remote, debug=debug)
     done = [
         verify_history(spark, found, origin, history),
@@ -122,10 +125,12 @@ def verify(
     ]
     if json:
         tables = [asdict(each) | {"whole": each.is_whole, "gone": _by_day(each.gone)} for each in done]
-        print_json({"service": origin.service, "lake": found.url, "tables": tables})
+        document = {"service": origin.service, "lake": found.url, "tables": tables}
+        print_json(document | {"erasures": erasure_rows(erased)})
     else:
-        print_blocks([_verified(found, done), *_gone([(each.table, each.gone) for each in done])])
-    if not all(each.is_whole for each in done):
+        gone = _gone([(each.table, each.gone) for each in done])
+        print_blocks([_verified(found, done), *gone, *erasure_table(erased)])
+    if not all(each.is_whole for each in done) or is_unfinished(erased):
         raise typer.Exit(1)
 
 
@@ -169,17 +174,22 @@ def status(
 ) -> None:
     """How far the archive has come, what is not archived yet, and what holds it back. Needs no Spark.
 
-    Ends with 1 when nothing can be archived before something was decided, or the lake lacks what was archived.
+    Ends with 1 when nothing can be archived before something was decided, the lake lacks what was archived, or an
+    erasure is not done.
     """
     settings, _ = _target(app, database, schema, None)
     place = lake or settings.lake
-    found = read_status(lock_url(settings), settings.db_schema, Lake(place) if place else None)
+    found_lake = Lake(place) if place else None
+    found = read_status(lock_url(settings), settings.db_schema, found_lake)
+    with connection(settings) as conn:
+        erased = listed(conn, settings.db_schema, found_lake)
     if json:
-        print_json(_status_document(found))
+        print_json(_status_document(found) | {"erasures": erasure_rows(erased)})
     else:
         problems = [f"\n{each.table}: {each.problem}" for each in found.tables if each.problem]
-        print_blocks([_status(found), _horizon(found), *problems, *_gone([(t.table, t.gone) for t in found.tables])])
-    if any(each.problem for each in found.tables):
+        gone = _gone([(each.table, each.gone) for each in found.tables])
+        print_blocks([_status(found), _horizon(found), *problems, *gone, *erasure_table(erased)])
+    if any(each.problem for each in found.tables) or is_unfinished(erased):
         raise typer.Exit(1)
 
 
