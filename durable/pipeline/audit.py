@@ -25,6 +25,7 @@ with needs_spark():
     from pyspark.sql import functions as F
 
 from durable.pipeline import ledger
+from durable.pipeline.erasures import recorded
 from durable.pipeline.lake import Lake, LakeTable, Span, Whose
 from durable.pipeline.matching import FINDINGS, Edges, History, common, findings, inside, joint, of, once, unbalanced
 from durable.pipeline.rows import records
@@ -50,6 +51,8 @@ class Verdict:
     totals: Sequence[Mapping[str, Any]]
     counts: Mapping[str, int]
     examples: Sequence[Mapping[str, Any]]
+    erased: Sequence[Mapping[str, Any]] = ()
+    """Erasures that the lakes record: content that is gone on purpose, of rows that are there and were judged."""
 
     @property
     def failed(self) -> bool:
@@ -125,7 +128,23 @@ def audit(
         counted,
         {kind: counts.get(kind, 0) for kind in FINDINGS},
         examples,
+        _erased([*senders, *receivers]),
     )
+
+
+def _erased(lakes: Sequence[Lake]) -> list[dict[str, Any]]:
+    return [
+        {
+            "lake": lake.url,
+            "service": each.service,
+            "erased_at": each.erased_at,
+            "actor": each.actor,
+            "reason": each.reason,
+            "rows": each.history_rows + each.letter_rows,
+        }
+        for lake in {lake.url: lake for lake in lakes}.values()
+        for each in recorded(lake)
+    ]
 
 
 def _kept(stack: ExitStack, rows: DataFrame) -> DataFrame:

@@ -85,9 +85,9 @@ class TaskFiles:
     Few files are open at once: one that has had no rows for the longest time is finished, and its day gets another.
     """
 
-    def __init__(self, table_url: str, table: LakeTable, whose: Whose, name: str) -> None:
-        """`whose`: the service and the database. `name` must be given to no other attempt of any task: a file is never
-        written over."""
+    def __init__(self, table_url: str, table: LakeTable, whose: Whose | None, name: str) -> None:
+        """`whose`: the service and the database of the rows that add() takes. `name` must be given to no other attempt
+        of any task: a file is never written over."""
         self._table_url = table_url
         self._table: LakeTable = table
         self._whose = whose
@@ -109,11 +109,15 @@ class TaskFiles:
             self.files.append(self._finished(file))
 
     def add(self, batch: pa.RecordBatch) -> None:
+        """Rows as Postgres has them."""
         import pyarrow as pa
 
-        whose = [pa.repeat(pa.scalar(name, pa.string()), batch.num_rows) for name in self._whose]
-        whole = pa.RecordBatch.from_arrays([*whose, *batch.columns], schema=self._schema)
-        for key, rows in self._by_day_and_side(whole):
+        whose = [pa.repeat(pa.scalar(name, pa.string()), batch.num_rows) for name in self._whose or ()]
+        self.add_whole(pa.RecordBatch.from_arrays([*whose, *batch.columns], schema=self._schema))
+
+    def add_whole(self, batch: pa.RecordBatch) -> None:
+        """Rows as the lake has them."""
+        for key, rows in self._by_day_and_side(batch):
             file = self._open.pop(key, None) or self._begun(*key)
             self._open[key] = file  # the last one in the dict is the one that was written to last
             file.add(rows)

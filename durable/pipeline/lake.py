@@ -25,6 +25,7 @@ from urllib.parse import unquote
 from durable.errors import ArchiveConflict, InvalidSetting
 from durable.pipeline import places
 from durable.pipeline.columns import COLUMNS
+from durable.pipeline.describing import DESCRIPTIONS, commented, describe, properties, refuse_newer
 from durable.pipeline.session import needs_spark
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ DAY_OF: Final[Mapping[LakeTable, str]] = {"history": "finished_at", "dead_letter
 
 _BRANCH = re.compile(r"\n|\x1b\[\d*m|↳")
 
+_REPLACES: Final = "durable.replaces"
+"""In the commits that bring no new rows."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -125,14 +128,10 @@ class Lake:
 
     def listed(self, table: LakeTable) -> list[tuple[date, str, int]]:
         """Day, path and number of rows of each file."""
-        import pyarrow as pa
-
         if not self.exists(table):
             return []
         with _readable(self.url):
-            adds = pa.table(self.opened(table).get_add_actions(flatten=True)).to_pydict()
-        each = zip(adds["partition.day"], adds["path"], adds["num_records"], strict=True)
-        return [(day, unquote(path), rows or 0) for day, path, rows in each]
+            return _adds(self.opened(table))
 
     def exists(self, table: LakeTable) -> bool:
         with needs_spark():
@@ -161,30 +160,47 @@ class Lake:
             opened = self.opened(table)
             return Span(*(_moment(opened.transaction_version(name)) for name in _marks(whose)))
 
+    def table_id(self, table: LakeTable) -> str | None:
+        """Which no other table has; None where there is no table."""
+        return str(self.opened(table).metadata().id) if self.exists(table) else None
+
     def archived_at(self, table: LakeTable) -> datetime | None:
         """When rows were last committed; None if never. What had happened long before is in the table."""
         if not self.exists(table):
             return None
         with _readable(self.url):
             commits = self.opened(table).history()
-        written = [commit["timestamp"] for commit in commits if commit.get("operation") == "WRITE"]
+        appends = [commit for commit in commits if commit.get("operation") == "WRITE" and _REPLACES not in commit]
+        written = [commit["timestamp"] for commit in appends]
         return datetime.fromtimestamp(max(written) / 1_000, UTC) if written else None
 
     # ---------------------------------------------------------------- writing
 
     def create(self, table: LakeTable) -> str:
-        """Make the table unless it is there, and add the columns that it lacks. Returns its id, which no other has."""
+        """Make the table unless it is there, and add what it lacks: columns, comments and properties.
+
+        Returns its id, which no other table has.
+        """
         with needs_spark():
             from deltalake import DeltaTable, Schema
-        schema = Schema.from_arrow(arrow_schema(table))
+        schema = Schema.from_arrow(commented(arrow_schema(table), table))
         with _readable(self.url):
             if not self.exists(table):
-                DeltaTable.create(self.table_url(table), schema, mode="ignore", partition_by=["day"])
+                DeltaTable.create(
+                    self.table_url(table),
+                    schema,
+                    mode="ignore",
+                    partition_by=["day"],
+                    description=DESCRIPTIONS[table],
+                    configuration=properties(table),
+                    raise_if_key_not_exists=False,
+                )
             opened = self.opened(table)
             known = {field.name for field in opened.schema().fields}
             missing = [field for field in schema.fields if field.name not in known]
             if missing:
                 opened.alter.add_columns(missing)
+            describe(opened, table)
             return str(opened.metadata().id)
 
     def commit(
@@ -223,6 +239,44 @@ class Lake:
         except CommitFailedError as error:
             raise ArchiveConflict from error
 
+    def replace(
+        self,
+        table: LakeTable,
+        replaced: Sequence[tuple[date, str]],
+        files: Sequence[DataFile],
+        offsets: Mapping[str, int],
+    ) -> None:
+        """Let these files take the place of those, whose rows they hold, in one commit.
+
+        `offsets` of archivers stay as they are. Raises ArchiveConflict when one of them has moved, or somebody else has
+        replaced a file.
+        """
+        from deltalake import CommitProperties
+        from deltalake.exceptions import CommitFailedError
+        from deltalake.transaction import AddAction, RemoveAction, Transaction
+
+        opened, now = self.opened(table), int(time.time() * 1_000)
+        removes = [RemoveAction(path, True, now, None, {"day": str(day)}) for day, path in replaced]
+        adds = [AddAction(file.path, file.size, {"day": str(file.day)}, now, True, file.stats) for file in files]
+        if any((opened.transaction_version(name) or 0) != offset for name, offset in offsets.items()):
+            raise ArchiveConflict
+        if not {path for _, path in replaced} <= {path for _, path, _ in _adds(opened)}:
+            raise ArchiveConflict  # Delta takes the removal of a file that is gone already
+        properties = CommitProperties(
+            custom_metadata={_REPLACES: "true"},
+            app_transactions=[Transaction(name, offset) for name, offset in offsets.items() if offset],
+        )
+        try:
+            opened.create_write_transaction(
+                [*removes, *adds],
+                mode="append",
+                schema=opened.schema(),
+                partition_by=["day"],
+                commit_properties=properties,
+            )
+        except CommitFailedError as error:
+            raise ArchiveConflict from error
+
     def _marked(self, opened: DeltaTable, whose: Whose | None, span: Span) -> list[Transaction]:
         """A table's log keeps a number for each name, whatever becomes of old commits."""
         from deltalake.transaction import Transaction
@@ -253,9 +307,20 @@ class Lake:
         places.remove(self.table_url(table), path)
 
     def opened(self, table: LakeTable) -> DeltaTable:
+        """The table as it is now. Raises InvalidSetting where only a newer version of durable may touch it."""
         from deltalake import DeltaTable
 
-        return DeltaTable(self.table_url(table))
+        found = DeltaTable(self.table_url(table))
+        refuse_newer(found, self.url)
+        return found
+
+
+def _adds(opened: DeltaTable) -> list[tuple[date, str, int]]:
+    import pyarrow as pa
+
+    adds = pa.table(opened.get_add_actions(flatten=True)).to_pydict()
+    each = zip(adds["partition.day"], adds["path"], adds["num_records"], strict=True)
+    return [(day, unquote(path), rows or 0) for day, path, rows in each]
 
 
 # ---------------------------------------------------------------- schemas

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from pyarrow.dataset import Dataset
     from pyarrow.fs import FileSystem
 
+_BUFFER_BYTES = 1 << 16
+
 
 @contextmanager
 def created(table_url: str, path: str) -> Iterator[IO[bytes] | Any]:
     """A new file to write into. It is on the disk, or in the store, when the context has ended without an error."""
     if "://" in table_url:
-        with _store(table_url).open_output_stream(path) as stream:
+        with _store(table_url).open_output_stream(path, buffer_size=_BUFFER_BYTES) as stream:  # takes bytes, buffered
             yield stream
         return
     where = Path(table_url) / path
@@ -41,6 +43,15 @@ def names(table_url: str, folder: str) -> list[str]:
 
     found = _store(table_url).get_file_info(FileSelector(folder, allow_not_found=True))
     return sorted(each.base_name for each in found if each.is_file)
+
+
+def read(table_url: str, path: str) -> bytes:
+    """A whole file."""
+    if "://" not in table_url:
+        return (Path(table_url) / path).read_bytes()
+    with _store(table_url).open_input_file(path) as file:
+        found: bytes = file.read()
+        return found
 
 
 def dataset(table_url: str, paths: Sequence[str], schema: pyarrow.Schema) -> Dataset:

@@ -45,16 +45,6 @@ class EnvelopeReader(DataSourceReader):
                 "read within `with consistent(url) as options`, or leave partitions out"
             )
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Takes those that mean the same in Postgres; yields the others back to Spark."""
-        kinds = {column.name: column.kind for column in COLUMNS[self._options.table]}
-        for each in filters:
-            sql = condition(each, kinds)
-            if sql is None:
-                yield each
-            else:
-                self._conditions.append(sql)
-
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         with connection(options.url) as conn:
@@ -72,6 +62,20 @@ class EnvelopeReader(DataSourceReader):
         yield from as_spark(
             copy(self._options.url, partition.share, columns, snapshot=self._options.snapshot), self._schema
         )
+
+
+class FilteringReader(EnvelopeReader):
+    """The same where Spark asks which filters it may leave to the source."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Takes those that mean the same in Postgres; yields the others back to Spark."""
+        kinds = {column.name: column.kind for column in COLUMNS[self._options.table]}
+        for each in filters:
+            sql = condition(each, kinds)
+            if sql is None:
+                yield each
+            else:
+                self._conditions.append(sql)
 
 
 def as_spark(batches: Iterator[pyarrow.RecordBatch], schema: StructType) -> Iterator[pyarrow.RecordBatch]:

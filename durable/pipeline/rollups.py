@@ -96,7 +96,7 @@ def _known(lake: Lake, rollup: str) -> dict[date, str]:
 
 def _files_by_day(lake: Lake) -> dict[date, str]:
     """The days of the history, each with a name for the set of its files."""
-    adds = pa.table(DeltaTable(lake.table_url("history")).get_add_actions(flatten=True))
+    adds = pa.table(lake.opened("history").get_add_actions(flatten=True))
     by_day: dict[date, list[str]] = {}
     for day, path in zip(adds["partition.day"].to_pylist(), adds["path"].to_pylist(), strict=True):
         by_day.setdefault(day, []).append(path)

@@ -1,6 +1,6 @@
 """The Spark data source `durable`: durable's tables as DataFrames, and DataFrames into the outbox.
 
-    register(spark)
+    register(spark)                        not needed where durable is installed from a wheel, but for filters
     with consistent(url) as options:                                        one snapshot for all tasks
         spark.read.format("durable").options(**options).option("table", "envelope_history").load()
 
@@ -21,9 +21,10 @@ Readers are in reader and stream, writers in writer; read_options has what a rea
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -36,7 +37,7 @@ from pyspark.sql.types import StructType
 
 from durable.pipeline.copying import opened
 from durable.pipeline.read_options import ReadOptions, checked
-from durable.pipeline.reader import EnvelopeReader
+from durable.pipeline.reader import EnvelopeReader, FilteringReader
 from durable.pipeline.stream import EnvelopeStreamReader
 from durable.pipeline.writer import EnvelopeStreamWriter, EnvelopeWriter
 from durable.storage.outages import translated
@@ -46,6 +47,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["EnvelopeSource", "consistent", "register"]
+
+
+_PUSHING_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+"""Spark's worker that asks a reader for its filters. Where they are disabled it refuses a reader that would answer."""
 
 
 class EnvelopeSource(DataSource):
@@ -60,7 +65,8 @@ class EnvelopeSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = ReadOptions.parse(self.options)
-        return EnvelopeReader(options, checked(schema, options.table))
+        kind = FilteringReader if _PUSHING_WORKER in sys.modules else EnvelopeReader
+        return kind(options, checked(schema, options.table))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = ReadOptions.parse(self.options)
@@ -74,9 +80,19 @@ class EnvelopeSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("durable")` known to this session, with filters that are answered by Postgres."""
+    """Make `format("durable")` known to this session, with filters that are answered by Postgres.
+
+    A session knows it already where durable is installed from a wheel, and then without such filters.
+    """
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    spark.dataSource.register(EnvelopeSource)
+    if not _is_known(spark):
+        spark.dataSource.register(EnvelopeSource)
+
+
+def _is_known(spark: SparkSession) -> bool:
+    """Spark logs a warning where a source is registered once more. Over Spark Connect nobody here would see it."""
+    session: Any = getattr(spark, "_jsparkSession", None)
+    return session is not None and bool(session.sessionState().dataSourceManager().dataSourceExists("durable"))
 
 
 @contextmanager

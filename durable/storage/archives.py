@@ -116,6 +116,12 @@ def database(conn: Connection, schema: str) -> str:
     return str(conn.execute(statements.READ_DATABASE.within(schema)).scalar_one())
 
 
+def known_database(conn: Connection, schema: str) -> str | None:
+    """The same, and None where it was given none yet."""
+    found = conn.execute(statements.READ_DATABASE.within(schema)).scalar_one_or_none()
+    return None if found is None else str(found)
+
+
 def is_numbered_anew(conn: Connection, schema: str, table: str) -> bool:
     """Whether the table holds rows of transactions that this generation has not come to yet: of another cluster."""
     return bool(conn.execute(statements.BY_TRANSACTION[table].is_from_elsewhere.within(schema)).scalar_one())

@@ -91,6 +91,7 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             Column("body", LargeBinary),
             Column("seq", BigInteger),
             _defaulted("xid", BigInteger()),
+            Column("erasure_id", Uuid),
             schema=schema,
         ),
         Table(
@@ -129,6 +130,7 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             Column("edited_body", LargeBinary),
             _defaulted("xid", BigInteger()),
             *_queueing(),
+            Column("erasure_id", Uuid),
             schema=schema,
         ),
         Table(
@@ -159,6 +161,20 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             Column("generation", Integer, primary_key=True, autoincrement=False),
             Column("database", Text, nullable=False),
             _defaulted("began_at", _TIME),
+            schema=schema,
+        ),
+        Table(
+            "erasures",
+            metadata,
+            Column("erasure_id", Uuid, primary_key=True),
+            *(Column(name, Text, nullable=False) for name in ("service", "actor", "reason", "chosen_by")),
+            Column("chosen_count", Integer, nullable=False),
+            Column("choice_digest", LargeBinary, nullable=False),
+            _defaulted("began_at", _TIME),
+            Column("finished_at", _TIME),
+            *(_defaulted(name, BigInteger()) for name in ("history_rows", "letter_rows")),
+            *(Column(name, Text) for name in ("lake", "lake_id")),
+            *(_defaulted(name, BigInteger()) for name in ("lake_history_rows", "lake_letter_rows")),
             schema=schema,
         ),
         Table(

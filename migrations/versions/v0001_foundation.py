@@ -126,7 +126,8 @@ CREATE TABLE "{schema}".envelope_history (
     headers jsonb,
     body bytea,
     seq bigint,
-    xid bigint NOT NULL DEFAULT (pg_current_xact_id()::text)::bigint
+    xid bigint NOT NULL DEFAULT (pg_current_xact_id()::text)::bigint,
+    erasure_id uuid
 ) PARTITION BY RANGE (finished_at);
 CREATE TABLE "{schema}".envelope_history_default PARTITION OF "{schema}".envelope_history DEFAULT;
 CREATE INDEX envelope_history_xid ON "{schema}".envelope_history USING brin (xid);
@@ -166,6 +167,7 @@ CREATE TABLE "{schema}".dead_letters (
     xid bigint NOT NULL DEFAULT (pg_current_xact_id()::text)::bigint,
     ordering_key text COLLATE "C",
     fair_key text COLLATE "C",
+    erasure_id uuid,
     CHECK ((resolution IS NULL) = (resolved_at IS NULL))
 );
 CREATE INDEX dead_letters_unresolved ON "{schema}".dead_letters (fingerprint, letter_id) WHERE resolved_at IS NULL;
@@ -211,6 +213,24 @@ CREATE TABLE "{schema}".archive_commits (
     row_count bigint NOT NULL,
     archived_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (table_name, high, day)
+);
+
+CREATE TABLE "{schema}".erasures (
+    erasure_id uuid PRIMARY KEY,
+    service text NOT NULL,
+    actor text NOT NULL,
+    reason text NOT NULL,
+    chosen_by text NOT NULL CHECK (chosen_by IN ('id', 'key')),
+    chosen_count integer NOT NULL,
+    choice_digest bytea NOT NULL,
+    began_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    finished_at timestamptz,
+    history_rows bigint NOT NULL DEFAULT 0,
+    letter_rows bigint NOT NULL DEFAULT 0,
+    lake text,
+    lake_id text,
+    lake_history_rows bigint NOT NULL DEFAULT 0,
+    lake_letter_rows bigint NOT NULL DEFAULT 0
 );
 
 CREATE TABLE "{schema}".failed_attempts (
@@ -500,7 +520,8 @@ DROP FUNCTION "{schema}".archived_below(text);
 DROP FUNCTION "{schema}".generation_base();
 DROP TABLE "{schema}".published_batches, "{schema}".placements, "{schema}".schedules, "{schema}".handler_counts,
     "{schema}".circuits, "{schema}".nodes,
-    "{schema}".failed_attempts, "{schema}".archive_commits, "{schema}".archives, "{schema}".generations,
+    "{schema}".failed_attempts, "{schema}".erasures, "{schema}".archive_commits, "{schema}".archives,
+    "{schema}".generations,
     "{schema}".dead_letters, "{schema}".envelope_history, "{schema}".received_ids, "{schema}".undated_ids,
     "{schema}".incoming_envelopes, "{schema}".outgoing_envelopes CASCADE;
 DROP FUNCTION "{schema}".cluster_identity();

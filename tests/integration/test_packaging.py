@@ -21,9 +21,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import psycopg
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from durable.pipeline.session import find_java
+from tests.support.history import add_history
 
 ROOT = Path(__file__).parents[2]
 INSTALLED_AS = {
@@ -32,6 +36,10 @@ INSTALLED_AS = {
     "recovery": "durable/recovery",
     "migrations": "durable/migrations",
 }
+
+
+PLUGIN = "durable/pipeline/plugin/"
+"""What lies there is installed at the top level, where Spark looks for it."""
 
 
 class Built(NamedTuple):
@@ -54,7 +62,7 @@ def copy_checkout(to: Path) -> Path:
 def files_of(checkout: Path) -> list[str]:
     """Every file of the package, under the name that it is installed as."""
     return sorted(
-        f"{package}/{file.relative_to(checkout / folder)}"
+        f"{package}/{file.relative_to(checkout / folder)}".removeprefix(PLUGIN)
         for folder, package in INSTALLED_AS.items()
         for parent, _, names in os.walk(checkout / folder)  # does not follow symlinks
         for file in (Path(parent, name) for name in names)
@@ -131,7 +139,8 @@ def test_sdist_holds_every_file_once_and_no_symlink(built: Built, checkout: Path
         members = archive.getmembers()
     names = [member.name.partition("/")[2] for member in members if member.isfile()]
     assert not [member.name for member in members if member.issym() or member.islnk()]
-    assert sorted(name for name in names if name.startswith("durable/")) == files_of(checkout)
+    shipped = sorted(name.removeprefix(PLUGIN) for name in names if name.startswith("durable/"))
+    assert shipped == files_of(checkout)
     assert not [name for name in names if name.partition("/")[0] in {"transports", "recovery", "migrations", "tests"}]
 
 
@@ -198,6 +207,78 @@ def test_an_installed_durable_and_an_application_do_not_shadow_each_other(
         "durable.migrations",
     }
     assert "Usage" in run(python.with_name("durable-agent"), "--help", cwd=application)
+
+
+# ---------------------------------------------------------------- Spark's own discovery
+
+READ_PLAINLY = """
+import sys
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+rows = spark.read.format("durable").option("url", sys.argv[1]).load().where("side = 'incoming'")
+print("read", rows.count())
+spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+print("pushed", rows.count())
+"""
+REGISTER = """
+from durable.pipeline.source import register
+register(spark)
+print("registered", rows.count())
+"""
+
+
+def read_plainly(
+    python: Path, url: str, program: str = READ_PLAINLY, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run this with an interpreter of its own, which is that of the workers too, and far from the checkout."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    own = {"JAVA_HOME": str(find_java()), "PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"}
+    return subprocess.run(
+        [python, "-c", program, url],
+        cwd=python.parent,
+        env=inherited | own | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def install_editable_strictly(python: Path, _built: Built, checkout: Path) -> None:
+    options = ("--no-build-isolation", "--config-settings", "editable_mode=strict", "--editable")
+    run(python, *PIP_INSTALL, *options, checkout, cwd=python.parent)
+
+
+@pytest.mark.timeout(300)  # an installation, a JVM, and its workers
+@pytest.mark.parametrize("install", [install_wheel, install_editable_strictly])
+def test_a_plain_spark_session_finds_the_data_source_of_an_installed_durable(
+    install: Callable[[Path, Built, Path], None],
+    python: Path,
+    built: Built,
+    checkout: Path,
+    database_url: str,
+) -> None:
+    install(python, built, checkout)
+    with psycopg.connect(database_url, autocommit=True) as conn:
+        add_history(conn, 3)
+    done = read_plainly(python, database_url, READ_PLAINLY + REGISTER)
+    assert done.stdout.split() == ["read", "3", "pushed", "3", "registered", "3"], done.stdout + done.stderr
+    assert "replaced a" not in done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_a_plain_spark_session_finds_the_data_source_of_a_checkout_on_its_path(
+    python: Path, checkout: Path, database_url: str
+) -> None:
+    path = os.pathsep.join([str(checkout), str(checkout / PLUGIN)])
+    done = read_plainly(python, database_url, PYTHONPATH=path)
+    assert done.stdout.split() == ["read", "0", "pushed", "0"], done.stdout + done.stderr
+
+
+def test_durable_without_its_extra_hides_no_other_data_source(python: Path, built: Built, checkout: Path) -> None:
+    install_wheel(python, built, checkout)
+    without = "import sys; sys.modules['pyarrow'] = None; sys.modules['adbc_driver_manager'] = None; "
+    without += "sys.modules['pyspark'] = None; import pyspark_durable; print(hasattr(pyspark_durable, 'DefaultSource'))"
+    assert run(python, "-c", without, cwd=python.parent) == "False\n"
 
 
 @pytest.mark.parametrize("name", ["transports", "recovery"])

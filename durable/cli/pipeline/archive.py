@@ -12,9 +12,11 @@ from uuid import UUID
 import typer
 
 from durable.cli.output import Cell, Table, age, print_blocks, print_json, progress
+from durable.cli.pipeline.erase import erasure_rows, erasure_table, is_unfinished
 from durable.cli.pipeline.options import LakeUrl, Master, Remote, Service, find_lake, open_session
 from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, connection, load_target
 from durable.errors import InvalidSetting
+from durable.pipeline.erasing import listed
 from durable.pipeline.lake import SOURCES, Lake
 from durable.pipeline.origin import find_origin
 from durable.pipeline.session import needs_spark
@@ -120,6 +122,7 @@ def verify(
         from durable.pipeline.verify import verify as verify_table
     with connection(settings) as conn:
         claims = {table: claimed(conn, found, table, origin) for table in SOURCES}
+        erased = listed(conn, origin.schema, found)
     spark = cache(lambda: open_session(master, remote, debug=debug))
     local_rows = _local_rows(settings, master, remote)
     done = []
@@ -128,11 +131,12 @@ def verify(
             done.append(verify_table(spark, found, table, origin, claim, local_rows=local_rows, show=show))
     if json:
         tables = [_verified_document(each) for each in done]
-        print_json({"service": origin.service, "lake": found.url, "tables": tables})
+        document = {"service": origin.service, "lake": found.url, "tables": tables}
+        print_json(document | {"erasures": erasure_rows(erased)})
     else:
         gone = _gone([(each.table, each.gone) for each in done])
-        print_blocks([_verified(found, done), *_unreadable(done), *_examples(done), *gone])
-    if not all(each.is_whole for each in done):
+        print_blocks([_verified(found, done), *_unreadable(done), *_examples(done), *gone, *erasure_table(erased)])
+    if not all(each.is_whole for each in done) or is_unfinished(erased):
         raise typer.Exit(1)
 
 
@@ -179,17 +183,22 @@ def status(
 ) -> None:
     """How far the archive has come, what is not archived yet, and what holds it back. Needs no Spark.
 
-    Ends with 1 when nothing can be archived before something was decided, or the lake lacks what was archived.
+    Ends with 1 when nothing can be archived before something was decided, the lake lacks what was archived, or an
+    erasure is not done.
     """
     settings, _ = _target(app, database, schema, None)
     place = lake or settings.lake
-    found = read_status(lock_url(settings), settings.db_schema, Lake(place) if place else None)
+    found_lake = Lake(place) if place else None
+    found = read_status(lock_url(settings), settings.db_schema, found_lake)
+    with connection(settings) as conn:
+        erased = listed(conn, settings.db_schema, found_lake)
     if json:
-        print_json(_status_document(found))
+        print_json(_status_document(found) | {"erasures": erasure_rows(erased)})
     else:
         problems = [f"\n{each.table}: {each.problem}" for each in found.tables if each.problem]
-        print_blocks([_status(found), _horizon(found), *problems, *_gone([(t.table, t.gone) for t in found.tables])])
-    if any(each.problem for each in found.tables):
+        gone = _gone([(each.table, each.gone) for each in found.tables])
+        print_blocks([_status(found), _horizon(found), *problems, *gone, *erasure_table(erased)])
+    if any(each.problem for each in found.tables) or is_unfinished(erased):
         raise typer.Exit(1)
 
 

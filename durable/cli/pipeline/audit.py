@@ -146,6 +146,13 @@ def _blocks(verdict: Verdict) -> list[Block]:
             [(kind, verdict.counts[kind], _MEANINGS[kind]) for kind in _MEANINGS],
         ),
     ]
+    if verdict.erased:
+        rows = [
+            (each["service"], _time(each["erased_at"]), each["actor"], each["reason"], each["rows"])
+            for each in verdict.erased
+        ]
+        title = "erased: content that is gone on purpose; its rows are judged like all others"
+        blocks.append(Table(title, ("service", "at", "by", "reason", "rows"), rows))
     for kind in _MEANINGS:
         examples = [row for row in verdict.examples if row["finding"] == kind]
         if examples:

@@ -12,6 +12,8 @@ from durable.cli.pipeline import archive as pipeline_archive
 from durable.cli.pipeline import audit as pipeline_audit
 from durable.cli.pipeline import compact as pipeline_compact
 from durable.cli.pipeline import conversations as pipeline_conversations
+from durable.cli.pipeline import erase as pipeline_erase
+from durable.cli.pipeline import export as pipeline_export
 from durable.cli.pipeline import replay as pipeline_replay
 from durable.cli.pipeline import report as pipeline_report
 from durable.errors import InvalidSetting
@@ -52,6 +54,8 @@ for command in (
     pipeline_archive.status,
     pipeline_compact.compact,
     pipeline_compact.vacuum,
+    pipeline_erase.erase,
+    pipeline_export.export,
     pipeline_report.report,
     pipeline_audit.audit,
     pipeline_conversations.conversations,

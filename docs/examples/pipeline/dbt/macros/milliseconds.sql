@@ -1,0 +1,1 @@
+{% macro milliseconds(interval) %}epoch_ms({{ interval }}){% endmacro %}

@@ -1,0 +1,216 @@
+"""pipeline erase: the content of messages goes from history, dead letters and the lake, and a record of it stays."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+
+from durable.cli.output import Block, Cell, Table, print_blocks, print_json
+from durable.cli.pipeline.options import LakeUrl, Service
+from durable.cli.runs import actor_name
+from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, load_target
+from durable.errors import InvalidSetting
+from durable.pipeline import erasing
+from durable.pipeline.erasing import Listed, Survey
+from durable.pipeline.erasures import State
+from durable.pipeline.lake import Lake
+from durable.pipeline.origin import Origin, find_origin
+from durable.pipeline.session import needs_spark
+from durable.storage.erasures import Chosen, Erasure
+
+Ids = Annotated[list[str] | None, typer.Option("--id", metavar="UUID", help="these messages; may be repeated")]
+Keys = Annotated[
+    list[str] | None,
+    typer.Option("--key", metavar="KEY", help="all messages of this partition key; may be repeated"),
+]
+Reason = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="why; it stays in the record, so name nobody in it")
+]
+By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="who does it; default: USER@HOST")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="count them, and change nothing")]
+Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
+Vacuum = Annotated[
+    bool,
+    typer.Option(
+        "--vacuum",
+        help="remove replaced files and old logs of the lake at once: readers of its older versions fail, and none of "
+        "them can be read again",
+    ),
+]
+
+
+def erase(
+    reason: Reason,
+    app: OptionalBusName = None,
+    ids: Ids = None,
+    keys: Keys = None,
+    lake: LakeUrl = None,
+    service: Service = None,
+    by: By = None,
+    vacuum: Vacuum = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    database: DatabaseUrl = None,
+    schema: SchemaName = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Erase keys, headers, bodies and error texts of messages, in the database and in the lake, for good.
+
+    Rows stay with ids, types, addresses and times, so that audits find every message. Open letters are discarded. Ends
+    with 1 while some of the messages still wait: erase once more when they have been handled or cancelled.
+    """
+    chosen = _chosen(ids or [], keys or [])
+    _refuse_reason(reason, chosen)
+    bus, settings = load_target(app, database, schema)
+    place = lake or settings.lake
+    found = Lake(place) if place else None
+    if vacuum and found is None:
+        raise InvalidSetting("--vacuum: there is no lake; give --lake")
+    with needs_spark():
+        import deltalake  # noqa: F401
+    origin = find_origin(settings, service or (bus.service if bus is not None else None))
+    there = erasing.survey(origin, found, chosen)
+    if there.is_empty and not there.here.waiting and not dry_run:
+        known = erasing.earlier(origin, found, chosen)
+        if not known:
+            raise InvalidSetting("erase: no message of these ids or keys is here; nothing was erased")
+        if all(each.state is State.DONE for each in known) and not vacuum:
+            _print(json, _document(origin, there, known[-1].erasure, None), erasure_table(known))
+            return
+    if not dry_run and not yes:
+        _confirm(there, json)
+    done = None if dry_run else erasing.erase(origin, found, chosen, actor=by or actor_name(), reason=reason)
+    removed = erasing.scrub(origin, found) if vacuum and found is not None and not dry_run else None
+    _print(json, _document(origin, there, done, removed), _blocks(there, done, removed))
+    if there.here.waiting:
+        raise typer.Exit(1)
+
+
+def erasure_rows(found: Sequence[Listed]) -> list[dict[str, Any]]:
+    """Erasures as status and verify show them in JSON."""
+    return [_record(each.erasure) | {"state": each.state.value} for each in found]
+
+
+def erasure_table(found: Sequence[Listed]) -> list[Block]:
+    """The same as a table, with what to do where one is not done; nothing where there is none."""
+    if not found:
+        return []
+    rows: list[list[Cell]] = [
+        [
+            str(each.erasure.erasure_id),
+            None if each.erasure.began_at is None else f"{each.erasure.began_at:%Y-%m-%d %H:%M:%S}Z",
+            each.erasure.actor,
+            each.erasure.reason,
+            f"{each.erasure.chosen_count:,} by {each.erasure.chosen_by}",
+            each.erasure.history_rows + each.erasure.letter_rows,
+            each.erasure.lake_history_rows + each.erasure.lake_letter_rows,
+            each.state.value,
+        ]
+        for each in found
+    ]
+    columns = ["erasure", "begun", "by", "reason", "chosen", "rows here", "in the lake", "state"]
+    blocks: list[Block] = [Table("erased: content that is gone on purpose; no row is lost", columns, rows)]
+    if is_unfinished(found):
+        blocks.append("\nsome are not done: run durable-agent pipeline erase with the same --id or --key again")
+    return blocks
+
+
+def is_unfinished(found: Sequence[Listed]) -> bool:
+    return any(each.state is not State.DONE for each in found)
+
+
+# ---------------------------------------------------------------- input
+
+
+def _chosen(ids: Sequence[str], keys: Sequence[str]) -> Chosen:
+    if bool(ids) == bool(keys):
+        raise InvalidSetting("erase: choose messages by --id or by --key, one of both")
+    if any(not key for key in keys):
+        raise InvalidSetting("--key: it is empty; messages without a key are erased by --id")
+    return Chosen(ids=[_parse_id(each) for each in dict.fromkeys(ids)], keys=list(dict.fromkeys(keys)))
+
+
+def _parse_id(word: str) -> UUID:
+    try:
+        return UUID(word)
+    except ValueError:
+        raise InvalidSetting(f"--id: {word!r} is no UUID of a message") from None
+
+
+def _refuse_reason(reason: str, chosen: Chosen) -> None:
+    if not reason.strip() or not reason.isprintable():
+        raise InvalidSetting("--reason: printable text, such as 'request 4711 of 3 May'")
+    if any(key in reason for key in chosen.keys):
+        raise InvalidSetting(
+            "--reason: it holds the key that is to be erased, and would keep it; name a request instead"
+        )
+
+
+def _confirm(there: Survey, json: bool) -> None:
+    if there.is_empty:
+        return
+    if json or not sys.stdin.isatty():
+        raise InvalidSetting("erase: what is erased cannot be brought back; give --yes, or --dry-run to count only")
+    print_blocks(_blocks(there, None, None))
+    typer.confirm("erase them for good?", abort=True, err=True)
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def _print(json: bool, document: dict[str, Any], blocks: list[Block]) -> None:
+    if json:
+        print_json(document)
+    else:
+        print_blocks(blocks)
+
+
+def _document(origin: Origin, there: Survey, done: Erasure | None, removed: int | None) -> dict[str, Any]:
+    return {
+        "service": origin.service,
+        "dry_run": done is None,
+        "found": {
+            "history": there.here.history,
+            "dead_letters": there.here.letters,
+            "open_letters": there.here.open_letters,
+            "waiting": there.here.waiting,
+            "lake_history": there.lake["history"],
+            "lake_dead_letters": there.lake["dead_letters"],
+        },
+        "others": [{"service": whose[0], "database": whose[1], "rows": rows} for whose, rows in there.others.items()],
+        "erasure": None if done is None else _record(done),
+        "files_removed": removed,
+    }
+
+
+def _record(erasure: Erasure) -> dict[str, Any]:
+    return {name: value for name, value in erasure._asdict().items() if name not in ("choice_digest", "lake_id")}
+
+
+def _blocks(there: Survey, done: Erasure | None, removed: int | None) -> list[Block]:
+    here = there.here
+    if done is None:
+        title, counts = "would be erased", [here.history, here.letters, *there.lake.values()]
+    else:
+        title = "erased"
+        counts = [done.history_rows, done.letter_rows, done.lake_history_rows, done.lake_letter_rows]
+    places = ["history", "dead letters", "history in the lake", "dead letters in the lake"]
+    blocks: list[Block] = [Table(title, ["where", "rows"], [[*row] for row in zip(places, counts, strict=True)])]
+    if done is not None:
+        blocks.append(f"\nerasure {done.erasure_id}, by {done.actor}: {done.reason}")
+    if here.open_letters:
+        blocks.append(f"open letters among them, which are discarded: {here.open_letters:,}")
+    if removed is not None:
+        blocks.append(f"files removed from the lake: {removed:,}")
+    for whose, rows in there.others.items():
+        blocks.append(f"left: {rows:,} rows of {whose.service}, database {whose.database}: erase them from there")
+    if here.waiting:
+        blocks.append(
+            f"left: {here.waiting:,} messages that still wait; erase again when they are handled or cancelled"
+        )
+    return blocks

@@ -1,0 +1,128 @@
+"""Rows of the lake without the content of chosen messages: files are written anew, and take the place of the old ones.
+
+    file ──> are there rows of these ids or keys? ──no──> stays
+                            │ yes
+                            └──> the same rows, content emptied ──> new files ──> one commit: old ones out, new ones in
+
+What is emptied is what the database empties, with the same values, so that both still compare as equal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from durable.pipeline import places
+from durable.pipeline.files import TaskFiles
+from durable.pipeline.lake import DataFile, Lake, LakeTable, Whose, file_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+
+EMPTIED: Final[Mapping[LakeTable, Mapping[str, Any]]] = {
+    "history": dict.fromkeys(("partition_key", "error", "headers", "body")),
+    "dead_letters": {
+        **dict.fromkeys(("partition_key", "traceback", "message_digest", "resolution_reason", "edited_body")),
+        **dict.fromkeys(("ordering_key", "fair_key")),
+        "headers": "{}",
+        "body": b"",
+        "reason": "erased",
+        "replayable": False,
+    },
+}
+"""The columns that hold content, and what they hold afterwards."""
+
+_BATCH_ROWS: Final = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The rows whose content goes: of these ids or keys, unless it has gone before."""
+
+    ids: Sequence[UUID] = ()
+    keys: Sequence[str] = ()
+    service: str | None = None
+    """None: of any service."""
+
+    def condition(self) -> ds.Expression:
+        import pyarrow as pa
+        import pyarrow.dataset as ds
+
+        chosen = ds.field("id").isin(pa.array([each.bytes for each in self.ids], pa.binary())) | ds.field(
+            "partition_key"
+        ).isin(pa.array(list(self.keys), pa.string()))
+        found = chosen & ds.field("erasure_id").is_null()
+        return found if self.service is None else found & (ds.field("service") == self.service)
+
+    def mask(self, rows: pa.RecordBatch) -> pa.Array:
+        """Which of these rows they are."""
+        import pyarrow as pa
+        import pyarrow.compute
+
+        pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
+        by_id = pc.is_in(rows["id"], value_set=pa.array([each.bytes for each in self.ids], pa.binary()))
+        by_key = pc.is_in(rows["partition_key"], value_set=pa.array(list(self.keys), pa.string()))
+        found = pc.and_(pc.or_(by_id, by_key), pc.is_null(rows["erasure_id"]))
+        return pc.fill_null(pc.and_(found, pc.equal(rows["service"], self.service)), False)
+
+
+def count(lake: Lake, table: LakeTable, wanted: Wanted) -> Counter[Whose]:
+    """How many rows of which services and databases the table has of them."""
+    found: Counter[Whose] = Counter()
+    for path in _paths(lake, table):
+        rows = _dataset(lake, table, path).to_table(columns=["service", "database"], filter=wanted.condition())
+        found.update(Whose(row["service"], row["database"]) for row in rows.to_pylist())
+    return found
+
+
+def count_erased(lake: Lake, table: LakeTable, erasure_id: UUID) -> int:
+    """How many rows of the table this erasure has emptied."""
+    import pyarrow.dataset as ds
+
+    of_erasure = ds.field("erasure_id") == erasure_id.bytes
+    return sum(_dataset(lake, table, path).count_rows(filter=of_erasure) for path in _paths(lake, table))
+
+
+def rewritten(
+    lake: Lake, table: LakeTable, wanted: Wanted, erasure_id: UUID, name: str
+) -> tuple[list[tuple[date, str]], list[DataFile]]:
+    """The files that hold such rows, and those that are to take their place; no commit has done so yet."""
+    replaced: list[tuple[date, str]] = []
+    written: list[DataFile] = []
+    for day, paths in lake.files_by_day(table).items():
+        for path in paths:
+            data = _dataset(lake, table, path)
+            if data.count_rows(filter=wanted.condition()):
+                with TaskFiles(lake.table_url(table), table, None, f"{name}-{len(replaced)}") as writing:
+                    for rows in data.to_batches(batch_size=_BATCH_ROWS):
+                        writing.add_whole(_emptied(rows, table, wanted, erasure_id))
+                replaced.append((day, path))
+                written += writing.files
+    return replaced, written
+
+
+def _emptied(rows: pa.RecordBatch, table: LakeTable, wanted: Wanted, erasure_id: UUID) -> pa.RecordBatch:
+    import pyarrow as pa
+    from pyarrow.compute import call_function
+
+    mask = wanted.mask(rows)
+    for name, value in {**EMPTIED[table], "erasure_id": erasure_id.bytes}.items():
+        index = rows.schema.get_field_index(name)
+        emptied = pa.scalar(value, rows.schema.field(name).type)
+        column = call_function("if_else", [mask, emptied, rows.column(index)])
+        rows = rows.set_column(index, rows.schema.field(name), column)
+    return rows
+
+
+def _paths(lake: Lake, table: LakeTable) -> Iterator[str]:
+    for paths in lake.files_by_day(table).values():
+        yield from paths
+
+
+def _dataset(lake: Lake, table: LakeTable, path: str) -> ds.Dataset:
+    return places.dataset(lake.table_url(table), [path], file_schema(table))

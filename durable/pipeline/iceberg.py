@@ -1,0 +1,215 @@
+"""The lake as Iceberg tables: metadata beside the Delta logs, about the same files. No row is copied.
+
+    LAKE/history/day=.../part-*.parquet              the rows, once
+    LAKE/history/_delta_log/                         which of them are part of the Delta table
+    LAKE/iceberg/history/metadata/v7.metadata.json   which of them were part of it at the last export
+    LAKE/iceberg/history/metadata/version-hint.text  7
+
+Delta's log stays the truth: an export compares it with the Iceberg table, and commits what was added and replaced
+since as one version. The partition is the UTC day of finished_at or failed_at, as a transform that needs no column.
+Bounds are kept of the columns that Delta keeps them of, so that no content is in the metadata.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from durable.errors import InvalidSetting
+from durable.pipeline import places
+from durable.pipeline.describing import properties
+from durable.pipeline.lake import DAY_OF, Lake, LakeTable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+_NAMESPACE: Final = "durable"
+_HINT: Final = "version-hint.text"
+_KEPT_SNAPSHOTS: Final = timedelta(days=1)
+_KEPT_VERSIONS: Final = 10  # of the metadata: who has begun with an earlier one goes on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """One table: `metadata` is what readers and catalogs are given."""
+
+    table: str
+    metadata: str
+    version: int
+    files: int
+    added: int
+    removed: int
+
+
+def export(lake: Lake, table: LakeTable) -> Exported:
+    """Bring the Iceberg table to what the Delta table is now; the first export makes it.
+
+    One exporter at a time. Raises InvalidSetting without the extra, or where the table holds nothing yet.
+    """
+    with needs_iceberg():
+        import pyiceberg.table  # noqa: F401
+    if not lake.exists(table):
+        raise InvalidSetting(f"lake {lake.url}: it holds no {table}; fill it with durable-agent pipeline archive")
+    place = f"{_url(lake.url)}/iceberg/{table}"
+    version = _version(place)
+    schema = _schema(lake, table)
+    found = _made(lake, table, schema, place) if version is None else _opened(place, version)
+    wanted = _wanted(lake, table)
+    known = {task.file.file_path: task.file for task in found.scan().plan_files()}
+    added, removed = sorted(wanted - known.keys()), [file for path, file in known.items() if path not in wanted]
+    if added or removed or version is None or _lacks_columns(found, schema):
+        before = _manifests(found)
+        _commit(found, schema, added, removed)
+        version = (version or 0) + 1
+        _publish(place, found, version)
+        _forget(place, before - _manifests(found), version)
+    metadata = f"{place}/metadata/v{version}.metadata.json"
+    files = len(wanted)
+    return Exported(
+        table=table, metadata=metadata, version=version, files=files, added=len(added), removed=len(removed)
+    )
+
+
+@contextmanager
+def needs_iceberg() -> Iterator[None]:
+    """Says what to install where an import fails for want of the extra."""
+    try:
+        yield
+    except ImportError as error:
+        raise InvalidSetting(f"export needs {error.name}; run: pip install 'durable-bus[iceberg]'") from error
+
+
+# ---------------------------------------------------------------- the table
+
+
+def _catalog(place: str) -> Catalog:
+    """One that forgets: what the table is lies in its metadata."""
+    from pyiceberg.catalog.memory import InMemoryCatalog
+
+    catalog = InMemoryCatalog(_NAMESPACE, warehouse=place, **_store(place))
+    catalog.create_namespace(_NAMESPACE)
+    return catalog
+
+
+def _schema(lake: Lake, table: LakeTable) -> pa.Schema:
+    """That of the Delta table, with what newer versions have added; the day is no column of its files."""
+    import pyarrow as pa
+
+    whole = pa.schema(lake.opened(table).schema().to_arrow())
+    return pa.schema([field.remove_metadata() for field in whole if field.name != "day"])
+
+
+def _made(lake: Lake, table: LakeTable, schema: pa.Schema, place: str) -> Table:
+    from pyiceberg.transforms import DayTransform
+
+    bounded = properties(table)["delta.dataSkippingStatsColumns"].split(",")
+    made = _catalog(place).create_table(
+        (_NAMESPACE, table),
+        schema=schema,
+        location=place,
+        properties={
+            "write.metadata.metrics.default": "none",
+            **{f"write.metadata.metrics.column.{name}": "full" for name in bounded},
+            "commit.manifest-merge.enabled": "true",
+            "durable.delta-table": lake.table_url(table),
+        },
+    )
+    with made.update_spec() as spec:
+        spec.add_field(DAY_OF[table], DayTransform(), f"{DAY_OF[table]}_day")
+    return made
+
+
+def _opened(place: str, version: int) -> Table:
+    return _catalog(place).register_table((_NAMESPACE, "exported"), f"{place}/metadata/v{version}.metadata.json")
+
+
+def _lacks_columns(found: Table, schema: pa.Schema) -> bool:
+    return not set(schema.names) <= set(found.schema().column_names)
+
+
+def _commit(found: Table, schema: pa.Schema, added: list[str], removed: list[Any]) -> None:
+    """In one version of the metadata, so that no reader sees a row twice, or none of it."""
+    with found.transaction() as work:
+        if _lacks_columns(found, schema):
+            with work.update_schema() as change:
+                change.union_by_name(schema)
+        if removed:
+            with work.update_snapshot().overwrite() as snapshot:
+                for file in removed:
+                    snapshot.delete_data_file(file)
+        if added:
+            work.add_files(added, check_duplicate_files=False)
+    found.maintenance.expire_snapshots().older_than(datetime.now(UTC) - _KEPT_SNAPSHOTS).commit()
+
+
+def _publish(place: str, found: Table, version: int) -> None:
+    """Under the name that readers without a catalog look for; the hint comes last."""
+    name = found.metadata_location.rpartition("/")[2]
+    for path, content in (
+        (f"metadata/v{version}.metadata.json", places.read(_plain(place), f"metadata/{name}")),
+        (f"metadata/{_HINT}", str(version).encode()),
+    ):
+        with places.created(_plain(place), path) as file:
+            file.write(content)
+
+
+def _forget(place: str, manifests: set[str], version: int) -> None:
+    """Remove what no version that is kept names any more."""
+    kept = {f"v{number}.metadata.json" for number in range(version - _KEPT_VERSIONS, version + 1)}
+    for name in places.names(_plain(place), "metadata"):
+        if name in manifests or (name.endswith(".metadata.json") and name not in kept):
+            places.remove(_plain(place), f"metadata/{name}")
+
+
+def _manifests(found: Table) -> set[str]:
+    """The names of the files that the snapshots of this version consist of."""
+    named: set[str] = set()
+    for snapshot in found.snapshots():
+        named.add(snapshot.manifest_list)
+        named |= {manifest.manifest_path for manifest in snapshot.manifests(found.io)}
+    return {path.rpartition("/")[2] for path in named}
+
+
+# ---------------------------------------------------------------- places
+
+
+def _wanted(lake: Lake, table: LakeTable) -> set[str]:
+    folder = _url(lake.table_url(table))
+    return {f"{folder}/{path}" for paths in lake.files_by_day(table).values() for path in paths}
+
+
+def _version(place: str) -> int | None:
+    """The last one that was published."""
+    if _HINT not in places.names(_plain(place), "metadata"):
+        return None
+    return int(places.read(_plain(place), f"metadata/{_HINT}"))
+
+
+def _url(place: str) -> str:
+    return place if "://" in place else f"file://{place}"
+
+
+def _plain(place: str) -> str:
+    """As the lake names it."""
+    return place.removeprefix("file://")
+
+
+def _store(place: str) -> Mapping[str, str]:
+    """Where an object store is, for a library that does not look into the environment."""
+    if not place.startswith("s3"):
+        return {}
+    named = {
+        "s3.endpoint": ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+        "s3.region": ("AWS_REGION", "AWS_DEFAULT_REGION"),
+        "s3.access-key-id": ("AWS_ACCESS_KEY_ID",),
+        "s3.secret-access-key": ("AWS_SECRET_ACCESS_KEY",),
+        "s3.session-token": ("AWS_SESSION_TOKEN",),
+    }
+    found = {name: next((os.environ[key] for key in keys if key in os.environ), None) for name, keys in named.items()}
+    return {name: value for name, value in found.items() if value is not None}

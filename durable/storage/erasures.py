@@ -1,0 +1,124 @@
+"""Erasing the content of messages in the database, and the record of it, which holds none of that content.
+
+    envelope_history    key, headers, body and error go; ids, type, addresses, times and counts stay
+    dead_letters        the same, with reason and traceback; an open letter is discarded first
+    failed_attempts     reason and traceback go
+
+So whoever counts and compares messages finds each of them. What still waits has its history before it, and is counted
+only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Literal, NamedTuple
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from durable.storage import dead_letters
+from durable.storage.dead_letters import LetterRange, Selection
+from durable.storage.sql import erasures as statements
+
+_LETTERS_AT_ONCE: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Which messages: by their ids, or by their partition keys."""
+
+    ids: Sequence[UUID] = ()
+    keys: Sequence[str] = ()
+
+    def parameters(self) -> dict[str, Any]:
+        return {"ids": list(self.ids), "keys": list(self.keys)}
+
+
+class Here(NamedTuple):
+    """What the database has of them, and has not erased."""
+
+    history: int
+    letters: int
+    open_letters: int
+    waiting: int
+
+
+class Erasure(NamedTuple):
+    """Who erased what, when and why. `choice_digest` is salted: it knows the choice again, and does not tell it."""
+
+    erasure_id: UUID
+    service: str
+    actor: str
+    reason: str
+    chosen_by: Literal["id", "key"]
+    chosen_count: int
+    choice_digest: bytes
+    began_at: datetime | None = None
+    finished_at: datetime | None = None
+    history_rows: int = 0
+    letter_rows: int = 0
+    lake: str | None = None
+    lake_id: str | None = None
+    lake_history_rows: int = 0
+    lake_letter_rows: int = 0
+
+
+def count(conn: Connection, schema: str, chosen: Chosen) -> Here:
+    return Here(*conn.execute(statements.COUNT_CHOSEN.within(schema), chosen.parameters()).one())
+
+
+def begin(conn: Connection, schema: str, erasure: Erasure) -> None:
+    """Say what is about to be erased; one that is known already begins again."""
+    named = (
+        "erasure_id",
+        "service",
+        "actor",
+        "reason",
+        "chosen_by",
+        "chosen_count",
+        "choice_digest",
+    )
+    conn.execute(statements.BEGIN_ERASURE.within(schema), {name: getattr(erasure, name) for name in named})
+
+
+def erase(conn: Connection, schema: str, erasure: Erasure, chosen: Chosen) -> None:
+    """Erase the content, and count the rows in the record; in the caller's transaction."""
+    params = chosen.parameters() | {"erasure": erasure.erasure_id}
+    _discard_open(conn, schema, erasure, chosen)
+    history = conn.execute(statements.ERASE_HISTORY.within(schema), params).scalar_one()
+    letters = conn.execute(statements.ERASE_LETTERS.within(schema), params).scalar_one()
+    counts = {"erasure": erasure.erasure_id, "history": history, "letters": letters}
+    conn.execute(statements.COUNT_ERASED.within(schema), counts)
+
+
+def finish(conn: Connection, schema: str, erasure: Erasure) -> None:
+    """Note that the lake has followed: its place, and how many of its rows were erased."""
+    params = {
+        "erasure": erasure.erasure_id,
+        "lake": erasure.lake,
+        "lake_id": erasure.lake_id,
+        "lake_history": erasure.lake_history_rows,
+        "lake_letters": erasure.lake_letter_rows,
+    }
+    conn.execute(statements.FINISH_ERASURE.within(schema), params)
+
+
+def read(conn: Connection, schema: str) -> list[Erasure]:
+    """All of them, the oldest first."""
+    return [Erasure(*_plain(row)) for row in conn.execute(statements.READ_ERASURES.within(schema))]
+
+
+def _discard_open(conn: Connection, schema: str, erasure: Erasure, chosen: Chosen) -> None:
+    """A letter without its content can be neither replayed nor handled."""
+    rows = conn.execute(statements.LOCK_OPEN_LETTERS.within(schema), chosen.parameters())
+    letters = list(rows.scalars())
+    for first in range(0, len(letters), _LETTERS_AT_ONCE):
+        some = letters[first : first + _LETTERS_AT_ONCE]
+        stretch = LetterRange(0, some[-1], len(some))
+        dead_letters.discard(conn, schema, Selection(letters=some), stretch, actor=erasure.actor, reason=erasure.reason)
+
+
+def _plain(row: Sequence[Any]) -> list[Any]:
+    return [bytes(value) if isinstance(value, memoryview) else value for value in row]

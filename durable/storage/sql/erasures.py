@@ -1,0 +1,72 @@
+"""The SQL statements of erasing: content goes, the row that accounts for its message stays.
+
+`ids` or `keys` choose the messages. Rows that an earlier erasure has emptied are left to its record.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from durable.storage.sql.statement import Statement
+
+_CHOSEN: Final = """(id = ANY (CAST(:ids AS uuid[])) OR partition_key = ANY (CAST(:keys AS text[])))"""
+_ERASABLE: Final = f"{_CHOSEN} AND erasure_id IS NULL"
+
+COUNT_CHOSEN = Statement(f"""
+SELECT (SELECT count(*) FROM {{schema}}.envelope_history WHERE {_ERASABLE}) AS history,
+    (SELECT count(*) FROM {{schema}}.dead_letters WHERE {_ERASABLE}) AS letters,
+    (SELECT count(*) FROM {{schema}}.dead_letters WHERE {_ERASABLE} AND resolved_at IS NULL) AS open_letters,
+    (SELECT count(*) FROM {{schema}}.outgoing_envelopes WHERE {_CHOSEN})
+        + (SELECT count(*) FROM {{schema}}.incoming_envelopes WHERE {_CHOSEN}) AS waiting
+""")
+# `xid` stays: the row is archived, or not, as it was before.
+ERASE_HISTORY = Statement(f"""
+WITH erased AS (
+    UPDATE {{schema}}.envelope_history
+    SET partition_key = NULL, error = NULL, headers = NULL, body = NULL, erasure_id = :erasure
+    WHERE {_ERASABLE} RETURNING id
+), attempts AS (
+    UPDATE {{schema}}.failed_attempts SET reason = 'erased', traceback = '' WHERE id IN (SELECT id FROM erased)
+)
+SELECT count(*) FROM erased
+""")
+# Locked before they are discarded: a letter that somebody replays meanwhile is none any more, or waits.
+LOCK_OPEN_LETTERS = Statement(f"""
+SELECT letter_id FROM {{schema}}.dead_letters
+WHERE {_ERASABLE} AND resolved_at IS NULL ORDER BY letter_id FOR UPDATE
+""")
+ERASE_LETTERS = Statement(f"""
+WITH erased AS (
+    UPDATE {{schema}}.dead_letters
+    SET partition_key = NULL, headers = '{{}}', body = '', reason = 'erased', traceback = NULL, message_digest = NULL,
+        replayable = false, resolution_reason = NULL, edited_body = NULL, ordering_key = NULL, fair_key = NULL,
+        erasure_id = :erasure
+    WHERE {_ERASABLE} AND resolved_at IS NOT NULL RETURNING letter_id, id
+), attempts AS (
+    UPDATE {{schema}}.failed_attempts SET reason = 'erased', traceback = ''
+    WHERE letter_id IN (SELECT letter_id FROM erased) OR id IN (SELECT id FROM erased)
+)
+SELECT count(*) FROM erased
+""")
+
+# ---------------------------------------------------------------- the record
+
+BEGIN_ERASURE = Statement("""
+INSERT INTO {schema}.erasures (erasure_id, service, actor, reason, chosen_by, chosen_count, choice_digest)
+VALUES (:erasure_id, :service, :actor, :reason, :chosen_by, :chosen_count, :choice_digest)
+ON CONFLICT (erasure_id) DO UPDATE SET finished_at = NULL
+""")
+COUNT_ERASED = Statement("""
+UPDATE {schema}.erasures SET history_rows = history_rows + :history, letter_rows = letter_rows + :letters
+WHERE erasure_id = :erasure
+""")
+FINISH_ERASURE = Statement("""
+UPDATE {schema}.erasures SET finished_at = clock_timestamp(), lake = :lake, lake_id = :lake_id,
+    lake_history_rows = :lake_history, lake_letter_rows = :lake_letters
+WHERE erasure_id = :erasure
+""")
+READ_ERASURES = Statement("""
+SELECT erasure_id, service, actor, reason, chosen_by, chosen_count, choice_digest, began_at, finished_at, history_rows,
+    letter_rows, lake, lake_id, lake_history_rows, lake_letter_rows
+FROM {schema}.erasures ORDER BY began_at, erasure_id
+""")

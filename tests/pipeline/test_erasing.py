@@ -1,0 +1,499 @@
+"""Erasure: content is gone from the database and the lake, its record stays, and nothing looks like loss."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from durable.errors import ArchiveConflict
+from durable.failpoints import EXIT_STATUS
+from durable.pipeline import erasing
+from durable.pipeline.audit import Question, audit
+from durable.pipeline.blanking import Wanted
+from durable.pipeline.compaction import compact
+from durable.pipeline.copying import opened
+from durable.pipeline.erasures import State
+from durable.pipeline.lake import Lake
+from durable.storage import archives
+from durable.storage.erasures import Chosen, Erasure
+from tests.support.archiving import Archiver
+from tests.support.command import ROOT, Agent
+from tests.support.history import add_history, add_letters
+from tests.support.lakes import fill, handled, sent, table
+
+MIDNIGHT = datetime(2026, 11, 20, tzinfo=UTC)
+ANNA, BERT = "customer anna", "customer bert"
+BY_KEY = Chosen(keys=[ANNA])
+_FILL = """
+UPDATE durable.envelope_history SET headers = jsonb_build_object('who', x.key), body = CAST(x.key AS bytea),
+    error = 'no room for ' || x.key, partition_key = x.key, content_type = 'text/plain'
+FROM (SELECT CASE WHEN id = ANY (%s) THEN %s ELSE %s END AS key, id AS of FROM durable.envelope_history) AS x
+WHERE x.of = id AND body IS NULL AND erasure_id IS NULL
+"""
+_FILL_LETTERS = """
+UPDATE durable.dead_letters SET headers = jsonb_build_object('who', x.key), body = CAST(x.key AS bytea),
+    reason = 'no room for ' || x.key, traceback = x.key, partition_key = x.key, edited_body = CAST(x.key AS bytea),
+    ordering_key = x.key, fair_key = x.key, message_digest = 17
+FROM (SELECT CASE WHEN id = ANY (%s) THEN %s ELSE %s END AS key, id AS of FROM durable.dead_letters) AS x
+WHERE x.of = id
+"""
+_ATTEMPT = """
+INSERT INTO durable.failed_attempts (id, endpoint, number, failed_at, node_id, exception_type, reason, traceback)
+VALUES (%s, 'shop', 1, now(), 7, 'ValueError', %s, %s)
+"""
+
+
+def of_anna(*numbers: int) -> list[UUID]:
+    return [UUID(int=number) for number in numbers]
+
+
+def add(conn: psycopg.Connection[Any], count: int, first: int = 1, **options: Any) -> None:
+    """Every fifth row is Anna's, the others are Bert's."""
+    add_history(conn, count, first=first, finished_at=MIDNIGHT, **options)
+    anna = of_anna(*(number for number in range(first, first + count) if number % 5 == 0))
+    conn.execute(_FILL, (anna, ANNA, BERT))
+
+
+@pytest.fixture
+def filled(archiver: Archiver, conn: psycopg.Connection[Any]) -> Archiver:
+    """Twenty rows of two files, four of them Anna's, and five letters, of which number 5 is hers; all archived."""
+    add(conn, 10)
+    archiver.run(local_rows=1_000)
+    add(conn, 10, first=11)
+    archiver.run(local_rows=1_000)
+    add_letters(conn, 5)
+    conn.execute(_FILL_LETTERS, (of_anna(5), ANNA, BERT))
+    conn.execute(_ATTEMPT, (UUID(int=5), f"no room for {ANNA}", ANNA))
+    archiver.run("dead_letters", local_rows=1_000)
+    return archiver
+
+
+def erase(archiver: Archiver, chosen: Chosen = BY_KEY) -> Erasure:
+    return erasing.erase(archiver.origin, archiver.lake, chosen, actor="a test", reason="request 4711")
+
+
+def states(archiver: Archiver) -> list[State]:
+    with opened(archiver.origin.url) as engine, engine.connect() as conn:
+        return [each.state for each in erasing.listed(conn, "durable", archiver.lake)]
+
+
+def mentions(archiver: Archiver, conn: psycopg.Connection[Any], text: str = ANNA) -> list[str]:
+    """The tables, and the files of the lake as it is now, that hold this text."""
+    found = []
+    rows = conn.execute(
+        "SELECT tablename FROM pg_tables WHERE schemaname = 'durable' AND tablename !~ '_(default|[0-9]{8})$'"
+    )
+    for (name,) in rows.fetchall():
+        # bytea shows as hex
+        query = f'SELECT count(*) FROM durable."{name}" AS t WHERE t::text LIKE %s OR t::text LIKE %s'
+        row = conn.execute(query.encode(), (f"%{text}%", f"%{text.encode().hex()}%")).fetchone()
+        found += [name] if row and row[0] else []
+    for of in ("history", "dead_letters"):
+        for row in archiver.lake.read(archiver.spark, of).collect():
+            found += [of] if text in str(row) or text.encode() in [*map(as_bytes, row)] else []
+    return found
+
+
+def as_bytes(value: object) -> bytes:
+    return bytes(value) if isinstance(value, bytes | bytearray) else b""
+
+
+def in_files(archiver: Archiver, text: str = ANNA) -> list[Path]:
+    """The files below the lake that hold this text: Parquet is read, because it is compressed."""
+    import pyarrow.parquet as pq
+
+    found = []
+    for file in Path(archiver.lake.url).rglob("*.*"):
+        if file.suffix == ".parquet":
+            metadata = pq.read_metadata(file)
+            statistics = [
+                str(metadata.row_group(group).column(column).statistics)
+                for group in range(metadata.num_row_groups)
+                for column in range(metadata.num_columns)
+            ]
+            content = str(pq.ParquetFile(file).read().to_pylist()) + str(statistics)
+        elif file.is_file():
+            content = file.read_bytes().decode(errors="replace")
+        else:
+            continue
+        found += [file] if text in content else []
+    return found
+
+
+def is_whole(archiver: Archiver) -> bool:
+    return archiver.verify("history").is_whole and archiver.verify("dead_letters").is_whole
+
+
+# ---------------------------------------------------------------- what goes, and what stays
+
+
+@pytest.mark.parametrize("chosen", [BY_KEY, Chosen(ids=of_anna(5, 10, 15, 20))], ids=["by key", "by id"])
+def test_erasure_leaves_no_content_and_every_row(
+    filled: Archiver, conn: psycopg.Connection[Any], chosen: Chosen
+) -> None:
+    assert len(mentions(filled, conn)) > 3
+    of_bert = f"partition_key = '{BERT}'"
+    before = filled.lake.read(filled.spark, "history").where(of_bert).orderBy("id").collect()
+
+    done = erase(filled, chosen)
+
+    assert (done.history_rows, done.letter_rows, done.lake_history_rows, done.lake_letter_rows) == (4, 1, 4, 1)
+    assert mentions(filled, conn) == []
+    assert filled.ids() == [*range(1, 21)]
+    assert (
+        filled.lake.read(filled.spark, "history").where(f"partition_key = '{BERT}'").orderBy("id").collect() == before
+    )
+    erased = filled.lake.read(filled.spark, "history").where("erasure_id IS NOT NULL").orderBy("id").collect()
+    assert [int.from_bytes(row.id) for row in erased] == [5, 10, 15, 20]
+    assert {(bytes(row.erasure_id), row.outcome, row.address) for row in erased} == {
+        (done.erasure_id.bytes, "handled", "shop")
+    }
+    assert is_whole(filled)
+    assert states(filled) == [State.DONE]
+
+
+def test_erased_letter_is_discarded_and_archived_so(filled: Archiver, conn: psycopg.Connection[Any]) -> None:
+    erase(filled)
+    rows = conn.execute("SELECT letter_id, resolution, resolved_by, replayable FROM durable.dead_letters ORDER BY 1")
+    assert [row for row in rows.fetchall() if row[1]] == [(5, "discarded", "a test", False)]
+    assert filled.run("dead_letters", local_rows=1_000).rows == 1
+    assert mentions(filled, conn) == []
+    assert is_whole(filled)
+
+
+def test_row_that_is_not_archived_yet_is_archived_without_its_content(
+    filled: Archiver, conn: psycopg.Connection[Any]
+) -> None:
+    add(conn, 5, first=21)
+    done = erase(filled)
+    assert (done.history_rows, done.lake_history_rows) == (5, 4)
+    assert filled.run(local_rows=1_000).rows == 5
+    assert mentions(filled, conn) == []
+    assert is_whole(filled)
+
+
+def test_rows_of_another_service_in_the_same_lake_are_left(
+    filled: Archiver, conn: psycopg.Connection[Any], spark: SparkSession
+) -> None:
+    fill(filled.lake, table([sent(1, service="billing", database="other", partition_key=ANNA)]))
+    there = erasing.survey(filled.origin, filled.lake, BY_KEY)
+    assert [(whose.service, rows) for whose, rows in there.others.items()] == [("billing", 1)]
+    assert (there.here.history, there.lake) == (4, {"history": 4, "dead_letters": 1})
+    erase(filled)
+    assert filled.lake.read(spark, "history").where("service = 'billing'").first().partition_key == ANNA  # type: ignore[union-attr]
+
+
+def test_erasing_the_same_again_changes_nothing(filled: Archiver, conn: psycopg.Connection[Any]) -> None:
+    first = erase(filled, Chosen(ids=of_anna(5)))
+    version = filled.lake.opened("history").version()
+    again = erase(filled, Chosen(ids=of_anna(5)))
+    assert (again.history_rows, again.lake_history_rows) == (0, 0)
+    assert again.erasure_id != first.erasure_id
+    assert filled.lake.opened("history").version() == version
+
+
+_SERVICES, _ERASED = st.sampled_from(["shop", "billing"]), st.sampled_from([None, 9])
+_IDS, _WORDS = st.sampled_from([*range(4)]), st.sampled_from(["a", "b", "", None])
+
+
+@given(
+    rows=st.lists(
+        st.tuples(_IDS, _WORDS, st.sampled_from(["shop", "billing"]), st.sampled_from([None, 9])), max_size=8
+    ),
+    ids=st.lists(_IDS, max_size=2),
+    keys=st.lists(st.sampled_from(["a", "b", ""]), max_size=2),
+)
+def test_rows_that_are_emptied_are_those_that_were_counted(
+    rows: list[tuple[int, str | None, str, int | None]], ids: list[int], keys: list[str]
+) -> None:
+    stored = [
+        handled(number, partition_key=key, service=service, erasure_id=None if erased is None else UUID(int=erased))
+        for number, key, service, erased in rows
+    ]
+    batch = table(stored).drop_columns("day").combine_chunks()
+    wanted = Wanted([UUID(int=number) for number in ids], keys, "shop")
+    found = [batch.slice(n, 1).filter(wanted.condition()).num_rows == 1 for n in range(len(rows))]
+    assert found == [
+        service == "shop" and erased is None and (number in ids or key in keys) for number, key, service, erased in rows
+    ]
+    for part in batch.to_batches():
+        assert wanted.mask(part).to_pylist() == found
+
+
+# ---------------------------------------------------------------- nothing looks like loss
+
+
+def test_audit_finds_no_loss_and_says_what_was_erased(
+    filled: Archiver, conn: psycopg.Connection[Any], spark: SparkSession
+) -> None:
+    add(conn, 20, side="outgoing", outcome="sent")
+    filled.run(local_rows=1_000)
+    erase(filled, Chosen(ids=of_anna(5, 10)))
+    verdict = audit(spark, [filled.lake], [filled.lake], Question(settle=timedelta(0)))
+    assert (verdict.failed, verdict.counts["alien"]) == (False, 0)
+    assert [(each["service"], each["rows"], each["reason"]) for each in verdict.erased] == [("shop", 5, "request 4711")]
+
+
+def test_moment_of_the_last_archive_is_not_that_of_an_erasure(filled: Archiver) -> None:
+    before = filled.lake.archived_at("history")
+    erase(filled)
+    assert filled.lake.archived_at("history") == before
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_replaced_files_hold_the_content_until_they_are_scrubbed(
+    filled: Archiver, conn: psycopg.Connection[Any]
+) -> None:
+    archived = filled.files()
+    compact(filled.lake, "history", above=1)
+    erase(filled)
+    assert in_files(filled) != [], "readers of the version before go on"
+    (app,) = {file.name.split("-")[1] for file in archived}
+    left_behind = filled.files()[0].with_name(f"part-{app}-1-aaaaaaaa-1-0.parquet")
+    left_behind.write_bytes(next(file for file in in_files(filled) if "history" in file.parts).read_bytes())
+    stranger = filled.files()[0].with_name("part-of-something-else.parquet")
+    stranger.write_bytes(filled.files()[0].read_bytes())
+
+    assert erasing.scrub(filled.origin, filled.lake) > 2
+
+    stranger.unlink()
+    assert in_files(filled) == []
+    assert filled.ids() == [*range(1, 21)]
+    assert is_whole(filled)
+    add(conn, 5, first=21)
+    assert filled.run(local_rows=1_000).rows == 5, "the offset has outlived the log"
+    assert filled.lake.opened("history").metadata().configuration["delta.logRetentionDuration"] == "interval 30 days"
+
+
+def test_compaction_writes_no_content_into_the_log(filled: Archiver) -> None:
+    compact(filled.lake, "history", above=1)
+    log = Path(filled.lake.table_url("history"), "_delta_log")
+    assert [file.name for file in log.iterdir() if b"customer" in file.read_bytes()] == []
+
+
+def test_day_that_is_compacted_meanwhile_is_erased_all_the_same(
+    filled: Archiver, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = Lake.replace
+    met: list[Any] = []
+
+    def late(self: Lake, table: Any, *rest: Any) -> None:
+        if not met:
+            met.append(compact(filled.lake, table, above=1))
+        replace(self, table, *rest)
+
+    monkeypatch.setattr(Lake, "replace", late)
+    erase(filled)
+    assert met[0].days == 1
+    assert mentions(filled, conn) == []
+    assert filled.ids() == [*range(1, 21)]
+
+
+def test_erasure_waits_for_no_archiver(filled: Archiver) -> None:
+    with opened(filled.origin.url) as engine, engine.connect() as other:
+        assert archives.try_lock(other, "durable")
+        with pytest.raises(ArchiveConflict, match="another archiver is at work"):
+            erase(filled)
+
+
+# ---------------------------------------------------------------- interrupted, restored
+
+
+@pytest.mark.parametrize("failpoint", ["E1", "E2", "E3"])
+def test_interrupted_erasure_is_named_and_finished_by_the_same_choice(
+    filled: Archiver, conn: psycopg.Connection[Any], failpoint: str
+) -> None:
+    program = (
+        "import sys; from durable.pipeline import erasing; from durable.pipeline.lake import Lake; "
+        "from durable.storage.erasures import Chosen; from tests.support.archiving import origin_of; "
+        f"erasing.erase(origin_of(sys.argv[1]), Lake(sys.argv[2]), Chosen(keys=[{ANNA!r}]), actor='x', reason='y')"
+    )
+    command = [sys.executable, "-c", program, filled.origin.url, filled.lake.url]
+    died = subprocess.run(
+        command, cwd=ROOT, env={"DURABLE_FAILPOINT": failpoint}, capture_output=True, text=True, check=False
+    )
+    assert died.returncode == EXIT_STATUS, died.stderr
+    assert states(filled) == [State.INTERRUPTED]
+
+    done = erase(filled)
+    assert (done.history_rows, done.letter_rows, done.lake_history_rows, done.lake_letter_rows) == (4, 1, 4, 1)
+    assert (done.actor, states(filled)) == ("x", [State.DONE])
+    assert mentions(filled, conn) == []
+    assert is_whole(filled)
+
+
+def test_lake_that_was_restored_is_erased_by_the_same_choice(
+    filled: Archiver, conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    import shutil
+
+    shutil.copytree(filled.lake.url, tmp_path / "backup")
+    first = erase(filled)
+    shutil.rmtree(filled.lake.url)
+    shutil.move(tmp_path / "backup", filled.lake.url)
+    assert states(filled) == [State.LAKE_RESTORED]
+    again = erase(filled)
+    assert (again.erasure_id, again.lake_history_rows, states(filled)) == (first.erasure_id, 4, [State.DONE])
+    assert mentions(filled, conn) == []
+
+
+def test_database_that_was_restored_is_erased_by_the_same_choice(
+    filled: Archiver, conn: psycopg.Connection[Any]
+) -> None:
+    conn.execute("CREATE TABLE kept AS SELECT * FROM durable.envelope_history")
+    first = erase(filled)
+    conn.execute("TRUNCATE durable.envelope_history")
+    conn.execute("INSERT INTO durable.envelope_history SELECT * FROM kept")
+    conn.execute("DROP TABLE kept")
+    conn.execute("TRUNCATE durable.erasures")
+    assert states(filled) == [State.DATABASE_RESTORED]
+    again = erase(filled)
+    assert (again.erasure_id, again.history_rows, states(filled)) == (first.erasure_id, 4, [State.DONE])
+    assert mentions(filled, conn) == []
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def agent(
+    filled: Archiver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Agent:
+    monkeypatch.setenv("DURABLE_DATABASE_URL", filled.origin.url)
+    monkeypatch.setenv("DURABLE_LAKE", filled.lake.url)
+    return Agent(tmp_path, monkeypatch, capsys)
+
+
+def erase_command(agent: Agent, *arguments: str, code: int = 0) -> Any:
+    ended = agent("pipeline", "erase", "--service", "shop", "--reason", "request 4711", *arguments, "--json")
+    assert (ended.code, ended.err) == (code, "")
+    return json.loads(ended.out)
+
+
+def test_rehearsal_counts_and_changes_nothing(agent: Agent, filled: Archiver, conn: psycopg.Connection[Any]) -> None:
+    before = mentions(filled, conn)
+    told = erase_command(agent, "--key", ANNA, "--dry-run")
+    assert (told["dry_run"], told["erasure"]) == (True, None)
+    assert told["found"] == {
+        "history": 4,
+        "dead_letters": 1,
+        "open_letters": 1,
+        "waiting": 0,
+        "lake_history": 4,
+        "lake_dead_letters": 1,
+    }
+    assert mentions(filled, conn) == before
+    assert conn.execute("SELECT count(*) FROM durable.erasures").fetchone() == (0,)
+
+
+def test_command_erases_and_status_verify_and_record_say_so(
+    agent: Agent, filled: Archiver, conn: psycopg.Connection[Any]
+) -> None:
+    told = erase_command(agent, "--key", ANNA, "--yes", "--vacuum", "--by", "anna's lawyer")
+    assert told["erasure"]["history_rows"] == 4
+    assert told["files_removed"] >= 3
+    assert in_files(filled) == []
+    for command in ("status", "verify"):
+        ended = agent("pipeline", command, *(["--service", "shop"] if command == "verify" else []), "--json")
+        assert ended.code == 0, ended
+        (record,) = json.loads(ended.out)["erasures"]
+        assert (record["actor"], record["reason"], record["state"]) == ("anna's lawyer", "request 4711", "done")
+        assert (record["history_rows"], record["lake_history_rows"], record["chosen_count"]) == (4, 4, 1)
+        assert ANNA not in ended.out
+    shown = agent("pipeline", "status")
+    assert "content that is gone on purpose" in shown.out
+    assert erase_command(agent, "--key", ANNA, "--yes")["erasure"]["erasure_id"] == told["erasure"]["erasure_id"]
+
+
+@pytest.mark.parametrize(("answer", "code", "erased"), [(b"n\n", 1, 0), (b"y\n", 0, 4)])
+def test_command_asks_on_a_terminal(
+    agent: Agent, conn: psycopg.Connection[Any], answer: bytes, code: int, erased: int
+) -> None:
+    ours, theirs = os.openpty()
+    arguments = ("--service", "shop", "--reason", "request 4711", "--key", ANNA)
+    with agent.process("pipeline", "erase", *arguments, stdin=theirs) as process:
+        os.write(ours, answer)
+        out, err = process.communicate(timeout=60)
+    os.close(ours)
+    os.close(theirs)
+    assert (process.returncode, b"would be erased" in out, b"erase them for good?" in err) == (code, True, True), err
+    row = conn.execute("SELECT count(*) FROM durable.envelope_history WHERE erasure_id IS NOT NULL").fetchone()
+    assert row == (erased,)
+
+
+def test_command_ends_with_1_while_messages_wait(agent: Agent, conn: psycopg.Connection[Any]) -> None:
+    conn.execute(
+        "INSERT INTO durable.incoming_envelopes (endpoint, id, message_type, source, correlation_id, content_type, "
+        "body, sent_at, owner_id, partition_key) VALUES ('shop', %s, 't', 's', %s, 'text/plain', '', now(), 0, %s)",
+        (UUID(int=99), UUID(int=99), ANNA),
+    )
+    assert erase_command(agent, "--key", ANNA, "--yes", code=1)["found"]["waiting"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "choose messages by --id or by --key, one of both"),
+        (["--id", str(UUID(int=5)), "--key", ANNA], "choose messages by --id or by --key, one of both"),
+        (["--id", "17"], "--id: '17' is no UUID of a message"),
+        (["--key", ""], "--key: it is empty"),
+        (["--key", "nobody", "--yes"], "no message of these ids or keys is here; nothing was erased"),
+        (["--key", ANNA, "--json"], "what is erased cannot be brought back; give --yes, or --dry-run"),
+        (["--key", ANNA], "what is erased cannot be brought back; give --yes, or --dry-run"),
+        (["--key", ANNA, "--reason", " "], "--reason: printable text"),
+        (["--key", ANNA, "--reason", f"{ANNA} wants it"], "--reason: it holds the key that is to be erased"),
+        (["--key", ANNA, "--lake", "/nowhere/at/all", "--yes"], "there is no lake"),
+    ],
+)
+def test_bad_input_is_told_and_nothing_is_erased(
+    agent: Agent, conn: psycopg.Connection[Any], arguments: list[str], said: str
+) -> None:
+    ended = agent("pipeline", "erase", "--service", "shop", "--reason", "request 4711", *arguments)
+    assert (ended.code, said in ended.err) == (2, True), ended
+    assert conn.execute("SELECT count(*) FROM durable.erasures").fetchone() == (0,)
+
+
+def test_lake_of_an_archived_database_must_be_named(
+    agent: Agent, filled: Archiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DURABLE_LAKE")
+    ended = agent("pipeline", "erase", "--service", "shop", "--reason", "r", "--key", ANNA, "--yes")
+    assert (ended.code, "this database is archived into" in ended.err) == (2, True), ended
+
+
+def test_database_without_a_lake_is_erased_alone(
+    database_url: str, conn: psycopg.Connection[Any], archiver: Archiver
+) -> None:
+    add(conn, 10)
+    done = erasing.erase(archiver.origin, None, BY_KEY, actor="a test", reason="request 4711")
+    assert (done.history_rows, done.lake, done.finished_at is None) == (2, None, False)
+    row = conn.execute("SELECT count(*) FROM durable.envelope_history WHERE partition_key = %s", (ANNA,)).fetchone()
+    assert row == (0,)
+
+
+def test_lake_in_an_object_store_is_erased_and_recorded(
+    spark: SparkSession, database_url: str, conn: psycopg.Connection[Any], store_url: str, tmp_path: Path
+) -> None:
+    archiver = Archiver(spark, database_url, tmp_path)
+    archiver.lake = Lake(store_url)
+    add(conn, 10)
+    archiver.run(local_rows=1_000)
+    done = erase(archiver)
+    assert (done.lake_history_rows, states(archiver)) == (2, [State.DONE])
+    there = erasing.survey(archiver.origin, archiver.lake, BY_KEY)
+    assert (there.is_empty, archiver.lake.sizes("history") != {}) == (True, True)
+    assert erasing.scrub(archiver.origin, archiver.lake) == 1
