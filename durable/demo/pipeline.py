@@ -118,17 +118,19 @@ class Pipeline:
         return found
 
     def _archive(self, service: str, url: str, lake: Path) -> None:
-        self._steps.agent(
+        self._steps.pipeline(
             f"Archive {service} into {lake}",
-            *("pipeline", "archive", "--service", service, "--lake", str(lake)),
+            "archive",
+            *("--service", service, "--lake", str(lake)),
             environment={"DURABLE_DATABASE_URL": url},
             summary=_archived,
         )
 
     def _audit(self, title: str, lake: Path, since: datetime, count: int) -> None:
-        found = self._steps.agent(
+        found = self._steps.pipeline(
             title,
-            *("pipeline", "audit", "--sender", str(lake), "--receiver", str(lake)),
+            "audit",
+            *("--sender", str(lake), "--receiver", str(lake)),
             *("--since", (since - timedelta(minutes=1)).isoformat(timespec="seconds"), "--settle", "0s"),
             environment={},
             summary=_audited,
@@ -140,9 +142,10 @@ class Pipeline:
 
     def _report(self, events: Sequence[Mapping[str, str]]) -> None:
         marks = [argument for event in events for argument in ("--mark", f"{event['time']}={event['what']}")]
-        self._steps.agent(
+        self._steps.pipeline(
             f"Report to {self.page}",
-            *("pipeline", "report", "--lake", str(self.lake), "--out", str(self.page)),
+            "report",
+            *("--lake", str(self.lake), "--out", str(self.page)),
             *("--title", "Flights from New York City", "--by", "body.carrier", *marks),
             environment={},
             summary=lambda found: f"{found['totals']['total']:,} rows of history on {found['page']}",
@@ -164,9 +167,10 @@ class Pipeline:
         self._audit("Audit the fresh service", folder / "lake", since, count)
 
     def _replay(self, title: str, again: Again, count: int, *, added: int) -> None:
-        done = self._steps.agent(
+        done = self._steps.pipeline(
             title,
-            *("pipeline", "replay", "--lake", str(self.lake), "--name", REPLAY),
+            "replay",
+            *("--lake", str(self.lake), "--name", REPLAY),
             *("--service", "airline", "--side", "outgoing", "--where", CHOSEN, "--destination", again.address),
             environment={"DURABLE_DATABASE_URL": again.url},
             summary=lambda found: f"{found['messages']:,} messages replayed, {found['added']:,} of them added",

@@ -1,14 +1,15 @@
-"""Commands of `durable-agent`, one after the other: announced, run as a user would run them, timed, and summed up."""
+"""Steps of a job, one after the other: announced, timed, and summed up.
+
+Those of the pipeline are printed as the commands that a user would run, and taken in this process: so they share one
+Spark session, as those of `durable-agent pipeline run` do.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from durable.errors import DurableError
+from durable.cli.pipeline.plan import prepared
+from durable.cli.pipeline.steps import finished
 
 
 @dataclass(slots=True)
@@ -49,16 +51,16 @@ class Steps:
         self.taken.append(step)
         self._tell(f"{step.result} [dim]({step.seconds} s)[/dim]")
 
-    def agent(self, title: str, *arguments: str, environment: dict[str, str], summary: Callable[[Any], str]) -> Any:
-        """Run `durable-agent` with these arguments and settings, and return its document.
+    def pipeline(
+        self, title: str, name: str, *arguments: str, environment: Mapping[str, str], summary: Callable[[Any], str]
+    ) -> Mapping[str, Any]:
+        """Take a step of the pipeline with these arguments, and only these settings, and return its document.
 
-        What it finds wrong is in the document. Raises DurableError when it has none; it has said why by then.
+        What it finds wrong is in the document. Raises what its command raises.
         """
-        with self.step(title, shlex.join(["durable-agent", *arguments])) as step:
-            printed = run_agent([*arguments, "--json"], environment)
-            if not printed:
-                raise DurableError(f"durable-agent {' '.join(arguments[:2])} did not do it; see above")
-            document = json.loads(printed)
+        with self.step(title, shlex.join(["durable-agent", "pipeline", name, *arguments])) as step:
+            with _settings(environment):
+                document = finished(prepared(name, arguments)).document
             step.result = summary(document)
         return document
 
@@ -77,8 +79,14 @@ class Steps:
             self._console.print(line, highlight=False, soft_wrap=True)
 
 
-def run_agent(arguments: Sequence[str], environment: dict[str, str]) -> str:
-    """What it prints; its progress and its errors go where ours go."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("DURABLE_")}
-    command = [sys.executable, "-m", "durable.cli", *arguments]
-    return subprocess.run(command, env=inherited | environment, stdout=subprocess.PIPE, text=True).stdout
+@contextmanager
+def _settings(given: Mapping[str, str]) -> Iterator[None]:
+    """These settings in the environment, and none that the user has made for an application of theirs."""
+    theirs = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("DURABLE_")}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name in given:
+            os.environ.pop(name, None)
+        os.environ.update(theirs)

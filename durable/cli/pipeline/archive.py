@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from durable.cli.output import Cell, Table, age, print_blocks, print_json, progress
+from durable.cli.output import Cell, Table, age, progress
 from durable.cli.pipeline.options import LakeUrl, Master, Remote, Service, find_lake, open_session
-from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, connection, load_target
+from durable.cli.pipeline.steps import Ended, Step
+from durable.cli.target import DatabaseUrl, Debug, OptionalBusName, SchemaName, connection, load_target
 from durable.errors import InvalidSetting
 from durable.pipeline.lake import SOURCES, Lake
 from durable.pipeline.origin import find_origin
-from durable.pipeline.session import needs_spark
+from durable.pipeline.session import check_session, needs_spark
 from durable.pipeline.status import Status, read_status
 from durable.settings import Settings
 from durable.storage import archives
@@ -57,23 +58,25 @@ def archive(
     remote: Remote = None,
     database: DatabaseUrl = None,
     schema: SchemaName = None,
-    json: Json = False,
     debug: Debug = False,
-) -> None:
+) -> Step:
     """Bring what was written since the last time into the lake: history and dead letters, each row once.
 
     From the first time on nodes keep what is not archived yet, however old it is.
     """
     settings, name = _target(app, database, schema, service)
     if end:
-        _end(settings, json)
-        return
+        yield
+        return _end(settings)
     found = find_lake(lake, settings)
-    origin = find_origin(settings, name)
     with needs_spark():
         from durable.pipeline.archive import archive as archive_table
-    spark = cache(lambda: open_session(master, remote, debug=debug))
     named_spark = master is not None or remote is not None
+    if named_spark:
+        check_session(master, remote)
+    yield
+    origin = find_origin(settings, name)
+    spark = cache(lambda: open_session(master, remote, debug=debug))
     if named_spark:
         spark()
     archive_into_lake = partial(
@@ -87,13 +90,12 @@ def archive(
     for table in SOURCES:
         with progress(f"archiving {table}") as show:
             done.append(archive_into_lake(spark, found, table, origin, show=show))
-    if json:
-        tables = [asdict(each) | {"gone": _by_day(each.gone)} for each in done]
-        print_json({"service": origin.service, "lake": found.url, "tables": tables})
-    else:
-        print_blocks([_archived(found, done), *_gone([(each.table, each.gone) for each in done])])
-    if any(each.gone for each in done):
-        raise typer.Exit(1)
+    tables = [asdict(each) | {"gone": _by_day(each.gone)} for each in done]
+    return Ended(
+        {"service": origin.service, "lake": found.url, "tables": tables},
+        [_archived(found, done), *_gone([(each.table, each.gone) for each in done])],
+        failed=any(each.gone for each in done),
+    )
 
 
 def verify(
@@ -104,29 +106,29 @@ def verify(
     remote: Remote = None,
     database: DatabaseUrl = None,
     schema: SchemaName = None,
-    json: Json = False,
     debug: Debug = False,
-) -> None:
+) -> Step:
     """Compare what is archived, and still here, with the lake. Ends with 1 when rows are missing there, or twice."""
     settings, name = _target(app, database, schema, service)
     found = find_lake(lake, settings)
-    origin = find_origin(settings, name)
     with needs_spark():
         from durable.pipeline.verify import claimed, verify_history, verify_letters
+    check_session(master, remote)
+    yield
+    origin = find_origin(settings, name)
     with connection(settings) as conn:
         history, letters = (claimed(conn, found, table, origin) for table in SOURCES)
-    spark = open_session(master, remote, debug=debug)
+    spark = open_session(master, remote, debug=debug, lakes=[found])
     done = [
         verify_history(spark, found, origin, history),
         verify_letters(spark, found, origin, letters),
     ]
-    if json:
-        tables = [asdict(each) | {"whole": each.is_whole, "gone": _by_day(each.gone)} for each in done]
-        print_json({"service": origin.service, "lake": found.url, "tables": tables})
-    else:
-        print_blocks([_verified(found, done), *_gone([(each.table, each.gone) for each in done])])
-    if not all(each.is_whole for each in done):
-        raise typer.Exit(1)
+    tables = [asdict(each) | {"whole": each.is_whole, "gone": _by_day(each.gone)} for each in done]
+    return Ended(
+        {"service": origin.service, "lake": found.url, "tables": tables},
+        [_verified(found, done), *_gone([(each.table, each.gone) for each in done])],
+        failed=not all(each.is_whole for each in done),
+    )
 
 
 def purge(
@@ -138,25 +140,25 @@ def purge(
     remote: Remote = None,
     database: DatabaseUrl = None,
     schema: SchemaName = None,
-    json: Json = False,
     debug: Debug = False,
-) -> None:
+) -> Step:
     """Drop the days of history that are in the lake and older than these days, after they were compared with it."""
     settings, name = _target(app, database, schema, service)
     found = find_lake(lake, settings)
-    origin = find_origin(settings, name)
     with needs_spark():
         from durable.pipeline.purge import purge as purge_days
     kept = settings.history_retention if keep is None else _days(keep)
+    yield
+    origin = find_origin(settings, name)
     with progress("purging days") as show:
-        done = purge_days(lambda: open_session(master, remote, debug=debug), found, origin, kept, show=show)
-    if json:
-        rows = done.verified.rows if done.verified else 0
-        print_json({"service": origin.service, "lake": found.url, "days": done.days, "rows": rows})
-    elif done.verified is None:
-        print(f"no day of history is older than {age(kept)}")
-    else:
-        print(f"dropped {len(done.days)} days with {done.verified.rows:,} rows, {done.days[0]} to {done.days[-1]}")
+        done = purge_days(
+            lambda: open_session(master, remote, debug=debug, lakes=[found]), found, origin, kept, show=show
+        )
+    rows, said = 0, f"no day of history is older than {age(kept)}"
+    if done.verified is not None:
+        rows = done.verified.rows
+        said = f"dropped {len(done.days)} days with {rows:,} rows, {done.days[0]} to {done.days[-1]}"
+    return Ended({"service": origin.service, "lake": found.url, "days": done.days, "rows": rows}, [said])
 
 
 def status(
@@ -164,23 +166,23 @@ def status(
     lake: LakeUrl = None,
     database: DatabaseUrl = None,
     schema: SchemaName = None,
-    json: Json = False,
     debug: Debug = False,
-) -> None:
+) -> Step:
     """How far the archive has come, what is not archived yet, and what holds it back. Needs no Spark.
 
     Ends with 1 when nothing can be archived before something was decided, or the lake lacks what was archived.
     """
     settings, _ = _target(app, database, schema, None)
     place = lake or settings.lake
-    found = read_status(lock_url(settings), settings.db_schema, Lake(place) if place else None)
-    if json:
-        print_json(_status_document(found))
-    else:
-        problems = [f"\n{each.table}: {each.problem}" for each in found.tables if each.problem]
-        print_blocks([_status(found), _horizon(found), *problems, *_gone([(t.table, t.gone) for t in found.tables])])
-    if any(each.problem for each in found.tables):
-        raise typer.Exit(1)
+    named = Lake(place) if place else None
+    yield
+    found = read_status(lock_url(settings), settings.db_schema, named)
+    problems = [f"\n{each.table}: {each.problem}" for each in found.tables if each.problem]
+    return Ended(
+        _status_document(found),
+        [_status(found), _horizon(found), *problems, *_gone([(t.table, t.gone) for t in found.tables])],
+        failed=bool(problems),
+    )
 
 
 def _target(
@@ -190,13 +192,10 @@ def _target(
     return settings, service or (bus.service if bus is not None else None)
 
 
-def _end(settings: Settings, json: bool) -> None:
+def _end(settings: Settings) -> Ended:
     with connection(settings) as conn:
         count = archives.end(conn, settings.db_schema)
-    if json:
-        print_json({"ended": count})
-    else:
-        print(f"{count} tables are archived no more; what is in the lake stays there")
+    return Ended({"ended": count}, [f"{count} tables are archived no more; what is in the lake stays there"])
 
 
 def _days(given: float) -> timedelta:

@@ -1,15 +1,12 @@
-"""pipeline: history as data. The commands are in pipeline_*, the options that they share in pipeline_options."""
+"""pipeline: history as data. Each step is a command; `run` takes several. Options that they share: pipeline_options."""
 
 from __future__ import annotations
 
 import typer
 
-from durable.cli.pipeline import archive as pipeline_archive
-from durable.cli.pipeline import audit as pipeline_audit
-from durable.cli.pipeline import compact as pipeline_compact
-from durable.cli.pipeline import conversations as pipeline_conversations
-from durable.cli.pipeline import replay as pipeline_replay
-from durable.cli.pipeline import report as pipeline_report
+from durable.cli.pipeline import run as pipeline_run
+from durable.cli.pipeline.plan import STEPS
+from durable.cli.pipeline.steps import alone
 
 app = typer.Typer(help="History as data: archive it into a lake, report on it, audit it, replay it. Needs Spark.")
 
@@ -21,16 +18,6 @@ def _help(context: typer.Context) -> None:
         raise typer.Exit(2)
 
 
-for command in (
-    pipeline_archive.archive,
-    pipeline_archive.verify,
-    pipeline_archive.purge,
-    pipeline_archive.status,
-    pipeline_compact.compact,
-    pipeline_compact.vacuum,
-    pipeline_report.report,
-    pipeline_audit.audit,
-    pipeline_conversations.conversations,
-    pipeline_replay.replay,
-):
-    app.command()(command)
+for step in STEPS.values():
+    app.command()(alone(step))
+app.command()(pipeline_run.run)

@@ -12,16 +12,18 @@ import typer
 
 from durable.cli.arguments import parse_time
 from durable.cli.dead_letters.selection import SideName
-from durable.cli.output import Table, print_blocks, print_json, progress
+from durable.cli.output import Table, phases, progress
 from durable.cli.pipeline.options import LakeUrl, Master, Remote, find_lake, open_session
-from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, load_target
+from durable.cli.pipeline.steps import Ended, Step
+from durable.cli.target import DatabaseUrl, Debug, OptionalBusName, SchemaName, load_target
 from durable.errors import InvalidSetting
-from durable.pipeline.session import needs_spark, spark_errors
+from durable.pipeline.session import check_session, needs_spark, spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from durable.pipeline.choosing import Choice, Group
+    from durable.pipeline.lake import Lake
     from durable.settings import Settings
 
 
@@ -97,11 +99,10 @@ def replay(
     chunk: Chunk = 50_000,
     database: DatabaseUrl = None,
     schema: SchemaName = None,
-    json: Json = False,
     master: Master = None,
     remote: Remote = None,
     debug: Debug = False,
-) -> None:
+) -> Step:
     """Send archived messages again, or have them handled again. The same replay a second time adds nothing."""
     from durable.pipeline.choosing import Choice
 
@@ -122,25 +123,31 @@ def replay(
     if not every and not choice.is_narrowed:
         raise InvalidSetting("replay: filter the messages, such as by --type or --since; or give --all")
     settings = load_target(app, database, schema)[1]
-    spark = open_session(master, remote, debug=debug)
-    rows, groups = _chosen(spark, settings, choice, lake, parquet)
+    place = None if parquet is not None else find_lake(lake, settings)
+    check_session(master, remote)
+    yield
+    with phases("replay") as phase:
+        phase("starting Spark")
+        spark = open_session(master, remote, debug=debug, lakes=[place] if place else None)
+        phase("counting messages")
+        rows, groups = _chosen(spark, choice, place, parquet)
     outcome = _replay(rows, groups, settings, name, same_ids, destination, dry_run, rate, chunk)
-    if json:
-        print_json(outcome | {"name": name, "dry_run": dry_run, "groups": [group._asdict() for group in groups]})
-    else:
-        print_blocks([_table(groups), _sentence(outcome, dry_run)])
+    return Ended(
+        outcome | {"name": name, "dry_run": dry_run, "groups": [group._asdict() for group in groups]},
+        [_table(groups), _sentence(outcome, dry_run)],
+    )
 
 
 def _chosen(
-    spark: SparkSession, settings: Settings, choice: Choice, lake: str | None, parquet: str | None
+    spark: SparkSession, choice: Choice, lake: Lake | None, parquet: str | None
 ) -> tuple[DataFrame, list[Group]]:
     from durable.pipeline import choosing
 
-    if parquet is None:
-        rows = choosing.choose(spark, find_lake(lake, settings), choice)
+    if lake is not None:
+        rows = choosing.choose(spark, lake, choice)
     else:
         with spark_errors():
-            rows = choosing.matching(choosing.complete(spark.read.parquet(parquet)), choice)
+            rows = choosing.matching(choosing.complete(spark.read.parquet(parquet or "")), choice)
     groups = choosing.survey(rows)
     for option, named in (("--service", {g.service for g in groups}), ("--side", {g.side for g in groups})):
         if len(named) > 1:
@@ -173,7 +180,7 @@ def _replay(
         replay.refuse_forgotten(chosen, settings.dedupe_window)
     added = 0
     if not dry_run:
-        with progress("replayed") as show:
+        with progress("replay: publishing") as show:
             total, added = replay.replay(chosen, settings, total=total, chunk_size=chunk, rate=rate, show=show)
     return {"messages": total, "without_body": without_body, "added": added}
 
