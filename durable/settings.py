@@ -294,7 +294,7 @@ class Settings(BaseSettings):
         default=None, description="where the pipeline keeps history: a folder, or the URL of an object store"
     )
     pipeline_local_rows: Annotated[int, Field(ge=0)] = Field(
-        default=200_000, description="rows up to which an archive needs no Spark: they take less time than its start"
+        default=200_000, description="rows up to which the pipeline avoids Spark: they are read sooner than it starts"
     )
     pipeline_compact_above: Count = Field(
         default=100, description="files of a day of the lake above which an archive makes few large ones of them"

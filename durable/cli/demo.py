@@ -50,5 +50,10 @@ def demo(
         raise WiringError("--keep: --pipeline has a folder of its own; give one of them")
     from durable.demo import run_demo, run_pipeline  # its libraries are an extra that only the demo needs
 
-    run = partial(run_demo, keep=keep) if pipeline is None else partial(run_pipeline, folder=pipeline)
+    if pipeline is None:
+        run = partial(run_demo, keep=keep)
+    else:
+        from durable.cli.pipeline.plan import run_step
+
+        run = partial(run_pipeline, run_step, folder=pipeline)
     raise typer.Exit(run(transport=transport, flights=flights, all_flights=all_flights, json_output=json, seed=seed))

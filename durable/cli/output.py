@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 from rich.console import Console, Group, JustifyMethod, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -97,6 +97,23 @@ def progress(verb: str) -> Iterator[Show]:
     with Progress(*columns, console=Console(stderr=True)) as drawn:
         task = drawn.add_task(verb, total=None)
         yield lambda done, total: drawn.update(task, completed=done, total=total or None)
+
+
+@contextmanager
+def phases(verb: str) -> Iterator[Callable[[str], Show]]:
+    """A bar that names the phase which runs now: call it with a phase as each begins, and tell how far that is."""
+    if not sys.stderr.isatty():
+        yield lambda phase: lambda done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as drawn:
+        task = drawn.add_task(verb, total=None)
+
+        def begin(phase: str) -> Show:
+            drawn.reset(task, description=f"{verb}: {phase}", total=None)
+            return lambda done, total: drawn.update(task, completed=done, total=total or None)
+
+        yield begin
 
 
 def age(duration: timedelta) -> str:

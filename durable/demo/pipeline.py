@@ -25,7 +25,7 @@ from durable.demo import stage, verdict
 from durable.demo.again import Again, fresh_service
 from durable.demo.fleet import SERVICES
 from durable.demo.run import Wish, console_of_some_width, interrupted_by_sigterm, play, wish_for
-from durable.demo.steps import Steps
+from durable.demo.steps import RunStep, Steps
 from durable.demo.verdict import Totals
 from durable.embedded import postgres
 from durable.errors import InvalidSetting
@@ -40,6 +40,7 @@ Facts = Mapping[str, Any]
 
 
 def run_pipeline(
+    run_step: RunStep,
     *,
     folder: Path,
     flights: int | None,
@@ -50,13 +51,13 @@ def run_pipeline(
 ) -> int:
     """Run all of it and return the exit code: 0, or 1 when anything is lost, comes twice, or is not as it should be.
 
-    The options are those of run_demo; the folder may be there. Raises InvalidSetting when it holds the demo of another
+    `run_step` runs a step of the pipeline. The options are those of run_demo; the folder may be there. Raises InvalidSetting when it holds the demo of another
     number of flights, and when something that is needed is not installed.
     """
     wish = wish_for(flights, all_flights, seed, transport)
     _check_installed()
     console = console_of_some_width()
-    steps = Steps(console, silent=json_output)
+    steps = Steps(console, run_step, silent=json_output)
     with interrupted_by_sigterm():
         job = Pipeline(folder, wish, steps, silent=json_output)
         job.run()
@@ -118,17 +119,19 @@ class Pipeline:
         return found
 
     def _archive(self, service: str, url: str, lake: Path) -> None:
-        self._steps.agent(
+        self._steps.pipeline(
             f"Archive {service} into {lake}",
-            *("pipeline", "archive", "--service", service, "--lake", str(lake)),
+            "archive",
+            *("--service", service, "--lake", str(lake)),
             environment={"DURABLE_DATABASE_URL": url},
             summary=_archived,
         )
 
     def _audit(self, title: str, lake: Path, since: datetime, count: int) -> None:
-        found = self._steps.agent(
+        found = self._steps.pipeline(
             title,
-            *("pipeline", "audit", "--sender", str(lake), "--receiver", str(lake)),
+            "audit",
+            *("--sender", str(lake), "--receiver", str(lake)),
             *("--since", (since - timedelta(minutes=1)).isoformat(timespec="seconds"), "--settle", "0s"),
             environment={},
             summary=_audited,
@@ -140,9 +143,10 @@ class Pipeline:
 
     def _report(self, events: Sequence[Mapping[str, str]]) -> None:
         marks = [argument for event in events for argument in ("--mark", f"{event['time']}={event['what']}")]
-        self._steps.agent(
+        self._steps.pipeline(
             f"Report to {self.page}",
-            *("pipeline", "report", "--lake", str(self.lake), "--out", str(self.page)),
+            "report",
+            *("--lake", str(self.lake), "--out", str(self.page)),
             *("--title", "Flights from New York City", "--by", "body.carrier", *marks),
             environment={},
             summary=lambda found: f"{found['totals']['total']:,} rows of history on {found['page']}",
@@ -164,9 +168,10 @@ class Pipeline:
         self._audit("Audit the fresh service", folder / "lake", since, count)
 
     def _replay(self, title: str, again: Again, count: int, *, added: int) -> None:
-        done = self._steps.agent(
+        done = self._steps.pipeline(
             title,
-            *("pipeline", "replay", "--lake", str(self.lake), "--name", REPLAY),
+            "replay",
+            *("--lake", str(self.lake), "--name", REPLAY),
             *("--service", "airline", "--side", "outgoing", "--where", CHOSEN, "--destination", again.address),
             environment={"DURABLE_DATABASE_URL": again.url},
             summary=lambda found: f"{found['messages']:,} messages replayed, {found['added']:,} of them added",

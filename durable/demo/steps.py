@@ -1,23 +1,25 @@
-"""Commands of `durable-agent`, one after the other: announced, run as a user would run them, timed, and summed up."""
+"""Steps of a job, one after the other: announced, timed, and summed up.
+
+Those of the pipeline are printed as the commands that a user would run, and taken in this process: so they share one
+Spark session, as those of `durable-agent pipeline run` do.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from durable.errors import DurableError
+RunStep: TypeAlias = Callable[[str, Sequence[str]], Mapping[str, Any]]
+"""Runs a step of the pipeline, by its name and arguments, and returns its document."""
 
 
 @dataclass(slots=True)
@@ -31,9 +33,10 @@ class Step:
 class Steps:
     """Steps taken so far."""
 
-    def __init__(self, console: Console, *, silent: bool) -> None:
+    def __init__(self, console: Console, run_step: RunStep, *, silent: bool) -> None:
         self.taken: list[Step] = []
         self._console = console
+        self._run_step = run_step
         self._silent = silent
         self._began = time.monotonic()
 
@@ -49,16 +52,16 @@ class Steps:
         self.taken.append(step)
         self._tell(f"{step.result} [dim]({step.seconds} s)[/dim]")
 
-    def agent(self, title: str, *arguments: str, environment: dict[str, str], summary: Callable[[Any], str]) -> Any:
-        """Run `durable-agent` with these arguments and settings, and return its document.
+    def pipeline(
+        self, title: str, name: str, *arguments: str, environment: Mapping[str, str], summary: Callable[[Any], str]
+    ) -> Mapping[str, Any]:
+        """Take a step of the pipeline with these arguments, and only these settings, and return its document.
 
-        What it finds wrong is in the document. Raises DurableError when it has none; it has said why by then.
+        What it finds wrong is in the document. Raises what its command raises.
         """
-        with self.step(title, shlex.join(["durable-agent", *arguments])) as step:
-            printed = run_agent([*arguments, "--json"], environment)
-            if not printed:
-                raise DurableError(f"durable-agent {' '.join(arguments[:2])} did not do it; see above")
-            document = json.loads(printed)
+        with self.step(title, shlex.join(["durable-agent", "pipeline", name, *arguments])) as step:
+            with _settings(environment):
+                document = self._run_step(name, arguments)
             step.result = summary(document)
         return document
 
@@ -77,8 +80,14 @@ class Steps:
             self._console.print(line, highlight=False, soft_wrap=True)
 
 
-def run_agent(arguments: Sequence[str], environment: dict[str, str]) -> str:
-    """Run a command and return its output; its progress and errors go where ours go."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("DURABLE_")}
-    command = [sys.executable, "-m", "durable.cli", *arguments]
-    return subprocess.run(command, env=inherited | environment, stdout=subprocess.PIPE, text=True).stdout
+@contextmanager
+def _settings(given: Mapping[str, str]) -> Iterator[None]:
+    """Set these settings in the environment in this block, and none of the user's own."""
+    theirs = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("DURABLE_")}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name in given:
+            os.environ.pop(name, None)
+        os.environ.update(theirs)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from durable.errors import InvalidSetting
-from durable.pipeline.progress import Show
+from durable.pipeline.progress import Phases, silent
 from durable.pipeline.session import needs_spark
 
 with needs_spark():
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 _CLOCK_SKEW: Final = timedelta(days=1)  # by which a row may be filed under an earlier day than its message was sent
 _FEW: Final = 50_000  # ids that each task may be sent as a whole
-_STEPS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +82,12 @@ def audit(
     question: Question,
     *,
     out: str | None = None,
-    show: Show = lambda done, total: None,
+    phase: Phases = silent,
 ) -> Verdict:
     """Compare them. With `out`, every finding is written there as Parquet. Raises InvalidSetting for an empty lake."""
-    for lake in (*senders, *receivers):
-        if not lake.files("history"):
-            raise InvalidSetting(f"lake {lake.url}: it holds no history; fill it with durable-agent pipeline archive")
-    show(0, _STEPS)
-    since = question.since and (question.since - _CLOCK_SKEW).date()
-    sent, received = ledger.sources(senders, "outgoing", since), ledger.sources(receivers, "incoming", since)
-    counted = records(ledger.counted(spark, [*sent, *received]).orderBy("lake", "service", "side", "outcome"))
-    edges = _edges(senders, receivers, counted, question, ledger.routes(spark, sent, received))
+    phase("counting rows")
+    since = _first_day(question)
+    sent, received, counted, edges = _surveyed(ledger.on(spark), senders, receivers, question)
     services = {row["service"] for row in counted if row["side"] == "outgoing"}
     history = History(
         inside(_all(spark, senders, "history", since).where("side = 'outgoing'"), edges),
@@ -101,13 +95,13 @@ def audit(
         _all(spark, receivers, "dead_letters").where("side = 'incoming' AND id IS NOT NULL"),
         services,
     )
-    show(1, _STEPS)
+    phase("matching ids")
     with ExitStack() as stack:
         kept = partial(_kept, stack)
         in_slices = ledger.suspects(spark, [*sent, *received], edges)
         suspects = kept(unbalanced(history) if in_slices is None else in_slices)
         ids = [row["id"] for row in records(suspects.limit(_FEW + 1))]
-        show(2, _STEPS)
+        phase("looking closer at those that do not match")
         of_suspects: History | None = None
         if len(ids) > _FEW:
             of_suspects = once(of(history, suspects))
@@ -119,7 +113,45 @@ def audit(
         if out is not None:
             found.write.parquet(out if "://" in out else f"file://{Path(out).absolute()}")
         examples = _examples(found, counts, question.example_count)
-    show(3, _STEPS)
+    return _verdict([*senders, *receivers], edges, counted, counts, examples)
+
+
+def audit_here(senders: Sequence[Lake], receivers: Sequence[Lake], question: Question) -> Verdict | None:
+    """The same in this process, for lakes with few rows; None when something needs the closer look that audit() takes.
+
+    The same tasks count and weigh the rows. A finding is defined once, in durable.pipeline.matching, and judged on
+    Spark: so here is only found that there is none.
+    """
+    sent, received, counted, edges = _surveyed(ledger.here, senders, receivers, question)
+    if not ledger.is_balanced(ledger.here, [*sent, *received], edges, question.late_after):
+        return None
+    return _verdict([*senders, *receivers], edges, counted, {}, [])
+
+
+def _surveyed(
+    tasks: ledger.Tasks, senders: Sequence[Lake], receivers: Sequence[Lake], question: Question
+) -> tuple[list[ledger.Source], list[ledger.Source], list[dict[str, Any]], Edges]:
+    """What is read of each side, how much that is, and what of it can be judged."""
+    for lake in (*senders, *receivers):
+        if not lake.files("history"):
+            raise InvalidSetting(f"lake {lake.url}: it holds no history; fill it with durable-agent pipeline archive")
+    since = _first_day(question)
+    sent, received = ledger.sources(senders, "outgoing", since), ledger.sources(receivers, "incoming", since)
+    counted = ledger.counted(tasks, [*sent, *received])
+    return sent, received, counted, _edges(senders, receivers, counted, question, ledger.routes(tasks, sent, received))
+
+
+def _first_day(question: Question) -> date | None:
+    return question.since and (question.since - _CLOCK_SKEW).date()
+
+
+def _verdict(
+    lakes: Sequence[Lake],
+    edges: Edges,
+    counted: Sequence[Mapping[str, Any]],
+    counts: Mapping[str, int],
+    examples: Sequence[Mapping[str, Any]],
+) -> Verdict:
     return Verdict(
         edges.since,
         common(edges.senders.values()).until,
@@ -128,7 +160,7 @@ def audit(
         counted,
         {kind: counts.get(kind, 0) for kind in FINDINGS},
         examples,
-        _erased([*senders, *receivers]),
+        _erased(lakes),
     )
 
 

@@ -63,8 +63,7 @@ def vacuum(lake: Lake, table: LakeTable, keep: timedelta) -> int:
 
     Readers of a version that is older than that may miss them. Raises InvalidSetting when `keep` is below an hour.
     """
-    if keep < _SHORTEST:
-        raise InvalidSetting(f"keep: {keep} is below an hour, in which a query may still read files that were replaced")
+    check_keep(keep)
     if not lake.exists(table):
         return 0
     from deltalake.exceptions import CommitFailedError
@@ -73,3 +72,9 @@ def vacuum(lake: Lake, table: LakeTable, keep: timedelta) -> int:
     with suppress(CommitFailedError):
         return len(lake.opened(table).vacuum(hours, dry_run=False, enforce_retention_duration=False))
     return 0
+
+
+def check_keep(keep: timedelta) -> None:
+    """Raise InvalidSetting when it is below an hour."""
+    if keep < _SHORTEST:
+        raise InvalidSetting(f"keep: {keep} is below an hour, in which a query may still read files that were replaced")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ORDERS: Final[Mapping[str, str]] = {"slowest": "seconds", "deepest": "depth", "largest": "messages"}
 
 _STEP: Final = pa.struct([("id", pa.string()), ("message_type", pa.string()), ("milliseconds", pa.float64())])
-_SCHEMA: Final = pa.schema(
+SCHEMA: Final = pa.schema(
     [
         ("correlation_id", pa.string()),
         ("messages", pa.int32()),
@@ -50,7 +50,7 @@ _DDL: Final = (
     "path ARRAY<STRUCT<id: STRING, message_type: STRING, milliseconds: DOUBLE>>"
 )
 _AT_ONCE: Final = 10_000  # rows of a batch that leaves a worker
-_MOST_ROWS: Final = 100_000  # of one conversation that is shown
+MOST_ROWS: Final = 100_000  # of one conversation that is shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def summaries(history: DataFrame) -> DataFrame:
         _rows(history)
         .repartition("correlation_id")
         .sortWithinPartitions("correlation_id", "sent_at", "id")
-        .mapInArrow(_summarise, _DDL)
+        .mapInArrow(summarise, _DDL)
     )
 
 
@@ -111,9 +111,9 @@ def find(spark: SparkSession, lakes: Sequence[Lake], wanted: UUID) -> trees.Conv
     of_conversation = history.where(F.col("correlation_id") == id_).select("correlation_id")
     known = records(of_message.union(of_conversation).distinct().limit(2))
     if not known:
-        raise InvalidSetting(f"--id: no message and no conversation {wanted} is in these lakes")
+        raise unknown(wanted)
     its = F.lit(bytearray(known[0]["correlation_id"]))
-    rows = records(history.where(F.col("correlation_id") == its).orderBy("sent_at", "id").limit(_MOST_ROWS))
+    rows = records(history.where(F.col("correlation_id") == its).orderBy("sent_at", "id").limit(MOST_ROWS))
     return trees.conversation([trees.Row(**row) for row in rows])
 
 
@@ -130,6 +130,16 @@ def steps(path: Sequence[trees.Message]) -> list[dict[str, Any]]:
     ]
 
 
+def no_history(lakes: Sequence[Lake]) -> InvalidSetting:
+    """The error for lakes that hold nothing of the days that were asked for."""
+    return InvalidSetting(f"lake {', '.join({lake.url: None for lake in lakes})}: there is no history of these days")
+
+
+def unknown(wanted: UUID) -> InvalidSetting:
+    """The error for an id that is none of a message and none of a conversation."""
+    return InvalidSetting(f"--id: no message and no conversation {wanted} is in these lakes")
+
+
 def moment(microseconds: int) -> datetime:
     return datetime.fromtimestamp(microseconds / 1_000_000, UTC)
 
@@ -140,7 +150,7 @@ def moment(microseconds: int) -> datetime:
 def _history(spark: SparkSession, lakes: Sequence[Lake], since: date | None, until: date | None) -> DataFrame:
     each = {lake.url: lake for lake in lakes}
     if not any(lake.files("history", since, until) for lake in each.values()):
-        raise InvalidSetting(f"lake {', '.join(each)}: there is no history of these days")
+        raise no_history(lakes)
     return reduce(DataFrame.unionByName, (lake.read(spark, "history", since, until) for lake in each.values()))
 
 
@@ -151,17 +161,17 @@ def _rows(history: DataFrame) -> DataFrame:
     )
 
 
-def _summarise(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In a Python worker: sorted rows in, conversations out."""
+def summarise(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows that come conversation by conversation in, a row of SCHEMA for each out. Runs in a worker of Spark, too."""
     make: Callable[..., trees.Row] = trees.Row._make
     rows = (make(row) for batch in batches for row in zip(*(c.to_pylist() for c in batch.columns), strict=True))
     gathered: list[dict[str, Any]] = []
     for found in trees.conversations(rows):
         gathered.append(_summary(found))
         if len(gathered) >= _AT_ONCE:
-            yield pa.RecordBatch.from_pylist(gathered, schema=_SCHEMA)
+            yield pa.RecordBatch.from_pylist(gathered, schema=SCHEMA)
             gathered = []
-    yield pa.RecordBatch.from_pylist(gathered, schema=_SCHEMA)
+    yield pa.RecordBatch.from_pylist(gathered, schema=SCHEMA)
 
 
 def _summary(found: trees.Conversation) -> dict[str, Any]:

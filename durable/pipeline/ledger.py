@@ -1,8 +1,11 @@
 """The ids that do not balance, found by Python tasks that read the lakes' Parquet files themselves, through Arrow.
 
+The tasks run on Spark's workers, or, for few rows, one after the other in this process.
+
     files of both sides ──> task k of n: the ids whose last byte is k modulo n, summed up by id ──> those that differ
                         ──> tasks that share the files: how many rows of what                   ──> totals
                         ──> tasks that share the files: the rows of a few ids                   ──> DataFrame
+                        ──> tasks that share the files: those that may be late                  ──> how many
 
 No row passes the JVM and none is shuffled, which costs a fifth of `matching.unbalanced`, for the price that each of
 the n tasks reads all ids. So beyond MOST_SLICES tasks, which is some hundred million rows, Spark's shuffle is the
@@ -24,18 +27,17 @@ with needs_spark():
     import pyarrow.compute
     import pyarrow.dataset as ds
     from pyspark.sql import DataFrame
-    from pyspark.sql import functions as F
 
 from durable.messages.routing import LOCAL
 from durable.pipeline import places
-from durable.pipeline.lake import Lake, file_schema, spark_schema
+from durable.pipeline.columns import COLUMNS
+from durable.pipeline.lake import SOURCES, Lake, file_schema
 from durable.pipeline.matching import Edges, widened
-from durable.pipeline.rows import records
 
 pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
 
 if TYPE_CHECKING:
-    from datetime import date
+    from datetime import date, timedelta
 
     from pyspark.sql import SparkSession
 
@@ -70,6 +72,9 @@ _SHOWN: Final = (
 )
 
 Batches: TypeAlias = Iterable[pa.RecordBatch]
+Task: TypeAlias = Callable[[Batches], Batches]
+Tasks: TypeAlias = Callable[[int, Task, str], list[pa.RecordBatch]]
+"""Runs so many tasks, each with a number, and returns what they made: rows with the columns of this DDL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,19 +120,40 @@ def sources(lakes: Iterable[Lake], side: str, since: date | None = None) -> list
 # ---------------------------------------------------------------- for the driver
 
 
-def counted(spark: SparkSession, of: Sequence[Source]) -> DataFrame:
+def on(spark: SparkSession) -> Tasks:
+    """Run tasks on the workers of this session."""
+    return lambda count, task, ddl: _tasks(spark, count, task, ddl).toArrow().to_batches()
+
+
+def here(count: int, task: Task, _ddl: str) -> list[pa.RecordBatch]:
+    """Run tasks in this process, one after the other."""
+    return [*task([pa.RecordBatch.from_pydict({"id": pa.array(range(count), pa.int64())})])]
+
+
+def counted(tasks: Tasks, of: Sequence[Source]) -> list[dict[str, Any]]:
     """How many rows each lake has of each service and outcome, and when the first of them ended."""
     shares = _shared(of)
-    return (
-        _tasks(spark, len(shares), partial(_count, shares), _COUNTED)
-        .groupBy("lake", "service", "database", "side", "outcome")
-        .agg(
-            F.sum("count").alias("count"),
-            F.sum(F.when(F.col("local"), F.col("count")).otherwise(0)).alias("local"),
-            F.min("first").alias("first"),
-            F.max("last").alias("last"),
-        )
-    )
+    counts = tasks(len(shares), partial(_count, shares), _COUNTED)
+    if not counts:
+        return []
+    table = pa.Table.from_batches(counts)
+    table = table.append_column("of_local", pc.if_else(table["local"], table["count"], 0))
+    keys = ["lake", "service", "database", "side", "outcome"]
+    sums = [("count", "sum"), ("of_local", "sum"), ("first", "min"), ("last", "max")]
+    found = table.group_by(keys).aggregate(sums).select([*keys, *("_".join(each) for each in sums)])
+    found = found.rename_columns([*keys, "count", "local", "first", "last"])
+    by = [(name, "ascending") for name in ("lake", "service", "side", "outcome")]
+    rows: list[dict[str, Any]] = found.sort_by(by).to_pylist()
+    return rows
+
+
+def is_balanced(tasks: Tasks, of: Sequence[Source], edges: Edges, late_after: timedelta | None) -> bool:
+    """Whether nothing needs a closer look: all ids balance, and no row may be late."""
+    received, slices = [source for source in of if source.side == "incoming"], 2
+    shares = _shared(received)
+    may_be_late = partial(_select, shares, _possibly_late(late_after) & _between(widened(edges)))
+    unbalanced = partial(_unbalanced, tuple(of), widened(edges), slices)
+    return not tasks(slices, unbalanced, "id BINARY") and not tasks(len(shares), may_be_late, _shown_ddl())
 
 
 def suspects(spark: SparkSession, of: Sequence[Source], edges: Edges) -> DataFrame | None:
@@ -139,27 +165,28 @@ def suspects(spark: SparkSession, of: Sequence[Source], edges: Edges) -> DataFra
     return _tasks(spark, slices, partial(_unbalanced, tuple(of), widened(edges), slices), "id BINARY")
 
 
-def routes(spark: SparkSession, sent: Sequence[Source], received: Sequence[Source]) -> dict[str, set[str]]:
+def routes(tasks: Tasks, sent: Sequence[Source], received: Sequence[Source]) -> dict[str, set[str]]:
     """Which services have received what was sent to each address, among a sample of the ids."""
     every = 1 if sum(source.rows for source in (*sent, *received)) < _ROWS_OF_A_TASK else _SAMPLE
     sampled = []
     for side, whither in ((sent, "address"), (received, "service")):
         shares = _shared(side)
-        sampled.append(
-            _tasks(spark, len(shares), partial(_sample, shares, whither, every), f"id BINARY, {whither} STRING")
-        )
-    found = sampled[0].join(sampled[1], "id").select("address", "service").distinct()
+        sampled.append(tasks(len(shares), partial(_sample, shares, whither, every), f"id BINARY, {whither} STRING"))
     leads: dict[str, set[str]] = {}
-    for row in records(found):
-        leads.setdefault(row["address"], set()).add(row["service"])
+    if all(sampled):
+        sends, receipts = (pa.Table.from_batches(batches) for batches in sampled)
+        for row in (
+            sends.join(receipts, "id", join_type="inner").group_by(["address", "service"]).aggregate([]).to_pylist()
+        ):
+            leads.setdefault(row["address"], set()).add(row["service"])
     return leads
 
 
 def rows(spark: SparkSession, of: Sequence[Source], ids: Sequence[bytes]) -> DataFrame:
     """All rows of a few ids."""
     shares = _shared(of)
-    shown = spark.createDataFrame([], spark_schema("history")).select(*_SHOWN).schema
-    return _tasks(spark, len(shares), partial(_select, shares, pa.array(ids, pa.binary())), shown)
+    of_ids = ds.field("id").isin(pa.array(ids, pa.binary()))
+    return _tasks(spark, len(shares), partial(_select, shares, of_ids), _shown_ddl())
 
 
 def _shared(of: Sequence[Source]) -> list[Share]:
@@ -169,9 +196,23 @@ def _shared(of: Sequence[Source]) -> list[Share]:
     return [files[number::tasks] for number in range(tasks)]
 
 
-def _tasks(spark: SparkSession, count: int, task: Callable[[Batches], Batches], schema: object) -> DataFrame:
+def _tasks(spark: SparkSession, count: int, task: Task, ddl: str) -> DataFrame:
     """So many tasks, each with a number."""
-    return spark.range(0, count, 1, max(count, 1)).mapInArrow(task, schema)  # type: ignore[arg-type]
+    return spark.range(0, count, 1, max(count, 1)).mapInArrow(task, ddl)  # type: ignore[arg-type]
+
+
+def _shown_ddl() -> str:
+    types = {column.name: column.spark_type for column in COLUMNS[SOURCES["history"]]}
+    return ", ".join(f"{name} {types.get(name, 'STRING')}" for name in _SHOWN)
+
+
+def _possibly_late(late_after: timedelta | None) -> ds.Expression:
+    """Rows that may be late, as durable.pipeline.matching says what is: all that are, and others."""
+    is_handled, passed = ds.field("outcome") == "handled", ds.field("finished_at") > ds.field("deliver_by")
+    if late_after is None:
+        return is_handled & passed
+    took = pc.subtract(ds.field("finished_at"), ds.field("sent_at"))
+    return is_handled & (passed | (took > pa.scalar(late_after, pa.duration("us"))))
 
 
 # ---------------------------------------------------------------- in a task
@@ -282,9 +323,9 @@ def _sample(shares: Sequence[Share], column: str, every: int, batches: Batches) 
                 yield found
 
 
-def _select(shares: Sequence[Share], ids: pa.Array, batches: Batches) -> Iterator[pa.RecordBatch]:
+def _select(shares: Sequence[Share], which: ds.Expression, batches: Batches) -> Iterator[pa.RecordBatch]:
     for source, file in _files(shares, batches):
-        for batch in source.batches(_SHOWN, ds.field("id").isin(ids), [file]):
+        for batch in source.batches(_SHOWN, which, [file]):
             if batch.num_rows:
                 yield batch
 

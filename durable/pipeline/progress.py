@@ -11,7 +11,14 @@ if TYPE_CHECKING:
 
 Show = Callable[[int, int], None]
 """Is given how many tasks, or rows, are done, and how many there are."""
+Phases = Callable[[str], Show]
+"""Is given the name of a phase as it begins, and returns what is to be told how far that has come."""
 _LOOK_INTERVAL_SECONDS = 0.25
+
+
+def silent(phase: str) -> Show:
+    """Phases that nobody is shown."""
+    return lambda done, total: None
 
 
 def collected(spark: SparkSession, frame: DataFrame, tasks: int, show: Show) -> list[Row]:

@@ -13,7 +13,7 @@ from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from durable.errors import InvalidSetting
-from durable.pipeline.progress import Show
+from durable.pipeline.progress import Phases, silent
 from durable.pipeline.session import needs_spark
 
 with needs_spark():
@@ -79,13 +79,14 @@ def report(
     until: date | None = None,
     dimensions: Sequence[str] = (),
     marks: Sequence[Mark] = (),
-    show: Show = lambda done, total: None,
+    phase: Phases = silent,
 ) -> Report:
     """Compute it for these UTC days, `until` not included. Raises InvalidSetting when the lake has none of them."""
     by = {name: dimension(name) for name in dimensions}
     if not lake.files("history", since, until):
         raise InvalidSetting(f"lake {lake.url}: it holds no history of these days; see durable-agent pipeline archive")
-    computed = rollups.bring_up_to_date(spark, lake, since, until, show)
+    computed = rollups.bring_up_to_date(spark, lake, since, until, phase("computing days"))
+    phase("adding up days")
 
     def of_days(rollup: str) -> DataFrame:
         return rollups.read(spark, lake, rollup, since, until)
@@ -99,6 +100,7 @@ def report(
         totals = records(transform.summed(daily))[0]
     finally:
         daily.unpersist()
+    phase("throughput and volumes")
     history = lake.read(spark, "history", since, until)
     minutes = of_days("minutes")
     first, last = _span(minutes)
@@ -130,16 +132,20 @@ def report(
 
 def dimension(name: str) -> Column:
     """A column of the history, or a field of its JSON bodies or headers, such as `body.carrier`."""
+    check_dimension(name)
+    column, _, path = name.partition(".")
+    return F.get_json_object(F.col(column).cast("string"), f"$.{path}") if path else F.col(name)
+
+
+def check_dimension(name: str) -> None:
+    """Raise InvalidSetting for what is no dimension."""
     column, _, path = name.partition(".")
     known = {each.name for each in COLUMNS[SOURCES["history"]]} | {"service"}
-    if path and column in ("body", "headers") and column in known:
-        return F.get_json_object(F.col(column).cast("string"), f"$.{path}")
-    if path or column not in known - {"id", "body"}:
+    if column not in (known & {"body", "headers"} if path else known - {"id", "body"}):
         raise InvalidSetting(
             f"--by: {name!r} is no dimension; name a column of the history, such as partition_key, "
             "or a field of JSON bodies, such as body.customer, where bodies are kept (history_bodies)"
         )
-    return F.col(name)
 
 
 def _span(minutes: DataFrame) -> tuple[datetime, datetime]:

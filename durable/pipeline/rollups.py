@@ -43,12 +43,8 @@ _DAYS_AT_ONCE: Final = 30
 def bring_up_to_date(
     spark: SparkSession, lake: Lake, since: date | None, until: date | None, show: Show = lambda done, total: None
 ) -> int:
-    """Compute what is new among these days. Returns how many days that were.
-
-    Raises InvalidSetting for a lake with brackets in its path: delta-rs writes no table of its own there.
-    """
-    if "[" in lake.url or "]" in lake.url:
-        raise InvalidSetting(f"lake {lake.url}: reports cannot be kept under a path with brackets; move the lake")
+    """Compute what is new among these days. Returns how many days that were. Raises as check_place() does."""
+    check_place(lake)
     files = {
         day: name
         for day, name in _files_by_day(lake).items()
@@ -60,6 +56,12 @@ def bring_up_to_date(
         _replace(spark, lake, {day: files[day] for day in stale[first : first + _DAYS_AT_ONCE]})
     show(len(stale), len(stale))
     return len(stale)
+
+
+def check_place(lake: Lake) -> None:
+    """Raise InvalidSetting for a lake with brackets in its path: delta-rs writes no table of its own there."""
+    if "[" in lake.url or "]" in lake.url:
+        raise InvalidSetting(f"lake {lake.url}: reports cannot be kept under a path with brackets; move the lake")
 
 
 def read(

@@ -14,10 +14,12 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from durable import errors
 from durable.errors import DurableError, InvalidSetting
@@ -49,17 +51,28 @@ _LOCAL = {
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",  # throughput: nobody waits for a pause to end
 }
 
+FEW_ROWS: Final[Mapping[str, str]] = {
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -XX:TieredStopAtLevel=1",
+    "spark.sql.codegen.wholeStage": "false",
+}
+"""Settings of a session for few rows: it spends no seconds on compiling what then runs for milliseconds."""
 
-def spark_session(*, master: str | None = None, remote: str | None = None, app_name: str = "durable") -> SparkSession:
+
+def spark_session(
+    *,
+    master: str | None = None,
+    remote: str | None = None,
+    app_name: str = "durable",
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> SparkSession:
     """The session that exists, or a new one. Times are UTC in either.
 
-    Raises InvalidSetting when pyspark is not installed, Java is missing or too old, both places are given, or nobody
-    answers at `remote`.
+    `settings` are for a new one in this process, such as FEW_ROWS. Raises InvalidSetting when pyspark is not installed,
+    Java is missing or too old, both places are given, or nobody answers at `remote`.
     """
-    if master is not None and remote is not None:
-        raise InvalidSetting("--master and --remote: give one of them; a Spark Connect server has its own master")
-    with needs_spark():
-        from pyspark.sql import SparkSession
+    check_session(master, remote)
+    from pyspark.sql import SparkSession
+
     existing = SparkSession.getActiveSession()
     if existing is not None:
         return _configured(existing)
@@ -71,13 +84,23 @@ def spark_session(*, master: str | None = None, remote: str | None = None, app_n
         os.environ["JAVA_HOME"] = str(find_java())
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         where = master or "local[*]"
-        settings = _EVERYWHERE | (_LOCAL if where.startswith("local") else {})
+        here = _LOCAL | dict(settings) if where.startswith("local") else {}
         builder = builder.master(where)
-        for name, value in settings.items():
+        for name, value in (_EVERYWHERE | here).items():
             builder = builder.config(name, value)
     elif master is not None:
         raise InvalidSetting("--master: spark-submit has chosen it already; give it to spark-submit")
     return _configured(builder.getOrCreate())
+
+
+def check_session(master: str | None, remote: str | None) -> None:
+    """Raise InvalidSetting, as spark_session() does, for what can be known before Spark is started."""
+    if master is not None and remote is not None:
+        raise InvalidSetting("--master and --remote: give one of them; a Spark Connect server has its own master")
+    with needs_spark():
+        from pyspark.sql import SparkSession
+    if remote is None and not _is_submitted() and SparkSession.getActiveSession() is None:
+        find_java()
 
 
 def _must_answer(remote: str) -> None:
@@ -157,6 +180,7 @@ def _java_homes() -> Iterator[Path]:
         yield from sorted(_JVMS.iterdir())
 
 
+@cache
 def java_version(home: Path) -> int:
     """Its major version; 0 when there is no Java that runs."""
     try:

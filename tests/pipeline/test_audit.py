@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from durable.errors import InvalidSetting
 from durable.pipeline import ledger
-from durable.pipeline.audit import Question, audit
+from durable.pipeline.audit import Question, Verdict, audit, audit_here
 from durable.pipeline.choosing import Choice, choose
 from durable.pipeline.lake import SOURCES, Lake, Span, Whose
 from durable.pipeline.matching import Edges, History, findings, inside, of, unbalanced
@@ -235,6 +235,70 @@ def test_a_lake_without_history_is_refused(spark: SparkSession, tmp_path: Path) 
         audit(spark, [Lake(str(tmp_path))], [Lake(str(tmp_path))], Question())
 
 
+# ---------------------------------------------------------------- few rows, without Spark
+
+
+def audited(spark: SparkSession, senders: Sequence[Lake], receivers: Sequence[Lake], question: Question) -> Verdict:
+    """By Spark; without it either the same is found, or that Spark must look closer."""
+    verdict = audit(spark, senders, receivers, question)
+    assert audit_here(senders, receivers, question) in (None, verdict)
+    return verdict
+
+
+GOOD: Rows = [sent(1, deliver_by=at(9)), handled(1, deliver_by=at(9)), sent(2), handled(2), handled(3, address="local")]
+
+
+def test_few_rows_without_a_finding_need_no_spark(spark: SparkSession, tmp_path: Path) -> None:
+    lake = fill(Lake(str(tmp_path / "lake")), table(GOOD[::2]), table(GOOD[1::2]))
+    for question in (
+        Question(),
+        Question(since=at(1.5), until=at(2.5)),
+        Question(late_after=timedelta(milliseconds=25)),
+        Question(archived_until=at(99)),
+    ):
+        seen = audit_here([lake], [lake], question)
+        assert seen is not None
+        assert (seen, seen.counts) == (audit(spark, [lake], [lake], question), NOTHING)
+    assert audit_here([lake], [lake], Question(late_after=timedelta(milliseconds=24))) is None
+    with pytest.raises(InvalidSetting, match="holds no history; fill it with"):
+        audit_here([lake], [Lake(str(tmp_path))], Question())
+
+
+FLAWS: Mapping[str, Rows] = {
+    "lost": [sent(8)],
+    "twice": [sent(8), handled(8), handled(8, finished_at=at(9))],
+    "twice of a local one": [handled(8, address="local"), handled(8, address="local", finished_at=at(9))],
+    "alien": [handled(8)],
+    "late": [sent(8, deliver_by=at(8)), handled(8, deliver_by=at(8))],
+    "one of two copies lost": [sent(8), sent(8, address="tcp://shipping:1"), handled(8)],
+    "dead-lettered": [sent(8), handled(8, outcome="dead-lettered")],
+}
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_each_flaw_among_few_rows_is_left_to_spark(tmp_path: Path, flaw: str) -> None:
+    lake = fill(Lake(str(tmp_path / "lake")), table([*GOOD, *FLAWS[flaw]]))
+    assert audit_here([lake], [lake], Question()) is None
+    elsewhere = Question(until=at(5))
+    assert audit_here([lake], [lake], elsewhere) is not None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_histories_are_judged_alike_with_and_without_spark(
+    spark: SparkSession, tmp_path: Path, seed: int
+) -> None:
+    """Rows of good messages, some of which are left out, doubled or slow, by the seed."""
+    random, rows = np.random.default_rng(seed), list[Mapping[str, Any]]()
+    for number in range(1, 30):
+        good = [sent(number), handled(number, finished_at=at(number + random.choice([0.02, 30])))]
+        rows += good if random.random() < 0.99 else [good[random.integers(2)]] * int(random.integers(0, 3))
+    lake = fill(Lake(str(tmp_path / "lake")), table(rows[::2]), table(rows[1::2]))
+    question = Question(settle=timedelta(0), late_after=timedelta(seconds=60 if seed % 2 else 10))
+    verdict = audited(spark, [lake], [lake], question)
+    if verdict.failed or verdict.counts["late"]:
+        assert audit_here([lake], [lake], question) is None
+
+
 # ---------------------------------------------------------------- histories that end at different times
 
 
@@ -261,7 +325,7 @@ class Archives:
 
     def audit(self, spark: SparkSession) -> set[tuple[str, str]]:
         lakes = list(self.lakes.values())
-        verdict = audit(spark, lakes, lakes, Question(settle=timedelta(seconds=1), example_count=1_000))
+        verdict = audited(spark, lakes, lakes, Question(settle=timedelta(seconds=1), example_count=1_000))
         return {(row["finding"], row["id"]) for row in verdict.examples if row["finding"] != "open"}
 
 

@@ -1,19 +1,33 @@
-"""Conversations over lakes: the same trees whichever service a message's rows are in."""
+"""Conversations over lakes: the same trees whichever service a message's rows are in, on Spark and without it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
 from pyspark.sql import SparkSession
 
 from durable.errors import InvalidSetting
-from durable.pipeline.conversations import find, overview
+from durable.pipeline import conversations, few_conversations
 from durable.pipeline.lake import Lake
 from tests.support.lakes import at, fill, handled, message_id, sent, table
 
 ROOT = message_id(1)
+
+
+@pytest.fixture(params=["on Spark", "here"])
+def find(request: pytest.FixtureRequest, spark: SparkSession) -> Callable[..., Any]:
+    return partial(conversations.find, spark) if request.param == "on Spark" else few_conversations.find
+
+
+@pytest.fixture(params=["on Spark", "here"])
+def overview(request: pytest.FixtureRequest, spark: SparkSession) -> Callable[..., Any]:
+    return partial(conversations.overview, spark) if request.param == "on Spark" else few_conversations.overview
 
 
 @pytest.fixture
@@ -31,8 +45,8 @@ def lakes(tmp_path: Path) -> list[Lake]:
     ]
 
 
-def test_conversations_are_followed_over_services(spark: SparkSession, lakes: list[Lake]) -> None:
-    seen = overview(spark, lakes)
+def test_conversations_are_followed_over_services(overview: Callable[..., Any], lakes: list[Lake]) -> None:
+    seen = overview(lakes)
     assert (seen.conversations, seen.messages, seen.deepest) == (2, 3, 2)
     slowest, other = seen.chosen
     assert (slowest["correlation_id"], slowest["messages"], slowest["seconds"]) == (str(ROOT), 2, 11.0)
@@ -43,19 +57,50 @@ def test_conversations_are_followed_over_services(spark: SparkSession, lakes: li
     assert (other["depth"], other["seconds"]) == (1, 0.025)
 
 
-def test_one_is_found_by_its_id_and_by_that_of_each_message(spark: SparkSession, lakes: list[Lake]) -> None:
+def test_one_is_found_by_its_id_and_by_that_of_each_message(find: Callable[..., Any], lakes: list[Lake]) -> None:
     for wanted in (ROOT, message_id(2)):
-        found = find(spark, lakes, wanted)
+        found = find(lakes, wanted)
         assert (UUID(bytes=found.correlation_id), found.depth, len(found.messages)) == (ROOT, 2, 2)
     with pytest.raises(InvalidSetting, match="no message and no conversation"):
-        find(spark, lakes, message_id(77))
+        find(lakes, message_id(77))
 
 
-def test_the_order_is_that_which_was_asked_for(spark: SparkSession, lakes: list[Lake]) -> None:
-    (largest,) = overview(spark, lakes[:2], order="largest", count=1).chosen
+def test_the_order_is_that_which_was_asked_for(overview: Callable[..., Any], lakes: list[Lake]) -> None:
+    (largest,) = overview(lakes[:2], order="largest", count=1).chosen
     assert (largest["correlation_id"], largest["messages"]) == (str(ROOT), 2)
 
 
-def test_lakes_without_history_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_lakes_of_which_some_have_no_history_are_read(
+    overview: Callable[..., Any], find: Callable[..., Any], lakes: list[Lake], tmp_path: Path
+) -> None:
+    empty, created = Lake(str(tmp_path / "nothing")), Lake(str(tmp_path / "created"))
+    created.create("history")
+    assert overview([empty, *lakes, created]).conversations == 2
+    assert find([empty, *lakes, created], ROOT).depth == 2
+
+
+def test_lakes_without_history_are_refused(overview: Callable[..., Any], tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="there is no history"):
-        overview(spark, [Lake(str(tmp_path))])
+        overview([Lake(str(tmp_path))])
+
+
+@pytest.mark.parametrize("count", [1, 2, 19, 20, 21, 40])
+def test_small_lakes_give_the_same_figures_without_spark(spark: SparkSession, tmp_path: Path, count: int) -> None:
+    """Chains of different lengths and durations, some of which took equally long, over two days."""
+    rows = []
+    for number in range(count):
+        for link in range(number % 4 + 1):
+            id_, cause = message_id(number * 10 + link + 1), message_id(number * 10 + link) if link else None
+            moment = at(80_000 + number * 600 + link)
+            times = {"sent_at": moment, "finished_at": moment + timedelta(milliseconds=50 + number % 7)}
+            common = {"id": id_, "correlation_id": message_id(number * 10 + 1), "causation_id": cause, **times}
+            rows += [sent(number, **common), handled(number, **common, received_at=moment)]
+    lake = fill(Lake(str(tmp_path)), table(rows))
+    for order in conversations.ORDERS:
+        for day in (None, at(0).date() + timedelta(days=1)):
+            if lake.files("history", day):
+                of_spark = conversations.overview(spark, [lake], since=day, order=order, count=7)
+                assert few_conversations.overview([lake, lake], since=day, order=order, count=7) == of_spark
+    for row in rows:
+        assert few_conversations.find([lake], row["id"]).path
+    assert few_conversations.find([lake], rows[-1]["id"]) == conversations.find(spark, [lake], rows[-1]["id"])

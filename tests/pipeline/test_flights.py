@@ -1,15 +1,13 @@
-"""`durable-agent demo --pipeline`: the flights, their history in a lake, audited, reported, replayed, audited again.
-
-All of it is real but for one thing: the commands run in the Spark session that is there, not each in its own.
-"""
+"""`durable-agent demo --pipeline`: the flights, their history in a lake, audited, reported, replayed, audited again."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,10 @@ import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from durable.cli import main
+from durable.cli.pipeline.plan import run_step
 from durable.demo import run_pipeline, steps
 from durable.embedded import postgres
-from durable.errors import DurableError, InvalidSetting
+from durable.errors import InvalidSetting
 from tests.support.command import Agent
 
 pytestmark = pytest.mark.timeout(600)  # two services, two servers, and everything that befalls them
@@ -36,20 +34,10 @@ SELECT gen_random_uuid(), side, message_type, source, address, outcome, correlat
 """
 
 
-def run_here(arguments: Sequence[str], environment: dict[str, str]) -> str:
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        with pytest.raises(SystemExit):
-            main(arguments)
-    return printed.getvalue()
-
-
 def run(folder: Path, flights: int = 1_000) -> tuple[int, Any]:
     """The exit code, and the document."""
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
-        patch.setattr(steps, "run_agent", run_here)
-        code = run_pipeline(folder=folder, flights=flights, all_flights=False, json_output=True, seed=7)
+    with redirect_stdout(io.StringIO()) as printed:
+        code = run_pipeline(run_step, folder=folder, flights=flights, all_flights=False, json_output=True, seed=7)
     return code, json.loads(printed.getvalue())
 
 
@@ -98,12 +86,14 @@ def test_a_demo_that_is_there_is_used_again_and_what_is_lost_then_is_found(
         run(folder, 1_001)
 
 
-def test_a_step_is_a_command_of_its_own_and_what_it_cannot_do_ends_the_job(database_url: str) -> None:
-    taken = steps.Steps(Console(), silent=True)
-    command = ("pipeline", "status")
-    document = taken.agent(
+def test_step_uses_its_own_settings_and_what_it_cannot_do_ends_the_job(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DURABLE_DB_SCHEMA", "theirs")
+    taken = steps.Steps(Console(), run_step, silent=True)
+    document = taken.pipeline(
         "How far?",
-        *command,
+        "status",
         environment={"DURABLE_DATABASE_URL": database_url},
         summary=lambda found: f"{len(found['tables'])} tables",
     )
@@ -111,8 +101,9 @@ def test_a_step_is_a_command_of_its_own_and_what_it_cannot_do_ends_the_job(datab
     assert [(step.title, step.command, step.result) for step in taken.taken] == [
         ("How far?", "durable-agent pipeline status", "2 tables")
     ]
-    with pytest.raises(DurableError, match="durable-agent pipeline status did not do it"):
-        taken.agent("Nowhere", *command, environment={"DURABLE_DATABASE_URL": "no url"}, summary=str)
+    with pytest.raises(InvalidSetting, match="database_url"):
+        taken.pipeline("Nowhere", "status", environment={"DURABLE_DATABASE_URL": "no url"}, summary=str)
+    assert (os.environ["DURABLE_DB_SCHEMA"], "DURABLE_DATABASE_URL" in os.environ) == ("theirs", False)
 
 
 def test_it_has_a_folder_of_its_own(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from durable.pipeline import session
 from durable.pipeline.lake import Lake
 from tests.support.command import Agent
 from tests.support.lakes import fill, handled, message_id, sent, table
@@ -71,6 +72,19 @@ def test_a_conversation_is_a_tree(agent: Agent) -> None:
     listed = document(agent, "conversations", "--sort", "largest", "--count", "1")
     assert (listed["conversations"], len(listed["chosen"])) == (3, 1)
     assert "3 conversations of 3 messages" in agent("pipeline", "conversations").out
+
+
+@pytest.mark.parametrize("arguments", [[], ["--id", str(message_id(1))]])
+def test_conversations_of_few_rows_need_no_java(
+    agent: Agent, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(agent.folder))
+    monkeypatch.setenv("JAVA_HOME", str(agent.folder))
+    monkeypatch.setattr(session, "_JVMS", agent.folder)
+    monkeypatch.setattr(SparkSession, "getActiveSession", classmethod(lambda cls: None))
+    assert document(agent, "conversations", *arguments)
+    monkeypatch.setenv("DURABLE_PIPELINE_LOCAL_ROWS", "3")
+    assert "Spark needs Java 17" in agent("pipeline", "conversations", *arguments).err
 
 
 @pytest.mark.parametrize(

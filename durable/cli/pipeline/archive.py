@@ -11,15 +11,16 @@ from uuid import UUID
 
 import typer
 
-from durable.cli.output import Cell, Table, age, print_blocks, print_json, progress
+from durable.cli.output import Block, Cell, Table, age, progress
 from durable.cli.pipeline.erase import erasure_rows, erasure_table, is_unfinished
-from durable.cli.pipeline.options import LakeUrl, Master, Remote, Service, find_lake, open_session
-from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, connection, load_target
+from durable.cli.pipeline.options import LakeUrl, Master, Remote, Service, few_rows, find_lake, open_session
+from durable.cli.pipeline.steps import Ended, Step
+from durable.cli.target import DatabaseUrl, Debug, OptionalBusName, SchemaName, connection, load_target
 from durable.errors import InvalidSetting
 from durable.pipeline.erasing import listed
 from durable.pipeline.lake import SOURCES, Lake
 from durable.pipeline.origin import find_origin
-from durable.pipeline.session import needs_spark
+from durable.pipeline.session import check_session, needs_spark
 from durable.pipeline.status import Status, read_status
 from durable.settings import Settings
 from durable.storage import archives
@@ -61,43 +62,44 @@ def archive(
     remote: Remote = None,
     database: DatabaseUrl = None,
     schema: SchemaName = None,
-    json: Json = False,
     debug: Debug = False,
-) -> None:
+) -> Step:
     """Bring what was written since the last time into the lake: history and dead letters, each row once.
 
     From the first time on nodes keep what is not archived yet, however old it is.
     """
     settings, name = _target(app, database, schema, service)
     if end:
-        _end(settings, json)
-        return
+        yield
+        return _end(settings)
     found = find_lake(lake, settings)
-    origin = find_origin(settings, name)
     with needs_spark():
         from durable.pipeline.archive import archive as archive_table
+    named_spark = master is not None or remote is not None
+    if named_spark:
+        check_session(master, remote)
+    yield
+    origin = find_origin(settings, name)
     spark = cache(lambda: open_session(master, remote, debug=debug))
-    local_rows = _local_rows(settings, master, remote)
-    if not local_rows:
+    if named_spark:
         spark()
     archive_into_lake = partial(
         archive_table,
         is_new_lake=new_lake,
         is_successor=successor,
-        local_rows=local_rows,
+        local_rows=few_rows(settings, master, remote),
         compact_above=settings.pipeline_compact_above,
     )
     done = []
     for table in SOURCES:
         with progress(f"archiving {table}") as show:
             done.append(archive_into_lake(spark, found, table, origin, show=show))
-    if json:
-        tables = [asdict(each) | {"gone": _by_day(each.gone)} for each in done]
-        print_json({"service": origin.service, "lake": found.url, "tables": tables})
-    else:
-        print_blocks([_archived(found, done), *_gone([(each.table, each.gone) for each in done])])
-    if any(each.gone for each in done):
-        raise typer.Exit(1)
+    tables = [asdict(each) | {"gone": _by_day(each.gone)} for each in done]
+    return Ended(
+        {"service": origin.service, "lake": found.url, "tables": tables},
+        [_archived(found, done), *_gone([(each.table, each.gone) for each in done])],
+        failed=any(each.gone for each in done),
+    )
 
 
 def verify(
@@ -108,36 +110,37 @@ def verify(
     remote: Remote = None,
     database: DatabaseUrl = None,
     schema: SchemaName = None,
-    json: Json = False,
     debug: Debug = False,
-) -> None:
+) -> Step:
     """Compare what is archived, and still here, with the content of the lake.
 
-    Ends with 1 when rows are missing there, are there twice, or differ."""
+    Ends with 1 when rows are missing there, are there twice, or differ.
+    """
     settings, name = _target(app, database, schema, service)
     found = find_lake(lake, settings)
-    origin = find_origin(settings, name)
     with needs_spark():
         from durable.pipeline.verify import claimed
         from durable.pipeline.verify import verify as verify_table
+    local_rows = few_rows(settings, master, remote)
+    if not local_rows:
+        check_session(master, remote)
+    yield
+    origin = find_origin(settings, name)
     with connection(settings) as conn:
         claims = {table: claimed(conn, found, table, origin) for table in SOURCES}
         erased = listed(conn, origin.schema, found)
-    spark = cache(lambda: open_session(master, remote, debug=debug))
-    local_rows = _local_rows(settings, master, remote)
+    spark = cache(lambda: open_session(master, remote, debug=debug, lakes=[found]))
     done = []
     for table, claim in claims.items():
         with progress(f"comparing {table}") as show:
             done.append(verify_table(spark, found, table, origin, claim, local_rows=local_rows, show=show))
-    if json:
-        tables = [_verified_document(each) for each in done]
-        document = {"service": origin.service, "lake": found.url, "tables": tables}
-        print_json(document | {"erasures": erasure_rows(erased)})
-    else:
-        gone = _gone([(each.table, each.gone) for each in done])
-        print_blocks([_verified(found, done), *_unreadable(done), *_examples(done), *gone, *erasure_table(erased)])
-    if not all(each.is_whole for each in done) or is_unfinished(erased):
-        raise typer.Exit(1)
+    tables = [_verified_document(each) for each in done]
+    gone = _gone([(each.table, each.gone) for each in done])
+    return Ended(
+        {"service": origin.service, "lake": found.url, "tables": tables, "erasures": erasure_rows(erased)},
+        [_verified(found, done), *_unreadable(done), *_examples(done), *gone, *erasure_table(erased)],
+        failed=not all(each.is_whole for each in done) or is_unfinished(erased),
+    )
 
 
 def purge(
@@ -149,28 +152,27 @@ def purge(
     remote: Remote = None,
     database: DatabaseUrl = None,
     schema: SchemaName = None,
-    json: Json = False,
     debug: Debug = False,
-) -> None:
+) -> Step:
     """Drop history and resolved letters that are past their retention, after they were compared with the lake.
 
     Nodes drop nothing of what is archived.
     """
     settings, name = _target(app, database, schema, service)
     found = find_lake(lake, settings)
-    origin = find_origin(settings, name)
     with needs_spark():
         from durable.pipeline.purge import Retention
         from durable.pipeline.purge import purge as purge_archived
     kept = Retention(settings.history_retention if keep is None else _days(keep), settings.dead_letter_retention)
-    spark = cache(lambda: open_session(master, remote, debug=debug))
-    local_rows = _local_rows(settings, master, remote)
+    local_rows = few_rows(settings, master, remote)
+    if not local_rows:
+        check_session(master, remote)
+    yield
+    origin = find_origin(settings, name)
+    spark = cache(lambda: open_session(master, remote, debug=debug, lakes=[found]))
     with progress("purging") as show:
         done = purge_archived(spark, found, origin, kept, local_rows=local_rows, show=show)
-    if json:
-        print_json({"service": origin.service, "lake": found.url, **asdict(done)})
-    else:
-        _print_purged(done, kept.history)
+    return Ended({"service": origin.service, "lake": found.url, **asdict(done)}, _purged(done, kept.history))
 
 
 def status(
@@ -178,9 +180,8 @@ def status(
     lake: LakeUrl = None,
     database: DatabaseUrl = None,
     schema: SchemaName = None,
-    json: Json = False,
     debug: Debug = False,
-) -> None:
+) -> Step:
     """How far the archive has come, what is not archived yet, and what holds it back. Needs no Spark.
 
     Ends with 1 when nothing can be archived before something was decided, the lake lacks what was archived, or an
@@ -188,18 +189,18 @@ def status(
     """
     settings, _ = _target(app, database, schema, None)
     place = lake or settings.lake
-    found_lake = Lake(place) if place else None
-    found = read_status(lock_url(settings), settings.db_schema, found_lake)
+    named = Lake(place) if place else None
+    yield
+    found = read_status(lock_url(settings), settings.db_schema, named)
     with connection(settings) as conn:
-        erased = listed(conn, settings.db_schema, found_lake)
-    if json:
-        print_json(_status_document(found) | {"erasures": erasure_rows(erased)})
-    else:
-        problems = [f"\n{each.table}: {each.problem}" for each in found.tables if each.problem]
-        gone = _gone([(each.table, each.gone) for each in found.tables])
-        print_blocks([_status(found), _horizon(found), *problems, *gone, *erasure_table(erased)])
-    if any(each.problem for each in found.tables) or is_unfinished(erased):
-        raise typer.Exit(1)
+        erased = listed(conn, settings.db_schema, named)
+    problems = [f"\n{each.table}: {each.problem}" for each in found.tables if each.problem]
+    gone = _gone([(each.table, each.gone) for each in found.tables])
+    return Ended(
+        _status_document(found) | {"erasures": erasure_rows(erased)},
+        [_status(found), _horizon(found), *problems, *gone, *erasure_table(erased)],
+        failed=bool(problems) or is_unfinished(erased),
+    )
 
 
 def _target(
@@ -209,27 +210,23 @@ def _target(
     return settings, service or (bus.service if bus is not None else None)
 
 
-def _print_purged(done: Purged, kept: timedelta) -> None:
+def _purged(done: Purged, kept: timedelta) -> list[Block]:
     if done.days:
-        print(f"dropped {len(done.days)} days with {done.rows:,} rows, {done.days[0]} to {done.days[-1]}")
+        blocks: list[Block] = [
+            f"dropped {len(done.days)} days with {done.rows:,} rows, {done.days[0]} to {done.days[-1]}"
+        ]
     else:
-        print(f"no day of history is older than {age(kept)}" + (f"; dropped {done.rows:,} rows" if done.rows else ""))
+        rows = f"; dropped {done.rows:,} rows" if done.rows else ""
+        blocks = [f"no day of history is older than {age(kept)}{rows}"]
     if done.letters:
-        print(f"dropped {done.letters:,} resolved dead letters")
+        blocks.append(f"dropped {done.letters:,} resolved dead letters")
+    return blocks
 
 
-def _local_rows(settings: Settings, master: str | None, remote: str | None) -> int:
-    """Up to how many rows need no Spark: none where its place is named."""
-    return settings.pipeline_local_rows if master is None and remote is None else 0
-
-
-def _end(settings: Settings, json: bool) -> None:
+def _end(settings: Settings) -> Ended:
     with connection(settings) as conn:
         count = archives.end(conn, settings.db_schema)
-    if json:
-        print_json({"ended": count})
-    else:
-        print(f"{count} tables are archived no more; what is in the lake stays there")
+    return Ended({"ended": count}, [f"{count} tables are archived no more; what is in the lake stays there"])
 
 
 def _days(given: float) -> timedelta:

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from durable.cli.arguments import parse_time
-from durable.cli.output import Block, Table, print_blocks, print_json, progress
-from durable.cli.pipeline.options import Master, Remote, open_session
-from durable.cli.target import Debug, Json
+from durable.cli.output import Block, Table, phases
+from durable.cli.pipeline.options import Master, Remote, few_rows, open_session, row_count
+from durable.cli.pipeline.steps import Ended, Step
+from durable.cli.target import Debug
 from durable.errors import InvalidSetting
 from durable.pipeline.lake import Lake
-from durable.pipeline.session import spark_errors
+from durable.pipeline.session import check_session, spark_errors
+from durable.settings import load_settings
 
 if TYPE_CHECKING:
     from durable.pipeline.audit import Verdict
@@ -75,13 +77,12 @@ def audit(
     late_after: LateAfter = None,
     out: Out = None,
     examples: Examples = 10,
-    json: Json = False,
     master: Master = None,
     remote: Remote = None,
     debug: Debug = False,
-) -> None:
+) -> Step:
     """Prove from history that nothing was lost and nothing was handled twice. Ends with 1 when something was."""
-    from durable.pipeline.audit import Question, audit
+    from durable.pipeline.audit import Question, audit, audit_here
 
     now = datetime.now(UTC)
     question = Question(
@@ -97,15 +98,19 @@ def audit(
     lakes = [Lake(place) for place in sender], [Lake(place) for place in receiver]
     for lake in (*lakes[0], *lakes[1]):
         lake.require("history")
-    spark = open_session(master, remote, debug=debug)
-    with spark_errors(), progress("audit") as show:
-        verdict = audit(spark, *lakes, question, out=out, show=show)
-    if json:
-        print_json({"failed": verdict.failed, **asdict(verdict)})
-    else:
-        print_blocks(_blocks(verdict))
-    if verdict.failed:
-        raise typer.Exit(1)
+    check_session(master, remote)
+    local_rows = few_rows(load_settings(), master, remote)
+    yield
+    with spark_errors(), phases("audit") as phase:
+        verdict = None
+        if out is None and row_count([*lakes[0], *lakes[1]]) <= local_rows:
+            phase("matching ids")
+            verdict = audit_here(*lakes, question)
+        if verdict is None:
+            phase("starting Spark")
+            spark = open_session(master, remote, debug=debug, lakes=[*lakes[0], *lakes[1]])
+            verdict = audit(spark, *lakes, question, out=out, phase=phase)
+    return Ended({"failed": verdict.failed, **asdict(verdict)}, _blocks(verdict), failed=verdict.failed)
 
 
 def _duration(text: str, option: str) -> timedelta:

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from durable.cli.output import Cell, Table, print_blocks, print_json, progress
+from durable.cli.output import Cell, Table, progress
 from durable.cli.pipeline.options import LakeUrl, find_lake
-from durable.cli.target import Debug, Json
+from durable.cli.pipeline.steps import Ended, Step
+from durable.cli.target import Debug
 from durable.errors import InvalidSetting
 from durable.pipeline.lake import SOURCES
 from durable.pipeline.session import needs_spark
@@ -23,35 +24,38 @@ Keep = Annotated[
 ]
 
 
-def compact(lake: LakeUrl = None, above: Above = 2, json: Json = False, debug: Debug = False) -> None:
+def compact(lake: LakeUrl = None, above: Above = 2, debug: Debug = False) -> Step:
     """Make few large files of many small ones, day by day. Readers and archivers go on meanwhile."""
     found = find_lake(lake, load_settings())
     with needs_spark():
         from durable.pipeline.compaction import compact as compact_table
+    yield
     done = []
     for table in SOURCES:
         with progress(f"compacting {table}") as show:
             done.append(compact_table(found, table, above=above, show=show))
-    if json:
-        print_json({"lake": found.url, "tables": [asdict(each) for each in done]})
-    else:
-        rows: list[list[Cell]] = [[each.table, each.days, each.files_before, each.files_after] for each in done]
-        print_blocks([Table(f"compacted {found.url}", ["table", "days", "files before", "files after"], rows)])
+    rows: list[list[Cell]] = [[each.table, each.days, each.files_before, each.files_after] for each in done]
+    return Ended(
+        {"lake": found.url, "tables": [asdict(each) for each in done]},
+        [Table(f"compacted {found.url}", ["table", "days", "files before", "files after"], rows)],
+    )
 
 
-def vacuum(lake: LakeUrl = None, keep: Keep = None, json: Json = False, debug: Debug = False) -> None:
+def vacuum(lake: LakeUrl = None, keep: Keep = None, debug: Debug = False) -> Step:
     """Remove the files that others have replaced, once no query can be reading them any more."""
     settings = load_settings()
     found = find_lake(lake, settings)
     kept = settings.pipeline_keep_replaced if keep is None else _days(keep)
     with needs_spark():
+        from durable.pipeline.compaction import check_keep
         from durable.pipeline.compaction import vacuum as vacuum_table
+    check_keep(kept)
+    yield
     removed = {table: vacuum_table(found, table, kept) for table in SOURCES}
-    if json:
-        print_json({"lake": found.url, "removed": removed})
-    else:
-        rows: list[list[Cell]] = [[table, count] for table, count in removed.items()]
-        print_blocks([Table(f"removed from {found.url}", ["table", "files"], rows)])
+    rows: list[list[Cell]] = [[table, count] for table, count in removed.items()]
+    return Ended(
+        {"lake": found.url, "removed": removed}, [Table(f"removed from {found.url}", ["table", "files"], rows)]
+    )
 
 
 def _days(given: float) -> timedelta:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
 
-from durable.cli.output import Block, Table, print_blocks, print_json
-from durable.cli.pipeline.options import Master, Remote, find_filled_lake, open_session
+from durable.cli.output import Block, Table, phases
+from durable.cli.pipeline.options import Master, Remote, few_rows, find_filled_lake, open_session, row_count
 from durable.cli.pipeline.report import Since, Until, parse_day
-from durable.cli.target import Debug, Json
+from durable.cli.pipeline.steps import Ended, Step
+from durable.cli.target import Debug
 from durable.errors import InvalidSetting
-from durable.pipeline.session import spark_errors
+from durable.pipeline.session import check_session, needs_spark, spark_errors
 from durable.settings import load_settings
 
 if TYPE_CHECKING:
@@ -47,27 +49,34 @@ def conversations(
     count: Count = 20,
     since: Since = None,
     until: Until = None,
-    json: Json = False,
     master: Master = None,
     remote: Remote = None,
     debug: Debug = False,
-) -> None:
+) -> Step:
     """List conversations by duration, depth or size; or show one as a tree of what caused what."""
     settings = load_settings()
     places = [find_filled_lake(place, settings) for place in (lake or (None,))]
     days = parse_day(since, "--since"), parse_day(until, "--until")
     wanted = None if id_ is None else _uuid(id_)
-    from durable.pipeline.conversations import find, overview
-
-    spark = open_session(master, remote, debug=debug)
-    if wanted is not None:
+    local_rows = few_rows(settings, master, remote)
+    if not local_rows:
+        check_session(master, remote)
+    with needs_spark():
+        from durable.pipeline import conversations, few_conversations
+    yield
+    with phases("conversations") as phase:
+        find, overview = few_conversations.find, few_conversations.overview
+        if row_count(places) > local_rows:
+            phase("starting Spark")
+            spark = open_session(master, remote, debug=debug, lakes=places)
+            find, overview = partial(conversations.find, spark), partial(conversations.overview, spark)
+        phase("reading history")
         with spark_errors():
-            found = find(spark, places, wanted)
-        print_json(_document(found)) if json else print_blocks(_tree(found))
-    else:
-        with spark_errors():
-            seen = overview(spark, places, since=days[0], until=days[1], order=sort, count=count)
-        print_json(asdict(seen)) if json else print_blocks(_list(seen, sort))
+            if wanted is not None:
+                found = find(places, wanted)
+                return Ended(_document(found), _tree(found))
+            seen = overview(places, since=days[0], until=days[1], order=sort, count=count)
+    return Ended(asdict(seen), _list(seen, sort))
 
 
 def _uuid(text: str) -> UUID:

@@ -6,16 +6,16 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
 from durable.errors import InvalidSetting
-from durable.pipeline.lake import Lake, LakeTable
-from durable.pipeline.session import needs_spark, spark_session
-from durable.settings import Settings
+from durable.pipeline.lake import SOURCES, Lake, LakeTable
+from durable.pipeline.session import FEW_ROWS, needs_spark, spark_session
+from durable.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,21 +53,37 @@ def find_filled_lake(place: str | None, settings: Settings, table: LakeTable = "
     return lake
 
 
-def open_session(master: str | None, remote: str | None, *, debug: bool) -> SparkSession:
-    """A session whose JVM says nothing on this terminal, unless everything is asked for.
+def open_session(
+    master: str | None, remote: str | None, *, debug: bool, lakes: Sequence[Lake] | None = None
+) -> SparkSession:
+    """The session that is there, or one whose JVM says nothing on this terminal, unless everything is asked for.
 
-    Raises InvalidSetting, with what the JVM complained of, when it does not start.
+    `lakes`: all that is going to be read, if that is known; few rows take a JVM that starts quickly. Raises
+    InvalidSetting, with what the JVM complained of, when it does not start.
     """
     with needs_spark():
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
     _show_queries(debug)
+    few = few_rows(load_settings(), master, remote)
+    settings = FEW_ROWS if few and lakes is not None and row_count(lakes) <= few else {}
     with nullcontext() if debug else _errors_aside() as aside:
         try:
-            return spark_session(master=master, remote=remote, app_name="durable-agent")
+            return spark_session(master=master, remote=remote, app_name="durable-agent", settings=settings)
         except (PySparkException, Py4JError) as error:
             said = _complaint(aside) if aside else None
             raise InvalidSetting(f"Spark did not start: {said or error}; --debug shows all that it said") from error
+
+
+def few_rows(settings: Settings, master: str | None, remote: str | None) -> int:
+    """Up to how many rows are read in this process, without Spark: none where its place is named."""
+    return settings.pipeline_local_rows if master is None and remote is None else 0
+
+
+def row_count(lakes: Iterable[Lake]) -> int:
+    """How many rows these lakes have, as their logs say."""
+    each = {lake.url: lake for lake in lakes}.values()
+    return sum(sum(lake.sizes(table).values()) for lake in each for table in SOURCES)
 
 
 def _show_queries(wanted: bool) -> None:

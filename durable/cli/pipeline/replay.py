@@ -12,11 +12,12 @@ import typer
 
 from durable.cli.arguments import parse_time
 from durable.cli.dead_letters.selection import SideName
-from durable.cli.output import Table, print_blocks, print_json, progress
+from durable.cli.output import Table, phases, progress
 from durable.cli.pipeline.options import LakeUrl, Master, Remote, find_filled_lake, open_session
-from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, connection, load_target
+from durable.cli.pipeline.steps import Ended, Step
+from durable.cli.target import DatabaseUrl, Debug, OptionalBusName, SchemaName, connection, load_target
 from durable.errors import InvalidSetting
-from durable.pipeline.session import needs_spark, spark_errors
+from durable.pipeline.session import check_session, needs_spark, spark_errors
 from durable.storage import migrator, placements
 
 if TYPE_CHECKING:
@@ -105,11 +106,10 @@ def replay(
     chunk: Chunk = 50_000,
     database: DatabaseUrl = None,
     schema: SchemaName = None,
-    json: Json = False,
     master: Master = None,
     remote: Remote = None,
     debug: Debug = False,
-) -> None:
+) -> Step:
     """Send archived messages again, or have them handled again. The same replay a second time adds nothing."""
     from durable.pipeline.choosing import Choice
 
@@ -130,19 +130,24 @@ def replay(
     if not every and not choice.is_narrowed:
         raise InvalidSetting("replay: filter the messages, such as by --type or --since; or give --all")
     bus, settings = load_target(app, database, schema)
-    found = None if parquet is not None else find_filled_lake(lake, settings, choice.table)
+    place = None if parquet is not None else find_filled_lake(lake, settings, choice.table)
+    check_session(master, remote)
+    yield
     if bus is not None and not dry_run:
         _declare(bus, settings)
-    spark = open_session(master, remote, debug=debug)
-    rows, groups = _chosen(spark, choice, found, parquet)
+    with phases("replay") as phase:
+        phase("starting Spark")
+        spark = open_session(master, remote, debug=debug, lakes=[place] if place else None)
+        phase("counting messages")
+        rows, groups = _chosen(spark, choice, place, parquet)
     with needs_spark():
         from durable.pipeline.replay import ORDER, messages
     named = messages(rows, name=name, same_ids=same_ids, destination=destination, order_by=order_by or ORDER)
     outcome = _replay(named, groups, settings, same_ids, dry_run, rate, chunk)
-    if json:
-        print_json(outcome | {"name": name, "dry_run": dry_run, "groups": [group._asdict() for group in groups]})
-    else:
-        print_blocks([_table(groups), _sentence(outcome, dry_run)])
+    return Ended(
+        outcome | {"name": name, "dry_run": dry_run, "groups": [group._asdict() for group in groups]},
+        [_table(groups), _sentence(outcome, dry_run)],
+    )
 
 
 def _declare(bus: Bus, settings: Settings) -> None:
@@ -157,12 +162,11 @@ def _chosen(
 ) -> tuple[DataFrame, list[Group]]:
     from durable.pipeline import choosing
 
-    if parquet is not None:
-        with spark_errors():
-            rows = choosing.matching(choosing.complete(spark.read.parquet(parquet)), choice)
-    else:
-        assert lake is not None
+    if lake is not None:
         rows = choosing.choose(spark, lake, choice)
+    else:
+        with spark_errors():
+            rows = choosing.matching(choosing.complete(spark.read.parquet(parquet or "")), choice)
     groups = choosing.survey(rows)
     for option, named in (("--service", {g.service for g in groups}), ("--side", {g.side for g in groups})):
         if len(named) > 1:
@@ -192,7 +196,7 @@ def _replay(
         replay.refuse_forgotten(chosen, settings.dedupe_window)
     added = 0
     if not dry_run:
-        with progress("replayed") as show:
+        with progress("replay: publishing") as show:
             total, added = replay.replay(chosen, settings, total=total, chunk_size=chunk, rate=rate, show=show)
     return {"messages": total, "without_body": without_body, "added": added}
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from durable.cli.arguments import parse_time
-from durable.cli.output import print_json, progress
+from durable.cli.output import phases
 from durable.cli.pipeline.options import LakeUrl, Master, Remote, find_filled_lake, open_session
-from durable.cli.target import Debug, Json
+from durable.cli.pipeline.steps import Ended, Step
+from durable.cli.target import Debug
 from durable.errors import InvalidSetting
-from durable.pipeline.session import spark_errors
+from durable.pipeline.session import check_session, spark_errors
 from durable.settings import load_settings
 
 if TYPE_CHECKING:
@@ -45,28 +46,33 @@ def report(
     until: Until = None,
     by: By = None,
     mark: Marks = None,
-    json: Json = False,
     master: Master = None,
     remote: Remote = None,
     debug: Debug = False,
-) -> None:
+) -> Step:
     """Write a page of plots about throughput, latencies and failures. It needs no network to be looked at."""
     place = find_filled_lake(lake, load_settings())
     days = parse_day(since, "--since"), parse_day(until, "--until")
+    from durable.pipeline import rollups
     from durable.pipeline.page import render
-    from durable.pipeline.report import report
+    from durable.pipeline.report import check_dimension, report
 
     marks = [_mark(text) for text in mark or ()]
     if not out.parent.is_dir():
         raise InvalidSetting(f"--out: there is no folder {out.parent}")
-    spark = open_session(master, remote, debug=debug)
-    with spark_errors(), progress("days") as show:
-        found = report(spark, place, since=days[0], until=days[1], dimensions=by or (), marks=marks, show=show)
-    out.write_text(render(found, title))
-    if json:
-        print_json({"page": str(out), **asdict(found)})
-    else:
-        print(f"{out}: {found.totals['total']:,} rows of history, {found.days_computed} days computed anew")
+    for name in by or ():
+        check_dimension(name)
+    rollups.check_place(place)
+    check_session(master, remote)
+    yield
+    with spark_errors(), phases("report") as phase:
+        phase("starting Spark")
+        spark = open_session(master, remote, debug=debug, lakes=[place])
+        found = report(spark, place, since=days[0], until=days[1], dimensions=by or (), marks=marks, phase=phase)
+        phase("writing the page")
+        out.write_text(render(found, title))
+    said = f"{out}: {found.totals['total']:,} rows of history, {found.days_computed} days computed anew"
+    return Ended({"page": str(out), **asdict(found)}, [said])
 
 
 def parse_day(text: str | None, option: str) -> date | None:

@@ -1,0 +1,73 @@
+"""Endings of errors: one line with advice, and an exit code.
+
+0 done and healthy · 1 unhealthy or failed · 2 bad usage or configuration · 130 interrupted
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import typer
+from sqlalchemy.exc import DBAPIError
+
+from durable.errors import DurableError, StorageUnavailable, UndecodableMessages, WiringError
+
+NAME: Final = "durable-agent"
+FAILED, BAD_USAGE, INTERRUPTED = 1, 2, 130
+_NO_PERMISSION = "42501"
+
+
+class Ending(NamedTuple):
+    code: int
+    message: str
+    has_lines: bool = False
+
+    @property
+    def lines(self) -> list[str]:
+        return self.message.splitlines() if self.has_lines else [self.message]
+
+
+def ending_of(error: BaseException) -> Ending:
+    """Choose the message and the exit code of an error."""
+    match error:
+        case BaseExceptionGroup():
+            return ending_of(error.exceptions[0])
+        case typer.TyperException():
+            return Ending(error.exit_code, usage(error))
+        case KeyboardInterrupt():
+            return Ending(INTERRUPTED, "interrupted")
+        case typer.Abort():
+            return Ending(FAILED, "aborted")
+        case UndecodableMessages():
+            return Ending(BAD_USAGE, str(error), has_lines=True)
+        case WiringError():
+            return Ending(BAD_USAGE, str(error))
+        case StorageUnavailable():
+            return Ending(FAILED, f"{error}; check that Postgres runs, and the setting database_url")
+        case DBAPIError():
+            return Ending(FAILED, _refusal(error))
+        case DurableError():
+            return Ending(FAILED, str(error))
+        case _:
+            return Ending(FAILED, f"{type(error).__name__}: {error}; --debug shows the traceback")
+
+
+def usage(error: typer.TyperException) -> str:
+    """Return Typer's message, with the nearest known option or command, or else a pointer to --help."""
+    text = error.format_message().partition(" (Possible options")[0].rstrip(".").replace(". Did you", "; did you")
+    near = getattr(error, "possibilities", None)
+    context = getattr(error, "ctx", None)
+    if near:
+        text += f"; did you mean {near[0]!r}?"
+    elif context is not None and "; did you" not in text:
+        text += f"; see {context.command_path} --help"
+    return text[:1].lower() + text[1:]
+
+
+def _refusal(error: DBAPIError) -> str:
+    if getattr(error.orig, "sqlstate", None) == _NO_PERMISSION:
+        return (
+            f"refused by the database: {error.orig}; use the role that owns the schema, "
+            f"or grant the rights with that role: {NAME} migrate --grant-to ROLE"
+        )
+    return f"refused by the database: {error.orig}"
