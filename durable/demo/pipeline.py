@@ -51,8 +51,8 @@ def run_pipeline(
 ) -> int:
     """Run all of it and return the exit code: 0, or 1 when anything is lost, comes twice, or is not as it should be.
 
-    `run_step` runs a step of the pipeline. The options are those of run_demo; the folder may be there. Raises InvalidSetting when it holds the demo of another
-    number of flights, and when something that is needed is not installed.
+    `run_step` runs a step of the pipeline. The options are those of run_demo; the folder may be there. Raises
+    InvalidSetting when it holds the demo of another number of flights, or a requirement is not installed.
     """
     wish = wish_for(flights, all_flights, seed, transport)
     _check_installed()
