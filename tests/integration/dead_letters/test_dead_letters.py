@@ -17,7 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from durable import Bus, Retry, message
 from durable.agents.context import AgentContext
-from durable.agents.receiving import LeftToOthers, ReceivingAgent
+from durable.agents.intake import LeftToOthers
+from durable.agents.receiving import ReceivingAgent
 from durable.dead_letters.bulk import Resolution, Run, resolve
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, LeasedEnvelope, NodeId
