@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from durable.agents import startup_check as in_flight
 from durable.agents.context import AgentContext
+from durable.agents.intake import LeftToOthers
 from durable.agents.node_agents import NodeAgents
-from durable.agents.receiving import LeftToOthers, ReceivingAgent
+from durable.agents.receiving import ReceivingAgent
 from durable.agents.stuck_threads import StuckThreads
 from durable.agents.waking import Waker
 from durable.application.application import Application, Transports

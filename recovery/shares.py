@@ -83,7 +83,8 @@ class Shares:
     ) -> bool:
         start = self._next.get(key, "")
         share = ordering.Share(key[1], start, weights, self._room(agent))
-        claimed, self._next[key] = await self._database.transaction(claim, share, node=self._context.node)
+        turn = partial(claim, share=share, node=self._context.node)
+        claimed, self._next[key] = await self._database.transaction(turn)
         self._context.counters.add(Event.CLAIMED, len(claimed))
         agent.buffer.reserve_unchecked(claimed)
         agent.accept(claimed)

@@ -8,8 +8,8 @@ from functools import partial
 
 from durable.agents.attempts import Attempts
 from durable.agents.context import AgentContext
-from durable.agents.dispatcher import HandlerDispatcher
 from durable.agents.handling import HandlingAgent
+from durable.agents.intake import HandlerDispatcher
 from durable.agents.pace import Standing
 from durable.agents.receiving import ReceivingAgent
 from durable.agents.sending import SendingAgent

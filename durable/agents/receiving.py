@@ -14,14 +14,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 from sqlalchemy import Connection
 
 from durable.agents.context import AgentContext
+from durable.agents.intake import Intake
 from durable.agents.pace import Pace
-from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId
+from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.failpoints import failpoint
 from durable.messages import validation as screening
@@ -50,35 +51,6 @@ from durable.telemetry import BatchSpans, Event, Subject, log
 _STORE_AT_ONCE = 1_000
 _OTHER_BODY = "another message was received under the same id before"
 _STOPPED = Failed("the receiver stopped before it was known to be stored")
-
-
-class Intake(Protocol):
-    """The handlers of this node, as an arriving envelope sees them."""
-
-    def reserve(self, envelope: Envelope) -> NodeId:
-        """This node, which now keeps room for it, or ANY_NODE."""
-        ...
-
-    def accept(self, leases: Sequence[LeasedEnvelope]) -> None:
-        """They are committed, owned by this node."""
-        ...
-
-    def abandon(self, envelopes: Sequence[Envelope]) -> None:
-        """They were not stored after all: give the room back."""
-        ...
-
-
-class LeftToOthers:
-    """The Intake of a process that handles nothing: every row is left to any node."""
-
-    def reserve(self, envelope: Envelope) -> NodeId:
-        return ANY_NODE
-
-    def accept(self, leases: Sequence[LeasedEnvelope]) -> None:
-        raise AssertionError("nothing is reserved, so nothing is owned")
-
-    def abandon(self, envelopes: Sequence[Envelope]) -> None:
-        pass
 
 
 class _Waiting:

@@ -153,7 +153,7 @@ async def test_a_node_that_was_declared_dead_cannot_settle_the_failure_of_what_a
         await current.begun.wait()
 
         verdict = Retry(immediate=0, delays=(60,)) if name == "RETRY_LATER" else Retry(immediate=0, delays=())
-        paused._policy = Policy(verdict)
+        paused._delivery._policy = Policy(verdict)
         late.go_on(RuntimeError("too late"))
         await idle(paused)
         current.go_on()

@@ -17,7 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from durable import Bus, Retry, message
 from durable.agents.context import AgentContext
-from durable.agents.receiving import LeftToOthers, ReceivingAgent
+from durable.agents.intake import LeftToOthers
+from durable.agents.receiving import ReceivingAgent
 from durable.dead_letters.bulk import Resolution, Run, resolve
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, LeasedEnvelope, NodeId
@@ -175,7 +176,7 @@ class TestAttempts:
         given(tables, _store, [envelope(1)])
         (lease,) = claim(tables)
         retry = partial(stored, tables, inbox.retry_later, NODE, lease, delay=timedelta(0))
-        assert retry(counted=2, failures=[failure(1), failure(2)])
+        assert retry(Tried(2, [failure(1), failure(2)]))
         together = "SELECT DISTINCT a.xmin = e.xmin FROM durable.failed_attempts a JOIN durable.{} e USING ({})"
         assert tables.rows(together.format("incoming_envelopes", "id")) == [True]
 

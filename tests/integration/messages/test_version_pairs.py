@@ -74,7 +74,7 @@ class Handled:
         self.bus = Bus("shop", tables.url, **QUICK)
         self.numbers: list[int] = []
 
-        if "group" in declared:
+        if "max_batch" in declared:
 
             @self.bus.handles(Moved, **declared)
             async def handle_group(moved: list[Moved]) -> None:
@@ -120,7 +120,9 @@ async def test_old_and_new_versions_are_all_handled_and_in_order_where_that_is_p
             probing,
         )
     breaker = CircuitBreaker(failure_rate=0.5, at_least=2, open_for=0.05, longest=0.1)
-    new = Handled(tables, **declared, **({"group": group} if group > 1 else {}), concurrency=3, circuit_breaker=breaker)
+    new = Handled(
+        tables, **declared, **({"max_batch": group} if group > 1 else {}), concurrency=3, circuit_breaker=breaker
+    )
     left_behind(tables, new.bus, [made(number, key) for number in range(COUNT)], **declared)
     async with new.bus:
         if stop == "tried":

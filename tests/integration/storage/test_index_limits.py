@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from durable.agents.context import AgentContext
-from durable.agents.receiving import LeftToOthers, ReceivingAgent
+from durable.agents.intake import LeftToOthers
+from durable.agents.receiving import ReceivingAgent
 from durable.envelope import ANY_NODE, Envelope, NodeId, new_id
 from durable.messages.ordering import OrderingRules
 from durable.messages.validation import MAX_HEADER_BYTES, MAX_TEXT_BYTES, find_error

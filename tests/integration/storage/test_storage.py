@@ -26,7 +26,7 @@ from durable.storage.dead_letters import LetterRange
 from durable.storage.inbox import Arrival
 from durable.storage.locks import Job
 from durable.storage.outbox import Sent
-from durable.storage.rows import ONCE, Letter
+from durable.storage.rows import ONCE, Letter, Tried
 from durable.storage.sql import housekeeping
 from durable.storage.sql import inbox as inbox_statements
 from durable.storage.sql import outbox as outbox_statements
@@ -709,7 +709,7 @@ async def test_a_dead_letter_is_the_whole_envelope_and_why(store: Store) -> None
     await store.receive(msgspec.structs.replace(envelope(1), headers={"a": "b"}, partition_key="k", body=b"\0raw"))
     (lease,) = await store.claim_incoming()
     letter = Letter.from_error(ValueError("no such order \0"))
-    assert await store.run(inbox.dead_letter, A, lease, letter, counted=3)
+    assert await store.run(inbox.dead_letter, A, lease, letter, Tried(3))
 
     row = await store.one(
         "SELECT side, address, id, message_type, source, CAST(headers AS text), partition_key, body, attempts, "
@@ -749,7 +749,7 @@ async def test_what_cannot_be_stored_is_quarantined_with_its_bytes(store: Store,
 async def test_a_message_that_is_put_off_is_due_after_its_delay_by_the_databases_clock(store: Store) -> None:
     await store.receive(envelope(1))
     (lease,) = await store.claim_incoming()
-    assert await store.run(inbox.retry_later, A, lease, delay=timedelta(hours=1), counted=2)
+    assert await store.run(inbox.retry_later, A, lease, Tried(2), delay=timedelta(hours=1))
 
     owner, epoch, attempts, due = await store.one(
         "SELECT owner_id, epoch, attempts, execution_time - now() FROM durable.incoming_envelopes"
