@@ -1,9 +1,9 @@
 from collections.abc import AsyncIterator
 
 import pytest_asyncio
+from lines import LineTransport
 
 from durable.testing.transports import ChaosProxy, DirectContract, Link, Way
-from lines import LineTransport
 
 
 class TestLines(DirectContract):

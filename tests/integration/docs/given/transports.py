@@ -5,7 +5,7 @@ from durable import Bus, Settings, message
 from tests.support.pages import EXAMPLES
 
 sys.path.insert(0, str(EXAMPLES / "lines"))
-from lines import LineTransport  # noqa: E402
+from lines import LineTransport
 
 sys.path.pop(0)
 settings = Settings()

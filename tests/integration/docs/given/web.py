@@ -11,7 +11,6 @@ from sqlalchemy.exc import IntegrityError
 from durable import Bus, message
 from durable.testing import InMemoryBus
 
-
 bus = Bus("orders")
 app = FastAPI()
 
