@@ -2,7 +2,7 @@
 
 an excerpt     its text stands in a file of docs/examples, which a test runs; a first line `# name.py` may name the file
 marked         a line before it says why it is not run: <!-- not run: it waits for the Enter key -->
-run            as it stands, after the blocks before it, with the names of tests/integration/docs/given/PAGE.py
+run            as it stands, with the names of tests/integration/docs/given/PAGE.py
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Direction(Enum):
+    """The way of bytes through the proxy."""
+
     UP = "to the server"
     DOWN = "to the client"
 

@@ -149,4 +149,5 @@ def envelope(message_type: str = "order placed", body: bytes = b"{}") -> Envelop
 
 
 def envelopes(count: int, body: bytes = b"{}") -> list[Envelope]:
+    """So many envelopes with one body."""
     return [envelope(body=body) for _ in range(count)]

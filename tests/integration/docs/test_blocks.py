@@ -5,17 +5,20 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 import pytest
 
+from durable.messages import codec, upcasting
+from durable.messages import registry as messages
 from tests.support.pages import PAGES, ROOT, Block, blocks, sources
 
 GIVEN = Path(__file__).parent / "given"
-RUN = [page for page in PAGES if any(block.is_run for block in blocks(page))]
+RUN = [block for page in PAGES for block in blocks(page) if block.is_run]
 RUN_BY = {
     "quickstart": "tests/integration/docs/test_quickstart.py",
     "tutorial": "tests/integration/docs/test_tutorial.py",
@@ -29,20 +32,26 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", RUN, ids=name_of)
-async def test_blocks_run_one_after_another(
-    page: Path, make_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def names(make_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """Those of a module of its own, in a process that has declared no messages, in an empty folder, with a database."""
+    for registry, name in ((messages, "_by_name"), (upcasting, "_steps"), (codec, "_codecs")):
+        kept = getattr(codec, name).copy() if registry is codec else {}
+        monkeypatch.setattr(registry, name, kept)
     monkeypatch.setenv("DURABLE_DATABASE_URL", make_database("docs"))
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": f"docs_{page.stem}".replace("-", "_"), "tmp_path": tmp_path}
-    given = GIVEN / f"{page.stem}.py"
+    module = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)  # where annotations are looked up
+    return vars(module)
+
+
+@pytest.mark.parametrize("block", RUN, ids=str)
+async def test_block_runs(block: Block, names: dict[str, Any]) -> None:
+    given = GIVEN / f"{block.page.stem}.py"
     await run(compiled(given.read_text(), str(given)), names)
     if "begin" in names:
         await names["begin"]()
-    for block in blocks(page):
-        if block.is_run:
-            await run(compiled(block.code, str(block), first_line=block.line), names)
+    await run(compiled(block.code, str(block), first_line=block.line), names)
     if "finish" in names:
         await names["finish"]()
 

@@ -37,6 +37,13 @@ def stock() -> Stock:
     return Stock()
 
 
+@message("orders.order-placed")
+@dataclass
+class OrderPlaced:
+    order_id: UUID
+    total: Decimal
+
+
 @message("orders.reserved")
 @dataclass
 class Reserved:
@@ -59,6 +66,7 @@ def check_order(order: object) -> bool:
     return True
 
 
+bus.route(OrderPlaced, to="tcp://127.0.0.1:2302")
 bus.route(Reserved, to="tcp://127.0.0.1:2302")
 Base.metadata.create_all(engine)
 order = Order(id=uuid4(), total=Decimal(42))

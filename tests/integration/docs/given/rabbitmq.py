@@ -2,8 +2,8 @@ from dataclasses import dataclass
 
 from durable import Bus, message
 
-orders = Bus("orders")
-billing = Bus("billing")
+orders = Bus("orders", amqp_url="amqp://127.0.0.1")
+billing = Bus("billing", amqp_url="amqp://127.0.0.1")
 
 
 @message("orders.order-placed")

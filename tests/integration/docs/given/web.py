@@ -8,14 +8,17 @@ from fastapi import Depends, FastAPI, HTTPException
 from pydantic import BaseModel
 from sqlalchemy.exc import IntegrityError
 
-from durable import message
+from durable import Bus, message
 from durable.testing import InMemoryBus
+
+bus = Bus("orders")
+app = FastAPI()
 
 
 @message("orders.order-placed")
 @dataclass
 class OrderPlaced:
-    order_id: int
+    order_id: UUID
 
 
 @message("orders.remind")
@@ -30,7 +33,7 @@ class NewOrder(BaseModel):
 
 class Session:
     async def flush(self) -> None:
-        raise IntegrityError("INSERT", None, Exception("a duplicate"))
+        pass
 
 
 class Uow:
