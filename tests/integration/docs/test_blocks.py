@@ -77,7 +77,10 @@ def test_file_of_examples_is_run_by_a_test(path: Path) -> None:
 
 def compiled(code: str, name: str, first_line: int = 1) -> CodeType:
     tree = ast.parse(code, name)
-    return compile(ast.increment_lineno(tree, first_line - 1), name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    code_object: CodeType = compile(
+        ast.increment_lineno(tree, first_line - 1), name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    )
+    return code_object
 
 
 async def run(code: CodeType, names: dict[str, Any]) -> None:
