@@ -60,6 +60,7 @@ _ONLY: Final[Mapping[Table, Mapping[str, str]]] = {
         "received_at": "incoming: when it was stored in the inbox",
         "finished_at": "when it came to this outcome, by the database's clock",
         "error": "why it was dead-lettered",
+        "seq": "the place of the message in the order of commits of its database; NULL in rows of the first version",
         "day": "the UTC day of finished_at",
     },
     "dead_letters": {

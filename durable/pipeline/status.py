@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 
@@ -39,16 +39,24 @@ class Status:
     horizon: int
     holder: Holder | None
     tables: list[TableStatus]
+    days_to_purge: Sequence[date] = ()
+    """Days of archived history that are past their retention. Only a purge drops them."""
 
 
-def read_status(url: str, schema: str, lake: Lake | None) -> Status:
-    """`lake` is needed only for its own offsets. Raises SchemaMismatch; StorageUnavailable; InvalidSetting."""
+def read_status(url: str, schema: str, lake: Lake | None, keep: timedelta | None = None) -> Status:
+    """Read the status of the archive, with the days to purge when `keep` is the retention of history.
+
+    `lake` is needed only for its own offsets. Raises SchemaMismatch, StorageUnavailable and InvalidSetting.
+    """
     with connection(url) as conn:
         migrator.check_version(conn, schema)
+        tables = [_table(conn, schema, lake, table) for table in SOURCES]
+        is_archived = keep is not None and any(each.table == "history" and each.lake for each in tables)
         return Status(
             horizon=archives.horizon(conn, schema),
             holder=archives.holder(conn, schema),
-            tables=[_table(conn, schema, lake, table) for table in SOURCES],
+            tables=tables,
+            days_to_purge=archives.days_older_than(conn, schema, keep) if keep is not None and is_archived else (),
         )
 
 

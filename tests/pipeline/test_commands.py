@@ -153,8 +153,11 @@ def test_verify_finds_a_row_that_is_in_the_lake_twice(agent: Agent, conn: psycop
 def test_purge_drops_whole_days_that_are_archived_and_old(agent: Agent, conn: psycopg.Connection[Any]) -> None:
     old, recent = add_old_day(conn, 40, 5), add_old_day(conn, 20, 5, first=6)
     archive(agent)
+    due = document(agent, "status")["days_to_purge"]
+    assert "1 days of history, from" in agent("pipeline", "status").out
     purged = document(agent, "purge", "--keep", "30")
-    assert (len(purged["days"]), purged["rows"]) == (1, 5)
+    assert (purged["days"], len(due), purged["rows"]) == (due, 1, 5)
+    assert document(agent, "status")["days_to_purge"] == []
     assert old not in partitions(conn)
     assert recent in partitions(conn)
     assert "no day of history is older" in agent("pipeline", "purge", "--keep", "30").out

@@ -191,14 +191,14 @@ def status(
     place = lake or settings.lake
     named = Lake(place) if place else None
     yield
-    found = read_status(lock_url(settings), settings.db_schema, named)
+    found = read_status(lock_url(settings), settings.db_schema, named, settings.history_retention)
     with connection(settings) as conn:
         erased = listed(conn, settings.db_schema, named)
     problems = [f"\n{each.table}: {each.problem}" for each in found.tables if each.problem]
     gone = _gone([(each.table, each.gone) for each in found.tables])
     return Ended(
         _status_document(found) | {"erasures": erasure_rows(erased)},
-        [_status(found), _horizon(found), *problems, *gone, *erasure_table(erased)],
+        [_status(found), _horizon(found), *_to_purge(found), *problems, *gone, *erasure_table(erased)],
         failed=bool(problems) or is_unfinished(erased),
     )
 
@@ -311,6 +311,15 @@ def _status(found: Status) -> Table:
     return Table("archive", columns, rows)
 
 
+def _to_purge(found: Status) -> list[Block]:
+    days = found.days_to_purge
+    if not days:
+        return []
+    return [
+        f"{len(days)} days of history, from {days[0]} on, are past their retention; run durable-agent pipeline purge"
+    ]
+
+
 def _status_document(found: Status) -> dict[str, object]:
     holder = found.holder
     seconds = holder.age.total_seconds() if holder is not None and holder.age is not None else None
@@ -319,7 +328,12 @@ def _status_document(found: Status) -> dict[str, object]:
         asdict(each) | {"lag_age": each.lag_age and each.lag_age.total_seconds(), "gone": _by_day(each.gone)}
         for each in found.tables
     ]
-    return {"horizon": found.horizon, "held_back_by": held, "tables": tables}
+    return {
+        "horizon": found.horizon,
+        "held_back_by": held,
+        "tables": tables,
+        "days_to_purge": found.days_to_purge,
+    }
 
 
 def _horizon(found: Status) -> str:
