@@ -143,7 +143,6 @@ class _Purge:
         verified = verify(
             self._spark,
             self._lake,
-            table,
             self._origin,
             claim,
             until=until,

@@ -76,8 +76,9 @@ class Verified:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """What the lake must have of one table: all of `database` below `offset`, less what is `gone`."""
+    """Rows of one table that the lake must have: all of `database` below `offset`, less those that are `gone`."""
 
+    table: LakeTable
     database: str
     offset: int
     gone: Mapping[date, int]
@@ -96,6 +97,7 @@ def claimed(conn: Connection, lake: Lake, table: LakeTable, origin: Origin) -> C
         )
     low = lake.offset(archive.app_id, table)
     return Claimed(
+        table=table,
         database=archives.database(conn, origin.schema),
         offset=max(low, archive.archived_below),
         gone=archives.gone(conn, origin.schema, source, low, archive.archived_below),
@@ -105,7 +107,6 @@ def claimed(conn: Connection, lake: Lake, table: LakeTable, origin: Origin) -> C
 def verify(
     spark: Spark,
     lake: Lake,
-    table: LakeTable,
     origin: Origin,
     of: Claimed,
     *,
@@ -117,7 +118,7 @@ def verify(
 
     Up to `local_rows` rows of the lake are read in this process, without Spark.
     """
-    whose = Whose(origin.service, of.database)
+    table, whose = of.table, Whose(origin.service, of.database)
     rows = Rows(lake.table_url(table), table, whose, of.offset)
     with opened(origin.url) as engine, translated(), exported_snapshot(engine) as snapshot:
         with joined(engine, snapshot) as seen:

@@ -51,7 +51,7 @@ class Archiver:
     def verify(self, table: LakeTable = "history", **options: Any) -> Verified:
         with connection(self.origin.url) as conn:
             of = claimed(conn, self.lake, table, self.origin)
-        return verify(lambda: self.spark, self.lake, table, self.origin, of, **options)
+        return verify(lambda: self.spark, self.lake, self.origin, of, **options)
 
     def ids(self, table: LakeTable = "history") -> list[int]:
         return numbers([row.id for row in self.lake.read(self.spark, table).select("id").collect()])

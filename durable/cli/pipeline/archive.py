@@ -133,7 +133,7 @@ def verify(
     done = []
     for table, claim in claims.items():
         with progress(f"comparing {table}") as show:
-            done.append(verify_table(spark, found, table, origin, claim, local_rows=local_rows, show=show))
+            done.append(verify_table(spark, found, origin, claim, local_rows=local_rows, show=show))
     tables = [_verified_document(each) for each in done]
     gone = _gone([(each.table, each.gone) for each in done])
     return Ended(

@@ -309,7 +309,7 @@ class TestManyKeys:
             looked.append(lane)
             return look(conn, schema, lane, **page)
 
-        monkeypatch.setattr(ordering, "look", watched)
+        monkeypatch.setattr(ordering, "scan", watched)
         async with bus:
             assert bus.runtime.node is not None
             strides = bus.runtime.node.agents.handlers["order.stride"]
@@ -342,7 +342,7 @@ class TestManyKeys:
             pages.append(lane)
             return look(conn, schema, lane, **page)
 
-        monkeypatch.setattr(ordering, "look", watched)
+        monkeypatch.setattr(ordering, "scan", watched)
         with psycopg.connect(database_url, autocommit=True) as conn:
             conn.execute(
                 "INSERT INTO durable.nodes (service, description, version, capabilities)"
