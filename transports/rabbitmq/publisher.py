@@ -36,6 +36,7 @@ from durable.transports.rabbitmq.message import content, expiration_of
 
 _PUBLISH_AT_ONCE: Final = 100
 _NO_LIMIT: Final = 1 << 31
+_LOOK_PAUSE: Final = 0.01  # seconds
 
 # What a broker says when it closes a channel or a connection because of a message that it was sent.
 _BLAMES_THE_MESSAGE: Final = (
@@ -113,7 +114,10 @@ class Publisher:
         if frames:
             write(self._channel, b"".join(frames))
         if is_armed("C6") or is_armed("C7"):
-            await flush(self._channel)  # the process is about to die, and this is to be on its way
+            # The process is about to die, and the broker is to have these. With its answers unread the system would
+            # reset the connection, and the broker might drop them.
+            await flush(self._channel)
+            await batch.settled(start + len(envelopes))
 
     def _frames(self, batch: _Batch, index: int, envelope: Envelope) -> list[bytes]:
         channel, message_id = self._channel, str(envelope.id)
@@ -158,6 +162,11 @@ class _Batch:
         self._missing -= 1
         if not self._missing and not self.answered.done():
             self.answered.set_result(cast("list[Outcome]", self._outcomes))
+
+    async def settled(self, count: int) -> None:
+        """Wait until the first `count` envelopes have an outcome, or the batch has failed."""
+        while None in self._outcomes[:count] and not self.answered.done():  # noqa: ASYNC110  for a failpoint only
+            await asyncio.sleep(_LOOK_PAUSE)
 
     def fail(self, error: TransportError) -> None:
         if not self.answered.done():
