@@ -96,7 +96,7 @@ def url(make_database: Callable[[str], str]) -> str:
 
 async def test_quickstart_does_what_its_page_says(folder: Path, url: str) -> None:
     shell = Shell(folder, DURABLE_DATABASE_URL=url)
-    assert "migrated from nothing" in shell.run("durable-agent", "migrate", "shop:bus")
+    assert "upgraded from nothing" in shell.run("durable-agent", "migrate", "shop:bus")
     with shell.start("python", "shop.py") as shop:
         await eventually(lambda: shipped(url) == [("teapot", True)], within=60)
         assert shop.interrupt() == 0
@@ -130,7 +130,7 @@ def test_embedded_server_prints_what_to_paste(folder: Path) -> None:
             done = subprocess.run(
                 ["/bin/sh", "-c", script], cwd=folder, capture_output=True, text=True, timeout=60, check=False
             )
-            assert "migrated from nothing" in done.stdout, line + done.stderr
+            assert "upgraded from nothing" in done.stdout, line + done.stderr
         finally:
             server.send_signal(signal.SIGINT)
         assert server.wait(30) == 0
