@@ -1,4 +1,4 @@
-"""What the two services say to each other. Each could also have classes of its own: only the names must agree."""
+"""The messages of the two services. Each could also have classes of its own: only the names must agree."""
 
 from dataclasses import dataclass
 from uuid import UUID

@@ -33,7 +33,7 @@ tenant: ContextVar[str] = ContextVar("tenant", default="")
 
 
 class Tenant(Middleware):
-    """What is sent while a tenant's message is handled is the tenant's too."""
+    """Give messages that are sent for a tenant's message the same tenant."""
 
     def send(self, outgoing: Outgoing, call_next: SendNext) -> UUID | None:
         return call_next(outgoing.with_headers({"tenant": tenant.get()}))
@@ -47,7 +47,7 @@ class Tenant(Middleware):
 
 
 class NoNewsletters(Middleware):
-    """Drops them: whoever sends one goes on as if it were sent."""
+    """Drop newsletters: their senders see no error."""
 
     def send(self, outgoing: Outgoing, call_next: SendNext) -> UUID | None:
         if isinstance(outgoing.message, Newsletter):
@@ -56,7 +56,7 @@ class NoNewsletters(Middleware):
 
 
 class OnceMore(Middleware):
-    """Lets a handler that has lost a connection try again at once, in the transaction that it has."""
+    """Run a handler again at once after a lost connection, in the same transaction."""
 
     async def handle(self, incoming: Incoming, call_next: HandleNext) -> object:
         assert isinstance(incoming.session, AsyncSession)
