@@ -6,7 +6,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pipeline test check docs lowest pythons bench load clean
+.PHONY: help setup demo pipeline test quick check docs lowest pythons bench load clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,13 +29,16 @@ pipeline: setup ## The demo with all flights, then its history: archive, audit, 
 	@scripts/java.sh
 	@.venv/bin/durable-agent demo $(if $(FLIGHTS),--flights $(FLIGHTS),--all) --pipeline build/pipeline/$(or $(FLIGHTS),all)
 
-test: setup ## Run every test, after the quick checks
+test: setup ## Run every test, after the quick checks (JOBS=n workers, each with its own servers)
 	@scripts/rabbitmq.sh tests
 	@scripts/pgbouncer.sh
 	@scripts/java.sh
 	.venv/bin/ruff check
 	.venv/bin/lint-imports
-	.venv/bin/pytest
+	.venv/bin/pytest -n $(or $(JOBS),2) --dist worksteal
+
+quick: setup ## Run the unit and contract tests, which need no server but the embedded Postgres
+	.venv/bin/pytest -q -n $(or $(JOBS),4) -k "not rabbitmq" tests/unit tests/contract
 
 check: setup docs ## Check style, types, the floors and the pages
 	.venv/bin/ruff check
