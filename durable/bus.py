@@ -65,7 +65,7 @@ _PARAMETERS: Final = ("service", "database", "mode", "engine", "sync_engine", "t
 
 
 class PauseTarget(TypedDict, total=False):
-    """What pause() and resume() can name besides the class of a handler."""
+    """Targets of pause() and resume() other than the class of a handler."""
 
     listener: str
     destination: str
@@ -277,7 +277,7 @@ class Bus:
         return self.runtime.metrics_app(lambda: self.runtime.monitor, registry)
 
     def statistics(self) -> Statistics:
-        """What this process is doing, and has done since the bus was started. To be called in its event loop."""
+        """Return the counters of this process since the bus was started. Call it in the bus's event loop."""
         return self.runtime.statistics()
 
     @checked
@@ -290,7 +290,7 @@ class Bus:
         fair_by: str | None = None,
         weights: Mapping[str, int] | None = None,
     ) -> None:
-        """Commands of this class go to this one destination.
+        """Route commands of this class to one destination.
 
         With `ordered` everything that goes there leaves in the order in which it was committed, one batch at a time
         over all nodes. `fair_by` names the header, or `key`, that tells the tenants of a destination apart, who take
@@ -310,7 +310,7 @@ class Bus:
         fair_by: str | None = None,
         weights: Mapping[str, int] | None = None,
     ) -> None:
-        """Events of this class go to this destination too; `ordered`, `fair_by` and `weights` as in route()."""
+        """Route events of this class to this destination as well; `ordered`, `fair_by` and `weights` as in route()."""
         places = self._application.routes.places
         destination = self._connect(self._application.routes.subscribe, cls, to)
         places.declare_destination(destination, ordered, fair_by, weights or {})
@@ -434,7 +434,7 @@ class Bus:
         return any(was_open)
 
     def _circuits(self, cls: type | None, named: PauseTarget) -> list[tuple[CircuitKind, str]]:
-        """What is named; an address that is resolved by type names a destination for each."""
+        """Return the names of these targets; an address that is resolved by type names one destination for each."""
         chosen = [(CircuitKind(kind), str(key)) for kind, key in named.items() if key is not None]
         if cls is not None:
             chosen.append((CircuitKind.HANDLER, name_of(cls)))
@@ -545,12 +545,12 @@ class Bus:
 
     @property
     def application(self) -> Application:
-        """What was declared."""
+        """Return the declarations of this bus."""
         return self._application
 
     @contextmanager
     def running_on(self, runtime: Runtime) -> Iterator[None]:
-        """In this block, work on this runtime instead of one of its own: how durable.testing puts a bus into memory."""
+        """Use this runtime in this block, instead of the bus's own: how durable.testing puts a bus into memory."""
         own, before = self.runtime, self._substitute
         self.runtime = self._substitute = runtime
         try:
@@ -567,7 +567,7 @@ class Bus:
 
 
 def _retry_of(settings: Settings) -> Retry:
-    """Of handlers without one of their own."""
+    """Return the circuit breaker of handlers without one of their own."""
     return Retry(settings.retry_immediate, settings.retry_delays, settings.retry_jitter, settings.retry_max_age)
 
 

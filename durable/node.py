@@ -42,7 +42,7 @@ DRAINS: Final = 3  # of listeners, of handlers, of senders
 
 
 class Node:
-    """Everything that lives as long as one membership."""
+    """Parts that live as long as one membership."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class Node:
         return True
 
     def listener_statistics(self) -> dict[str, Mapping[str, int]]:
-        """What each listener has counted, by its address."""
+        """Return the counters of each listener, by its address."""
         return {listener.address: listener.statistics() for listener in self.listeners}
 
     def in_loop(self, function: Callable[[Sequence[Sent]], None], sent: Sequence[Sent]) -> None:

@@ -338,7 +338,9 @@ class Settings(BaseSettings):
     if not TYPE_CHECKING:  # checkers know the fields, and would know nothing of **values
 
         def __init__(self, **values: Any) -> None:
-            """Raises InvalidSetting with one line that names the setting, its value and what it may be."""
+            """Build settings from these values. Raises InvalidSetting with one line that names the setting, its value
+            and the values allowed.
+            """
             for name in values:
                 if not name.startswith("_"):  # those of pydantic-settings itself
                     _refuse_unknown(name, set(type(self).model_fields))
@@ -387,7 +389,7 @@ class Limits(TypedDict):
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """Settings from the environment and these overrides.
+    """Build settings from the environment and these overrides.
 
     Raises InvalidSetting with one line that names the setting, its value and what it may be.
     """

@@ -93,7 +93,7 @@ async def bury_unknown(context: AgentContext, message_type: str, claim: ClaimOfT
 
 
 def _nobody_handles(conn: Connection, schema: str, message_type: str) -> bool:
-    """While a deploy is under way, nodes with newer code may know a type that this one does not."""
+    """Tell whether no node handles this type: while a deploy is under way, nodes with newer code may know it."""
     known = (json.loads(node.capabilities).get("message_types", []) for node in nodes.read(conn, schema))
     return not any(message_type in types for types in known)
 

@@ -31,7 +31,7 @@ Step = Callable[[], Awaitable[object]]
 
 
 async def maintain(database: Database, settings: Settings) -> None:
-    """One run."""
+    """Run the maintenance once."""
     keep_ids, keep_history = settings.dedupe_window + _SLACK, settings.history_retention
     steps: list[tuple[str, Step]] = []
     for parent, keep in ((IDS, keep_ids), (HISTORY, keep_history)):

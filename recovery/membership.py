@@ -100,7 +100,7 @@ class Membership:
         conn.execute(self._sql(housekeeping.REMOVE_NODE), {"node": node})
 
     def _connect(self) -> PsycopgConnection:
-        """Without server settings: a pooler refuses them with an error that names no setting of ours."""
+        """Connect without server settings: a pooler refuses them with an error that names no setting of durable."""
         from durable.storage.answering import PsycopgConnection
 
         timeout = int(self._settings.connect_timeout.total_seconds()) or 1

@@ -120,7 +120,7 @@ class Recurring:
         return len(occurrences) + (row.asked_at is not None)
 
     def _unowned(self, envelopes: Sequence[Envelope]) -> list[Sent]:
-        """For any node to claim: this one does so in the same round."""
+        """Send without an owner, for any node to claim: this node does so in the same round."""
         return [
             Sent(e, LOCAL if e.destination == LOCAL else None, ANY_NODE, self._envelope_factory.place(e))
             for e in envelopes

@@ -1,4 +1,4 @@
-"""What goes wrong in the stories of recovery, told once, however often a story meets it.
+"""Failures of the stories of recovery, logged once, however often a story meets them.
 
     the database cannot be used     one line when the first story meets it, whatever the driver says each time;
                                     one when it is over
@@ -17,7 +17,7 @@ from durable.telemetry import log
 
 
 class Troubles:
-    """Those of one agent."""
+    """Failures that one agent has met."""
 
     def __init__(self, often: Collection[str]) -> None:
         self._often = frozenset(often)

@@ -138,7 +138,7 @@ class MemorySender:
         pass
 
     async def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
-        """Outcomes in order; Busy for what is beyond the receiver's credit.
+        """Send envelopes. Returns their outcomes in order; Busy for those beyond the receiver's credit.
 
         Raises ConnectionFailed when nobody listens, PeerTimeout when the receiver takes longer than `send_timeout`.
         """
@@ -176,11 +176,11 @@ class MemoryListener:
         return self._uri
 
     def statistics(self) -> Mapping[str, int]:
-        """Counters since serve(); those of connections stay 0."""
+        """Return the counters since serve(); those of connections stay 0."""
         return dict(self._counts)
 
     async def serve(self, receiver: Receiver) -> None:
-        """Raises InvalidSetting when another listener of this transport has the name."""
+        """Register the listener. Raises InvalidSetting when another listener of this transport has the name."""
         self._transport._bind(self)
         self._receiver = receiver
 

@@ -1,4 +1,4 @@
-"""Whether a handler may run on this node: what `circuits` says, and what its breaker adds to that.
+"""Circuit of a handler on this node: the shared state in `circuits`, with the failures that this node counts.
 
 Its failures are counted over all nodes and open the circuit for each of them (its rule is a CircuitBreaker): a node
 tells what it counts in one short transaction now and then, and hears the others. While the circuit is open and
@@ -51,7 +51,7 @@ class HandlerCircuit:
         self._trials: set[LeaseKey] = set()
 
     def observe(self, is_open: bool, *, probing: bool) -> bool:
-        """What `circuits` says. True when the handler is to stop, or to go on."""
+        """Apply the shared state of the circuit. True when the handler is to stop, or to resume."""
         changed = is_open != self.is_open
         self.is_open, self.probing = is_open, probing
         if changed:
@@ -64,7 +64,7 @@ class HandlerCircuit:
         self._trials.add(lease.key)
 
     def is_trial(self, lease: LeasedEnvelope) -> bool:
-        """Is it the message that is tried?"""
+        """Tell whether this message is the trial."""
         return lease.key in self._trials
 
     async def share_counts(self) -> None:
@@ -125,7 +125,7 @@ class HandlerCircuit:
             await self._open_if(self._window.failed(self._clock.monotonic()))
 
     async def pause(self, asked: Sequence[PauseRequest]) -> bool:
-        """As the handler has asked for. True when it was about itself."""
+        """Pause the targets that the handler has named. True when one of them was the handler itself."""
         for request in asked:
             kind, key = request.of(self._message_type)
             await self._database.transaction_with_retry(

@@ -109,20 +109,20 @@ class HandlingAgent:
         return self._attempts.has_threads and not self.is_stopped(message_type)
 
     def is_stopped(self, message_type: str) -> bool:
-        """Is nothing of this type to be handled now, on any node?"""
+        """Tell whether no message of this type may be handled now, on any node."""
         return self.circuit.is_open or self.is_paused(message_type)
 
     @property
     def rests(self) -> bool:
-        """Does it begin nothing now: because it is stopped, or all its threads are stuck?"""
+        """Tell whether this agent begins no message now: it is stopped, or all its threads are stuck."""
         return self.circuit.is_open or not self._attempts.has_threads
 
     def tries(self, message_type: str) -> bool:
-        """Is it to be given single messages of this type, to find out whether its handler works again?"""
+        """Tell whether the handler is given single messages of this type, to find out whether it works again."""
         return self.circuit.probing and self._attempts.has_threads and not self.is_paused(message_type)
 
     def is_paused(self, message_type: str) -> bool:
-        """Is this older version to wait, while the others are handled?"""
+        """Tell whether this older version is to wait, while the others are handled."""
         return message_type in self._delivery.paused_versions
 
     def observe_circuit(self, is_open: bool, *, probing: bool = False) -> None:
@@ -163,7 +163,7 @@ class HandlingAgent:
         return asyncio.create_task(self._attempts.stuck_threads_end(), name=name)
 
     def problems(self) -> list[str]:
-        """What health is told of."""
+        """Return the problems for the health check."""
         limit, spell = self._settings.health_unattended.total_seconds(), self._delivery.no_room
         if spell is None or spell.last - spell.first < limit or time.monotonic() - spell.last >= limit:
             return []
@@ -269,7 +269,7 @@ class HandlingAgent:
             await self._changed.wait()
 
     async def _hand_back(self, waiting: Sequence[LeasedEnvelope]) -> None:
-        """What has not been begun, to any node."""
+        """Hand messages that were not begun back to any node."""
         if waiting:
             await self._delivery.settling.hand_back(waiting)
             self.buffer.done(waiting)

@@ -128,7 +128,7 @@ class NodeAgents:
             log.error("envelopes for %s stay in the outbox: %s", destination, said(error), exc_info=trace)
 
     def problems(self) -> list[str]:
-        """What health is told of."""
+        """Return the problems for the health check."""
         return [problem for agent in self.handlers.values() for problem in agent.problems()]
 
     def slowest_step(self, *others: Standing | None) -> Standing | None:

@@ -41,7 +41,7 @@ class Outage(StorageUnavailable):
 
 
 class Place(Protocol):
-    """Where the work of one session is done."""
+    """Place where the work of one session is done."""
 
     @property
     def session(self) -> Session | AsyncSession: ...
@@ -190,12 +190,14 @@ class Run:
 
 
 def _is_consequence(error: Exception) -> bool:
-    """Does it say only that the session cannot be used any more? Why, the handler may have swallowed."""
+    """Tell whether an error says only that the session cannot be used any more. The handler may have swallowed the
+    cause.
+    """
     return isinstance(error, NoUnitOfWork | TransactionEnded | InvalidRequestError)
 
 
 def finished(run: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns that waits for nothing: see Here."""
+    """Return the result of a coroutine that never waits: see Here."""
     try:
         run.send(None)
     except StopIteration as done:

@@ -143,7 +143,7 @@ class SendingAgent:
         return True
 
     def held(self) -> set[LeaseKey]:
-        """Everything that this agent works on."""
+        """Return all envelopes that this agent works on."""
         batches = chain.from_iterable(self._in_flight.values())
         return {lease.key for lease in chain(self.buffer.waiting(), batches, self._sent, self._deleting)}
 
@@ -237,7 +237,7 @@ class SendingAgent:
             await self._settle(batch, outcomes, ticket)
 
     async def _without_late(self, batch: Sequence[LeasedEnvelope]) -> Sequence[LeasedEnvelope]:
-        """What is still to be sent; the rest has expired while it waited here."""
+        """Return the envelopes still to be sent; the others expired while they waited here."""
         now = self._clock.now()
         late = [lease for lease in batch if lease.envelope.is_late(now)]
         if not late:
@@ -409,7 +409,7 @@ class SendingAgent:
             self._on_capacity()
 
     async def _wait(self, seconds: float) -> None:
-        """Until something changes, or this time has passed."""
+        """Wait until the state changes, or this time has passed."""
         try:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()

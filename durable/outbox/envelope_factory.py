@@ -1,4 +1,4 @@
-"""From a message to its envelopes: name, body, destinations, times and ids.
+"""Envelopes of a message: name, body, destinations, times and ids.
 
 A message sent while another is handled carries that one's correlation id, and its id as causation id, so that a
 conversation can be followed over any number of services. Its own id follows from that one's: when the handler runs
@@ -53,7 +53,7 @@ _NO_ENVELOPE = Envelope(
 
 
 class SendOptions(TypedDict, total=False):
-    """What send() and publish() take besides the message. None leaves an option out, but for deliver_by."""
+    """Options of send() and publish(). None leaves an option out, except for deliver_by."""
 
     deliver_by: datetime | Duration | None
     """Expire the message when it has not been handled by then; an aware datetime, or a time from now. None: never, even
@@ -75,8 +75,8 @@ class SendOptions(TypedDict, total=False):
 
 
 class Cause:
-    """What is being handled: a message, or a list of them in one call. What is sent meanwhile follows from it, in the
-    order in which it is sent.
+    """Cause of the messages that are sent now: the message in handling, or a list of them in one call. Sent messages
+    get ids that follow from it, in the order in which they are sent.
 
     `deliver_by` is that of what is sent meanwhile, where its sender gives none. `envelope` is None for a list, whose
     messages may be of several conversations; `ids` are theirs then.
@@ -230,7 +230,7 @@ class EnvelopeFactory:
         return list(found)
 
     def place(self, envelope: Envelope) -> QueueKeys:
-        """Behind whom it queues in this service's inbox, or in its outbox."""
+        """Return the ordering key and share of a message in this service's inbox, or in its outbox."""
         places = self._routes.places
         return places.incoming(envelope) if envelope.destination == LOCAL else places.outgoing(envelope)
 
@@ -307,7 +307,9 @@ class EnvelopeFactory:
         return cause.next_id(self._service, message_type) if cause else new_id()
 
     def _refuse_distant(self, envelope: Envelope) -> None:
-        """Its id dates from now: a peer that gets it after the dedupe window could not tell it from a duplicate."""
+        """Refuse a message that is due after the dedupe window: its id dates from now, and its receiver could not tell
+        it from a duplicate by then.
+        """
         due = envelope.execution_time
         if due is None or due.tzinfo is None or envelope.destination == LOCAL:
             return
@@ -349,7 +351,9 @@ def _headers(message_type: str, options: SendOptions, execution_time: datetime |
 
 
 def _refuse_no_address(message_type: str, reply_to: str) -> None:
-    """Whether an answer may go there is for the receiver to say, whose transports may be others."""
+    """Refuse a reply_to that is no address. The receiver decides whether it can answer there: its transports may
+    differ.
+    """
     if reply_to != LOCAL and not _URI.match(reply_to):
         raise InvalidMessage(
             f"{message_type} cannot be sent: reply_to={reply_to!r} is no address; give one such as 'tcp://orders:2302'"

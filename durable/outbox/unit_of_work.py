@@ -117,9 +117,9 @@ class UnitOfWork:
             await run_to_completion(self.session.close())
 
     def send(self, message: object, *, to: str | None = None, **options: Unpack[SendOptions]) -> UUID:
-        """As Outbox.send."""
+        """Send a message as Outbox.send()."""
         return self.outbox.send(message, to=to, **options)
 
     def publish(self, message: object, **options: Unpack[SendOptions]) -> UUID:
-        """As Outbox.publish."""
+        """Publish an event as Outbox.publish()."""
         return self.outbox.publish(message, **options)

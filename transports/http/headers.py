@@ -74,7 +74,7 @@ OPTIONS: Final = Options.__struct_encode_fields__
 
 
 def read_options(headers: Headers) -> Options:
-    """Raises InvalidMessage."""
+    """Read the options of a message. Raises InvalidMessage."""
     given = {name: value for name, value in _ours(headers).items() if not name.startswith(OWN_PREFIX)}
     for name in given:
         if name not in OPTIONS:

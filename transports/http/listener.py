@@ -53,7 +53,7 @@ class HttpListener:
         return self._uri
 
     def statistics(self) -> Mapping[str, int]:
-        """Counters since serve(): connections, dropped, batches, envelopes, refused (requests)."""
+        """Return the counters since serve(): connections, dropped, batches, envelopes, refused (requests)."""
         return dict(self._counts)
 
     async def serve(self, receiver: Receiver) -> None:

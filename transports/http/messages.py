@@ -74,7 +74,7 @@ async def _take_event(door: Door, request: Request) -> Response:
 
 
 async def _store(door: Door, envelope: Envelope, cls: type, *, key: str) -> Response:
-    """Have it committed, if it is fit to be, and say so."""
+    """Store the message if it is valid, and answer with the outcome."""
     _refuse_unfit(door, envelope, cls)
     [outcome] = await door.open().receive(door.endpoint, [envelope])
     door.counts["envelopes"] += 1

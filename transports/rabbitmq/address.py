@@ -96,7 +96,7 @@ Source = QueueAddress | SubscriptionAddress
 
 
 def parse(uri: str) -> Address:
-    """Raises InvalidSetting with a sentence that says what is wrong and what to write instead."""
+    """Parse the address. Raises InvalidSetting with a sentence that says what is wrong and what to write instead."""
     try:
         parts = urlsplit(uri)
     except ValueError as error:
@@ -211,7 +211,7 @@ def _queue(broker: str, name: str, query: Query) -> QueueAddress:
 
 
 def _uri(broker: str, path: list[str], options: QueueOptions = AS_SET, **more: str) -> str:
-    """Options without a value are left out; those in `more` are percent-encoded already."""
+    """Write an address. Options without a value are left out; those in `more` are percent-encoded already."""
     said = {"type": options.type, "max_length": options.max_length, "prefetch": options.prefetch}
     given = {**said, "ordered": options.ordered, **more}
     query = "&".join(f"{name}={value}" for name, value in given.items() if value)

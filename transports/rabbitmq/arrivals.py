@@ -65,7 +65,7 @@ def mapped(
 
 
 def metadata(delivery: Basic.Deliver, about: Basic.Properties, origin: Origin) -> dict[str, str]:
-    """Properties of the delivery for its dead letter; each value has at most 255 bytes."""
+    """Return the properties of the delivery for its dead letter; each value has at most 255 bytes."""
     facts = {
         "queue": origin.queue,
         "exchange": delivery.exchange,

@@ -56,7 +56,7 @@ class Shared(Generic[T]):
         return self.newest if self.newest is not None and self._is_usable(self.newest) else None
 
     async def get(self) -> T:
-        """Raises TransportError when it cannot be opened."""
+        """Open the connection. Raises TransportError when it cannot be opened."""
         waiting_for = self._attempts
         if (found := self.usable) is not None:
             return found
@@ -165,7 +165,7 @@ class _Opened:
 
     @property
     def was_unreadable(self) -> bool:
-        """Was it closed because of something that the broker sent?"""
+        """Tell whether the broker sent data that closed the connection."""
         closing = self.underlay.closing
         return closing.done() and isinstance(error_of(closing), (InvalidFrameError, *CANNOT_BE_READ))
 
@@ -188,7 +188,7 @@ class _Opened:
 
 
 async def _neutralise(connection: aio_pika.Connection) -> None:
-    """Have aio-pika take a connection that is cut off for closed; this waits for nothing.
+    """Make aio-pika treat a cut connection as closed, without waiting.
 
     Its destructor would begin to close the connection, in whatever thread the garbage collector runs.
     """
@@ -222,7 +222,7 @@ class Brokers:
         self._known: dict[str, Broker] = {}
 
     def __getitem__(self, name: str) -> Broker:
-        """Raises InvalidSetting for a name that is not in the settings."""
+        """Look up a broker. Raises InvalidSetting for a name that is not in the settings."""
         if name not in self._known:
             self._known[name] = Broker(name, broker_url(self._settings, name), self._settings, self._service)
         return self._known[name]

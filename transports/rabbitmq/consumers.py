@@ -90,7 +90,7 @@ class Consumers:
                 await channel.basic_consume(origin.queue, deliver, consumer_tag=self._tags[channel])
 
     async def cancel(self) -> None:
-        """Have nothing more delivered. While a broker reads nothing, this waits for ever."""
+        """Stop deliveries. While the broker reads nothing, this waits without an end."""
         for channel, tag in self._tags.items():
             if await is_writable(channel):
                 write(channel, marshal(Basic.Cancel(tag, nowait=True), channel.number))

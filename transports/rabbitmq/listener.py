@@ -76,7 +76,9 @@ class RabbitListener:
         return str(self._source)
 
     def statistics(self) -> Mapping[str, int]:
-        """Counters since serve(): connections, dropped, batches, envelopes, refused; and `down`, 1 while it is."""
+        """Return the counters since serve(): connections, dropped, batches, envelopes, refused; and `down`, 1 while it
+        is.
+        """
         return dict(self._counts)
 
     async def serve(self, receiver: Receiver) -> None:
@@ -98,7 +100,7 @@ class RabbitListener:
         self._is_serving = True
 
     async def close(self) -> None:
-        """Have nothing more delivered, wait at most `drain_timeout` for the batch under way, and close.
+        """Stop deliveries, wait at most `drain_timeout` for the batch under way, and close.
 
         The consumer of an ordered queue is not cancelled before: the broker would make another one active, which would
         be given what comes behind the deliveries that are held here. Its channel is closed instead, which puts them
@@ -153,7 +155,7 @@ class RabbitListener:
                 self._go_down(error)
 
     async def _try_to_consume(self, topology: Topology) -> None:
-        """Raises InvalidSetting; a broker that cannot be reached only leaves the listener down."""
+        """Start to listen. Raises InvalidSetting; a broker that cannot be reached only leaves the listener down."""
         consumers = Consumers(
             self._arrive,
             limit_bytes=self._settings.max_message_bytes,
@@ -227,7 +229,7 @@ class RabbitListener:
                 pause = min(longest, pause * 2)
 
     async def _store_or_keep(self, receiver: Receiver, batch: Sequence[Delivery]) -> Sequence[Delivery]:
-        """Have the batch stored; what could not be waits at the head of the others, and is returned."""
+        """Store the batch. Deliveries that could not be stored wait at the head of the others, and are returned."""
         try:
             await self._store(receiver, batch)
             self._cannot_store = ""
@@ -295,7 +297,7 @@ class RabbitListener:
             self._counts["envelopes"] += len(deliveries)
 
     async def _wait(self, seconds: float) -> None:
-        """So long, unless the listener is closed meanwhile."""
+        """Wait for this time, unless the listener is closed meanwhile."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stop.wait()

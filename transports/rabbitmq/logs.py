@@ -33,7 +33,9 @@ def ours() -> Iterator[None]:
 
 
 def _listen() -> None:
-    """Filters hold for the very logger that they are added to; adding one again changes nothing."""
+    """Filter the loggers of the libraries one by one: a filter holds only for the logger that it was added to. Adding
+    one again changes nothing.
+    """
     for name in list(logging.root.manager.loggerDict):
         if name.partition(".")[0] in _LIBRARIES:
             logging.getLogger(name).addFilter(_passes)

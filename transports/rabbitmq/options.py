@@ -115,7 +115,7 @@ class Query:
         return None if text is None else self._name(text, option)
 
     def names(self, option: str) -> tuple[str, ...]:
-        """Names with commas between them, each once."""
+        """Parse names with commas between them, each once."""
         given = self._given[option].split(",") if option in self._given else []
         return tuple(dict.fromkeys(self._name(text, option) for text in given))
 

@@ -57,7 +57,7 @@ class Publisher:
     """A channel with publisher confirms, and the batches that are not confirmed yet."""
 
     def __init__(self, channel: Channel, address: Destination, *, expires: bool = False) -> None:
-        """With `expires` the broker is told when a message expires."""
+        """Prepare the publisher. With `expires` the broker is told when a message expires."""
         match address:
             case QueueAddress(queue=routing_key):
                 exchange = ""

@@ -1,4 +1,4 @@
-"""Which exchanges, queues and bindings an address needs, and who declares them.
+"""Exchanges, queues and bindings that an address needs, and the side that declares each.
 
     service orders                       broker                                         service billing
     sends to rabbitmq://default/topic    topic exchange `durable`                       listens on .../topic/orders

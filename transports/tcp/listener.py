@@ -72,7 +72,7 @@ class TcpListener:
         return self._uri
 
     def statistics(self) -> Mapping[str, int]:
-        """Counters since serve(): connections, dropped, batches, envelopes, refused."""
+        """Return the counters since serve(): connections, dropped, batches, envelopes, refused."""
         return dict(self._counts)
 
     async def serve(self, receiver: Receiver) -> None:
@@ -164,7 +164,7 @@ class _Intake:
         self._freed = asyncio.Event()
 
     def room(self) -> int:
-        """Envelopes that one connection may have under way."""
+        """Return the number of envelopes that one connection may have under way."""
         room = min(self.receiver.credit(), self._most_envelopes)
         return max(1, room // max(1, len(self._connections))) if room > 0 else 0
 
@@ -202,7 +202,9 @@ class _Connection:
         return self._side.peer
 
     async def run(self) -> None:
-        """Until the peer closes it; raises TransportError when it is dropped. Batches under way are finished first."""
+        """Serve one connection until the peer closes it. Raises TransportError when it is dropped; batches under way
+        are finished first.
+        """
         broken: TransportError | None = None
         try:
             async with asyncio.TaskGroup() as tasks:

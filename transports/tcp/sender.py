@@ -156,7 +156,7 @@ class _Connection:
             await self._stream.close()
 
     async def send(self, envelopes: Sequence[Envelope]) -> list[Outcome]:
-        """Outcomes for the first of these envelopes: for as many as the peer takes at once."""
+        """Send the first of these envelopes, as many as the peer takes at once, and return their outcomes."""
         match await self._offer(envelopes):
             case Sendable(channel, data):
                 outcomes: list[Outcome] = await self._exchange(channel, self._write_batch(data))

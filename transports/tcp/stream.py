@@ -25,7 +25,7 @@ LINGER_SECONDS: Final = 1.0
 
 @contextlib.contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Errors of the network as TransportErrors. What asyncio.timeout() raises becomes PeerTimeout."""
+    """Translate errors of the network to TransportErrors. TimeoutError of asyncio.timeout() becomes PeerTimeout."""
     try:
         yield
     except TimeoutError as error:
