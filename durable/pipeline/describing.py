@@ -1,4 +1,4 @@
-"""What the lake's tables say of themselves, to whoever opens them without durable: comments, properties, a format.
+"""Descriptions in the lake's own tables, for readers without durable: comments, properties, a format.
 
     a column's comment         shown by DESCRIBE TABLE, catalogs and notebooks
     durable.format             raised when older versions must not touch a table any more; they refuse it then

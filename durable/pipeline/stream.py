@@ -82,10 +82,12 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from as_spark(copy(self._options.url, partition.share, columns), self._schema)
 
     def commit(self, end: Offset) -> None:
-        """Nothing: Spark does not call it for the last batch of AvailableNow, so nobody may build on it."""
+        """Ignore the commit: Spark does not call it for the last batch of AvailableNow, so it cannot be relied on."""
 
     def _start(self) -> int:
-        """Where the rows begin: tasks share the numbers between start and end, which may lie far above 0."""
+        """Return the number where the rows begin: tasks share the numbers between start and end, which may lie far
+        above 0.
+        """
         with connection(self._options.url) as conn:
             return archives.start(conn, self._options.schema, self._options.table)
 

@@ -50,7 +50,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What was found of one table, below the offset of the lake."""
+    """Findings about one table, below the offset of the lake."""
 
     table: LakeTable
     offset: int
@@ -76,7 +76,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """What the lake must have of one table: all of `database` below `offset`, less what is `gone`."""
+    """Contents that the lake must have of one table: all of `database` below `offset`, less the rows that are `gone`."""
 
     database: str
     offset: int
@@ -84,7 +84,9 @@ class Claimed:
 
 
 def claimed(conn: Connection, lake: Lake, table: LakeTable, origin: Origin) -> Claimed:
-    """What the database says is archived there. Raises InvalidSetting where it is not, or was another database's."""
+    """Read the archived contents that the database records. Raises InvalidSetting where none were archived, or from
+    another database.
+    """
     source = SOURCES[table]
     archive = archives.find(conn, origin.schema, source)
     if archive is None:
