@@ -74,7 +74,7 @@ class PauseTarget(TypedDict, total=False):
 
 
 class Bus:
-    """One service of the application.
+    """Service of an application: its handlers, routes and node.
 
     `service` names it to its peers. `database` is a SQLAlchemy URL of the application's own Postgres (default: the
     setting database_url). `engine` and `sync_engine`, when given, are used for units of work instead of engines made
@@ -377,7 +377,7 @@ class Bus:
 
     @checked_names
     def unit_of_work(self, *, timeout: Duration | None = None) -> UnitOfWork:
-        """One AsyncSession and one transaction: `async with bus.unit_of_work() as uow`.
+        """Open one AsyncSession and one transaction: `async with bus.unit_of_work() as uow`.
 
         With a timeout (a timedelta or seconds) above the setting `unit_of_work_timeout`, the database lets its
         statements run, and its transaction wait for what else is done in it, for so long. Raises InvalidSetting for a

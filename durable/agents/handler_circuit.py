@@ -98,7 +98,7 @@ class HandlerCircuit:
         await self._open_if(window.heard(*others, self._clock.monotonic()))
 
     async def end_trial(self, lease: LeasedEnvelope) -> None:
-        """One that came to an end without telling anything: it had expired, say. The next may follow at once."""
+        """End a trial without a result, such as an expired message. The next trial may follow at once."""
         if lease.key in self._trials:
             self._trials.remove(lease.key)
             await self._database.transaction_with_retry(circuits.try_again, self._message_type)

@@ -105,7 +105,7 @@ class HandlingAgent:
         self.observe_circuit(own in is_probing, probing=is_probing.get(own, False))
 
     def takes(self, message_type: str) -> bool:
-        """May messages of this type be claimed for it?"""
+        """Tell whether messages of this type may be claimed for this handler."""
         return self._attempts.has_threads and not self.is_stopped(message_type)
 
     def is_stopped(self, message_type: str) -> bool:

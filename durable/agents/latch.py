@@ -24,7 +24,7 @@ class State(Enum):
 
 
 class Latch:
-    """One destination's latch.
+    """Latch of one destination.
 
     >>> circuit = Latch(failures_to_latch=3)
     >>> [circuit.batch_failed() for _ in range(3)]

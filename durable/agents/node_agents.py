@@ -172,7 +172,7 @@ class NodeAgents:
             self.woken.set()
 
     def give_back(self, sent: Sequence[Sent]) -> None:
-        """Their transaction came to nothing; from any thread."""
+        """Give back the room of rows whose transaction was rolled back; from any thread."""
         for envelope, endpoint, owner, _ in sent:
             if owner != self.node_id or owner == ANY_NODE:
                 continue

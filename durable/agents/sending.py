@@ -103,7 +103,7 @@ class SendingAgent:
         return not (self.circuit.latched or self.paused or self._stopping) and self.buffer.reserve([envelope])
 
     def abandon(self, envelopes: Sequence[Envelope]) -> None:
-        """Their transaction was rolled back. From any thread."""
+        """Give back the room of envelopes whose transaction was rolled back; from any thread."""
         self.buffer.done(envelopes)
 
     def accept(self, claimed: Sequence[LeasedEnvelope]) -> None:

@@ -55,7 +55,7 @@ class Settling:
         error: BaseException,
         tried: Tried,
     ) -> None:
-        """Do as was decided after `error`."""
+        """Carry out the verdict on `error`."""
         write = self._database.transaction_with_retry
         match decision:
             case RunLater(delay=delay):

@@ -54,12 +54,14 @@ class Application:
         return Policy(handler.retry or self.retry, {**self.by_error, **handler.by_error})
 
     def burials(self, by_default: str) -> Burials:
-        """Which messages that came too late are dead letters; `by_default` is the setting on_expiry."""
+        """Return the messages that become dead letters when they come too late; `by_default` is the setting on_expiry."""
         others = [name for name, handler in self.by_type().items() if handler.on_expiry not in (None, by_default)]
         return Burials(by_default == "dead-letter", others)
 
     def declare(self, handler: Handler) -> None:
-        """Raises InvalidSetting when one of its messages, or of their older versions, has a handler already."""
+        """Add a handler. Raises InvalidSetting when one of its messages, or of their older versions, has a handler
+        already.
+        """
         known = self.handlers.get(handler.message_type)
         if known is not None:
             raise InvalidSetting(

@@ -49,7 +49,7 @@ class RunAgain:
 
 @dataclass(frozen=True, slots=True)
 class RunLater:
-    """After `delay`, by whichever node is free then."""
+    """Another attempt after `delay`, by any node that is free then."""
 
     delay: timedelta
 
@@ -194,7 +194,7 @@ def _asked_for(error: BaseException) -> timedelta | None:
 
 
 def _retry_after(headers: Mapping[str, str]) -> timedelta | None:
-    """Seconds, or a date by the clock of the peer, which says in another header what it shows now."""
+    """Read the peer's delay: seconds, or a date by the peer's own clock, which another header shows."""
     value = headers.get("retry-after") or headers.get("Retry-After") or ""
     try:
         if value.strip().isdigit():

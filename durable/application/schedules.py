@@ -77,7 +77,7 @@ class Schedule:
 def declare(
     expression: str, message: object, *, name: str, tz: str, misfire: Misfire, to: str | None, options: SendOptions
 ) -> Schedule:
-    """Raises InvalidSetting for what can be no schedule."""
+    """Build a schedule. Raises InvalidSetting for arguments that make no schedule."""
     check_name(name)
     cron = Cron(expression, tz)
     if misfire not in get_args(Misfire):

@@ -33,7 +33,7 @@ class Again:
     watch: Observer
 
     def wait_until_handled(self, count: int) -> None:
-        """Until so many messages are in its sums and nothing waits. Raises DurableError when nothing moves any more."""
+        """Wait until the sums contain this many messages and none waits. Raises DurableError when progress stops."""
         seen, moved = -1, time.monotonic()
         while (handled := self.watch.handled()) < count or not self.watch.is_settled():
             self.nodes.check()

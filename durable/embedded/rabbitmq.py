@@ -105,7 +105,9 @@ class Broker:
         self._signal(signal.SIGCONT)
 
     def memory_alarm(self, on: bool) -> None:
-        """While the alarm is on, it blocks the connections that publish; those that only consume go on."""
+        """Set the memory alarm. While it is on, the broker blocks connections that publish; those that only consume go
+        on.
+        """
         self.control("set_vm_memory_high_watermark", *(["0"] if on else ["absolute", MEMORY]))
         self._alarmed = on
 

@@ -1,4 +1,4 @@
-"""Behind whom a message queues: the order that is promised, and why it holds.
+"""Place of a message in a queue: the order that is promised, and why it holds.
 
 The promise (I5). Messages of one `key=` to one service are handled in the order in which they were committed, whatever
 their types and whichever node has them, one at a time over all nodes, through retries, dead nodes and latches. A key
@@ -71,7 +71,7 @@ class Fairness(NamedTuple):
 
 
 class QueueKeys(NamedTuple):
-    """Behind whom a message queues, and in whose share."""
+    """Ordering key of a message, and its tenant."""
 
     ordering_key: str | None = None
     fair_key: str | None = None
@@ -81,7 +81,7 @@ FREE: Final = QueueKeys()
 
 
 class Rule(NamedTuple):
-    """What the place of each message follows from: of one type in the inbox, or for one destination in the outbox.
+    """Rule for the place of each message of one type in the inbox, or for one destination in the outbox.
 
     `ordering_key`: of all of them, whatever keys they have; None: each has its own key. `fair_by`: the header, or
     `key`, that names their tenant.

@@ -184,7 +184,7 @@ class EnvelopeFactory:
         return envelopes[0].id
 
     def _destinations(self, kind: Kind, message_type: str, to: str | None) -> Sequence[str]:
-        """One, or those of an event; raises RoutingError, and InvalidSetting when no transport could send to `to`."""
+        """Return one destination, or those of an event. Raises RoutingError, and InvalidSetting when no transport serves `to`."""
         if kind == "answer" and to is not None:
             self._refuse_stranger(to, message_type)
         if kind == "event" or (kind != "command" and to is None and self._routes.is_event(message_type)):

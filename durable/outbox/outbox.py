@@ -294,7 +294,7 @@ class Outbox:
             self._hand_over(self._pending.take())
 
     def _commit_without_connection(self) -> None:
-        """There was no COMMIT. What is left was sent by a listener, after the last look."""
+        """Finish without a COMMIT: envelopes that are left were sent by a listener, after the last look."""
         self._refuse_handlers()
         root = self.session.get_transaction()
         if root is not None and self._pending.since(root):

@@ -80,7 +80,7 @@ def enlist(
 
 
 class UnitOfWork:
-    """One AsyncSession and one transaction: committed when the block ends, rolled back when it raises."""
+    """Unit of work, an AsyncSession and one transaction: committed when the block ends, rolled back when it raises."""
 
     def __init__(self, session: AsyncSession, outbox: Outbox, scope: Scope) -> None:
         self.session = session

@@ -200,7 +200,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class _Run:
-    """One attempt, within one snapshot."""
+    """Attempt of an archive run, within one snapshot."""
 
     spark: Spark
     local_rows: int

@@ -131,7 +131,7 @@ def audit_here(senders: Sequence[Lake], receivers: Sequence[Lake], question: Que
 def _surveyed(
     tasks: ledger.Tasks, senders: Sequence[Lake], receivers: Sequence[Lake], question: Question
 ) -> tuple[list[ledger.Source], list[ledger.Source], list[dict[str, Any]], Edges]:
-    """Sources of each side, with their sizes, and the part of them that can be judged."""
+    """Return the sources of each side, with their sizes, and the part of them that can be judged."""
     for lake in (*senders, *receivers):
         if not lake.files("history"):
             raise InvalidSetting(f"lake {lake.url}: it holds no history; fill it with durable-agent pipeline archive")

@@ -48,7 +48,7 @@ def _beginnings(rows: DataFrame, by: str, size: int) -> list[Any]:
 
 
 def _numbers_of(partitions: Sequence[tuple[int, int]], size: int) -> list[int]:
-    """Return Spark's numbers of the rows size, 2 * size and so on, in partitions of these numbers and counts of rows."""
+    """Return Spark's numbers of the rows size, 2 * size and so on, in partitions with these numbers and counts."""
     ends = accumulate(count for _, count in partitions)
     found = []
     for (partition, count), end in zip(partitions, ends, strict=True):

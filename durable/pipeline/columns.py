@@ -54,7 +54,7 @@ _KINDS: Final[tuple[tuple[type[Any], str], ...]] = (  # BigInteger is an Integer
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: `kind` is its type in Postgres."""
+    """Column of a table: `kind` is its type in Postgres."""
 
     name: str
     kind: str

@@ -71,7 +71,7 @@ def _records(rows: pa.RecordBatch, columns: Sequence[Column]) -> list[bytes]:
 
 
 def _field(values: pa.Array, kind: str) -> pa.Array:
-    """One column of all records."""
+    """Encode one column of all records."""
     import pyarrow as pa
     from pyarrow.compute import call_function
 

@@ -58,7 +58,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """One erasure as the database or the lake has recorded it."""
+    """Erasure as recorded by the database or the lake."""
 
     erasure: Erasure
     state: State

@@ -37,7 +37,7 @@ _KEPT_VERSIONS: Final = 10  # of the metadata: who has begun with an earlier one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """One table: `metadata` is what readers and catalogs are given."""
+    """Exported table: `metadata` is the location for readers and catalogs."""
 
     table: str
     metadata: str
@@ -89,7 +89,7 @@ def needs_iceberg() -> Iterator[None]:
 
 
 def _catalog(place: str) -> Catalog:
-    """One that forgets: what the table is lies in its metadata."""
+    """Return a catalog in memory: the state of a table lies in its metadata."""
     from pyiceberg.catalog.memory import InMemoryCatalog
 
     catalog = InMemoryCatalog(_NAMESPACE, warehouse=place, **_store(place))

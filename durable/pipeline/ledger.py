@@ -265,7 +265,7 @@ def _unbalanced(of: Sequence[Source], edges: Edges, slices: int, batches: Batche
 def _looked_at(
     of: Sequence[Source], edges: Edges, number: int, slices: int, rest: pa.Array
 ) -> Iterator[pa.RecordBatch]:
-    """Select the ids with several rows, such as events, that were not handled once at as many places as they went to."""
+    """Select ids with several rows, such as events, that were not handled once at as many places as they went to."""
     pieces = [
         piece.filter(pc.is_in(piece["id"], rest))
         for source in of

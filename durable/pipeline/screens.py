@@ -130,7 +130,7 @@ def _flaw_of(batch: pa.RecordBatch, index: int, limits: Limits, now: datetime) -
 
 
 def _is_distant(envelope: Envelope, limits: Limits, is_local: bool) -> bool:
-    """Tell whether a message is due too late, as send() does: its receiver could not tell it from a duplicate any more."""
+    """Tell whether a message is due too late, as send() does: its receiver could not tell it from a duplicate."""
     due = envelope.execution_time
     return due is not None and not is_local and due - envelope.sent_at >= limits.dedupe_window
 

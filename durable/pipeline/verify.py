@@ -76,7 +76,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """Contents that the lake must have of one table: all of `database` below `offset`, less the rows that are `gone`."""
+    """Contents that the lake must have of one table: all of `database` below `offset`, less the `gone` rows."""
 
     database: str
     offset: int

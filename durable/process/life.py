@@ -53,7 +53,7 @@ class Life:
 
     @property
     def is_running(self) -> bool:
-        """Was it started, and not stopped yet?"""
+        """True when the process was started, and not stopped since."""
         return self._living is not None
 
     @property
@@ -90,7 +90,7 @@ class Life:
             raise Stuck("the bus has ended by itself")
 
     def bind(self) -> None:
-        """Have the process end in time from now on, whatever happens, where it is the bus's own."""
+        """Make the process end in time from now on, even after a failure, where it is the bus's own."""
         if self._exits:
             self._watchdog.bind(self.stop_seconds, f"it did not stop within {self.stop_seconds:g} s")
 
@@ -115,7 +115,7 @@ class Life:
             self._watchdog.hear()
 
     def problems(self) -> Sequence[str]:
-        """Problems for the health check."""
+        """Return the problems for the health check."""
         found = [
             f"{task.get_name()} does not end, although its node has" for task in self._left_behind if not task.done()
         ]
@@ -168,7 +168,7 @@ class Life:
                 log.error("the node failed and starts again: %s", said(error), exc_info=error if is_new else None)
 
     def _is_another_outage(self, error: BaseException) -> bool:
-        """Have the agents worked since the last one?"""
+        """Tell whether the agents have worked since the last outage."""
         has_worked = self.node is not None and self.node.agents.receiver is not None
         return isinstance(error, StorageUnavailable) and (has_worked or self._rejoin.has_failed_once)
 
@@ -192,7 +192,7 @@ class Life:
         return wish == "exit" if wish is not None else self.owns_process
 
     async def _pause(self, seconds: float) -> None:
-        """Until it is stopped, or this time has passed."""
+        """Wait until the process is stopped, or this time has passed."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()

@@ -116,7 +116,7 @@ class InMemoryBus:
 
     @property
     def handled(self) -> list[Handled]:
-        """What was handled, in the order of its commits."""
+        """Handled messages, in the order of their commits."""
         return list(self._mailbox.handled)
 
     @property
@@ -129,13 +129,13 @@ class InMemoryBus:
 
     @property
     def scheduled(self) -> list[Scheduled]:
-        """What waits for its time, the next first: messages with a delay, and attempts that were put off."""
+        """Scheduled messages, the next first: delayed messages, and attempts that were put off."""
         self._runtime.settle_commits()
         return self._mailbox.scheduled()
 
     @property
     def duplicates(self) -> int:
-        """How many messages arrived that had arrived before."""
+        """Number of messages that arrived again."""
         return self._runtime.counters[Event.DUPLICATE]
 
     def assert_no_dead_letters(self) -> None:
@@ -280,7 +280,7 @@ class InMemoryBus:
         self._receive_at(endpoints.get(envelope.destination, self.bus.service), envelope)
 
     def _receive_at(self, endpoint: str, envelope: Envelope) -> Outcome:
-        """As the receiving agent does, after the way over the wire."""
+        """Receive an envelope as the receiving agent does, after the way over the wire."""
         arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(envelope), type=Envelope)
         reason = screening.find_error(arrived, **self.bus.settings.limits)
         if reason is not None:
@@ -300,7 +300,7 @@ class InMemoryBus:
         return {listening.uri: self for listening in self.bus.application.listeners} | self._peers
 
     def _connected(self) -> list[InMemoryBus]:
-        """This bus, those it is connected to, those they are connected to, and so on."""
+        """Return this bus, the buses it is connected to, the buses they are connected to, and so on."""
         found: list[InMemoryBus] = [self]
         for bus in found:
             found.extend(peer for peer in bus._peers.values() if peer not in found)

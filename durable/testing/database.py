@@ -47,7 +47,7 @@ class MemoryDatabase(Database):
         self._for(schedules.reschedule)(recurring.reschedule)
 
     def _for(self, work: Callable[Concatenate[Connection, str, P], T]) -> Callable[[Callable[P, T]], None]:
-        """Takes the stand-in for this function: in two calls, so that a type checker compares their signatures."""
+        """Register the stand-in for this function: in two calls, so that a type checker compares their signatures."""
 
         def put(stand_in: Callable[P, T]) -> None:
             self._stand_ins[work] = stand_in

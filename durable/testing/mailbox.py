@@ -1,4 +1,4 @@
-"""What storage is to a bus in memory: the messages that wait, and what became of the others.
+"""Stand-in for storage of a bus in memory: the waiting messages, and the outcomes of the others.
 
     stored --> waiting --take()--> a handling agent --> finish()       handled
                   ^                       |--retry_later(), release()  waiting again
@@ -98,7 +98,7 @@ class Mailbox:
         self._bury(envelope, Letter.because(reason, QUARANTINED), attempts=0)
 
     def reject(self, endpoint: str, raw: bytes, reason: str, headers: Mapping[str, str]) -> None:
-        """Bytes that are no envelope: a dead letter has one all the same here, without type or source."""
+        """Keep bytes that are no envelope: their dead letter has an envelope all the same here, without type or source."""
         envelope = Envelope(
             id=new_id(),
             message_type="",
@@ -167,7 +167,7 @@ class Mailbox:
         self._bury(row.envelope, letter, attempts=row.attempts, endpoint=row.endpoint)
 
     def scheduled(self) -> list[Scheduled]:
-        """What is due only later, the next first."""
+        """Return the messages that are due later, the next first."""
         now = self.clock.now()
         waiting = [
             Scheduled(decoded(row.envelope), row.envelope, row.due, row.attempts)
@@ -179,7 +179,7 @@ class Mailbox:
     # ------------------------------------------------------------------ what a handling agent asks of storage
 
     def finish(self, finished: Sequence[Handled], leases: Sequence[LeasedEnvelope]) -> None:
-        """Their transaction was committed."""
+        """Finish messages whose transaction was committed."""
         for handled, lease in zip(finished, leases, strict=True):
             del self.incoming[_key(lease)]
             self.handled.append(handled)

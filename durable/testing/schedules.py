@@ -23,7 +23,7 @@ _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class MemorySchedules:
-    """What is due of these schedules, from the time on at which it was made."""
+    """Due occurrences of these schedules, from the time of creation on."""
 
     def __init__(self, schedules: Mapping[str, Schedule], clock: Clock, circuits: MemoryCircuits) -> None:
         self._schedules = schedules

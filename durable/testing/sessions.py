@@ -185,7 +185,7 @@ class MemorySessions(Sessions):
 
 
 def _is_a(cls: type, made: object) -> bool:
-    """By its true type: a Mock(spec=Session) says of itself that it is a Session."""
+    """Tell whether a value is of a class by its true type: a Mock(spec=Session) claims to be a Session."""
     return issubclass(type(made), cls)
 
 

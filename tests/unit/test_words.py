@@ -23,7 +23,7 @@ ROOT: Final = Path(__file__).parents[2]
 
 FOLDERS: Final = ("durable/cli", "durable/cli/dead_letters", "durable/cli/doctor", "durable/cli/scheduled")
 TEST_FOLDERS: Final = ("tests/integration/cli", "tests/unit/cli")
-UNCHECKED_COMMANDS: Final = ("durable-agent pipeline",)
+UNCHECKED_COMMANDS: Final = ()
 
 
 def words(text: str) -> frozenset[str]:

@@ -59,7 +59,9 @@ class Validation(Middleware):
 
 
 def _decode_as_receivers_do(message: object) -> None:
-    """Raises InvalidMessage. Instances of most classes can be made with values that their types do not allow."""
+    """Decode a message as its receivers do. Raises InvalidMessage. Instances of most classes can be made with values
+    that their types do not allow.
+    """
     draft = blank(message)
     codec.refuse_unfaithful(message, codec.encode(message, draft), draft.content_type)
 

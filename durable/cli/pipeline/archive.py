@@ -182,7 +182,8 @@ def status(
     schema: SchemaName = None,
     debug: Debug = False,
 ) -> Step:
-    """How far the archive has come, what is not archived yet, and what holds it back. Needs no Spark.
+    """Show how far the archive has come, which rows wait for it, and the transaction that holds it back. Needs no
+    Spark.
 
     Ends with 1 when nothing can be archived before something was decided, the lake lacks what was archived, or an
     erasure is not done.
@@ -247,7 +248,7 @@ def _archived(lake: Lake, done: list[Archived]) -> Table:
 
 
 def _gone(tables: Sequence[tuple[str, Mapping[date, int]]]) -> list[Table]:
-    """What a lake that was restored had, and nobody has any more."""
+    """List the rows that a restored lake had, and that the database has dropped."""
     rows: list[list[Cell]] = [[table, str(day), count] for table, gone in tables for day, count in gone.items()]
     title = "gone: the lake was restored without these rows, and the database has let go of them"
     return [Table(title, ["table", "day", "rows"], rows)] if rows else []

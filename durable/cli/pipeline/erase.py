@@ -92,7 +92,7 @@ def erase(
 
 
 def erasure_rows(found: Sequence[Listed]) -> list[dict[str, Any]]:
-    """Erasures as status and verify show them in JSON."""
+    """Return the erasures as status and verify show them in JSON."""
     return [_record(each.erasure) | {"state": each.state.value} for each in found]
 
 

@@ -1,4 +1,4 @@
-"""What the commands of `durable-agent pipeline` share: where Spark runs, and where the lake is."""
+"""Options that the commands of `durable-agent pipeline` share: the places of Spark and of the lake."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def open_session(
 
 
 def few_rows(settings: Settings, master: str | None, remote: str | None) -> int:
-    """Up to how many rows are read in this process, without Spark: none where its place is named."""
+    """Return the number of rows that are read in this process, without Spark: none where Spark's place is named."""
     return settings.pipeline_local_rows if master is None and remote is None else 0
 
 
 def row_count(lakes: Iterable[Lake]) -> int:
-    """How many rows these lakes have, as their logs say."""
+    """Count the rows of these lakes by their logs."""
     each = {lake.url: lake for lake in lakes}.values()
     return sum(sum(lake.sizes(table).values()) for lake in each for table in SOURCES)
 
@@ -96,7 +96,7 @@ def _show_queries(wanted: bool) -> None:
 
 @contextmanager
 def _errors_aside() -> Iterator[IO[bytes]]:
-    """What a process that is started meanwhile writes on standard error goes into this file, which has no name."""
+    """Collect the standard error of processes that are started meanwhile in a file without a name."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as aside:

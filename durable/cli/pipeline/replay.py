@@ -151,7 +151,7 @@ def replay(
 
 
 def _declare(bus: Bus, settings: Settings) -> None:
-    """What its code says of order, as a node of it would, for rows that are published before one has started."""
+    """Declare the order of the bus's code, as a node would, for rows that are published before a node has started."""
     with connection(settings) as conn:
         migrator.check_version(conn, settings.db_schema)
         placements.declare(conn, settings.db_schema, bus.application.placements())

@@ -80,7 +80,7 @@ def run(
 
 
 def _all(plan: Plan, checked: Sequence[Checked], *, json: bool, debug: bool) -> list[Taken]:
-    """Until the first that fails."""
+    """Run the steps until one fails."""
     taken: list[Taken] = []
     for step in checked:
         if not json or sys.stderr.isatty():

@@ -26,7 +26,7 @@ _MARKS_OF_NOT_FINITE = (b"null", b"NaN", b"Infinity")
 
 
 class JsonCodec:
-    """Under `content_type`, which may be one of your own: `register_codec(JsonCodec("application/vnd.acme+json"))`."""
+    """JSON codec. `content_type` may be one of your own: `register_codec(JsonCodec("application/vnd.acme+json"))`."""
 
     @checked
     def __init__(self, content_type: str = JSON) -> None:

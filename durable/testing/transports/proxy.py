@@ -35,7 +35,7 @@ DOWN = Direction.DOWN
 
 
 class _Way:
-    """One direction of all connections. What was held counts, when it is released, as passed too."""
+    """Way of all connections in one direction. Bytes that were held count, when they are released, as passed too."""
 
     def __init__(self) -> None:
         self.swallowing = False
