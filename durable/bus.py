@@ -248,7 +248,7 @@ class Bus:
         self.runtime.transports().of(uri)
         _check_endpoint("listen", name)
         if any(listening.uri == uri for listening in self._application.listeners):
-            raise InvalidSetting(f"{uri} has a listener already")
+            raise InvalidSetting(f"{uri}: the bus has this listener already; declare each address once")
         self._application.listeners.append(Listening(uri, name or self.service))
 
     @checked
@@ -483,7 +483,7 @@ class Bus:
         )
         if changed.left and not changed.done:
             raise InvalidMessage(
-                f"{message} cannot wait until {moment}: it would expire, or be too old for its receiver"
+                f"{message} cannot wait until {moment}: the message would expire, or be too old for its receiver"
             )
         return bool(changed.done)
 
@@ -501,14 +501,14 @@ class Bus:
     # ------------------------------------------------------------------ run
 
     def __enter__(self) -> NoReturn:
-        raise WiringError("Bus: it is started by `async with bus`, not by `with bus`")
+        raise WiringError("Bus: `with bus` starts no bus; use `async with bus`")
 
     def __exit__(self, *_: object) -> None: ...
 
     async def __aenter__(self) -> Self:
         if self.runtime.is_running:
             raise WiringError(
-                "this bus runs already: start it once, by `async with bus`, bus.run() or DurableMiddleware "
+                "the bus runs already: start it once, by `async with bus`, bus.run() or DurableMiddleware "
                 "(which takes lifespan=False when the application starts it)"
             )
         try:

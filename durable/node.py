@@ -227,7 +227,7 @@ class Node:
             return
         _, late = await asyncio.wait(tasks, timeout=self._settings.drain_timeout.total_seconds())
         for task in late:
-            log.warning("%s: %s did not end within drain_timeout and is cancelled", what, task.get_name())
+            log.warning("task cancelled, which did not end within drain_timeout: %s (%s)", task.get_name(), what)
             task.cancel()
 
     async def _release_everything(self, node_id: NodeId) -> bool:
@@ -262,4 +262,4 @@ async def _close(listener: Listener) -> None:
         raise
     except BaseException as error:
         raise_if_cancelled(error)
-        log.exception("%s broke off", listener.address)
+        log.exception("internal error while closing listener %s", listener.address)

@@ -315,7 +315,7 @@ class Runtime:
         self._waker.wake_after(ending)
 
     def _is_for_others(self, sent: Sent) -> bool:
-        """Tell whether other nodes must look: a node claims ordered rows by itself, as soon as it hears of the commit."""
+        """Tell whether other nodes must look: a node claims ordered rows itself, as soon as it hears of the commit."""
         if sent.owner != ANY_NODE or (self.node is not None and sent.place.ordering_key is not None):
             return False
         due = sent.envelope.execution_time

@@ -89,7 +89,7 @@ async def _patiently(database: Database, work: Callable[..., bool], *args: objec
 
 async def _purge(database: Database, work: Callable[[Connection, str], int]) -> None:
     while purged := await database.transaction(work):
-        log.debug("%d old rows purged", purged)
+        log.debug("old rows purged: %d", purged)
         failpoint("C21")
 
 

@@ -116,7 +116,7 @@ class Membership:
         told, actual = driver.info.backend_pid, conn.execute(self._sql(housekeeping.READ_SERVER)).one().pid
         if told != actual:
             raise InvalidSetting(
-                "lock_database_url: this connection goes through a pooler, which cannot keep a session's lock; "
+                "lock_database_url: the connection goes through a pooler, which cannot keep a session's lock; "
                 "set DURABLE_LOCK_DATABASE_URL to a direct connection"
             )
         values = ", ".join(
@@ -135,7 +135,7 @@ class Membership:
         node = NodeId(row.node_id)
         key = {"class_id": nodes_class(self._settings.db_schema), "node": node}
         if not conn.execute(self._sql(housekeeping.LOCK_NODE), key).scalar_one():
-            raise LeaseLost(f"the lock of the new node {node} is held by another session")
+            raise LeaseLost(f"new node {node}: the lock is held by another session")
         driver.execute(f'LISTEN "{channel(self._settings.db_schema)}"')
         return node
 
@@ -152,10 +152,10 @@ class Membership:
     def _beat(self, conn: Connection, node: NodeId) -> None:
         """Write the heartbeat, and see on this very session that the lock is still held."""
         if conn.execute(self._sql(housekeeping.HEARTBEAT), {"node": node}).first() is None:
-            raise LeaseLost(f"node {node} was struck off: it was silent for too long")
+            raise LeaseLost(f"node {node} was struck off: no heartbeat for too long")
         key = {"class_id": nodes_class(self._settings.db_schema), "node": node}
         if not conn.execute(self._sql(housekeeping.HOLDS_NODE_LOCK), key).scalar_one():
-            raise LeaseLost(f"node {node} has lost its lock")
+            raise LeaseLost(f"node {node} was struck off: the lock is lost")
 
     def _loop_is_alive(self) -> bool:
         silence = time.monotonic() - self._loop_ticked

@@ -111,7 +111,7 @@ class MemoryTransport:
 
     def _listener(self, uri: str) -> MemoryListener:
         if self._faults.get(uri) is _Fault.BROKEN or uri not in self._listeners:
-            raise ConnectionFailed(f"{uri}: nobody listens here")
+            raise ConnectionFailed(f"{uri}: no listener at this address")
         return self._listeners[uri]
 
     def _failure(self, uri: str) -> TransportError:

@@ -211,7 +211,7 @@ class Delivery:
 
     async def _give_back(self, tasks: Sequence[Task], error: NoRoom, held: BlockedKeys) -> None:
         """Hand messages back to any node, uncounted: there was no room for their attempt."""
-        log.warning("%d messages of %s go back uncounted: %s", len(tasks), self._handler.name, error)
+        log.warning("handler %s hands %d messages back uncounted: %s", self._handler.name, len(tasks), error)
         now = time.monotonic()
         self.no_room = NoRoomSpell(self.no_room.first if self.no_room else now, now, str(error))
         for task in tasks:
@@ -255,7 +255,7 @@ class Delivery:
                 return
             if isinstance(error, Outage) and outages < _FREE_OUTAGES:
                 outages += 1
-                log.warning("%s of %s runs again: %s", self._handler.name, lease.envelope.id, error)
+                log.warning("handler %s runs message %s again: %s", self._handler.name, lease.envelope.id, error)
                 await self._wait_for_database()
                 if not await self._may_begin(lease, held):
                     return
@@ -274,7 +274,13 @@ class Delivery:
         now = self._clock.now()
         decision = self._policy.decide(error, attempt, now - lease.envelope.due_at)
         self._counters.add(Event.ATTEMPT_FAILED)
-        log.warning("%s of %s failed, attempt %d: %s", self._handler.name, lease.envelope.id, attempt, said(error))
+        log.warning(
+            "handler %s failed on message %s, attempt %d: %s",
+            self._handler.name,
+            lease.envelope.id,
+            attempt,
+            said(error),
+        )
         if isinstance(decision, RunAgain):
             if not (self._is_stopped(lease) or lease.envelope.is_late(now)):
                 return True

@@ -55,7 +55,7 @@ class HandlerCircuit:
         changed = is_open != self.is_open
         self.is_open, self.probing = is_open, probing
         if changed:
-            log.warning("%s is %s", self._message_type, "stopped" if is_open else "going on")
+            log.warning("handler %s stopped" if is_open else "handler %s resumed", self._message_type)
             if self._window is not None:
                 self._window.clear()
         return changed

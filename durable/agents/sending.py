@@ -125,7 +125,7 @@ class SendingAgent:
     def observe_pause(self, paused: bool) -> None:
         """Follow what an operator or a handler has said: while it is paused nothing is sent, not even a ping."""
         if paused != self.paused:
-            log.warning("%s is %s", self.destination, "paused" if paused else "resumed")
+            log.warning("destination %s paused" if paused else "destination %s resumed", self.destination)
             self.paused = paused
             self._changed.set()
             self._on_capacity()
@@ -180,7 +180,7 @@ class SendingAgent:
                 return True
             except BaseException as error:
                 raise_if_cancelled(error)
-                log.exception("%s cannot be opened, and is tried again", self.destination)
+                log.exception("destination %s cannot be opened; will retry", self.destination)
             self._changed.clear()
             await self._wait(self._settings.ping_interval.total_seconds())
         return False
@@ -258,7 +258,7 @@ class SendingAgent:
             with forgiving(partial(self._spans.sending, self.destination, batch)):
                 outcomes = await self._sender.send(batch)
         if len(outcomes) != len(batch):
-            raise ProtocolViolation(f"the transport gave {len(outcomes)} outcomes for {len(batch)} envelopes")
+            raise ProtocolViolation(f"transport fault: {len(outcomes)} outcomes for {len(batch)} envelopes")
         return outcomes
 
     async def _settle(self, batch: Sequence[LeasedEnvelope], outcomes: Sequence[Outcome], ticket: int) -> None:

@@ -54,7 +54,7 @@ class Application:
         return Policy(handler.retry or self.retry, {**self.by_error, **handler.by_error})
 
     def burials(self, by_default: str) -> Burials:
-        """Return the messages that become dead letters when they come too late; `by_default` is the setting on_expiry."""
+        """Return the messages that become dead letters when too late; `by_default` is the setting on_expiry."""
         others = [name for name, handler in self.by_type().items() if handler.on_expiry not in (None, by_default)]
         return Burials(by_default == "dead-letter", others)
 
@@ -120,7 +120,7 @@ class Application:
                 continue  # the base class of messages: which of them is known at run time only
             if not names:
                 raise UnknownMessageType(
-                    f"handler {handler.name}: it returns {cls.__qualname__}, which is no message; decorate that with "
+                    f"handler {handler.name}: return type {cls.__qualname__} is no message; decorate that with "
                     "@message(name), or correct the annotation"
                 )
             if not self.routes.is_event(names[0]):
@@ -130,7 +130,7 @@ class Application:
         try:
             self.routes.for_send(message_type)
         except RoutingError as error:
-            raise RoutingError(f"handler {handler.name}: what it returns cannot be sent: {error}") from error
+            raise RoutingError(f"handler {handler.name}: the returned message cannot be sent: {error}") from error
 
     def destinations(self) -> list[str]:
         """Every remote destination that is declared, once each."""

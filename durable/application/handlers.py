@@ -138,7 +138,7 @@ class Context:
         refuse_unknown("reply", options, annotations_of(SendOptions), "option")
         address = self._envelope.headers.get(REPLY_TO)
         if address is None:
-            raise RoutingError(f"message {self.id} asks for no reply: its sender gave no reply_to=")
+            raise RoutingError(f"message {self.id} asks for no reply: the sender gave no reply_to=")
         if self._is_own:
             return self._outbox.send(message, to=address, **options)
         return self._outbox.answer(message, to=address, **options)
@@ -401,7 +401,8 @@ def _resolve(
             raise InvalidSetting(f"handler {of}: {name} must be annotated {right} in this kind of handler")
         elif parameter.default is inspect.Parameter.empty:
             raise InvalidSetting(
-                f"handler {of}: what is parameter {name!r}? Annotate it with {cls.__name__}, AsyncSession, Session, "
+                f"handler {of}: parameter {name!r} has no known type; annotate it with "
+                f"{cls.__name__}, AsyncSession, Session, "
                 "Context or Annotated[T, Depends(provider)]"
             )
     return _Injected(function, direct, dependencies)

@@ -32,7 +32,7 @@ def refuse_unfit(function: Any, of: str) -> None:
     if not inspect.isroutine(function):
         raise InvalidSetting(f"handler {of}: give a function, plain or async, not {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise InvalidSetting(f"handler {of}: it must not yield; return its messages, several of them in a list")
+        raise InvalidSetting(f"handler {of}: must not yield; return its messages, several of them in a list")
 
 
 def refuse_parameter(parameter: inspect.Parameter, hint: Any, given: Sequence[type], of: str) -> None:

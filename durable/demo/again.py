@@ -40,7 +40,7 @@ class Again:
             if handled != seen:
                 seen, moved = handled, time.monotonic()
             elif time.monotonic() - moved > STALL_SECONDS:
-                raise DurableError(f"of {count:,} replayed messages {handled:,} were handled, and nothing moves")
+                raise DurableError(f"replay stalled: {handled:,} of {count:,} messages were handled")
             time.sleep(LOOK_SECONDS)
 
 

@@ -140,7 +140,7 @@ class Broker:
                 timeout=CONTROL_SECONDS,
             )
         except subprocess.TimeoutExpired as error:
-            raise WiringError(f"rabbitmqctl {arguments[0]} did not end in {CONTROL_SECONDS:g} seconds") from error
+            raise WiringError(f"rabbitmqctl {arguments[0]} timed out: no end in {CONTROL_SECONDS:g} seconds") from error
         if done.returncode:
             raise WiringError(f"rabbitmqctl {arguments[0]} failed: {done.stderr or done.stdout}")
         return done.stdout
@@ -215,7 +215,7 @@ def free_port() -> int:
             amqp.bind(("127.0.0.1", port))
             distribution.bind(("127.0.0.1", port + 1))
             return port
-    raise InvalidSetting(f"no free ports between {PORTS.start} and {PORTS.stop}")
+    raise InvalidSetting(f"no free ports between {PORTS.start} and {PORTS.stop}; stop another broker")
 
 
 def _write_configuration(folder: Path) -> None:

@@ -107,7 +107,9 @@ def encode(message: object, envelope: Envelope) -> bytes:
     except Exception as error:  # the class's own hooks are called, and codecs of the application
         raise InvalidMessage(f"{type(message).__qualname__} cannot be encoded: {text_of(error)}") from error
     if not isinstance(body, bytes):
-        raise InvalidMessage(f"{type(codec).__qualname__}.encode() returned {type(body).__name__}, not bytes")
+        raise InvalidMessage(
+            f"{type(codec).__qualname__}.encode() returned {type(body).__name__}, not bytes; correct the codec"
+        )
     return body
 
 
@@ -147,7 +149,8 @@ def decode(body: bytes, cls: type[Any], content_type: str = JSON) -> Any:
         raise InvalidMessage(f"the body is no {cls.__qualname__}: {text_of(error)}") from error
     if not isinstance(message, cls):
         raise InvalidMessage(
-            f"{type(codec).__qualname__}.decode() returned {type(message).__name__}, not {cls.__qualname__}"
+            f"{type(codec).__qualname__}.decode() returned {type(message).__name__}, not "
+            f"{cls.__qualname__}; correct the codec"
         )
     return message
 

@@ -119,14 +119,15 @@ class OrderingRules:
         if weights and (fair_by is None or any(weight < 1 for weight in weights.values())):
             raise InvalidSetting(f"{destination}: weights= are whole numbers from 1 on, for the tenants of fair_by=")
         if ordered and destination in self.fair_destinations:
-            raise InvalidSetting(f"{destination}: it is fair already, and an ordered one has no turns")
+            raise InvalidSetting(f"{destination}: ordered= and fair_by= exclude each other; declare one of them")
         if ordered:
             self.ordered_destinations.add(destination)
         if fair_by is not None:
             declared = Fairness(fair_by, dict(weights))
             if self.fair_destinations.setdefault(destination, declared) != declared:
                 raise InvalidSetting(
-                    f"{destination}: it is fair by {self.fair_destinations[destination].header} already"
+                    f"{destination}: fair_by={self.fair_destinations[destination].header!r} is "
+                    "declared already; name one header"
                 )
 
     def incoming(self, envelope: Envelope) -> QueueKeys:

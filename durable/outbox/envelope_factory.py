@@ -184,7 +184,7 @@ class EnvelopeFactory:
         return envelopes[0].id
 
     def _destinations(self, kind: Kind, message_type: str, to: str | None) -> Sequence[str]:
-        """Return one destination, or those of an event. Raises RoutingError, and InvalidSetting when no transport serves `to`."""
+        """Return the destinations. Raises RoutingError, and InvalidSetting when no transport serves `to`."""
         if kind == "answer" and to is not None:
             self._refuse_stranger(to, message_type)
         if kind == "event" or (kind != "command" and to is None and self._routes.is_event(message_type)):
@@ -294,7 +294,7 @@ class EnvelopeFactory:
             raise InvalidMessage(f"{name} cannot be sent: {reason}")
         if screening.never_due(first):
             raise InvalidMessage(
-                f"{name} cannot be sent: it would be due at {first.execution_time}, when its deliver_by "
+                f"{name} cannot be sent: the message would be due at {first.execution_time}, when its deliver_by "
                 f"({first.deliver_by}) has passed; give it longer, or send it earlier"
             )
 
@@ -363,7 +363,7 @@ def _refuse_no_address(message_type: str, reply_to: str) -> None:
 def _execution_time(options: SendOptions, now: datetime) -> datetime | None:
     at, delay = options.get("at"), options.get("delay")
     if at is not None and delay is not None:
-        raise InvalidMessage("give at= or delay=, not both")
+        raise InvalidMessage("at= and delay= exclude each other; give one of them")
     return at or _moment(delay, now)
 
 
@@ -371,7 +371,7 @@ def due_time(at: datetime | None, delay: Duration | None, now: datetime) -> date
     """The one of both that is given, as a time; raises InvalidMessage."""
     moment = at if delay is None else _moment(delay, now)
     if moment is None or (at is not None and delay is not None):
-        raise InvalidMessage("give at= or delay=, one of them")
+        raise InvalidMessage("due time: give at= or delay=, one of them")
     if moment.tzinfo is None or not screening.EARLIEST <= moment <= screening.LATEST:
         raise InvalidMessage(f"at={moment}: give an aware datetime within the calendar")
     return moment
@@ -384,4 +384,4 @@ def _moment(value: datetime | Duration | None, now: datetime) -> datetime | None
     try:
         return now + duration(value)
     except OverflowError:
-        raise InvalidMessage(f"{value!r} from now lies outside the calendar") from None
+        raise InvalidMessage(f"{value!r} from now lies outside the calendar; give a shorter time") from None

@@ -175,7 +175,7 @@ class Outbox:
             self.session.begin()
         except InvalidRequestError as error:
             raise NoUnitOfWork(
-                "this session is closed: what is sent with it would never be stored; open another by "
+                "the session is closed: messages sent with it would never be stored; open another by "
                 "`async with bus.unit_of_work()`"
             ) from error
 

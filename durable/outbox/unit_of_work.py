@@ -88,7 +88,7 @@ class UnitOfWork:
         self._entered = scope.entered(lambda: outbox)
 
     def __enter__(self) -> NoReturn:
-        raise WiringError("unit_of_work: it is entered by `async with bus.unit_of_work()`; the `async` is missing")
+        raise WiringError("unit_of_work: `with` does not enter it; write `async with bus.unit_of_work()`")
 
     def __exit__(self, *_: object) -> None: ...
 

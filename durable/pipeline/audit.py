@@ -134,7 +134,7 @@ def _surveyed(
     """Return the sources of each side, with their sizes, and the part of them that can be judged."""
     for lake in (*senders, *receivers):
         if not lake.files("history"):
-            raise InvalidSetting(f"lake {lake.url}: it holds no history; fill it with durable-agent pipeline archive")
+            raise InvalidSetting(f"lake {lake.url}: no history; fill it with durable-agent pipeline archive")
     since = _first_day(question)
     sent, received = ledger.sources(senders, "outgoing", since), ledger.sources(receivers, "incoming", since)
     counted = ledger.counted(tasks, [*sent, *received])

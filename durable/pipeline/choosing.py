@@ -181,11 +181,11 @@ def _check_condition(rows: DataFrame, where: str) -> None:
     except (PySparkException, Py4JError) as error:
         said = " ".join(str(error).partition("SQLSTATE")[0].split())
         raise InvalidSetting(
-            f"where: {_shortened(where)} is no condition over these columns: {_cause(said)}"
+            f"option where: {_shortened(where)} is no condition over these columns: {_cause(said)}"
         ) from error
     if beyond := _BEYOND_THE_ROW.search(planned):
         raise InvalidSetting(
-            f"where: {_shortened(where)} is no condition over these columns: {_MEANT[beyond.lastgroup or '']}"
+            f"option where: {_shortened(where)} is no condition over these columns: {_MEANT[beyond.lastgroup or '']}"
         )
 
 

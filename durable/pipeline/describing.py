@@ -126,7 +126,7 @@ def refuse_newer(opened: DeltaTable, url: str) -> None:
     given = opened.metadata().configuration.get(_FORMAT) or str(FORMAT)
     if not given.isdecimal() or int(given) > FORMAT:
         raise InvalidSetting(
-            f"lake {url}: its format is {given}, and this version of durable knows formats up to {FORMAT}; "
+            f"lake {url}: format {given} is unknown, and this version of durable knows formats up to {FORMAT}; "
             "upgrade durable wherever this lake is read or written"
         )
 

@@ -55,7 +55,7 @@ def export(lake: Lake, table: LakeTable) -> Exported:
     with needs_iceberg():
         import pyiceberg.table  # noqa: F401
     if not lake.exists(table):
-        raise InvalidSetting(f"lake {lake.url}: it holds no {table}; fill it with durable-agent pipeline archive")
+        raise InvalidSetting(f"lake {lake.url}: no {table}; fill it with durable-agent pipeline archive")
     place = f"{_url(lake.url)}/iceberg/{table}"
     version = _version(place)
     schema = _schema(lake, table)

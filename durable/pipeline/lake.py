@@ -143,7 +143,7 @@ class Lake:
         """Raise InvalidSetting unless something was archived into this table."""
         if not self.exists(table):
             named = table.replace("_", " ")
-            raise InvalidSetting(f"lake {self.url}: it holds no {named}; fill it with durable-agent pipeline archive")
+            raise InvalidSetting(f"lake {self.url}: no {named}; fill it with durable-agent pipeline archive")
 
     def offset(self, app_id: str, table: LakeTable) -> int:
         """Return the transaction below which rows were archived here; 0 if never. It is always read anew."""

@@ -134,7 +134,7 @@ class _Purge:
         unarchived = archives.unarchived_days(self._conn, self._origin.schema, offset, until)
         for day, rows in unarchived.items():
             raise InvalidSetting(
-                f"--keep: it would pass what is archived: {rows:,} rows of {day} are not in the lake; "
+                f"--keep: not all rows are archived: {rows:,} rows of {day} are not in the lake; "
                 "run: durable-agent pipeline archive, or keep more"
             )
 

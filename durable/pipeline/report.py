@@ -84,7 +84,7 @@ def report(
     """Compute it for these UTC days, `until` not included. Raises InvalidSetting when the lake has none of them."""
     by = {name: dimension(name) for name in dimensions}
     if not lake.files("history", since, until):
-        raise InvalidSetting(f"lake {lake.url}: it holds no history of these days; see durable-agent pipeline archive")
+        raise InvalidSetting(f"lake {lake.url}: no history of these days; see durable-agent pipeline archive")
     computed = rollups.bring_up_to_date(spark, lake, since, until, phase("computing days"))
     phase("adding up days")
 

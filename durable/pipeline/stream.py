@@ -103,7 +103,7 @@ def _check(read: Offset, end: Offset) -> None:
     """Raise InvalidSetting when what was read is of a database that numbered its transactions otherwise."""
     if read.get("identity") != end["identity"] or read["xid"] > end["xid"]:
         raise InvalidSetting(
-            "checkpointLocation: this checkpoint is of another state of the database, which was restored, copied, "
+            "checkpointLocation: the checkpoint is of another state of the database, which was restored, copied, "
             "upgraded or failed over since, and numbers its transactions anew; begin with a new checkpoint, and "
-            "deduplicate by id and outcome what is read again"
+            "deduplicate rows that are read again by id and outcome"
         )

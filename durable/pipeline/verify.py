@@ -93,7 +93,7 @@ def claimed(conn: Connection, lake: Lake, table: LakeTable, origin: Origin) -> C
         raise InvalidSetting(f"{source} of this database is not archived; run: durable-agent pipeline archive")
     if archive.identity != archives.identity(conn, origin.schema):
         raise InvalidSetting(
-            f"{source}: this is not the database that was archived into {archive.lake}; run: durable-agent pipeline "
+            f"{source}: another database was archived into {archive.lake}; run: durable-agent pipeline "
             "archive, which says what to do"
         )
     low = lake.offset(archive.app_id, table)

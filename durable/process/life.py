@@ -161,7 +161,7 @@ class Life:
                 self._watchdog.hear()  # nothing can be a node now
                 log.log(logging.WARNING if is_new else logging.DEBUG, "no node now, will try again: %s", error)
             case Stuck(tasks=[]):
-                log.error("%s: the node ends and joins again", error)
+                log.error("node ends and joins again: %s", error)
             case Stuck():
                 self._given_up(error.tasks)
             case _:
@@ -176,7 +176,7 @@ class Life:
         names = ", ".join(task.get_name() for task in left)
         if self._exits:
             end_process(EXIT_STUCK, "the process ends: %s did not end when cancelled", names)
-        log.critical("%s did not end when cancelled and is left behind (see the setting on_stuck)", names)
+        log.critical("tasks left behind, which did not end when cancelled: %s (see the setting on_stuck)", names)
         self._left_behind += left
 
     def _bite(self, reason: str) -> None:

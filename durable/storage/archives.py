@@ -123,7 +123,7 @@ def known_database(conn: Connection, schema: str) -> str | None:
 
 
 def is_numbered_anew(conn: Connection, schema: str, table: str) -> bool:
-    """Tell whether the table holds rows of transactions that this generation has not come to yet: of another cluster."""
+    """Tell whether the table holds rows of another cluster: of transactions that this generation has not come to."""
     return bool(conn.execute(statements.BY_TRANSACTION[table].is_from_elsewhere.within(schema)).scalar_one())
 
 
@@ -232,7 +232,7 @@ def start(conn: Connection, schema: str, table: str) -> int:
 
 
 def end_of_batch(conn: Connection, schema: str, table: str, low: int, high: int, rows: int | None) -> int | None:
-    """Return the end of a batch that begins at `low`: `high`, or after about so many rows. None when it would be empty."""
+    """Return the end of a batch from `low` on: `high`, or after about so many rows. None when it would be empty."""
     of_table, params = statements.BY_TRANSACTION[table], {"low": low, "high": high}
     if rows is not None:
         end = conn.execute(of_table.find_end.within(schema), params | {"rows": rows}).scalar_one()

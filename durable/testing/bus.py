@@ -73,7 +73,7 @@ class InMemoryBus:
 
     async def __aenter__(self) -> Self:
         if self.bus.runtime.node is not None:
-            raise WiringError("this bus runs on a database already: put it into memory before it starts")
+            raise WiringError("the bus runs on a database already: put it into memory before it starts")
         self._schedules = MemorySchedules(self.bus.application.schedules, self.clock, self._mailbox.circuits)
         self._runtime = MemoryRuntime(
             self.bus,

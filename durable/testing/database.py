@@ -59,5 +59,5 @@ class MemoryDatabase(Database):
     ) -> T:
         stand_in = self._stand_ins.get(work)
         if stand_in is None:
-            raise WiringError(f"this bus is in memory: it has no database for {work.__qualname__}()")
+            raise WiringError(f"the bus is in memory: no database for {work.__qualname__}()")
         return cast(T, stand_in(*args, **kwargs))

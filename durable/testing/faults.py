@@ -39,7 +39,7 @@ class Faults:
         return next((fault for fault in self._faults.get(message_type, ()) if fault.times > 0), None)
 
     def arrivals(self, message_type: str) -> int:
-        """Return the number of times that the next message of this type arrives: twice where a test has asked for it."""
+        """Return how often the next message of this type arrives: twice where a test has asked for it."""
         if not self._duplicates[message_type]:
             return 1
         self._duplicates[message_type] -= 1

@@ -98,7 +98,7 @@ class Mailbox:
         self._bury(envelope, Letter.because(reason, QUARANTINED), attempts=0)
 
     def reject(self, endpoint: str, raw: bytes, reason: str, headers: Mapping[str, str]) -> None:
-        """Keep bytes that are no envelope: their dead letter has an envelope all the same here, without type or source."""
+        """Keep bytes that are no envelope: their dead letter has an envelope here, without type or source."""
         envelope = Envelope(
             id=new_id(),
             message_type="",

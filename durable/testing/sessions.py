@@ -83,7 +83,7 @@ class MemoryOutbox(Outbox):
 class _NoDatabase(Session):
     def get_bind(self, *_: Any, **__: Any) -> Any:
         raise WiringError(
-            "this session has no database: give InMemoryBus a session_factory=, such as an async_sessionmaker "
+            "the session has no database: give InMemoryBus a session_factory=, such as an async_sessionmaker "
             "(sync_session_factory= for sync handlers)"
         )
 

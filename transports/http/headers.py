@@ -63,7 +63,7 @@ class Options(msgspec.Struct, frozen=True, rename=_header):
         if self.time_to_live is None:
             return self.deliver_by
         if self.deliver_by is not None:
-            raise InvalidMessage("give Durable-Time-To-Live or Durable-Deliver-By, not both")
+            raise InvalidMessage("Durable-Time-To-Live and Durable-Deliver-By exclude each other; give one of them")
         if not _SECONDS.fullmatch(self.time_to_live):
             raise InvalidMessage(f"Durable-Time-To-Live: {self.time_to_live[:100]!r} is no time; write seconds, as 30")
         return now + timedelta(seconds=float(self.time_to_live))
@@ -78,7 +78,7 @@ def read_options(headers: Headers) -> Options:
     given = {name: value for name, value in _ours(headers).items() if not name.startswith(OWN_PREFIX)}
     for name in given:
         if name not in OPTIONS:
-            raise InvalidMessage(f"there is no header {name!r}{suggestion(name, OPTIONS)}")
+            raise InvalidMessage(f"unknown header: {name!r}{suggestion(name, OPTIONS)}")
     try:
         return msgspec.convert(given, Options)
     except msgspec.ValidationError as error:
@@ -110,7 +110,7 @@ def read_key(headers: Headers) -> str | None:
     key = _ESCAPED.sub(r"\1", quoted[1]) if quoted else keys[0]
     if len(keys) > 1 or not _KEY.fullmatch(key) or (key.startswith('"') and not quoted):
         raise InvalidMessage(
-            f"Idempotency-Key must be one text of 1 to {LONGEST_KEY} printable ASCII characters, quoted or bare"
+            f"Idempotency-Key must be one text: 1 to {LONGEST_KEY} printable ASCII characters, quoted or bare"
         )
     return key
 
@@ -130,9 +130,9 @@ def _ours(headers: Headers) -> dict[str, str]:
         if not name.startswith(PREFIX):
             continue
         if name in found:
-            raise InvalidMessage(f"the header {name!r} comes twice")
+            raise InvalidMessage(f"the header {name!r} comes twice; send it once")
         try:
             found[name] = raw_value.decode()
         except UnicodeDecodeError:
-            raise InvalidMessage(f"the header {name!r} is not in UTF-8") from None
+            raise InvalidMessage(f"the header {name!r} is not in UTF-8; encode its value") from None
     return found

@@ -163,7 +163,7 @@ def _id_of(door: Door, message_type: str, request: Request) -> UUID:
 def _read_event(request: Request, body: bytes) -> cloudevents.Event:
     for name in request.headers:
         if name == http_headers.KEY or name.startswith(http_headers.PREFIX):
-            raise InvalidMessage(f"the header {name!r} is not for CloudEvents, which have attributes for all that")
+            raise InvalidMessage(f"the header {name!r} is not for CloudEvents; use an attribute of the event")
     understood = _content_types()
     content_type = require_content_type(request, *understood, cloudevents.STRUCTURED)
     if content_type == cloudevents.STRUCTURED:

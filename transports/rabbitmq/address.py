@@ -138,7 +138,8 @@ def destination(uri: str, *, service: str, message_type: str, exchange: str) -> 
             return ExchangeAddress(broker, exchange_name(exchange, "amqp_exchange"), key)
         case SubscriptionAddress(broker):
             raise InvalidSetting(
-                f"{uri}: this is where to listen; to send, write {TopicAddress(broker)}, and the exchange routes it"
+                f"{uri}: an address to listen at, not to send to; write "
+                f"{TopicAddress(broker)}, and the exchange routes the message"
             )
 
 
@@ -152,7 +153,7 @@ def source(uri: str) -> Source:
             raise InvalidSetting(f"{uri}: say whose messages to listen to, as in {TopicAddress(broker)}/orders")
         case ExchangeAddress(broker):
             raise InvalidSetting(
-                f"{uri}: nobody listens on an exchange; bind a queue to it, and listen on that, as in"
+                f"{uri}: an exchange has no listeners; bind a queue to it, and listen on that, as in"
                 f" rabbitmq://{quote(broker, safe='')}/queue/mail"
             )
 

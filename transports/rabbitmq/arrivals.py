@@ -51,7 +51,9 @@ def mapped(
     """The envelope in what arrived `now`."""
     try:
         if len(body) > limit_bytes:
-            raise InvalidMessage(f"the body has {len(body)} bytes, more than max_message_bytes ({limit_bytes})")
+            raise InvalidMessage(
+                f"the body has {len(body)} bytes, more than max_message_bytes ({limit_bytes}); send less"
+            )
         headers = about.headers or {}
         if is_ours(headers):
             return received(about, headers, body, now)
@@ -85,10 +87,10 @@ def _foreign(
 ) -> Envelope:
     """Map the message of another program. An id that is no UUID becomes one, the same each time."""
     if not about.message_id:
-        raise InvalidMessage("it has no message_id: duplicates of it could not be recognised")
+        raise InvalidMessage("the delivery has no message_id: duplicates of it could not be recognised")
     message_type = about.message_type or origin.message_type
     if not message_type:
-        raise InvalidMessage("it has no type, and none is configured for its queue (?message_type=)")
+        raise InvalidMessage("the delivery has no type: send one, or configure one for the queue (?message_type=)")
     if (about.content_encoding or "").lower() not in _NOT_ENCODED:
         raise InvalidMessage(f"content_encoding {about.content_encoding!r} is not understood; send it as it is")
     id_ = parsed_uuid(about.message_id) or uuid5(uuid5(_IDS, origin.queue), about.message_id)
@@ -111,7 +113,7 @@ def _deadline(expiration: str | None, now: datetime) -> datetime | None:
     if expiration is None:
         return None
     if not re.fullmatch("[0-9]{1,12}", expiration):
-        raise InvalidMessage(f"expiration {expiration[:100]!r} is no number of milliseconds")
+        raise InvalidMessage(f"expiration {expiration[:100]!r} is no number of milliseconds; write digits")
     return now + timedelta(milliseconds=int(expiration))
 
 

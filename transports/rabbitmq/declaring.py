@@ -78,7 +78,7 @@ async def _channel(connection: AbstractConnection) -> AsyncIterator[AbstractChan
         channel = connection.channel(publisher_confirms=False)
         await channel.initialize()
     except RuntimeError as error:  # so says aio-pika, without a class of its own, of a connection that has gone
-        raise ConnectionFailed("the connection was closed") from error
+        raise ConnectionFailed("broker lost: the connection was closed") from error
     try:
         yield channel
     finally:

@@ -132,7 +132,7 @@ class RabbitListener:
         if consumers is not None:
             is_certain = await consumers.close() and is_certain
         if not is_certain:
-            log.warning("%s: the connection is cut off, so that others get what it holds", self.address)
+            log.warning("listener %s cuts its connection off, so that other listeners get its deliveries", self.address)
             self._broker.consuming.drop()
 
     # ------------------------------------------------------------------ up and down
@@ -177,7 +177,7 @@ class RabbitListener:
             self._counts["connections"] += 1
             self._counts["down"] = 0
             if self._down_because:
-                log.warning("%s is up again", self.address)
+                log.warning("listener %s is up again", self.address)
                 self._down_because = ""
 
     async def _lose(self, consumers: Consumers) -> None:
@@ -245,10 +245,14 @@ class RabbitListener:
         is_new, self._cannot_store = str(error) != self._cannot_store, str(error)
         if not isinstance(error, StorageUnavailable):
             log.error(
-                "%s cannot store %d deliveries: %r", self.address, count, error, exc_info=error if is_new else None
+                "listener %s cannot store %d deliveries: %r",
+                self.address,
+                count,
+                error,
+                exc_info=error if is_new else None,
             )
         elif is_new:
-            log.warning("%s keeps what cannot be rejected now: %s", self.address, error)
+            log.warning("listener %s keeps deliveries that cannot be rejected now: %s", self.address, error)
 
     def _take(self, credit: int) -> list[Delivery]:
         """Take deliveries: as many as the receiver has room for, up to the window of a sending agent."""
@@ -269,7 +273,8 @@ class RabbitListener:
         if self._is_shared and any(envelope.partition_key for envelope in envelopes):
             self._is_shared = False  # said once
             log.warning(
-                "%s: messages with a key arrive over a queue that is not ordered, and two listeners may store them in "
+                "listener %s: messages with a key arrive over a queue that is not ordered, "
+                "and two listeners may store them in "
                 "another order; write ordered=yes in its address",
                 self.address,
             )

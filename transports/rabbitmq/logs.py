@@ -44,5 +44,5 @@ def _listen() -> None:
 def _passes(record: logging.LogRecord) -> bool:
     if not _is_ours.get() or _FAULTS_OF_OURS in str(record.msg):
         return True
-    log.debug("%s: %s", record.name, record.getMessage())
+    log.debug("broker library: %s: %s", record.name, record.getMessage())
     return False

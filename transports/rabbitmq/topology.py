@@ -181,7 +181,9 @@ def _subscription(address: SubscriptionAddress, settings: Settings, service: str
         _refuse_unhandled(name, address, handled)
     types = sorted(address.types or handled)
     if not types:
-        raise InvalidSetting(f"{address}: nothing is handled here, so there is nothing to listen for; declare handlers")
+        raise InvalidSetting(
+            f"{address}: no message type is handled here, so the address has no queues; declare handlers"
+        )
     queues = [_queue(f"{service}-{name}", address.options, settings) for name in types]
     exchange = exchange_name(settings.amqp_exchange, "amqp_exchange")
     bindings = [

@@ -105,7 +105,7 @@ class TcpListener:
                 for connection in self._connections:
                     leaving.create_task(connection.leave(), name=f"goodbye to {connection.peer}")
         except TimeoutError:
-            log.warning("%s closes with batches under way: they were not stored in time", self._uri)
+            log.warning("listener %s closes with batches under way, which were not stored in time", self._uri)
         finally:
             for connection, task in self._connections.items():
                 connection.abort()  # here, because a task that has not begun yet is never told that it is cancelled
@@ -134,13 +134,13 @@ class TcpListener:
             raise_if_cancelled(error)
             # A fault of ours, perhaps in the receiver: it costs this connection, not the others.
             self._counts["dropped"] += 1
-            log.exception("%s dropped the connection of %s: a fault", self._uri, connection.peer)
+            log.exception("listener %s dropped the connection of %s: internal error", self._uri, connection.peer)
         finally:
             del self._connections[connection]
 
     def _count_dropped(self, peer: str, reason: object) -> None:
         self._counts["dropped"] += 1
-        log.warning("%s dropped the connection of %s: %s", self._uri, peer, reason)
+        log.warning("listener %s dropped the connection of %s: %s", self._uri, peer, reason)
 
 
 class _Intake:

@@ -59,7 +59,7 @@ class FrameStream:
         while not received:
             data = await self._read_until(deadline)
             if not data and begun:
-                raise ConnectionFailed("the peer closed the connection in the middle of a frame")
+                raise ConnectionFailed("connection lost: the peer closed the connection in the middle of a frame")
             if not data:
                 return []
             received = self._decoder.feed(data)

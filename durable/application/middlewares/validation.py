@@ -55,7 +55,7 @@ class Validation(Middleware):
             except Exception as error:  # the application's, whatever it is
                 raise InvalidMessage(f"{cls.__qualname__} is refused: {text_of(error)}") from error
             if refused:
-                raise InvalidMessage(f"{cls.__qualname__} is refused by {_name(check)}")
+                raise InvalidMessage(f"{cls.__qualname__} is refused by {_name(check)}; correct the message")
 
 
 def _decode_as_receivers_do(message: object) -> None:

@@ -131,7 +131,7 @@ def _chosen(ids: Sequence[str], keys: Sequence[str]) -> Chosen:
     if bool(ids) == bool(keys):
         raise InvalidSetting("erase: choose messages by --id or by --key, one of both")
     if any(not key for key in keys):
-        raise InvalidSetting("--key: it is empty; messages without a key are erased by --id")
+        raise InvalidSetting("--key: the key is empty; messages without a key are erased by --id")
     return Chosen(ids=[_parse_id(each) for each in dict.fromkeys(ids)], keys=list(dict.fromkeys(keys)))
 
 
@@ -147,7 +147,7 @@ def _refuse_reason(reason: str, chosen: Chosen) -> None:
         raise InvalidSetting("--reason: printable text, such as 'request 4711 of 3 May'")
     if any(key in reason for key in chosen.keys):
         raise InvalidSetting(
-            "--reason: it holds the key that is to be erased, and would keep it; name a request instead"
+            "--reason: the reason holds the key that is to be erased, and would keep it; name a request instead"
         )
 
 
@@ -155,7 +155,7 @@ def _confirm(there: Survey, json: bool) -> None:
     if there.is_empty:
         return
     if json or not sys.stdin.isatty():
-        raise InvalidSetting("erase: what is erased cannot be brought back; give --yes, or --dry-run to count only")
+        raise InvalidSetting("erase: erased messages cannot be brought back; give --yes, or --dry-run to count only")
     print_blocks(_blocks(there, None, None))
     typer.confirm("erase them for good?", abort=True, err=True)
 

@@ -31,7 +31,7 @@ def export(lake: LakeUrl = None, target: FormatName = Format.ICEBERG, json: Json
         from durable.pipeline.iceberg import export as export_table
     tables: list[LakeTable] = [table for table in SOURCES if found.exists(table)]
     if not tables:
-        raise InvalidSetting(f"lake {found.url}: it holds nothing; fill it with durable-agent pipeline archive")
+        raise InvalidSetting(f"lake {found.url}: the lake is empty; fill it with durable-agent pipeline archive")
     done = [export_table(found, table) for table in tables]
     if json:
         print_json({"lake": found.url, "format": target.value, "tables": [asdict(each) for each in done]})

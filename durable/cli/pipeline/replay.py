@@ -170,7 +170,7 @@ def _chosen(
     groups = choosing.survey(rows)
     for option, named in (("--service", {g.service for g in groups}), ("--side", {g.side for g in groups})):
         if len(named) > 1:
-            raise InvalidSetting(f"{option}: these are of {' and '.join(sorted(map(str, named)))}; choose one")
+            raise InvalidSetting(f"{option}: the messages are of {' and '.join(sorted(map(str, named)))}; choose one")
     if groups and all(group.messages == group.without_body for group in groups):
         raise InvalidSetting(
             "history_bodies: none of these messages has its body; history keeps bodies only while the setting is on"

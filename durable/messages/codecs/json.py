@@ -65,7 +65,7 @@ def _model_decoder(cls: type[BaseModel]) -> Callable[[bytes], BaseModel]:
 def _refuse_not_finite(value: object, path: str) -> None:
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise InvalidMessage(f"{path} is {value}, which JSON cannot represent")
+            raise InvalidMessage(f"{path} is {value}, which JSON cannot represent; send a finite number")
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _refuse_not_finite(item, f"{path}[{key!r}]")
