@@ -64,9 +64,9 @@ def archive(
     schema: SchemaName = None,
     debug: Debug = False,
 ) -> Step:
-    """Bring what was written since the last time into the lake: history and dead letters, each row once.
+    """Archive history and dead letters in the lake, each row once: those written since the last run.
 
-    From the first time on nodes keep what is not archived yet, however old it is.
+    From the first run on, nodes keep rows that are not archived yet, however old they are.
     """
     settings, name = _target(app, database, schema, service)
     if end:
@@ -156,7 +156,7 @@ def purge(
 ) -> Step:
     """Drop history and resolved letters that are past their retention, after they were compared with the lake.
 
-    Nodes drop nothing of what is archived.
+    Once a table is archived, nodes themselves drop none of its rows.
     """
     settings, name = _target(app, database, schema, service)
     found = find_lake(lake, settings)
@@ -182,10 +182,9 @@ def status(
     schema: SchemaName = None,
     debug: Debug = False,
 ) -> Step:
-    """Show how far the archive has come, which rows wait for it, and the transaction that holds it back. Needs no
-    Spark.
+    """Show the state of the archive: offsets, rows that wait, and the transaction that holds them back. Needs no Spark.
 
-    Ends with 1 when nothing can be archived before something was decided, the lake lacks what was archived, or an
+    Ends with 1 when archiving waits for a decision, the lake lacks archived rows, or an
     erasure is not done.
     """
     settings, _ = _target(app, database, schema, None)

@@ -28,9 +28,9 @@ Keys = Annotated[
     typer.Option("--key", metavar="KEY", help="all messages of this partition key; may be repeated"),
 ]
 Reason = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="why; it stays in the record, so name nobody in it")
+    str, typer.Option("--reason", metavar="TEXT", help="reason for the record, which stays; write no names of people")
 ]
-By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="who does it; default: USER@HOST")]
+By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="actor for the record; default: USER@HOST")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="count them, and change nothing")]
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
 Vacuum = Annotated[

@@ -25,7 +25,7 @@ FormatName = Annotated[Format, typer.Option("--format", help="iceberg: metadata 
 
 
 def export(lake: LakeUrl = None, target: FormatName = Format.ICEBERG, json: Json = False, debug: Debug = False) -> None:
-    """Bring the Iceberg tables in LAKE/iceberg to what the lake is now. Run it after archive, compact and erase."""
+    """Update the Iceberg tables in LAKE/iceberg to the state of the lake. Run it after archive, compact and erase."""
     found = find_lake(lake, load_settings())
     with needs_spark():
         from durable.pipeline.iceberg import export as export_table

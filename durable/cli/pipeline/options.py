@@ -32,7 +32,7 @@ LakeUrl = Annotated[
 ]
 Service = Annotated[
     str | None,
-    typer.Option("--service", metavar="NAME", help="whose history it is, where neither APP:BUS nor a node tells"),
+    typer.Option("--service", metavar="NAME", help="service of the history, where neither APP:BUS nor a node names it"),
 ]
 
 _ERROR = re.compile(r'^(?:Exception in thread "main" (?:[\w.$]+: )?|\S+ \S+ ERROR \S+ )(.+)$', re.MULTILINE)

@@ -37,9 +37,9 @@ class Origin(StrEnum):
 _CHOICE = "What is replayed"
 Name = Annotated[
     str,
-    typer.Option("--name", metavar="NAME", help="of this replay: under one name a message is replayed once"),
+    typer.Option("--name", metavar="NAME", help="name of the replay; under one name a message is replayed once"),
 ]
-From = Annotated[Origin, typer.Option("--from", help="which table of the lake", rich_help_panel=_CHOICE)]
+From = Annotated[Origin, typer.Option("--from", help="table of the lake", rich_help_panel=_CHOICE)]
 Parquet = Annotated[
     str | None,
     typer.Option("--parquet", metavar="PLACE", help="these files instead of a lake", rich_help_panel=_CHOICE),
@@ -47,7 +47,10 @@ Parquet = Annotated[
 Service = Annotated[
     str | None, typer.Option("--service", metavar="NAME", help="archived by this service", rich_help_panel=_CHOICE)
 ]
-Side = Annotated[SideName | None, typer.Option("--side", help="what it has sent, or received", rich_help_panel=_CHOICE)]
+Side = Annotated[
+    SideName | None,
+    typer.Option("--side", help="messages that the service has sent, or received", rich_help_panel=_CHOICE),
+]
 Types = Annotated[
     list[str] | None, typer.Option("--type", metavar="TYPE", help="these message types", rich_help_panel=_CHOICE)
 ]
@@ -73,7 +76,9 @@ All = Annotated[bool, typer.Option("--all", help="everything, without any filter
 Destination = Annotated[
     str | None, typer.Option("--destination", metavar="URI", help="send them there; local for this service's inbox")
 ]
-SameIds = Annotated[bool, typer.Option("--same-ids", help="keep their ids: only who never saw a message handles it")]
+SameIds = Annotated[
+    bool, typer.Option("--same-ids", help="keep the ids: only services that never saw a message handle it")
+]
 OrderBy = Annotated[
     list[str] | None,
     typer.Option("--order-by", metavar="COLUMN", help="in this order; several are compared one by one"),
