@@ -262,3 +262,14 @@ def test_help_of_an_option_is_a_phrase_in_lower_case(command: Any) -> None:
 def test_walk_reaches_the_commands_of_groups() -> None:
     names = {parameter.id for parameter in COMMANDS}
     assert {"durable-agent", "durable-agent run", "durable-agent dead-letters debug"} <= names
+
+
+# ---------------------------------------------------------------- the settings
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_description_of_a_setting_is_a_phrase(name: str) -> None:
+    text = Settings.model_fields[name].description or ""
+    assert text, "a setting has a description"
+    assert first_word(text) not in NO_OPENINGS, text
+    assert not text.endswith("."), text

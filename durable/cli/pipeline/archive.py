@@ -38,12 +38,15 @@ Successor = Annotated[
     bool,
     typer.Option(
         "--successor",
-        help="this database has taken the place of the one that was archived (restored, upgraded, failed over): "
-        "archive what the lake does not have",
+        help="go on with a database in place of the one that was archived (restored, upgraded, failed over): "
+        "archive the rows that the lake lacks",
     ),
 ]
 End = Annotated[
-    bool, typer.Option("--end", help="archive no more: maintenance drops what is past its retention, archived or not")
+    bool,
+    typer.Option(
+        "--end", help="archive no more: maintenance drops rows that are past their retention, archived or not"
+    ),
 ]
 Keep = Annotated[
     float | None,
@@ -184,8 +187,7 @@ def status(
 ) -> Step:
     """Show the state of the archive: offsets, rows that wait, and the transaction that holds them back. Needs no Spark.
 
-    Ends with 1 when archiving waits for a decision, the lake lacks archived rows, or an
-    erasure is not done.
+    Ends with 1 when archiving waits for a decision, the lake lacks archived rows, or an erasure is not done.
     """
     settings, _ = _target(app, database, schema, None)
     place = lake or settings.lake

@@ -22,7 +22,7 @@ from durable.pipeline.origin import Origin, find_origin
 from durable.pipeline.session import needs_spark
 from durable.storage.erasures import Chosen, Erasure
 
-Ids = Annotated[list[str] | None, typer.Option("--id", metavar="UUID", help="these messages; may be repeated")]
+Ids = Annotated[list[str] | None, typer.Option("--id", metavar="UUID", help="message of this id; may be repeated")]
 Keys = Annotated[
     list[str] | None,
     typer.Option("--key", metavar="KEY", help="all messages of this partition key; may be repeated"),

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Master = Annotated[
-    str | None, typer.Option("--master", metavar="URL", help="Spark's master, such as spark://host:7077 [local[*]]")
+    str | None, typer.Option("--master", metavar="URL", help="master of Spark, such as spark://host:7077 [local[*]]")
 ]
 Remote = Annotated[
     str | None, typer.Option("--remote", metavar="URL", help="a Spark Connect server, such as sc://host:15002")
 ]
 LakeUrl = Annotated[
     str | None,
-    typer.Option("--lake", metavar="PLACE", help="a folder or an object store's URL, instead of DURABLE_LAKE"),
+    typer.Option("--lake", metavar="PLACE", help="folder, or URL of an object store, instead of DURABLE_LAKE"),
 ]
 Service = Annotated[
     str | None,

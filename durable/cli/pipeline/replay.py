@@ -42,7 +42,7 @@ Name = Annotated[
 From = Annotated[Origin, typer.Option("--from", help="table of the lake", rich_help_panel=_CHOICE)]
 Parquet = Annotated[
     str | None,
-    typer.Option("--parquet", metavar="PLACE", help="these files instead of a lake", rich_help_panel=_CHOICE),
+    typer.Option("--parquet", metavar="PLACE", help="files to read instead of a lake", rich_help_panel=_CHOICE),
 ]
 Service = Annotated[
     str | None, typer.Option("--service", metavar="NAME", help="archived by this service", rich_help_panel=_CHOICE)
@@ -52,13 +52,13 @@ Side = Annotated[
     typer.Option("--side", help="messages that the service has sent, or received", rich_help_panel=_CHOICE),
 ]
 Types = Annotated[
-    list[str] | None, typer.Option("--type", metavar="TYPE", help="these message types", rich_help_panel=_CHOICE)
+    list[str] | None, typer.Option("--type", metavar="TYPE", help="message types", rich_help_panel=_CHOICE)
 ]
 Addresses = Annotated[
     list[str] | None,
     typer.Option("--address", metavar="NAME", help="went there, or came in here", rich_help_panel=_CHOICE),
 ]
-Ids = Annotated[list[str] | None, typer.Option("--id", metavar="UUID", help="these messages", rich_help_panel=_CHOICE)]
+Ids = Annotated[list[str] | None, typer.Option("--id", metavar="UUID", help="ids of messages", rich_help_panel=_CHOICE)]
 Since = Annotated[
     str | None,
     typer.Option(

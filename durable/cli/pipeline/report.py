@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="file for the page")]
 Title = Annotated[str, typer.Option("--title", metavar="TEXT", help="title of the page")]
-Since = Annotated[str | None, typer.Option("--since", metavar="DAY", help="this UTC day or later: 2030-12-31, 7d ago")]
-Until = Annotated[str | None, typer.Option("--until", metavar="DAY", help="before this UTC day")]
+Since = Annotated[str | None, typer.Option("--since", metavar="DAY", help="first UTC day: 2030-12-31, 7d ago")]
+Until = Annotated[str | None, typer.Option("--until", metavar="DAY", help="first UTC day after the report")]
 By = Annotated[
     list[str] | None,
     typer.Option(
