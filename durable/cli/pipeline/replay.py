@@ -72,7 +72,7 @@ Where = Annotated[
     str | None,
     typer.Option("--where", metavar="SQL", help="a condition in Spark's SQL over the columns", rich_help_panel=_CHOICE),
 ]
-All = Annotated[bool, typer.Option("--all", help="everything, without any filter", rich_help_panel=_CHOICE)]
+All = Annotated[bool, typer.Option("--all", help="all messages, without any filter", rich_help_panel=_CHOICE)]
 Destination = Annotated[
     str | None, typer.Option("--destination", metavar="URI", help="send them there; local for this service's inbox")
 ]
