@@ -213,7 +213,7 @@ def _arguments(command: Any, options: Mapping[str, Any]) -> list[str]:
     for name, value in options.items():
         if name not in known:
             near = suggestion(name, known) or f"; there are {', '.join(known)}"
-            raise InvalidSetting(f"option {name!r}: unknown{near}")
+            raise InvalidSetting(f"{name}: no such option{near}")
         written += _written(name, known[name], value)
     return written
 

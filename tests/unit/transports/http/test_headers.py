@@ -47,7 +47,7 @@ def test_a_key_is_quoted_or_bare(sent: bytes, meant: str) -> None:
     ],
 )
 def test_what_is_no_key_is_refused(sent: bytes) -> None:
-    with pytest.raises(InvalidMessage, match="one text of 1 to 200 printable ASCII characters, quoted or bare"):
+    with pytest.raises(InvalidMessage, match="one text: 1 to 200 printable ASCII characters, quoted or bare"):
         read_key([(b"Idempotency-Key", sent)])
 
 
