@@ -125,7 +125,7 @@ def test_without_options_the_source_is_http() -> None:
         (
             b"durable-delivery-by",
             b"2030-01-31T12:00:00Z",
-            "no header 'durable-delivery-by'; did you mean 'durable-deliver-by'",
+            "unknown header: 'durable-delivery-by'; did you mean 'durable-deliver-by'",
         ),
         (b"Durable-Source", b"again", "'durable-source' comes twice"),
     ],
