@@ -56,7 +56,7 @@ _SHOWN_AS = {"by_error": "on_error"}
 @checked_class
 @dataclass(frozen=True, slots=True)
 class Depends:
-    """Marks a handler's parameter as what `provider` returns: `Annotated[Mailer, Depends(mailer)]`."""
+    """Marker for a handler's parameter that `provider` makes: `Annotated[Mailer, Depends(mailer)]`."""
 
     provider: Callable[..., Any]
 
@@ -144,7 +144,7 @@ class Context:
         return self._outbox.answer(message, to=address, **options)
 
     def cascade(self, result: object) -> None:
-        """Send what a handler returned: a message, several in a list or tuple, or None."""
+        """Send the messages that a handler returned: one, several in a list or tuple, or None."""
         self._outbox.cascade(result)
 
 

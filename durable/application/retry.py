@@ -148,12 +148,12 @@ class Retry:
 @checked_class
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
-    """The error says for how long its handler is to be left alone: until then no node runs it.
+    """Policy of errors that say how long their handler must wait: until then no node runs it.
 
-    That is the error's `retry_after` (a timedelta or seconds), or the Retry-After header of its `response`, as httpx
-    and requests raise it (RFC 9110, 10.2.3), else `default`; at least `shortest` and at most `longest`. The message is
-    handed back uncounted. An error that asks for less than `shortest`, such as `Retry-After: 0`, is counted as an
-    attempt: nobody waits for a limit to end then, and the message must come to its end.
+    The time is the error's `retry_after` (a timedelta or seconds), or the Retry-After header of its `response`, as
+    httpx and requests raise it (RFC 9110, 10.2.3), else `default`; at least `shortest` and at most `longest`. The
+    message is handed back uncounted. An error that asks for less than `shortest`, such as `Retry-After: 0`, counts as
+    an attempt: no limit ends then, and the message must come to its end.
     """
 
     default: Duration = 30

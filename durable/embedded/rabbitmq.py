@@ -43,7 +43,7 @@ disk_free_limit.absolute = 10MB
 
 
 class Broker:
-    """A private broker, with the faults that can befall one. Every call blocks until what it names has happened."""
+    """Private broker for tests, with faults on demand. Every call blocks until its effect has happened."""
 
     def __init__(self, folder: Path, scripts: Path, port: int) -> None:
         self.folder = folder
@@ -90,7 +90,7 @@ class Broker:
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """End it as an operator would: it closes the connections and writes what it has in memory (about a second)."""
+        """Stop the broker in good order: it closes the connections and writes its memory to disk (about a second)."""
         self._end(signal.SIGTERM)
 
     def restart(self) -> None:
@@ -98,7 +98,7 @@ class Broker:
         self.start()
 
     def pause(self) -> None:
-        """Freeze it: connections stay open, and nothing answers."""
+        """Freeze the broker: connections stay open, and no request is answered."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -112,14 +112,14 @@ class Broker:
         self._alarmed = on
 
     def recover(self) -> None:
-        """Undo whatever was done to it: it runs, is not paused, and has no alarm."""
+        """Undo every fault: the broker runs, is not paused, and has no alarm."""
         self.resume()
         self.start()
         if self._alarmed:
             self.memory_alarm(False)
 
     def settle(self) -> None:
-        """Write what RabbitMQ keeps in memory for up to two seconds: which queues, exchanges and bindings there are.
+        """Write the metadata that RabbitMQ keeps in memory for up to two seconds: its queues, exchanges and bindings.
 
         Confirmed messages are on disk. But kill() makes it forget a queue that is younger than that, with its messages;
         and a quorum queue may come back empty, without a leader.

@@ -182,7 +182,7 @@ class Outbox:
     # ------------------------------------------------------------------ storing
 
     def store(self) -> None:
-        """Flush the session and insert what was sent, in its transaction."""
+        """Flush the session and insert the sent envelopes, in its transaction."""
         self.session.flush()  # listeners of the flush may send too
         if self._pending.unstored():
             self._store(self._connect(), self._pending.unstored(), owned=not self._is_joined)
@@ -333,7 +333,7 @@ class Outbox:
         self._abandon(self._pending.forget_savepoint(name, self._not_connected))
 
     def commit_begins(self, connection: Connection) -> None:
-        """Refuse what other tasks send until the COMMIT, or what follows PREPARE, is over."""
+        """Refuse messages of other tasks until the COMMIT, or the end after PREPARE, is over."""
         if self._commits or (self._connection is not None and self.session.twophase):
             self._is_committing = True
         else:
@@ -348,7 +348,7 @@ class Outbox:
         return self._connection is not None and root is not None and not root.is_active
 
     def store_last(self, connection: Connection) -> None:
-        """Insert what the session has not stored, as the last statement before the COMMIT."""
+        """Insert the envelopes that the session has not stored, as the last statement before the COMMIT."""
         self._refuse_handlers()
         if unstored := self._pending.unstored(self._not_connected):
             self._store(connection, unstored, owned=self._commits)

@@ -105,8 +105,9 @@ class UnitOfWork:
             self._entered.__exit__(None, None, None)
 
     async def end(self, *, commit: bool) -> None:
-        """Commit or roll back, and close the session for good. A session that has no transaction has nothing to commit:
-        its owner has ended it already."""
+        """Commit or roll back, and close the session for good. A session without a transaction is only closed: its
+        owner has ended the transaction already.
+        """
         try:
             if not commit:
                 await self.session.rollback()

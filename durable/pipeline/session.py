@@ -65,10 +65,10 @@ def spark_session(
     app_name: str = "durable",
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> SparkSession:
-    """The session that exists, or a new one. Times are UTC in either.
+    """Return the existing session, or a new one. Times are UTC in either.
 
     `settings` are for a new one in this process, such as FEW_ROWS. Raises InvalidSetting when pyspark is not installed,
-    Java is missing or too old, both places are given, or nobody answers at `remote`.
+    Java is missing or too old, both places are given, or no server answers at `remote`.
     """
     check_session(master, remote)
     from pyspark.sql import SparkSession

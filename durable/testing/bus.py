@@ -108,7 +108,7 @@ class InMemoryBus:
         return [decoded(envelope) for envelope in self._sent if envelope.destination in destinations]
 
     def envelopes(self, cls: type | None = None) -> list[Envelope]:
-        """The envelopes of what was committed: ids, headers, times. One for each message, as in sent()."""
+        """Return the committed envelopes: ids, headers, times. One for each message, as in sent()."""
         self._runtime.settle_commits()
         wanted = None if cls is None else name_of(cls)
         first = {e.id: e for e in reversed(self._sent) if wanted is None or e.message_type == wanted}
@@ -148,9 +148,9 @@ class InMemoryBus:
     # ------------------------------------------------------------------ what is to happen
 
     async def drain(self, *, at_most: int = 10_000) -> None:
-        """Handle what is due, and what comes of it, until nothing is: here and on every connected bus.
+        """Handle the due messages, and those that they cause, until none is left: here and on every connected bus.
 
-        Raises AssertionError when that is still not so after `at_most` rounds: messages that cause each other.
+        Raises AssertionError when messages are left after `at_most` rounds: they cause each other.
         """
         buses = self._connected()
         if any(bus._draining for bus in buses):
@@ -200,9 +200,10 @@ class InMemoryBus:
         times: int = 1,
         after_handling: bool = False,
     ) -> None:
-        """Let the next attempts to handle a message class, given as itself or as its handler, fail with this error.
+        """Make the next attempts to handle a message class, given as itself or as its handler, fail with this error.
 
-        With `after_handling` the handler runs first and its commit fails: what it did elsewhere has happened.
+        With `after_handling` the handler runs first and its commit fails: effects outside of the database have
+        happened.
         """
         self._faults.fail(self._type_of(target), Fault(error, times, after_handling))
 
@@ -211,11 +212,11 @@ class InMemoryBus:
         self._faults.duplicate(name_of(cls), times)
 
     def connect(self, uri: str, other: InMemoryBus) -> None:
-        """Deliver what is sent to this destination to another bus in memory, also what waits for it already."""
+        """Deliver messages for this destination to another bus in memory, also those that wait for it already."""
         self._peers |= dict.fromkeys(self.bus.runtime.envelope_factory.destinations_of(uri), other)
 
     def disconnect(self, uri: str) -> None:
-        """Let what is sent to this destination wait, as when it is down."""
+        """Make messages for this destination wait, as when it is down."""
         for destination in self.bus.runtime.envelope_factory.destinations_of(uri):
             self._peers.pop(destination, None)
 

@@ -81,7 +81,9 @@ SameIds = Annotated[
 ]
 OrderBy = Annotated[
     list[str] | None,
-    typer.Option("--order-by", metavar="COLUMN", help="column that orders the messages; several are compared one by one"),
+    typer.Option(
+        "--order-by", metavar="COLUMN", help="column that orders the messages; several are compared one by one"
+    ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="count them, and change nothing")]
 Rate = Annotated[float | None, typer.Option("--rate", metavar="N", min=0.1, help="at most so many a second")]

@@ -56,13 +56,13 @@ class Way:
 
 
 class Link:
-    """An async context manager: a listener that serves `receiver`, and whatever is between it and a sender.
+    """Async context manager of a listener that serves `receiver`, and of the way between it and a sender.
 
     `transport` makes a transport with these settings; each sender and each listener gets one of its own. `listening`
     makes those of listeners, when it is another, as behind a broker. `settings` are those of the first listener.
 
-    `send_to` is what senders are given, unless it is the listener's own address. Without a `way` the tests that
-    interfere are skipped; `listener_way` is for transports with a broker in the middle.
+    `send_to` is the address for senders, unless it is the listener's own. Without a `way` the tests that interfere are
+    skipped; `listener_way` is for transports with a broker in the middle.
     """
 
     def __init__(
