@@ -42,7 +42,7 @@ DRAINS: Final = 3  # of listeners, of handlers, of senders
 
 
 class Node:
-    """Parts that live as long as one membership."""
+    """Node of this process: the parts that live as long as one membership."""
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ class Latch:
 
     @property
     def ticket(self) -> int:
-        """Return the state to take when a batch is sent, and to show when it fails."""
+        """Return a ticket: to be taken when a batch is sent, and shown when the batch fails."""
         return self._failures
 
     def batch_failed(self, ticket: int | None = None) -> bool:

@@ -143,7 +143,7 @@ class SendingAgent:
         return True
 
     def held(self) -> set[LeaseKey]:
-        """Return all envelopes that this agent works on."""
+        """Return the keys of all rows that this agent works on."""
         batches = chain.from_iterable(self._in_flight.values())
         return {lease.key for lease in chain(self.buffer.waiting(), batches, self._sent, self._deleting)}
 

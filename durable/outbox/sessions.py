@@ -82,7 +82,7 @@ class Sessions:
         return AsyncSession(engine, expire_on_commit=False, close_resets_only=False)
 
     def open_sync(self, longest: timedelta | None = None) -> Session:
-        """Open a session as open()."""
+        """Open a Session; `longest` as in open()."""
         engine = self.sync_engine
         if self._is_longer(longest) and self.given_sync is None:
             engine = engine.execution_options(**{LONGEST: longest})
