@@ -140,7 +140,7 @@ class Node:
                 raise error
 
     async def _close_listeners(self) -> Sequence[asyncio.Task[None]]:
-        """Close them all, whatever becomes of one. Returns what does not end."""
+        """Close all listeners, also after a failure of one. Returns those that do not end."""
         closing = [
             asyncio.create_task(contained(_close(listener)), name=f"close {listener.address}")
             for listener in self.listeners
@@ -231,7 +231,7 @@ class Node:
             task.cancel()
 
     async def _release_everything(self, node_id: NodeId) -> bool:
-        """Give back what is still in memory to any node. False when that is left to the next membership."""
+        """Give rows in memory back to any node. False when that is left to the next membership."""
         try:
             async with asyncio.timeout(self._ending_seconds):
                 for table in (OUTGOING, INCOMING):
@@ -255,7 +255,7 @@ class Node:
 
 
 async def _close(listener: Listener) -> None:
-    """Close it; what is not acknowledged is delivered again. Raises nothing but Stuck."""
+    """Close a listener; unacknowledged deliveries are delivered again. Raises only Stuck."""
     try:
         await listener.close()
     except Stuck:

@@ -53,7 +53,7 @@ _STORE_AGAIN_SECONDS: Final = 0.5
 
 
 class Runtime:
-    """A process of a service: one node after another, and what units of work need of it."""
+    """Process of a service: one node after another, and the parts that units of work need."""
 
     def __init__(
         self, application: Application, settings: Settings, scope: Scope, *, clock: Clock | None = None, **engines: Any
@@ -219,7 +219,7 @@ class Runtime:
         await self.life.start()
 
     async def start_storing(self) -> None:
-        """Check the wiring, and only store what arrives: it is left to the nodes of the service's other processes."""
+        """Check the wiring, and only store arrivals, for the nodes of the service's other processes."""
         self._check_wiring()
         self._waker.start(self.database)
         await self._start_watching()

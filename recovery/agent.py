@@ -214,7 +214,7 @@ class RecoveryAgent:
             await asyncio.sleep(seconds * random.uniform(0.9, 1.1))
 
     async def _surviving(self, name: str, story: Story) -> None:
-        """Run a story; recovery outlives whatever goes wrong in one of them."""
+        """Run a story; recovery outlives any failure of it."""
         try:
             with self.pace.step(name, _MAINTENANCE_SECONDS if story == self._maintain else None):
                 await story()

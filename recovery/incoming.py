@@ -84,7 +84,7 @@ async def claim_trials(
 
 
 async def bury_unknown(context: AgentContext, message_type: str, claim: ClaimOfType) -> None:
-    """Make dead letters of what was claimed so, unless another node has a handler for it."""
+    """Make dead letters of these claimed messages, unless another node has a handler for their type."""
     database, keep_body = context.database, context.settings.history_bodies
     if await database.transaction(_nobody_handles, message_type):
         dead = await database.transaction(_dead_letter_unknown, message_type, context.node, claim, keep_body=keep_body)

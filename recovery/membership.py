@@ -69,7 +69,7 @@ class Membership:
         return self.node
 
     async def leave(self) -> None:
-        """Strike the node off and give the lock back. What it owns must have been released before."""
+        """Strike the node off and give the lock back. Its rows must have been released before."""
         self._leaving.set()
         await asyncio.to_thread(self._thread.join, 5)
 

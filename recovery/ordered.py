@@ -156,7 +156,7 @@ class OrderedClaims:
         return claimed, goes_on
 
     def _is_in_turn(self, lane: Lane, waiting: ordering.Waiting) -> bool:
-        """Could it be claimed for this lane? The type is None where nobody may have it: it is held."""
+        """Tell whether a message can be claimed for this lane. The type of a held message is None."""
         return waiting.message_type is not None and lane.message_type in (None, waiting.message_type)
 
     # ------------------------------------------------------------------ claiming

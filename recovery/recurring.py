@@ -48,7 +48,7 @@ class Recurring:
         self._counters = context.counters
 
     async def poll(self) -> timedelta | None:
-        """Run what is due. Returns the time until the next will be; None: there is none."""
+        """Run the due schedules. Returns the time until the next is due; None when there is none."""
         if not self._schedules:
             return None
         rows = await self._read()
@@ -86,7 +86,7 @@ class Recurring:
         self._counters.add(Event.RECURRED, ran)
 
     def _run_locked(self, conn: Connection, schema: str, schedule: Schedule) -> int:
-        """Store what is due of it and move it on. Returns how many times it ran."""
+        """Store the due occurrences of a schedule and move it on. Returns how many ran."""
         row = storage.lock_due(conn, schema, schedule.name, schedule.declaration)
         if row is None:
             return 0

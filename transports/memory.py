@@ -71,7 +71,7 @@ class MemoryTransport:
         return MemoryListener(self, uri, endpoint, self._drain_seconds)
 
     def break_(self, uri: str) -> None:
-        """Fail what is under way to this URI, and everything after it until restore()."""
+        """Fail batches under way to this URI, and all later ones until restore()."""
         self._faults[uri] = _Fault.BROKEN
         for deadline, destination in self._under_way.items():
             if destination == uri and not deadline.expired():
@@ -148,7 +148,7 @@ class MemorySender:
             return await listener._receive(list(batch))
 
     async def ping(self) -> None:
-        """Raise TransportError unless somebody listens and could store a batch now."""
+        """Raise TransportError unless a listener is there and could store a batch now."""
         async with self._transport._reaching(self._destination) as listener:
             if not await listener._ready():
                 raise TransportError(f"{self._destination}: the peer cannot store anything now")

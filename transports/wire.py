@@ -205,7 +205,7 @@ def _salvage_batch(payload: memoryview, channel: int, size_bytes: int) -> Receiv
 
 
 def read_envelopes(raws: Iterable[msgspec.Raw]) -> tuple[list[Envelope], dict[int, Rejected]]:
-    """The envelopes that can be read, and by their positions what to say of the others."""
+    """Return the readable envelopes, and the outcomes of the others by their positions."""
     envelopes: list[Envelope] = []
     rejected: dict[int, Rejected] = {}
     for position, raw in enumerate(raws):

@@ -83,7 +83,7 @@ class Entry:
         self._is_entered = self._is_given_up = False
 
     def enter(self) -> None:
-        """Raise NoRoom when nobody waits for it any more."""
+        """Raise NoRoom when the attempt is not waited for any more."""
         with self._lock:
             if self._is_given_up:
                 raise NoRoom

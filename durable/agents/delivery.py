@@ -155,7 +155,7 @@ class Delivery:
         return await self._decode(lease, attempt, held)
 
     async def _decode(self, lease: LeasedEnvelope, attempt: int, held: BlockedKeys) -> Task | None:
-        """The message as it was sent: each attempt may change what it is given. None when it cannot be decoded."""
+        """Return a copy of the message as it was sent; each attempt has its own. None when it cannot be decoded."""
         try:
             return Task(lease, upcasting.decode(lease.envelope, self._handler.cls), attempt)
         except BaseException as error:  # also what validators and upcasters of the application raise

@@ -130,7 +130,7 @@ class FairQueue(Buffer[LeasedEnvelope]):
         return len(self._waiting) + ready >= batch_size or super().full_batch_waits(batch_size, batch_bytes)
 
     def take(self, batch_size: int, batch_bytes: int) -> list[LeasedEnvelope]:
-        """The next batch. What is taken of a key is out: nothing more of the key is taken until settled()."""
+        """Take the next batch. A key with taken messages is out: no more of its messages are taken until settled()."""
         if not self._turns:
             return super().take(batch_size, batch_bytes)
         self._plain_first = not self._plain_first

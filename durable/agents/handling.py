@@ -142,7 +142,7 @@ class HandlingAgent:
         self._changed.set()
 
     def observe_parked(self, keys: Set[str]) -> None:
-        """Follow what `circuits` says: nothing of these keys is begun, and what waits of them goes back."""
+        """Apply `circuits`: no message of these keys is begun, and their waiting messages are handed back."""
         self._delivery.parked = keys
         if keys:
             of_them = [lease for lease in self.buffer.waiting() if lease.envelope.partition_key in keys]
@@ -175,7 +175,7 @@ class HandlingAgent:
         self._on_capacity()
 
     def stop(self) -> None:
-        """Finish what is being handled, take nothing new, then end run()."""
+        """Finish the messages in handling, take no more, then end run()."""
         self._delivery.stopping = True
         self._changed.set()
 

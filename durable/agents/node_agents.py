@@ -112,7 +112,7 @@ class NodeAgents:
         return agent
 
     def retire(self, destination: str) -> bool:
-        """End the agent of an address that nobody uses; False when it has something after all."""
+        """End the agent of an unused address; False when it has rows after all."""
         agent = self.senders.get(destination)
         if agent is None or not agent.retire():
             return False

@@ -80,7 +80,7 @@ def _nothing() -> _Found:
 
 
 class ReceivingAgent:
-    """Stores what arrives. It is the `Receiver` of every listener of this node."""
+    """Agent that stores arrivals: the `Receiver` of every listener of this node."""
 
     def __init__(
         self,
@@ -158,11 +158,11 @@ class ReceivingAgent:
     # ------------------------------------------------------------------ its loop
 
     def observe_circuits(self, paused: Set[str]) -> None:
-        """Follow what `circuits` says: for these endpoints every answer is Busy."""
+        """Apply `circuits`: for these endpoints every answer is Busy."""
         self._paused = paused
 
     def stop(self) -> None:
-        """Answer Busy to what is new; run() ends when what was taken is answered."""
+        """Answer Busy to new arrivals; run() ends when those taken are answered."""
         self._stopping = True
         self._changed.set()
 
@@ -182,7 +182,7 @@ class ReceivingAgent:
                     waiting.answered.set_result([_STOPPED] * len(waiting.batch))
 
     def _next_round(self) -> list[_Waiting]:
-        """Whole batches, up to what one statement takes well; at least one."""
+        """Return whole batches, up to a size that one statement takes well; at least one."""
         count = size = 0
         for waiting in self._queue:
             size += len(waiting.batch)

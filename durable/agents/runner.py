@@ -135,7 +135,7 @@ class Run:
     """Called just before the first call."""
 
     async def at(self, place: Place) -> None:
-        """Run it. Raises NoRoom, Outage, TransactionEnded, and what the handler and the completion raise."""
+        """Run the attempt. Raises NoRoom, Outage, TransactionEnded, and errors of the handler and the completion."""
         async with place.closing():
             outbox = self.sessions.outbox(place.session)
             outbox.commit_allowed = False

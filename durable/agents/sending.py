@@ -113,7 +113,7 @@ class SendingAgent:
         self._changed.set()
 
     def observe_circuit(self, latched: bool, generation: int) -> None:
-        """Follow what `circuits` said at a time when this agent was at `generation`; older news is ignored."""
+        """Apply `circuits` as read when this agent was at `generation`; older news is ignored."""
         if generation != self.latch_generation or latched == self.circuit.latched:
             return
         if latched:
@@ -123,7 +123,7 @@ class SendingAgent:
         self._changed.set()
 
     def observe_pause(self, paused: bool) -> None:
-        """Follow what an operator or a handler has said: while it is paused nothing is sent, not even a ping."""
+        """Apply a pause of an operator or a handler: no envelope is sent while it lasts, not even a ping."""
         if paused != self.paused:
             log.warning("destination %s paused" if paused else "destination %s resumed", self.destination)
             self.paused = paused
@@ -131,7 +131,7 @@ class SendingAgent:
             self._on_capacity()
 
     def stop(self) -> None:
-        """Send what is in memory, then end run()."""
+        """Send the envelopes in memory, then end run()."""
         self._stopping = True
         self._changed.set()
 
@@ -321,7 +321,7 @@ class SendingAgent:
         self._done([lease for lease, _ in rejected])
 
     async def _delete_acknowledged(self) -> None:
-        """Gather for a moment, so that one commit deletes what many batches have brought."""
+        """Gather for a moment, so that one commit deletes the rows of many batches."""
         linger = self._settings.delete_linger.total_seconds()
         while not (self._all_sent and not self._sent):
             await self._acknowledged.wait()

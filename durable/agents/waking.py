@@ -43,7 +43,7 @@ class Waker:
         self._home = asyncio.get_running_loop(), database
 
     async def stop(self) -> None:
-        """Tell what is left to tell, and leave the loop."""
+        """Send the last notifications, and leave the loop."""
         self._home = None
         await asyncio.sleep(0)  # what was asked for from another thread begins now
         if self._task is not None:

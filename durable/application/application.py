@@ -25,7 +25,7 @@ from durable.transports.base import Transport
 
 
 class Listening(NamedTuple):
-    """A declared listener: its URI and the stable key of what it stores."""
+    """Declared listener: its URI and the stable key of its envelopes."""
 
     uri: str
     endpoint: str
@@ -89,7 +89,7 @@ class Application:
         return types + [Declared("outgoing", to, places.of_destination(to)) for to in self.destinations()]
 
     def check(self, envelope_factory: EnvelopeFactory) -> None:
-        """Raise WiringError, or InvalidMessage, for what would fail at the first message."""
+        """Raise WiringError, or InvalidMessage, for a fault that would fail the first message."""
         for name in self.by_type().keys() | self.routes.destinations().keys():
             _check_codec(class_of(name))
         for handler in self.handlers.values():
@@ -107,7 +107,7 @@ class Application:
             )
 
     def warn(self) -> None:
-        """Log what is no error, and hardly meant."""
+        """Log declarations that are valid, but hardly meant."""
         if self.listeners and not self.handlers:
             uris = ", ".join(listening.uri for listening in self.listeners)
             log.warning("no handler is declared: every message that arrives at %s becomes a dead letter", uris)

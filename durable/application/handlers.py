@@ -327,7 +327,7 @@ class Handler:
         return None if self.fair_by is None else partial(share_of, header=self.fair_by)
 
     async def run(self, call: Incoming) -> Any:
-        """Run an async handler, send what it returned, and return that."""
+        """Run an async handler, send the messages that it returned, and return them."""
         failures: list[BaseException] = []
         async with AsyncExitStack() as stack:
             with _noted(failures):

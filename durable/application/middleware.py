@@ -29,7 +29,7 @@ HandleNext = Callable[[Incoming], Awaitable[object]]
 
 
 class Middleware:
-    """A component: it overrides `send`, `handle` or both, and stands in the onion of what it overrides."""
+    """Middleware component: it overrides `send`, `handle` or both, and runs around those that follow it."""
 
     def send(self, outgoing: Outgoing, call_next: SendNext) -> UUID | None:
         """Run around one message that is sent: by send(), publish(), reply(), or as returned by a handler.

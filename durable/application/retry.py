@@ -61,7 +61,7 @@ class HandBack:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Unowned, and nobody takes any more of them for this time."""
+    """Verdict to hand the message back unowned, and to stop its handler for this time."""
 
     time: timedelta
     reason: str

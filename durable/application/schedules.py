@@ -37,7 +37,7 @@ _ANY_TIME: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A declared schedule. `declaration` tells it from what other versions of the code declare under its name."""
+    """Declared schedule. `declaration` tells it from declarations of other versions under its name."""
 
     name: str
     cron: Cron

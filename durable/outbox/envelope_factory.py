@@ -142,7 +142,7 @@ Send = Callable[[Outgoing], UUID | None]
 
 
 class EnvelopeFactory:
-    """Makes the envelopes of one service. `around` puts middleware around what it is given: it is asked for once."""
+    """Factory of the envelopes of one service. `around` returns the middleware of a call: it is asked for once."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class EnvelopeFactory:
         return self._compose(message, message_type, self._destinations("cascade", message_type, None), None, options)
 
     def _tell_of_no_subscriber(self, message_type: str) -> None:
-        """Once: an event that nobody wants yet is no mistake, but may be a misspelt subscription."""
+        """Warn once about an event without subscribers: no mistake, but perhaps a misspelt subscription."""
         if message_type not in self._unwanted:
             self._unwanted.add(message_type)
             log.warning(
@@ -333,7 +333,7 @@ def check_options(function: str, options: SendOptions, *, to: object = None) -> 
 
 
 def blank(message: object) -> Envelope:
-    """An envelope for nobody, to encode a message that is only looked at, or compared with another."""
+    """Make an envelope without a destination, to encode a message that is only shown, or compared."""
     facts = {"message_type": name_of(type(message)), "content_type": content_type_of(type(message))}
     return msgspec.structs.replace(_NO_ENVELOPE, **facts)
 

@@ -136,7 +136,7 @@ class Outbox:
         return tuple(entry.envelope for entry in self._pending.unstored())
 
     def cascade(self, result: object) -> None:
-        """Send what a handler returned: a message, several in a list or tuple, or None."""
+        """Send the messages that a handler returned: one, several in a list or tuple, or None."""
         for message in result if isinstance(result, list | tuple) else [result]:
             if message is not None:
                 self._envelope_factory.send(self._sending(message, "cascade", None, {}))

@@ -65,7 +65,7 @@ def outboxes_of(session: Session) -> dict[Hashable, Any]:
 
 
 def follow(connection: Connection, outbox: Follower) -> None:
-    """Tell this outbox what becomes of the connection's transaction."""
+    """Tell this outbox the end of the connection's transaction."""
     followers = _followers(connection)
     if outbox not in followers:
         connection.execution_options(**{_KEY: [*followers, outbox]})
@@ -206,7 +206,7 @@ def _commit_twophase(connection: Connection, xid: str, is_prepared: bool) -> Non
 
 
 def _end(connection: Connection, followers: Sequence[Follower], undo: Callable[[], None]) -> None:
-    """Store what was not stored; otherwise this transaction does not commit."""
+    """Store the envelopes that are not stored yet; a failure keeps this transaction from committing."""
     try:
         _store(connection, followers)
     except BaseException:

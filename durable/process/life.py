@@ -80,7 +80,7 @@ class Life:
             raise
 
     async def ended(self) -> None:
-        """Return when it was stopped; raises Stuck, or what has ended it, when no node follows though it was not."""
+        """Return when the process was stopped. Raises Stuck, or the error that has ended it, when no node follows."""
         if self._living is None:
             await self._stopping.wait()
             return

@@ -232,7 +232,7 @@ class InMemoryBus:
                     self._store(LOCAL, envelope)
 
     async def _step(self) -> bool:
-        """Send what is due and handle the first message. False when there was nothing to do."""
+        """Send due messages and handle the first. False when none was due."""
         self._runtime.settle_commits()
         self._committed(self._schedules.due(self._runtime.envelope_factory))
         self._runtime.counters.add(Event.EXPIRED, self._mailbox.expire_late(self._burials()))

@@ -140,7 +140,7 @@ class Mailbox:
         return 1 if handler is None or is_tried else handler.max_batch
 
     def departing(self, destinations: Collection[str]) -> list[Row]:
-        """Take out what is due for these destinations, unless they are paused."""
+        """Take out the due messages for these destinations, unless they are paused."""
         now = self.clock.now()
         going = {each for each in destinations if self.circuits.of(CircuitKind.DESTINATION, each) is None}
         rows = [row for row in self.outgoing.values() if row.endpoint in going and row.is_due(now)]
@@ -149,7 +149,7 @@ class Mailbox:
         return rows
 
     def expire_late(self, burials: Burials) -> int:
-        """End whatever waits and was to be handled before now. Returns how many expired."""
+        """End waiting messages that should have been handled before now. Returns how many expired."""
         now, expired = self.clock.now(), len(self.expired)
         late = [(rows, row) for rows in (self.incoming, self.outgoing) for row in rows.values() if row.is_late(now)]
         for rows, row in late:

@@ -19,7 +19,7 @@ from durable.transports.base import Receiver
 
 
 class MemoryReceiver:
-    """The `Receiver` of `bus.asgi()`: what comes in waits in the mailbox, as if a peer in memory had sent it."""
+    """`Receiver` of `bus.asgi()`: arrivals wait in the mailbox, as if a peer in memory had sent them."""
 
     def __init__(self, room: int, mailbox: Mailbox, receive: Callable[[str, Envelope], Outcome]) -> None:
         self._room = room
@@ -99,7 +99,7 @@ class MemoryRuntime(Runtime):
         self._endings.append((ending, sent))
 
     def settle_commits(self) -> None:
-        """Take over what was committed by connections whose sessions could not tell of it."""
+        """Take over commits of connections whose sessions could not tell of them."""
         over = [each for each in self._endings if each[0].is_over]
         self._endings = [each for each in self._endings if not each[0].is_over]
         for ending, sent in over:

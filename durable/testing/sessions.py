@@ -89,7 +89,7 @@ class _NoDatabase(Session):
 
 
 class _StandsIn:
-    """Gives what a session does with data to a stand-in, and whatever else the stand-in has."""
+    """Session that passes its data operations, and all other attributes, on to a stand-in."""
 
     _stand_in: Any
 

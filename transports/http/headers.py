@@ -116,7 +116,7 @@ def read_key(headers: Headers) -> str | None:
 
 
 def id_of(key: str, endpoint: str, message_type: str) -> UUID:
-    """The id of the envelope: a key that is a UUID itself; of any other one that nobody else makes."""
+    """Return the id of the envelope: a key that is a UUID itself, or a UUID made from any other key."""
     if _UUID.fullmatch(key):
         return UUID(key)
     return uuid5(uuid5(uuid5(NAMESPACE_URL, f"durable:{endpoint}"), message_type), key)

@@ -95,7 +95,7 @@ async def _store(door: Door, envelope: Envelope, cls: type, *, key: str) -> Resp
 
 
 def _refuse_unfit(door: Door, envelope: Envelope, cls: type) -> None:
-    """Raise HTTPException for what the receiver would quarantine, and for what no handler could decode."""
+    """Raise HTTPException for a message that the receiver would quarantine, or that no handler could decode."""
     settings, now = door.settings, datetime.now(UTC)
     if len(envelope.body) > settings.max_message_bytes:
         raise HTTPException(413, f"a message has at most {settings.max_message_bytes} bytes here")

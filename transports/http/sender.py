@@ -72,7 +72,7 @@ class HttpSender:
             raise self._failure(answer)
 
     async def _send(self, envelopes: Sequence[Envelope]) -> list[Outcome]:
-        """Halve what does not fit until it does: a large batch travels in parts, an impossible envelope is found."""
+        """Halve a batch until its parts fit: a large batch travels in parts, an impossible envelope is found."""
         try:
             return await self._deliver(envelopes)
         except InvalidMessage as error:

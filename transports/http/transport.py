@@ -59,7 +59,7 @@ class HttpTransport:
         parse(uri)
 
     def resolve(self, uri: str, message_type: str) -> str:
-        """`uri` itself; raises InvalidSetting when the secret would be shown to whoever listens on the way."""
+        """Return `uri` itself. Raises InvalidSetting when the secret would be readable on the way."""
         if self._settings.http_auth == "bearer":
             self._secret_for(parse(uri))
         return uri

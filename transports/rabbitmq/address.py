@@ -96,7 +96,7 @@ Source = QueueAddress | SubscriptionAddress
 
 
 def parse(uri: str) -> Address:
-    """Parse the address. Raises InvalidSetting with a sentence that says what is wrong and what to write instead."""
+    """Parse the address. Raises InvalidSetting with one sentence: the fault, and the text to write instead."""
     try:
         parts = urlsplit(uri)
     except ValueError as error:
@@ -190,7 +190,7 @@ def _checked(setting: str, url: str) -> str:
 
 
 def _broker(parts: SplitResult) -> str:
-    """The name of the broker. What may be a user and a password is not shown."""
+    """Return the name of the broker. A part that may be a user and a password is not shown."""
     if not parts.netloc or "@" in parts.netloc or ":" in parts.netloc:
         raise InvalidSetting(
             f"{SCHEME}://...{parts.path}: write the name of a broker, as in {SCHEME}://{DEFAULT_BROKER}{parts.path};"

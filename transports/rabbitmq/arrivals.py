@@ -38,7 +38,7 @@ class Unmappable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The queue that is consumed, and what is taken for granted of messages that durable has not sent."""
+    """Consumed queue, with the defaults for messages that durable has not sent."""
 
     queue: str
     destination: str
@@ -48,7 +48,7 @@ class Origin:
 def mapped(
     delivery: Basic.Deliver, about: Basic.Properties, body: bytes, *, origin: Origin, limit_bytes: int, now: datetime
 ) -> Envelope | Unmappable:
-    """The envelope in what arrived `now`."""
+    """Return the envelope in a delivery that arrived `now`."""
     try:
         if len(body) > limit_bytes:
             raise InvalidMessage(
@@ -118,7 +118,7 @@ def _deadline(expiration: str | None, now: datetime) -> datetime | None:
 
 
 def _content_type(given: str | None) -> str:
-    """JSON is JSON, whatever charset is said beside it (RFC 8259: it is UTF-8)."""
+    """Treat JSON as JSON with any charset beside it (RFC 8259: it is UTF-8)."""
     if not given or media_type(given) == JSON:
         return JSON
     return given

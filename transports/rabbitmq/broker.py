@@ -114,7 +114,7 @@ class Connection:
         return channel
 
     def drop(self) -> None:
-        """Cut it off at once, for all who use it: the broker delivers again what was not acknowledged."""
+        """Cut the connection off at once, for all its users: the broker delivers unacknowledged messages again."""
         if (opened := self._shared.newest) is not None:
             opened.drop()
 
@@ -145,7 +145,7 @@ class Connection:
 
 
 class _Opened:
-    """A connection that was opened, with what aio-pika keeps to itself."""
+    """Open connection, with the internals of aio-pika that durable needs."""
 
     def __init__(self, connection: aio_pika.Connection, socket: Socket) -> None:
         assert connection.transport is not None
@@ -159,7 +159,7 @@ class _Opened:
         return self.underlay.is_opened and not self._dropped
 
     def drop(self) -> None:
-        """Cut it off at once; what waits on it is told so."""
+        """Cut the connection off at once; its waiting callers get an error."""
         self._dropped = True
         self._socket.abort()
 
@@ -229,7 +229,7 @@ class Brokers:
 
 
 def _with_defaults(url: str, settings: Settings) -> URL:
-    """The URL with what it leaves to durable: heartbeats often enough that a silent broker is noticed in time."""
+    """Return the URL with durable's own defaults: heartbeats often enough that a silent broker is noticed in time."""
     given = URL(url)
     idle_seconds = settings.idle_timeout.total_seconds()
     defaults = {"heartbeat": str(max(1, int(idle_seconds / _HEARTBEATS_TO_BE_LOST) - 1))}

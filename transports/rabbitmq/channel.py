@@ -78,7 +78,7 @@ def write(channel: Channel, data: bytes) -> None:
 
 
 async def flush(channel: Channel) -> None:
-    """Wait until the socket has taken what was written. While a broker reads nothing, that is for ever."""
+    """Wait until the socket has taken all written bytes. While a broker reads nothing, this waits for ever."""
     flushed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     if await is_writable(channel):
         channel.write_queue.put_nowait(ChannelFrame(payload=b"", should_close=False, drain_future=flushed))

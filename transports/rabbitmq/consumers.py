@@ -119,7 +119,7 @@ class Consumers:
 
 
 async def acknowledge(deliveries: Iterable[Delivery]) -> None:
-    """A Basic.Ack for each. What cannot be acknowledged, its channel being lost, is going to be delivered again."""
+    """Send a Basic.Ack for each delivery. Those whose channel is lost are going to be delivered again."""
     acks: dict[Channel, list[bytes]] = {}
     for delivery in deliveries:
         assert delivery.method.delivery_tag is not None

@@ -35,7 +35,9 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`reason` says why it is refused and what to do; only queues that are there have counts."""
+    """State of a queue or exchange. `reason` says why it is refused and how to repair it; only existing queues have
+    counts.
+    """
 
     state: State
     reason: str = ""

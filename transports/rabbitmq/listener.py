@@ -181,7 +181,7 @@ class RabbitListener:
                 self._down_because = ""
 
     async def _lose(self, consumers: Consumers) -> None:
-        """Return when they are lost; what they brought is delivered again."""
+        """Return when the consumers are lost; their deliveries are delivered again."""
         self._go_down(await asyncio.shield(consumers.lost))
         try:
             await self._leave(consumers, is_certain=True)
@@ -268,7 +268,7 @@ class RabbitListener:
         return batch
 
     async def _store(self, receiver: Receiver, batch: Sequence[Delivery]) -> None:
-        """Store what can be, keep as dead letters what is to be rejected, and acknowledge both."""
+        """Store the valid deliveries, keep the others as dead letters, and acknowledge both."""
         envelopes = [delivery.content for delivery in batch if isinstance(delivery.content, Envelope)]
         if self._is_shared and any(envelope.partition_key for envelope in envelopes):
             self._is_shared = False  # said once

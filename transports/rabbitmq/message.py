@@ -187,7 +187,7 @@ def received(about: Basic.Properties, headers: Mapping[str, Any], body: bytes, n
 
 
 def _deadline(headers: Mapping[str, Any], now: datetime) -> datetime | None:
-    """Return the deadline. The time at the broker is uncertain: the earlier of what both clocks say."""
+    """Return the earlier deadline by the clocks of sender and receiver: the time at the broker is unknown."""
     deliver_by, published_at = _moment(headers, _DELIVER_BY), _moment(headers, _PUBLISHED_AT)
     if deliver_by is None or published_at is None:
         return deliver_by

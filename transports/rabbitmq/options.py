@@ -71,7 +71,7 @@ def _plain(name: str, what: str) -> str:
 
 
 class Query:
-    """The options after the `?` of a URI. Everything raises InvalidSetting, which says what to write instead."""
+    """Options after the `?` of a URI. Every method raises InvalidSetting, with the text to write instead."""
 
     def __init__(self, uri: str, text: str) -> None:
         self.uri = uri

@@ -94,7 +94,7 @@ class Publisher:
             self._batches.discard(batch)
 
     async def drop(self, error: TransportError) -> None:
-        """Use the channel no more: what is not confirmed on it fails."""
+        """Stop using the channel: unconfirmed messages on it fail."""
         self._fail(error)
         await abandon(self._channel)
 

@@ -129,7 +129,7 @@ Address = TcpAddress | UnixAddress
 
 
 def parse(uri: str) -> Address:
-    """Parse the address. Raises InvalidSetting with a sentence that says what is wrong and what to write instead."""
+    """Parse the address. Raises InvalidSetting with one sentence: the fault, and the text to write instead."""
     try:
         parts = urlsplit(uri)
         parts.port  # noqa: B018  it is parsed, and may fail, only when read

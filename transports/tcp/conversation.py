@@ -185,7 +185,7 @@ class ClientSide:
         return Answered(channel, [Failed(printable(reason))] * count)
 
     def _pack(self, envelopes: Sequence[Envelope], count: int, now: datetime | None) -> Sendable | Unsendable:
-        """Halve what does not fit until it does: a large batch travels in parts, an impossible envelope is found."""
+        """Halve a batch until its parts fit: a large batch travels in parts, an impossible envelope is found."""
         channel = self._next_channel()
         while True:
             try:
@@ -223,7 +223,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Give the envelopes to the receiver, then answer this channel with `outcomes` of what it says."""
+    """Command to give the envelopes to the receiver, and then to answer this channel with its outcomes."""
 
     channel: int
     envelopes: list[Envelope]
@@ -246,7 +246,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The client is done: finish what is under way and close."""
+    """End of the client: finish the batches under way and close."""
 
 
 class ServerSide:

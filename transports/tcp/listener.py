@@ -169,7 +169,7 @@ class _Intake:
         return max(1, room // max(1, len(self._connections))) if room > 0 else 0
 
     async def reserve(self, size_bytes: int) -> None:
-        """Wait until these bytes may be under way. What is larger than the budget goes alone."""
+        """Wait until these bytes may be under way. A batch larger than the budget goes alone."""
         while self._bytes and self._bytes + size_bytes > self._most_bytes:
             self._freed.clear()
             await self._freed.wait()
@@ -239,7 +239,7 @@ class _Connection:
         self._stream.abort()
 
     def grant_credit(self) -> None:
-        """Grant what has become free without an answer that could have carried it."""
+        """Grant free credit that no answer could carry."""
         if self._side.state is not ServerState.OPEN or self._ended.is_set():
             return
         frame = self._side.grant(self._intake.room())
@@ -256,7 +256,7 @@ class _Connection:
             pass
 
     async def _hear_more(self, tasks: asyncio.TaskGroup) -> bool:
-        """Act on what arrives next; False when the peer is done."""
+        """Act on the next frame; False when the peer is done."""
         received = await self._stream.read()
         for item in received:
             match self._side.hear(item, self._intake.room()):

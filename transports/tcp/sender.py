@@ -93,7 +93,7 @@ class TcpSender:
         return opened
 
     async def _converse(self, opened: asyncio.Future[_Connection]) -> None:
-        """The life of one connection. What ends it is told to those who wait, never raised."""
+        """Life of one connection. The waiting callers are told its end; it is never raised."""
         try:
             connection = await self._connect()
             opened.set_result(connection)

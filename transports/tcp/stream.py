@@ -86,7 +86,7 @@ class FrameStream:
         await self.flush()
 
     async def flush(self) -> None:
-        """Wait until little of what was written is still to be sent."""
+        """Wait until few of the written bytes are still to be sent."""
         try:
             with translated("writing"):
                 async with asyncio.timeout(self._frame_seconds):
@@ -105,11 +105,11 @@ class FrameStream:
         await self.write(encode(frame))
 
     def abort(self) -> None:
-        """Close at once; what was not sent yet is lost."""
+        """Close at once; unsent bytes are lost."""
         self._writer.transport.abort()
 
     async def close(self) -> None:
-        """Close when what was written is sent, or after a moment when the peer does not take it."""
+        """Close when all written bytes are sent, or after a moment when the peer does not take them."""
         self._writer.close()
         try:
             with contextlib.suppress(OSError, TimeoutError):
