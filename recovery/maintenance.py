@@ -99,7 +99,7 @@ async def _close_circuits(database: Database) -> None:
 
 async def _sweep_staged(database: Database, keep: timedelta) -> None:
     if swept := await database.transaction(staging.sweep, keep_batches=keep):
-        log.info("dropped what was staged by jobs that died: %s", ", ".join(swept))
+        log.info("dropped tables staged by jobs that died: %s", ", ".join(swept))
 
 
 def _first_line(error: Exception) -> str:

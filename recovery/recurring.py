@@ -79,7 +79,7 @@ class Recurring:
             raise
         except BaseException as error:  # what it makes, or where that goes, is the application's
             raise_if_cancelled(error)
-            log.exception("schedule %s cannot run, and is tried again", schedule.name)
+            log.exception("schedule %s cannot run; will retry", schedule.name)
             await self._database.transaction(self._fail, schedule, error)
             return
         failpoint("C22")

@@ -286,7 +286,8 @@ class HandlingAgent:
                 self._end_if_cancelled()
                 # Not the handler's failure, which the delivery settles, but ours. The rows stay owned, and are
                 # released as forgotten, so another attempt follows.
-                log.exception("handling of %s broke off", [str(lease.envelope.id) for lease in taken])
+                ids = [str(lease.envelope.id) for lease in taken]
+                log.exception("internal error while handling %s; will retry", ids)
             await self._hand_back(self.buffer.withdraw(held))
         finally:
             self._working.difference_update(lease.key for lease in taken)

@@ -81,7 +81,7 @@ async def guard(database: Database, application: Application, settings: Settings
     if not settings.pause_undecodable:
         raise UndecodableMessages("\n".join([*lines.values(), _ADVICE]))
     for message_type, line in lines.items():
-        log.error("paused until it is resumed: %s", line)
+        log.error("message type paused until it is resumed: %s", line)
         await database.transaction(
             circuits.pause_at_least,
             CircuitKind.HANDLER,

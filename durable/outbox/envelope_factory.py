@@ -208,7 +208,7 @@ class EnvelopeFactory:
         if message_type not in self._unwanted:
             self._unwanted.add(message_type)
             log.warning(
-                "event %s was published to nobody: it has no subscriber and no handler here; declare one by "
+                "event %s was published without a receiver: no subscriber and no handler here; declare one by "
                 "bus.subscribe()",
                 message_type,
             )

@@ -41,7 +41,7 @@ class Stuck(DurableError):
 
 
 def raise_if_cancelled(error: BaseException) -> None:
-    """Raise CancelledError when this task is asked to end, and errors that must not be stopped. First in an `except`."""
+    """Raise CancelledError when this task must end, and errors that must not be stopped. First in an `except`."""
     if isinstance(error, KeyboardInterrupt):
         raise error
     if is_cancelled():
