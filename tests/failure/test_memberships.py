@@ -372,7 +372,7 @@ async def test_node_leaves_a_handler_to_the_others_when_all_its_threads_hang(
 
             await eventually(is_reported, within=20)
             await eventually(another_node(bus, before), within=30)
-            assert any("cancelled: handler memberships.done" in record.getMessage() for record in caplog.records)
+            assert any("handler memberships.done (see" in record.getMessage() for record in caplog.records)
             again = bus.runtime.node_id
             async with bus.unit_of_work() as uow:
                 uow.send(Other(100))
