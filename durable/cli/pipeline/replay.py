@@ -74,7 +74,7 @@ Where = Annotated[
 ]
 All = Annotated[bool, typer.Option("--all", help="all messages, without any filter", rich_help_panel=_CHOICE)]
 Destination = Annotated[
-    str | None, typer.Option("--destination", metavar="URI", help="send them there; local for this service's inbox")
+    str | None, typer.Option("--destination", metavar="URI", help="address to send to; local for this service's inbox")
 ]
 SameIds = Annotated[
     bool, typer.Option("--same-ids", help="keep the ids: only services that never saw a message handle it")
@@ -85,8 +85,8 @@ OrderBy = Annotated[
         "--order-by", metavar="COLUMN", help="column that orders the messages; several are compared one by one"
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="count them, and change nothing")]
-Rate = Annotated[float | None, typer.Option("--rate", metavar="N", min=0.1, help="at most so many a second")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="count the messages, and change nothing")]
+Rate = Annotated[float | None, typer.Option("--rate", metavar="N", min=0.1, help="most messages a second")]
 Chunk = Annotated[int, typer.Option("--chunk", metavar="N", min=1, help="messages in one transaction")]
 
 
