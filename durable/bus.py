@@ -65,7 +65,7 @@ _PARAMETERS: Final = ("service", "database", "mode", "engine", "sync_engine", "t
 
 
 class PauseTarget(TypedDict, total=False):
-    """What pause() and resume() can name besides the class of a handler."""
+    """Targets of pause() and resume() other than the class of a handler."""
 
     listener: str
     destination: str
@@ -74,14 +74,14 @@ class PauseTarget(TypedDict, total=False):
 
 
 class Bus:
-    """One service of the application.
+    """Service of an application: its handlers, routes and node.
 
-    `service` names it to its peers. `database` is a SQLAlchemy URL of the application's own Postgres (default: the
-    setting database_url). `engine` and `sync_engine`, when given, are used for units of work instead of engines made
-    from that URL, and stay the application's to close. With mode="send-only" this process stores messages and leaves
-    everything else to the service's other processes. Further keyword arguments are settings (`batch_size=50`).
+    `service`: its name for its peers. `database`: SQLAlchemy URL of the application's own Postgres (default: the
+    setting database_url). `engine` and `sync_engine`: engines for units of work, instead of engines made from that
+    URL; the application closes them. `mode`: a "send-only" process stores messages, and leaves sending and handling to
+    the service's other processes. Further keyword arguments are settings (`batch_size=50`).
 
-    Raises InvalidSetting for an unknown setting or a value that it must not have.
+    Raises InvalidSetting for an unknown setting or an invalid value.
     """
 
     @checked
@@ -136,27 +136,27 @@ class Bus:
         fair_by: str | None = None,
         weights: Mapping[str, int] | None = None,
     ) -> Callable[[F], F]:
-        """Declare the handler of a message class, and of the older ones that upcasters make into it.
+        """Declare the handler of a message class, and of the older classes that upcasters convert to it.
 
-        A failed message runs again as `retry` says (default: the settings retry_*); an error of a class in `on_error`
-        (`{TimeoutError: Retry(...)}`) has a policy of its own, the nearest class counting.
-        `concurrency` messages run at once on each node (default: the setting). With `max_batch` above 1, up to that
-        many waiting messages share one transaction: much faster for small handlers; when one fails each is run alone. A
-        handler whose message is annotated list[cls] is called once for all of them, and what it sends begins new
-        conversations.
-        `timeout` (`30`, "30s" or a timedelta) bounds one attempt. With a `circuit_breaker` the handler is stopped on
-        every node while too many of its messages fail. With `inherit_deliver_by` what the handler sends expires when
-        its message does, unless it is sent with a deliver_by= of its own.
+        `retry`: policy for failed messages (default: the settings retry_*). `on_error`: policies for single exception
+        classes, `{TimeoutError: Retry(...)}`; the nearest class counts. `concurrency`: messages handled at once on each
+        node (default: the setting). `max_batch`: up to this many waiting messages share one transaction, which is much
+        faster for small handlers; when one of them fails, each is run alone. A handler whose message is annotated
+        list[cls] is called once for the batch, and messages that it sends begin new conversations.
 
-        Messages of one `key=` are handled one after another. With `ordered` all messages of this class are, over all
-        nodes. `on_dead_letter="park"` stops the key of a message that became a dead letter (and an ordered handler as a
-        whole) until it is resumed; "continue" lets the next one come (default: the setting). With
-        `on_expiry="dead-letter"` what comes too late for its deliver_by is a dead letter, and no mere line of the
-        history (default: the setting). `fair_by` names the header
-        (`tenant` is the one of `send(tenant=...)`), or `key`, by which tenants take turns, each with as many messages
-        as `weights` says (default: 1).
+        `timeout`: longest attempt (seconds, "30s" or a timedelta; default: the setting handler_timeout).
+        `circuit_breaker`: stops the handler on every node while too many of its messages fail. `inherit_deliver_by`:
+        messages sent by the handler expire when its message does, unless they have a deliver_by= of their own.
 
-        Raises InvalidSetting for a parameter that cannot be given, or a second handler of the same class.
+        Messages of one `key=` are handled one after another, in the order of their commits. `ordered`: all messages of
+        this class are, over all nodes. `on_dead_letter`: "park" stops the key of a dead letter (an ordered handler as
+        a whole) until it is resumed, "continue" goes on with the next message (default: the setting). `on_expiry`:
+        "dead-letter" keeps a message that comes too late for its deliver_by as a dead letter, "forget" as a line of
+        the history (default: the setting). `fair_by`: header by which tenants take turns (`tenant` is that of
+        `send(tenant=...)`), or `key`; each tenant gets as many turns in a row as `weights` says (default: 1).
+
+        Each message is handled exactly once within the dedupe window: its effects and its completion are one
+        transaction. Raises InvalidSetting for an invalid parameter, or a second handler of the same class.
         """
         if not isinstance(cls, type):
             raise InvalidSetting(f"handles: cls={shown(cls)}: give the message class: @bus.handles(OrderPlaced)")
@@ -190,9 +190,12 @@ class Bus:
 
     @checked
     def on_error(self, *errors: type[Exception], retry: Retry | RetryAfter) -> None:
-        """The policy of these errors in every handler that has none of its own for them:
+        """Set the retry policy of these exceptions in every handler that has no policy of its own for them.
+
         `bus.on_error(TimeoutError, retry=Retry(immediate=0, delays=[5, 60]))`, or
-        `bus.on_error(RateLimited, retry=RetryAfter())`, which stops the handler for as long as the error asks for."""
+        `bus.on_error(RateLimited, retry=RetryAfter())`, which stops the handler for as long as the error asks for.
+        Raises InvalidSetting for classes that are no exceptions, and WiringError while the bus runs.
+        """
         self._refuse_when_running("on_error", ", ".join(error.__qualname__ for error in errors))
         if not errors:
             raise InvalidSetting("on_error: errors: give at least one class of exceptions, such as TimeoutError")
@@ -201,19 +204,20 @@ class Bus:
 
     @checked
     def use(self, middleware: Middleware, *, stage: Stage = "core") -> None:
-        """Put a component around everything that is sent and every handler: "before" is around "core", "core" around
-        "after", and in each stage what was used first is around the rest. See docs/middleware.md.
+        """Put middleware around every sent message and every handler: see docs/middleware.md.
 
-        Raises WiringError once the bus has started or sent, and InvalidSetting for what is no Middleware.
+        `stage`: "before" is around "core", and "core" around "after"; in each stage the component that was used first
+        is around the others. Raises WiringError once the bus has started or sent, and InvalidSetting for an object that
+        is no Middleware.
         """
         self._application.stack.use(middleware, stage)
 
     @checked
     def trace(self, provider: TracerProvider | None = None) -> None:
-        """Make OpenTelemetry spans of everything that is sent and handled: see docs/telemetry.md.
+        """Make OpenTelemetry spans of all messages that are sent and handled: see docs/telemetry.md.
 
-        `provider` is whose spans they are; the global one unless given. Call it before middleware that is to run within
-        the spans. Raises InvalidSetting when `durable-bus[tracing]` is not installed.
+        `provider`: tracer provider of the spans (default: the global one). Call it before use() of middleware that is
+        to run within the spans. Raises InvalidSetting when `durable-bus[tracing]` is not installed.
         """
         try:
             from durable.application.tracing import Tracing
@@ -227,9 +231,9 @@ class Bus:
 
     @checked_names
     def meter(self, provider: MeterProvider | None = None) -> None:
-        """Give the metrics to OpenTelemetry, under the names that /metrics has: see docs/telemetry.md.
+        """Give the metrics to OpenTelemetry, under the names of /metrics: see docs/telemetry.md.
 
-        `provider` is whose instruments they are; the global one unless given. Raises InvalidSetting when
+        `provider`: meter provider of the instruments (default: the global one). Raises InvalidSetting when
         `durable-bus[tracing]` is not installed.
         """
         try:
@@ -242,21 +246,25 @@ class Bus:
 
     @checked
     def listen(self, uri: str, *, name: str | None = None) -> None:
-        """Receive on this address. `name` is the key under which duplicates are recognised (default: the service):
-        give listeners the same name when they may be sent the same envelope."""
+        """Receive messages at this address, from the start of the bus on.
+
+        `name`: key under which duplicates are recognised (default: the service). Give listeners the same name when
+        they may be sent the same envelope. Raises InvalidSetting for an invalid address, or one that was declared
+        before, and WiringError while the bus runs.
+        """
         self._refuse_when_running("listen", uri)
         self.runtime.transports().of(uri)
         _check_endpoint("listen", name)
         if any(listening.uri == uri for listening in self._application.listeners):
-            raise InvalidSetting(f"{uri} has a listener already")
+            raise InvalidSetting(f"{uri}: the bus has this listener already; declare each address once")
         self._application.listeners.append(Listening(uri, name or self.service))
 
     @checked
     def asgi(self, name: str | None = None) -> ASGIApp:
-        """An ASGI app that receives over HTTP, to be mounted: `app.mount("/durable", bus.asgi())`.
+        """Return an ASGI app that receives messages over HTTP, to be mounted: `app.mount("/durable", bus.asgi())`.
 
-        It answers 503 until the bus runs, and follows it from run to run, with the settings of now. `name` as in
-        listen(). What it counts is shown under the listener `asgi:` and that name. Raises InvalidSetting when
+        The app answers 503 until the bus runs, and follows it from run to run, with its current settings. `name` as in
+        listen(). Its counters appear under the listener `asgi:` and that name. Raises InvalidSetting when
         `durable-bus[http]` is not installed.
         """
         endpoint = name or self.service
@@ -266,18 +274,18 @@ class Bus:
 
     @checked
     def metrics_app(self, registry: Collector | None = None) -> ASGIApp:
-        """An ASGI app with /metrics for Prometheus and /health, to be mounted: `app.mount("/durable", ...)`.
+        """Return an ASGI app with /metrics for Prometheus and /health, to be mounted: `app.mount("/durable", ...)`.
 
-        `registry`: what else is to be exposed there, such as prometheus_client.REGISTRY. Everybody who reaches it may
-        read it. Where no application serves it, set metrics_port. Raises InvalidSetting when `durable-bus[metrics]` is
-        not installed.
+        `registry`: collector whose metrics are exposed too, such as prometheus_client.REGISTRY. The app asks for no
+        credentials. Where no application serves it, set metrics_port. Raises InvalidSetting when
+        `durable-bus[metrics]` is not installed.
         """
         if registry is not None and not hasattr(registry, "collect"):
             raise InvalidSetting(f"metrics_app: registry={registry!r}: give a Collector of prometheus_client")
         return self.runtime.metrics_app(lambda: self.runtime.monitor, registry)
 
     def statistics(self) -> Statistics:
-        """What this process is doing, and has done since the bus was started. To be called in its event loop."""
+        """Return the counters of this process since the bus was started. Call it in the bus's event loop."""
         return self.runtime.statistics()
 
     @checked
@@ -290,11 +298,11 @@ class Bus:
         fair_by: str | None = None,
         weights: Mapping[str, int] | None = None,
     ) -> None:
-        """Commands of this class go to this one destination.
+        """Route commands of this class to one destination.
 
-        With `ordered` everything that goes there leaves in the order in which it was committed, one batch at a time
-        over all nodes. `fair_by` names the header, or `key`, that tells the tenants of a destination apart, who take
-        turns: as often as `weights` says (default: 1). Raises InvalidSetting, and RoutingError for a second route.
+        `to`: address of the destination. `ordered`: all envelopes for it leave in the order of their commits, one batch
+        at a time over all nodes. `fair_by`: header, or `key`, by which the tenants of the destination take turns, each
+        as often in a row as `weights` says (default: 1). Raises InvalidSetting, and RoutingError for a second route.
         """
         places = self._application.routes.places
         destination = self._connect(self._application.routes.route, cls, to)
@@ -310,7 +318,7 @@ class Bus:
         fair_by: str | None = None,
         weights: Mapping[str, int] | None = None,
     ) -> None:
-        """Events of this class go to this destination too; `ordered`, `fair_by` and `weights` as in route()."""
+        """Send events of this class to this destination as well; arguments as in route(). Raises InvalidSetting."""
         places = self._application.routes.places
         destination = self._connect(self._application.routes.subscribe, cls, to)
         places.declare_destination(destination, ordered, fair_by, weights or {})
@@ -333,13 +341,13 @@ class Bus:
         to: str | None = None,
         **options: Unpack[SendOptions],
     ) -> None:
-        """Send this message at every time that `cron` names in the time zone `tz`: once over all nodes.
+        """Send a message at every time that `cron` names in the time zone `tz`: once over all nodes.
 
-        A function instead of a message is called with the time of the occurrence, an aware datetime in UTC, and
-        returns the message; it must be quick. `name` is what operators and other versions of the code know it by: the
-        declaration of the youngest node counts. Occurrences that came while no node ran are run `misfire`: "once" for
-        all of them, "all" (the last 100), or "skip". `to` and `options` as in send(); deliver_by= is a timedelta.
-        A process with mode="send-only" runs none. Raises InvalidSetting.
+        `message`: the message, or a function that is called with the time of the occurrence, an aware datetime in UTC,
+        and returns the message; the function must be quick. `name`: identifies the schedule for operators and for
+        other versions of the code; the declaration of the youngest node counts. `misfire`: occurrences that came while
+        no node ran are run "once" for all of them, "all" (the last 100), or "skip". `to` and `options` as in send();
+        deliver_by= is a timedelta. A process with mode="send-only" runs no schedules. Raises InvalidSetting.
         """
         self._refuse_when_running("every", name)
         if name in self._application.schedules:
@@ -364,24 +372,28 @@ class Bus:
     # ------------------------------------------------------------------ send
 
     def send(self, message: object, *, to: str | None = None, **options: Unpack[SendOptions]) -> UUID:
-        """Send a command with the unit of work in scope; returns the envelope's id.
+        """Send a command with the current unit of work; returns the envelope's id.
 
-        It is stored when the unit of work commits and forgotten when it rolls back. Delivered at least once and
-        handled exactly once within the dedupe window. Raises NoUnitOfWork, RoutingError, InvalidMessage.
+        The envelope is stored when the unit of work commits, and dropped when it rolls back. It is delivered at least
+        once, and handled exactly once within the dedupe window. `to`: address of the destination, instead of the route.
+        Raises NoUnitOfWork outside of a unit of work, RoutingError without a destination, and InvalidMessage for a
+        message that cannot be sent.
         """
         return self._scope.outbox.send(message, to=to, **options)
 
     def publish(self, message: object, **options: Unpack[SendOptions]) -> UUID:
-        """Send an event to every subscriber, with the unit of work in scope; all copies share the id returned."""
+        """Send an event to every subscriber, with the current unit of work; all copies share the id returned.
+
+        An event with neither subscribers nor a handler here is dropped. Guarantees and errors as in send().
+        """
         return self._scope.outbox.publish(message, **options)
 
     @checked_names
     def unit_of_work(self, *, timeout: Duration | None = None) -> UnitOfWork:
-        """One AsyncSession and one transaction: `async with bus.unit_of_work() as uow`.
+        """Open an AsyncSession and a transaction: `async with bus.unit_of_work() as uow`.
 
-        With a timeout (a timedelta or seconds) above the setting `unit_of_work_timeout`, the database lets its
-        statements run, and its transaction wait for what else is done in it, for so long. Raises InvalidSetting for a
-        time that is not above 0.
+        `timeout` (seconds, or a timedelta): longest statement, and longest pause between statements, when above the
+        setting unit_of_work_timeout. Raises InvalidSetting for a time that is not above 0.
         """
         longest = None if timeout is None else length_of_time("unit_of_work", "timeout", timeout)
         if longest is not None and longest <= timedelta(0):
@@ -392,8 +404,10 @@ class Bus:
     @checked
     @contextmanager
     def enlist(self, session: AnySession) -> Iterator[Outbox]:
-        """Make your own session a unit of work. Every later commit of this session takes its messages with it, also
-        after the block; inside the block `bus.send()` finds it. A scoped session is that of this thread or task."""
+        """Make your own session a unit of work. Every later commit of this session stores its messages, also after
+        the block; inside the block `bus.send()` finds the session. A scoped session stands for that of this thread or
+        task.
+        """
         own = session() if isinstance(session, scoped_session | async_scoped_session) else session
         outbox = self.runtime.sessions.outbox(own)
         with self._scope.entered(lambda: outbox):
@@ -414,9 +428,9 @@ class Bus:
 
         The pause lasts for `for_` (`60`, "1m" or a timedelta), or until resume(). Messages wait meanwhile; senders to a
         paused listener see Busy; occurrences of a paused schedule are passed over. The pause is a row of `circuits`,
-        committed when this returns, and obeyed by the other nodes within a moment. Call it while the bus runs;
-        elsewhere there is `durable-agent pause`. Raises InvalidSetting for a time that is not above 0, or when not
-        exactly one thing is named.
+        committed when this returns, and obeyed by the other nodes within a moment. `reason` is shown to operators. Call
+        it while the bus runs; elsewhere there is `durable-agent pause`. Raises InvalidSetting for a time that is not
+        above 0, or when not exactly one target is named.
         """
         time = None if for_ is None else length_of_time("pause", "for_", for_)
         if time is not None and time <= timedelta(0):
@@ -428,13 +442,16 @@ class Bus:
 
     @checked
     async def resume(self, cls: type | None = None, **named: Unpack[PauseTarget]) -> bool:
-        """End a pause before its time, or close a circuit that failures have opened. False when there was none."""
+        """End a pause before its time, or close a circuit that failures have opened.
+
+        Names one target as pause() does. False when the target was neither paused nor stopped.
+        """
         database = self.runtime.database
         was_open = [await database.transaction(circuits.resume, *each) for each in self._circuits(cls, named)]
         return any(was_open)
 
     def _circuits(self, cls: type | None, named: PauseTarget) -> list[tuple[CircuitKind, str]]:
-        """What is named; an address that is resolved by type names a destination for each."""
+        """Return the names of these targets; an address that is resolved by type names one destination for each."""
         chosen = [(CircuitKind(kind), str(key)) for kind, key in named.items() if key is not None]
         if cls is not None:
             chosen.append((CircuitKind.HANDLER, name_of(cls)))
@@ -454,8 +471,8 @@ class Bus:
     async def cancel(self, message: UUID, *, reason: str | None = None) -> bool:
         """Cancel a scheduled message before it is due; the history records it as cancelled.
 
-        False when it is due already, or done. An event with several destinations is cancelled for those that it has
-        not left for. Call it while the bus runs, as the methods below.
+        False when the message is due already, or done. An event with several destinations is cancelled for those that
+        it has not left for. `reason` is kept in the history. Call it while the bus runs, as the methods below.
         """
         return await self.runtime.database.transaction(
             delayed.cancel_message,
@@ -467,15 +484,15 @@ class Bus:
 
     @checked
     async def run_now(self, message: UUID) -> bool:
-        """Make a scheduled message due at once. False when it is due already, or done."""
+        """Make a scheduled message due at once. False when the message is due already, or done."""
         return await self.runtime.database.transaction(delayed.run_message_now, message)
 
     @checked
     async def reschedule(self, message: UUID, *, at: datetime | None = None, delay: Duration | None = None) -> bool:
-        """Make a scheduled message due at another time. False when it is due already, or done.
+        """Make a scheduled message due at another time: `at`, or `delay` from now. False when it is due already.
 
         Raises InvalidMessage when the message would expire before that time, or be older then than the dedupe_window
-        of its receiver.
+        of its receiver, and when not exactly one of both is given.
         """
         moment = due_time(at, delay, self.runtime.clock.now())
         changed = await self.runtime.database.transaction(
@@ -483,7 +500,7 @@ class Bus:
         )
         if changed.left and not changed.done:
             raise InvalidMessage(
-                f"{message} cannot wait until {moment}: it would expire, or be too old for its receiver"
+                f"{message} cannot wait until {moment}: the message would expire, or be too old for its receiver"
             )
         return bool(changed.done)
 
@@ -501,14 +518,14 @@ class Bus:
     # ------------------------------------------------------------------ run
 
     def __enter__(self) -> NoReturn:
-        raise WiringError("Bus: it is started by `async with bus`, not by `with bus`")
+        raise WiringError("Bus: `with bus` starts no bus; use `async with bus`")
 
     def __exit__(self, *_: object) -> None: ...
 
     async def __aenter__(self) -> Self:
         if self.runtime.is_running:
             raise WiringError(
-                "this bus runs already: start it once, by `async with bus`, bus.run() or DurableMiddleware "
+                "the bus runs already: start it once, by `async with bus`, bus.run() or DurableMiddleware "
                 "(which takes lifespan=False when the application starts it)"
             )
         try:
@@ -528,10 +545,10 @@ class Bus:
         self.runtime = self._make_runtime()
 
     async def serve(self) -> None:
-        """Run until SIGINT or SIGTERM; the first drains, a second ends the process at once.
+        """Run until SIGINT or SIGTERM: the first drains, a second ends the process at once.
 
-        What cannot be survived, such as an agent that does not end, ends the process with an exit code and a line of
-        log, because it is taken for the bus's own: see the setting `on_stuck`.
+        The process is taken for the bus's own. A fault that cannot be survived, such as an agent that does not end,
+        ends it with an exit code and a line of log: see the setting `on_stuck`.
         """
         life = self.runtime.life
         try:
@@ -540,17 +557,17 @@ class Bus:
             life.end_watch()
 
     def run(self) -> None:
-        """serve() as a whole process. Threads of handlers that never end do not keep it."""
+        """Run serve() as a whole process, which threads of handlers that never end do not keep alive."""
         serving.run(self, self.runtime.life)
 
     @property
     def application(self) -> Application:
-        """What was declared."""
+        """Declarations of this bus."""
         return self._application
 
     @contextmanager
     def running_on(self, runtime: Runtime) -> Iterator[None]:
-        """In this block, work on this runtime instead of one of its own: how durable.testing puts a bus into memory."""
+        """Use this runtime in this block, instead of the bus's own: how durable.testing puts a bus into memory."""
         own, before = self.runtime, self._substitute
         self.runtime = self._substitute = runtime
         try:
@@ -567,7 +584,7 @@ class Bus:
 
 
 def _retry_of(settings: Settings) -> Retry:
-    """Of handlers without one of their own."""
+    """Return the retry policy of handlers without one of their own."""
     return Retry(settings.retry_immediate, settings.retry_delays, settings.retry_jitter, settings.retry_max_age)
 
 

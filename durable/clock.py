@@ -16,7 +16,7 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back."""
+        """Return the seconds of a clock that never goes back."""
         ...
 
 

@@ -69,7 +69,7 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
     @property
     def weight_bytes(self) -> int:
-        """About what it costs in memory and on the wire."""
+        """Return the approximate size in memory and on the wire, in bytes."""
         return len(self.body) + sum(len(key) + len(value) for key, value in self.headers.items()) + 256
 
 

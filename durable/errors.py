@@ -132,7 +132,7 @@ class LeaseLost(DurableError):
 
 
 class TransactionEnded(DurableError):
-    """The handler ended its transaction by a rollback; put what may fail into session.begin_nested()."""
+    """The handler ended its transaction by a rollback; put statements that may fail into session.begin_nested()."""
 
 
 class Verdict(DurableError):
@@ -176,7 +176,7 @@ class PutBack(Verdict):
 class PauseListener(Verdict):
     """The handler hands the message back, and pauses its listener.
 
-    For this time no node runs the handler, and nothing more is received where the message came from.
+    For this time no node runs the handler, and the listener that the message came by receives no messages.
     """
 
     def __init__(self, for_: Duration, reason: str | None = None) -> None:

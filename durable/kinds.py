@@ -1,4 +1,4 @@
-"""Which values fit an annotation, and how to tell people: the rules behind durable.arguments.
+"""Rules that tell whether a value fits an annotation, and that describe it for people: the base of durable.arguments.
 
 fits(3, Retry)           False
 fits("10s", Duration)    True

@@ -42,7 +42,7 @@ DRAINS: Final = 3  # of listeners, of handlers, of senders
 
 
 class Node:
-    """Everything that lives as long as one membership."""
+    """Node of this process: the parts that live as long as one membership."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Node:
                 raise error
 
     async def _close_listeners(self) -> Sequence[asyncio.Task[None]]:
-        """Close them all, whatever becomes of one. Returns what does not end."""
+        """Close all listeners, also after a failure of one. Returns those that do not end."""
         closing = [
             asyncio.create_task(contained(_close(listener)), name=f"close {listener.address}")
             for listener in self.listeners
@@ -227,11 +227,11 @@ class Node:
             return
         _, late = await asyncio.wait(tasks, timeout=self._settings.drain_timeout.total_seconds())
         for task in late:
-            log.warning("%s: %s did not end within drain_timeout and is cancelled", what, task.get_name())
+            log.warning("task cancelled, which did not end within drain_timeout: %s (%s)", task.get_name(), what)
             task.cancel()
 
     async def _release_everything(self, node_id: NodeId) -> bool:
-        """Give back what is still in memory to any node. False when that is left to the next membership."""
+        """Give rows in memory back to any node. False when that is left to the next membership."""
         try:
             async with asyncio.timeout(self._ending_seconds):
                 for table in (OUTGOING, INCOMING):
@@ -243,7 +243,7 @@ class Node:
         return True
 
     def listener_statistics(self) -> dict[str, Mapping[str, int]]:
-        """What each listener has counted, by its address."""
+        """Return the counters of each listener, by its address."""
         return {listener.address: listener.statistics() for listener in self.listeners}
 
     def in_loop(self, function: Callable[[Sequence[Sent]], None], sent: Sequence[Sent]) -> None:
@@ -255,11 +255,11 @@ class Node:
 
 
 async def _close(listener: Listener) -> None:
-    """Close it; what is not acknowledged is delivered again. Raises nothing but Stuck."""
+    """Close a listener; unacknowledged deliveries are delivered again. Raises only Stuck."""
     try:
         await listener.close()
     except Stuck:
         raise
     except BaseException as error:
         raise_if_cancelled(error)
-        log.exception("%s broke off", listener.address)
+        log.exception("internal error while closing listener %s", listener.address)

@@ -53,7 +53,7 @@ _STORE_AGAIN_SECONDS: Final = 0.5
 
 
 class Runtime:
-    """A process of a service: one node after another, and what units of work need of it."""
+    """Process of a service: one node after another, and the parts that units of work need."""
 
     def __init__(
         self, application: Application, settings: Settings, scope: Scope, *, clock: Clock | None = None, **engines: Any
@@ -119,7 +119,7 @@ class Runtime:
         return HttpTransport(self.settings, service=self.application.service, messages=self._handled)
 
     def metrics_app(self, monitor: Callable[[], Monitor], others: Collector | None = None) -> Starlette:
-        """Raises InvalidSetting when what it is built on is not installed."""
+        """Build the node's parts. Raises InvalidSetting when a package that they need is not installed."""
         try:
             from durable.observability.metrics.server import make_app
         except ImportError as error:
@@ -141,17 +141,17 @@ class Runtime:
         return RabbitTransport(self.settings, service=self.application.service, messages=self._handled)
 
     def _handled(self) -> Mapping[str, type]:
-        """As which class messages of each type are handled here; more may be declared later."""
+        """Return the class under which messages of each type are handled here; more may be declared later."""
         return {name: handler.cls for name, handler in self.application.by_type().items()}
 
     @property
     def receiver(self) -> Receiver | None:
-        """Where what arrives can be stored now; None while this process is not ready for it."""
+        """Return the receiver that can store arrivals now; None while this process is not ready."""
         return self.node.agents.receiver if self.node is not None else self._storing
 
     @property
     def is_running(self) -> bool:
-        """Was it started, and not stopped yet?"""
+        """Tell whether the runtime was started, and not stopped since."""
         return self._watching is not None
 
     @property
@@ -166,7 +166,7 @@ class Runtime:
 
     @property
     def metrics_address(self) -> str | None:
-        """Where /metrics and /health are served; None where they are not."""
+        """Address of /metrics and /health; None where they are not served."""
         return self._metrics.address if self._metrics is not None else None
 
     @property
@@ -174,7 +174,7 @@ class Runtime:
         return self.node.node_id if self.node is not None else ANY_NODE
 
     def statistics(self) -> Statistics:
-        """What this process is doing, and has done since it started. In the event loop."""
+        """Return the counters of this process since it started. Call it in the event loop."""
         node, receiver = self.node, self.receiver
         return Statistics(
             service=self.application.service,
@@ -219,7 +219,7 @@ class Runtime:
         await self.life.start()
 
     async def start_storing(self) -> None:
-        """Check the wiring, and only store what arrives: it is left to the nodes of the service's other processes."""
+        """Check the wiring, and only store arrivals, for the nodes of the service's other processes."""
         self._check_wiring()
         self._waker.start(self.database)
         await self._start_watching()
@@ -230,7 +230,7 @@ class Runtime:
         self._storing_task = asyncio.create_task(self._store(), name=f"durable {self.application.service}")
 
     async def _store(self) -> None:
-        """Have arrivals stored, by another agent whenever one breaks off."""
+        """Keep a receiving agent running: start another one whenever an agent fails."""
         while self._storing is not None:
             try:
                 await contained(self._storing.run())
@@ -264,7 +264,7 @@ class Runtime:
             await in_time(self.sessions.close(), _CLOSING_SECONDS)
 
     async def _empty_pools(self) -> None:
-        """Whatever broke the membership may have broken these connections."""
+        """Drop pooled connections: the fault that broke the membership may have broken them too."""
         if self._database is not None:
             await in_time(self._database.close(), _CLOSING_SECONDS)
         await in_time(self.sessions.close(), _CLOSING_SECONDS)
@@ -295,7 +295,7 @@ class Runtime:
 
     @property
     def _context(self) -> AgentContext:
-        """For agents that are no node's yet."""
+        """Return the context of agents without a node."""
         return AgentContext(self.database, ANY_NODE, self.settings, self.clock, self.counters)
 
     # ------------------------------------------------------------------ for units of work: the Dispatcher
@@ -315,7 +315,7 @@ class Runtime:
         self._waker.wake_after(ending)
 
     def _is_for_others(self, sent: Sent) -> bool:
-        """Must the other nodes look? A node claims what is ordered by itself, as soon as it hears of the commit."""
+        """Tell whether other nodes must look: a node claims ordered rows itself, as soon as it hears of the commit."""
         if sent.owner != ANY_NODE or (self.node is not None and sent.place.ordering_key is not None):
             return False
         due = sent.envelope.execution_time

@@ -70,19 +70,17 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
 
-    database_url: SecretStr | None = Field(
-        default=None, description="the application's own Postgres, as a SQLAlchemy URL"
-    )
+    database_url: SecretStr | None = Field(default=None, description="SQLAlchemy URL of the application's own Postgres")
     lock_database_url: SecretStr | None = Field(
         default=None,
-        description="a direct connection for the node's advisory lock, when database_url goes through a pooler",
+        description="URL of a direct connection for the node's advisory lock, when database_url goes through a pooler",
     )
     pooler: Literal["auto", "none", "transaction"] = Field(
         default="auto",
-        description="whether database_url goes through a pooler in transaction mode (PgBouncer); auto: find out",
+        description="pooler in transaction mode (PgBouncer) on the way of database_url; auto: find out",
     )
     db_schema: str = Field(
-        default="durable", pattern=r"^[a-z_][a-z0-9_]{0,62}$", description="the schema that holds the tables"
+        default="durable", pattern=r"^[a-z_][a-z0-9_]{0,62}$", description="schema that holds the tables"
     )
     pool_size: Count = Field(default=10, description="connections for units of work and handlers")
     agent_pool_size: Count = Field(
@@ -90,15 +88,15 @@ class Settings(BaseSettings):
     )
     pool_timeout: Duration = Field(
         default=timedelta(seconds=30),
-        description="for a connection for units of work and handlers to become free; SQLAlchemy's own",
+        description="longest wait for a free connection for units of work and handlers; SQLAlchemy's default",
     )
     statement_timeout: Duration = Field(
         default=timedelta(seconds=15),
-        description="for one statement of the agents, which take milliseconds; 5 s later its connection is given up",
+        description="longest statement of the agents, which take milliseconds; 5 s later its connection is given up",
     )
     tcp_user_timeout: Duration = Field(
         default=timedelta(seconds=8),
-        description="for the database's machine to acknowledge a packet; below any lock that waits for a dead client",
+        description="longest wait for the database's machine to acknowledge a packet; below any wait for a lock",
     )
 
     batch_size: Annotated[int, Field(ge=1, le=1000)] = Field(
@@ -111,7 +109,7 @@ class Settings(BaseSettings):
     max_message_bytes: Count = Field(default=1 << 20, description="largest body of one message")
     validate_sent: bool = Field(
         default=True,
-        description="check at send() that a receiver reads what is sent, in every field",
+        description="check at send() that a receiver reads every field of the message as it was sent",
     )
     max_headers: Annotated[int, Field(ge=1, le=1_000)] = Field(default=100, description="headers of one message")
     max_header_bytes: Annotated[int, Field(ge=1, le=32 << 10)] = Field(
@@ -122,28 +120,36 @@ class Settings(BaseSettings):
     failures_to_latch: Count = Field(
         default=3, description="batches that fail in a row before a destination is latched"
     )
-    ping_interval: Duration = Field(default=timedelta(seconds=1), description="between pings of a latched destination")
-    send_timeout: Duration = Field(default=timedelta(seconds=10), description="for one batch to be answered")
-    connect_timeout: Duration = Field(default=timedelta(seconds=5), description="for a connection and its handshake")
+    ping_interval: Duration = Field(
+        default=timedelta(seconds=1), description="time between pings of a latched destination"
+    )
+    send_timeout: Duration = Field(
+        default=timedelta(seconds=10), description="longest wait for the answer to one batch"
+    )
+    connect_timeout: Duration = Field(
+        default=timedelta(seconds=5), description="longest time for a connection and its handshake"
+    )
     idle_timeout: Duration = Field(
         default=timedelta(seconds=30), description="silence after which a connection is dropped"
     )
     frame_timeout: Duration = Field(
-        default=timedelta(seconds=10), description="for a frame that has begun to arrive whole"
+        default=timedelta(seconds=10), description="longest time for a frame to arrive, from its first byte"
     )
     busy_pause: Duration = Field(
         default=timedelta(milliseconds=20),
-        description="before the next batch to a peer, or into an inbox, that was busy; it doubles each time",
+        description="pause before the next batch to a peer, or into an inbox, that was busy; it doubles each time",
     )
     busy_pause_longest: Duration = Field(
-        default=timedelta(seconds=1), description="between batches to a peer, or into an inbox, that stays busy"
+        default=timedelta(seconds=1),
+        description="longest pause between batches to a peer, or into an inbox, that stays busy",
     )
     reconnect_pause: Duration = Field(
         default=timedelta(milliseconds=200),
-        description="before a lost connection of a RabbitMQ listener is opened again; it doubles each time",
+        description="pause before a lost connection of a RabbitMQ listener is opened again; it doubles each time",
     )
     reconnect_pause_longest: Duration = Field(
-        default=timedelta(seconds=5), description="between attempts to open a connection of a RabbitMQ listener again"
+        default=timedelta(seconds=5),
+        description="longest pause between attempts to open a connection of a RabbitMQ listener again",
     )
     tcp_connections: Count = Field(default=100, description="connections of one TCP listener; a peer needs one")
     http_connections: Count = Field(
@@ -151,7 +157,7 @@ class Settings(BaseSettings):
     )
     delete_linger: Duration = Field(
         default=timedelta(milliseconds=50),
-        description="for which acknowledged rows gather before one statement deletes them",
+        description="time for which acknowledged rows gather before one statement deletes them",
     )
 
     concurrency: Count = Field(
@@ -159,28 +165,30 @@ class Settings(BaseSettings):
     )
     on_dead_letter: Literal["continue", "park"] = Field(
         default="continue",
-        description="whether a dead letter lets the messages behind it under its key go on, or parks the key",
+        description="effect of a dead letter on its key: later messages go on, or the key is parked",
     )
     on_expiry: Literal["forget", "dead-letter"] = Field(
         default="forget",
-        description="whether a message whose deliver_by has passed is left to the history, or becomes a dead letter",
+        description="end of a message whose deliver_by has passed: left to the history, or a dead letter",
     )
-    handler_timeout: Duration = Field(default=timedelta(seconds=60), description="for one attempt of a handler")
+    handler_timeout: Duration = Field(default=timedelta(seconds=60), description="longest attempt of a handler")
     unit_of_work_timeout: Duration = Field(
         default=timedelta(seconds=60),
-        description="for one statement of a unit of work, and for its transaction to wait while it does other things",
+        description="longest statement of a unit of work, and longest pause between statements of its transaction",
     )
-    drain_timeout: Duration = Field(default=timedelta(seconds=10), description="for work under way when the node stops")
+    drain_timeout: Duration = Field(
+        default=timedelta(seconds=10), description="time for work under way when the node stops"
+    )
     start_timeout: Duration = Field(
-        default=timedelta(seconds=30), description="for which a process that starts waits for a database that is away"
+        default=timedelta(seconds=30), description="longest wait of a starting process for a database that is away"
     )
     step_timeout: Duration = Field(
         default=timedelta(minutes=2),
-        description="for one step of an agent, beyond its own deadlines, before its node ends and joins again",
+        description="longest step of an agent, beyond its own deadlines, before its node ends and joins again",
     )
     membership_timeout: Duration = Field(
         default=timedelta(minutes=5),
-        description="for which a process may be no node while its database can be used, or its event loop stand still",
+        description="longest time without a node while the database can be used, or of an event loop's standstill",
     )
     on_stuck: Literal["exit", "report"] | None = Field(
         default=None,
@@ -205,7 +213,7 @@ class Settings(BaseSettings):
     )
     settling_time: Duration = Field(
         default=timedelta(seconds=10),
-        description="beyond handler_timeout, for a node to say what became of a trial of a stopped handler",
+        description="time beyond handler_timeout for a node to report the result of a stopped handler's trial",
     )
     check_pending: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
         default=1_000,
@@ -217,21 +225,23 @@ class Settings(BaseSettings):
 
     answer_to: tuple[str, ...] = Field(
         default=(),
-        description="where answers may go besides declared destinations: a JSON array of addresses; what ends with /* "
+        description="addresses for answers besides declared destinations: a JSON array; an address that ends with /* "
         "allows those below it, * any",
     )
     address_idle: Duration = Field(
         default=timedelta(minutes=10),
-        description="after which an address that is not declared, and for which nothing waits, is forgotten",
+        description="time after which an undeclared address is forgotten, when no message waits for it",
     )
 
     amqp_url: SecretStr | None = Field(
-        default=None, description="the RabbitMQ broker 'default', such as amqp://user:secret@host:5672/vhost"
+        default=None, description="URL of the RabbitMQ broker 'default', such as amqp://user:secret@host:5672/vhost"
     )
     amqp_brokers: Secrets = Field(default={}, description="more brokers: a JSON object of URLs by name")
-    amqp_exchange: str = Field(default="durable", min_length=1, max_length=100, description="the topic exchange")
+    amqp_exchange: str = Field(
+        default="durable", min_length=1, max_length=100, description="topic exchange of addresses with topic"
+    )
     amqp_queue_type: Literal["quorum", "classic"] = Field(
-        default="quorum", description="of the queues that are declared, unless their URI says otherwise"
+        default="quorum", description="type of the declared queues, unless their URI names another"
     )
     amqp_expiration: bool = Field(
         default=False,
@@ -246,52 +256,59 @@ class Settings(BaseSettings):
     )
 
     http_secret: SecretStr | None = Field(
-        default=None, min_length=16, description="what HTTP peers must know, and what is shown to them"
+        default=None, min_length=16, description="secret that HTTP peers must know, and that is shown to them"
     )
     http_previous_secret: SecretStr | None = Field(
-        default=None, min_length=16, description="is accepted too, while http_secret is being changed everywhere"
+        default=None,
+        min_length=16,
+        description="former secret, accepted too while http_secret is being changed everywhere",
     )
     http_peer_secrets: Secrets = Field(
-        default={}, description="what is shown to single peers instead: a JSON object of secrets by scheme://host:port"
+        default={},
+        description="secrets that are shown to single peers instead: a JSON object of secrets by scheme://host:port",
     )
     http_auth: Literal["hmac", "bearer"] = Field(
-        default="hmac", description="how the secret is shown to peers: as a signature, or itself; both are accepted"
+        default="hmac",
+        description="form in which the secret is shown to peers: a signature, or itself; both are accepted",
     )
     http_clock_skew: Duration = Field(
         default=timedelta(minutes=5),
-        description="between the clocks of two HTTP peers, with the time that a request takes; as Kerberos allows",
+        description="largest difference of two HTTP peers' clocks, with the time of a request; as Kerberos allows",
     )
     tls_certificate: Path | None = Field(default=None, description="certificate chain of https:// listeners, PEM")
-    tls_key: Path | None = Field(default=None, description="its private key, PEM")
+    tls_key: Path | None = Field(default=None, description="private key of tls_certificate, PEM")
     tls_ca: Path | None = Field(
-        default=None, description="who signs the certificates of peers, PEM, instead of the public authorities"
+        default=None, description="authorities that sign the certificates of peers, PEM, instead of the public ones"
     )
 
-    heartbeat_interval: Duration = Field(default=timedelta(seconds=2), description="between heartbeats of a node")
+    heartbeat_interval: Duration = Field(default=timedelta(seconds=2), description="time between heartbeats of a node")
     heartbeat_stale: Duration = Field(
         default=timedelta(seconds=20),
         description="age of a heartbeat at which a node that holds its lock is dormant all the same",
     )
     dormant_grace: Duration = Field(
         default=timedelta(seconds=2),
-        description="for which a lock must be absent, on two sweeps, before its node is dormant",
+        description="time for which a lock must be absent, on two sweeps, before its node is dormant",
     )
-    sweep_interval: Duration = Field(default=timedelta(seconds=1), description="between looks for dormant nodes")
-    poll_interval: Duration = Field(default=timedelta(seconds=1), description="between looks for unowned and due work")
+    sweep_interval: Duration = Field(default=timedelta(seconds=1), description="time between looks for dormant nodes")
+    poll_interval: Duration = Field(
+        default=timedelta(seconds=1), description="time between looks for unowned and due work"
+    )
     recovery_batch_size: Annotated[int, Field(ge=1, le=100_000)] = Field(
         default=1_000, description="rows that one statement releases, makes due or expires; it takes some 10 ms"
     )
     forgotten_after: Duration = Field(
-        default=timedelta(seconds=15), description="after which a node releases rows that it owns and does not work on"
+        default=timedelta(seconds=15),
+        description="time after which a node releases rows that it owns and does not work on",
     )
 
-    dedupe_window: Duration = Field(default=timedelta(days=7), description="for which a duplicate is recognised")
-    history_retention: Duration = Field(default=timedelta(days=30), description="for which the history is kept")
+    dedupe_window: Duration = Field(default=timedelta(days=7), description="time for which a duplicate is recognised")
+    history_retention: Duration = Field(default=timedelta(days=30), description="time for which the history is kept")
     history_bodies: bool = Field(
         default=False, description="keep bodies and headers in the history, to replay messages from an archive of it"
     )
     lake: str | None = Field(
-        default=None, description="where the pipeline keeps history: a folder, or the URL of an object store"
+        default=None, description="place where the pipeline keeps history: a folder, or the URL of an object store"
     )
     pipeline_local_rows: Annotated[int, Field(ge=0)] = Field(
         default=200_000, description="rows up to which the pipeline avoids Spark: they are read sooner than it starts"
@@ -300,14 +317,14 @@ class Settings(BaseSettings):
         default=100, description="files of a day of the lake above which an archive makes few large ones of them"
     )
     pipeline_keep_replaced: Duration = Field(
-        default=timedelta(days=7), description="for which files of the lake stay after others have replaced them"
+        default=timedelta(days=7), description="time for which files of the lake stay after others have replaced them"
     )
     dead_letter_retention: Duration = Field(
-        default=timedelta(days=90), description="for which a dead letter is kept after it was resolved"
+        default=timedelta(days=90), description="time for which a dead letter is kept after it was resolved"
     )
     partitions_ahead: Count = Field(default=7, description="days for which partitions are made ahead")
     maintenance_interval: Duration = Field(
-        default=timedelta(minutes=10), description="between runs of the maintenance task"
+        default=timedelta(minutes=10), description="time between runs of the maintenance task"
     )
 
     purge_batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
@@ -320,16 +337,16 @@ class Settings(BaseSettings):
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = Field(
         default=None, description="serve /metrics to Prometheus, and /health, on this port; 0: on a free one"
     )
-    metrics_host: str = Field(default="127.0.0.1", min_length=1, description="the address that they are served on")
+    metrics_host: str = Field(default="127.0.0.1", min_length=1, description="host address of metrics_port")
     health_unattended: Duration = Field(
         default=timedelta(minutes=1),
-        description="for which work may wait while no node is alive, or be overdue, until the service is unhealthy",
+        description="time for which work may wait without a live node, or be overdue, until the service is unhealthy",
     )
     health_lag: Duration | None = Field(
         default=None, description="age of a waiting message from which on the service is unhealthy"
     )
     health_latched: Duration | None = Field(
-        default=None, description="for which a destination may be latched until the service is unhealthy"
+        default=None, description="time for which a destination may be latched until the service is unhealthy"
     )
     health_dead_letters: Annotated[int, Field(ge=1, le=1_000)] | None = Field(
         default=None, description="unresolved dead letters from which on the service is unhealthy"
@@ -338,7 +355,9 @@ class Settings(BaseSettings):
     if not TYPE_CHECKING:  # checkers know the fields, and would know nothing of **values
 
         def __init__(self, **values: Any) -> None:
-            """Raises InvalidSetting with one line that names the setting, its value and what it may be."""
+            """Build settings from these values. Raises InvalidSetting with one line that names the setting, its value
+            and the values allowed.
+            """
             for name in values:
                 if not name.startswith("_"):  # those of pydantic-settings itself
                     _refuse_unknown(name, set(type(self).model_fields))
@@ -387,7 +406,7 @@ class Limits(TypedDict):
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """Settings from the environment and these overrides.
+    """Build settings from the environment and these overrides.
 
     Raises InvalidSetting with one line that names the setting, its value and what it may be.
     """

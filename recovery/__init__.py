@@ -1,4 +1,4 @@
-"""How no envelope is lost when a node dies.
+"""Recovery of envelopes whose node died: none is lost.
 
 Ownership
     Every row of work is owned by one node, or by ANY_NODE. Only its owner sends or handles it. The owner and its

@@ -120,7 +120,7 @@ class RecoveryAgent:
                 self._troubles.overcome(name)
 
     def _longest_wait(self) -> float:
-        """Seconds until the next look: until the next poll, or until something is due before that."""
+        """Return the seconds until the next look: until the next poll, or until a row is due before that."""
         poll = self._settings.poll_interval.total_seconds() * random.uniform(0.8, 1.2)
         soonest = min([poll, *(due.total_seconds() for due in self._due_in if due is not None)])
         return max(_SHORTEST_WAIT, soonest)
@@ -150,7 +150,7 @@ class RecoveryAgent:
         self._go_on(await self._shares.claim_outgoing())
 
     def _go_on(self, there_is_more: bool) -> None:
-        """With the next round at once, if so: each has a bound, so that all have their turn."""
+        """Request the next round at once, if so: each round has a bound, so that all stories have their turn."""
         if there_is_more:
             self._woken.set()
 
@@ -214,7 +214,7 @@ class RecoveryAgent:
             await asyncio.sleep(seconds * random.uniform(0.9, 1.1))
 
     async def _surviving(self, name: str, story: Story) -> None:
-        """Run a story; recovery outlives whatever goes wrong in one of them."""
+        """Run a story; recovery outlives any failure of it."""
         try:
             with self.pace.step(name, _MAINTENANCE_SECONDS if story == self._maintain else None):
                 await story()
@@ -225,5 +225,5 @@ class RecoveryAgent:
 
 
 def _held_by(agents: Mapping[str, SendingAgent] | Mapping[str, HandlingAgent]) -> Callable[[], set[LeaseKey]]:
-    """What these agents work on, whenever it is asked."""
+    """Return the ids of the rows that these agents work on, at the time of each call."""
     return lambda: set(chain.from_iterable(agent.held() for agent in agents.values()))

@@ -15,7 +15,7 @@ Held = Callable[[], set[LeaseKey]]
 
 
 class Forgotten:
-    """Looks at one table at intervals; what is missing in memory at two looks is released."""
+    """Watch over one table: rows that are missing in memory at two looks are released."""
 
     def __init__(self, context: AgentContext, table: Recovery, held: Held) -> None:
         self._database = context.database

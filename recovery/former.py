@@ -33,7 +33,7 @@ class Memberships:
         self._has_died: dict[NodeId, bool] = {}
 
     def owns(self, node: NodeId) -> None:
-        """This is the process's node now, and may own rows from here on."""
+        """Record the process's current node, which may own rows from here on."""
         self._has_died[node] = False
         while len(self._has_died) > _MOST:
             del self._has_died[min(self._has_died)]

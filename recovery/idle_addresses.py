@@ -53,4 +53,4 @@ class IdleAddresses:
     async def _forget(self, address: str) -> None:
         if self._agents.retire(address):
             await self._database.transaction(circuits.close_circuit, CircuitKind.DESTINATION, address)
-            log.info("%s is idle and not declared: forgotten", address)
+            log.info("destination %s forgotten: idle and not declared", address)

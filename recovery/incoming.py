@@ -84,7 +84,7 @@ async def claim_trials(
 
 
 async def bury_unknown(context: AgentContext, message_type: str, claim: ClaimOfType) -> None:
-    """Make dead letters of what was claimed so, unless another node has a handler for it."""
+    """Make dead letters of these claimed messages, unless another node has a handler for their type."""
     database, keep_body = context.database, context.settings.history_bodies
     if await database.transaction(_nobody_handles, message_type):
         dead = await database.transaction(_dead_letter_unknown, message_type, context.node, claim, keep_body=keep_body)
@@ -93,7 +93,7 @@ async def bury_unknown(context: AgentContext, message_type: str, claim: ClaimOfT
 
 
 def _nobody_handles(conn: Connection, schema: str, message_type: str) -> bool:
-    """While a deploy is under way, nodes with newer code may know a type that this one does not."""
+    """Tell whether no node handles this type: while a deploy is under way, nodes with newer code may know it."""
     known = (json.loads(node.capabilities).get("message_types", []) for node in nodes.read(conn, schema))
     return not any(message_type in types for types in known)
 

@@ -31,7 +31,7 @@ Step = Callable[[], Awaitable[object]]
 
 
 async def maintain(database: Database, settings: Settings) -> None:
-    """One run."""
+    """Run the maintenance once."""
     keep_ids, keep_history = settings.dedupe_window + _SLACK, settings.history_retention
     steps: list[tuple[str, Step]] = []
     for parent, keep in ((IDS, keep_ids), (HISTORY, keep_history)):
@@ -89,7 +89,7 @@ async def _patiently(database: Database, work: Callable[..., bool], *args: objec
 
 async def _purge(database: Database, work: Callable[[Connection, str], int]) -> None:
     while purged := await database.transaction(work):
-        log.debug("%d old rows purged", purged)
+        log.debug("old rows purged: %d", purged)
         failpoint("C21")
 
 
@@ -99,7 +99,7 @@ async def _close_circuits(database: Database) -> None:
 
 async def _sweep_staged(database: Database, keep: timedelta) -> None:
     if swept := await database.transaction(staging.sweep, keep_batches=keep):
-        log.info("dropped what was staged by jobs that died: %s", ", ".join(swept))
+        log.info("dropped tables staged by jobs that died: %s", ", ".join(swept))
 
 
 def _first_line(error: Exception) -> str:

@@ -69,7 +69,7 @@ class Membership:
         return self.node
 
     async def leave(self) -> None:
-        """Strike the node off and give the lock back. What it owns must have been released before."""
+        """Strike the node off and give the lock back. Its rows must have been released before."""
         self._leaving.set()
         await asyncio.to_thread(self._thread.join, 5)
 
@@ -100,7 +100,7 @@ class Membership:
         conn.execute(self._sql(housekeeping.REMOVE_NODE), {"node": node})
 
     def _connect(self) -> PsycopgConnection:
-        """Without server settings: a pooler refuses them with an error that names no setting of ours."""
+        """Connect without server settings: a pooler refuses them with an error that names no setting of durable."""
         from durable.storage.answering import PsycopgConnection
 
         timeout = int(self._settings.connect_timeout.total_seconds()) or 1
@@ -116,7 +116,7 @@ class Membership:
         told, actual = driver.info.backend_pid, conn.execute(self._sql(housekeeping.READ_SERVER)).one().pid
         if told != actual:
             raise InvalidSetting(
-                "lock_database_url: this connection goes through a pooler, which cannot keep a session's lock; "
+                "lock_database_url: the connection goes through a pooler, which cannot keep a session's lock; "
                 "set DURABLE_LOCK_DATABASE_URL to a direct connection"
             )
         values = ", ".join(
@@ -135,7 +135,7 @@ class Membership:
         node = NodeId(row.node_id)
         key = {"class_id": nodes_class(self._settings.db_schema), "node": node}
         if not conn.execute(self._sql(housekeeping.LOCK_NODE), key).scalar_one():
-            raise LeaseLost(f"the lock of the new node {node} is held by another session")
+            raise LeaseLost(f"new node {node}: the lock is held by another session")
         driver.execute(f'LISTEN "{channel(self._settings.db_schema)}"')
         return node
 
@@ -152,10 +152,10 @@ class Membership:
     def _beat(self, conn: Connection, node: NodeId) -> None:
         """Write the heartbeat, and see on this very session that the lock is still held."""
         if conn.execute(self._sql(housekeeping.HEARTBEAT), {"node": node}).first() is None:
-            raise LeaseLost(f"node {node} was struck off: it was silent for too long")
+            raise LeaseLost(f"node {node} was struck off: no heartbeat for too long")
         key = {"class_id": nodes_class(self._settings.db_schema), "node": node}
         if not conn.execute(self._sql(housekeeping.HOLDS_NODE_LOCK), key).scalar_one():
-            raise LeaseLost(f"node {node} has lost its lock")
+            raise LeaseLost(f"node {node} was struck off: the lock is lost")
 
     def _loop_is_alive(self) -> bool:
         silence = time.monotonic() - self._loop_ticked

@@ -45,7 +45,7 @@ _MOST_HINTS: Final = 10_000  # of a destination, or of the inbox; a look finds w
 
 @dataclass(slots=True)
 class _Walk:
-    """How far a lane was looked through: a look goes on behind this key."""
+    """Progress through a lane: the next look goes on behind this key."""
 
     after: str = ""
     began_at: str = ""
@@ -84,7 +84,7 @@ class OrderedClaims:
         """Is there to be a look?"""
 
     def hint(self, destination: str | None, key: str) -> None:
-        """This key may have rows that nobody has; in the loop. Destination None is the inbox."""
+        """Note a key that may have unowned rows; call it in the loop. Destination None is the inbox."""
         if destination is not None and self._is_crowded(Lane(destination)):
             return
         hints = self._hints.setdefault(destination, {})
@@ -133,7 +133,7 @@ class OrderedClaims:
             await asyncio.sleep(_REST * (time.monotonic() - began))
 
     async def _look_at(self, lane: Lane, walk: _Walk) -> tuple[int, bool]:
-        """One page: how many rows were claimed, and is there more to look at now?
+        """Look at one page of a lane. Returns the number of claimed rows, and whether more can be looked at now.
 
         Nodes that are woken together look together: the lock of a key whose turn is at another's handler is left to it,
         and what was contested is tried again.
@@ -156,13 +156,13 @@ class OrderedClaims:
         return claimed, goes_on
 
     def _is_in_turn(self, lane: Lane, waiting: ordering.Waiting) -> bool:
-        """Could it be claimed for this lane? The type is None where nobody may have it: it is held."""
+        """Tell whether a message can be claimed for this lane. The type of a held message is None."""
         return waiting.message_type is not None and lane.message_type in (None, waiting.message_type)
 
     # ------------------------------------------------------------------ claiming
 
     async def _claim_hinted(self, destination: str | None, keys: Sequence[str]) -> Sequence[str]:
-        """Returns the keys that somebody else is claiming."""
+        """Claim the rows of these keys. Returns the keys that another node is claiming."""
         if destination is not None:
             agents = self._with_room(self._agents(Lane(destination)))
         else:
@@ -179,7 +179,7 @@ class OrderedClaims:
     async def _claim(
         self, destination: str | None, keys: Sequence[str], agents: Mapping[str, Agent], *, tell_others: bool = False
     ) -> tuple[int, Sequence[str]]:
-        """How many rows were claimed, and the keys that somebody else is claiming."""
+        """Claim one batch. Returns the number of claimed rows, and the keys that another node is claiming."""
         served = {} if destination else {name: self._handlers[name].handler.message_type for name in agents}
         claimed, contested = await self._database.transaction(
             ordering.claim,
@@ -209,13 +209,13 @@ class OrderedClaims:
         return {lane.message_type: handler} if handler.takes(lane.message_type) else {}
 
     def _with_room(self, agents: Mapping[str, Agent]) -> Mapping[str, Agent]:
-        """Those that take a whole batch; the others say when they do."""
+        """Return the agents with room for a whole batch; the others report when they have it."""
         for agent in agents.values():
             agent.claim_pending |= agent.buffer.room < self._batch_size
         return {name: agent for name, agent in agents.items() if agent.buffer.room >= self._batch_size}
 
     async def _bury(self, lane: Lane, message_type: str, walk: _Walk) -> bool:
-        """Keys whose turn is at a message that no node can handle. Returns whether there are more."""
+        """Dead-letter messages that no node can handle, and whose turn has come. Returns whether there are more."""
         found: list[ordering.Waiting] = []
 
         def claim(conn: Connection, schema: str, message_type: str, node: NodeId) -> list[LeasedEnvelope]:

@@ -31,7 +31,7 @@ async def claim_outgoing(context: AgentContext, agent_for: AgentFor) -> bool:
 
 
 def rounds(settings: Settings) -> int:
-    """How many batches fill an empty buffer: as many are claimed of a destination or type before others have a turn."""
+    """Return the number of batches that fill an empty buffer: the most claimed for one destination or type in a row."""
     return math.ceil(settings.buffer_size / settings.batch_size)
 
 

@@ -1,4 +1,4 @@
-"""Who is dead, and what was forgotten: rules over facts that were read, with no clock and no database.
+"""Rules for dormant nodes and forgotten rows: facts that were read in, decisions out; no clock and no database.
 
 lock held, heartbeat fresh                     alive
 lock absent                                    suspect; dormant when still absent a grace later
@@ -21,7 +21,7 @@ from durable.envelope import LeaseKey, NodeId
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What one sweep saw of a node. `heartbeat_age` is by the database's clock; None: the node has no row."""
+    """Facts about a node, read in one sweep. `heartbeat_age` is by the database's clock; None: the node has no row."""
 
     node_id: NodeId
     holds_lock: bool
@@ -74,11 +74,11 @@ class RejoinPolicy:
 
     @property
     def has_failed_once(self) -> bool:
-        """Is this the first failure since a node has joined?"""
+        """Tell whether this is the first failure since a node has joined."""
         return self._failures == 1
 
     def pause(self) -> float:
-        """Seconds, at most LONGEST."""
+        """Return the seconds to wait before the next try, at most LONGEST."""
         longest: float = min(self.LONGEST, self.SHORTEST * 2.0 ** min(self._failures, 10))
         return longest * random.uniform(0.5, 1.0)
 
@@ -94,7 +94,7 @@ class ForgottenPolicy:
         self._missing: Set[LeaseKey] = frozenset()
 
     def forgotten(self, owned: Set[LeaseKey], held: Set[LeaseKey]) -> Set[LeaseKey]:
-        """What was owned and not held at this look and at the one before."""
+        """Return the rows that were owned and not held at this look and at the one before."""
         missing = owned - held
         twice = missing & self._missing
         self._missing = missing - twice

@@ -48,7 +48,7 @@ class Recurring:
         self._counters = context.counters
 
     async def poll(self) -> timedelta | None:
-        """Run what is due. Returns the time until the next will be; None: there is none."""
+        """Run the due schedules. Returns the time until the next is due; None when there is none."""
         if not self._schedules:
             return None
         rows = await self._read()
@@ -79,14 +79,14 @@ class Recurring:
             raise
         except BaseException as error:  # what it makes, or where that goes, is the application's
             raise_if_cancelled(error)
-            log.exception("schedule %s cannot run, and is tried again", schedule.name)
+            log.exception("schedule %s cannot run; will retry", schedule.name)
             await self._database.transaction(self._fail, schedule, error)
             return
         failpoint("C22")
         self._counters.add(Event.RECURRED, ran)
 
     def _run_locked(self, conn: Connection, schema: str, schedule: Schedule) -> int:
-        """Store what is due of it and move it on. Returns how many times it ran."""
+        """Store the due occurrences of a schedule and move it on. Returns how many ran."""
         row = storage.lock_due(conn, schema, schedule.name, schedule.declaration)
         if row is None:
             return 0
@@ -120,7 +120,7 @@ class Recurring:
         return len(occurrences) + (row.asked_at is not None)
 
     def _unowned(self, envelopes: Sequence[Envelope]) -> list[Sent]:
-        """For any node to claim: this one does so in the same round."""
+        """Send without an owner, for any node to claim: this node does so in the same round."""
         return [
             Sent(e, LOCAL if e.destination == LOCAL else None, ANY_NODE, self._envelope_factory.place(e))
             for e in envelopes

@@ -29,7 +29,7 @@ async def promote_due(context: AgentContext) -> bool:
 
 
 async def expire(context: AgentContext, burials: Burials) -> bool:
-    """Also what waits for a latched destination. Returns whether there may be more."""
+    """Expire due rows, also of latched destinations. Returns whether there may be more."""
     node, keep_body = context.node, context.settings.history_bodies
     most, there_is_more = context.settings.recovery_batch_size, False
     for table in (OUTGOING, INCOMING):

@@ -73,7 +73,7 @@ class Shares:
         return await self._take(agent, (False, agent.destination), agent.weights, ordering.claim_outgoing_shares)
 
     def _room(self, agent: HandlingAgent | SendingAgent) -> int:
-        """For how many; an agent without any asks again when it has some."""
+        """Return the number of rows to claim; an agent without room asks again when it has some."""
         room = min(self._settings.batch_size, agent.buffer.room)
         agent.claim_pending |= not room
         return room

@@ -1,4 +1,4 @@
-"""What goes wrong in the stories of recovery, told once, however often a story meets it.
+"""Failures of the stories of recovery, logged once, however often a story meets them.
 
     the database cannot be used     one line when the first story meets it, whatever the driver says each time;
                                     one when it is over
@@ -17,7 +17,7 @@ from durable.telemetry import log
 
 
 class Troubles:
-    """Those of one agent."""
+    """Failures that one agent has met."""
 
     def __init__(self, often: Collection[str]) -> None:
         self._often = frozenset(often)
@@ -31,10 +31,10 @@ class Troubles:
             is_new = not self._is_outage and name not in self._cut_off
             self._cut_off.add(name)
             self._is_outage |= is_new
-            log.log(logging.WARNING if is_new else logging.DEBUG, "%s: %s", name, error)
+            log.log(logging.WARNING if is_new else logging.DEBUG, "recovery of %s waits: %s", name, error)
         else:
             is_new, self._failures[name] = str(error) != self._failures.get(name), str(error)
-            log.error("%s failed: %r", name, error, exc_info=error if is_new else None)
+            log.error("recovery of %s failed: %r", name, error, exc_info=error if is_new else None)
 
     def overcome(self, name: str) -> None:
         """Hear that this story has succeeded."""
@@ -42,4 +42,4 @@ class Troubles:
         self._cut_off.discard(name)
         if self._is_outage and not self._cut_off & self._often:
             self._is_outage = False
-            log.info("%s: the database can be used again", name)
+            log.info("recovery of %s goes on: the database can be used again", name)

@@ -96,7 +96,7 @@ class Listener(Protocol):
         ...
 
     def statistics(self) -> Mapping[str, int]:
-        """Counters since serve(): connections, dropped, batches, envelopes."""
+        """Return the counters since serve(): connections, dropped, batches, envelopes."""
         ...
 
 

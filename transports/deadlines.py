@@ -37,7 +37,7 @@ def counted_anew(envelopes: list[Envelope], clock: datetime | None, now: datetim
 
 
 def moved(deliver_by: datetime, clock: datetime, now: datetime) -> datetime:
-    """The deadline by the receiver's clock; one that no calendar has room for stays what it is."""
+    """Return the deadline by the receiver's clock; one outside of the calendar stays unchanged."""
     try:
         return now + (deliver_by - clock)
     except (OverflowError, TypeError):  # beyond the calendar, or without a zone, which is found out later

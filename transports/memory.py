@@ -71,7 +71,7 @@ class MemoryTransport:
         return MemoryListener(self, uri, endpoint, self._drain_seconds)
 
     def break_(self, uri: str) -> None:
-        """Fail what is under way to this URI, and everything after it until restore()."""
+        """Fail batches under way to this URI, and all later ones until restore()."""
         self._faults[uri] = _Fault.BROKEN
         for deadline, destination in self._under_way.items():
             if destination == uri and not deadline.expired():
@@ -111,7 +111,7 @@ class MemoryTransport:
 
     def _listener(self, uri: str) -> MemoryListener:
         if self._faults.get(uri) is _Fault.BROKEN or uri not in self._listeners:
-            raise ConnectionFailed(f"{uri}: nobody listens here")
+            raise ConnectionFailed(f"{uri}: no listener at this address")
         return self._listeners[uri]
 
     def _failure(self, uri: str) -> TransportError:
@@ -138,7 +138,7 @@ class MemorySender:
         pass
 
     async def send(self, batch: Sequence[Envelope]) -> list[Outcome]:
-        """Outcomes in order; Busy for what is beyond the receiver's credit.
+        """Send envelopes. Returns their outcomes in order; Busy for those beyond the receiver's credit.
 
         Raises ConnectionFailed when nobody listens, PeerTimeout when the receiver takes longer than `send_timeout`.
         """
@@ -148,7 +148,7 @@ class MemorySender:
             return await listener._receive(list(batch))
 
     async def ping(self) -> None:
-        """Raise TransportError unless somebody listens and could store a batch now."""
+        """Raise TransportError unless a listener is there and could store a batch now."""
         async with self._transport._reaching(self._destination) as listener:
             if not await listener._ready():
                 raise TransportError(f"{self._destination}: the peer cannot store anything now")
@@ -176,11 +176,11 @@ class MemoryListener:
         return self._uri
 
     def statistics(self) -> Mapping[str, int]:
-        """Counters since serve(); those of connections stay 0."""
+        """Return the counters since serve(); those of connections stay 0."""
         return dict(self._counts)
 
     async def serve(self, receiver: Receiver) -> None:
-        """Raises InvalidSetting when another listener of this transport has the name."""
+        """Register the listener. Raises InvalidSetting when another listener of this transport has the name."""
         self._transport._bind(self)
         self._receiver = receiver
 

@@ -163,7 +163,7 @@ class Decoder:
     def _magic_is_whole(self) -> bool:
         arrived = bytes(self._buffer[: len(MAGIC)])
         if not MAGIC.startswith(arrived):
-            raise ProtocolViolation("the peer does not speak this protocol: its first bytes are others")
+            raise ProtocolViolation("the peer does not speak this protocol: the first bytes are others")
         if len(arrived) < len(MAGIC):
             return False
         del self._buffer[: len(MAGIC)]
@@ -179,7 +179,7 @@ def _decode(frame: bytes) -> Received:
     if kind == FrameKind.BATCH:
         return _decode_batch(payload, channel, len(frame))
     if kind not in _decoders:
-        raise ProtocolViolation(f"frames of kind {kind} are unknown")
+        raise ProtocolViolation(f"unknown frame: kind {kind}")
     try:
         return Frame(_decoders[kind].decode(payload), channel, len(frame))
     except UNREADABLE as error:
@@ -205,7 +205,7 @@ def _salvage_batch(payload: memoryview, channel: int, size_bytes: int) -> Receiv
 
 
 def read_envelopes(raws: Iterable[msgspec.Raw]) -> tuple[list[Envelope], dict[int, Rejected]]:
-    """The envelopes that can be read, and by their positions what to say of the others."""
+    """Return the readable envelopes, and the outcomes of the others by their positions."""
     envelopes: list[Envelope] = []
     rejected: dict[int, Rejected] = {}
     for position, raw in enumerate(raws):

@@ -1,4 +1,4 @@
-"""One attempt of a handler: it, what it sends, and the completion of its messages, in one transaction.
+"""Attempt of a handler: its call, the messages that it sends, and the completion of its messages, in one transaction.
 
     session --> calls: [ handler, cascades ] for each message --> flush, completion --> COMMIT
                                                                       |
@@ -61,7 +61,7 @@ def calls(
     session: Session | AsyncSession,
     outbox: Outbox,
 ) -> Iterator[Incoming]:
-    """One call for each message, or one for all. What a call sends is caused by its message."""
+    """Return one call for each message, or one call for all. Messages sent in a call are caused by its message."""
     if handler.takes_list:
         outbox.cause = handler.cause_of_list([task.lease.envelope for task in tasks])
         contexts = [Context(task.lease, task.attempt, outbox, asked) for task in tasks]
@@ -73,7 +73,7 @@ def calls(
 
 
 class Entry:
-    """Whether a handler was entered: from then on its attempt counts. Safe between threads."""
+    """Flag set when a handler is entered: from then on its attempt counts. Safe between threads."""
 
     def __init__(self, when_entered: Callable[[], None]) -> None:
         self._when_entered = when_entered
@@ -83,7 +83,7 @@ class Entry:
         self._is_entered = self._is_given_up = False
 
     def enter(self) -> None:
-        """Raise NoRoom when nobody waits for it any more."""
+        """Raise NoRoom when the attempt is not waited for any more."""
         with self._lock:
             if self._is_given_up:
                 raise NoRoom
@@ -164,17 +164,19 @@ class Attempts:
 
     @property
     def has_threads(self) -> bool:
-        """Is there a thread for another attempt, when as many of them may be stuck as may run?"""
+        """Tell whether a thread is free for another attempt, when as many threads may be stuck as may run."""
         return self._threads is None or self.stuck_threads < self._concurrency
 
     @property
     def has_last_threads(self) -> bool:
-        """Is there a thread left at all? Of a group whose thread is stuck each message is run alone, to find which one
-        hangs: or the same group would be given back and begun again for ever, without an attempt that counts."""
+        """Tell whether any thread is left. The messages of a group whose thread is stuck run alone, to find the one
+        that hangs; otherwise the same group would be given back and begun again for ever, without an attempt that
+        counts.
+        """
         return self._threads is None or self.stuck_threads < 2 * self._concurrency
 
     def standing(self) -> Standing | None:
-        """How long every thread has been stuck, if the last of them got stuck here."""
+        """Return the time for which every thread has been stuck, if the last one got stuck here."""
         if self.has_threads or not self._has_lost_threads:
             return None
         stuck = sorted(thread.monotonic for thread in self._stuck.of(self.handler.message_type))
@@ -203,7 +205,7 @@ class Attempts:
         self._stuck.add(self.handler.message_type, job, messages, lambda: _soon(loop, self.when_freed))
 
     def take_asked(self) -> list[PauseRequest]:
-        """What the handler has asked to be stopped since this was called last."""
+        """Return the pauses that the handler has asked for since the last call."""
         asked = self._asked[:]
         del self._asked[: len(asked)]
         return asked
@@ -246,7 +248,7 @@ class Attempts:
         failpoint("C17")
 
     async def _handle_sync(self, call: Incoming) -> object:
-        """In the thread that the attempt runs in; within middleware, in a thread of its own."""
+        """Run a sync handler in the thread of the attempt; within middleware, in a thread of its own."""
         if not self._has_middleware or self._threads is None:
             return self.handler.run_sync(call)
         assert isinstance(call.session, Session)
@@ -273,6 +275,6 @@ class Attempts:
 
 
 def _soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    """In the loop, unless it is closed: nobody waits for the thread then."""
+    """Call a function in the loop, unless the loop is closed: then no caller waits for the thread."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(function)

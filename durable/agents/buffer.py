@@ -40,17 +40,17 @@ class Buffer(Generic[T]):
         self._used_bytes = 0
 
     def __len__(self) -> int:
-        """How many items wait."""
+        """Return the number of waiting items."""
         return len(self._waiting)
 
     @property
     def has_turn(self) -> bool:
-        """May anything be taken?"""
+        """Tell whether an item may be taken."""
         return bool(self._waiting)
 
     @property
     def room(self) -> int:
-        """How many more items may be reserved."""
+        """Return the number of items that may still be reserved."""
         return max(0, self._max_count - self._used_count) if self._used_bytes < self._max_bytes else 0
 
     @property
@@ -106,13 +106,13 @@ class Buffer(Generic[T]):
                 self._waiting_bytes += item.weight_bytes
 
     def waiting(self) -> list[T]:
-        """What waits, in order."""
+        """Return the waiting items, in order."""
         with self._lock:
             return list(self._waiting)
 
     @property
     def first(self) -> T | None:
-        """What has waited longest."""
+        """Return the item that has waited longest."""
         with self._lock:
             return self._waiting[0] if self._waiting else None
 

@@ -1,4 +1,4 @@
-"""What every agent of one node works with."""
+"""Environment shared by the agents of one node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from durable.telemetry import Counters, Subject
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
-    """One node's database, its id, its settings, its clock, and the counters of one subject or of all of them."""
+    """Database, id, settings and clock of one node, with the counters of one subject or of all of them."""
 
     database: Database
     node: NodeId

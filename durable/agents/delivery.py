@@ -1,4 +1,4 @@
-"""What becomes of messages that a handling agent has taken: handled, given up, or handed back for another attempt.
+"""Delivery of messages that a handling agent has taken: handled, given up, or handed back for another attempt.
 
     taken --> may it begin? --> decode --> attempt, of a group or alone --> handled
                   |                              |
@@ -98,7 +98,9 @@ class Delivery:
         self._longest_attempt = (settings.step_timeout + (handler.timeout or settings.handler_timeout)).total_seconds()
 
     async def handle(self, taken: Sequence[LeasedEnvelope]) -> BlockedKeys:
-        """Returns the keys that are held: one of their messages has not come to its end, so that none may follow."""
+        """Deliver messages. Returns the held keys: a message of theirs has not come to its end, so no later one may
+        follow.
+        """
         held = BlockedKeys()
         sound = [lease for lease in taken if not is_suspect(lease)]
         tasks = [task for lease in sound if (task := await self._prepare(lease, held)) is not None]
@@ -115,7 +117,9 @@ class Delivery:
         return held
 
     async def _may_begin(self, lease: LeasedEnvelope, held: BlockedKeys, *, has_threads: bool | None = None) -> bool:
-        """Is it this message's turn, is its handler to run, and is it not too late? Otherwise it goes back, or ends."""
+        """Tell whether a message may begin: its turn has come, its handler runs, and it is not too late. Otherwise it
+        is handed back, or ends.
+        """
         if lease.envelope.partition_key in self.parked or self._is_stopped(lease, has_threads=has_threads):
             held.hold(lease)
             await self.settling.hand_back([lease])
@@ -126,7 +130,9 @@ class Delivery:
         return not (lease.envelope.is_late(self._clock.now()) and await self.settling.expire(lease))
 
     def _is_stopped(self, lease: LeasedEnvelope, *, has_threads: bool | None = None) -> bool:
-        """Is nothing of this message to be begun now? A trial is what finds out whether its handler works again."""
+        """Tell whether messages of this kind are stopped now. A trial runs all the same: it finds out whether the
+        handler works again.
+        """
         is_open = self.circuit.is_open and not self.circuit.is_trial(lease)
         rests = is_open or not (self._attempts.has_threads if has_threads is None else has_threads)
         return rests or self.stopping or lease.envelope.message_type in self.paused_versions
@@ -149,7 +155,7 @@ class Delivery:
         return await self._decode(lease, attempt, held)
 
     async def _decode(self, lease: LeasedEnvelope, attempt: int, held: BlockedKeys) -> Task | None:
-        """The message as it was sent: each attempt may change what it is given. None when it cannot be decoded."""
+        """Return a copy of the message as it was sent; each attempt has its own. None when it cannot be decoded."""
         try:
             return Task(lease, upcasting.decode(lease.envelope, self._handler.cls), attempt)
         except BaseException as error:  # also what validators and upcasters of the application raise
@@ -204,8 +210,8 @@ class Delivery:
         return [task for task in again if task is not None]
 
     async def _give_back(self, tasks: Sequence[Task], error: NoRoom, held: BlockedKeys) -> None:
-        """There was no room for their attempt: any node may try, and they have lost none."""
-        log.warning("%d messages of %s go back uncounted: %s", len(tasks), self._handler.name, error)
+        """Hand messages back to any node, uncounted: there was no room for their attempt."""
+        log.warning("handler %s hands %d messages back uncounted: %s", self._handler.name, len(tasks), error)
         now = time.monotonic()
         self.no_room = NoRoomSpell(self.no_room.first if self.no_room else now, now, str(error))
         for task in tasks:
@@ -220,7 +226,9 @@ class Delivery:
         await self._database.transaction_with_retry(answer)
 
     async def _handle_suspect(self, lease: LeasedEnvelope, held: BlockedKeys) -> None:
-        """With no other suspect counted meanwhile: if the node dies now, it was this one, or accident."""
+        """Handle a suspect while no other suspect is counted: if the node dies now, the cause is this message, or
+        accident.
+        """
         async with self._suspects:
             if self.stopping:  # it is released with all that this node owns
                 held.hold(lease)
@@ -247,7 +255,7 @@ class Delivery:
                 return
             if isinstance(error, Outage) and outages < _FREE_OUTAGES:
                 outages += 1
-                log.warning("%s of %s runs again: %s", self._handler.name, lease.envelope.id, error)
+                log.warning("handler %s runs message %s again: %s", self._handler.name, lease.envelope.id, error)
                 await self._wait_for_database()
                 if not await self._may_begin(lease, held):
                     return
@@ -266,7 +274,13 @@ class Delivery:
         now = self._clock.now()
         decision = self._policy.decide(error, attempt, now - lease.envelope.due_at)
         self._counters.add(Event.ATTEMPT_FAILED)
-        log.warning("%s of %s failed, attempt %d: %s", self._handler.name, lease.envelope.id, attempt, said(error))
+        log.warning(
+            "handler %s failed on message %s, attempt %d: %s",
+            self._handler.name,
+            lease.envelope.id,
+            attempt,
+            said(error),
+        )
         if isinstance(decision, RunAgain):
             if not (self._is_stopped(lease) or lease.envelope.is_late(now)):
                 return True

@@ -1,4 +1,4 @@
-"""Whose turn it is, in memory: the queue of an agent when order and shares matter.
+"""Queue of an agent, in memory, where order and shares matter: it decides whose turn comes next.
 
 Three kinds of queues lie behind one buffer:
 
@@ -24,7 +24,7 @@ from durable.envelope import Envelope, LeasedEnvelope
 
 
 class _Share:
-    """What waits of one tenant: messages without an order, and the keys whose turn it may be."""
+    """Waiting messages of one tenant: those without an order, and the keys whose turn it may be."""
 
     __slots__ = ("keys", "keys_first", "left", "plain", "weight")
 
@@ -66,12 +66,12 @@ class FairQueue(Buffer[LeasedEnvelope]):
         self._plain_first = False
 
     def __len__(self) -> int:
-        """How many wait, also behind one that is out."""
+        """Return the number of waiting messages, also of those behind one that is out."""
         return super().__len__() + self._queued
 
     @property
     def first(self) -> LeasedEnvelope | None:
-        """One that heads its queue: the oldest of those without an order or a share, if there is one."""
+        """Return the message at the head of a queue: the oldest without an order or a share, if there is one."""
         return super().first or next(self._heads(), None)
 
     def _heads(self) -> Iterator[LeasedEnvelope]:
@@ -80,7 +80,7 @@ class FairQueue(Buffer[LeasedEnvelope]):
 
     @property
     def has_turn(self) -> bool:
-        """May anything be taken?"""
+        """Tell whether a message may be taken."""
         return bool(self._waiting or self._turns)
 
     # ------------------------------------------------------------------ in
@@ -91,7 +91,7 @@ class FairQueue(Buffer[LeasedEnvelope]):
             super().put(plain)
 
     def put_back(self, items: Sequence[LeasedEnvelope]) -> None:
-        """At the head of their queues, in their order. They are out until they are settled."""
+        """Put messages back at the head of their queues, in their order. They stay out until they are settled."""
         plain = [lease for lease in reversed(items) if not self._queue(lease, front=True)]
         if plain:
             super().put_back(plain[::-1])
@@ -115,7 +115,7 @@ class FairQueue(Buffer[LeasedEnvelope]):
         return True
 
     def _share(self, lease: LeasedEnvelope) -> _Share:
-        """Where it waits, with a place in the row."""
+        """Return the share in which a message waits, with a place in the row."""
         name = self._share_of(lease.envelope) if self._share_of else ""
         share = self._shares.get(name)
         if share is None:
@@ -130,7 +130,7 @@ class FairQueue(Buffer[LeasedEnvelope]):
         return len(self._waiting) + ready >= batch_size or super().full_batch_waits(batch_size, batch_bytes)
 
     def take(self, batch_size: int, batch_bytes: int) -> list[LeasedEnvelope]:
-        """The next batch. What is taken of a key is out: nothing more of the key is taken until settled()."""
+        """Take the next batch. A key with taken messages is out: no more of its messages are taken until settled()."""
         if not self._turns:
             return super().take(batch_size, batch_bytes)
         self._plain_first = not self._plain_first
@@ -148,8 +148,9 @@ class FairQueue(Buffer[LeasedEnvelope]):
         return batch
 
     def _next(self, at_most: int, room_bytes: int, *, is_first: bool) -> list[LeasedEnvelope]:
-        """What the share whose turn it is hands out at once: one message, or a run of one key. Nothing when that is
-        too large, unless it is the first of the batch."""
+        """Hand out the next messages of the share whose turn it is: one message, or a run of one key. Return none when
+        they are too large, unless they are the first of the batch.
+        """
         name = self._turns[0]
         share = self._shares[name]
         of_key = bool(share.keys) and (share.keys_first or not share.plain)
@@ -187,7 +188,7 @@ class FairQueue(Buffer[LeasedEnvelope]):
         return taken
 
     def settled(self, items: Iterable[LeasedEnvelope]) -> set[str]:
-        """These are not out any more: their keys go on. Returns the keys of which nothing is here now."""
+        """Settle messages that were out, so that their keys go on. Returns the keys without any message here."""
         keys = {lease.ordering_key for lease in items if lease.ordering_key is not None}
         with self._lock:
             for key in keys & self._busy:
@@ -209,7 +210,7 @@ class FairQueue(Buffer[LeasedEnvelope]):
         return withdrawn
 
     def take_all(self) -> list[LeasedEnvelope]:
-        """Everything that waits."""
+        """Take all waiting messages."""
         with self._lock:
             shared = chain.from_iterable(share.plain for share in self._shares.values())
             everything = [*self._waiting, *shared, *chain.from_iterable(self._keys.values())]

@@ -43,7 +43,7 @@ _watched: WeakSet[Engine] = WeakSet()
 
 
 class _Begun:
-    """What a connection was in when it joined: its own transaction, or a savepoint of one that it was given."""
+    """Transaction of a connection when it joined: its own, or a savepoint of one that it was given."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -56,7 +56,7 @@ class _Begun:
 
     @property
     def is_nested(self) -> bool:
-        """Has a savepoint of the connection itself been left open?"""
+        """Tell whether a savepoint of the connection itself has been left open."""
         return self.connection.get_nested_transaction() is not self._savepoint
 
     def release(self) -> None:
@@ -79,7 +79,7 @@ class Fence:
 
     @property
     def is_disturbed(self) -> bool:
-        """Is there anything for check() to do? Without I/O."""
+        """Tell, without I/O, whether check() has work to do."""
         return self._has_ended or self._session.in_nested_transaction() or any(each.is_nested for each in self._begun)
 
     def check(self) -> None:
@@ -98,7 +98,7 @@ class Fence:
 
     @property
     def has_failed(self) -> bool:
-        """Can nothing be committed any more: after a rollback, a flush that failed, or the end of the session?"""
+        """Tell whether no commit can succeed any more: after a rollback, a failed flush, or the end of the session."""
         return self._has_ended or not self._session.is_active
 
     def begun(self, transaction: SessionTransaction, connection: Connection) -> None:
@@ -116,7 +116,7 @@ class Fence:
 
 @lru_cache(maxsize=1_024)
 def ends_transaction(sql: str) -> bool:
-    """Does one of these statements end its transaction?
+    """Tell whether one of these statements ends its transaction.
 
     >>> [ends_transaction(sql) for sql in ("COMMIT", "ROLLBACK TO a", "SELECT 1; end", "SELECT ';COMMIT'")]
     [True, False, True, False]

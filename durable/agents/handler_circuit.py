@@ -1,4 +1,4 @@
-"""Whether a handler may run on this node: what `circuits` says, and what its breaker adds to that.
+"""Circuit of a handler on this node: the shared state in `circuits`, with the failures that this node counts.
 
 Its failures are counted over all nodes and open the circuit for each of them (its rule is a CircuitBreaker): a node
 tells what it counts in one short transaction now and then, and hears the others. While the circuit is open and
@@ -51,11 +51,11 @@ class HandlerCircuit:
         self._trials: set[LeaseKey] = set()
 
     def observe(self, is_open: bool, *, probing: bool) -> bool:
-        """What `circuits` says. True when the handler is to stop, or to go on."""
+        """Apply the shared state of the circuit. True when the handler is to stop, or to resume."""
         changed = is_open != self.is_open
         self.is_open, self.probing = is_open, probing
         if changed:
-            log.warning("%s is %s", self._message_type, "stopped" if is_open else "going on")
+            log.warning("handler %s stopped" if is_open else "handler %s resumed", self._message_type)
             if self._window is not None:
                 self._window.clear()
         return changed
@@ -64,7 +64,7 @@ class HandlerCircuit:
         self._trials.add(lease.key)
 
     def is_trial(self, lease: LeasedEnvelope) -> bool:
-        """Is it the message that is tried?"""
+        """Tell whether this message is the trial."""
         return lease.key in self._trials
 
     async def share_counts(self) -> None:
@@ -98,7 +98,7 @@ class HandlerCircuit:
         await self._open_if(window.heard(*others, self._clock.monotonic()))
 
     async def end_trial(self, lease: LeasedEnvelope) -> None:
-        """One that came to an end without telling anything: it had expired, say. The next may follow at once."""
+        """End a trial without a result, such as an expired message. The next trial may follow at once."""
         if lease.key in self._trials:
             self._trials.remove(lease.key)
             await self._database.transaction_with_retry(circuits.try_again, self._message_type)
@@ -125,7 +125,7 @@ class HandlerCircuit:
             await self._open_if(self._window.failed(self._clock.monotonic()))
 
     async def pause(self, asked: Sequence[PauseRequest]) -> bool:
-        """As the handler has asked for. True when it was about itself."""
+        """Pause the targets that the handler has named. True when one of them was the handler itself."""
         for request in asked:
             kind, key = request.of(self._message_type)
             await self._database.transaction_with_retry(

@@ -105,24 +105,24 @@ class HandlingAgent:
         self.observe_circuit(own in is_probing, probing=is_probing.get(own, False))
 
     def takes(self, message_type: str) -> bool:
-        """May messages of this type be claimed for it?"""
+        """Tell whether messages of this type may be claimed for this handler."""
         return self._attempts.has_threads and not self.is_stopped(message_type)
 
     def is_stopped(self, message_type: str) -> bool:
-        """Is nothing of this type to be handled now, on any node?"""
+        """Tell whether no message of this type may be handled now, on any node."""
         return self.circuit.is_open or self.is_paused(message_type)
 
     @property
     def rests(self) -> bool:
-        """Does it begin nothing now: because it is stopped, or all its threads are stuck?"""
+        """Tell whether this agent begins no message now: it is stopped, or all its threads are stuck."""
         return self.circuit.is_open or not self._attempts.has_threads
 
     def tries(self, message_type: str) -> bool:
-        """Is it to be given single messages of this type, to find out whether its handler works again?"""
+        """Tell whether the handler is given single messages of this type, to find out whether it works again."""
         return self.circuit.probing and self._attempts.has_threads and not self.is_paused(message_type)
 
     def is_paused(self, message_type: str) -> bool:
-        """Is this older version to wait, while the others are handled?"""
+        """Tell whether this older version is to wait, while the others are handled."""
         return message_type in self._delivery.paused_versions
 
     def observe_circuit(self, is_open: bool, *, probing: bool = False) -> None:
@@ -142,7 +142,7 @@ class HandlingAgent:
         self._changed.set()
 
     def observe_parked(self, keys: Set[str]) -> None:
-        """Follow what `circuits` says: nothing of these keys is begun, and what waits of them goes back."""
+        """Apply `circuits`: no message of these keys is begun, and their waiting messages are handed back."""
         self._delivery.parked = keys
         if keys:
             of_them = [lease for lease in self.buffer.waiting() if lease.envelope.partition_key in keys]
@@ -163,7 +163,7 @@ class HandlingAgent:
         return asyncio.create_task(self._attempts.stuck_threads_end(), name=name)
 
     def problems(self) -> list[str]:
-        """What health is told of."""
+        """Return the problems for the health check."""
         limit, spell = self._settings.health_unattended.total_seconds(), self._delivery.no_room
         if spell is None or spell.last - spell.first < limit or time.monotonic() - spell.last >= limit:
             return []
@@ -175,7 +175,7 @@ class HandlingAgent:
         self._on_capacity()
 
     def stop(self) -> None:
-        """Finish what is being handled, take nothing new, then end run()."""
+        """Finish the messages in handling, take no more, then end run()."""
         self._delivery.stopping = True
         self._changed.set()
 
@@ -269,7 +269,7 @@ class HandlingAgent:
             await self._changed.wait()
 
     async def _hand_back(self, waiting: Sequence[LeasedEnvelope]) -> None:
-        """What has not been begun, to any node."""
+        """Hand messages that were not begun back to any node."""
         if waiting:
             await self._delivery.settling.hand_back(waiting)
             self.buffer.done(waiting)
@@ -286,7 +286,8 @@ class HandlingAgent:
                 self._end_if_cancelled()
                 # Not the handler's failure, which the delivery settles, but ours. The rows stay owned, and are
                 # released as forgotten, so another attempt follows.
-                log.exception("handling of %s broke off", [str(lease.envelope.id) for lease in taken])
+                ids = [str(lease.envelope.id) for lease in taken]
+                log.exception("internal error while handling %s; will retry", ids)
             await self._hand_back(self.buffer.withdraw(held))
         finally:
             self._working.difference_update(lease.key for lease in taken)

@@ -1,4 +1,4 @@
-"""Where what arrives, and what is sent locally, goes: to the handling agents of a node, or to any node."""
+"""Intake of arrivals and of messages sent locally: into the handling agents of a node, or for any node."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class Intake(Protocol):
     """The handlers of this node, as an arriving envelope sees them."""
 
     def reserve(self, envelope: Envelope) -> NodeId:
-        """This node, which now keeps room for it, or ANY_NODE."""
+        """Reserve room for a message. Returns this node, or ANY_NODE when there is no room."""
         ...
 
     def accept(self, leases: Sequence[LeasedEnvelope]) -> None:
-        """They are committed, owned by this node."""
+        """Take rows that were committed, and are owned by this node."""
         ...
 
     def abandon(self, envelopes: Sequence[Envelope]) -> None:
-        """They were not stored after all: give the room back."""
+        """Give back the room of rows that were not stored after all."""
         ...
 
 

@@ -24,7 +24,7 @@ class State(Enum):
 
 
 class Latch:
-    """One destination's latch.
+    """Latch of one destination.
 
     >>> circuit = Latch(failures_to_latch=3)
     >>> [circuit.batch_failed() for _ in range(3)]
@@ -46,7 +46,7 @@ class Latch:
 
     @property
     def ticket(self) -> int:
-        """To be taken when a batch is sent, and shown when it fails."""
+        """Return a ticket: to be taken when a batch is sent, and shown when the batch fails."""
         return self._failures
 
     def batch_failed(self, ticket: int | None = None) -> bool:

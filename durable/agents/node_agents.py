@@ -112,7 +112,7 @@ class NodeAgents:
         return agent
 
     def retire(self, destination: str) -> bool:
-        """End the agent of an address that nobody uses; False when it has something after all."""
+        """End the agent of an unused address; False when it has rows after all."""
         agent = self.senders.get(destination)
         if agent is None or not agent.retire():
             return False
@@ -128,7 +128,7 @@ class NodeAgents:
             log.error("envelopes for %s stay in the outbox: %s", destination, said(error), exc_info=trace)
 
     def problems(self) -> list[str]:
-        """What health is told of."""
+        """Return the problems for the health check."""
         return [problem for agent in self.handlers.values() for problem in agent.problems()]
 
     def slowest_step(self, *others: Standing | None) -> Standing | None:
@@ -172,7 +172,7 @@ class NodeAgents:
             self.woken.set()
 
     def give_back(self, sent: Sequence[Sent]) -> None:
-        """Their transaction came to nothing; from any thread."""
+        """Give back the room of rows whose transaction was rolled back; from any thread."""
         for envelope, endpoint, owner, _ in sent:
             if owner != self.node_id or owner == ANY_NODE:
                 continue

@@ -1,4 +1,4 @@
-"""How long an agent has been at a single step: one that takes longer than its bound stands still.
+"""Time that an agent has spent at a single step: an agent whose step takes longer than its bound stands still.
 
 A step has deadlines of its own (a statement, a batch, an attempt). This is the watch over them: an agent that stands
 all the same is reported by `health`, and its node ends and joins again.
@@ -30,7 +30,7 @@ class Pace:
 
     @contextmanager
     def step(self, what: str, bound: float | None = None) -> Iterator[None]:
-        """In this block one step is made, which takes at most `bound` seconds."""
+        """Watch one step in this block, which takes at most `bound` seconds."""
         key = object()
         self._under_way[key] = what, time.monotonic(), bound or self._bound
         try:

@@ -63,8 +63,9 @@ class _Waiting:
 
 
 class _Found(NamedTuple):
-    """What storing found out: which were new, which had another body than the one known under their id, and what became
-    of those that the database refuses."""
+    """Result of storing: new envelopes, envelopes whose body differs from the one known under their id, and outcomes of
+    those that the database refuses.
+    """
 
     fresh: set[Key]
     changed: set[Key]
@@ -79,7 +80,7 @@ def _nothing() -> _Found:
 
 
 class ReceivingAgent:
-    """Stores what arrives. It is the `Receiver` of every listener of this node."""
+    """Agent that stores arrivals: the `Receiver` of every listener of this node."""
 
     def __init__(
         self,
@@ -157,11 +158,11 @@ class ReceivingAgent:
     # ------------------------------------------------------------------ its loop
 
     def observe_circuits(self, paused: Set[str]) -> None:
-        """Follow what `circuits` says: for these endpoints every answer is Busy."""
+        """Apply `circuits`: for these endpoints every answer is Busy."""
         self._paused = paused
 
     def stop(self) -> None:
-        """Answer Busy to what is new; run() ends when what was taken is answered."""
+        """Answer Busy to new arrivals; run() ends when those taken are answered."""
         self._stopping = True
         self._changed.set()
 
@@ -181,7 +182,7 @@ class ReceivingAgent:
                     waiting.answered.set_result([_STOPPED] * len(waiting.batch))
 
     def _next_round(self) -> list[_Waiting]:
-        """Whole batches, up to what one statement takes well; at least one."""
+        """Return whole batches, up to a size that one statement takes well; at least one."""
         count = size = 0
         for waiting in self._queue:
             size += len(waiting.batch)
@@ -268,7 +269,7 @@ class ReceivingAgent:
         return found
 
     async def _is_the_wiring(self, errors: Mapping[Key, InvalidMessage], count: int) -> bool:
-        """Is it no fault of the envelopes? All are refused alike, or nothing at all can be stored."""
+        """Tell whether the cause lies outside the envelopes: all are refused alike, or none can be stored at all."""
         if len(errors) < count or not all(isinstance(error, RefusedPerhaps) for error in errors.values()):
             return False
         if count > 1:
@@ -282,7 +283,7 @@ class ReceivingAgent:
     async def _store_parts(
         self, envelopes: Sequence[tuple[str, Envelope]]
     ) -> tuple[_Found, Mapping[Key, InvalidMessage]]:
-        """What was stored, and why each of the others is refused alone."""
+        """Store envelopes one by one. Returns the stored ones, and the refusal of each other."""
         try:
             return await self._store_together(envelopes), {}
         except InvalidMessage as error:
@@ -315,8 +316,9 @@ class ReceivingAgent:
         return found
 
     def _arrival(self, endpoint: str, envelope: Envelope, now: datetime) -> Arrival:
-        """What is to wait, until it is due or its turn comes, is nobody's work now, and what has come too late nobody's
-        at all: it expires."""
+        """Choose the owner of each row. Rows that wait until they are due, or for their turn, have no owner; rows that
+        have come too late expire.
+        """
         place = self._places.incoming(envelope)
         waits = envelope.execution_time is not None or place.ordering_key is not None or envelope.is_late(now)
         return Arrival(endpoint, envelope, ANY_NODE if waits else self._intake.reserve(envelope), place)
@@ -369,14 +371,14 @@ class ReceivingAgent:
 
 
 def _is_whole(envelope: Envelope, limits: Limits) -> bool:
-    """Is nothing wrong with it but its age, or the size of its body? Then it can be replayed."""
+    """Tell whether an envelope is sound but for its age, or the size of its body; then it can be replayed."""
     own = limits.copy()
     own["max_message_bytes"] = len(envelope.body)
     return screening.find_error(envelope, **own) is None
 
 
 def _same(first: Envelope, second: Envelope) -> bool:
-    """Under one id: is the second a copy of the first?"""
+    """Tell whether the second of two envelopes with one id is a copy of the first."""
     return (first.message_type, first.body) == (second.message_type, second.body)
 
 
@@ -386,7 +388,7 @@ def _columns_are_sound(envelope: Envelope) -> bool:
 
 
 def _known(envelope: Envelope) -> Envelope | None:
-    """What can be stored of it with its bytes."""
+    """Return the fields of an unreadable envelope that can be stored with its bytes."""
     return envelope if _columns_are_sound(envelope) else None
 
 

@@ -41,7 +41,7 @@ class Outage(StorageUnavailable):
 
 
 class Place(Protocol):
-    """Where the work of one session is done."""
+    """Place where the work of one session is done."""
 
     @property
     def session(self) -> Session | AsyncSession: ...
@@ -52,7 +52,7 @@ class Place(Protocol):
         ...
 
     async def do(self, work: Callable[[Session], T]) -> T:
-        """Do work of the session that may wait for the database."""
+        """Run work of the session that may wait for the database."""
         ...
 
     async def commit(self) -> None: ...
@@ -135,7 +135,7 @@ class Run:
     """Called just before the first call."""
 
     async def at(self, place: Place) -> None:
-        """Run it. Raises NoRoom, Outage, TransactionEnded, and what the handler and the completion raise."""
+        """Run the attempt. Raises NoRoom, Outage, TransactionEnded, and errors of the handler and the completion."""
         async with place.closing():
             outbox = self.sessions.outbox(place.session)
             outbox.commit_allowed = False
@@ -190,12 +190,14 @@ class Run:
 
 
 def _is_consequence(error: Exception) -> bool:
-    """Does it say only that the session cannot be used any more? Why, the handler may have swallowed."""
+    """Tell whether an error says only that the session cannot be used any more. The handler may have swallowed the
+    cause.
+    """
     return isinstance(error, NoUnitOfWork | TransactionEnded | InvalidRequestError)
 
 
 def finished(run: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns that waits for nothing: see Here."""
+    """Return the result of a coroutine that never waits: see Here."""
     try:
         run.send(None)
     except StopIteration as done:

@@ -103,7 +103,7 @@ class SendingAgent:
         return not (self.circuit.latched or self.paused or self._stopping) and self.buffer.reserve([envelope])
 
     def abandon(self, envelopes: Sequence[Envelope]) -> None:
-        """Their transaction was rolled back. From any thread."""
+        """Give back the room of envelopes whose transaction was rolled back; from any thread."""
         self.buffer.done(envelopes)
 
     def accept(self, claimed: Sequence[LeasedEnvelope]) -> None:
@@ -113,7 +113,7 @@ class SendingAgent:
         self._changed.set()
 
     def observe_circuit(self, latched: bool, generation: int) -> None:
-        """Follow what `circuits` said at a time when this agent was at `generation`; older news is ignored."""
+        """Apply `circuits` as read when this agent was at `generation`; older news is ignored."""
         if generation != self.latch_generation or latched == self.circuit.latched:
             return
         if latched:
@@ -123,15 +123,15 @@ class SendingAgent:
         self._changed.set()
 
     def observe_pause(self, paused: bool) -> None:
-        """Follow what an operator or a handler has said: while it is paused nothing is sent, not even a ping."""
+        """Apply a pause of an operator or a handler: no envelope is sent while it lasts, not even a ping."""
         if paused != self.paused:
-            log.warning("%s is %s", self.destination, "paused" if paused else "resumed")
+            log.warning("destination %s paused" if paused else "destination %s resumed", self.destination)
             self.paused = paused
             self._changed.set()
             self._on_capacity()
 
     def stop(self) -> None:
-        """Send what is in memory, then end run()."""
+        """Send the envelopes in memory, then end run()."""
         self._stopping = True
         self._changed.set()
 
@@ -143,7 +143,7 @@ class SendingAgent:
         return True
 
     def held(self) -> set[LeaseKey]:
-        """Everything that this agent works on."""
+        """Return the keys of all rows that this agent works on."""
         batches = chain.from_iterable(self._in_flight.values())
         return {lease.key for lease in chain(self.buffer.waiting(), batches, self._sent, self._deleting)}
 
@@ -180,7 +180,7 @@ class SendingAgent:
                 return True
             except BaseException as error:
                 raise_if_cancelled(error)
-                log.exception("%s cannot be opened, and is tried again", self.destination)
+                log.exception("destination %s cannot be opened; will retry", self.destination)
             self._changed.clear()
             await self._wait(self._settings.ping_interval.total_seconds())
         return False
@@ -237,7 +237,7 @@ class SendingAgent:
             await self._settle(batch, outcomes, ticket)
 
     async def _without_late(self, batch: Sequence[LeasedEnvelope]) -> Sequence[LeasedEnvelope]:
-        """What is still to be sent; the rest has expired while it waited here."""
+        """Return the envelopes still to be sent; the others expired while they waited here."""
         now = self._clock.now()
         late = [lease for lease in batch if lease.envelope.is_late(now)]
         if not late:
@@ -258,7 +258,7 @@ class SendingAgent:
             with forgiving(partial(self._spans.sending, self.destination, batch)):
                 outcomes = await self._sender.send(batch)
         if len(outcomes) != len(batch):
-            raise ProtocolViolation(f"the transport gave {len(outcomes)} outcomes for {len(batch)} envelopes")
+            raise ProtocolViolation(f"transport fault: {len(outcomes)} outcomes for {len(batch)} envelopes")
         return outcomes
 
     async def _settle(self, batch: Sequence[LeasedEnvelope], outcomes: Sequence[Outcome], ticket: int) -> None:
@@ -321,7 +321,7 @@ class SendingAgent:
         self._done([lease for lease, _ in rejected])
 
     async def _delete_acknowledged(self) -> None:
-        """Gather for a moment, so that one commit deletes what many batches have brought."""
+        """Gather for a moment, so that one commit deletes the rows of many batches."""
         linger = self._settings.delete_linger.total_seconds()
         while not (self._all_sent and not self._sent):
             await self._acknowledged.wait()
@@ -409,7 +409,7 @@ class SendingAgent:
             self._on_capacity()
 
     async def _wait(self, seconds: float) -> None:
-        """Until something changes, or this time has passed."""
+        """Wait until the state changes, or this time has passed."""
         try:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()

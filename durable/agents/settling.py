@@ -1,4 +1,4 @@
-"""How a message that was not handled comes to its end, or to its next attempt: each is one statement.
+"""Ends and next attempts of messages that were not handled; each is one statement.
 
 RunLater     unowned, due later, its failures kept      Pause        its handler is stopped, and it is handed back
 HandBack     unowned, uncounted                         DeadLetter   moved, with every failure that is known
@@ -55,7 +55,7 @@ class Settling:
         error: BaseException,
         tried: Tried,
     ) -> None:
-        """Do as was decided after `error`."""
+        """Carry out the verdict on `error`."""
         write = self._database.transaction_with_retry
         match decision:
             case RunLater(delay=delay):
@@ -91,7 +91,7 @@ class Settling:
         self._counters.add(Event.RETRIED)
 
     async def hand_back(self, owned: Sequence[LeasedEnvelope]) -> None:
-        """To any node, as they are."""
+        """Release messages to any node, unchanged."""
         await self._database.transaction_with_retry(
             leases.release, INCOMING, self._node, [lease.key for lease in owned]
         )
@@ -101,11 +101,11 @@ class Settling:
         return await self._database.transaction_with_retry(inbox.begin_suspect_attempt, self._node, lease)
 
     async def take_back_attempt(self, lease: LeasedEnvelope) -> None:
-        """To any node, without the attempt that was counted before it could run."""
+        """Release messages to any node, without the attempt that was counted before it could run."""
         await self._database.transaction_with_retry(inbox.take_back_attempt, self._node, lease)
 
     async def expire(self, lease: LeasedEnvelope) -> bool:
-        """By the database's clock; False when that is behind this node's."""
+        """Expire messages by the database's clock; False when that is behind this node's."""
         expired = await self._database.transaction_with_retry(
             self._expire, self._node, lease, keep_body=self._keep_body
         )
@@ -147,7 +147,7 @@ def pause_and_release(
     decision: Pause,
     tried: Tried = UNCOUNTED,
 ) -> None:
-    """Its handler, and perhaps the endpoint that it came by, for every node; then hand it back."""
+    """Pause the handler, and perhaps the endpoint of the message, for every node; then hand the message back."""
     paused = [(CircuitKind.HANDLER, handler)]
     if decision.listener and lease.endpoint != LOCAL:
         paused.append((CircuitKind.LISTENER, lease.endpoint))

@@ -1,4 +1,4 @@
-"""Before a node starts: does what waits for its handlers decode with the code that it runs?
+"""Check before a node starts: waiting messages must decode with the code of this node.
 
     each type that is handled here --> its oldest, its newest --> decode, upcast --> start
                                                                         |
@@ -81,7 +81,7 @@ async def guard(database: Database, application: Application, settings: Settings
     if not settings.pause_undecodable:
         raise UndecodableMessages("\n".join([*lines.values(), _ADVICE]))
     for message_type, line in lines.items():
-        log.error("paused until it is resumed: %s", line)
+        log.error("message type paused until it is resumed: %s", line)
         await database.transaction(
             circuits.pause_at_least,
             CircuitKind.HANDLER,
@@ -107,7 +107,7 @@ async def scan(
 
 
 async def _try(database: Database, trial: DecodeCheck, page: Page, most: int) -> bool:
-    """Up to `most` messages of its type. True when there are no more."""
+    """Decode up to `most` messages of one type. True when there are no more."""
     after, before = 0, in_flight.LAST_SEQ
     while (left := (most + 1) // 2 - trial.tried) > 0:
         rows = await database.transaction(in_flight.oldest, trial.message_type, _within(page, left), after=after)

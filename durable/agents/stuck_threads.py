@@ -54,7 +54,7 @@ class StuckThreads:
         return list(self._of.get(message_type, {}))
 
     def problems(self) -> list[str]:
-        """What health is told of."""
+        """Return the problems for the health check."""
         return [
             f"{len(stuck)} threads of handler {message_type} are stuck in messages {_named(stuck)}, since "
             f"{min(each.since for each in stuck):%Y-%m-%d %H:%M:%S} UTC: find out what this handler waits for, and "

@@ -25,7 +25,7 @@ _LAST = "durable.step"
 
 
 class Threads(ThreadPoolExecutor):
-    """Threads that can be waited for in the loop: nobody else's thread waits for one that hangs."""
+    """Threads that the loop can wait for: one that hangs delays no other."""
 
     def __init__(self, max_workers: int, *, name: str) -> None:
         super().__init__(max_workers, thread_name_prefix=name)
@@ -38,14 +38,14 @@ class Threads(ThreadPoolExecutor):
         return job
 
     async def finish(self) -> None:
-        """Wait until nothing runs in them; what it comes to is nobody's concern any more."""
+        """Wait until the threads are idle; their results are dropped."""
         await asyncio.gather(*map(asyncio.wrap_future, list(self._jobs)), return_exceptions=True)
 
 
 async def run_in_thread(
     threads: ThreadPoolExecutor, session: Session, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Run the next step of this session in a thread, and wait for what it returns."""
+    """Run the next step of this session in a thread, and wait for its result."""
     context = copy_context()
     future = threads.submit(lambda: context.run(function, *args, **kwargs))
     session.info[_LAST] = future

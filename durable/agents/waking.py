@@ -1,4 +1,4 @@
-"""One NOTIFY for all commits of a moment, sent after them: other nodes look for work that has no owner.
+"""Wake-up of other nodes by one NOTIFY after all commits of a moment: they look for work without an owner.
 
     wake()         --> asked --> NOTIFY                    over the agents' connections while the bus runs,
     wake_after()   --> until that COMMIT is over --> asked       or over one of a short-lived thread's own
@@ -43,7 +43,7 @@ class Waker:
         self._home = asyncio.get_running_loop(), database
 
     async def stop(self) -> None:
-        """Tell what is left to tell, and leave the loop."""
+        """Send the last notifications, and leave the loop."""
         self._home = None
         await asyncio.sleep(0)  # what was asked for from another thread begins now
         if self._task is not None:

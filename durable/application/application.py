@@ -25,7 +25,7 @@ from durable.transports.base import Transport
 
 
 class Listening(NamedTuple):
-    """A declared listener: its URI and the stable key of what it stores."""
+    """Declared listener: its URI and the stable key of its envelopes."""
 
     uri: str
     endpoint: str
@@ -54,12 +54,14 @@ class Application:
         return Policy(handler.retry or self.retry, {**self.by_error, **handler.by_error})
 
     def burials(self, by_default: str) -> Burials:
-        """Which messages that came too late are dead letters; `by_default` is the setting on_expiry."""
+        """Return the messages that become dead letters when too late; `by_default` is the setting on_expiry."""
         others = [name for name, handler in self.by_type().items() if handler.on_expiry not in (None, by_default)]
         return Burials(by_default == "dead-letter", others)
 
     def declare(self, handler: Handler) -> None:
-        """Raises InvalidSetting when one of its messages, or of their older versions, has a handler already."""
+        """Add a handler. Raises InvalidSetting when one of its messages, or of their older versions, has a handler
+        already.
+        """
         known = self.handlers.get(handler.message_type)
         if known is not None:
             raise InvalidSetting(
@@ -87,7 +89,7 @@ class Application:
         return types + [Declared("outgoing", to, places.of_destination(to)) for to in self.destinations()]
 
     def check(self, envelope_factory: EnvelopeFactory) -> None:
-        """Raise WiringError, or InvalidMessage, for what would fail at the first message."""
+        """Raise WiringError, or InvalidMessage, for a fault that would fail the first message."""
         for name in self.by_type().keys() | self.routes.destinations().keys():
             _check_codec(class_of(name))
         for handler in self.handlers.values():
@@ -105,7 +107,7 @@ class Application:
             )
 
     def warn(self) -> None:
-        """Log what is no error, and hardly meant."""
+        """Log declarations that are valid, but hardly meant."""
         if self.listeners and not self.handlers:
             uris = ", ".join(listening.uri for listening in self.listeners)
             log.warning("no handler is declared: every message that arrives at %s becomes a dead letter", uris)
@@ -118,7 +120,7 @@ class Application:
                 continue  # the base class of messages: which of them is known at run time only
             if not names:
                 raise UnknownMessageType(
-                    f"handler {handler.name}: it returns {cls.__qualname__}, which is no message; decorate that with "
+                    f"handler {handler.name}: return type {cls.__qualname__} is no message; decorate that with "
                     "@message(name), or correct the annotation"
                 )
             if not self.routes.is_event(names[0]):
@@ -128,7 +130,7 @@ class Application:
         try:
             self.routes.for_send(message_type)
         except RoutingError as error:
-            raise RoutingError(f"handler {handler.name}: what it returns cannot be sent: {error}") from error
+            raise RoutingError(f"handler {handler.name}: the returned message cannot be sent: {error}") from error
 
     def destinations(self) -> list[str]:
         """Every remote destination that is declared, once each."""

@@ -86,7 +86,7 @@ class FailureWindow:
         return self._reason()
 
     def counts(self, now: float) -> tuple[int, int]:
-        """Counts of this node: messages and failures."""
+        """Return the counts of this node: messages and failures."""
         self._forget(now)
         return self._messages, self._failures
 

@@ -56,7 +56,7 @@ _SHOWN_AS = {"by_error": "on_error"}
 @checked_class
 @dataclass(frozen=True, slots=True)
 class Depends:
-    """Marks a handler's parameter as what `provider` returns: `Annotated[Mailer, Depends(mailer)]`."""
+    """Marker for a handler's parameter that `provider` makes: `Annotated[Mailer, Depends(mailer)]`."""
 
     provider: Callable[..., Any]
 
@@ -138,13 +138,13 @@ class Context:
         refuse_unknown("reply", options, annotations_of(SendOptions), "option")
         address = self._envelope.headers.get(REPLY_TO)
         if address is None:
-            raise RoutingError(f"message {self.id} asks for no reply: its sender gave no reply_to=")
+            raise RoutingError(f"message {self.id} asks for no reply: the sender gave no reply_to=")
         if self._is_own:
             return self._outbox.send(message, to=address, **options)
         return self._outbox.answer(message, to=address, **options)
 
     def cascade(self, result: object) -> None:
-        """Send what a handler returned: a message, several in a list or tuple, or None."""
+        """Send the messages that a handler returned: one, several in a list or tuple, or None."""
         self._outbox.cascade(result)
 
 
@@ -327,7 +327,7 @@ class Handler:
         return None if self.fair_by is None else partial(share_of, header=self.fair_by)
 
     async def run(self, call: Incoming) -> Any:
-        """Run an async handler, send what it returned, and return that."""
+        """Run an async handler, send the messages that it returned, and return them."""
         failures: list[BaseException] = []
         async with AsyncExitStack() as stack:
             with _noted(failures):
@@ -401,7 +401,8 @@ def _resolve(
             raise InvalidSetting(f"handler {of}: {name} must be annotated {right} in this kind of handler")
         elif parameter.default is inspect.Parameter.empty:
             raise InvalidSetting(
-                f"handler {of}: what is parameter {name!r}? Annotate it with {cls.__name__}, AsyncSession, Session, "
+                f"handler {of}: parameter {name!r} has no known type; annotate it with "
+                f"{cls.__name__}, AsyncSession, Session, "
                 "Context or Annotated[T, Depends(provider)]"
             )
     return _Injected(function, direct, dependencies)

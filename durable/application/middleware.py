@@ -29,22 +29,22 @@ HandleNext = Callable[[Incoming], Awaitable[object]]
 
 
 class Middleware:
-    """A component: it overrides `send`, `handle` or both, and stands in the onion of what it overrides."""
+    """Middleware component: it overrides `send`, `handle` or both, and runs around those that follow it."""
 
     def send(self, outgoing: Outgoing, call_next: SendNext) -> UUID | None:
-        """Around one message that is sent: by send(), publish(), reply(), or as what a handler returned.
+        """Run around one message that is sent: by send(), publish(), reply(), or as returned by a handler.
 
-        Returns the message's id, or None when it is dropped, which whoever sends it does not notice. Called twice,
-        `call_next` sends two messages. What is raised here, the sender sees.
+        Returns the message's id, or None to drop the message, which its sender does not notice. A second call of
+        `call_next` sends a second message. Errors raised here reach the sender.
         """
         return call_next(outgoing)
 
     async def handle(self, incoming: Incoming, call_next: HandleNext) -> object:
-        """Around one call of a handler, inside the transaction that its message is finished in.
+        """Run around one call of a handler, inside the transaction that finishes its message.
 
-        What the handler returns is sent within `call_next`, which then returns it; what this returns, only components
-        around it see. Without `call_next` the message is finished and its handler has not run. What is raised here
-        counts as raised by the handler, verdicts such as Reject too.
+        Messages that the handler returns are sent within `call_next`, which then returns them; the value returned here
+        is seen by the outer components only. Without `call_next` the message is finished and its handler has not run.
+        An error raised here counts as raised by the handler, also verdicts such as Reject.
         """
         return await call_next(incoming)
 

@@ -49,7 +49,7 @@ class RunAgain:
 
 @dataclass(frozen=True, slots=True)
 class RunLater:
-    """After `delay`, by whichever node is free then."""
+    """Another attempt after `delay`, by any node that is free then."""
 
     delay: timedelta
 
@@ -61,7 +61,7 @@ class HandBack:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Unowned, and nobody takes any more of them for this time."""
+    """Verdict to hand the message back unowned, and to stop its handler for this time."""
 
     time: timedelta
     reason: str
@@ -148,12 +148,12 @@ class Retry:
 @checked_class
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
-    """The error says for how long its handler is to be left alone: until then no node runs it.
+    """Policy of errors that say how long their handler must wait: until then no node runs it.
 
-    That is the error's `retry_after` (a timedelta or seconds), or the Retry-After header of its `response`, as httpx
-    and requests raise it (RFC 9110, 10.2.3), else `default`; at least `shortest` and at most `longest`. The message is
-    handed back uncounted. An error that asks for less than `shortest`, such as `Retry-After: 0`, is counted as an
-    attempt: nobody waits for a limit to end then, and the message must come to its end.
+    The time is the error's `retry_after` (a timedelta or seconds), or the Retry-After header of its `response`, as
+    httpx and requests raise it (RFC 9110, 10.2.3), else `default`; at least `shortest` and at most `longest`. The
+    message is handed back uncounted. An error that asks for less than `shortest`, such as `Retry-After: 0`, counts as
+    an attempt: no limit ends then, and the message must come to its end.
     """
 
     default: Duration = 30
@@ -194,7 +194,7 @@ def _asked_for(error: BaseException) -> timedelta | None:
 
 
 def _retry_after(headers: Mapping[str, str]) -> timedelta | None:
-    """Seconds, or a date by the clock of the peer, which says in another header what it shows now."""
+    """Read the peer's delay: seconds, or a date by the peer's own clock, which another header shows."""
     value = headers.get("retry-after") or headers.get("Retry-After") or ""
     try:
         if value.strip().isdigit():

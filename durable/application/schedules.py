@@ -37,7 +37,7 @@ _ANY_TIME: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A declared schedule. `declaration` tells it from what other versions of the code declare under its name."""
+    """Declared schedule. `declaration` tells it from declarations of other versions under its name."""
 
     name: str
     cron: Cron
@@ -77,7 +77,7 @@ class Schedule:
 def declare(
     expression: str, message: object, *, name: str, tz: str, misfire: Misfire, to: str | None, options: SendOptions
 ) -> Schedule:
-    """Raises InvalidSetting for what can be no schedule."""
+    """Build a schedule. Raises InvalidSetting for arguments that make no schedule."""
     check_name(name)
     cron = Cron(expression, tz)
     if misfire not in get_args(Misfire):

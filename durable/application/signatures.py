@@ -20,7 +20,7 @@ _SEVERAL = (list, tuple)
 
 
 def dotted_name(function: Any) -> str:
-    """The module and the name of a function, or of whatever was given instead."""
+    """Return the module and the name of a function, or of any other object."""
     plain = function.func if isinstance(function, functools.partial) else function
     if isinstance(plain, type) or inspect.isroutine(plain):
         return f"{plain.__module__}.{plain.__qualname__}"
@@ -28,11 +28,11 @@ def dotted_name(function: Any) -> str:
 
 
 def refuse_unfit(function: Any, of: str) -> None:
-    """Raise InvalidSetting for what can be no handler."""
+    """Raise InvalidSetting for an object that can be no handler."""
     if not inspect.isroutine(function):
         raise InvalidSetting(f"handler {of}: give a function, plain or async, not {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise InvalidSetting(f"handler {of}: it must not yield; return its messages, several of them in a list")
+        raise InvalidSetting(f"handler {of}: must not yield; return its messages, several of them in a list")
 
 
 def refuse_parameter(parameter: inspect.Parameter, hint: Any, given: Sequence[type], of: str) -> None:
@@ -61,7 +61,7 @@ def refuse_parameter(parameter: inspect.Parameter, hint: Any, given: Sequence[ty
 
 
 def hints_of(function: Callable[..., Any], of: str) -> dict[str, Any]:
-    """The annotations of a function, or of what makes an instance of a class; raises InvalidSetting."""
+    """Return the annotations of a function, or of a factory of instances of a class. Raises InvalidSetting."""
     if isinstance(function, functools.partial):
         return hints_of(function.func, of)
     if isinstance(function, type):

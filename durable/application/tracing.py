@@ -67,7 +67,9 @@ class Tracing(Middleware):
     def __init__(
         self, provider: TracerProvider | None = None, limits: Callable[[], Limits] = lambda: _DEFAULTS
     ) -> None:
-        """`limits` are those of the messages that are sent: their headers must have room for the trace."""
+        """Trace sent and handled messages. `limits` are those of sent messages: their headers must have room for the
+        trace.
+        """
         self._limits = limits
         self._tracer = trace.get_tracer("durable", __version__, provider)
 

@@ -70,11 +70,12 @@ class DurableMiddleware:
 
 
 async def unit_of_work() -> UnitOfWork:
-    """The unit of work of this request, begun if need be: `Annotated[UnitOfWork, Depends(unit_of_work)]` in FastAPI.
+    """Return the unit of work of this request, begun if need be: `Annotated[UnitOfWork, Depends(unit_of_work)]` in
+    FastAPI.
 
-    It is committed and closed for you. You may commit it yourself, to answer what the database refuses: what was sent
-    so far goes with that commit, and what follows is a transaction of its own. Raises NoUnitOfWork outside of a
-    request, or when the response has started.
+    The middleware commits and closes it. You may commit it yourself, to answer when the database refuses the data: the
+    messages sent so far go with that commit, and the next statement begins another transaction. Raises NoUnitOfWork
+    outside of a request, or when the response has started.
     """
     request = _current_request.get()
     if request is None:

@@ -57,7 +57,7 @@ class Pace:
         return BATCH_SIZE if self.rate is None else min(BATCH_SIZE, math.ceil(self.rate / _BATCHES_A_SECOND))
 
     def pause(self, done: int, elapsed: float) -> float:
-        """Seconds to wait after `done` letters in `elapsed` seconds."""
+        """Return the seconds to wait after `done` letters in `elapsed` seconds."""
         return 0.0 if self.rate is None else max(0.0, done / self.rate - elapsed)
 
 
@@ -78,7 +78,7 @@ class Run:
 
 
 class RunOptions(TypedDict, total=False):
-    """How a run goes on, besides what it changes."""
+    """Options of a run, apart from the change that it makes."""
 
     replayable: bool
     """Only what can be replayed counts."""
@@ -132,7 +132,7 @@ async def run_in_batches(
 
 
 def _tell_nobody(run: Run) -> None:
-    """For runs that are not shown."""
+    """Show no progress."""
 
 
 async def _wait(stopping: asyncio.Event, seconds: float) -> None:

@@ -109,14 +109,14 @@ class JoinedSessions(Sessions):
 
     def open(self, longest: timedelta | None = None) -> AsyncSession:
         if not isinstance(self._connection, AsyncConnection):
-            raise WiringError("a sync handler cannot open an AsyncSession in a rehearsal: it could not be undone")
+            raise WiringError("rehearsal: a sync handler cannot open an AsyncSession, which could not be undone")
         session = AsyncSession(self._connection, **_OPTIONS)
         session.sync_session.info[_OURS] = True
         return session
 
     def open_sync(self, longest: timedelta | None = None) -> Session:
         if not isinstance(self._connection, Connection):
-            raise WiringError("an async handler cannot open a Session in a rehearsal: it could not be undone")
+            raise WiringError("rehearsal: an async handler cannot open a Session, which could not be undone")
         session = Session(self._connection, **_OPTIONS)
         session.info[_OURS] = True
         return session
@@ -124,7 +124,7 @@ class JoinedSessions(Sessions):
     def outbox(self, session: Session | AsyncSession) -> Outbox:
         sync_session = session.sync_session if isinstance(session, AsyncSession) else session
         if _OURS not in sync_session.info:
-            raise WiringError("a rehearsal cannot undo what a session of the application's own commits")
+            raise WiringError("rehearsal: cannot undo commits of a session that the bus has not opened")
         outbox = enlist(session, self._schema, self._envelope_factory, self._runtime, _ObservedOutbox)
         assert isinstance(outbox, _ObservedOutbox)
         outbox.sent = self.sent
@@ -140,7 +140,7 @@ class JoinedSessions(Sessions):
                 with connection_sync.begin_nested():
                     return work(connection_sync)
             case None:
-                raise WiringError("no handler is being rehearsed now: this would not be undone")
+                raise WiringError("rehearsal: no handler runs now, so the change would not be undone")
 
 
 class JoinedDatabase(Database):
@@ -178,10 +178,10 @@ class RehearsalRuntime(Runtime):
         return self._joined
 
     async def start(self) -> None:
-        raise WiringError("this bus rehearses: a node would handle messages for good")
+        raise WiringError("rehearsal: a node would handle messages for good; use another bus")
 
     async def start_storing(self) -> None:
-        raise WiringError("this bus rehearses: what it received would be stored for good")
+        raise WiringError("rehearsal: received messages would be stored for good; use another bus")
 
     async def stop(self) -> None:
         """Stop nothing: nothing was started."""

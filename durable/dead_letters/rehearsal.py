@@ -100,7 +100,7 @@ async def rehearsal(bus: Bus, *, unhurried: bool = False) -> AsyncIterator[Rehea
     """Put a bus that does not run into rehearsal for a block. With `unhurried` nothing is cut off for its length:
     somebody looks at the handler with a debugger."""
     if bus.runtime.is_running:
-        raise WiringError("this bus runs: rehearse in a process of its own")
+        raise WiringError("the bus runs already: rehearse in a process of its own")
     sessions = JoinedSessions(bus.runtime)
     try:
         with bus.running_on(RehearsalRuntime(bus, sessions)):
@@ -144,7 +144,9 @@ def handler_of(bus: Bus, letter: DeadLetter) -> Handler:
     message_type = letter.summary.message_type
     handler = bus.application.by_type().get(message_type or "")
     if handler is None:
-        raise UnknownMessageType(f"{bus.service} has no handler for {message_type or 'what has no type'}")
+        raise UnknownMessageType(
+            f"{bus.service} has no handler for {message_type or 'a letter without type'}; declare one"
+        )
     return handler
 
 
@@ -154,7 +156,7 @@ def whole(letter: DeadLetter) -> LeasedEnvelope:
     if letter.summary.side != "incoming":
         raise InvalidMessage(f"letter {number} was for {letter.summary.address}: there is no handler of it here")
     if lease is None:
-        raise InvalidMessage(f"letter {number} is no whole envelope: its bytes are kept for people to look at")
+        raise InvalidMessage(f"letter {number} is no whole envelope: the bytes are kept for people to look at")
     return lease
 
 

@@ -33,14 +33,14 @@ class Again:
     watch: Observer
 
     def wait_until_handled(self, count: int) -> None:
-        """Until so many messages are in its sums and nothing waits. Raises DurableError when nothing moves any more."""
+        """Wait until the sums contain this many messages and none waits. Raises DurableError when progress stops."""
         seen, moved = -1, time.monotonic()
         while (handled := self.watch.handled()) < count or not self.watch.is_settled():
             self.nodes.check()
             if handled != seen:
                 seen, moved = handled, time.monotonic()
             elif time.monotonic() - moved > STALL_SECONDS:
-                raise DurableError(f"of {count:,} replayed messages {handled:,} were handled, and nothing moves")
+                raise DurableError(f"replay stalled: {handled:,} of {count:,} messages were handled")
             time.sleep(LOOK_SECONDS)
 
 

@@ -92,7 +92,7 @@ class Fleet:
         return member
 
     def working(self, service: str) -> list[Member]:
-        """Nodes that have joined and are not paused."""
+        """Return the nodes that have joined and are not paused."""
         return [member for member in self.members if member.service == service and member.is_working]
 
     def kill(self, member: Member) -> None:

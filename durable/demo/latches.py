@@ -1,4 +1,4 @@
-"""Which circuits were latched while the demo ran, as the databases showed it."""
+"""Circuits that were latched while the demo ran, as the databases showed them."""
 
 from __future__ import annotations
 

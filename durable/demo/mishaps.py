@@ -41,7 +41,7 @@ class MishapKind(Enum):
 
 
 class Mishap(NamedTuple):
-    """`at` is the share of all flights that the service has recorded, or handled, when it happens."""
+    """Mishap at `at`, the share of all flights that the service has recorded, or handled, when it happens."""
 
     at: float
     service: str
@@ -49,7 +49,7 @@ class Mishap(NamedTuple):
 
 
 def plan(flights: int, rng: random.Random, *, has_broker: bool) -> list[Mishap]:
-    """Kills and outages spread over the first three quarters, each somewhere in its part of them; one pause."""
+    """Spread kills and outages over the first three quarters, each somewhere in its part of them, with one pause."""
     more = flights // FLIGHTS_PER_KILL
     kills = [
         Mishap(at, service, MishapKind.KILL)
@@ -151,7 +151,9 @@ class Misfortune:
         return self._observer.owned(member.service, member.node_id) if member.node_id is not None else []
 
     def _stop(self, member: Member) -> list[UUID]:
-        """Returns what it has in hand, for others to take if it stays so: it may have finished all a moment before."""
+        """Stop a node. Returns the messages in its hand, which others must take if it stays stopped; it may have
+        finished them a moment before.
+        """
         assert member.node_id is not None
         self._fleet.pause(member)
         time.sleep(COMMIT_SECONDS)

@@ -50,11 +50,11 @@ class Observer:
         return self.rows(service, query, *parameters)[0][0]
 
     def recorded(self) -> int:
-        """Flights in the airline's table."""
+        """Count the flights in the airline's table."""
         return int(self.value("airline", RECORDED))
 
     def handled(self) -> int:
-        """Flights in the punctuality service's sums."""
+        """Count the flights in the punctuality service's sums."""
         return int(self.value("punctuality", HANDLED))
 
     def nodes(self, service: str) -> dict[int, int]:
@@ -62,7 +62,7 @@ class Observer:
         return dict(self.rows(service, NODES))
 
     def owned(self, service: str, node_id: int) -> list[UUID]:
-        """Messages that this node has in hand, to send or to handle."""
+        """Return the messages that this node has in hand, to send or to handle."""
         return [id_ for (id_,) in self.rows(service, OWNED[service], node_id)]
 
     def recoverable(self, service: str, node_id: int) -> list[UUID]:

@@ -213,7 +213,7 @@ class Pipeline:
 
 
 def _check_installed() -> None:
-    """Before minutes are spent on the demo."""
+    """Check the installed packages before minutes are spent on the demo."""
     for module in ("pyspark", "pyarrow", "deltalake", "plotly"):
         if find_spec(module) is None:
             raise InvalidSetting(f"--pipeline needs {module}; run: pip install 'durable-bus[spark]'")
@@ -231,7 +231,7 @@ def _audited(found: Facts) -> str:
 
 
 def _outcomes(found: Facts) -> Mapping[str, int]:
-    """Messages by what became of them; what is wanted is there though it is 0."""
+    """Count messages by outcome; the wanted outcomes are there even when 0."""
     counts = {"sent": 0, "handled": 0}
     for row in found["totals"]:
         counts[row["outcome"]] = counts.get(row["outcome"], 0) + row["count"]

@@ -73,7 +73,7 @@ def run_demo(
 
 
 def wish_for(flights: int | None, all_flights: bool, seed: int | None, transport: str) -> Wish:
-    """Raises InvalidSetting for what cannot be, and when something is not installed, before anything is started."""
+    """Build the wish. Raises InvalidSetting for impossible values and missing packages, before any process starts."""
     count = _how_many(flights, all_flights)
     roads.check(transport)
     data_folder()

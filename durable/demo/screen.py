@@ -22,7 +22,7 @@ class Screen(Protocol):
         ...
 
     def advance(self, recorded: int, handled: int) -> None:
-        """So many of the flights are done on each side."""
+        """Show the number of flights that are done on each side."""
         ...
 
 

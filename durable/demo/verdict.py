@@ -156,7 +156,7 @@ class Evidence:
 
 
 class Told(TypedDict):
-    """What the supervisor knows of a run."""
+    """Facts that the supervisor knows of a run."""
 
     transport: str
     flights: int

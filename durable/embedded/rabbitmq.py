@@ -43,7 +43,7 @@ disk_free_limit.absolute = 10MB
 
 
 class Broker:
-    """A private broker, with the faults that can befall one. Every call blocks until what it names has happened."""
+    """Private broker for tests, with faults on demand. Every call blocks until its effect has happened."""
 
     def __init__(self, folder: Path, scripts: Path, port: int) -> None:
         self.folder = folder
@@ -90,7 +90,7 @@ class Broker:
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """End it as an operator would: it closes the connections and writes what it has in memory (about a second)."""
+        """Stop the broker in good order: it closes the connections and writes its memory to disk (about a second)."""
         self._end(signal.SIGTERM)
 
     def restart(self) -> None:
@@ -98,26 +98,28 @@ class Broker:
         self.start()
 
     def pause(self) -> None:
-        """Freeze it: connections stay open, and nothing answers."""
+        """Freeze the broker: connections stay open, and no request is answered."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
     def memory_alarm(self, on: bool) -> None:
-        """While the alarm is on, it blocks the connections that publish; those that only consume go on."""
+        """Set the memory alarm. While it is on, the broker blocks connections that publish; those that only consume go
+        on.
+        """
         self.control("set_vm_memory_high_watermark", *(["0"] if on else ["absolute", MEMORY]))
         self._alarmed = on
 
     def recover(self) -> None:
-        """Undo whatever was done to it: it runs, is not paused, and has no alarm."""
+        """Undo every fault: the broker runs, is not paused, and has no alarm."""
         self.resume()
         self.start()
         if self._alarmed:
             self.memory_alarm(False)
 
     def settle(self) -> None:
-        """Write what RabbitMQ keeps in memory for up to two seconds: which queues, exchanges and bindings there are.
+        """Write the metadata that RabbitMQ keeps in memory for up to two seconds: its queues, exchanges and bindings.
 
         Confirmed messages are on disk. But kill() makes it forget a queue that is younger than that, with its messages;
         and a quorum queue may come back empty, without a leader.
@@ -138,7 +140,7 @@ class Broker:
                 timeout=CONTROL_SECONDS,
             )
         except subprocess.TimeoutExpired as error:
-            raise WiringError(f"rabbitmqctl {arguments[0]} did not end in {CONTROL_SECONDS:g} seconds") from error
+            raise WiringError(f"rabbitmqctl {arguments[0]} timed out: no end in {CONTROL_SECONDS:g} seconds") from error
         if done.returncode:
             raise WiringError(f"rabbitmqctl {arguments[0]} failed: {done.stderr or done.stdout}")
         return done.stdout
@@ -213,7 +215,7 @@ def free_port() -> int:
             amqp.bind(("127.0.0.1", port))
             distribution.bind(("127.0.0.1", port + 1))
             return port
-    raise InvalidSetting(f"no free ports between {PORTS.start} and {PORTS.stop}")
+    raise InvalidSetting(f"no free ports between {PORTS.start} and {PORTS.stop}; stop another broker")
 
 
 def _write_configuration(folder: Path) -> None:

@@ -126,7 +126,7 @@ def from_binary(
         name = header.decode("latin-1").lower()
         if name.startswith(HEADER_PREFIX):
             if name in attributes:
-                raise InvalidMessage(f"the header {name} comes twice")
+                raise InvalidMessage(f"the header {name} comes twice; send it once")
             with _explained(f"the header {name} is not percent-encoded UTF-8"):
                 attributes[name] = unquote_to_bytes(_unquoted(value)).decode()
     attributes = {name.removeprefix(HEADER_PREFIX): value for name, value in attributes.items()}
@@ -138,7 +138,7 @@ def from_binary(
 def _event(attributes: Mapping[str, str], content_type: str, body: bytes) -> Event:
     for name in _REQUIRED:
         if not attributes.get(name):
-            raise InvalidMessage(f"the event lacks the attribute {name!r}")
+            raise InvalidMessage(f"the event lacks the attribute {name!r}; add it")
     if attributes["specversion"] != _VERSION:
         raise InvalidMessage(f"specversion is {attributes['specversion']!r}; only {_VERSION!r} is understood")
     for name in attributes:

@@ -27,7 +27,7 @@ from durable.messages.comparison import difference
 
 
 class Codec(Protocol):
-    """Makes and reads the bodies of one content type. Whatever a method raises makes the message invalid."""
+    """Codec of one content type: encodes and decodes bodies. An error raised by a method makes the message invalid."""
 
     @property
     def content_type(self) -> str:
@@ -35,9 +35,10 @@ class Codec(Protocol):
         ...
 
     def encode(self, message: object, envelope: Envelope, /) -> bytes:
-        """The body of this message. `envelope` is what it is for, as yet without it: id, source, type, times, headers.
+        """Return the body of this message. `envelope` has all but the body: id, source, type, times, headers.
 
-        What is sent twice under one id must be the same bytes, or the receiver takes it for another message.
+        A message that is sent twice under one id must have the same bytes, or the receiver takes it for another
+        message.
         """
         ...
 
@@ -53,9 +54,9 @@ _codecs: dict[str, Codec] = {codec.content_type: codec for codec in _OWN}
 
 @checked
 def register_codec(codec: Codec) -> None:
-    """Use this codec for its content type, in the place of any other. Call it where your messages are declared.
+    """Use this codec for its content type, in place of any other. Call it where your messages are declared.
 
-    Raises InvalidSetting for what is no codec, or has no content type.
+    Raises InvalidSetting for an object that is no codec, or has no content type.
     """
     if not isinstance(codec.content_type, str) or not is_media_type(codec.content_type):
         raise InvalidSetting(
@@ -107,7 +108,9 @@ def encode(message: object, envelope: Envelope) -> bytes:
     except Exception as error:  # the class's own hooks are called, and codecs of the application
         raise InvalidMessage(f"{type(message).__qualname__} cannot be encoded: {text_of(error)}") from error
     if not isinstance(body, bytes):
-        raise InvalidMessage(f"{type(codec).__qualname__}.encode() returned {type(body).__name__}, not bytes")
+        raise InvalidMessage(
+            f"{type(codec).__qualname__}.encode() returned {type(body).__name__}, not bytes; correct the codec"
+        )
     return body
 
 
@@ -147,7 +150,8 @@ def decode(body: bytes, cls: type[Any], content_type: str = JSON) -> Any:
         raise InvalidMessage(f"the body is no {cls.__qualname__}: {text_of(error)}") from error
     if not isinstance(message, cls):
         raise InvalidMessage(
-            f"{type(codec).__qualname__}.decode() returned {type(message).__name__}, not {cls.__qualname__}"
+            f"{type(codec).__qualname__}.decode() returned {type(message).__name__}, not "
+            f"{cls.__qualname__}; correct the codec"
         )
     return message
 

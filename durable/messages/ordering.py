@@ -1,4 +1,4 @@
-"""Behind whom a message queues: the order that is promised, and why it holds.
+"""Place of a message in a queue: the order that is promised, and why it holds.
 
 The promise (I5). Messages of one `key=` to one service are handled in the order in which they were committed, whatever
 their types and whichever node has them, one at a time over all nodes, through retries, dead nodes and latches. A key
@@ -71,7 +71,7 @@ class Fairness(NamedTuple):
 
 
 class QueueKeys(NamedTuple):
-    """Behind whom a message queues, and in whose share."""
+    """Ordering key of a message, and its tenant."""
 
     ordering_key: str | None = None
     fair_key: str | None = None
@@ -81,7 +81,7 @@ FREE: Final = QueueKeys()
 
 
 class Rule(NamedTuple):
-    """What the place of each message follows from: of one type in the inbox, or for one destination in the outbox.
+    """Rule for the place of each message of one type in the inbox, or for one destination in the outbox.
 
     `ordering_key`: of all of them, whatever keys they have; None: each has its own key. `fair_by`: the header, or
     `key`, that names their tenant.
@@ -119,14 +119,15 @@ class OrderingRules:
         if weights and (fair_by is None or any(weight < 1 for weight in weights.values())):
             raise InvalidSetting(f"{destination}: weights= are whole numbers from 1 on, for the tenants of fair_by=")
         if ordered and destination in self.fair_destinations:
-            raise InvalidSetting(f"{destination}: it is fair already, and an ordered one has no turns")
+            raise InvalidSetting(f"{destination}: ordered= and fair_by= exclude each other; declare one of them")
         if ordered:
             self.ordered_destinations.add(destination)
         if fair_by is not None:
             declared = Fairness(fair_by, dict(weights))
             if self.fair_destinations.setdefault(destination, declared) != declared:
                 raise InvalidSetting(
-                    f"{destination}: it is fair by {self.fair_destinations[destination].header} already"
+                    f"{destination}: fair_by={self.fair_destinations[destination].header!r} is "
+                    "declared already; name one header"
                 )
 
     def incoming(self, envelope: Envelope) -> QueueKeys:

@@ -54,7 +54,9 @@ def message(name: str, *, version: int = 1, content_type: str = JSON) -> Callabl
             raise InvalidSetting(f"@message({full_name!r}): {cls!r} is no class")
         known = _by_name.get(full_name)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise InvalidSetting(f"@message({full_name!r}) is taken by {known.__module__}.{known.__qualname__}")
+            raise InvalidSetting(
+                f"@message({full_name!r}) is taken by {known.__module__}.{known.__qualname__}; choose another name"
+            )
         _check_codec(cls, full_name, content_type)
         _by_name[full_name] = cls
         _by_class[cls] = full_name
@@ -96,7 +98,9 @@ def class_of(name: str) -> type:
     try:
         return _by_name[name]
     except KeyError:
-        raise UnknownMessageType(f"no @message is registered as {name!r}{suggestion(name, _by_name)}") from None
+        raise UnknownMessageType(
+            f"unknown message type: no @message is registered as {name!r}{suggestion(name, _by_name)}"
+        ) from None
 
 
 def registered() -> Iterator[tuple[str, type]]:

@@ -1,4 +1,4 @@
-"""Which destinations a message goes to. A command has one, an event any number.
+"""Routes of messages to destinations. A command has one, an event any number.
 
 send()      the destination given with `to=`; else its route; else this service's own handler;
             else its only subscriber; else an error that says what to do

@@ -42,7 +42,8 @@ class Upcaster:
             raise InvalidMessage(f"upcaster {self.name} failed: {said(error)}") from error
         if not isinstance(newer, self.new):
             raise InvalidMessage(
-                f"upcaster {self.name} returned {type(newer).__qualname__}, not {self.new.__qualname__}"
+                f"upcaster {self.name} returned {type(newer).__qualname__}, not "
+                f"{self.new.__qualname__}; correct the upcaster"
             )
         return newer
 
@@ -76,14 +77,16 @@ def upcaster(old: type[Old], *, to: type[New]) -> Callable[[Callable[[Old], New]
     """
     old_type, new_type = name_of(old), name_of(to)
     if old_type in (new_type, *newer_types(new_type)):
-        raise InvalidSetting(f"upcaster from {old_type} to {new_type}: this chain leads back to where it began")
+        raise InvalidSetting(
+            f"upcaster from {old_type} to {new_type}: the chain leads back to where it began; leave one step out"
+        )
 
     def declare(function: Callable[[Old], New]) -> Callable[[Old], New]:
         if not inspect.isroutine(function):
             raise InvalidSetting(f"upcaster from {old_type}: give a function, not {function!r}")
         step = Upcaster(old, to, function)
         if inspect.iscoroutinefunction(function):
-            raise InvalidSetting(f"upcaster {step.name}: it must be a plain function, without I/O")
+            raise InvalidSetting(f"upcaster {step.name}: must be a plain function, without I/O")
         known = _steps.get(old_type)
         if known is not None and known.name != step.name:
             raise InvalidSetting(f"{old_type} is upcast by {known.name} already; chain the versions one by one")

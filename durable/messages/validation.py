@@ -28,7 +28,7 @@ def find_error(
     max_headers: int = MAX_HEADERS,
     max_header_bytes: int = MAX_HEADER_BYTES,
 ) -> str | None:
-    """Why this envelope cannot be stored, or None."""
+    """Return the reason why this envelope cannot be stored, or None."""
     if len(envelope.body) > max_message_bytes:
         return f"the body has {len(envelope.body)} bytes, more than max_message_bytes ({max_message_bytes})"
     for name, value in (

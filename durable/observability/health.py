@@ -67,7 +67,7 @@ def unowned_waits(gauges: Gauges) -> Waits:
 
 
 def problems(gauges: Gauges, dormant: list[NodeId], waits: Waits, settings: Settings) -> list[str]:
-    """Why this is not healthy, and what to do about it; nothing when it is."""
+    """Return the reasons why this process is not healthy, with the advice for each; none when it is."""
     return [
         *_abandoned(gauges, dormant),
         *_unattended(gauges, settings),

@@ -19,7 +19,7 @@ class LoopWatch:
         self._alive = alive
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Watch the event loop until the task is cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + _INTERVAL

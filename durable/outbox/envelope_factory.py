@@ -1,4 +1,4 @@
-"""From a message to its envelopes: name, body, destinations, times and ids.
+"""Envelopes of a message: name, body, destinations, times and ids.
 
 A message sent while another is handled carries that one's correlation id, and its id as causation id, so that a
 conversation can be followed over any number of services. Its own id follows from that one's: when the handler runs
@@ -53,7 +53,7 @@ _NO_ENVELOPE = Envelope(
 
 
 class SendOptions(TypedDict, total=False):
-    """What send() and publish() take besides the message. None leaves an option out, but for deliver_by."""
+    """Options of send() and publish(). None leaves an option out, except for deliver_by."""
 
     deliver_by: datetime | Duration | None
     """Expire the message when it has not been handled by then; an aware datetime, or a time from now. None: never, even
@@ -75,8 +75,8 @@ class SendOptions(TypedDict, total=False):
 
 
 class Cause:
-    """What is being handled: a message, or a list of them in one call. What is sent meanwhile follows from it, in the
-    order in which it is sent.
+    """Cause of the messages that are sent now: the message in handling, or a list of them in one call. Sent messages
+    get ids that follow from it, in the order in which they are sent.
 
     `deliver_by` is that of what is sent meanwhile, where its sender gives none. `envelope` is None for a list, whose
     messages may be of several conversations; `ids` are theirs then.
@@ -142,7 +142,7 @@ Send = Callable[[Outgoing], UUID | None]
 
 
 class EnvelopeFactory:
-    """Makes the envelopes of one service. `around` puts middleware around what it is given: it is asked for once."""
+    """Factory of the envelopes of one service. `around` returns the middleware of a call: it is asked for once."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class EnvelopeFactory:
         return envelopes[0].id
 
     def _destinations(self, kind: Kind, message_type: str, to: str | None) -> Sequence[str]:
-        """One, or those of an event; raises RoutingError, and InvalidSetting when no transport could send to `to`."""
+        """Return the destinations. Raises RoutingError, and InvalidSetting when no transport serves `to`."""
         if kind == "answer" and to is not None:
             self._refuse_stranger(to, message_type)
         if kind == "event" or (kind != "command" and to is None and self._routes.is_event(message_type)):
@@ -204,11 +204,11 @@ class EnvelopeFactory:
         return self._compose(message, message_type, self._destinations("cascade", message_type, None), None, options)
 
     def _tell_of_no_subscriber(self, message_type: str) -> None:
-        """Once: an event that nobody wants yet is no mistake, but may be a misspelt subscription."""
+        """Warn once about an event without subscribers: no mistake, but perhaps a misspelt subscription."""
         if message_type not in self._unwanted:
             self._unwanted.add(message_type)
             log.warning(
-                "event %s was published to nobody: it has no subscriber and no handler here; declare one by "
+                "event %s was published without a receiver: no subscriber and no handler here; declare one by "
                 "bus.subscribe()",
                 message_type,
             )
@@ -230,7 +230,7 @@ class EnvelopeFactory:
         return list(found)
 
     def place(self, envelope: Envelope) -> QueueKeys:
-        """Behind whom it queues in this service's inbox, or in its outbox."""
+        """Return the ordering key and share of a message in this service's inbox, or in its outbox."""
         places = self._routes.places
         return places.incoming(envelope) if envelope.destination == LOCAL else places.outgoing(envelope)
 
@@ -294,7 +294,7 @@ class EnvelopeFactory:
             raise InvalidMessage(f"{name} cannot be sent: {reason}")
         if screening.never_due(first):
             raise InvalidMessage(
-                f"{name} cannot be sent: it would be due at {first.execution_time}, when its deliver_by "
+                f"{name} cannot be sent: the message would be due at {first.execution_time}, when its deliver_by "
                 f"({first.deliver_by}) has passed; give it longer, or send it earlier"
             )
 
@@ -307,7 +307,9 @@ class EnvelopeFactory:
         return cause.next_id(self._service, message_type) if cause else new_id()
 
     def _refuse_distant(self, envelope: Envelope) -> None:
-        """Its id dates from now: a peer that gets it after the dedupe window could not tell it from a duplicate."""
+        """Refuse a message that is due after the dedupe window: its id dates from now, and its receiver could not tell
+        it from a duplicate by then.
+        """
         due = envelope.execution_time
         if due is None or due.tzinfo is None or envelope.destination == LOCAL:
             return
@@ -331,7 +333,7 @@ def check_options(function: str, options: SendOptions, *, to: object = None) -> 
 
 
 def blank(message: object) -> Envelope:
-    """An envelope for nobody, to encode a message that is only looked at, or compared with another."""
+    """Make an envelope without a destination, to encode a message that is only shown, or compared."""
     facts = {"message_type": name_of(type(message)), "content_type": content_type_of(type(message))}
     return msgspec.structs.replace(_NO_ENVELOPE, **facts)
 
@@ -349,7 +351,9 @@ def _headers(message_type: str, options: SendOptions, execution_time: datetime |
 
 
 def _refuse_no_address(message_type: str, reply_to: str) -> None:
-    """Whether an answer may go there is for the receiver to say, whose transports may be others."""
+    """Refuse a reply_to that is no address. The receiver decides whether it can answer there: its transports may
+    differ.
+    """
     if reply_to != LOCAL and not _URI.match(reply_to):
         raise InvalidMessage(
             f"{message_type} cannot be sent: reply_to={reply_to!r} is no address; give one such as 'tcp://orders:2302'"
@@ -359,7 +363,7 @@ def _refuse_no_address(message_type: str, reply_to: str) -> None:
 def _execution_time(options: SendOptions, now: datetime) -> datetime | None:
     at, delay = options.get("at"), options.get("delay")
     if at is not None and delay is not None:
-        raise InvalidMessage("give at= or delay=, not both")
+        raise InvalidMessage("at= and delay= exclude each other; give one of them")
     return at or _moment(delay, now)
 
 
@@ -367,7 +371,7 @@ def due_time(at: datetime | None, delay: Duration | None, now: datetime) -> date
     """The one of both that is given, as a time; raises InvalidMessage."""
     moment = at if delay is None else _moment(delay, now)
     if moment is None or (at is not None and delay is not None):
-        raise InvalidMessage("give at= or delay=, one of them")
+        raise InvalidMessage("due time: give at= or delay=, one of them")
     if moment.tzinfo is None or not screening.EARLIEST <= moment <= screening.LATEST:
         raise InvalidMessage(f"at={moment}: give an aware datetime within the calendar")
     return moment
@@ -380,4 +384,4 @@ def _moment(value: datetime | Duration | None, now: datetime) -> datetime | None
     try:
         return now + duration(value)
     except OverflowError:
-        raise InvalidMessage(f"{value!r} from now lies outside the calendar") from None
+        raise InvalidMessage(f"{value!r} from now lies outside the calendar; give a shorter time") from None

@@ -52,11 +52,11 @@ class Dispatcher(Protocol):
     """The agents of this process, as a unit of work sees them. Called from any thread."""
 
     def reserve(self, envelopes: Sequence[Envelope]) -> list[NodeId]:
-        """Who owns each of these rows: this node, which now keeps room for it, or ANY_NODE."""
+        """Return the owner of each row: this node, which keeps room for it, or ANY_NODE."""
         ...
 
     def committed(self, sent: Sequence[Sent]) -> None:
-        """They are in the database."""
+        """Take rows that are in the database."""
         ...
 
     def committing(self, ending: Ending, sent: Sequence[Sent]) -> None:
@@ -64,7 +64,7 @@ class Dispatcher(Protocol):
         ...
 
     def abandoned(self, sent: Sequence[Sent]) -> None:
-        """They were rolled back, or nobody knows: give the room back."""
+        """Give back the room of rows that were rolled back, or whose end is not known."""
         ...
 
 
@@ -127,16 +127,16 @@ class Outbox:
         return self._envelope_factory.send(self._sending(message, "event", None, options)) or new_id()
 
     def destinations_of(self, uri: str) -> list[str]:
-        """As EnvelopeFactory.destinations_of."""
+        """Return the destinations as EnvelopeFactory.destinations_of()."""
         return self._envelope_factory.destinations_of(uri)
 
     @property
     def pending(self) -> Sequence[Envelope]:
-        """What the next commit sends."""
+        """Envelopes of the next commit."""
         return tuple(entry.envelope for entry in self._pending.unstored())
 
     def cascade(self, result: object) -> None:
-        """Send what a handler returned: a message, several in a list or tuple, or None."""
+        """Send the messages that a handler returned: one, several in a list or tuple, or None."""
         for message in result if isinstance(result, list | tuple) else [result]:
             if message is not None:
                 self._envelope_factory.send(self._sending(message, "cascade", None, {}))
@@ -151,7 +151,7 @@ class Outbox:
         self.commit_allowed = True
 
     def _sending(self, message: object, kind: Kind, to: str | None, options: SendOptions) -> Sending:
-        """What middleware drops of these gets an id too, that nothing has."""
+        """Return a message as middleware sees it. A message that middleware drops uses up an id too."""
         caused_by = self.cause.envelope if self.cause else None
         return Sending(message, kind, to, options, caused_by, self.cause, self._remember)
 
@@ -168,19 +168,21 @@ class Outbox:
         failpoint("C1")
 
     def _begin(self) -> None:
-        """SQLAlchemy's bookkeeping only: a rollback must reach us; no connection is taken."""
+        """Join the session's transaction in SQLAlchemy's bookkeeping only, to hear of a rollback; no connection is
+        taken.
+        """
         try:
             self.session.begin()
         except InvalidRequestError as error:
             raise NoUnitOfWork(
-                "this session is closed: what is sent with it would never be stored; open another by "
+                "the session is closed: messages sent with it would never be stored; open another by "
                 "`async with bus.unit_of_work()`"
             ) from error
 
     # ------------------------------------------------------------------ storing
 
     def store(self) -> None:
-        """Flush the session and insert what was sent, in its transaction."""
+        """Flush the session and insert the sent envelopes, in its transaction."""
         self.session.flush()  # listeners of the flush may send too
         if self._pending.unstored():
             self._store(self._connect(), self._pending.unstored(), owned=not self._is_joined)
@@ -192,7 +194,7 @@ class Outbox:
 
     @property
     def _is_joined(self) -> bool:
-        """Was the session given a connection, whose transaction it may have joined?"""
+        """Tell whether the session was given a connection, whose transaction it may have joined."""
         return self._connection is not None and isinstance(self.session.get_bind(), Connection)
 
     def _store(self, connection: Connection | None, entries: Sequence[Entry], *, owned: bool) -> None:
@@ -228,7 +230,7 @@ class Outbox:
         }
 
     def insert(self, connection: Connection | None, sent: Sequence[Sent]) -> set[storage.Key]:
-        """Into the tables, in the session's transaction; durable.testing keeps them in memory instead.
+        """Write rows to the tables, in the session's transaction; durable.testing keeps them in memory instead.
 
         Returns the keys of those that had been sent before.
         """
@@ -262,13 +264,15 @@ class Outbox:
         follow(connection, self)
 
     def about_to_commit(self) -> None:
-        """Before the session commits, with no savepoint open."""
+        """Write the pending envelopes before the session commits, with no savepoint open."""
         self._refuse_handlers()
         self.store()
         self._is_ending = True
 
     def may_commit(self) -> None:
-        """Before the session commits, or releases a savepoint: the connection will tell."""
+        """Write the pending envelopes before the session commits, or releases a savepoint: the connection tells the
+        end.
+        """
         if self._pending.unstored() or not self.commit_allowed:
             self._connect()
         self._is_ending = True
@@ -282,7 +286,7 @@ class Outbox:
         self._is_ending = False
 
     def session_committed(self) -> None:
-        """After the commit of the session's transaction; it may have joined one that goes on."""
+        """Finish after the commit of the session's transaction, which may have joined one that goes on."""
         self._is_committing = True
         if self._connection is None:
             self._commit_without_connection()
@@ -290,7 +294,7 @@ class Outbox:
             self._hand_over(self._pending.take())
 
     def _commit_without_connection(self) -> None:
-        """There was no COMMIT. What is left was sent by a listener, after the last look."""
+        """Finish without a COMMIT: envelopes that are left were sent by a listener, after the last look."""
         self._refuse_handlers()
         root = self.session.get_transaction()
         if root is not None and self._pending.since(root):
@@ -329,7 +333,7 @@ class Outbox:
         self._abandon(self._pending.forget_savepoint(name, self._not_connected))
 
     def commit_begins(self, connection: Connection) -> None:
-        """Refuse what other tasks send until the COMMIT, or what follows PREPARE, is over."""
+        """Refuse messages of other tasks until the COMMIT, or the end after PREPARE, is over."""
         if self._commits or (self._connection is not None and self.session.twophase):
             self._is_committing = True
         else:
@@ -339,12 +343,12 @@ class Outbox:
 
     @property
     def _commits(self) -> bool:
-        """Is it the session's own commit that has come to the connection? Then the session tells how it ends."""
+        """Tell whether the commit on the connection is the session's own; then the session tells how it ends."""
         root = self.session.get_transaction()
         return self._connection is not None and root is not None and not root.is_active
 
     def store_last(self, connection: Connection) -> None:
-        """Insert what the session has not stored, as the last statement before the COMMIT."""
+        """Insert the envelopes that the session has not stored, as the last statement before the COMMIT."""
         self._refuse_handlers()
         if unstored := self._pending.unstored(self._not_connected):
             self._store(connection, unstored, owned=self._commits)

@@ -43,7 +43,7 @@ class Pending:
         self._entries += map(Entry, envelopes)
 
     def unstored(self, before: SessionTransaction | None = None) -> list[Entry]:
-        """Entries without a row, in order: all, or those from before this transaction of the session."""
+        """Return the entries without a row, in order: all, or those from before this transaction of the session."""
         return [entry for entry in self._entries[: self._end(before)] if not entry.is_stored]
 
     def since(self, transaction: SessionTransaction) -> list[Entry]:

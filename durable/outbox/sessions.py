@@ -82,7 +82,7 @@ class Sessions:
         return AsyncSession(engine, expire_on_commit=False, close_resets_only=False)
 
     def open_sync(self, longest: timedelta | None = None) -> Session:
-        """As open()."""
+        """Open a Session; `longest` as in open()."""
         engine = self.sync_engine
         if self._is_longer(longest) and self.given_sync is None:
             engine = engine.execution_options(**{LONGEST: longest})
@@ -97,7 +97,7 @@ class Sessions:
         return enlist(session, self._settings.db_schema, self._envelope_factory, self._dispatcher)
 
     def pools(self) -> dict[str, PoolStatistics]:
-        """Of the engines that there are: one that was not used yet has none."""
+        """Return the pool statistics of the engines in use; an engine that was not used yet has none."""
         engines = {"async": self.given or self._made, "sync": self.given_sync or self._made_sync}
         return {name: pool_statistics(engine) for name, engine in engines.items() if engine is not None}
 

@@ -1,4 +1,5 @@
-"""What becomes of transactions, told to the outboxes of a session: by which one ends, and by the connection's COMMIT.
+"""Ends of transactions, told to the outboxes of a session: by the session that ends one, and by the connection's
+COMMIT.
 
     Session      after_transaction_create, before_commit, after_begin, after_commit, after_rollback,
                  after_transaction_end
@@ -64,14 +65,14 @@ def outboxes_of(session: Session) -> dict[Hashable, Any]:
 
 
 def follow(connection: Connection, outbox: Follower) -> None:
-    """Tell this outbox what becomes of the connection's transaction."""
+    """Tell this outbox the end of the connection's transaction."""
     followers = _followers(connection)
     if outbox not in followers:
         connection.execution_options(**{_KEY: [*followers, outbox]})
 
 
 def _followers(connection: Connection) -> Sequence[Follower]:
-    """They are an option of the connection, so that they go when it goes."""
+    """Return the followers of a connection: an option of it, so that they end with it."""
     found: Sequence[Follower] = connection.get_execution_options().get(_KEY, ())
     return found
 
@@ -107,7 +108,7 @@ def _connected(session: Session, transaction: SessionTransaction, connection: Co
 
 @event.listens_for(Session, "before_commit")
 def _before_commit(session: Session) -> None:
-    """With a savepoint open nothing tells whether that, or the transaction around it, is being committed."""
+    """Tell the outboxes of a commit. With a savepoint open, either it or the transaction around it may be meant."""
     for outbox in _outboxes(session):
         if session.in_nested_transaction():
             outbox.may_commit()
@@ -187,7 +188,7 @@ def _rollback_twophase(connection: Connection, _xid: str, _is_prepared: bool) ->
 
 @event.listens_for(Engine, "prepare_twophase")
 def _prepare_twophase(connection: Connection, _xid: str) -> None:
-    """What fails here is rolled back by the session."""
+    """Store the envelopes; when that fails, the session rolls back."""
     if followers := _followers(connection):
         _store(connection, followers)
 
@@ -205,7 +206,7 @@ def _commit_twophase(connection: Connection, xid: str, is_prepared: bool) -> Non
 
 
 def _end(connection: Connection, followers: Sequence[Follower], undo: Callable[[], None]) -> None:
-    """Store what was not stored; otherwise this transaction does not commit."""
+    """Store the envelopes that are not stored yet; a failure keeps this transaction from committing."""
     try:
         _store(connection, followers)
     except BaseException:

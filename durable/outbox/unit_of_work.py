@@ -80,7 +80,7 @@ def enlist(
 
 
 class UnitOfWork:
-    """One AsyncSession and one transaction: committed when the block ends, rolled back when it raises."""
+    """Unit of work, an AsyncSession and one transaction: committed when the block ends, rolled back when it raises."""
 
     def __init__(self, session: AsyncSession, outbox: Outbox, scope: Scope) -> None:
         self.session = session
@@ -88,7 +88,7 @@ class UnitOfWork:
         self._entered = scope.entered(lambda: outbox)
 
     def __enter__(self) -> NoReturn:
-        raise WiringError("unit_of_work: it is entered by `async with bus.unit_of_work()`; the `async` is missing")
+        raise WiringError("unit_of_work: `with` does not enter it; write `async with bus.unit_of_work()`")
 
     def __exit__(self, *_: object) -> None: ...
 
@@ -105,8 +105,9 @@ class UnitOfWork:
             self._entered.__exit__(None, None, None)
 
     async def end(self, *, commit: bool) -> None:
-        """Commit or roll back, and close the session for good. A session that has no transaction has nothing to commit:
-        its owner has ended it already."""
+        """Commit or roll back, and close the session for good. A session without a transaction is only closed: its
+        owner has ended the transaction already.
+        """
         try:
             if not commit:
                 await self.session.rollback()
@@ -117,9 +118,9 @@ class UnitOfWork:
             await run_to_completion(self.session.close())
 
     def send(self, message: object, *, to: str | None = None, **options: Unpack[SendOptions]) -> UUID:
-        """As Outbox.send."""
+        """Send a message as Outbox.send()."""
         return self.outbox.send(message, to=to, **options)
 
     def publish(self, message: object, **options: Unpack[SendOptions]) -> UUID:
-        """As Outbox.publish."""
+        """Publish an event as Outbox.publish()."""
         return self.outbox.publish(message, **options)

@@ -1,4 +1,4 @@
-"""What becomes of messages, as data: from Postgres into a lake, through Spark, and back into the outbox.
+"""Messages as data: from Postgres into a lake, through Spark, and back into the outbox.
 
     Postgres of a service                 lake: Delta tables in a folder or an object store
     ┌───────────────────┐   archive      ┌───────────────────────────┐   report · audit · conversations

@@ -67,7 +67,7 @@ Spark = Callable[[], "SparkSession"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archived:
-    """What one run did for one table: rows of the transactions [low, high)."""
+    """Result of one run for one table: rows of the transactions [low, high)."""
 
     table: str
     low: int
@@ -135,7 +135,7 @@ def archive(
 def _begun(
     conn: Connection, lake: Lake, table: LakeTable, origin: Origin, *, is_new_lake: bool, is_successor: bool
 ) -> Archive:
-    """From here on maintenance drops nothing of the table that is not archived."""
+    """Begin to archive a table: from here on maintenance drops only rows that are archived."""
     source, lake_id = SOURCES[table], lake.create(table)
     name = archives.database(conn, origin.schema)
     place = Place(origin.service, f"{origin.service}:{name}.{origin.schema}.{source}", lake.table_url(table), lake_id)
@@ -171,7 +171,9 @@ _OTHER_DATABASE = (
 
 
 def _low(conn: Connection, lake: Lake, table: LakeTable, origin: Origin, begun: Archive, *, is_successor: bool) -> int:
-    """Where this run begins. What an earlier one committed without living to say so is said now."""
+    """Return the transaction where this run begins. Commits that an earlier run did not live to record are recorded
+    now.
+    """
     source, low = SOURCES[table], lake.offset(begun.app_id, table)
     unknown = low > max(begun.claimed_below, begun.archived_below)
     if unknown or archives.is_numbered_anew(conn, origin.schema, source):
@@ -187,7 +189,7 @@ def _low(conn: Connection, lake: Lake, table: LakeTable, origin: Origin, begun: 
 
 
 class _Part(NamedTuple):
-    """What was committed of the transactions [low, high)."""
+    """Archived part of the transactions [low, high)."""
 
     low: int
     high: int
@@ -198,7 +200,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class _Run:
-    """One attempt, within one snapshot."""
+    """Attempt of an archive run, within one snapshot."""
 
     spark: Spark
     local_rows: int
@@ -243,7 +245,7 @@ class _Run:
         return _Part(low, high, rows - known, known, files)
 
     def _is_marked_long_ago(self) -> bool:
-        """Whether an audit would gain from hearing that nothing has happened since."""
+        """Tell whether an audit would gain from a mark that no row has come since."""
         until = self.lake.span(self.table, self.whose).until
         return self.span.until is not None and (until is None or self.span.until - until > _QUIET)
 
@@ -268,7 +270,9 @@ class _Run:
         return [DataFile(row.path, row.day, row.rows, row.size, row.stats) for row in files]
 
     def _check(self, files: Sequence[DataFile], rows: int) -> None:
-        """Nothing that this code knows of can make them differ; then it is better to archive nothing."""
+        """Compare the number of rows written with those counted. No known cause makes them differ, so a difference
+        archives none.
+        """
         written = sum(file.rows for file in files)
         if written != rows:
             for file in files:
@@ -292,14 +296,16 @@ def _task_count(found: Sequence[slices.Survey]) -> int:
 
 
 def _is_left_behind(path: str, app: str, low: int) -> bool:
-    """Names are part-<app>-<low>-<attempt>-<task>-<n>.parquet; others are not ours."""
+    """Tell whether a file was left behind by an earlier attempt. Only names of the form
+    part-<app>-<low>-<attempt>-<task>-<n>.parquet are durable's.
+    """
     parts = path.rpartition("/")[2].split("-")
     return len(parts) == 6 and parts[:2] == ["part", app] and parts[2].isdecimal() and int(parts[2]) <= low
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveTask:
-    """What a worker does with the numbers of some shares: it reads and writes each, and returns its files."""
+    """Work of one Spark task: read and write each of some shares, and return their files."""
 
     origin: Origin
     whose: Whose

@@ -40,7 +40,7 @@ _FEW: Final = 50_000  # ids that each task may be sent as a whole
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the audit found. `examples` are the oldest of each kind."""
+    """Result of an audit. `examples` are the oldest of each kind."""
 
     since: datetime | None
     sent_until: datetime | None
@@ -60,7 +60,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is to be audited.
+    """Question of an audit: its times and limits.
 
     `since`, `until`: by the time when messages were sent. `archived_until`: up to when every service was archived;
     without it, up to when the lake has every row of it. `settle`: how long before that something must have happened for
@@ -131,10 +131,10 @@ def audit_here(senders: Sequence[Lake], receivers: Sequence[Lake], question: Que
 def _surveyed(
     tasks: ledger.Tasks, senders: Sequence[Lake], receivers: Sequence[Lake], question: Question
 ) -> tuple[list[ledger.Source], list[ledger.Source], list[dict[str, Any]], Edges]:
-    """What is read of each side, how much that is, and what of it can be judged."""
+    """Return the sources of each side, with their sizes, and the part of them that can be judged."""
     for lake in (*senders, *receivers):
         if not lake.files("history"):
-            raise InvalidSetting(f"lake {lake.url}: it holds no history; fill it with durable-agent pipeline archive")
+            raise InvalidSetting(f"lake {lake.url}: no history; fill it with durable-agent pipeline archive")
     since = _first_day(question)
     sent, received = ledger.sources(senders, "outgoing", since), ledger.sources(receivers, "incoming", since)
     counted = ledger.counted(tasks, [*sent, *received])
@@ -217,7 +217,9 @@ def _shown_spans(edges: Edges) -> list[dict[str, Any]]:
 def _service_spans(
     lakes: Sequence[Lake], counted: Sequence[Mapping[str, Any]], tables: Sequence[LakeTable], question: Question
 ) -> dict[str, Span]:
-    """What these lakes have whole of each service: of all its databases, and of both tables where both tell."""
+    """Return the span that these lakes have whole of each service: of all its databases, and of both tables where both
+    have one.
+    """
     urls = {lake.url: lake for lake in lakes}
     found: dict[tuple[str, str | None], list[Span]] = {}
     for url, service, database in sorted({_whose(row) for row in counted if row["lake"] in urls}, key=str):

@@ -60,7 +60,7 @@ class Wanted:
         return found if self.service is None else found & (ds.field("service") == self.service)
 
     def mask(self, rows: pa.RecordBatch) -> pa.Array:
-        """Which of these rows they are."""
+        """Return the mask of the matching rows."""
         import pyarrow as pa
         import pyarrow.compute
 
@@ -72,7 +72,7 @@ class Wanted:
 
 
 def count(lake: Lake, table: LakeTable, wanted: Wanted) -> Counter[Whose]:
-    """How many rows of which services and databases the table has of them."""
+    """Count the matching rows of the table, by service and database."""
     found: Counter[Whose] = Counter()
     for path in _paths(lake, table):
         rows = _dataset(lake, table, path).to_table(columns=["service", "database"], filter=wanted.condition())
@@ -81,7 +81,7 @@ def count(lake: Lake, table: LakeTable, wanted: Wanted) -> Counter[Whose]:
 
 
 def count_erased(lake: Lake, table: LakeTable, erasure_id: UUID) -> int:
-    """How many rows of the table this erasure has emptied."""
+    """Count the rows of the table that this erasure has emptied."""
     import pyarrow.dataset as ds
 
     of_erasure = ds.field("erasure_id") == erasure_id.bytes

@@ -1,4 +1,4 @@
-"""Which messages of the past are to be replayed: rows of the lake, or of any other DataFrame, and what they are."""
+"""Choice of the messages of the past to be replayed: rows of the lake, or of any other DataFrame, and their kinds."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _MOST_SHOWN: Final = 100  # characters of what somebody wrote
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which messages; what is None or empty does not matter."""
+    """Filters for messages; None and empty filters match every message."""
 
     table: LakeTable = "history"
     service: str | None = None
@@ -70,7 +70,7 @@ class Choice:
 
 
 class Group(NamedTuple):
-    """How many messages of one kind were chosen; those without a body cannot be replayed."""
+    """Number of chosen messages of one kind; messages without a body cannot be replayed."""
 
     service: str | None
     side: str
@@ -98,7 +98,9 @@ def choose(spark: SparkSession, lake: Lake, choice: Choice) -> DataFrame:
 
 
 def complete(rows: DataFrame) -> DataFrame:
-    """Rows of any origin with the columns that a replay needs; raises InvalidSetting when one of them is missing."""
+    """Select the columns that a replay needs from rows of any origin. Raises InvalidSetting when one of them is
+    missing.
+    """
     from pyspark.sql import functions as F
 
     if "side" not in rows.columns and "destination" in rows.columns:
@@ -116,7 +118,7 @@ def complete(rows: DataFrame) -> DataFrame:
 
 
 def matching(rows: DataFrame, choice: Choice) -> DataFrame:
-    """Those that the filters let through."""
+    """Return the rows that the filters accept."""
     from pyspark.sql import functions as F
 
     ids = [F.lit(bytearray(each.bytes)) for each in choice.ids]
@@ -135,7 +137,7 @@ def matching(rows: DataFrame, choice: Choice) -> DataFrame:
 
 
 def survey(rows: DataFrame) -> list[Group]:
-    """What was chosen, by kind."""
+    """Count the chosen messages, by kind."""
     from pyspark.sql import functions as F
 
     keys = ["service", "side", "message_type", "address"]
@@ -179,16 +181,16 @@ def _check_condition(rows: DataFrame, where: str) -> None:
     except (PySparkException, Py4JError) as error:
         said = " ".join(str(error).partition("SQLSTATE")[0].split())
         raise InvalidSetting(
-            f"where: {_shortened(where)} is no condition over these columns: {_cause(said)}"
+            f"option where: {_shortened(where)} is no condition over these columns: {_cause(said)}"
         ) from error
     if beyond := _BEYOND_THE_ROW.search(planned):
         raise InvalidSetting(
-            f"where: {_shortened(where)} is no condition over these columns: {_MEANT[beyond.lastgroup or '']}"
+            f"option where: {_shortened(where)} is no condition over these columns: {_MEANT[beyond.lastgroup or '']}"
         )
 
 
 def _plan(rows: DataFrame) -> str:
-    """As Spark explains it, with all of its expressions."""
+    """Explain the rows by Spark's plan, with all of its expressions."""
     conf = rows.sparkSession.conf
     before = conf.get(_SHOWN_FIELDS)
     conf.set(_SHOWN_FIELDS, str(1 << 30))

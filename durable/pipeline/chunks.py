@@ -48,7 +48,7 @@ def _beginnings(rows: DataFrame, by: str, size: int) -> list[Any]:
 
 
 def _numbers_of(partitions: Sequence[tuple[int, int]], size: int) -> list[int]:
-    """Spark's numbers of the rows size, 2 * size and so on, in partitions of these numbers and counts of rows."""
+    """Return Spark's numbers of the rows size, 2 * size and so on, in partitions with these numbers and counts."""
     ends = accumulate(count for _, count in partitions)
     found = []
     for (partition, count), end in zip(partitions, ends, strict=True):
@@ -70,7 +70,7 @@ def _between(rows: DataFrame, by: str, low: Any, high: Any) -> DataFrame:
 
 
 def _first_field(by: str, kind: StructType, bound: Any, *, is_low: bool) -> Column:
-    """What follows for the first field alone: files of Parquet are read by it, and by no struct."""
+    """Return the condition on the first field alone: Parquet files are read by it, and never by a struct."""
     from pyspark.sql import functions as F
 
     name, first = kind.fieldNames()[0], _literal(bound[kind.fieldNames()[0]], kind.fields[0].dataType)
@@ -87,7 +87,7 @@ def _struct(value: Any, kind: StructType) -> Column:
 
 
 def _literal(value: Any, kind: DataType) -> Column:
-    """By way of its text: so a time is the same in any time zone, and a number to its last digit."""
+    """Write a literal by its text: a time is the same in any time zone, and a number keeps its last digit."""
     from pyspark.sql import functions as F
 
     if value is None or isinstance(value, bytes):

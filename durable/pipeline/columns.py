@@ -54,7 +54,7 @@ _KINDS: Final[tuple[tuple[type[Any], str], ...]] = (  # BigInteger is an Integer
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: `kind` is its type in Postgres."""
+    """Column of a table: `kind` is its type in Postgres."""
 
     name: str
     kind: str
@@ -62,7 +62,7 @@ class Column:
 
     @property
     def sql(self) -> str:
-        """As it stands in a SELECT."""
+        """Return the column as written in a SELECT."""
         match self.kind:
             case "uuid":
                 return f'uuid_send("{self.name}") AS "{self.name}"'
@@ -73,7 +73,7 @@ class Column:
 
     @property
     def ddl(self) -> str:
-        """As Spark's schemas name it."""
+        """Return the column as written in Spark's schemas."""
         return f"{self.name} {self.spark_type}{'' if self.is_nullable else ' NOT NULL'}"
 
     @property

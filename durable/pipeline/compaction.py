@@ -25,7 +25,7 @@ _SHORTEST: Final = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
-    """What was done for one table."""
+    """Result of the compaction of one table."""
 
     table: str
     days: int

@@ -1,4 +1,4 @@
-"""What a batch consists of, in a few numbers: the same rows are the same batch, however tasks share them.
+"""Contents of a batch in a few numbers: the same rows are the same batch, however tasks share them.
 
 For each destination digests of id, type and body are counted, added up and xored, which can be done in any order and in
 any number of parts. Two batches do not come to the same by chance, and corrected bodies are another batch.

@@ -75,7 +75,7 @@ def overview(
     order: str = "slowest",
     count: int = 20,
 ) -> Overview:
-    """What the conversations of these days have come to. Raises InvalidSetting for lakes without history."""
+    """Summarize the conversations of these days. Raises InvalidSetting for lakes without history."""
     found = summaries(_history(spark, lakes, since, until)).cache()
     try:
         facts = records(
@@ -94,7 +94,9 @@ def overview(
 
 
 def summaries(history: DataFrame) -> DataFrame:
-    """Columns: `correlation_id`, `messages`, `depth`, `began`, `ended`, `seconds` and the critical `path`."""
+    """Summarize each conversation. Columns: `correlation_id`, `messages`, `depth`, `began`, `ended`, `seconds` and the
+    critical `path`.
+    """
     return (
         _rows(history)
         .repartition("correlation_id")
@@ -162,7 +164,7 @@ def _rows(history: DataFrame) -> DataFrame:
 
 
 def summarise(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows that come conversation by conversation in, a row of SCHEMA for each out. Runs in a worker of Spark, too."""
+    """Turn rows sorted by conversation into one row of SCHEMA for each conversation. Runs in a worker of Spark, too."""
     make: Callable[..., trees.Row] = trees.Row._make
     rows = (make(row) for batch in batches for row in zip(*(c.to_pylist() for c in batch.columns), strict=True))
     gathered: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""How rows leave Postgres: one COPY for each slice, in Arrow batches, by ADBC. No row is ever a Python object."""
+"""Copy of rows out of Postgres: one COPY for each slice, in Arrow batches, by ADBC. No row is ever a Python object."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def opened(url: str) -> Iterator[Engine]:
 
 
 def libpq_url(url: str) -> str:
-    """As libpq wants it, and everything that is built on it."""
+    """Return the URL in libpq's form, for all drivers that are built on it."""
     return _url(url).set(drivername="postgresql").render_as_string(hide_password=False)
 
 

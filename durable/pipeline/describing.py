@@ -1,4 +1,4 @@
-"""What the lake's tables say of themselves, to whoever opens them without durable: comments, properties, a format.
+"""Descriptions in the lake's own tables, for readers without durable: comments, properties, a format.
 
     a column's comment         shown by DESCRIBE TABLE, catalogs and notebooks
     durable.format             raised when older versions must not touch a table any more; they refuse it then
@@ -127,7 +127,7 @@ def refuse_newer(opened: DeltaTable, url: str) -> None:
     given = opened.metadata().configuration.get(_FORMAT) or str(FORMAT)
     if not given.isdecimal() or int(given) > FORMAT:
         raise InvalidSetting(
-            f"lake {url}: its format is {given}, and this version of durable knows formats up to {FORMAT}; "
+            f"lake {url}: format {given} is unknown, and this version of durable knows formats up to {FORMAT}; "
             "upgrade durable wherever this lake is read or written"
         )
 

@@ -1,4 +1,4 @@
-"""Which columns of a row the lake holds with another value than the database."""
+"""Columns of a row that have another value in the lake than in the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rows of the lake come to, as Postgres computes it of its own: so contents are compared without moving them.
+"""Digests of rows of the lake, equal to those that Postgres computes: contents are compared without moving them.
 
     Postgres    sha256(record_send(ROW(...)))    ──> 64 bits of each row ──> their sum, for each block
     lake        the same bytes, out of Arrow     ──> 64 bits of each row ──> their sum, for each block
@@ -52,7 +52,7 @@ def _digest(record: bytes) -> bytes:
 
 
 def _parts(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Slices whose records fit into one Arrow array each."""
+    """Cut records into slices that fit into one Arrow array each."""
     count = max(1, -(-rows.nbytes // _SLICE_BYTES))
     size = max(1, -(-rows.num_rows // count))
     for first in range(0, rows.num_rows, size):
@@ -71,7 +71,7 @@ def _records(rows: pa.RecordBatch, columns: Sequence[Column]) -> list[bytes]:
 
 
 def _field(values: pa.Array, kind: str) -> pa.Array:
-    """One column of all records."""
+    """Encode one column of all records."""
     import pyarrow as pa
     from pyarrow.compute import call_function
 
@@ -86,7 +86,7 @@ def _field(values: pa.Array, kind: str) -> pa.Array:
 
 
 def _sent(values: pa.Array, kind: str) -> pa.Array:
-    """As Postgres sends each value."""
+    """Encode values as Postgres sends them."""
     import pyarrow as pa
     from pyarrow.compute import call_function
 

@@ -43,7 +43,7 @@ _TRIES: Final = 5  # against who compacts the same days meanwhile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What an erasure would empty."""
+    """Rows that an erasure would empty."""
 
     here: Here
     lake: Mapping[LakeTable, int]
@@ -58,7 +58,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """One erasure as the database or the lake has recorded it."""
+    """Erasure as recorded by the database or the lake."""
 
     erasure: Erasure
     state: State
@@ -198,7 +198,7 @@ def _erased_in_lake(conn: Connection, origin: Origin, lake: Lake, chosen: Chosen
 
 
 def _rewrite(conn: Connection, origin: Origin, lake: Lake, table: LakeTable, wanted: Wanted, erasure_id: UUID) -> None:
-    """As often as somebody else replaces the same files meanwhile, up to a limit."""
+    """Rewrite the files; repeat when another writer replaces the same files meanwhile, up to a limit."""
     for tries_left in reversed(range(_TRIES)):
         offsets = _offsets(conn, origin, lake, table)
         replaced, written = blanking.rewritten(lake, table, wanted, erasure_id, _name(offsets))
@@ -218,7 +218,7 @@ def _rewrite(conn: Connection, origin: Origin, lake: Lake, table: LakeTable, wan
 
 
 def _offsets(conn: Connection, origin: Origin, lake: Lake, table: LakeTable) -> dict[str, int]:
-    """This database's offset in the lake, which must not move meanwhile."""
+    """Return this database's offset in the lake, which must not move meanwhile."""
     archive = archives.find(conn, origin.schema, SOURCES[table])
     if archive is None or archive.lake_id != lake.table_id(table):
         return {}
@@ -226,7 +226,7 @@ def _offsets(conn: Connection, origin: Origin, lake: Lake, table: LakeTable) -> 
 
 
 def _name(offsets: Mapping[str, int]) -> str:
-    """As files of an archive are named, so that it cleans up after an erasure that has died."""
+    """Name files as an archive does, so that it cleans up after an erasure that has died."""
     app_id, low = next(iter(offsets.items()), ("", 0))
     return f"{_app(app_id)}-{low}-{uuid4().hex[:8]}"
 

@@ -25,7 +25,7 @@ _FOLDER: Final = "erasures"
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """What the lake says of one erasure."""
+    """Record of one erasure in the lake."""
 
     erasure_id: UUID
     service: str
@@ -64,7 +64,9 @@ def recorded(lake: Lake) -> list[Recorded]:
 
 
 def states(here: Iterable[Erasure], there: Iterable[Recorded], lake_id: str | None) -> Mapping[UUID, State]:
-    """What is the matter with each, of the database's records and those that the lake has of this database."""
+    """Compare the database's records of erasures with those that the lake has of this database, and return the state of
+    each.
+    """
     in_lake = {each.erasure_id for each in there}
     found = {each.erasure_id: _state(each, in_lake, lake_id) for each in here}
     return found | {each: State.DATABASE_RESTORED for each in in_lake if each not in found}

@@ -32,7 +32,7 @@ def overview(
     order: str = "slowest",
     count: int = 20,
 ) -> Overview:
-    """As durable.pipeline.conversations.overview()."""
+    """Summarize conversations as durable.pipeline.conversations.overview()."""
     if not any(lake.files("history", since, until) for lake in lakes):
         raise no_history(lakes)
     history = _rows(lakes, since=since, until=until)
@@ -50,7 +50,7 @@ def overview(
 
 
 def find(lakes: Sequence[Lake], wanted: UUID) -> trees.Conversation:
-    """As durable.pipeline.conversations.find()."""
+    """Find conversations as durable.pipeline.conversations.find()."""
     named = pa.scalar(wanted.bytes, pa.binary())
     known = _rows(lakes, (ds.field("id") == named) | (ds.field("correlation_id") == named))
     if not len(known):

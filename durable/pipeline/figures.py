@@ -28,7 +28,7 @@ _ROW_HEIGHT, _FRAME_HEIGHT = 30, 90  # pixels
 
 
 def throughput(report: Report) -> Figure:
-    """What each service finished over time, what was sent as a line, and marks."""
+    """Draw the messages that each service finished over time, the sent ones as a line, and marks."""
     windows = list(_windows(report))
     unit, factor = _unit(report)
     handled = _over_time(report, "incoming", "total")
@@ -45,7 +45,7 @@ def throughput(report: Report) -> Figure:
 
 
 def rates(report: Report) -> Figure:
-    """How much was retried, dead-lettered and expired, in percent of what came to its end."""
+    """Draw the shares of retried, dead-lettered and expired messages, in percent of all that came to their end."""
     windows = list(_windows(report))
     totals = _sums(report, "total")
     traces = []
@@ -59,7 +59,7 @@ def rates(report: Report) -> Figure:
 
 
 def latency(report: Report, name: str) -> Figure:
-    """From the median to the 99th percentile of each message type, on a logarithmic axis."""
+    """Draw the latency of each message type, from the median to the 99th percentile, on a logarithmic axis."""
     rows = [row for row in report.message_types if row[f"{name}_count"]][:_MOST_TYPES][::-1]
     labels = [_label(row["message_type"]) for row in rows]
     bars = {label: [max(row[f"{name}_{label}"], 0.1) for row in rows] for label in QUANTILES}
@@ -118,7 +118,7 @@ def volume(rows: Sequence[Record]) -> Figure:
 
 
 def duration(milliseconds: float) -> str:
-    """In its largest unit, with three digits."""
+    """Write a duration in its largest unit, with three digits."""
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
         if milliseconds >= size:
             return f"{milliseconds / size:.3g} {unit}"
@@ -138,7 +138,7 @@ def _windows(report: Report) -> Iterator[datetime]:
 
 
 def _over_time(report: Report, side: str, name: str) -> dict[str, dict[datetime, int]]:
-    """By service and window."""
+    """Group the counts by service and window."""
     found: dict[str, dict[datetime, int]] = {}
     for row in report.throughput:
         if row["side"] == side:

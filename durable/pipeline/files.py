@@ -86,8 +86,9 @@ class TaskFiles:
     """
 
     def __init__(self, table_url: str, table: LakeTable, whose: Whose | None, name: str) -> None:
-        """`whose`: the service and the database of the rows that add() takes. `name` must be given to no other attempt
-        of any task: a file is never written over."""
+        """Open files for rows. `whose`: the service and the database of the rows that add() takes. `name` must be given
+        to no other attempt of any task: a file is never written over.
+        """
         self._table_url = table_url
         self._table: LakeTable = table
         self._whose = whose
@@ -109,14 +110,14 @@ class TaskFiles:
             self.files.append(self._finished(file))
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Rows as Postgres has them."""
+        """Add rows in the form that Postgres has them."""
         import pyarrow as pa
 
         whose = [pa.repeat(pa.scalar(name, pa.string()), batch.num_rows) for name in self._whose or ()]
         self.add_whole(pa.RecordBatch.from_arrays([*whose, *batch.columns], schema=self._schema))
 
     def add_whole(self, batch: pa.RecordBatch) -> None:
-        """Rows as the lake has them."""
+        """Add rows in the form that the lake has them."""
         for key, rows in self._by_day_and_side(batch):
             file = self._open.pop(key, None) or self._begun(*key)
             self._open[key] = file  # the last one in the dict is the one that was written to last
@@ -168,7 +169,7 @@ class TaskFiles:
 
 
 def _by_type(rows: pa.Table) -> pa.Table:
-    """Those of one message type together, in the order in which they came."""
+    """Put rows of one message type together, in the order in which they came."""
     from pyarrow.compute import call_function
 
     types = rows["message_type"].combine_chunks().dictionary_encode()
@@ -176,7 +177,7 @@ def _by_type(rows: pa.Table) -> pa.Table:
 
 
 def _statistics(metadata: pq.FileMetaData) -> str:
-    """What Delta wants to know of a file, as JSON."""
+    """Return the statistics of a file for Delta, as JSON."""
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
     nulls: dict[str, int] = {}

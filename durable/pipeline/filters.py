@@ -67,7 +67,7 @@ def _column(name: str, kind: str) -> str:
 
 
 def _literal(value: Any, kind: str) -> str | None:
-    """As it stands in SQL; None for what the column cannot hold, or what is no value at all."""
+    """Write a value as SQL; None for a value that the column cannot hold, or that is no value at all."""
     match kind, value:
         case "uuid", bytes() | bytearray() if len(value) == _ID_BYTES:
             return f"'{bytes(value).hex()}'::uuid"

@@ -37,7 +37,7 @@ _KEPT_VERSIONS: Final = 10  # of the metadata: who has begun with an earlier one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """One table: `metadata` is what readers and catalogs are given."""
+    """Exported table: `metadata` is the location for readers and catalogs."""
 
     table: str
     metadata: str
@@ -55,7 +55,7 @@ def export(lake: Lake, table: LakeTable) -> Exported:
     with needs_iceberg():
         import pyiceberg.table  # noqa: F401
     if not lake.exists(table):
-        raise InvalidSetting(f"lake {lake.url}: it holds no {table}; fill it with durable-agent pipeline archive")
+        raise InvalidSetting(f"lake {lake.url}: no {table}; fill it with durable-agent pipeline archive")
     place = f"{_url(lake.url)}/iceberg/{table}"
     version = _version(place)
     schema = _schema(lake, table)
@@ -78,7 +78,7 @@ def export(lake: Lake, table: LakeTable) -> Exported:
 
 @contextmanager
 def needs_iceberg() -> Iterator[None]:
-    """Says what to install where an import fails for want of the extra."""
+    """Raise an error that says which extra to install, when an import fails without it."""
     try:
         yield
     except ImportError as error:
@@ -89,7 +89,7 @@ def needs_iceberg() -> Iterator[None]:
 
 
 def _catalog(place: str) -> Catalog:
-    """One that forgets: what the table is lies in its metadata."""
+    """Return a catalog in memory: the state of a table lies in its metadata."""
     from pyiceberg.catalog.memory import InMemoryCatalog
 
     catalog = InMemoryCatalog(_NAMESPACE, warehouse=place, **_store(place))
@@ -98,7 +98,7 @@ def _catalog(place: str) -> Catalog:
 
 
 def _schema(lake: Lake, table: LakeTable) -> pa.Schema:
-    """That of the Delta table, with what newer versions have added; the day is no column of its files."""
+    """Return the schema of the Delta table, with the columns of newer versions; the day is no column of its files."""
     import pyarrow as pa
 
     whole = pa.schema(lake.opened(table).schema().to_arrow())
@@ -134,7 +134,7 @@ def _lacks_columns(found: Table, schema: pa.Schema) -> bool:
 
 
 def _commit(found: Table, schema: pa.Schema, added: list[str], removed: list[Any]) -> None:
-    """In one version of the metadata, so that no reader sees a row twice, or none of it."""
+    """Commit in one version of the metadata, so that every reader sees each row exactly once."""
     with found.transaction() as work:
         if _lacks_columns(found, schema):
             with work.update_schema() as change:
@@ -149,7 +149,7 @@ def _commit(found: Table, schema: pa.Schema, added: list[str], removed: list[Any
 
 
 def _publish(place: str, found: Table, version: int) -> None:
-    """Under the name that readers without a catalog look for; the hint comes last."""
+    """Publish the metadata under the name that readers without a catalog look for; the hint comes last."""
     name = found.metadata_location.rpartition("/")[2]
     for path, content in (
         (f"metadata/v{version}.metadata.json", places.read(_plain(place), f"metadata/{name}")),
@@ -196,12 +196,12 @@ def _url(place: str) -> str:
 
 
 def _plain(place: str) -> str:
-    """As the lake names it."""
+    """Write a place as the lake does."""
     return place.removeprefix("file://")
 
 
 def _store(place: str) -> Mapping[str, str]:
-    """Where an object store is, for a library that does not look into the environment."""
+    """Return the address of an object store, for a library that does not read it from the environment."""
     if not place.startswith("s3"):
         return {}
     named = {

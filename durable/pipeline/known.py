@@ -36,11 +36,11 @@ class KnownRows:
 
     @classmethod
     def of(cls, lake: Lake, table: LakeTable, whose: Whose) -> Self:
-        """As the lake is now."""
+        """Read the current state of the lake."""
         return cls(lake.table_url(table), table, whose, lake.files_by_day(table))
 
     def without(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Those rows that the lake does not have. `rows` are of the table, as it is in Postgres."""
+        """Return the rows that the lake does not have. `rows` are of the table, in the form that Postgres has them."""
         import pyarrow as pa
         from pyarrow.compute import call_function
 
@@ -83,7 +83,7 @@ class KnownRows:
 
 
 def _joinable(keys: pa.Table) -> pa.Table:
-    """With a value where a key is NULL: NULLs equal nothing in a join."""
+    """Put a value where a key is NULL: NULLs equal no value in a join."""
     import pyarrow as pa
     from pyarrow.compute import call_function
 

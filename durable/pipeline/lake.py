@@ -63,14 +63,14 @@ class DataFile:
 
 
 class Whose(NamedTuple):
-    """Whose rows: a service has one database or more."""
+    """Owner of rows: a service and one of its databases."""
 
     service: str
     database: str
 
 
 class Span(NamedTuple):
-    """From when to when every row is there; None where it is not known."""
+    """Span of time from which every row is there; None where a limit is not known."""
 
     begin: datetime | None = None
     until: datetime | None = None
@@ -143,17 +143,19 @@ class Lake:
         """Raise InvalidSetting unless something was archived into this table."""
         if not self.exists(table):
             named = table.replace("_", " ")
-            raise InvalidSetting(f"lake {self.url}: it holds no {named}; fill it with durable-agent pipeline archive")
+            raise InvalidSetting(f"lake {self.url}: no {named}; fill it with durable-agent pipeline archive")
 
     def offset(self, app_id: str, table: LakeTable) -> int:
-        """Up to which transaction (not included) this was archived here; 0 if never. Always read anew."""
+        """Return the transaction below which rows were archived here; 0 if never. It is always read anew."""
         if not self.exists(table):
             return 0
         with _readable(self.url):
             return self.opened(table).transaction_version(app_id) or 0
 
     def span(self, table: LakeTable, whose: Whose) -> Span:
-        """From when to when the table has every row of this database. What older versions archived has no span."""
+        """Return the span of which the table has every row of this database. Rows archived by older versions have no
+        span.
+        """
         if not self.exists(table):
             return Span()
         with _readable(self.url):
@@ -161,11 +163,11 @@ class Lake:
             return Span(*(_moment(opened.transaction_version(name)) for name in _marks(whose)))
 
     def table_id(self, table: LakeTable) -> str | None:
-        """Which no other table has; None where there is no table."""
+        """Return the unique id of a table; None where there is no table."""
         return str(self.opened(table).metadata().id) if self.exists(table) else None
 
     def archived_at(self, table: LakeTable) -> datetime | None:
-        """When rows were last committed; None if never. What had happened long before is in the table."""
+        """Return the time when rows were last committed; None if never. Rows of long before are in the table."""
         if not self.exists(table):
             return None
         with _readable(self.url):
@@ -342,7 +344,7 @@ def arrow_schema(table: LakeTable) -> pyarrow.Schema:
 
 
 def file_schema(table: LakeTable) -> pyarrow.Schema:
-    """What a file holds: the day is in its path."""
+    """Return the schema of a file: the day is in its path."""
     whole = arrow_schema(table)
     return whole.remove(whole.get_field_index("day"))
 
@@ -367,7 +369,7 @@ def _moment(micros: int | None) -> datetime | None:
 
 
 def _hadoop(url: str) -> str:
-    """As Spark's file systems name it."""
+    """Write a URL as Spark's file systems name it."""
     if url.startswith("s3://"):
         return f"s3a://{url.removeprefix('s3://')}"
     return url if "://" in url else f"file://{url}"
@@ -375,7 +377,7 @@ def _hadoop(url: str) -> str:
 
 @contextmanager
 def _readable(url: str) -> Iterator[None]:
-    """What the library says of a place that it cannot use, in one line that names the place."""
+    """Turn the library's error about an unusable place into one line that names the place."""
     from deltalake.exceptions import DeltaError
 
     try:

@@ -44,7 +44,7 @@ Spark = Callable[[], "SparkSession"]
 
 
 class Rows(NamedTuple):
-    """Which rows of a table of the lake: those of one database below its offset."""
+    """Selected rows of a table of the lake: those of one database below its offset."""
 
     table_url: str
     table: LakeTable
@@ -62,7 +62,7 @@ class LakeFile(NamedTuple):
 
 @dataclass(slots=True)
 class LakeDigests:
-    """What files of the lake hold, by block, and those that cannot be read, each with the reason."""
+    """Digests of files of the lake, by block, and the files that cannot be read, each with the reason."""
 
     blocks: dict[Block, Digest] = field(default_factory=dict)
     unreadable: dict[str, str] = field(default_factory=dict)
@@ -110,7 +110,7 @@ def rows_of_blocks(lake: Lake, of: Rows, day: date, blocks: Sequence[int]) -> It
 
 @dataclass(frozen=True, slots=True)
 class DigestTask:
-    """What a worker does with the numbers of some shares."""
+    """Work of one Spark task on the numbers of some shares."""
 
     of: Rows
     shares: tuple[tuple[LakeFile, ...], ...]
@@ -177,7 +177,7 @@ def _batches(of: Rows, file: LakeFile) -> Iterator[pa.RecordBatch]:
 
 
 def _conforming(batch: pa.RecordBatch, table: LakeTable) -> pa.RecordBatch:
-    """With the columns of today: files of older versions lack some, which are NULL."""
+    """Give rows the columns of today: files of older versions lack some, which are NULL."""
     import pyarrow as pa
 
     schema = file_schema(table)

@@ -93,11 +93,11 @@ class Source:
 
     @property
     def expected(self) -> str:
-        """How its rows should end."""
+        """Return the outcome that these rows should have."""
         return "sent" if self.side == "outgoing" else "handled"
 
     def batches(self, columns: Sequence[str], condition: ds.Expression, files: Sequence[str] | None = None) -> Batches:
-        """In a task, which has one core."""
+        """Read batches in a task, which has one core."""
         data = places.dataset(self.url, list(self.files) if files is None else files, file_schema("history"))
         wanted = condition & (ds.field("side") == self.side)
         yield from data.to_batches(columns=list(columns), filter=wanted, use_threads=False, batch_size=_BATCH_ROWS)
@@ -108,7 +108,7 @@ Share: TypeAlias = Sequence[tuple[Source, str]]
 
 
 def sources(lakes: Iterable[Lake], side: str, since: date | None = None) -> list[Source]:
-    """What to read of these lakes, each once."""
+    """List the sources of these lakes, each once."""
     found = []
     for lake in {lake.url: lake for lake in lakes}.values():
         files = lake.sizes("history", since)
@@ -131,7 +131,7 @@ def here(count: int, task: Task, _ddl: str) -> list[pa.RecordBatch]:
 
 
 def counted(tasks: Tasks, of: Sequence[Source]) -> list[dict[str, Any]]:
-    """How many rows each lake has of each service and outcome, and when the first of them ended."""
+    """Count the rows of each lake by service and outcome, and find when the first of them ended."""
     shares = _shared(of)
     counts = tasks(len(shares), partial(_count, shares), _COUNTED)
     if not counts:
@@ -148,7 +148,7 @@ def counted(tasks: Tasks, of: Sequence[Source]) -> list[dict[str, Any]]:
 
 
 def is_balanced(tasks: Tasks, of: Sequence[Source], edges: Edges, late_after: timedelta | None) -> bool:
-    """Whether nothing needs a closer look: all ids balance, and no row may be late."""
+    """Tell whether no row needs a closer look: all ids balance, and no row may be late."""
     received, slices = [source for source in of if source.side == "incoming"], 2
     shares = _shared(received)
     may_be_late = partial(_select, shares, _possibly_late(late_after) & _between(widened(edges)))
@@ -166,7 +166,7 @@ def suspects(spark: SparkSession, of: Sequence[Source], edges: Edges) -> DataFra
 
 
 def routes(tasks: Tasks, sent: Sequence[Source], received: Sequence[Source]) -> dict[str, set[str]]:
-    """Which services have received what was sent to each address, among a sample of the ids."""
+    """Find the services that have received messages sent to each address, among a sample of the ids."""
     every = 1 if sum(source.rows for source in (*sent, *received)) < _ROWS_OF_A_TASK else _SAMPLE
     sampled = []
     for side, whither in ((sent, "address"), (received, "service")):
@@ -197,7 +197,7 @@ def _shared(of: Sequence[Source]) -> list[Share]:
 
 
 def _tasks(spark: SparkSession, count: int, task: Task, ddl: str) -> DataFrame:
-    """So many tasks, each with a number."""
+    """Run a number of tasks, each with its number."""
     return spark.range(0, count, 1, max(count, 1)).mapInArrow(task, ddl)  # type: ignore[arg-type]
 
 
@@ -207,7 +207,7 @@ def _shown_ddl() -> str:
 
 
 def _possibly_late(late_after: timedelta | None) -> ds.Expression:
-    """Rows that may be late, as durable.pipeline.matching says what is: all that are, and others."""
+    """Select a superset of the late rows, which durable.pipeline.matching defines."""
     is_handled, passed = ds.field("outcome") == "handled", ds.field("finished_at") > ds.field("deliver_by")
     if late_after is None:
         return is_handled & passed
@@ -265,7 +265,7 @@ def _unbalanced(of: Sequence[Source], edges: Edges, slices: int, batches: Batche
 def _looked_at(
     of: Sequence[Source], edges: Edges, number: int, slices: int, rest: pa.Array
 ) -> Iterator[pa.RecordBatch]:
-    """Of ids with several rows, such as events, those that were not handled once at as many places as they went to."""
+    """Select ids with several rows, such as events, that were not handled once at as many places as they went to."""
     pieces = [
         piece.filter(pc.is_in(piece["id"], rest))
         for source in of
@@ -309,7 +309,7 @@ def _weighed(
 
 
 def _is_of(ids: pa.Array, number: int, slices: int) -> pa.Array:
-    """By the last byte: that of every kind of UUID is as good as random."""
+    """Select ids by their last byte: in every kind of UUID it is as good as random."""
     last = np.frombuffer(ids.cast(_ID).buffers()[1] or b"", np.uint8)[15::16]
     return pa.array(last[ids.offset if len(last) > len(ids) else 0 :][: len(ids)] % slices == number)
 

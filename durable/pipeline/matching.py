@@ -1,4 +1,4 @@
-"""What was sent against what was received: rows of history in, findings out. DataFrames only, no lake and no files.
+"""Matching of sent and received messages: rows of history in, findings out. DataFrames only, no lake and no files.
 
                                outgoing rows of the senders          incoming rows of the receivers
     every row                         └────────────> ledger <────────────┘       one pass, grouped by id
@@ -71,7 +71,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Which findings can be judged, and which only look like findings because a history ends somewhere.
+    """Limits of the judgement: some rows look like findings only because a history ends there.
 
     Each service has a span of its own: one that began to archive yesterday, or whose archiver is held back, leaves what
     others exchange to be judged.
@@ -93,14 +93,14 @@ class Edges:
 
 
 def joint(spans: Iterable[Span]) -> Span:
-    """What several lakes have of one database, each from where the one before it ends."""
+    """Join the spans that several lakes have of one database, each from where the one before it ends."""
     found = list(spans)
     begins, ends = [span.begin for span in found if span.begin], [span.until for span in found if span.until]
     return Span(min(begins, default=None), max(ends, default=None))
 
 
 def common(spans: Iterable[Span]) -> Span:
-    """Where all of them overlap."""
+    """Return the overlap of all spans."""
     found = list(spans)
     begins, ends = [span.begin for span in found if span.begin], [span.until for span in found if span.until]
     return Span(max(begins, default=None), min(ends, default=None))
@@ -125,7 +125,7 @@ def of(history: History, ids: DataFrame) -> History:
 
 
 def once(history: History) -> History:
-    """Without the copies that a second lake holds of the same rows of a database."""
+    """Drop the copies that a second lake holds of the same rows of a database."""
     row = ["database", "xid", "id", "side", "service", "address", "outcome", "finished_at"]
     return replace(history, sent=history.sent.dropDuplicates(row), received=history.received.dropDuplicates(row))
 
@@ -283,7 +283,7 @@ _PRECISION: Final = timedelta(seconds=1)
 
 
 def inside(rows: DataFrame, edges: Edges) -> DataFrame:
-    """By the time that both sides know: when it was sent."""
+    """Limit rows by the time that both sides know: when the message was sent."""
     return rows.where(_within("sent_at", widened(edges)))
 
 
@@ -299,12 +299,12 @@ def _within(column: str, edges: Edges) -> Column:
 
 
 def _spans(spark: SparkSession, key: str, spans: Mapping[str, Span]) -> DataFrame:
-    """Columns: the key, `begin` and `end`."""
+    """Make a table of spans with the key, `begin` and `end`."""
     return spark.createDataFrame([(name, *span) for name, span in spans.items()], _SPAN_DDL.format(key=key))
 
 
 def _may_be_judged() -> Column:
-    """What was sent before a history begins may have had its counterpart there."""
+    """Tell whether a row can be judged: the counterpart of a message sent before a history begins may lie before it."""
     return F.col("begin").isNull() | (F.col("sent_at") >= F.col("begin"))
 
 

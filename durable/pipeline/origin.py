@@ -40,7 +40,7 @@ def find_origin(settings: Settings, service: str | None) -> Origin:
         known = archives.services(conn, schema) if service is None else [service]
     if len(known) != 1:
         found = f"its nodes are of {', '.join(known)}" if known else "it has no nodes now"
-        raise InvalidSetting(f"service: whose history this is cannot be told, {found}; give APP:BUS or --service NAME")
+        raise InvalidSetting(f"service: the owner of this history is unknown, {found}; give APP:BUS or --service NAME")
     return Origin(url=url, schema=schema, service=known[0])
 
 

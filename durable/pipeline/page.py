@@ -64,7 +64,7 @@ def render(report: Report, title: str = "What became of the messages") -> str:
 
 
 def _script(plots: Sequence[Figure]) -> str:
-    """As a script may hold it: what looks like markup could end the script."""
+    """Escape text for a script: markup in it could end the script."""
     return msgspec.json.encode(plots).decode().replace("<", "\\u003c").replace("\u2028", "\\u2028")
 
 

@@ -1,4 +1,4 @@
-"""Where the files of a table of the lake lie: a folder, or a place in an object store.
+"""Places of the files of a table of the lake: a folder, or a place in an object store.
 
 An object store is reached as `deltalake` reaches it, so that the credentials in the environment serve both.
 """
@@ -55,7 +55,7 @@ def read(table_url: str, path: str) -> bytes:
 
 
 def dataset(table_url: str, paths: Sequence[str], schema: pyarrow.Schema) -> Dataset:
-    """These Parquet files, to be read."""
+    """Open these Parquet files as a dataset."""
     from pyarrow import dataset
 
     if "://" in table_url:

@@ -1,4 +1,4 @@
-"""Where rows stand among each other, as bytes that sort in the same order: Postgres compares them, and so does Python.
+"""Positions of rows among each other, as bytes that sort in the same order: Postgres compares them, and so does Python.
 
     column of order    position
     NULL               00                                               before all others, as in Spark's ascending order
@@ -31,7 +31,7 @@ _SIGN: Final = np.uint64(1 << 63)
 
 
 def is_sortable(kind: DataType) -> bool:
-    """Whether a column of this type can be a column of order."""
+    """Tell whether a column of this type can be a column of order."""
     from pyspark.sql.types import StructType
 
     if isinstance(kind, StructType):
@@ -58,7 +58,7 @@ def encoded(column: pa.Array) -> pa.Array:
 
 
 def _value(column: pa.Array) -> pa.Array:
-    """Without regard to NULLs, which have any bytes."""
+    """Encode values without regard to NULLs, which have any bytes."""
     kind = column.type
     if pa.types.is_decimal(kind):
         return _decimals(column)
@@ -73,7 +73,7 @@ def _value(column: pa.Array) -> pa.Array:
 
 
 def _sortable_bits(column: pa.Array) -> Any:
-    """As Spark sorts them: -0.0 is 0.0, and NaN comes last."""
+    """Encode floats in Spark's order: -0.0 is 0.0, and NaN comes last."""
     numbers = pc.fill_null(column.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False) + 0.0
     bits = np.where(np.isnan(numbers), np.nan, numbers).view(np.uint64)
     return np.where(np.isnan(numbers), ~np.uint64(0), np.where(bits & _SIGN, ~bits, bits ^ _SIGN))

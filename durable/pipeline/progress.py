@@ -1,4 +1,4 @@
-"""How far a Spark job has come, while it runs."""
+"""Progress of a Spark job, while it runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOOK_INTERVAL_SECONDS = 0.25
 
 
 def silent(phase: str) -> Show:
-    """Phases that nobody is shown."""
+    """Return the display of phases that are not shown."""
     return lambda done, total: None
 
 
@@ -32,7 +32,7 @@ def collected(spark: SparkSession, frame: DataFrame, tasks: int, show: Show) -> 
 
 
 def _done(spark: SparkSession) -> int:
-    """Tasks that the stages which run now have finished; unknown over Spark Connect, which is 0."""
+    """Return the number of finished tasks in the stages that run now; 0 over Spark Connect, where it is unknown."""
     if not hasattr(spark, "_jsparkSession"):
         return 0
     tracker = spark.sparkContext.statusTracker()

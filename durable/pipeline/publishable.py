@@ -116,7 +116,7 @@ def whole(batch: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
 
 
 def order_of(batch: pa.RecordBatch) -> pa.Array | None:
-    """What the rows of a batch, as Spark hands it over, are in the order of; None: of nothing but how they lie."""
+    """Return the column that orders the rows of a batch; None: rows are ordered as they lie."""
     if (index := batch.schema.get_field_index("order_by")) >= 0:
         return batch.column(index)
     given = [name for name in ("sent_at", "seq") if batch.schema.get_field_index(name) >= 0]
@@ -133,7 +133,7 @@ def staged(batch: pa.RecordBatch, local: pa.BooleanArray, queueing: Mapping[str,
 
 
 def is_local(batch: pa.RecordBatch) -> pa.BooleanArray:
-    """Which rows go into this service's own inbox."""
+    """Return the mask of the rows that go into this service's own inbox."""
     return pc.is_valid(batch.column("endpoint"))
 
 

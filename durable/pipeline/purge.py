@@ -30,7 +30,7 @@ _SHORTEST = timedelta(hours=1)
 
 
 class Retention(NamedTuple):
-    """For how long the database keeps what is archived."""
+    """Time for which the database keeps archived rows."""
 
     history: timedelta
     dead_letters: timedelta
@@ -39,7 +39,7 @@ class Retention(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purged:
-    """What was dropped."""
+    """Result of a purge: the dropped days and rows."""
 
     days: Sequence[date]
     rows: int = 0
@@ -74,7 +74,7 @@ def purge(
 
 
 class _OldHistory(NamedTuple):
-    """What may be dropped: it was compared with the lake."""
+    """Rows that may be dropped: they were compared with the lake."""
 
     days: Sequence[date]
     until: date
@@ -83,7 +83,7 @@ class _OldHistory(NamedTuple):
 
 
 class _Purge:
-    """One run, under the archiver's lock."""
+    """Single run of a purge, under the archiver's lock."""
 
     def __init__(self, conn: Connection, spark: Spark, lake: Lake, origin: Origin, local_rows: int, show: Show) -> None:
         self._conn, self._spark, self._lake, self._origin = conn, spark, lake, origin
@@ -117,7 +117,7 @@ class _Purge:
         return old.rows
 
     def _offset(self, table: LakeTable) -> int:
-        """That of the archive of this table, which must be in this lake."""
+        """Return the offset of the archive of this table, which must be in this lake."""
         source = SOURCES[table]
         archive = archives.find(self._conn, self._origin.schema, source)
         if archive is None or archive.ended_at is not None:
@@ -134,7 +134,7 @@ class _Purge:
         unarchived = archives.unarchived_days(self._conn, self._origin.schema, offset, until)
         for day, rows in unarchived.items():
             raise InvalidSetting(
-                f"--keep: it would pass what is archived: {rows:,} rows of {day} are not in the lake; "
+                f"--keep: not all rows are archived: {rows:,} rows of {day} are not in the lake; "
                 "run: durable-agent pipeline archive, or keep more"
             )
 

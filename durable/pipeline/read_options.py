@@ -1,4 +1,4 @@
-"""What a read of the data source is asked for: its options, and the schema that the caller may give."""
+"""Options of a read of the data source, and the schema that the caller may give."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KNOWN = ("url", "schema", "table", "columns", "snapshot", "partitions", "max_ro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What a read was asked for."""
+    """Options of one read."""
 
     url: str
     schema: str
@@ -31,7 +31,7 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Self:
-        """Raises InvalidSetting, which names the option and what it may be."""
+        """Parse the options. Raises InvalidSetting, which names the option and the values allowed."""
         for name in options:
             if name.lower() not in _KNOWN:
                 raise InvalidSetting(f"option {name}: unknown{suggestion(name.lower(), _KNOWN)}")
@@ -64,7 +64,7 @@ class ReadOptions:
 
 
 def checked(schema: StructType, table: str) -> StructType:
-    """Spark's schema, which may be the caller's own. Raises InvalidSetting where a column is not the table's."""
+    """Return Spark's schema, which may be the caller's own. Raises InvalidSetting where a column is not the table's."""
     known = {column.name: column for column in COLUMNS[table]}
     for field in schema.fields:
         column = known.get(field.name)
@@ -115,6 +115,6 @@ def _start(given: str) -> bool:
 
 
 def selected(options: ReadOptions, schema: StructType) -> list[str]:
-    """How the columns of this schema are selected."""
+    """Return the select list for the columns of this schema."""
     known = {column.name: column.sql for column in COLUMNS[options.table]}
     return [known[name] for name in schema.fieldNames()]

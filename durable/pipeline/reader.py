@@ -25,7 +25,7 @@ _PARTITIONS = 8
 
 
 class SharePartition(InputPartition):
-    """What one task reads."""
+    """Rows that one task reads."""
 
     def __init__(self, share: Share) -> None:
         super().__init__(share)
@@ -68,7 +68,7 @@ class FilteringReader(EnvelopeReader):
     """The same where Spark asks which filters it may leave to the source."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Takes those that mean the same in Postgres; yields the others back to Spark."""
+        """Accept the filters that mean the same in Postgres; yield the others back to Spark."""
         kinds = {column.name: column.kind for column in COLUMNS[self._options.table]}
         for each in filters:
             sql = condition(each, kinds)
@@ -79,7 +79,7 @@ class FilteringReader(EnvelopeReader):
 
 
 def as_spark(batches: Iterator[pyarrow.RecordBatch], schema: StructType) -> Iterator[pyarrow.RecordBatch]:
-    """With exactly the Arrow schema that Spark wants: names, types and what may be NULL."""
+    """Convert batches to exactly the Arrow schema that Spark wants: names, types and nullable columns."""
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
 

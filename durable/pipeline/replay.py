@@ -39,7 +39,7 @@ _SECONDS_OF_A_CHUNK = 5  # when the rate is limited: nobody is to be flooded for
 
 
 class Replayed(NamedTuple):
-    """How many messages were replayed, and how many of them were added."""
+    """Result of a replay: the replayed messages, and the number of those that were added."""
 
     rows: int
     added: int
@@ -123,7 +123,7 @@ def refuse_forgotten(chosen: DataFrame, dedupe_window: timedelta) -> None:
 
 
 def _order(rows: DataFrame, order_by: Sequence[str]) -> Column:
-    """With the old id and the address behind it, by which any two rows can be told apart."""
+    """Build the order of the rows. The old id and the address come last, to tell any two rows apart."""
     from pyspark.sql import functions as F
 
     kinds = {field.name: field.dataType for field in rows.schema.fields}

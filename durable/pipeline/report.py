@@ -40,7 +40,7 @@ _SLOWEST: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened, to be drawn over time."""
+    """Event that is drawn over time."""
 
     time: datetime
     label: str
@@ -84,7 +84,7 @@ def report(
     """Compute it for these UTC days, `until` not included. Raises InvalidSetting when the lake has none of them."""
     by = {name: dimension(name) for name in dimensions}
     if not lake.files("history", since, until):
-        raise InvalidSetting(f"lake {lake.url}: it holds no history of these days; see durable-agent pipeline archive")
+        raise InvalidSetting(f"lake {lake.url}: no history of these days; see durable-agent pipeline archive")
     computed = rollups.bring_up_to_date(spark, lake, since, until, phase("computing days"))
     phase("adding up days")
 
@@ -149,19 +149,19 @@ def check_dimension(name: str) -> None:
 
 
 def _span(minutes: DataFrame) -> tuple[datetime, datetime]:
-    """When the first window begins and the last one ends."""
+    """Return the begin of the first window and the end of the last one."""
     row = records(minutes.agg(F.min("window").alias("first"), F.max("window").alias("last")))[0]
     return row["first"], row["last"] + timedelta(seconds=_MINUTE)
 
 
 def _window_seconds(first: datetime, last: datetime) -> int:
-    """Windows that divide the span into as many as a plot shows well."""
+    """Choose windows that divide the span into as many parts as a plot shows well."""
     wanted = (last - first).total_seconds() / _MOST_WINDOWS
     return next((seconds for seconds in _WINDOWS if seconds >= wanted), _WINDOWS[-1])
 
 
 def _seen(throughput: Sequence[Record], nodes: Sequence[Record], window: timedelta) -> list[Mark]:
-    """What the history itself shows: a node that begins after the others, and envelopes whose node died."""
+    """Find events that the history itself shows: a node that begins after the others, and envelopes whose node died."""
     begun: dict[str, datetime] = {}
     for node in nodes:
         begun.setdefault(node["service"], node["first"])

@@ -1,4 +1,4 @@
-"""What was computed of each day, kept beside the history, so that a report over months reads only days that are new.
+"""Results computed for each day, kept beside the history, so that a report over months reads only days that are new.
 
     LAKE/history     ──> of the days whose files have changed ──> LAKE/reports/{daily,minutes,nodes,threads}
     LAKE/reports/... ──> of the days that are asked for ──> DataFrames, to be merged by durable.pipeline.transform

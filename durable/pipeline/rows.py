@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 
 def records(frame: DataFrame) -> list[dict[str, Any]]:
-    """Its rows, each by the names of its columns. `Row` would hold naive times of the local time zone."""
+    """Return the rows of a DataFrame, each by the names of its columns. `Row` would hold naive times of the local time
+    zone.
+    """
     found: list[dict[str, Any]] = frame.toArrow().to_pylist()
     return found

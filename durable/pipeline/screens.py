@@ -32,14 +32,14 @@ _headers = msgspec.json.Decoder(dict[str, str])
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the service accepts, by its settings."""
+    """Limits of messages that the service accepts, by its settings."""
 
     max_message_bytes: int
     dedupe_window: timedelta
 
 
 def flaw(batch: pa.RecordBatch, limits: Limits, now: datetime) -> str | None:
-    """Why the first row that cannot be published cannot be; None when all can. The batch is a whole one."""
+    """Return the reason why the first invalid row of a whole batch cannot be published; None when all rows can."""
     for name in NEVER_NULL:
         if batch.column(name).null_count:
             return f"column {name}: is NULL{_of_row(batch, _first(pc.is_null(batch.column(name))))}"
@@ -100,7 +100,9 @@ def _suspicious_texts(column: pa.Array, name: str) -> pa.Array:
 
 
 def _possibly_too_old(batch: pa.RecordBatch, limits: Limits, now: datetime) -> pa.Array:
-    """By its sent_at, or by the time inside its id, if the id is a UUIDv7: the fixed bits tell most others."""
+    """Select rows that may be too old by their sent_at, or by the time inside a UUIDv7: its fixed bits tell most other
+    ids.
+    """
     oldest = now - limits.dedupe_window
     ids = batch.column("id")
     version = pc.binary_slice(ids, 6, 7)
@@ -128,7 +130,7 @@ def _flaw_of(batch: pa.RecordBatch, index: int, limits: Limits, now: datetime) -
 
 
 def _is_distant(envelope: Envelope, limits: Limits, is_local: bool) -> bool:
-    """As for send(): its receiver could not tell it from a duplicate any more."""
+    """Tell whether a message is due too late, as send() does: its receiver could not tell it from a duplicate."""
     due = envelope.execution_time
     return due is not None and not is_local and due - envelope.sent_at >= limits.dedupe_window
 

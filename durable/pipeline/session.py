@@ -65,10 +65,10 @@ def spark_session(
     app_name: str = "durable",
     settings: Mapping[str, str] = MappingProxyType({}),
 ) -> SparkSession:
-    """The session that exists, or a new one. Times are UTC in either.
+    """Return the existing session, or a new one. Times are UTC in either.
 
     `settings` are for a new one in this process, such as FEW_ROWS. Raises InvalidSetting when pyspark is not installed,
-    Java is missing or too old, both places are given, or nobody answers at `remote`.
+    Java is missing or too old, both places are given, or no server answers at `remote`.
     """
     check_session(master, remote)
     from pyspark.sql import SparkSession
@@ -118,7 +118,7 @@ def _must_answer(remote: str) -> None:
 
 @contextmanager
 def needs_spark() -> Iterator[None]:
-    """Says what to install where an import fails for want of the extra."""
+    """Raise an error that says which extra to install, when an import fails without it."""
     try:
         yield
     except ImportError as error:
@@ -127,7 +127,7 @@ def needs_spark() -> Iterator[None]:
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """What went wrong in a task, as the error that was raised there, or in one line of Spark's own."""
+    """Translate a failure of a task to the error that was raised there, or to one line of Spark's own."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -138,7 +138,7 @@ def spark_errors() -> Iterator[None]:
 
 
 def _raised_in_task(said: str) -> DurableError:
-    """Of a traceback that crossed processes only its text is left."""
+    """Find the error in the text of a traceback; only text crosses processes."""
     for name, message in re.findall(r"^(?:durable\.errors\.)(\w+): (.+)$", said, re.MULTILINE):
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, DurableError):
@@ -182,7 +182,7 @@ def _java_homes() -> Iterator[Path]:
 
 @cache
 def java_version(home: Path) -> int:
-    """Its major version; 0 when there is no Java that runs."""
+    """Return the major version of Java; 0 when no Java runs."""
     try:
         said = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
@@ -197,7 +197,7 @@ def _is_submitted() -> bool:
 
 
 def _configured(session: SparkSession) -> SparkSession:
-    """What the jobs rely on, also in a session that somebody else has made."""
+    """Set the configuration that the jobs rely on, also in a session that the caller has made."""
     for name, value in _EVERYWHERE.items():
         session.conf.set(name, value)
     return session

@@ -97,7 +97,8 @@ def _is_known(spark: SparkSession) -> bool:
 
 @contextmanager
 def consistent(url: str) -> Iterator[dict[str, str]]:
-    """Options for reads that all see the same state of the database, by any number of tasks, while this lasts.
+    """Return options for reads that all see the same state of the database, by any number of tasks, while this context
+    lasts.
 
     Vacuum is held back meanwhile. Raises StorageUnavailable.
     """

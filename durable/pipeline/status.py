@@ -1,4 +1,4 @@
-"""How far the archive has come: offsets, what is not archived yet, and what holds it back. Needs no Spark."""
+"""Status of the archive: offsets, the lag, and the transaction that holds it back. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from durable.storage.archives import Archive, Holder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableStatus:
-    """One table. `offset` is that of the lake; None where it is not archived."""
+    """Status of one table. `offset` is that of the lake; None where it is not archived."""
 
     table: str
     lake: str | None
@@ -34,7 +34,7 @@ class TableStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Of all tables that are archived. Nothing at or above `horizon` can be archived now."""
+    """Status of all archived tables. Rows at or above `horizon` cannot be archived now."""
 
     horizon: int
     holder: Holder | None

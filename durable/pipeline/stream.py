@@ -82,10 +82,12 @@ class EnvelopeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from as_spark(copy(self._options.url, partition.share, columns), self._schema)
 
     def commit(self, end: Offset) -> None:
-        """Nothing: Spark does not call it for the last batch of AvailableNow, so nobody may build on it."""
+        """Ignore the commit: Spark does not call it for the last batch of AvailableNow, so it cannot be relied on."""
 
     def _start(self) -> int:
-        """Where the rows begin: tasks share the numbers between start and end, which may lie far above 0."""
+        """Return the number where the rows begin: tasks share the numbers between start and end, which may lie far
+        above 0.
+        """
         with connection(self._options.url) as conn:
             return archives.start(conn, self._options.schema, self._options.table)
 
@@ -101,7 +103,7 @@ def _check(read: Offset, end: Offset) -> None:
     """Raise InvalidSetting when what was read is of a database that numbered its transactions otherwise."""
     if read.get("identity") != end["identity"] or read["xid"] > end["xid"]:
         raise InvalidSetting(
-            "checkpointLocation: this checkpoint is of another state of the database, which was restored, copied, "
+            "checkpointLocation: the checkpoint is of another state of the database, which was restored, copied, "
             "upgraded or failed over since, and numbers its transactions anew; begin with a new checkpoint, and "
-            "deduplicate by id and outcome what is read again"
+            "deduplicate rows that are read again by id and outcome"
         )

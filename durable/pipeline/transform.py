@@ -1,4 +1,4 @@
-"""What is computed from history: DataFrames in, DataFrames out. Nothing here reads or writes anything.
+"""Computations over history: DataFrames in, DataFrames out. No function here reads or writes files.
 
     history ──> daily      a row for each day, service, side, address and message type: counts, latencies
             ──> minutes    a row for each minute, service and side: counts
@@ -39,7 +39,7 @@ _MINUTE: Final = 60
 
 
 def daily(history: DataFrame) -> DataFrame:
-    """Columns: SERIES, `total`, COUNTS, and a sketch for each of LATENCIES."""
+    """Aggregate by day. Columns: SERIES, `total`, COUNTS, and a sketch for each of LATENCIES."""
     is_handled = F.col("outcome") == "handled"
     sent, received, finished = (F.unix_micros(name) for name in ("sent_at", "received_at", "finished_at"))
     spans = {
@@ -54,13 +54,17 @@ def daily(history: DataFrame) -> DataFrame:
 
 
 def minutes(history: DataFrame, seconds: int = _MINUTE) -> DataFrame:
-    """Columns: `day`, `window` (where it begins), `service`, `side`, `total`, COUNTS. Windows may be of any length."""
+    """Aggregate by window. Columns: `day`, `window` (where it begins), `service`, `side`, `total`, COUNTS. Windows may
+    have any length.
+    """
     windows = history.withColumn("window", _window("finished_at", seconds))
     return windows.groupBy("day", "window", "service", "side").agg(*_counts())
 
 
 def nodes(history: DataFrame) -> DataFrame:
-    """Columns: `day`, `service`, `node_id`, `first`, `last`, `total`. Node 0 is somebody's hand."""
+    """Aggregate by node. Columns: `day`, `service`, `node_id`, `first`, `last`, `total`. Node 0 stands for changes by
+    hand.
+    """
     return (
         history.where("node_id <> 0")
         .groupBy("day", "service", "node_id")
@@ -98,7 +102,7 @@ def _counts() -> list[Column]:
 
 
 def summed(of_days: DataFrame, *by: str) -> DataFrame:
-    """Rows of daily() by these columns: counts are added up, sketches merged and turned into percentiles.
+    """Sum rows of daily() by these columns: counts are added up, sketches merged and turned into percentiles.
 
     Columns: `by`, `total`, COUNTS, the rates `retry_rate` and `dead_letter_rate`, and for each of LATENCIES how many
     there are and their percentiles in milliseconds, such as `commit_to_handled_p95`; NULL where there are none.
@@ -117,14 +121,14 @@ def summed(of_days: DataFrame, *by: str) -> DataFrame:
 
 
 def throughput(of_minutes: DataFrame, seconds: int) -> DataFrame:
-    """Rows of minutes() in windows of so many seconds: `window`, `service`, `side`, `total`, COUNTS."""
+    """Sum rows of minutes() in windows of so many seconds. Columns: `window`, `service`, `side`, `total`, COUNTS."""
     windows = of_minutes.withColumn("window", _window("window", seconds))
     counts = [F.sum(name).alias(name) for name in ("total", *COUNTS)]
     return windows.groupBy("window", "service", "side").agg(*counts).orderBy("window", "service", "side")
 
 
 def lifetimes(of_days: DataFrame) -> DataFrame:
-    """Rows of nodes() over all days: `service`, `node_id`, `first`, `last`, `total`."""
+    """Sum rows of nodes() over all days. Columns: `service`, `node_id`, `first`, `last`, `total`."""
     return (
         of_days.groupBy("service", "node_id")
         .agg(F.min("first").alias("first"), F.max("last").alias("last"), F.sum("total").alias("total"))
@@ -133,7 +137,7 @@ def lifetimes(of_days: DataFrame) -> DataFrame:
 
 
 def slowest(of_days: DataFrame, count: int) -> DataFrame:
-    """Of rows of threads(): `correlation_id` as text, `began`, `ended`, `total`, `seconds`, the longest first."""
+    """Select the longest of threads(). Columns: `correlation_id` as text, `began`, `ended`, `total`, `seconds`."""
     seconds = (F.unix_micros("ended") - F.unix_micros("began")) / 1_000_000
     return (
         of_days.groupBy("correlation_id")
@@ -149,7 +153,7 @@ def slowest(of_days: DataFrame, count: int) -> DataFrame:
 
 
 def volume(history: DataFrame, dimension: Column, count: int) -> DataFrame:
-    """How much each value of a dimension has: `value`, `total`, COUNTS; the largest first, NULL is a value too."""
+    """Count by the values of a dimension. Columns: `value`, `total`, COUNTS; the largest first, NULL is a value too."""
     return (
         history.groupBy(dimension.cast("string").alias("value"))
         .agg(*_counts())

@@ -46,7 +46,7 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class Message:
-    """One message, with everything that its rows tell of it."""
+    """Message with all that its rows contain."""
 
     id: bytes
     caused_by: bytes | None
@@ -59,7 +59,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What was found of it. `path` leads from the root to the message that ended last."""
+    """Conversation built from rows. `path` leads from the root to the message that ended last."""
 
     correlation_id: bytes
     messages: Mapping[bytes, Message]
@@ -70,7 +70,7 @@ class Conversation:
 
 
 def conversations(rows: Iterable[Row]) -> Iterator[Conversation]:
-    """Of rows that come conversation by conversation. One at a time is held in memory."""
+    """Build conversations from rows sorted by conversation. One at a time is held in memory."""
     gathered: list[Row] = []
     for row in rows:
         if gathered and row.correlation_id != gathered[0].correlation_id:
@@ -96,7 +96,7 @@ def conversation(rows: Sequence[Row]) -> Conversation:
 
 
 def depths(messages: Mapping[bytes, Message]) -> dict[bytes, int]:
-    """How many messages lead to each, itself included."""
+    """Count the messages that lead to each, itself included."""
     found: dict[bytes, int] = {}
     for message in messages.values():
         unknown = []
@@ -146,7 +146,7 @@ def _cut_circles(messages: Mapping[bytes, Message]) -> None:
 
 
 def _chain(messages: Mapping[bytes, Message], message: Message) -> Iterator[Message]:
-    """From this message up to its root."""
+    """Return the chain from this message up to its root."""
     current: Message | None = message
     while current is not None:
         yield current

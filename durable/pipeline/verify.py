@@ -50,7 +50,7 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What was found of one table, below the offset of the lake."""
+    """Findings about one table, below the offset of the lake."""
 
     table: LakeTable
     offset: int
@@ -85,14 +85,16 @@ class Claimed:
 
 
 def claimed(conn: Connection, lake: Lake, table: LakeTable, origin: Origin) -> Claimed:
-    """What the database says is archived there. Raises InvalidSetting where it is not, or was another database's."""
+    """Read the archived contents that the database records. Raises InvalidSetting where none were archived, or from
+    another database.
+    """
     source = SOURCES[table]
     archive = archives.find(conn, origin.schema, source)
     if archive is None:
         raise InvalidSetting(f"{source} of this database is not archived; run: durable-agent pipeline archive")
     if archive.identity != archives.identity(conn, origin.schema):
         raise InvalidSetting(
-            f"{source}: this is not the database that was archived into {archive.lake}; run: durable-agent pipeline "
+            f"{source}: another database was archived into {archive.lake}; run: durable-agent pipeline "
             "archive, which says what to do"
         )
     low = lake.offset(archive.app_id, table)

@@ -47,7 +47,7 @@ _SPARKS_OWN: Final = ("checkpointlocation", "path", "queryname")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the rows go, and what is accepted there."""
+    """Destination of the rows, and the limits of messages there."""
 
     url: str
     schema: str
@@ -61,7 +61,7 @@ class Target:
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task has done."""
+    """Result of a task."""
 
     job: UUID
     staged: Staged
@@ -133,7 +133,7 @@ class EnvelopeStreamWriter(DataSourceStreamArrowWriter):
 
 
 def target(options: Mapping[str, str], schema: StructType, overwrite: bool) -> Target:
-    """What the options say. Raises InvalidSetting and SchemaMismatch."""
+    """Read the target from the options. Raises InvalidSetting and SchemaMismatch."""
     if overwrite:
         raise InvalidSetting('mode: only "append": what was published cannot be taken back')
     for name in options:
@@ -214,7 +214,7 @@ class _Intake:
 
 
 def stage(to: Target, batches: Iterator[pa.RecordBatch]) -> Written:
-    """One attempt of one task."""
+    """Stage the rows of one attempt of one task."""
     context = TaskContext.get()
     assert context is not None
     table = staging.table_name(to.job, context.taskAttemptId())
@@ -234,7 +234,7 @@ def stage(to: Target, batches: Iterator[pa.RecordBatch]) -> Written:
 
 
 def _copy(to: Target, table: str, batches: Iterator[pa.RecordBatch]) -> None:
-    """Into a table that this transaction makes: of an attempt that dies nothing is left."""
+    """Copy into a table that this transaction makes: an attempt that dies leaves no rows."""
     from adbc_driver_manager import Error
     from adbc_driver_postgresql import dbapi
 

@@ -60,7 +60,7 @@ class Watchdog:
             self._thread.start()
 
     def hear(self) -> None:
-        """Note that the process is what it should be."""
+        """Note that the process is healthy."""
         if not self.is_bound:
             self._heard = time.monotonic()
 

@@ -53,7 +53,7 @@ class Life:
 
     @property
     def is_running(self) -> bool:
-        """Was it started, and not stopped yet?"""
+        """True when the process was started, and not stopped since."""
         return self._living is not None
 
     @property
@@ -80,7 +80,7 @@ class Life:
             raise
 
     async def ended(self) -> None:
-        """Return when it was stopped; raises Stuck, or what has ended it, when no node follows though it was not."""
+        """Return when the process was stopped. Raises Stuck, or the error that has ended it, when no node follows."""
         if self._living is None:
             await self._stopping.wait()
             return
@@ -90,7 +90,7 @@ class Life:
             raise Stuck("the bus has ended by itself")
 
     def bind(self) -> None:
-        """Have the process end in time from now on, whatever happens, where it is the bus's own."""
+        """Make the process end in time from now on, even after a failure, where it is the bus's own."""
         if self._exits:
             self._watchdog.bind(self.stop_seconds, f"it did not stop within {self.stop_seconds:g} s")
 
@@ -115,7 +115,7 @@ class Life:
             self._watchdog.hear()
 
     def problems(self) -> Sequence[str]:
-        """Problems for the health check."""
+        """Return the problems for the health check."""
         found = [
             f"{task.get_name()} does not end, although its node has" for task in self._left_behind if not task.done()
         ]
@@ -161,14 +161,14 @@ class Life:
                 self._watchdog.hear()  # nothing can be a node now
                 log.log(logging.WARNING if is_new else logging.DEBUG, "no node now, will try again: %s", error)
             case Stuck(tasks=[]):
-                log.error("%s: the node ends and joins again", error)
+                log.error("node ends and joins again: %s", error)
             case Stuck():
                 self._given_up(error.tasks)
             case _:
                 log.error("the node failed and starts again: %s", said(error), exc_info=error if is_new else None)
 
     def _is_another_outage(self, error: BaseException) -> bool:
-        """Have the agents worked since the last one?"""
+        """Tell whether the agents have worked since the last outage."""
         has_worked = self.node is not None and self.node.agents.receiver is not None
         return isinstance(error, StorageUnavailable) and (has_worked or self._rejoin.has_failed_once)
 
@@ -176,7 +176,7 @@ class Life:
         names = ", ".join(task.get_name() for task in left)
         if self._exits:
             end_process(EXIT_STUCK, "the process ends: %s did not end when cancelled", names)
-        log.critical("%s did not end when cancelled and is left behind (see the setting on_stuck)", names)
+        log.critical("tasks left behind, which did not end when cancelled: %s (see the setting on_stuck)", names)
         self._left_behind += left
 
     def _bite(self, reason: str) -> None:
@@ -192,7 +192,7 @@ class Life:
         return wish == "exit" if wish is not None else self.owns_process
 
     async def _pause(self, seconds: float) -> None:
-        """Until it is stopped, or this time has passed."""
+        """Wait until the process is stopped, or this time has passed."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stopping.wait()

@@ -55,7 +55,7 @@ class Signals:
 
 
 async def serve(bus: AbstractAsyncContextManager[Any], life: Life) -> None:
-    """Run the bus until a signal asks for its end. Raises what has ended it, when it ended by itself."""
+    """Run the bus until a signal asks for its end. Raises the error that has ended it by itself."""
     life.owns_process = True
     with Signals(life.bind) as asked:
         starting = asyncio.create_task(bus.__aenter__(), name="start the bus")

@@ -142,7 +142,7 @@ def _quiet() -> Iterator[None]:
 def _passes(record: logging.LogRecord) -> bool:
     if not _is_ours.get():
         return True
-    log.debug("%s: %s", record.name, record.getMessage())
+    log.debug("driver warning: %s: %s", record.name, record.getMessage())
     return False
 
 

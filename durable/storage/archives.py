@@ -1,4 +1,4 @@
-"""What the database knows of its own archiving, one row for each table that is archived.
+"""State of the archive in the database, one row for each table that is archived.
 
     archived_below    everything that transactions below it wrote is in the lake: maintenance may drop it, and only it
     claimed_below     an archiver may have committed up to here, and have died before it could say so
@@ -39,7 +39,7 @@ Key: TypeAlias = tuple[Any, ...]
 
 
 class Place(NamedTuple):
-    """Which lake, and under which name the lake keeps this table's offset."""
+    """Lake of a table, and the name under which the lake keeps this table's offset."""
 
     service: str
     app_id: str
@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
 
 class Archive(NamedTuple):
-    """Where a table is archived, and how far."""
+    """Archive of a table: its lake, and how far it has come."""
 
     service: str
     app_id: str
@@ -64,7 +64,7 @@ class Archive(NamedTuple):
 
 
 class Lag(NamedTuple):
-    """What is not archived yet."""
+    """Rows that are not archived yet."""
 
     rows: int
     age: timedelta | None
@@ -88,7 +88,7 @@ class Block(NamedTuple):
 
 
 class Digest(NamedTuple):
-    """What rows come to: how many they are, and the sum of their digests."""
+    """Digest of rows: their number, and the sum of their digests."""
 
     rows: int
     digest: int
@@ -123,7 +123,7 @@ def known_database(conn: Connection, schema: str) -> str | None:
 
 
 def is_numbered_anew(conn: Connection, schema: str, table: str) -> bool:
-    """Whether the table holds rows of transactions that this generation has not come to yet: of another cluster."""
+    """Tell whether the table holds rows of another cluster: of transactions that this generation has not come to."""
     return bool(conn.execute(statements.BY_TRANSACTION[table].is_from_elsewhere.within(schema)).scalar_one())
 
 
@@ -137,7 +137,7 @@ def begin_generation(conn: Connection, schema: str) -> None:
 
 
 def generation_base(conn: Connection, schema: str) -> int:
-    """Where the numbers of this generation begin."""
+    """Return the first transaction number of this generation."""
     return int(conn.execute(statements.READ_GENERATION_BASE.within(schema)).scalar_one())
 
 
@@ -194,7 +194,9 @@ def rewind(conn: Connection, schema: str, table: str, low: int) -> None:
 
 
 def gone(conn: Connection, schema: str, table: str, low: int, high: int) -> dict[date, int]:
-    """By day, how many rows a lake that ends at `low` had of the transactions [low, high), and are not here either."""
+    """Count, by day, the rows of the transactions [low, high) that a lake ended at `low` had, and that the database has
+    dropped.
+    """
     params = {"table": table, "low": low, "high": high}
     had = {row.day: row.rows for row in conn.execute(statements.READ_COMMITS.within(schema), params)}
     days = statements.BY_TRANSACTION[table].count_days.within(schema)
@@ -217,7 +219,7 @@ def complete_until(conn: Connection, schema: str) -> datetime | None:
 
 
 def begins_at(conn: Connection, schema: str) -> datetime | None:
-    """From when on every outcome is here: from the first day that was not dropped."""
+    """Return the time from which every outcome is here: that of the first day that was not dropped."""
     params = {"table": relation(schema, "envelope_history")}
     oldest: datetime | None = conn.execute(statements.READ_OLDEST_DAY.within(schema), params).scalar_one()
     return oldest
@@ -230,7 +232,7 @@ def start(conn: Connection, schema: str, table: str) -> int:
 
 
 def end_of_batch(conn: Connection, schema: str, table: str, low: int, high: int, rows: int | None) -> int | None:
-    """Where a batch that begins at `low` ends: at `high`, or after about so many rows. None when it would be empty."""
+    """Return the end of a batch from `low` on: `high`, or after about so many rows. None when it would be empty."""
     of_table, params = statements.BY_TRANSACTION[table], {"low": low, "high": high}
     if rows is not None:
         end = conn.execute(of_table.find_end.within(schema), params | {"rows": rows}).scalar_one()
@@ -243,7 +245,7 @@ def lag(conn: Connection, schema: str, table: str, low: int) -> Lag:
 
 
 def holder(conn: Connection, schema: str) -> Holder | None:
-    """Who has held a transaction number for the longest time; a prepared transaction holds it until it is ended."""
+    """Return the holder of the oldest transaction number; a prepared transaction holds it until it is ended."""
     row = conn.execute(statements.READ_HOLDER.within(schema)).one_or_none()
     return None if row is None else _holder(row)
 
@@ -289,7 +291,7 @@ def row_digests(
 
 
 def unarchived_days(conn: Connection, schema: str, low: int, until: date) -> dict[date, int]:
-    """How many rows of the days before `until` are not archived, where there are any."""
+    """Count the rows of the days before `until` that are not archived, by day."""
     params = {"low": low, "until": _midnight(until)}
     return {row.day: row.rows for row in conn.execute(statements.COUNT_UNARCHIVED.within(schema), params)}
 
@@ -307,7 +309,7 @@ def first_day_kept(conn: Connection, schema: str, keep: timedelta) -> date:
 
 
 def stray_rows(conn: Connection, schema: str, high: int, until: date) -> int:
-    """How many archived rows of the days before `until` lie in no day's partition."""
+    """Count the archived rows of the days before `until` that lie in no day's partition."""
     params = {"high": high, "until": _midnight(until)}
     return int(conn.execute(statements.COUNT_STRAY_HISTORY.within(schema), params).scalar_one())
 
@@ -319,7 +321,7 @@ def drop_stray_rows(conn: Connection, schema: str, high: int, until: date) -> in
 
 
 def resolved_letters(conn: Connection, schema: str, high: int, keep: timedelta) -> int:
-    """How many archived dead letters were resolved longer ago than this."""
+    """Count the archived dead letters that were resolved longer ago than this."""
     params = {"high": high, "keep": keep}
     return int(conn.execute(statements.COUNT_RESOLVED_LETTERS.within(schema), params).scalar_one())
 
@@ -348,7 +350,7 @@ def _drained(conn: Connection, statement: TextClause, params: Mapping[str, Any])
 
 
 def _midnight_after(day: date) -> datetime | None:
-    """None after the last day of the calendar."""
+    """Return the midnight after a day; None after the last day of the calendar."""
     return None if day == date.max else _midnight(day + timedelta(days=1))
 
 

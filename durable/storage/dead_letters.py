@@ -31,7 +31,7 @@ Side = Literal["incoming", "outgoing"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which letters; what is None does not matter. `since` is included, `until` is not; both are about the failure."""
+    """Filters for letters; None matches all. `since` is included, `until` is not; both are times of the failure."""
 
     letters: Sequence[int] | None = None
     ids: Sequence[UUID] | None = None

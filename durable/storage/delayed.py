@@ -30,7 +30,7 @@ _EVERYTHING: Final = LetterRange(0, 2**63 - 1, 2**31 - 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which messages; what is None does not matter. `address` is where it came in, or where it goes."""
+    """Filters for messages; None matches every message. `address` is the endpoint or the destination."""
 
     ids: Sequence[UUID] | None = None
     message_type: str | None = None

@@ -200,7 +200,7 @@ class _Guard:
         _driver(connection).answer_within = 1.0
 
     def _failed(self, context: ExceptionContext) -> Exception | None:
-        """asyncpg's connection is still open when it has waited in vain."""
+        """Translate a timeout. The connection of asyncpg is still open after it."""
         if not isinstance(context.original_exception, TimeoutError) or context.connection is None:
             return None
         context.is_disconnect = True

@@ -27,7 +27,7 @@ _LETTERS_AT_ONCE: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """Which messages: by their ids, or by their partition keys."""
+    """Choice of messages: by their ids, or by their partition keys."""
 
     ids: Sequence[UUID] = ()
     keys: Sequence[str] = ()
@@ -37,7 +37,7 @@ class Chosen:
 
 
 class Here(NamedTuple):
-    """What the database has of them, and has not erased."""
+    """Chosen messages that the database has, and has not erased."""
 
     history: int
     letters: int
@@ -46,7 +46,9 @@ class Here(NamedTuple):
 
 
 class Erasure(NamedTuple):
-    """Who erased what, when and why. `choice_digest` is salted: it knows the choice again, and does not tell it."""
+    """Record of an erasure: actor, messages, time and reason. `choice_digest` is salted: it recognises the choice, and
+    does not reveal it.
+    """
 
     erasure_id: UUID
     service: str

@@ -67,7 +67,9 @@ class Gauges(NamedTuple):
 
 
 def read(conn: Connection, schema: str) -> Gauges:
-    """Owners are read before nodes: a node that registers in between owns nothing that was seen."""
+    """Read the gauges. Owners are read before nodes: a node that registers in between owns none of the rows that were
+    seen.
+    """
     owned = {side: _owned(conn, schema, statement) for side, statement in _OWNED.items()}
     unowned = {side: _unowned(conn, schema, statements) for side, statements in _UNOWNED.items()}
     limit = {"limit": MOST_COUNTED}

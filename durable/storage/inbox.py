@@ -73,7 +73,7 @@ def store(conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> set[Key
 
 
 def find_changed_bodies(conn: Connection, schema: str, duplicates: Sequence[Arrival]) -> set[Key]:
-    """Which of these duplicates have another body than the envelope that came first under their id."""
+    """Return the duplicates with another body than the envelope that came first under their id."""
     rows = conn.execute(
         statements.FIND_CHANGED_BODIES.within(schema),
         {

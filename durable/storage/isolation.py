@@ -56,7 +56,7 @@ class Refusal(NamedTuple):
 
 
 def refusal(error: DBAPIError) -> Refusal | None:
-    """Why the database refuses the data, perhaps; None: that is not the trouble."""
+    """Return the likely reason why the database refuses the data; None when the cause is another."""
     state = sqlstate(error)
     if not state or state.startswith(_MISSING) or is_passing(error):
         return None
@@ -86,7 +86,7 @@ def refusals_named() -> Iterator[None]:
 
 
 def isolated(conn: Connection, rows: Sequence[R], work: Callable[[Sequence[R]], T], refused: Refused[R]) -> list[T]:
-    """Do the work for all rows at once; where the database refuses it, for each half of them.
+    """Run the work for all rows at once; where the database refuses it, for each half of them.
 
     Returns what the work returned, once for each part of the rows, in their order. A row that is refused alone goes to
     `refused`, unless it seems that the trouble is none of the rows': then the error is raised. The work must be able to
@@ -110,7 +110,7 @@ def isolated(conn: Connection, rows: Sequence[R], work: Callable[[Sequence[R]], 
 def _halved(
     conn: Connection, rows: Sequence[R], work: Callable[[Sequence[R]], T], found: Refusal
 ) -> tuple[list[T], list[tuple[R, Refusal]]]:
-    """Do the work for halves of rows that are refused together; return its results, and the rows refused alone."""
+    """Run the work for halves of rows that are refused together; return its results, and the rows refused alone."""
     if len(rows) == 1:
         return [], [(rows[0], found)]
     results: list[T] = []
@@ -126,7 +126,7 @@ def _halved(
 
 
 def _alike(found: Sequence[Refusal]) -> bool:
-    """Have all of them the same code, of the wiring?"""
+    """Tell whether all refusals have the same code, of the wiring."""
     return len({sqlstate(each.error) for each in found}) == 1 and found[0].may_be_of_the_wiring
 
 
@@ -157,7 +157,7 @@ def count(conn: Connection, schema: str, statement: Batched, params: Mapping[str
 
 
 def quarantining(conn: Connection, schema: str, table: Recovery, node: NodeId, doing: str) -> Refused[Any]:
-    """Puts a refused row of this table of work aside, whoever owns it: as a dead letter, or else by a mark.
+    """Put a refused row of this table of work aside, whoever owns it: as a dead letter, or else by a mark.
 
     Rows are named by id, address and epoch, as leases are; `doing` is a verb for the reason.
     """
@@ -183,7 +183,7 @@ def quarantining(conn: Connection, schema: str, table: Recovery, node: NodeId, d
 
 
 def left_alone(doing: str) -> Refused[Any]:
-    """Leaves a refused row as it is, and tells it to the log."""
+    """Leave a refused row as it is, and log it."""
 
     def refused(row: Any, reason: str) -> None:
         log.error("the database refuses to %s %s, left as it is: %s", doing, row, reason)

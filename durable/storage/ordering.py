@@ -59,8 +59,9 @@ class Turns(NamedTuple):
 
 
 class Share(NamedTuple):
-    """Whose rows are claimed by turns (those of a message type, or of a destination), from which tenant on, how many of
-    each, and how many in all."""
+    """Turn of tenants: whose rows are claimed by turns (of a message type, or of a destination), from which tenant on,
+    how many of each, and how many in all.
+    """
 
     lane: str
     start: str
@@ -69,8 +70,9 @@ class Share(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """What was claimed, and the keys that are to be asked for again: of which another node is claiming at this moment,
-    or whose head was put aside."""
+    """Claimed rows, and the keys that must be asked for again: another node is claiming them now, or their head was put
+    aside.
+    """
 
     leases: list[LeasedEnvelope]
     contested: list[str]
@@ -168,7 +170,7 @@ class _Run:
         return isolated(self._conn, [key], lambda keys: self._claim_runs(keys, 1), partial(self._put_aside, before))
 
     def _put_aside(self, before: LeaseKey | None, key: str, reason: str) -> None:
-        """Unless another row has come before it meanwhile."""
+        """Put the head of a key aside, unless another row has come before it meanwhile."""
         if before is None or self._head(key) != before:
             return
         aside = quarantining(self._conn, self._schema, self._recovery, self._params["node"], "claim")

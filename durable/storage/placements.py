@@ -1,4 +1,4 @@
-"""What the code of a service says of order and fairness, kept where those find it who publish without that code.
+"""Declared order and fairness of a service, kept for publishers without its code.
 
 A node writes it when it starts, for the message types that it handles and the destinations that it knows, and the last
 one to start has the say. Names that were never declared are placed by their keys.
@@ -32,7 +32,7 @@ WHERE ordering_key IS NOT NULL OR fair_by IS NOT NULL
 
 
 class Declared(NamedTuple):
-    """One message type that comes in, or one destination, and its rule."""
+    """Declared rule of one incoming message type, or of one destination."""
 
     side: str
     name: str
@@ -67,7 +67,7 @@ def declare(conn: Connection, schema: str, declared: Sequence[Declared]) -> None
 
 
 def read(conn: Connection, schema: str) -> Placements:
-    """What nodes have declared."""
+    """Read the declarations of the nodes."""
     found: dict[str, dict[str, Rule]] = {"incoming": {}, "outgoing": {}}
     for side, name, ordering_key, fair_by in conn.execute(_READ.within(schema)):
         found[side][name] = Rule(ordering_key, fair_by)

@@ -1,4 +1,4 @@
-"""Between envelopes and columns: arrays going in, rows coming out."""
+"""Conversion between envelopes and columns: arrays going in, rows coming out."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ def envelope_columns(envelopes: Sequence[Envelope]) -> dict[str, Any]:
 
 
 def queueing_columns(rows: Sequence[tuple[NodeId, QueueKeys]]) -> dict[str, Any]:
-    """Whose rows they are, and where they queue. What has an order is never born owned: a claim finds out whether its
-    turn has come."""
+    """Return the columns for owner and queue. Ordered rows are never born owned: a claim finds out whether their turn
+    has come.
+    """
     return {
         "owner_id": [ANY_NODE if place.ordering_key is not None else owner for owner, place in rows],
         "ordering_key": [place.ordering_key for _, place in rows],
@@ -86,7 +87,7 @@ QUARANTINED: Final = "quarantined on arrival"
 
 
 class Letter(msgspec.Struct, frozen=True):
-    """Why an envelope became a dead letter."""
+    """Reason why an envelope became a dead letter."""
 
     exception_type: str
     reason: str
@@ -136,7 +137,7 @@ class Tried(NamedTuple):
     """How many failed attempts of one message are kept, these among them."""
 
     def columns(self) -> dict[str, Any]:
-        """One array for each column of the failures that are kept, and how many earlier ones stay with them."""
+        """Return one array for each column of the kept failures, and the number of earlier ones that stay with them."""
         last = self.failures[-self.kept :]
         return {
             "counted": self.counted,

@@ -135,13 +135,13 @@ def fail(
 
 
 def ask(conn: Connection, schema: str, name: str, *, actor: str) -> bool:
-    """Have it run now, besides its occurrences. False when no node lives that would."""
+    """Run a schedule now, besides its occurrences. False when no node is alive to run it."""
     params = {"name": name, "actor": actor, "channel": channel(schema)}
     return conn.execute(statements.ASK_FOR_SCHEDULE.within(schema), params).first() is not None
 
 
 def reschedule(conn: Connection, schema: str, name: str, *, at: datetime, actor: str) -> bool:
-    """Have the next occurrence run at this time. False when there is no such schedule, or no next occurrence yet."""
+    """Move the next occurrence to this time. False when there is no such schedule, or no next occurrence yet."""
     params = {"name": name, "at": at, "actor": actor, "channel": channel(schema)}
     return conn.execute(statements.RESCHEDULE.within(schema), params).first() is not None
 

@@ -124,7 +124,7 @@ def by_transactions(schema: str, table: str, low: int, high: int, count: int) ->
 
 
 def of_survey(schema: str, found: Sequence[Survey], low: int, high: int, count: int) -> list[Share]:
-    """What was found, in up to so many shares of about as many blocks each."""
+    """Return the surveyed rows in up to this many shares of about as many blocks each."""
     shared = _shared([each.extent for each in found], count)
     return [
         tuple(Slice(relation(schema, leaf), blocks=(first, end), xids=(low, high)) for leaf, first, end in each)
@@ -133,14 +133,14 @@ def of_survey(schema: str, found: Sequence[Survey], low: int, high: int, count: 
 
 
 def survey(conn: Connection, schema: str, table: str, low: int, high: int) -> list[Survey]:
-    """Where the rows of these transactions lie."""
+    """Find the blocks with the rows of these transactions."""
     found = statements.BY_TRANSACTION[table].survey.within(schema)
     rows = conn.execute(found, {"low": low, "high": high})
     return [Survey(leaf, count, int(first), int(last)) for leaf, count, first, last in rows]
 
 
 def _shared(extents: Sequence[Extent], count: int) -> list[list[Extent]]:
-    """Their blocks laid end to end, and cut into so many shares of about one size."""
+    """Lay blocks end to end, and cut them into this many shares of about one size."""
     extents = [each for each in extents if each.first < each.end]
     ends = list(accumulate(each.end - each.first for each in extents))
     total = ends[-1] if ends else 0

@@ -33,7 +33,7 @@ LONGEST_JOB: Final = timedelta(days=1)
 
 
 class Staged(NamedTuple):
-    """What one attempt has staged. `local_rows` are those for the inbox, `ordered_rows` those that come in an order."""
+    """Rows staged by one attempt. `local_rows` are those for the inbox, `ordered_rows` those that come in an order."""
 
     table: str
     rows: int
@@ -118,7 +118,7 @@ def _record(conn: Connection, schema: str, published: Published) -> None:
 
 
 def _move(conn: Connection, schema: str, staged: Sequence[Staged], *, once: bool) -> int:
-    """Returns how many rows were new."""
+    """Move staged rows. Returns the number of new rows."""
     staged = [each for each in staged if each.rows]
     for each in staged:
         found = int(conn.execute(_over(statements.COUNT_STAGED, schema, each.table)).scalar_one())
@@ -135,7 +135,7 @@ def _move(conn: Connection, schema: str, staged: Sequence[Staged], *, once: bool
 
 
 def _in_turns(staged: Sequence[Staged]) -> list[Sequence[Staged]]:
-    """What is moved at once: everything, as soon as rows of one order may lie in several tables."""
+    """Group the rows that are moved at once: all, as soon as rows of one order may lie in several tables."""
     return [staged] if any(each.ordered_rows for each in staged) else [[each] for each in staged]
 
 
@@ -150,7 +150,7 @@ def _move_together(conn: Connection, schema: str, staged: Sequence[Staged], *, o
 
 
 def _move_remote(conn: Connection, schema: str, tables: Sequence[str]) -> int:
-    """As if none of them were there; when one is, once more with care."""
+    """Move rows as if none was there already; if one was, move them once more with care."""
     try:
         with conn.begin_nested():
             return conn.execute(_over(statements.MOVE_REMOTE_NEW, schema, *tables)).rowcount
@@ -198,7 +198,9 @@ def _refuse_ambiguous(conn: Connection, schema: str, tables: Sequence[str]) -> N
 
 
 def _refuse_changed(conn: Connection, schema: str, tables: Sequence[str]) -> None:
-    """Rows that were not new must be the messages that are there: a correction would be dropped without a word."""
+    """Refuse changed messages: rows that were not new must equal the stored messages, or a correction would be dropped
+    without a word.
+    """
     changed = conn.execute(_over(statements.FIND_CHANGED, schema, *tables)).one()
     if changed.rows:
         raise InvalidMessage(

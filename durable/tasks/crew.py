@@ -41,7 +41,7 @@ class Stuck(DurableError):
 
 
 def raise_if_cancelled(error: BaseException) -> None:
-    """First thing in an `except`: end when this task is asked to end, or when nothing may stop what was raised."""
+    """Raise CancelledError when this task must end, and errors that must not be stopped. First in an `except`."""
     if isinstance(error, KeyboardInterrupt):
         raise error
     if is_cancelled():
@@ -142,7 +142,7 @@ async def end(tasks: Iterable[asyncio.Task[Any]], *, within: float) -> Sequence[
 
 
 async def in_time(closing: Awaitable[object], seconds: float) -> None:
-    """Wait for something to close, no longer than this; what goes wrong meanwhile is of no interest any more."""
+    """Wait for a resource to close, no longer than this; errors meanwhile are ignored."""
     try:
         async with asyncio.timeout(seconds):
             await closing

@@ -73,7 +73,7 @@ class InMemoryBus:
 
     async def __aenter__(self) -> Self:
         if self.bus.runtime.node is not None:
-            raise WiringError("this bus runs on a database already: put it into memory before it starts")
+            raise WiringError("the bus runs on a database already: put it into memory before it starts")
         self._schedules = MemorySchedules(self.bus.application.schedules, self.clock, self._mailbox.circuits)
         self._runtime = MemoryRuntime(
             self.bus,
@@ -108,7 +108,7 @@ class InMemoryBus:
         return [decoded(envelope) for envelope in self._sent if envelope.destination in destinations]
 
     def envelopes(self, cls: type | None = None) -> list[Envelope]:
-        """The envelopes of what was committed: ids, headers, times. One for each message, as in sent()."""
+        """Return the committed envelopes: ids, headers, times. One for each message, as in sent()."""
         self._runtime.settle_commits()
         wanted = None if cls is None else name_of(cls)
         first = {e.id: e for e in reversed(self._sent) if wanted is None or e.message_type == wanted}
@@ -116,7 +116,7 @@ class InMemoryBus:
 
     @property
     def handled(self) -> list[Handled]:
-        """What was handled, in the order of its commits."""
+        """Handled messages, in the order of their commits."""
         return list(self._mailbox.handled)
 
     @property
@@ -129,13 +129,13 @@ class InMemoryBus:
 
     @property
     def scheduled(self) -> list[Scheduled]:
-        """What waits for its time, the next first: messages with a delay, and attempts that were put off."""
+        """Scheduled messages, the next first: delayed messages, and attempts that were put off."""
         self._runtime.settle_commits()
         return self._mailbox.scheduled()
 
     @property
     def duplicates(self) -> int:
-        """How many messages arrived that had arrived before."""
+        """Number of messages that arrived again."""
         return self._runtime.counters[Event.DUPLICATE]
 
     def assert_no_dead_letters(self) -> None:
@@ -148,9 +148,9 @@ class InMemoryBus:
     # ------------------------------------------------------------------ what is to happen
 
     async def drain(self, *, at_most: int = 10_000) -> None:
-        """Handle what is due, and what comes of it, until nothing is: here and on every connected bus.
+        """Handle the due messages, and those that they cause, until none is left: here and on every connected bus.
 
-        Raises AssertionError when that is still not so after `at_most` rounds: messages that cause each other.
+        Raises AssertionError when messages are left after `at_most` rounds: they cause each other.
         """
         buses = self._connected()
         if any(bus._draining for bus in buses):
@@ -200,9 +200,10 @@ class InMemoryBus:
         times: int = 1,
         after_handling: bool = False,
     ) -> None:
-        """Let the next attempts to handle a message class, given as itself or as its handler, fail with this error.
+        """Make the next attempts to handle a message class, given as itself or as its handler, fail with this error.
 
-        With `after_handling` the handler runs first and its commit fails: what it did elsewhere has happened.
+        With `after_handling` the handler runs first and its commit fails: effects outside of the database have
+        happened.
         """
         self._faults.fail(self._type_of(target), Fault(error, times, after_handling))
 
@@ -211,11 +212,11 @@ class InMemoryBus:
         self._faults.duplicate(name_of(cls), times)
 
     def connect(self, uri: str, other: InMemoryBus) -> None:
-        """Deliver what is sent to this destination to another bus in memory, also what waits for it already."""
+        """Deliver messages for this destination to another bus in memory, also those that wait for it already."""
         self._peers |= dict.fromkeys(self.bus.runtime.envelope_factory.destinations_of(uri), other)
 
     def disconnect(self, uri: str) -> None:
-        """Let what is sent to this destination wait, as when it is down."""
+        """Make messages for this destination wait, as when it is down."""
         for destination in self.bus.runtime.envelope_factory.destinations_of(uri):
             self._peers.pop(destination, None)
 
@@ -231,7 +232,7 @@ class InMemoryBus:
                     self._store(LOCAL, envelope)
 
     async def _step(self) -> bool:
-        """Send what is due and handle the first message. False when there was nothing to do."""
+        """Send due messages and handle the first. False when none was due."""
         self._runtime.settle_commits()
         self._committed(self._schedules.due(self._runtime.envelope_factory))
         self._runtime.counters.add(Event.EXPIRED, self._mailbox.expire_late(self._burials()))
@@ -280,7 +281,7 @@ class InMemoryBus:
         self._receive_at(endpoints.get(envelope.destination, self.bus.service), envelope)
 
     def _receive_at(self, endpoint: str, envelope: Envelope) -> Outcome:
-        """As the receiving agent does, after the way over the wire."""
+        """Receive an envelope as the receiving agent does, after the way over the wire."""
         arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(envelope), type=Envelope)
         reason = screening.find_error(arrived, **self.bus.settings.limits)
         if reason is not None:
@@ -300,7 +301,7 @@ class InMemoryBus:
         return {listening.uri: self for listening in self.bus.application.listeners} | self._peers
 
     def _connected(self) -> list[InMemoryBus]:
-        """This bus, those it is connected to, those they are connected to, and so on."""
+        """Return this bus, the buses it is connected to, the buses they are connected to, and so on."""
         found: list[InMemoryBus] = [self]
         for bus in found:
             found.extend(peer for peer in bus._peers.values() if peer not in found)

@@ -88,7 +88,7 @@ class Chaos(Middleware):
         return result
 
     def _mishaps(self, side: Literal["send", "handle"]) -> set[str]:
-        """What is to happen to the next message; also "early" or "late"."""
+        """Choose the mishaps of the next message; also "early" or "late"."""
         if self._only not in (None, side):
             return set()
         mishaps = {name for name, chance in self._chances.items() if self._rng.random() < chance}

@@ -1,4 +1,6 @@
-"""What `circuits` is to a bus in memory; its methods do what the functions of these names do in durable.storage."""
+"""Stand-in for `circuits` of a bus in memory; its methods do the work of the functions of the same names in
+durable.storage.
+"""
 
 from __future__ import annotations
 

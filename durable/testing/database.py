@@ -47,7 +47,7 @@ class MemoryDatabase(Database):
         self._for(schedules.reschedule)(recurring.reschedule)
 
     def _for(self, work: Callable[Concatenate[Connection, str, P], T]) -> Callable[[Callable[P, T]], None]:
-        """Takes the stand-in for this function: in two calls, so that a type checker compares their signatures."""
+        """Register the stand-in for this function: in two calls, so that a type checker compares their signatures."""
 
         def put(stand_in: Callable[P, T]) -> None:
             self._stand_ins[work] = stand_in
@@ -59,5 +59,5 @@ class MemoryDatabase(Database):
     ) -> T:
         stand_in = self._stand_ins.get(work)
         if stand_in is None:
-            raise WiringError(f"this bus is in memory: it has no database for {work.__qualname__}()")
+            raise WiringError(f"the bus is in memory: no database for {work.__qualname__}()")
         return cast(T, stand_in(*args, **kwargs))

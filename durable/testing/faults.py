@@ -1,4 +1,4 @@
-"""What a test wants to go wrong: rules over message types, with no I/O."""
+"""Faults that a test asks for: rules over message types, with no I/O."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Faults:
         return next((fault for fault in self._faults.get(message_type, ()) if fault.times > 0), None)
 
     def arrivals(self, message_type: str) -> int:
-        """How often the next message of this type arrives: twice where that was asked for."""
+        """Return how often the next message of this type arrives: twice where a test has asked for it."""
         if not self._duplicates[message_type]:
             return 1
         self._duplicates[message_type] -= 1

@@ -1,4 +1,4 @@
-"""What storage is to a bus in memory: the messages that wait, and what became of the others.
+"""Stand-in for storage of a bus in memory: the waiting messages, and the outcomes of the others.
 
     stored --> waiting --take()--> a handling agent --> finish()       handled
                   ^                       |--retry_later(), release()  waiting again
@@ -98,7 +98,7 @@ class Mailbox:
         self._bury(envelope, Letter.because(reason, QUARANTINED), attempts=0)
 
     def reject(self, endpoint: str, raw: bytes, reason: str, headers: Mapping[str, str]) -> None:
-        """Bytes that are no envelope: a dead letter has one all the same here, without type or source."""
+        """Keep bytes that are no envelope: their dead letter has an envelope here, without type or source."""
         envelope = Envelope(
             id=new_id(),
             message_type="",
@@ -140,7 +140,7 @@ class Mailbox:
         return 1 if handler is None or is_tried else handler.max_batch
 
     def departing(self, destinations: Collection[str]) -> list[Row]:
-        """Take out what is due for these destinations, unless they are paused."""
+        """Take out the due messages for these destinations, unless they are paused."""
         now = self.clock.now()
         going = {each for each in destinations if self.circuits.of(CircuitKind.DESTINATION, each) is None}
         rows = [row for row in self.outgoing.values() if row.endpoint in going and row.is_due(now)]
@@ -149,7 +149,7 @@ class Mailbox:
         return rows
 
     def expire_late(self, burials: Burials) -> int:
-        """End whatever waits and was to be handled before now. Returns how many expired."""
+        """End waiting messages that should have been handled before now. Returns how many expired."""
         now, expired = self.clock.now(), len(self.expired)
         late = [(rows, row) for rows in (self.incoming, self.outgoing) for row in rows.values() if row.is_late(now)]
         for rows, row in late:
@@ -167,7 +167,7 @@ class Mailbox:
         self._bury(row.envelope, letter, attempts=row.attempts, endpoint=row.endpoint)
 
     def scheduled(self) -> list[Scheduled]:
-        """What is due only later, the next first."""
+        """Return the messages that are due later, the next first."""
         now = self.clock.now()
         waiting = [
             Scheduled(decoded(row.envelope), row.envelope, row.due, row.attempts)
@@ -179,7 +179,7 @@ class Mailbox:
     # ------------------------------------------------------------------ what a handling agent asks of storage
 
     def finish(self, finished: Sequence[Handled], leases: Sequence[LeasedEnvelope]) -> None:
-        """Their transaction was committed."""
+        """Finish messages whose transaction was committed."""
         for handled, lease in zip(finished, leases, strict=True):
             del self.incoming[_key(lease)]
             self.handled.append(handled)

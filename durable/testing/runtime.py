@@ -1,4 +1,4 @@
-"""What a bus works on while it is in memory, in place of the runtime that it makes for itself."""
+"""Runtime of a bus in memory, in place of the one that it makes for itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from durable.transports.base import Receiver
 
 
 class MemoryReceiver:
-    """The `Receiver` of `bus.asgi()`: what comes in waits in the mailbox, as if a peer in memory had sent it."""
+    """`Receiver` of `bus.asgi()`: arrivals wait in the mailbox, as if a peer in memory had sent them."""
 
     def __init__(self, room: int, mailbox: Mailbox, receive: Callable[[str, Envelope], Outcome]) -> None:
         self._room = room
@@ -40,7 +40,7 @@ class MemoryReceiver:
 
 
 class MemoryRuntime(Runtime):
-    """Has sessions and a clock, and no node: `async with bus`, in the application's lifespan perhaps, starts nothing.
+    """Runtime with sessions and a clock, and no node: `async with bus`, such as in a lifespan, starts no process.
 
     `when_committed` is given what each commit has sent; `receive` stores what arrives at an endpoint.
     """
@@ -75,7 +75,7 @@ class MemoryRuntime(Runtime):
         return self._in_memory
 
     async def check(self) -> None:
-        """As before a start, but for the database."""
+        """Check the bus as before a start, but without the database."""
         self.application.check(self.envelope_factory)
         self.application.check_retention(self.settings.dedupe_window)
 
@@ -99,7 +99,7 @@ class MemoryRuntime(Runtime):
         self._endings.append((ending, sent))
 
     def settle_commits(self) -> None:
-        """Take over what was committed by connections whose sessions could not tell of it."""
+        """Take over commits of connections whose sessions could not tell of them."""
         over = [each for each in self._endings if each[0].is_over]
         self._endings = [each for each in self._endings if not each[0].is_over]
         for ending, sent in over:

@@ -23,7 +23,7 @@ _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class MemorySchedules:
-    """What is due of these schedules, from the time on at which it was made."""
+    """Due occurrences of these schedules, from the time of creation on."""
 
     def __init__(self, schedules: Mapping[str, Schedule], clock: Clock, circuits: MemoryCircuits) -> None:
         self._schedules = schedules
@@ -36,7 +36,7 @@ class MemorySchedules:
         self._pauses: dict[str, list[Pause]] = {}
 
     def due(self, envelope_factory: EnvelopeFactory) -> list[Envelope]:
-        """The messages of the occurrences since the last look; raises what a factory raises."""
+        """Return the messages of the occurrences since the last look. Raises the errors of a factory."""
         envelopes: list[Envelope] = []
         for name, schedule in self._schedules.items():
             for at, due in list(self._passed(schedule)):

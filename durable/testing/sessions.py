@@ -83,13 +83,13 @@ class MemoryOutbox(Outbox):
 class _NoDatabase(Session):
     def get_bind(self, *_: Any, **__: Any) -> Any:
         raise WiringError(
-            "this session has no database: give InMemoryBus a session_factory=, such as an async_sessionmaker "
+            "the session has no database: give InMemoryBus a session_factory=, such as an async_sessionmaker "
             "(sync_session_factory= for sync handlers)"
         )
 
 
 class _StandsIn:
-    """Gives what a session does with data to a stand-in, and whatever else the stand-in has."""
+    """Session that passes its data operations, and all other attributes, on to a stand-in."""
 
     _stand_in: Any
 
@@ -185,7 +185,7 @@ class MemorySessions(Sessions):
 
 
 def _is_a(cls: type, made: object) -> bool:
-    """By its true type: a Mock(spec=Session) says of itself that it is a Session."""
+    """Tell whether a value is of a class by its true type: a Mock(spec=Session) claims to be a Session."""
     return issubclass(type(made), cls)
 
 

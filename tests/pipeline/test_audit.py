@@ -231,7 +231,7 @@ def test_what_a_receiver_has_had_no_time_to_archive_is_open(spark: SparkSession,
 
 
 def test_a_lake_without_history_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="holds no history; fill it with"):
+    with pytest.raises(InvalidSetting, match="no history; fill it with"):
         audit(spark, [Lake(str(tmp_path))], [Lake(str(tmp_path))], Question())
 
 
@@ -260,7 +260,7 @@ def test_few_rows_without_a_finding_need_no_spark(spark: SparkSession, tmp_path:
         assert seen is not None
         assert (seen, seen.counts) == (audit(spark, [lake], [lake], question), NOTHING)
     assert audit_here([lake], [lake], Question(late_after=timedelta(milliseconds=24))) is None
-    with pytest.raises(InvalidSetting, match="holds no history; fill it with"):
+    with pytest.raises(InvalidSetting, match="no history; fill it with"):
         audit_here([lake], [Lake(str(tmp_path))], Question())
 
 

@@ -147,7 +147,7 @@ def test_columns_that_were_added_since_are_exported_also_those_of_newer_versions
 
 
 def test_empty_lake_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="it holds no history"):
+    with pytest.raises(InvalidSetting, match="no history; fill"):
         export(Lake(str(tmp_path / "nothing")), "history")
 
 

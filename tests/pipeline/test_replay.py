@@ -320,8 +320,12 @@ def test_a_command_that_is_put_wrongly_ends_with_one_line(
 
 
 WRONG_ROWS: dict[str, tuple[dict[str, str], tuple[str, ...], str]] = {
-    "both sides": ({"side": "IF(n > 5, 'incoming', 'outgoing')"}, (), "--side: these are of incoming and outgoing"),
-    "services": ({"service": "IF(n > 5, 'a', 'b')"}, (), "--service: these are of a and b; choose one"),
+    "both sides": (
+        {"side": "IF(n > 5, 'incoming', 'outgoing')"},
+        (),
+        "--side: the messages are of incoming and outgoing",
+    ),
+    "services": ({"service": "IF(n > 5, 'a', 'b')"}, (), "--service: the messages are of a and b; choose one"),
     "no bodies": ({"body": "CAST(NULL AS BINARY)"}, (), "history_bodies: none of these messages has its body"),
     "too old": (
         {"sent_at": "TIMESTAMP'2020-01-01 00:00:00'"},

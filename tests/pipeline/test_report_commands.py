@@ -95,14 +95,14 @@ def test_conversations_of_few_rows_need_no_java(
         (["report", "--mark", "noon=x"], "--mark: 'noon' is not a time"),
         (["report", "--by", "colour"], "--by: 'colour' is no dimension; name a column"),
         (["report", "--out", "nowhere/r.html"], "--out: there is no folder nowhere"),
-        (["report", "--lake", "empty"], "it holds no history; fill it with"),
-        (["report", "--since", "2030-01-01"], "holds no history of these days"),
-        (["conversations", "--lake", "empty"], "it holds no history; fill it with"),
+        (["report", "--lake", "empty"], "no history; fill it with"),
+        (["report", "--since", "2030-01-01"], "no history of these days"),
+        (["conversations", "--lake", "empty"], "no history; fill it with"),
         (["conversations", "--id", "7"], "--id: '7' is no UUID"),
         (["audit", "--sender", "lake"], "missing option '--receiver'"),
         (["audit", "--sender", "lake", "--receiver", "lake", "--settle", "soon"], "--settle: 'soon' is no duration"),
         (["audit", "--sender", "lake", "--receiver", "lake", "--out", "lake"], "--out: lake is there already"),
-        (["audit", "--sender", "lake", "--receiver", "empty"], "empty: it holds no history; fill it with"),
+        (["audit", "--sender", "lake", "--receiver", "empty"], "empty: no history; fill it with"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(agent: Agent, arguments: list[str], said: str) -> None:

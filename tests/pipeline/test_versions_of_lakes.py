@@ -200,7 +200,7 @@ def test_newer_format_is_refused_by_whatever_touches_the_lake(
     lake = newer.lake
     lake.opened("history").alter.set_table_properties({"durable.format": given}, raise_if_not_exists=False)
     add_history(conn, 1, first=4, finished_at=MIDNIGHT)
-    said = f"its format is {given}, and this version of durable knows formats up to 1; upgrade durable"
+    said = f"format {given} is unknown, and this version of durable knows formats up to 1; upgrade durable"
     for attempt in (
         lambda: lake.read(spark, "history"),
         lambda: newer.run(local_rows=1_000),

@@ -348,7 +348,7 @@ def test_handler_that_yields_is_refused() -> None:
         yield Old()
 
     for function in (gives, gives_async):
-        with pytest.raises(InvalidSetting, match=f"{function.__name__}: it must not yield"):
+        with pytest.raises(InvalidSetting, match=f"{function.__name__}: must not yield"):
             Bus("a").handles(Placed)(function)
 
 

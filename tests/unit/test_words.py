@@ -1,6 +1,6 @@
 """The words of the project: docstrings, errors, log messages, help texts and names of tests are plain English.
 
-A folder joins FOLDERS, TEST_FOLDERS, or leaves UNCHECKED_COMMANDS, once its words keep the rules.
+A folder of tests joins TEST_FOLDERS once its names keep the rules.
 """
 
 from __future__ import annotations
@@ -21,9 +21,40 @@ from durable.settings import Settings
 
 ROOT: Final = Path(__file__).parents[2]
 
-FOLDERS: Final = ("durable/cli", "durable/cli/dead_letters", "durable/cli/doctor", "durable/cli/scheduled")
+FOLDERS: Final = (
+    "durable",
+    "durable/agents",
+    "durable/application",
+    "durable/application/middlewares",
+    "durable/asgi",
+    "durable/cli",
+    "durable/cli/dead_letters",
+    "durable/cli/doctor",
+    "durable/cli/pipeline",
+    "durable/cli/scheduled",
+    "durable/dead_letters",
+    "durable/demo",
+    "durable/embedded",
+    "durable/messages",
+    "durable/messages/codecs",
+    "durable/observability",
+    "durable/observability/metrics",
+    "durable/outbox",
+    "durable/pipeline",
+    "durable/pipeline/plugin/pyspark_durable",
+    "durable/process",
+    "durable/storage",
+    "durable/storage/sql",
+    "durable/tasks",
+    "durable/testing",
+    "durable/testing/transports",
+    "recovery",
+    "transports",
+    "transports/http",
+    "transports/rabbitmq",
+    "transports/tcp",
+)
 TEST_FOLDERS: Final = ("tests/integration/cli", "tests/unit/cli")
-UNCHECKED_COMMANDS: Final = ("durable-agent pipeline",)
 
 
 def words(text: str) -> frozenset[str]:
@@ -43,8 +74,8 @@ NO_OPENINGS: Final = NO_SUBJECTS | words(
 RELATIVE: Final = words("that which who whose whom what whatever whoever it nobody somebody")
 
 VERBS: Final = words(
-    "cancel change check compare discard edit group inspect list make operate pause replay reschedule resume return "
-    "run send show upgrade"
+    "archive cancel change check compare delete discard drop edit erase group inspect list make operate pause prove "
+    "replay reschedule resume return run send show update upgrade write"
 )
 """The imperatives that a command's help may start with."""
 
@@ -199,9 +230,7 @@ def test_check_finds_each_fault(check: Check, source: str, count: int) -> None:
 
 
 def commands(command: Any, path: str = "durable-agent") -> Iterator[Any]:
-    """Walk all commands and groups of the command line that are checked."""
-    if path in UNCHECKED_COMMANDS:
-        return
+    """Walk all commands and groups of the command line."""
     yield pytest.param(command, id=path)
     for name, each in getattr(command, "commands", {}).items():
         yield from commands(each, f"{path} {name}")
@@ -233,3 +262,14 @@ def test_help_of_an_option_is_a_phrase_in_lower_case(command: Any) -> None:
 def test_walk_reaches_the_commands_of_groups() -> None:
     names = {parameter.id for parameter in COMMANDS}
     assert {"durable-agent", "durable-agent run", "durable-agent dead-letters debug"} <= names
+
+
+# ---------------------------------------------------------------- the settings
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_description_of_a_setting_is_a_phrase(name: str) -> None:
+    text = Settings.model_fields[name].description or ""
+    assert text, "a setting has a description"
+    assert first_word(text) not in NO_OPENINGS, text
+    assert not text.endswith("."), text

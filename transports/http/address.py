@@ -63,7 +63,7 @@ class HttpAddress:
 
 
 def parse(uri: str) -> HttpAddress:
-    """Raises InvalidSetting with a sentence that says what is wrong and what to write instead."""
+    """Parse the address. Raises InvalidSetting with one sentence: the fault, and the text to write instead."""
     try:
         parts = urlsplit(uri)
         port = parts.port

@@ -55,7 +55,7 @@ class Signature:
     digest: str
 
     def is_timely(self, now: float, skew_seconds: float) -> bool:
-        """Was it made at most so long before or after `now`?"""
+        """Tell whether the signature was made at most so long before or after `now`."""
         return abs(now - self.timestamp) <= skew_seconds
 
     def matches(self, secrets: Iterable[str], method: str, target: bytes, body: bytes, headers: Headers = ()) -> bool:

@@ -218,7 +218,7 @@ def _unauthenticated(detail: str) -> HTTPException:
 
 
 def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    """A response that says what is wrong, to people and to programs."""
+    """Return a response with the fault, for people and for programs."""
     title = HTTPStatus(status).phrase
     content = {"type": "about:blank", "title": title, "status": status, "detail": detail}
     return Response(json.dumps(content), status, headers, media_type=PROBLEM)

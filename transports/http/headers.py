@@ -63,7 +63,7 @@ class Options(msgspec.Struct, frozen=True, rename=_header):
         if self.time_to_live is None:
             return self.deliver_by
         if self.deliver_by is not None:
-            raise InvalidMessage("give Durable-Time-To-Live or Durable-Deliver-By, not both")
+            raise InvalidMessage("Durable-Time-To-Live and Durable-Deliver-By exclude each other; give one of them")
         if not _SECONDS.fullmatch(self.time_to_live):
             raise InvalidMessage(f"Durable-Time-To-Live: {self.time_to_live[:100]!r} is no time; write seconds, as 30")
         return now + timedelta(seconds=float(self.time_to_live))
@@ -74,11 +74,11 @@ OPTIONS: Final = Options.__struct_encode_fields__
 
 
 def read_options(headers: Headers) -> Options:
-    """Raises InvalidMessage."""
+    """Read the options of a message. Raises InvalidMessage."""
     given = {name: value for name, value in _ours(headers).items() if not name.startswith(OWN_PREFIX)}
     for name in given:
         if name not in OPTIONS:
-            raise InvalidMessage(f"there is no header {name!r}{suggestion(name, OPTIONS)}")
+            raise InvalidMessage(f"unknown header: {name!r}{suggestion(name, OPTIONS)}")
     try:
         return msgspec.convert(given, Options)
     except msgspec.ValidationError as error:
@@ -110,13 +110,13 @@ def read_key(headers: Headers) -> str | None:
     key = _ESCAPED.sub(r"\1", quoted[1]) if quoted else keys[0]
     if len(keys) > 1 or not _KEY.fullmatch(key) or (key.startswith('"') and not quoted):
         raise InvalidMessage(
-            f"Idempotency-Key must be one text of 1 to {LONGEST_KEY} printable ASCII characters, quoted or bare"
+            f"Idempotency-Key must be one text: 1 to {LONGEST_KEY} printable ASCII characters, quoted or bare"
         )
     return key
 
 
 def id_of(key: str, endpoint: str, message_type: str) -> UUID:
-    """The id of the envelope: a key that is a UUID itself; of any other one that nobody else makes."""
+    """Return the id of the envelope: a key that is a UUID itself, or a UUID made from any other key."""
     if _UUID.fullmatch(key):
         return UUID(key)
     return uuid5(uuid5(uuid5(NAMESPACE_URL, f"durable:{endpoint}"), message_type), key)
@@ -130,9 +130,9 @@ def _ours(headers: Headers) -> dict[str, str]:
         if not name.startswith(PREFIX):
             continue
         if name in found:
-            raise InvalidMessage(f"the header {name!r} comes twice")
+            raise InvalidMessage(f"the header {name!r} comes twice; send it once")
         try:
             found[name] = raw_value.decode()
         except UnicodeDecodeError:
-            raise InvalidMessage(f"the header {name!r} is not in UTF-8") from None
+            raise InvalidMessage(f"the header {name!r} is not in UTF-8; encode its value") from None
     return found

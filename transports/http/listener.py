@@ -53,7 +53,7 @@ class HttpListener:
         return self._uri
 
     def statistics(self) -> Mapping[str, int]:
-        """Counters since serve(): connections, dropped, batches, envelopes, refused (requests)."""
+        """Return the counters since serve(): connections, dropped, batches, envelopes, refused (requests)."""
         return dict(self._counts)
 
     async def serve(self, receiver: Receiver) -> None:
@@ -79,7 +79,7 @@ class HttpListener:
             await asyncio.wait([self._serving], timeout=self._settings.drain_timeout.total_seconds())
         finally:
             if not self._serving.done():
-                log.warning("%s closes with requests under way: they were not answered in time", self._uri)
+                log.warning("listener %s closes with requests under way, which were not answered in time", self._uri)
                 server.give_up()
             await self._tasks.__aexit__(None, None, None)
 

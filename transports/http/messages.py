@@ -74,7 +74,7 @@ async def _take_event(door: Door, request: Request) -> Response:
 
 
 async def _store(door: Door, envelope: Envelope, cls: type, *, key: str) -> Response:
-    """Have it committed, if it is fit to be, and say so."""
+    """Store the message if it is valid, and answer with the outcome."""
     _refuse_unfit(door, envelope, cls)
     [outcome] = await door.open().receive(door.endpoint, [envelope])
     door.counts["envelopes"] += 1
@@ -95,7 +95,7 @@ async def _store(door: Door, envelope: Envelope, cls: type, *, key: str) -> Resp
 
 
 def _refuse_unfit(door: Door, envelope: Envelope, cls: type) -> None:
-    """Raise HTTPException for what the receiver would quarantine, and for what no handler could decode."""
+    """Raise HTTPException for a message that the receiver would quarantine, or that no handler could decode."""
     settings, now = door.settings, datetime.now(UTC)
     if len(envelope.body) > settings.max_message_bytes:
         raise HTTPException(413, f"a message has at most {settings.max_message_bytes} bytes here")
@@ -163,7 +163,7 @@ def _id_of(door: Door, message_type: str, request: Request) -> UUID:
 def _read_event(request: Request, body: bytes) -> cloudevents.Event:
     for name in request.headers:
         if name == http_headers.KEY or name.startswith(http_headers.PREFIX):
-            raise InvalidMessage(f"the header {name!r} is not for CloudEvents, which have attributes for all that")
+            raise InvalidMessage(f"the header {name!r} is not for CloudEvents; use an attribute of the event")
     understood = _content_types()
     content_type = require_content_type(request, *understood, cloudevents.STRUCTURED)
     if content_type == cloudevents.STRUCTURED:

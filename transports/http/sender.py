@@ -72,7 +72,7 @@ class HttpSender:
             raise self._failure(answer)
 
     async def _send(self, envelopes: Sequence[Envelope]) -> list[Outcome]:
-        """Halve what does not fit until it does: a large batch travels in parts, an impossible envelope is found."""
+        """Halve a batch until its parts fit: a large batch travels in parts, an impossible envelope is found."""
         try:
             return await self._deliver(envelopes)
         except InvalidMessage as error:
@@ -86,7 +86,7 @@ class HttpSender:
         return before + (await self._send(envelopes) if all_settled(before) else [BUSY] * len(envelopes))
 
     async def _deliver(self, envelopes: Sequence[Envelope]) -> list[Outcome]:
-        """Raises InvalidMessage when they cannot be encoded, or are too large for one request."""
+        """Encode envelopes. Raises InvalidMessage when they cannot be encoded, or are too large for one request."""
         body = encode_batch(envelopes, datetime.now(UTC))
         if len(body) > self._most_bytes:
             raise InvalidMessage(f"a request of {len(body):,} bytes; at most {self._most_bytes:,} are sent")

@@ -86,7 +86,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     def give_up(self) -> None:
-        """Break off whatever is still under way."""
+        """Break off all requests under way."""
         for connection in self.server_state.connections:
             connection.transport.abort()
         self._requests.give_up()

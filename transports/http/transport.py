@@ -59,7 +59,7 @@ class HttpTransport:
         parse(uri)
 
     def resolve(self, uri: str, message_type: str) -> str:
-        """`uri` itself; raises InvalidSetting when the secret would be shown to whoever listens on the way."""
+        """Return `uri` itself. Raises InvalidSetting when the secret would be readable on the way."""
         if self._settings.http_auth == "bearer":
             self._secret_for(parse(uri))
         return uri
@@ -67,7 +67,7 @@ class HttpTransport:
     def sender(self, destination: str) -> HttpSender:
         address = parse(destination)
         if address.port == 0:
-            raise InvalidSetting(f"{destination}: nobody can be reached on port 0; write the port of the listener")
+            raise InvalidSetting(f"{destination}: port 0 cannot be reached; write the port of the listener")
         tls = self._trust if address.is_encrypted else _NOT_ENCRYPTED
         return HttpSender(address, self._settings, self._secret_for(address), tls)
 

@@ -70,10 +70,10 @@ def decode_batch(body: bytes) -> PartlyReadable:
             raise ProtocolViolation(f"the batch is of version {version}; this service speaks version {VERSION}")
         content = _read(body)
     except UNREADABLE as error:
-        raise ProtocolViolation(f"this is no batch: {printable(str(error))}") from error
+        raise ProtocolViolation(f"the body is no batch: {printable(str(error))}") from error
     held = len(content.envelopes) + len(content.rejected)
     if content.count != held:
-        raise ProtocolViolation(f"the batch says it holds {content.count} envelopes, and holds {held}")
+        raise ProtocolViolation(f"malformed batch: the count says {content.count} envelopes, and {held} are there")
     return content
 
 
@@ -97,5 +97,5 @@ def decode_outcomes(body: bytes, count: int) -> list[Outcome]:
     except UNREADABLE as error:
         raise ProtocolViolation(f"the outcomes cannot be read: {printable(str(error))}") from error
     if len(outcomes) != count:
-        raise ProtocolViolation(f"{len(outcomes)} outcomes for {count} envelopes")
+        raise ProtocolViolation(f"malformed answer: {len(outcomes)} outcomes for {count} envelopes")
     return tidy(outcomes)

@@ -96,7 +96,7 @@ Source = QueueAddress | SubscriptionAddress
 
 
 def parse(uri: str) -> Address:
-    """Raises InvalidSetting with a sentence that says what is wrong and what to write instead."""
+    """Parse the address. Raises InvalidSetting with one sentence: the fault, and the text to write instead."""
     try:
         parts = urlsplit(uri)
     except ValueError as error:
@@ -138,7 +138,8 @@ def destination(uri: str, *, service: str, message_type: str, exchange: str) -> 
             return ExchangeAddress(broker, exchange_name(exchange, "amqp_exchange"), key)
         case SubscriptionAddress(broker):
             raise InvalidSetting(
-                f"{uri}: this is where to listen; to send, write {TopicAddress(broker)}, and the exchange routes it"
+                f"{uri}: an address to listen at, not to send to; write "
+                f"{TopicAddress(broker)}, and the exchange routes the message"
             )
 
 
@@ -152,7 +153,7 @@ def source(uri: str) -> Source:
             raise InvalidSetting(f"{uri}: say whose messages to listen to, as in {TopicAddress(broker)}/orders")
         case ExchangeAddress(broker):
             raise InvalidSetting(
-                f"{uri}: nobody listens on an exchange; bind a queue to it, and listen on that, as in"
+                f"{uri}: an exchange has no listeners; bind a queue to it, and listen on that, as in"
                 f" rabbitmq://{quote(broker, safe='')}/queue/mail"
             )
 
@@ -189,7 +190,7 @@ def _checked(setting: str, url: str) -> str:
 
 
 def _broker(parts: SplitResult) -> str:
-    """The name of the broker. What may be a user and a password is not shown."""
+    """Return the name of the broker. A part that may be a user and a password is not shown."""
     if not parts.netloc or "@" in parts.netloc or ":" in parts.netloc:
         raise InvalidSetting(
             f"{SCHEME}://...{parts.path}: write the name of a broker, as in {SCHEME}://{DEFAULT_BROKER}{parts.path};"
@@ -211,7 +212,7 @@ def _queue(broker: str, name: str, query: Query) -> QueueAddress:
 
 
 def _uri(broker: str, path: list[str], options: QueueOptions = AS_SET, **more: str) -> str:
-    """Options without a value are left out; those in `more` are percent-encoded already."""
+    """Write an address. Options without a value are left out; those in `more` are percent-encoded already."""
     said = {"type": options.type, "max_length": options.max_length, "prefetch": options.prefetch}
     given = {**said, "ordered": options.ordered, **more}
     query = "&".join(f"{name}={value}" for name, value in given.items() if value)

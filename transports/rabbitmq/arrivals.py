@@ -38,7 +38,7 @@ class Unmappable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The queue that is consumed, and what is taken for granted of messages that durable has not sent."""
+    """Consumed queue, with the defaults for messages that durable has not sent."""
 
     queue: str
     destination: str
@@ -48,10 +48,12 @@ class Origin:
 def mapped(
     delivery: Basic.Deliver, about: Basic.Properties, body: bytes, *, origin: Origin, limit_bytes: int, now: datetime
 ) -> Envelope | Unmappable:
-    """The envelope in what arrived `now`."""
+    """Return the envelope in a delivery that arrived `now`."""
     try:
         if len(body) > limit_bytes:
-            raise InvalidMessage(f"the body has {len(body)} bytes, more than max_message_bytes ({limit_bytes})")
+            raise InvalidMessage(
+                f"the body has {len(body)} bytes, more than max_message_bytes ({limit_bytes}); send less"
+            )
         headers = about.headers or {}
         if is_ours(headers):
             return received(about, headers, body, now)
@@ -65,7 +67,7 @@ def mapped(
 
 
 def metadata(delivery: Basic.Deliver, about: Basic.Properties, origin: Origin) -> dict[str, str]:
-    """Properties of the delivery for its dead letter; each value has at most 255 bytes."""
+    """Return the properties of the delivery for its dead letter; each value has at most 255 bytes."""
     facts = {
         "queue": origin.queue,
         "exchange": delivery.exchange,
@@ -85,10 +87,10 @@ def _foreign(
 ) -> Envelope:
     """Map the message of another program. An id that is no UUID becomes one, the same each time."""
     if not about.message_id:
-        raise InvalidMessage("it has no message_id: duplicates of it could not be recognised")
+        raise InvalidMessage("the delivery has no message_id: duplicates of it could not be recognised")
     message_type = about.message_type or origin.message_type
     if not message_type:
-        raise InvalidMessage("it has no type, and none is configured for its queue (?message_type=)")
+        raise InvalidMessage("the delivery has no type: send one, or configure one for the queue (?message_type=)")
     if (about.content_encoding or "").lower() not in _NOT_ENCODED:
         raise InvalidMessage(f"content_encoding {about.content_encoding!r} is not understood; send it as it is")
     id_ = parsed_uuid(about.message_id) or uuid5(uuid5(_IDS, origin.queue), about.message_id)
@@ -111,12 +113,12 @@ def _deadline(expiration: str | None, now: datetime) -> datetime | None:
     if expiration is None:
         return None
     if not re.fullmatch("[0-9]{1,12}", expiration):
-        raise InvalidMessage(f"expiration {expiration[:100]!r} is no number of milliseconds")
+        raise InvalidMessage(f"expiration {expiration[:100]!r} is no number of milliseconds; write digits")
     return now + timedelta(milliseconds=int(expiration))
 
 
 def _content_type(given: str | None) -> str:
-    """JSON is JSON, whatever charset is said beside it (RFC 8259: it is UTF-8)."""
+    """Treat JSON as JSON with any charset beside it (RFC 8259: it is UTF-8)."""
     if not given or media_type(given) == JSON:
         return JSON
     return given

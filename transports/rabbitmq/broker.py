@@ -56,7 +56,7 @@ class Shared(Generic[T]):
         return self.newest if self.newest is not None and self._is_usable(self.newest) else None
 
     async def get(self) -> T:
-        """Raises TransportError when it cannot be opened."""
+        """Open the connection. Raises TransportError when it cannot be opened."""
         waiting_for = self._attempts
         if (found := self.usable) is not None:
             return found
@@ -114,7 +114,7 @@ class Connection:
         return channel
 
     def drop(self) -> None:
-        """Cut it off at once, for all who use it: the broker delivers again what was not acknowledged."""
+        """Cut the connection off at once, for all its users: the broker delivers unacknowledged messages again."""
         if (opened := self._shared.newest) is not None:
             opened.drop()
 
@@ -145,7 +145,7 @@ class Connection:
 
 
 class _Opened:
-    """A connection that was opened, with what aio-pika keeps to itself."""
+    """Open connection, with the internals of aio-pika that durable needs."""
 
     def __init__(self, connection: aio_pika.Connection, socket: Socket) -> None:
         assert connection.transport is not None
@@ -159,13 +159,13 @@ class _Opened:
         return self.underlay.is_opened and not self._dropped
 
     def drop(self) -> None:
-        """Cut it off at once; what waits on it is told so."""
+        """Cut the connection off at once; its waiting callers get an error."""
         self._dropped = True
         self._socket.abort()
 
     @property
     def was_unreadable(self) -> bool:
-        """Was it closed because of something that the broker sent?"""
+        """Tell whether the broker sent data that closed the connection."""
         closing = self.underlay.closing
         return closing.done() and isinstance(error_of(closing), (InvalidFrameError, *CANNOT_BE_READ))
 
@@ -188,7 +188,7 @@ class _Opened:
 
 
 async def _neutralise(connection: aio_pika.Connection) -> None:
-    """Have aio-pika take a connection that is cut off for closed; this waits for nothing.
+    """Make aio-pika treat a cut connection as closed, without waiting.
 
     Its destructor would begin to close the connection, in whatever thread the garbage collector runs.
     """
@@ -222,14 +222,14 @@ class Brokers:
         self._known: dict[str, Broker] = {}
 
     def __getitem__(self, name: str) -> Broker:
-        """Raises InvalidSetting for a name that is not in the settings."""
+        """Look up a broker. Raises InvalidSetting for a name that is not in the settings."""
         if name not in self._known:
             self._known[name] = Broker(name, broker_url(self._settings, name), self._settings, self._service)
         return self._known[name]
 
 
 def _with_defaults(url: str, settings: Settings) -> URL:
-    """The URL with what it leaves to durable: heartbeats often enough that a silent broker is noticed in time."""
+    """Return the URL with durable's own defaults: heartbeats often enough that a silent broker is noticed in time."""
     given = URL(url)
     idle_seconds = settings.idle_timeout.total_seconds()
     defaults = {"heartbeat": str(max(1, int(idle_seconds / _HEARTBEATS_TO_BE_LOST) - 1))}

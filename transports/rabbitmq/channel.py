@@ -26,7 +26,7 @@ _FULL_QUEUE_PAUSE: Final = 0.001
 
 @contextlib.contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Errors of aio-pika, and of the network below it, as TransportErrors.
+    """Translate errors of aio-pika, and of the network below it, to TransportErrors.
 
     A task that is asked to end does so: aiormq turns its cancellation into an error of the channel.
     """
@@ -54,7 +54,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def error_of(closing: asyncio.Future[Any]) -> BaseException:
-    """Why a channel was closed."""
+    """Return the reason for which a channel was closed."""
     if closing.cancelled():
         return asyncio.CancelledError()
     return closing.exception() or ConnectionFailed()
@@ -78,7 +78,7 @@ def write(channel: Channel, data: bytes) -> None:
 
 
 async def flush(channel: Channel) -> None:
-    """Wait until the socket has taken what was written. While a broker reads nothing, that is for ever."""
+    """Wait until the socket has taken all written bytes. While a broker reads nothing, this waits for ever."""
     flushed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     if await is_writable(channel):
         channel.write_queue.put_nowait(ChannelFrame(payload=b"", should_close=False, drain_future=flushed))
@@ -86,6 +86,6 @@ async def flush(channel: Channel) -> None:
 
 
 async def abandon(channel: Channel) -> None:
-    """Have the channel closed without waiting for it: whoever is cut off from its broker would wait in vain."""
+    """Close the channel without waiting for it: a connection cut off from its broker would never answer."""
     if await is_writable(channel):
         write(channel, marshal(spec.Channel.Close(200, "abandoned", 0, 0), channel.number))

@@ -90,7 +90,7 @@ class Consumers:
                 await channel.basic_consume(origin.queue, deliver, consumer_tag=self._tags[channel])
 
     async def cancel(self) -> None:
-        """Have nothing more delivered. While a broker reads nothing, this waits for ever."""
+        """Stop deliveries. While the broker reads nothing, this waits without an end."""
         for channel, tag in self._tags.items():
             if await is_writable(channel):
                 write(channel, marshal(Basic.Cancel(tag, nowait=True), channel.number))
@@ -119,7 +119,7 @@ class Consumers:
 
 
 async def acknowledge(deliveries: Iterable[Delivery]) -> None:
-    """A Basic.Ack for each. What cannot be acknowledged, its channel being lost, is going to be delivered again."""
+    """Send a Basic.Ack for each delivery. Those whose channel is lost are going to be delivered again."""
     acks: dict[Channel, list[bytes]] = {}
     for delivery in deliveries:
         assert delivery.method.delivery_tag is not None

@@ -35,7 +35,9 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`reason` says why it is refused and what to do; only queues that are there have counts."""
+    """State of a queue or exchange. `reason` says why it is refused and how to repair it; only existing queues have
+    counts.
+    """
 
     state: State
     reason: str = ""
@@ -78,7 +80,7 @@ async def _channel(connection: AbstractConnection) -> AsyncIterator[AbstractChan
         channel = connection.channel(publisher_confirms=False)
         await channel.initialize()
     except RuntimeError as error:  # so says aio-pika, without a class of its own, of a connection that has gone
-        raise ConnectionFailed("the connection was closed") from error
+        raise ConnectionFailed("broker lost: the connection was closed") from error
     try:
         yield channel
     finally:

@@ -76,7 +76,9 @@ class RabbitListener:
         return str(self._source)
 
     def statistics(self) -> Mapping[str, int]:
-        """Counters since serve(): connections, dropped, batches, envelopes, refused; and `down`, 1 while it is."""
+        """Return the counters since serve(): connections, dropped, batches, envelopes, refused; and `down`, 1 while it
+        is.
+        """
         return dict(self._counts)
 
     async def serve(self, receiver: Receiver) -> None:
@@ -98,7 +100,7 @@ class RabbitListener:
         self._is_serving = True
 
     async def close(self) -> None:
-        """Have nothing more delivered, wait at most `drain_timeout` for the batch under way, and close.
+        """Stop deliveries, wait at most `drain_timeout` for the batch under way, and close.
 
         The consumer of an ordered queue is not cancelled before: the broker would make another one active, which would
         be given what comes behind the deliveries that are held here. Its channel is closed instead, which puts them
@@ -130,7 +132,7 @@ class RabbitListener:
         if consumers is not None:
             is_certain = await consumers.close() and is_certain
         if not is_certain:
-            log.warning("%s: the connection is cut off, so that others get what it holds", self.address)
+            log.warning("listener %s cuts its connection off, so that other listeners get its deliveries", self.address)
             self._broker.consuming.drop()
 
     # ------------------------------------------------------------------ up and down
@@ -153,7 +155,7 @@ class RabbitListener:
                 self._go_down(error)
 
     async def _try_to_consume(self, topology: Topology) -> None:
-        """Raises InvalidSetting; a broker that cannot be reached only leaves the listener down."""
+        """Start to listen. Raises InvalidSetting; a broker that cannot be reached only leaves the listener down."""
         consumers = Consumers(
             self._arrive,
             limit_bytes=self._settings.max_message_bytes,
@@ -175,11 +177,11 @@ class RabbitListener:
             self._counts["connections"] += 1
             self._counts["down"] = 0
             if self._down_because:
-                log.warning("%s is up again", self.address)
+                log.warning("listener %s is up again", self.address)
                 self._down_because = ""
 
     async def _lose(self, consumers: Consumers) -> None:
-        """Return when they are lost; what they brought is delivered again."""
+        """Return when the consumers are lost; their deliveries are delivered again."""
         self._go_down(await asyncio.shield(consumers.lost))
         try:
             await self._leave(consumers, is_certain=True)
@@ -227,7 +229,7 @@ class RabbitListener:
                 pause = min(longest, pause * 2)
 
     async def _store_or_keep(self, receiver: Receiver, batch: Sequence[Delivery]) -> Sequence[Delivery]:
-        """Have the batch stored; what could not be waits at the head of the others, and is returned."""
+        """Store the batch. Deliveries that could not be stored wait at the head of the others, and are returned."""
         try:
             await self._store(receiver, batch)
             self._cannot_store = ""
@@ -243,10 +245,14 @@ class RabbitListener:
         is_new, self._cannot_store = str(error) != self._cannot_store, str(error)
         if not isinstance(error, StorageUnavailable):
             log.error(
-                "%s cannot store %d deliveries: %r", self.address, count, error, exc_info=error if is_new else None
+                "listener %s cannot store %d deliveries: %r",
+                self.address,
+                count,
+                error,
+                exc_info=error if is_new else None,
             )
         elif is_new:
-            log.warning("%s keeps what cannot be rejected now: %s", self.address, error)
+            log.warning("listener %s keeps deliveries that cannot be rejected now: %s", self.address, error)
 
     def _take(self, credit: int) -> list[Delivery]:
         """Take deliveries: as many as the receiver has room for, up to the window of a sending agent."""
@@ -262,12 +268,13 @@ class RabbitListener:
         return batch
 
     async def _store(self, receiver: Receiver, batch: Sequence[Delivery]) -> None:
-        """Store what can be, keep as dead letters what is to be rejected, and acknowledge both."""
+        """Store the valid deliveries, keep the others as dead letters, and acknowledge both."""
         envelopes = [delivery.content for delivery in batch if isinstance(delivery.content, Envelope)]
         if self._is_shared and any(envelope.partition_key for envelope in envelopes):
             self._is_shared = False  # said once
             log.warning(
-                "%s: messages with a key arrive over a queue that is not ordered, and two listeners may store them in "
+                "listener %s: messages with a key arrive over a queue that is not ordered, "
+                "and two listeners may store them in "
                 "another order; write ordered=yes in its address",
                 self.address,
             )
@@ -295,7 +302,7 @@ class RabbitListener:
             self._counts["envelopes"] += len(deliveries)
 
     async def _wait(self, seconds: float) -> None:
-        """So long, unless the listener is closed meanwhile."""
+        """Wait for this time, unless the listener is closed meanwhile."""
         try:
             async with asyncio.timeout(seconds):
                 await self._stop.wait()

@@ -33,7 +33,9 @@ def ours() -> Iterator[None]:
 
 
 def _listen() -> None:
-    """Filters hold for the very logger that they are added to; adding one again changes nothing."""
+    """Filter the loggers of the libraries one by one: a filter holds only for the logger that it was added to. Adding
+    one again changes nothing.
+    """
     for name in list(logging.root.manager.loggerDict):
         if name.partition(".")[0] in _LIBRARIES:
             logging.getLogger(name).addFilter(_passes)
@@ -42,5 +44,5 @@ def _listen() -> None:
 def _passes(record: logging.LogRecord) -> bool:
     if not _is_ours.get() or _FAULTS_OF_OURS in str(record.msg):
         return True
-    log.debug("%s: %s", record.name, record.getMessage())
+    log.debug("broker library: %s: %s", record.name, record.getMessage())
     return False

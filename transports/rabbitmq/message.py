@@ -79,7 +79,8 @@ def content(
         raise InvalidMessage(f"AMQP cannot carry it: {error}") from error
     if len(header) > max_frame_bytes:
         raise InvalidMessage(
-            f"its headers take {len(header)} bytes, more than a frame of this broker has ({max_frame_bytes}, frame_max)"
+            f"AMQP cannot carry it: headers of {len(header)} bytes, more than a frame of "
+            f"this broker has ({max_frame_bytes})"
         )
     most = max_frame_bytes - _FRAME_OVERHEAD
     parts = (body[start : start + most] for start in range(0, len(body), most))
@@ -103,9 +104,9 @@ def properties(envelope: Envelope, now: datetime | None = None) -> Basic.Propert
         ("content_type", envelope.content_type),
     ):
         if not value:
-            raise InvalidMessage(f"{name} is empty")
+            raise InvalidMessage(f"{name} is empty; AMQP needs a value")
         if len(value) * 4 > LONGEST_NAME and (size := len(value.encode())) > LONGEST_NAME:
-            raise InvalidMessage(f"{name} has {size} bytes, more than the {LONGEST_NAME} of AMQP")
+            raise InvalidMessage(f"{name} has {size} bytes, more than the {LONGEST_NAME} of AMQP; shorten it")
     return Basic.Properties(
         content_type=envelope.content_type,
         headers=_headers(envelope, now),
@@ -120,7 +121,7 @@ def properties(envelope: Envelope, now: datetime | None = None) -> Basic.Propert
 
 def _headers(envelope: Envelope, now: datetime | None) -> dict[str, Any]:
     if not envelope.destination:
-        raise InvalidMessage("destination is empty")
+        raise InvalidMessage("destination is empty; name one")
     headers: dict[str, Any] = {_DESTINATION: envelope.destination, _SENT_AT: envelope.sent_at.isoformat()}
     if envelope.causation_id is not None:
         headers[_CAUSATION_ID] = str(envelope.causation_id)
@@ -134,10 +135,10 @@ def _headers(envelope: Envelope, now: datetime | None) -> dict[str, Any]:
         headers[_EXECUTION_TIME] = _written("execution_time", envelope.execution_time)
     for name, value in envelope.headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidMessage(f"header {name!r} is not text")
+            raise InvalidMessage(f"header {name!r} is not text; give a string")
         key = _ESCAPED + name if name.startswith(_TAKEN) else name
         if len(key) * 4 > _LONGEST_HEADER_NAME and len(key.encode()) > _LONGEST_HEADER_NAME:
-            raise InvalidMessage(f"header {name!r} has a longer name than AMQP carries")
+            raise InvalidMessage(f"header {name!r} has a longer name than AMQP carries; shorten it")
         headers[key] = value
     return headers
 
@@ -160,10 +161,10 @@ def received(about: Basic.Properties, headers: Mapping[str, Any], body: bytes, n
     Headers of a later version of durable are not known here, and left out.
     """
     if UNREADABLE in headers:
-        raise InvalidMessage(f"its properties cannot be read: {headers[UNREADABLE]}")
+        raise InvalidMessage(f"the properties cannot be read: {headers[UNREADABLE]}")
     sent_at = _moment(headers, _SENT_AT)
     if sent_at is None:
-        raise InvalidMessage(f"it has headers of durable, but no {_SENT_AT}")
+        raise InvalidMessage(f"incomplete headers of durable: no {_SENT_AT}")
     return Envelope(
         id=_uuid("message_id", about.message_id),
         message_type=about.message_type or _missing("type"),
@@ -186,7 +187,7 @@ def received(about: Basic.Properties, headers: Mapping[str, Any], body: bytes, n
 
 
 def _deadline(headers: Mapping[str, Any], now: datetime) -> datetime | None:
-    """Return the deadline. The time at the broker is uncertain: the earlier of what both clocks say."""
+    """Return the earlier deadline by the clocks of sender and receiver: the time at the broker is unknown."""
     deliver_by, published_at = _moment(headers, _DELIVER_BY), _moment(headers, _PUBLISHED_AT)
     if deliver_by is None or published_at is None:
         return deliver_by
@@ -194,13 +195,13 @@ def _deadline(headers: Mapping[str, Any], now: datetime) -> datetime | None:
 
 
 def _missing(name: str) -> Any:
-    raise InvalidMessage(f"it has headers of durable, but no {name}")
+    raise InvalidMessage(f"incomplete headers of durable: no {name}")
 
 
 def _text(headers: Mapping[str, Any], name: str) -> str | None:
     value = headers.get(name)
     if value is not None and not isinstance(value, str):
-        raise InvalidMessage(f"{name} is not text")
+        raise InvalidMessage(f"{name} is not text; send a string")
     return value
 
 
@@ -213,7 +214,7 @@ def _moment(headers: Mapping[str, Any], name: str) -> datetime | None:
     except ValueError:
         raise InvalidMessage(f"{name} is no time: {text[:100]!r}") from None
     if moment.tzinfo is None:
-        raise InvalidMessage(f"{name} has no time zone")
+        raise InvalidMessage(f"{name} has no time zone: {text[:100]!r}")
     return moment
 
 

@@ -71,7 +71,7 @@ def _plain(name: str, what: str) -> str:
 
 
 class Query:
-    """The options after the `?` of a URI. Everything raises InvalidSetting, which says what to write instead."""
+    """Options after the `?` of a URI. Every method raises InvalidSetting, with the text to write instead."""
 
     def __init__(self, uri: str, text: str) -> None:
         self.uri = uri
@@ -115,7 +115,7 @@ class Query:
         return None if text is None else self._name(text, option)
 
     def names(self, option: str) -> tuple[str, ...]:
-        """Names with commas between them, each once."""
+        """Parse names with commas between them, each once."""
         given = self._given[option].split(",") if option in self._given else []
         return tuple(dict.fromkeys(self._name(text, option) for text in given))
 

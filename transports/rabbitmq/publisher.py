@@ -58,7 +58,7 @@ class Publisher:
     """A channel with publisher confirms, and the batches that are not confirmed yet."""
 
     def __init__(self, channel: Channel, address: Destination, *, expires: bool = False) -> None:
-        """With `expires` the broker is told when a message expires."""
+        """Prepare the publisher. With `expires` the broker is told when a message expires."""
         match address:
             case QueueAddress(queue=routing_key):
                 exchange = ""
@@ -95,7 +95,7 @@ class Publisher:
             self._batches.discard(batch)
 
     async def drop(self, error: TransportError) -> None:
-        """Use the channel no more: what is not confirmed on it fails."""
+        """Stop using the channel: unconfirmed messages on it fail."""
         self._fail(error)
         await abandon(self._channel)
 

@@ -1,4 +1,4 @@
-"""Why the broker refuses a declaration, and what to do about it.
+"""Refusals of a declaration by the broker, and advice for each.
 
 PRECONDITION_FAILED   it is there with other arguments
 NOT_FOUND             it was to be there already

@@ -51,7 +51,7 @@ class Socket(TransportFactory):
         return MendingReader(reader) if self._mending else reader, self._writer
 
     def abort(self) -> None:
-        """Cut the connection off at once; whoever waits on it is told so."""
+        """Cut the connection off at once; its waiting callers get an error."""
         if self._writer is not None:
             self._writer.transport.abort()
 

@@ -1,4 +1,4 @@
-"""Which exchanges, queues and bindings an address needs, and who declares them.
+"""Exchanges, queues and bindings that an address needs, and the side that declares each.
 
     service orders                       broker                                         service billing
     sends to rabbitmq://default/topic    topic exchange `durable`                       listens on .../topic/orders
@@ -42,7 +42,7 @@ _NO_DELIVERY_LIMIT: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A durable topic exchange. One that is not `declared` must be there, of whatever type."""
+    """Durable topic exchange. One that is not `declared` must exist, of any type."""
 
     name: str
     declared: bool = True
@@ -53,7 +53,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A durable queue. One that is not `declared` must be there, with whatever arguments."""
+    """Durable queue. One that is not `declared` must exist, with any arguments."""
 
     name: str
     type: QueueType = "quorum"
@@ -110,7 +110,7 @@ class Topology:
 
     @property
     def declared(self) -> Topology:
-        """Return the topology without what others declare."""
+        """Return the topology without the parts that others declare."""
         exchanges = tuple(exchange for exchange in self.exchanges if exchange.declared)
         return Topology(exchanges, tuple(queue for queue in self.queues if queue.declared), self.bindings)
 
@@ -140,7 +140,7 @@ def sending(address: Destination, settings: Settings) -> Topology:
 
 
 def targeted(address: Destination) -> Topology:
-    """Return what others declare and a sender to this address needs."""
+    """Return the parts that a sender to this address needs, and that others declare."""
     match address:
         case QueueAddress():
             return Topology(queues=(Queue(address.queue, declared=False),))
@@ -181,7 +181,9 @@ def _subscription(address: SubscriptionAddress, settings: Settings, service: str
         _refuse_unhandled(name, address, handled)
     types = sorted(address.types or handled)
     if not types:
-        raise InvalidSetting(f"{address}: nothing is handled here, so there is nothing to listen for; declare handlers")
+        raise InvalidSetting(
+            f"{address}: no message type is handled here, so the address has no queues; declare handlers"
+        )
     queues = [_queue(f"{service}-{name}", address.options, settings) for name in types]
     exchange = exchange_name(settings.amqp_exchange, "amqp_exchange")
     bindings = [

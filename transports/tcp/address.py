@@ -62,11 +62,11 @@ class TcpAddress:
         return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
 
     async def connect(self) -> Streams:
-        """Raises OSError."""
+        """Connect to the address. Raises OSError."""
         return await asyncio.open_connection(self.host, self.port, limit=READ_BYTES)
 
     async def bind(self, on_connection: OnConnection) -> Bound:
-        """Raises InvalidSetting when it cannot be bound."""
+        """Bind the address. Raises InvalidSetting when it cannot be bound."""
         try:
             server = await asyncio.start_server(
                 on_connection, self.host, self.port, limit=READ_BYTES, reuse_port=self.reuse_port or None
@@ -84,11 +84,11 @@ class UnixAddress:
         return f"unix://{self.path}"
 
     async def connect(self) -> Streams:
-        """Raises OSError."""
+        """Connect to the address. Raises OSError."""
         return await asyncio.open_unix_connection(self.path, limit=READ_BYTES)
 
     async def bind(self, on_connection: OnConnection) -> Bound:
-        """Raises InvalidSetting when it cannot be bound, or is taken."""
+        """Bind the address. Raises InvalidSetting when it cannot be bound, or is taken."""
         listening = self._socket()
         server = await asyncio.start_unix_server(on_connection, sock=listening, limit=READ_BYTES)
         return Bound(server, str(self), (self.path, os.stat(self.path).st_ino))
@@ -129,7 +129,7 @@ Address = TcpAddress | UnixAddress
 
 
 def parse(uri: str) -> Address:
-    """Raises InvalidSetting with a sentence that says what is wrong and what to write instead."""
+    """Parse the address. Raises InvalidSetting with one sentence: the fault, and the text to write instead."""
     try:
         parts = urlsplit(uri)
         parts.port  # noqa: B018  it is parsed, and may fail, only when read

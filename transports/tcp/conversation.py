@@ -154,13 +154,15 @@ class ClientSide:
                 self.state = ClientState.LEAVING
             case Frame(content):
                 raise ProtocolViolation(
-                    f"a server must not say {type(content).__name__} to a client {self.state.value}"
+                    f"unexpected frame: a server must not say {type(content).__name__} to a client {self.state.value}"
                 )
         return None
 
     def _welcomed(self, welcome: Welcome) -> None:
         if welcome.version not in self._hello.versions or not welcome.max_envelopes:
-            raise ProtocolViolation(f"welcomed to version {welcome.version}, which was not offered, or to no envelopes")
+            raise ProtocolViolation(
+                f"malformed welcome: version {welcome.version} was not offered, or no envelopes are allowed"
+            )
         self.state = ClientState.OPEN
         self.credit = welcome.credit
         self._max_frame_bytes = welcome.max_frame_bytes
@@ -171,7 +173,7 @@ class ClientSide:
         if count is None:  # a repeated answer; its credit was counted the first time
             return None
         if count != len(outcomes):
-            raise ProtocolViolation(f"{len(outcomes)} outcomes for {count} envelopes")
+            raise ProtocolViolation(f"malformed answer: {len(outcomes)} outcomes for {count} envelopes")
         self.credit += credit
         return Answered(channel, tidy(outcomes, LONGEST_REASON))
 
@@ -183,7 +185,7 @@ class ClientSide:
         return Answered(channel, [Failed(printable(reason))] * count)
 
     def _pack(self, envelopes: Sequence[Envelope], count: int, now: datetime | None) -> Sendable | Unsendable:
-        """Halve what does not fit until it does: a large batch travels in parts, an impossible envelope is found."""
+        """Halve a batch until its parts fit: a large batch travels in parts, an impossible envelope is found."""
         channel = self._next_channel()
         while True:
             try:
@@ -221,7 +223,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Give the envelopes to the receiver, then answer this channel with `outcomes` of what it says."""
+    """Command to give the envelopes to the receiver, and then to answer this channel with its outcomes."""
 
     channel: int
     envelopes: list[Envelope]
@@ -244,7 +246,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The client is done: finish what is under way and close."""
+    """End of the client: finish the batches under way and close."""
 
 
 class ServerSide:
@@ -281,7 +283,7 @@ class ServerSide:
                 return Leave()
             case Frame(content):
                 raise ProtocolViolation(
-                    f"a client must not say {type(content).__name__} to a server {self.state.value}"
+                    f"unexpected frame: a client must not say {type(content).__name__} to a server {self.state.value}"
                 )
 
     def answer(self, channel: int, outcomes: list[Outcome], room: int) -> Frame:
@@ -325,9 +327,9 @@ class ServerSide:
         rejected = batch.rejected if isinstance(batch, PartlyReadable) else {}
         held = len(batch.envelopes) + len(rejected)
         if batch.count != held or held == 0:
-            return _refuse(channel, f"the batch says it holds {batch.count} envelopes, and holds {held}")
+            return _refuse(channel, f"malformed batch: the count says {batch.count} envelopes, and {held} are there")
         if channel in self._under_way:
-            raise ProtocolViolation(f"channel {channel} is used twice")
+            raise ProtocolViolation(f"malformed batch: channel {channel} is used twice")
         if held > self.unspent or self.state is ServerState.LEAVING:
             return Reply(self._outcomes(channel, [BUSY] * held, room))
         self.unspent -= held
@@ -336,7 +338,7 @@ class ServerSide:
 
     def _pinged(self, channel: int) -> Probe:
         if len(self._pings) >= MAX_PINGS:
-            raise ProtocolViolation(f"more than {MAX_PINGS} pings at once")
+            raise ProtocolViolation(f"too many pings: more than {MAX_PINGS} at once")
         self._pings.add(channel)
         return Probe(channel)
 

@@ -72,7 +72,7 @@ class TcpListener:
         return self._uri
 
     def statistics(self) -> Mapping[str, int]:
-        """Counters since serve(): connections, dropped, batches, envelopes, refused."""
+        """Return the counters since serve(): connections, dropped, batches, envelopes, refused."""
         return dict(self._counts)
 
     async def serve(self, receiver: Receiver) -> None:
@@ -105,7 +105,7 @@ class TcpListener:
                 for connection in self._connections:
                     leaving.create_task(connection.leave(), name=f"goodbye to {connection.peer}")
         except TimeoutError:
-            log.warning("%s closes with batches under way: they were not stored in time", self._uri)
+            log.warning("listener %s closes with batches under way, which were not stored in time", self._uri)
         finally:
             for connection, task in self._connections.items():
                 connection.abort()  # here, because a task that has not begun yet is never told that it is cancelled
@@ -134,13 +134,13 @@ class TcpListener:
             raise_if_cancelled(error)
             # A fault of ours, perhaps in the receiver: it costs this connection, not the others.
             self._counts["dropped"] += 1
-            log.exception("%s dropped the connection of %s: a fault", self._uri, connection.peer)
+            log.exception("listener %s dropped the connection of %s: internal error", self._uri, connection.peer)
         finally:
             del self._connections[connection]
 
     def _count_dropped(self, peer: str, reason: object) -> None:
         self._counts["dropped"] += 1
-        log.warning("%s dropped the connection of %s: %s", self._uri, peer, reason)
+        log.warning("listener %s dropped the connection of %s: %s", self._uri, peer, reason)
 
 
 class _Intake:
@@ -164,12 +164,12 @@ class _Intake:
         self._freed = asyncio.Event()
 
     def room(self) -> int:
-        """Envelopes that one connection may have under way."""
+        """Return the number of envelopes that one connection may have under way."""
         room = min(self.receiver.credit(), self._most_envelopes)
         return max(1, room // max(1, len(self._connections))) if room > 0 else 0
 
     async def reserve(self, size_bytes: int) -> None:
-        """Wait until these bytes may be under way. What is larger than the budget goes alone."""
+        """Wait until these bytes may be under way. A batch larger than the budget goes alone."""
         while self._bytes and self._bytes + size_bytes > self._most_bytes:
             self._freed.clear()
             await self._freed.wait()
@@ -202,7 +202,9 @@ class _Connection:
         return self._side.peer
 
     async def run(self) -> None:
-        """Until the peer closes it; raises TransportError when it is dropped. Batches under way are finished first."""
+        """Serve one connection until the peer closes it. Raises TransportError when it is dropped; batches under way
+        are finished first.
+        """
         broken: TransportError | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -237,7 +239,7 @@ class _Connection:
         self._stream.abort()
 
     def grant_credit(self) -> None:
-        """Grant what has become free without an answer that could have carried it."""
+        """Grant free credit that no answer could carry."""
         if self._side.state is not ServerState.OPEN or self._ended.is_set():
             return
         frame = self._side.grant(self._intake.room())
@@ -254,7 +256,7 @@ class _Connection:
             pass
 
     async def _hear_more(self, tasks: asyncio.TaskGroup) -> bool:
-        """Act on what arrives next; False when the peer is done."""
+        """Act on the next frame; False when the peer is done."""
         received = await self._stream.read()
         for item in received:
             match self._side.hear(item, self._intake.room()):

@@ -93,7 +93,7 @@ class TcpSender:
         return opened
 
     async def _converse(self, opened: asyncio.Future[_Connection]) -> None:
-        """The life of one connection. What ends it is told to those who wait, never raised."""
+        """Life of one connection. The waiting callers are told its end; it is never raised."""
         try:
             connection = await self._connect()
             opened.set_result(connection)
@@ -156,7 +156,7 @@ class _Connection:
             await self._stream.close()
 
     async def send(self, envelopes: Sequence[Envelope]) -> list[Outcome]:
-        """Outcomes for the first of these envelopes: for as many as the peer takes at once."""
+        """Send the first of these envelopes, as many as the peer takes at once, and return their outcomes."""
         match await self._offer(envelopes):
             case Sendable(channel, data):
                 outcomes: list[Outcome] = await self._exchange(channel, self._write_batch(data))

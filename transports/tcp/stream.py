@@ -25,7 +25,7 @@ LINGER_SECONDS: Final = 1.0
 
 @contextlib.contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Errors of the network as TransportErrors. What asyncio.timeout() raises becomes PeerTimeout."""
+    """Translate errors of the network to TransportErrors. TimeoutError of asyncio.timeout() becomes PeerTimeout."""
     try:
         yield
     except TimeoutError as error:
@@ -59,7 +59,7 @@ class FrameStream:
         while not received:
             data = await self._read_until(deadline)
             if not data and begun:
-                raise ConnectionFailed("the peer closed the connection in the middle of a frame")
+                raise ConnectionFailed("connection lost: the peer closed the connection in the middle of a frame")
             if not data:
                 return []
             received = self._decoder.feed(data)
@@ -86,7 +86,7 @@ class FrameStream:
         await self.flush()
 
     async def flush(self) -> None:
-        """Wait until little of what was written is still to be sent."""
+        """Wait until few of the written bytes are still to be sent."""
         try:
             with translated("writing"):
                 async with asyncio.timeout(self._frame_seconds):
@@ -105,11 +105,11 @@ class FrameStream:
         await self.write(encode(frame))
 
     def abort(self) -> None:
-        """Close at once; what was not sent yet is lost."""
+        """Close at once; unsent bytes are lost."""
         self._writer.transport.abort()
 
     async def close(self) -> None:
-        """Close when what was written is sent, or after a moment when the peer does not take it."""
+        """Close when all written bytes are sent, or after a moment when the peer does not take them."""
         self._writer.close()
         try:
             with contextlib.suppress(OSError, TimeoutError):

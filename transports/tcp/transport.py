@@ -55,7 +55,7 @@ class TcpTransport:
     def sender(self, destination: str) -> TcpSender:
         address = parse(destination)
         if isinstance(address, TcpAddress) and address.port == 0:
-            raise InvalidSetting(f"{destination}: nobody can be reached on port 0; write the port of the listener")
+            raise InvalidSetting(f"{destination}: port 0 cannot be reached; write the port of the listener")
         return TcpSender(address, self._settings, self._service, self._node)
 
     def listener(self, uri: str, endpoint: str) -> TcpListener:

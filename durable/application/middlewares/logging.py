@@ -27,7 +27,7 @@ class _Fields(dict[str, object]):
 
 
 class Logging(Middleware):
-    """Writes to `logger` (default: "durable.messages") at `level`, and what failed as a warning."""
+    """Middleware that logs messages to `logger` (default: "durable.messages") at `level`, and failures as warnings."""
 
     def __init__(self, logger: logging.Logger | None = None, *, level: int = logging.INFO) -> None:
         self._logger = logger or logging.getLogger("durable.messages")

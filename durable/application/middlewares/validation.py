@@ -55,11 +55,13 @@ class Validation(Middleware):
             except Exception as error:  # the application's, whatever it is
                 raise InvalidMessage(f"{cls.__qualname__} is refused: {text_of(error)}") from error
             if refused:
-                raise InvalidMessage(f"{cls.__qualname__} is refused by {_name(check)}")
+                raise InvalidMessage(f"{cls.__qualname__} is refused by {_name(check)}; correct the message")
 
 
 def _decode_as_receivers_do(message: object) -> None:
-    """Raises InvalidMessage. Instances of most classes can be made with values that their types do not allow."""
+    """Decode a message as its receivers do. Raises InvalidMessage. Instances of most classes can be made with values
+    that their types do not allow.
+    """
     draft = blank(message)
     codec.refuse_unfaithful(message, codec.encode(message, draft), draft.content_type)
 

@@ -38,12 +38,15 @@ Successor = Annotated[
     bool,
     typer.Option(
         "--successor",
-        help="this database has taken the place of the one that was archived (restored, upgraded, failed over): "
-        "archive what the lake does not have",
+        help="go on with a database in place of the one that was archived (restored, upgraded, failed over): "
+        "archive the rows that the lake lacks",
     ),
 ]
 End = Annotated[
-    bool, typer.Option("--end", help="archive no more: maintenance drops what is past its retention, archived or not")
+    bool,
+    typer.Option(
+        "--end", help="archive no more: maintenance drops rows that are past their retention, archived or not"
+    ),
 ]
 Keep = Annotated[
     float | None,
@@ -64,9 +67,9 @@ def archive(
     schema: SchemaName = None,
     debug: Debug = False,
 ) -> Step:
-    """Bring what was written since the last time into the lake: history and dead letters, each row once.
+    """Archive history and dead letters in the lake, each row once: those written since the last run.
 
-    From the first time on nodes keep what is not archived yet, however old it is.
+    From the first run on, nodes keep rows that are not archived yet, however old they are.
     """
     settings, name = _target(app, database, schema, service)
     if end:
@@ -156,7 +159,7 @@ def purge(
 ) -> Step:
     """Drop history and resolved letters that are past their retention, after they were compared with the lake.
 
-    Nodes drop nothing of what is archived.
+    Once a table is archived, nodes themselves drop none of its rows.
     """
     settings, name = _target(app, database, schema, service)
     found = find_lake(lake, settings)
@@ -182,10 +185,9 @@ def status(
     schema: SchemaName = None,
     debug: Debug = False,
 ) -> Step:
-    """How far the archive has come, what is not archived yet, and what holds it back. Needs no Spark.
+    """Show the state of the archive: offsets, rows that wait, and the transaction that holds them back. Needs no Spark.
 
-    Ends with 1 when nothing can be archived before something was decided, the lake lacks what was archived, or an
-    erasure is not done.
+    Ends with 1 when archiving waits for a decision, the lake lacks archived rows, or an erasure is not done.
     """
     settings, _ = _target(app, database, schema, None)
     place = lake or settings.lake
@@ -247,7 +249,7 @@ def _archived(lake: Lake, done: list[Archived]) -> Table:
 
 
 def _gone(tables: Sequence[tuple[str, Mapping[date, int]]]) -> list[Table]:
-    """What a lake that was restored had, and nobody has any more."""
+    """List the rows that a restored lake had, and that the database has dropped."""
     rows: list[list[Cell]] = [[table, str(day), count] for table, gone in tables for day, count in gone.items()]
     title = "gone: the lake was restored without these rows, and the database has let go of them"
     return [Table(title, ["table", "day", "rows"], rows)] if rows else []

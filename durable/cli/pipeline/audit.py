@@ -46,9 +46,7 @@ Since = Annotated[
 Until = Annotated[str | None, typer.Option("--until", metavar="TIME", help="sent before that")]
 Settle = Annotated[
     str,
-    typer.Option(
-        "--settle", metavar="TIME", help="what a lake holds is complete up to this long before its last commit"
-    ),
+    typer.Option("--settle", metavar="TIME", help="time before its last commit up to which a lake is complete"),
 ]
 ArchivedUntil = Annotated[
     str | None,
@@ -59,12 +57,13 @@ ArchivedUntil = Annotated[
     ),
 ]
 LateAfter = Annotated[
-    str | None, typer.Option("--late-after", metavar="TIME", help="what took longer than this, such as 10m, is late")
+    str | None,
+    typer.Option("--late-after", metavar="TIME", help="messages that took longer than this are late, such as 10m"),
 ]
 Out = Annotated[
     str | None, typer.Option("--out", metavar="FOLDER", help="write every finding there, as Parquet; it must be new")
 ]
-Examples = Annotated[int, typer.Option("--examples", min=0, max=1_000, help="of each finding that are shown")]
+Examples = Annotated[int, typer.Option("--examples", min=0, max=1_000, help="examples of each finding that are shown")]
 
 
 def audit(
@@ -81,7 +80,7 @@ def audit(
     remote: Remote = None,
     debug: Debug = False,
 ) -> Step:
-    """Prove from history that nothing was lost and nothing was handled twice. Ends with 1 when something was."""
+    """Prove from history that no message was lost or handled twice. Ends with 1 when one was."""
     from durable.pipeline.audit import Question, audit, audit_here
 
     now = datetime.now(UTC)

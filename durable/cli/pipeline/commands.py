@@ -10,7 +10,7 @@ from durable.cli.pipeline import run as pipeline_run
 from durable.cli.pipeline.plan import STEPS
 from durable.cli.pipeline.steps import alone, in_text
 
-app = typer.Typer(help="History as data: archive it into a lake, report on it, audit it, replay it. Needs Spark.")
+app = typer.Typer(help="Archive history into a lake, report on it, audit it, replay it. Needs Spark.")
 
 
 @app.callback(invoke_without_command=True)

@@ -42,7 +42,7 @@ def compact(lake: LakeUrl = None, above: Above = 2, debug: Debug = False) -> Ste
 
 
 def vacuum(lake: LakeUrl = None, keep: Keep = None, debug: Debug = False) -> Step:
-    """Remove the files that others have replaced, once no query can be reading them any more."""
+    """Delete files that compaction or erasure has replaced, once no query can still read them."""
     settings = load_settings()
     found = find_lake(lake, settings)
     kept = settings.pipeline_keep_replaced if keep is None else _days(keep)

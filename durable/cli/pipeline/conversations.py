@@ -38,8 +38,8 @@ Lakes = Annotated[
 Id = Annotated[
     str | None, typer.Option("--id", metavar="UUID", help="the conversation of this id, or of this message, as a tree")
 ]
-Sort = Annotated[Order, typer.Option("--sort", help="which ones are listed first")]
-Count = Annotated[int, typer.Option("--count", min=1, max=10_000, help="how many are listed")]
+Sort = Annotated[Order, typer.Option("--sort", help="order of the conversations")]
+Count = Annotated[int, typer.Option("--count", min=1, max=10_000, help="conversations that are listed")]
 
 
 def conversations(

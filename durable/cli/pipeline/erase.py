@@ -22,15 +22,15 @@ from durable.pipeline.origin import Origin, find_origin
 from durable.pipeline.session import needs_spark
 from durable.storage.erasures import Chosen, Erasure
 
-Ids = Annotated[list[str] | None, typer.Option("--id", metavar="UUID", help="these messages; may be repeated")]
+Ids = Annotated[list[str] | None, typer.Option("--id", metavar="UUID", help="message of this id; may be repeated")]
 Keys = Annotated[
     list[str] | None,
     typer.Option("--key", metavar="KEY", help="all messages of this partition key; may be repeated"),
 ]
 Reason = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="why; it stays in the record, so name nobody in it")
+    str, typer.Option("--reason", metavar="TEXT", help="reason for the record, which stays; write no names of people")
 ]
-By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="who does it; default: USER@HOST")]
+By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="actor for the record; default: USER@HOST")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="count them, and change nothing")]
 Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
 Vacuum = Annotated[
@@ -92,7 +92,7 @@ def erase(
 
 
 def erasure_rows(found: Sequence[Listed]) -> list[dict[str, Any]]:
-    """Erasures as status and verify show them in JSON."""
+    """Return the erasures as status and verify show them in JSON."""
     return [_record(each.erasure) | {"state": each.state.value} for each in found]
 
 
@@ -131,7 +131,7 @@ def _chosen(ids: Sequence[str], keys: Sequence[str]) -> Chosen:
     if bool(ids) == bool(keys):
         raise InvalidSetting("erase: choose messages by --id or by --key, one of both")
     if any(not key for key in keys):
-        raise InvalidSetting("--key: it is empty; messages without a key are erased by --id")
+        raise InvalidSetting("--key: the key is empty; messages without a key are erased by --id")
     return Chosen(ids=[_parse_id(each) for each in dict.fromkeys(ids)], keys=list(dict.fromkeys(keys)))
 
 
@@ -147,7 +147,7 @@ def _refuse_reason(reason: str, chosen: Chosen) -> None:
         raise InvalidSetting("--reason: printable text, such as 'request 4711 of 3 May'")
     if any(key in reason for key in chosen.keys):
         raise InvalidSetting(
-            "--reason: it holds the key that is to be erased, and would keep it; name a request instead"
+            "--reason: the reason holds the key that is to be erased, and would keep it; name a request instead"
         )
 
 
@@ -155,7 +155,7 @@ def _confirm(there: Survey, json: bool) -> None:
     if there.is_empty:
         return
     if json or not sys.stdin.isatty():
-        raise InvalidSetting("erase: what is erased cannot be brought back; give --yes, or --dry-run to count only")
+        raise InvalidSetting("erase: erased messages cannot be brought back; give --yes, or --dry-run to count only")
     print_blocks(_blocks(there, None, None))
     typer.confirm("erase them for good?", abort=True, err=True)
 

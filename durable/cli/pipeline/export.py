@@ -25,13 +25,13 @@ FormatName = Annotated[Format, typer.Option("--format", help="iceberg: metadata 
 
 
 def export(lake: LakeUrl = None, target: FormatName = Format.ICEBERG, json: Json = False, debug: Debug = False) -> None:
-    """Bring the Iceberg tables in LAKE/iceberg to what the lake is now. Run it after archive, compact and erase."""
+    """Update the Iceberg tables in LAKE/iceberg to the state of the lake. Run it after archive, compact and erase."""
     found = find_lake(lake, load_settings())
     with needs_spark():
         from durable.pipeline.iceberg import export as export_table
     tables: list[LakeTable] = [table for table in SOURCES if found.exists(table)]
     if not tables:
-        raise InvalidSetting(f"lake {found.url}: it holds nothing; fill it with durable-agent pipeline archive")
+        raise InvalidSetting(f"lake {found.url}: the lake is empty; fill it with durable-agent pipeline archive")
     done = [export_table(found, table) for table in tables]
     if json:
         print_json({"lake": found.url, "format": target.value, "tables": [asdict(each) for each in done]})

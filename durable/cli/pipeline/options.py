@@ -1,4 +1,4 @@
-"""What the commands of `durable-agent pipeline` share: where Spark runs, and where the lake is."""
+"""Options that the commands of `durable-agent pipeline` share: the places of Spark and of the lake."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Master = Annotated[
-    str | None, typer.Option("--master", metavar="URL", help="Spark's master, such as spark://host:7077 [local[*]]")
+    str | None, typer.Option("--master", metavar="URL", help="master of Spark, such as spark://host:7077 [local[*]]")
 ]
 Remote = Annotated[
     str | None, typer.Option("--remote", metavar="URL", help="a Spark Connect server, such as sc://host:15002")
 ]
 LakeUrl = Annotated[
     str | None,
-    typer.Option("--lake", metavar="PLACE", help="a folder or an object store's URL, instead of DURABLE_LAKE"),
+    typer.Option("--lake", metavar="PLACE", help="folder, or URL of an object store, instead of DURABLE_LAKE"),
 ]
 Service = Annotated[
     str | None,
-    typer.Option("--service", metavar="NAME", help="whose history it is, where neither APP:BUS nor a node tells"),
+    typer.Option("--service", metavar="NAME", help="service of the history, where neither APP:BUS nor a node names it"),
 ]
 
 _ERROR = re.compile(r'^(?:Exception in thread "main" (?:[\w.$]+: )?|\S+ \S+ ERROR \S+ )(.+)$', re.MULTILINE)
@@ -76,12 +76,12 @@ def open_session(
 
 
 def few_rows(settings: Settings, master: str | None, remote: str | None) -> int:
-    """Up to how many rows are read in this process, without Spark: none where its place is named."""
+    """Return the number of rows that are read in this process, without Spark: none where Spark's place is named."""
     return settings.pipeline_local_rows if master is None and remote is None else 0
 
 
 def row_count(lakes: Iterable[Lake]) -> int:
-    """How many rows these lakes have, as their logs say."""
+    """Count the rows of these lakes by their logs."""
     each = {lake.url: lake for lake in lakes}.values()
     return sum(sum(lake.sizes(table).values()) for lake in each for table in SOURCES)
 
@@ -96,7 +96,7 @@ def _show_queries(wanted: bool) -> None:
 
 @contextmanager
 def _errors_aside() -> Iterator[IO[bytes]]:
-    """What a process that is started meanwhile writes on standard error goes into this file, which has no name."""
+    """Collect the standard error of processes that are started meanwhile in a file without a name."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as aside:

@@ -1,4 +1,4 @@
-"""What `pipeline run` is to do: steps with their options, from names or from a TOML file, all checked beforehand.
+"""Plan of `pipeline run`: steps with their options, from names or from a TOML file, all checked beforehand.
 
     lake = "/data/lake"           # of the run: app, lake, service, database, schema, master, remote
 
@@ -96,7 +96,7 @@ class Checked(NamedTuple):
 
 
 def named(names: str) -> Plan:
-    """Steps by their names, with commas between them. Raises InvalidSetting."""
+    """Parse names of steps with commas between them. Raises InvalidSetting."""
     steps = [Asked(name.strip()) for name in names.split(",") if name.strip()]
     for step in steps:
         _known(step.name, "--steps")
@@ -207,13 +207,13 @@ def _own(step: Asked) -> Mapping[str, Any]:
 
 
 def _arguments(command: Any, options: Mapping[str, Any]) -> list[str]:
-    """As a shell would write them."""
+    """Write options as arguments of a shell."""
     known = {name.removeprefix("--"): each for each in command.params for name in each.opts}
     written: list[str] = []
     for name, value in options.items():
         if name not in known:
             near = suggestion(name, known) or f"; there are {', '.join(known)}"
-            raise InvalidSetting(f"{command.name} has no option {name!r}{near}")
+            raise InvalidSetting(f"{name}: no such option{near}")
         written += _written(name, known[name], value)
     return written
 

@@ -37,25 +37,28 @@ class Origin(StrEnum):
 _CHOICE = "What is replayed"
 Name = Annotated[
     str,
-    typer.Option("--name", metavar="NAME", help="of this replay: under one name a message is replayed once"),
+    typer.Option("--name", metavar="NAME", help="name of the replay; under one name a message is replayed once"),
 ]
-From = Annotated[Origin, typer.Option("--from", help="which table of the lake", rich_help_panel=_CHOICE)]
+From = Annotated[Origin, typer.Option("--from", help="table of the lake", rich_help_panel=_CHOICE)]
 Parquet = Annotated[
     str | None,
-    typer.Option("--parquet", metavar="PLACE", help="these files instead of a lake", rich_help_panel=_CHOICE),
+    typer.Option("--parquet", metavar="PLACE", help="files to read instead of a lake", rich_help_panel=_CHOICE),
 ]
 Service = Annotated[
     str | None, typer.Option("--service", metavar="NAME", help="archived by this service", rich_help_panel=_CHOICE)
 ]
-Side = Annotated[SideName | None, typer.Option("--side", help="what it has sent, or received", rich_help_panel=_CHOICE)]
+Side = Annotated[
+    SideName | None,
+    typer.Option("--side", help="messages that the service has sent, or received", rich_help_panel=_CHOICE),
+]
 Types = Annotated[
-    list[str] | None, typer.Option("--type", metavar="TYPE", help="these message types", rich_help_panel=_CHOICE)
+    list[str] | None, typer.Option("--type", metavar="TYPE", help="message types", rich_help_panel=_CHOICE)
 ]
 Addresses = Annotated[
     list[str] | None,
     typer.Option("--address", metavar="NAME", help="went there, or came in here", rich_help_panel=_CHOICE),
 ]
-Ids = Annotated[list[str] | None, typer.Option("--id", metavar="UUID", help="these messages", rich_help_panel=_CHOICE)]
+Ids = Annotated[list[str] | None, typer.Option("--id", metavar="UUID", help="ids of messages", rich_help_panel=_CHOICE)]
 Since = Annotated[
     str | None,
     typer.Option(
@@ -69,17 +72,21 @@ Where = Annotated[
     str | None,
     typer.Option("--where", metavar="SQL", help="a condition in Spark's SQL over the columns", rich_help_panel=_CHOICE),
 ]
-All = Annotated[bool, typer.Option("--all", help="everything, without any filter", rich_help_panel=_CHOICE)]
+All = Annotated[bool, typer.Option("--all", help="all messages, without any filter", rich_help_panel=_CHOICE)]
 Destination = Annotated[
-    str | None, typer.Option("--destination", metavar="URI", help="send them there; local for this service's inbox")
+    str | None, typer.Option("--destination", metavar="URI", help="address to send to; local for this service's inbox")
 ]
-SameIds = Annotated[bool, typer.Option("--same-ids", help="keep their ids: only who never saw a message handles it")]
+SameIds = Annotated[
+    bool, typer.Option("--same-ids", help="keep the ids: only services that never saw a message handle it")
+]
 OrderBy = Annotated[
     list[str] | None,
-    typer.Option("--order-by", metavar="COLUMN", help="in this order; several are compared one by one"),
+    typer.Option(
+        "--order-by", metavar="COLUMN", help="column that orders the messages; several are compared one by one"
+    ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="count them, and change nothing")]
-Rate = Annotated[float | None, typer.Option("--rate", metavar="N", min=0.1, help="at most so many a second")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="count the messages, and change nothing")]
+Rate = Annotated[float | None, typer.Option("--rate", metavar="N", min=0.1, help="most messages a second")]
 Chunk = Annotated[int, typer.Option("--chunk", metavar="N", min=1, help="messages in one transaction")]
 
 
@@ -151,7 +158,7 @@ def replay(
 
 
 def _declare(bus: Bus, settings: Settings) -> None:
-    """What its code says of order, as a node of it would, for rows that are published before one has started."""
+    """Declare the order of the bus's code, as a node would, for rows that are published before a node has started."""
     with connection(settings) as conn:
         migrator.check_version(conn, settings.db_schema)
         placements.declare(conn, settings.db_schema, bus.application.placements())
@@ -170,7 +177,7 @@ def _chosen(
     groups = choosing.survey(rows)
     for option, named in (("--service", {g.service for g in groups}), ("--side", {g.side for g in groups})):
         if len(named) > 1:
-            raise InvalidSetting(f"{option}: these are of {' and '.join(sorted(map(str, named)))}; choose one")
+            raise InvalidSetting(f"{option}: the messages are of {' and '.join(sorted(map(str, named)))}; choose one")
     if groups and all(group.messages == group.without_body for group in groups):
         raise InvalidSetting(
             "history_bodies: none of these messages has its body; history keeps bodies only while the setting is on"

@@ -22,10 +22,10 @@ from durable.settings import load_settings
 if TYPE_CHECKING:
     from durable.pipeline.report import Mark
 
-Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="where the page is written")]
-Title = Annotated[str, typer.Option("--title", metavar="TEXT", help="of the page")]
-Since = Annotated[str | None, typer.Option("--since", metavar="DAY", help="this UTC day or later: 2030-12-31, 7d ago")]
-Until = Annotated[str | None, typer.Option("--until", metavar="DAY", help="before this UTC day")]
+Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="file for the page")]
+Title = Annotated[str, typer.Option("--title", metavar="TEXT", help="title of the page")]
+Since = Annotated[str | None, typer.Option("--since", metavar="DAY", help="first UTC day: 2030-12-31, 7d ago")]
+Until = Annotated[str | None, typer.Option("--until", metavar="DAY", help="first UTC day after the report")]
 By = Annotated[
     list[str] | None,
     typer.Option(
@@ -50,7 +50,7 @@ def report(
     remote: Remote = None,
     debug: Debug = False,
 ) -> Step:
-    """Write a page of plots about throughput, latencies and failures. It needs no network to be looked at."""
+    """Write a page of plots about throughput, latencies and failures. The page needs no network."""
     place = find_filled_lake(lake, load_settings())
     days = parse_day(since, "--since"), parse_day(until, "--until")
     from durable.pipeline import rollups

@@ -22,12 +22,13 @@ from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, Schema
 from durable.errors import InvalidSetting
 
 Steps = Annotated[
-    str | None, typer.Option("--steps", metavar="NAMES", help="these steps, such as archive,audit,report")
+    str | None,
+    typer.Option("--steps", metavar="NAMES", help="steps with commas between them, such as archive,audit,report"),
 ]
 File = Annotated[
     Path | None, typer.Option("--file", metavar="FILE", help="the steps of this TOML file, each with its own options")
 ]
-From = Annotated[int, typer.Option("--from", metavar="N", help="begin with this step: those before it were done")]
+From = Annotated[int, typer.Option("--from", metavar="N", help="number of the first step: those before it were done")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def run(
 
 
 def _all(plan: Plan, checked: Sequence[Checked], *, json: bool, debug: bool) -> list[Taken]:
-    """Until the first that fails."""
+    """Run the steps until one fails."""
     taken: list[Taken] = []
     for step in checked:
         if not json or sys.stderr.isatty():

@@ -24,7 +24,7 @@ from durable.errors import InvalidSetting
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What a step came to: a document for JSON, blocks for people. `failed`: it has found something wrong."""
+    """Result of a step: a document for JSON, blocks for people. `failed`: the step has found a fault."""
 
     document: Mapping[str, Any]
     blocks: Sequence[Block]

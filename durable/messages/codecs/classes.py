@@ -1,4 +1,4 @@
-"""Which classes msgspec can encode and decode: found out from their annotations, before the first message.
+"""Classes that msgspec can encode and decode, found out from their annotations before the first message.
 
 Refused is what msgspec would refuse message by message: a class of one's own within a message, which it takes for bytes
 that nobody can read, and an attrs class with a private field, which it leaves out. Two dataclasses in one union, and
@@ -47,7 +47,9 @@ def refuse_uncodable(cls: type[Any]) -> None:
 def decoder_for(
     cls: type[Any], of_class: Callable[[Any], Any], of_model: Callable[[type[BaseModel]], Decode]
 ) -> Decode:
-    """From msgspec's `of_class`, or of a pydantic model; raises TypeError for a class that has none, and NameError."""
+    """Return a decoder from msgspec's `of_class`, or of a pydantic model. Raises TypeError for a class that has none,
+    and NameError.
+    """
     if issubclass(cls, BaseModel):
         return of_model(cls)
     refuse_uncodable(cls)

@@ -26,7 +26,7 @@ _MARKS_OF_NOT_FINITE = (b"null", b"NaN", b"Infinity")
 
 
 class JsonCodec:
-    """Under `content_type`, which may be one of your own: `register_codec(JsonCodec("application/vnd.acme+json"))`."""
+    """JSON codec. `content_type` may be one of your own: `register_codec(JsonCodec("application/vnd.acme+json"))`."""
 
     @checked
     def __init__(self, content_type: str = JSON) -> None:
@@ -65,7 +65,7 @@ def _model_decoder(cls: type[BaseModel]) -> Callable[[bytes], BaseModel]:
 def _refuse_not_finite(value: object, path: str) -> None:
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise InvalidMessage(f"{path} is {value}, which JSON cannot represent")
+            raise InvalidMessage(f"{path} is {value}, which JSON cannot represent; send a finite number")
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _refuse_not_finite(item, f"{path}[{key!r}]")

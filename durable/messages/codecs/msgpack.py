@@ -26,7 +26,7 @@ _decode_dumped = msgspec.msgpack.Decoder().decode
 
 
 class MsgpackCodec:
-    """Under `content_type`, which may be one of your own, such as application/vnd.acme+msgpack."""
+    """MessagePack codec. `content_type` may be one of your own, such as application/vnd.acme+msgpack."""
 
     @checked
     def __init__(self, content_type: str = MSGPACK) -> None:

@@ -39,7 +39,7 @@ _LAST_ANSWERS: Final = 1.0  # seconds for requests under way when it closes
 
 
 def make_app(monitor: Callable[[], Monitor], others: Collector | None = None) -> Starlette:
-    """`others` is what else /metrics is to show."""
+    """Build the application. `others` adds collectors to /metrics."""
     return Starlette(
         routes=[
             Route("/metrics", partial(_metrics, monitor, others), methods=["GET"]),

@@ -11,7 +11,7 @@ from durable.storage.sql.statement import Statement
 
 
 def _unowned(table: str, group: str, which: str) -> Statement:
-    """For each group: how many of these rows wait without an owner, and when the first of them was sent."""
+    """Count, for each group, the unowned rows, and find when the first of them was sent."""
     return Statement(f"""
 WITH RECURSIVE found AS (
     (SELECT {group} AS name FROM {{schema}}.{table} WHERE {which} ORDER BY {group} LIMIT 1)

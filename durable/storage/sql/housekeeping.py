@@ -62,8 +62,9 @@ SELECT count(*) FROM old
 
 
 def _forget_old_ids(table: str) -> Batched:
-    """Ids that are older than :keep, along the index of their ages. One whose row still waits is remembered for as long
-    again, so that nothing comes in under it a second time."""
+    """Delete ids that are older than :keep, along the index of their ages. The id of a waiting row is kept for as long
+    again, so that no second message is stored under it.
+    """
     return Batched(
         f"""
     SELECT id, endpoint FROM {{schema}}.{table} WHERE received_at < now() - CAST(:keep AS interval){{only}}

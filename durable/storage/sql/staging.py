@@ -65,7 +65,7 @@ ON CONFLICT DO NOTHING
 
 
 def _move_local(those: str) -> Statement:
-    """As for all that arrives, the insert of the id is the check for duplicates."""
+    """Move local rows; as for all arrivals, the insert of the id is the check for duplicates."""
     return Statement(f"""
 WITH {_fresh("endpoint", "message_digest", those)}
 INSERT INTO {{schema}}.incoming_envelopes (endpoint, {_ENVELOPE}, {_QUEUEING})

@@ -22,7 +22,7 @@ from sqlalchemy import TextClause, text
 
 
 class Statement:
-    """One SQL statement, to be completed by the schema that holds the tables."""
+    """SQL statement, to be completed by the schema that holds the tables."""
 
     def __init__(self, sql: str) -> None:
         self._sql = sql
@@ -52,6 +52,6 @@ _LOCK: Final = "FOR UPDATE SKIP LOCKED"
 
 
 def by_key(address: str) -> str:
-    """Narrows to rows of a table of work."""
+    """Narrow a statement to some rows of a table of work."""
     named = "unnest(CAST(:only_0 AS uuid[]), CAST(:only_1 AS text[])) AS named (id, address)"
     return f"(id, {address}) IN (SELECT named.id, named.address FROM {named})"

@@ -1,4 +1,4 @@
-"""What a transport must do, as tests: the suite that durable's own transports run, for those of others too.
+"""Contract of transports, as tests: the suite that durable's own transports run, for those of others too.
 
     class TestPigeons(DirectContract):
         impossible_uris = ("pigeon://",)

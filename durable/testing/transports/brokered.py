@@ -133,7 +133,7 @@ class BrokeredContract(TransportContract):
         await self._is_left(link, batch[stored:])
 
     async def _is_left(self, link: Link, rest: list[Envelope]) -> None:
-        """A successor is given what nobody has stored, and what is sent from now on; nothing else."""
+        """Assert that a successor gets the deliveries that were not stored, and those sent from now on; no others."""
         successor, new = MemoryReceiver(), envelope()
         await link.replace_listener(successor)
         async with link.sender() as sender:

@@ -1,4 +1,4 @@
-"""What is true of every transport, whoever answers: the tests that direct and brokered transports share.
+"""Contract of every transport: the tests that direct and brokered transports share.
 
 They look at two ends. At the sender's: one outcome for each envelope, or a TransportError. At the receiver's: what it
 was given. Between the two may be a broker, so a test waits until the receiver has what was sent, where it matters.
@@ -132,7 +132,9 @@ class TransportContract:
         assert link.receiver.envelopes == batch
 
     async def test_an_envelope_that_is_too_large_harms_no_other(self, link: Link) -> None:
-        """It is Rejected, or told to the receiver as a letter, or left to the receiver to judge; never just lost."""
+        """Assert that the envelope is Rejected, or told to the receiver as a letter, or left to the receiver to judge;
+        never lost.
+        """
         await link.replace_listener(settings=SMALL)
         await self._goes_alone(link, envelope(body=b"x" * 150_000))
 
@@ -208,7 +210,7 @@ class TransportContract:
         assert link.receiver.envelopes == batch
 
     async def test_failures_latch_nothing_but_pings_is_sent_and_the_first_good_one_unlatches(self, link: Link) -> None:
-        """With the circuit of the sending agents, driven as they drive it."""
+        """Drive the circuit of the sending agents as they drive it."""
         way, circuit = needed(link.way), Latch(failures_to_latch=3)
         batch = envelopes(2)
         async with link.sender(HASTY) as sender:

@@ -183,7 +183,7 @@ class DirectContract(TransportContract):
                 await sender.send(envelopes(1))
 
     async def test_a_listener_that_hangs_is_closed_at_the_deadline(self, link: Link) -> None:
-        """What is under way then breaks off, or is answered later; the sender is never told what is not so."""
+        """Close while a batch hangs: it breaks off or is answered later; the sender is never told an untrue outcome."""
         await link.replace_listener(settings=PATIENT.model_copy(update={"drain_timeout": timedelta(seconds=0.1)}))
         link.receiver.hold()
         batch = envelopes(1)

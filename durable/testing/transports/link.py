@@ -1,4 +1,4 @@
-"""What a test module gives to the suite: how the two ends of a transport are made, and how to interfere between them.
+"""Links of a test module: factories of the two ends of a transport, and of the ways between them.
 
 sender --> way --> listener --> receiver                           direct
 sender --> way --> broker --> listener_way --> listener --> receiver     brokered
@@ -51,18 +51,18 @@ class Way:
 
     @classmethod
     def through(cls, proxy: ChaosProxy) -> Self:
-        """That of a transport which goes through this proxy."""
+        """Return the way of a transport that goes through this proxy."""
         return cls(proxy.refuse, lambda: proxy.swallow(DOWN), proxy.restore)
 
 
 class Link:
-    """An async context manager: a listener that serves `receiver`, and whatever is between it and a sender.
+    """Async context manager of a listener that serves `receiver`, and of the way between it and a sender.
 
     `transport` makes a transport with these settings; each sender and each listener gets one of its own. `listening`
     makes those of listeners, when it is another, as behind a broker. `settings` are those of the first listener.
 
-    `send_to` is what senders are given, unless it is the listener's own address. Without a `way` the tests that
-    interfere are skipped; `listener_way` is for transports with a broker in the middle.
+    `send_to` is the address for senders, unless it is the listener's own. Without a `way` the tests that interfere are
+    skipped; `listener_way` is for transports with a broker in the middle.
     """
 
     def __init__(
@@ -119,14 +119,14 @@ class Link:
 
 
 def needed(way: Way | None) -> Way:
-    """This way, which the test cannot do without."""
+    """Return a way, which the test cannot do without."""
     if way is None:
         pytest.skip("the link of this transport has no way to interfere with")
     return way
 
 
 async def error_of(doing: Coroutine[Any, Any, object]) -> TransportError | None:
-    """How a send or a ping failed; None when it did not."""
+    """Return the error of a send or a ping; None when it succeeded."""
     try:
         await doing
     except TransportError as error:

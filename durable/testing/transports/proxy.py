@@ -35,7 +35,7 @@ DOWN = Direction.DOWN
 
 
 class _Way:
-    """One direction of all connections. What was held counts, when it is released, as passed too."""
+    """Way of all connections in one direction. Bytes that were held count, when they are released, as passed too."""
 
     def __init__(self) -> None:
         self.swallowing = False
@@ -116,26 +116,26 @@ class ChaosProxy:
         self.cut()
 
     def swallow(self, direction: Direction) -> None:
-        """Read and forget what comes this way."""
+        """Read and drop all bytes that come this way."""
         self._ways[direction].swallowing = True
 
     def strand(self) -> None:
-        """Read and forget what comes on the connections that are open, both ways; new ones are not touched.
+        """Read and drop all bytes of the open connections, both ways; new ones are not touched.
 
-        So a firewall does it that has forgotten them.
+        A firewall that has forgotten them does the same.
         """
         for connection in self._open:
             connection.is_stranded = True
 
     def hold(self, direction: Direction) -> None:
-        """Keep what comes this way until `release`."""
+        """Keep all bytes that come this way until `release`."""
         self._ways[direction].open.clear()
 
     def release(self, direction: Direction) -> None:
         self._ways[direction].open.set()
 
     def delay(self, direction: Direction, seconds: float) -> None:
-        """Pass everything this way on, each piece so much later."""
+        """Pass all bytes of this way on, each piece so much later."""
         self._ways[direction].delay_seconds = seconds
 
     def restore(self) -> None:
@@ -165,7 +165,7 @@ class ChaosProxy:
         await self._until(lambda: self.bytes_passed(direction) >= size_bytes)
 
     async def closed(self, connections: int) -> None:
-        """Return when so many connections have ended, whoever ended them."""
+        """Return when so many connections have ended, from either end."""
         await self._until(lambda: self._closed >= connections)
 
     async def _until(self, condition: Callable[[], bool]) -> None:

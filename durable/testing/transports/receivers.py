@@ -85,7 +85,7 @@ class MemoryReceiver:
 
     @property
     def envelopes(self) -> list[Envelope]:
-        """What is stored, in the order in which it was."""
+        """Return the stored envelopes, in the order in which they were stored."""
         return list(self.stored.values())
 
     @property
@@ -149,5 +149,5 @@ def envelope(message_type: str = "order placed", body: bytes = b"{}") -> Envelop
 
 
 def envelopes(count: int, body: bytes = b"{}") -> list[Envelope]:
-    """So many envelopes with one body."""
+    """Return this many envelopes with one body."""
     return [envelope(body=body) for _ in range(count)]

@@ -304,7 +304,7 @@ class TestLifespan:
 
     async def test_a_bus_that_runs_already_is_not_started_again_and_goes_on(self, bus: Bus, tables: Tables) -> None:
         async with bus:
-            assert "this bus runs already" in await startup_failure(bus)
+            assert "the bus runs already" in await startup_failure(bus)
             assert tables.count("nodes") == 1
             async with bus.unit_of_work():
                 bus.send(Noted(1))

@@ -474,4 +474,4 @@ def test_doctor_fails_a_handler_when_its_return_type_has_no_destination(agent: A
     ended = agent("doctor", f"{name}:bus", "--database", database)
 
     assert ended.code == 1
-    assert "what it returns cannot be sent" in ended.out
+    assert "the returned message cannot be sent" in ended.out

@@ -195,7 +195,7 @@ def test_application_without_rabbitmq_has_no_topology(agent: Agent) -> None:
     ("source", "message"),
     [
         ('bus.listen("rabbitmq://default/topic")', "say whose messages to listen to"),
-        ('bus.listen("rabbitmq://default/topic/shop")', "nothing is handled here, so there is nothing to listen for"),
+        ('bus.listen("rabbitmq://default/topic/shop")', "no message type is handled here, so the address"),
         ('bus.listen("rabbitmq://secnd/queue/a")', "no broker has this name"),
         ('bus.listen("rabbitmq://default/queue/a?typ=quorum")', "unknown option typ; did you mean 'type'"),
         ('bus.listen("rabbitmq://default/queue/a"); bus.listen("rabbitmq://default/queue/a?max_length=1")',
@@ -295,7 +295,7 @@ def test_doctor_names_an_invalid_address(agent: Agent, exchange: str) -> None:
     module = agent.application('bus.listen("rabbitmq://default/topic/shop")')
 
     assert checked(agent, module) == [
-        ("fail", "rabbitmq://default/topic/shop: nothing is handled here, so there is nothing to listen for",
+        ("fail", "rabbitmq://default/topic/shop: no message type is handled here, so the address has no queues",
          "declare handlers"),
     ]  # fmt: skip
 

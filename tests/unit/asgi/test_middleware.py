@@ -345,7 +345,7 @@ class TestEndingItOneself:
             async with (await unit_of_work()).session as session:
                 bus.send(Placed(1))
                 await session.commit()
-            with pytest.raises(NoUnitOfWork, match="this session is closed"):
+            with pytest.raises(NoUnitOfWork, match="the session is closed"):
                 bus.send(Placed(2))
             await respond(send)
 

@@ -115,7 +115,7 @@ class TestEncoding:
         message = wrap(value=value) if wrap is LooseModel else wrap(value)
         with pytest.raises(InvalidMessage) as refused:
             encode(message)
-        assert str(refused.value) == f"{path} is {value}, which JSON cannot represent"
+        assert str(refused.value) == f"{path} is {value}, which JSON cannot represent; send a finite number"
 
     @pytest.mark.parametrize(
         "message",

@@ -235,7 +235,7 @@ class TestOptions:
         envelope_factory.command(Placed(), delay=timedelta(days=70), to=LOCAL)
 
     def test_a_message_cannot_wait_twice(self, envelope_factory: EnvelopeFactory) -> None:
-        with pytest.raises(InvalidMessage, match="not both"):
+        with pytest.raises(InvalidMessage, match="exclude each other"):
             envelope_factory.command(Placed(), at=NOW, delay=1)
 
     def test_headers_are_copied(self, envelope_factory: EnvelopeFactory) -> None:

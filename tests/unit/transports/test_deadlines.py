@@ -148,7 +148,7 @@ class TestOfHttpClients:
         [
             ([(b"durable-time-to-live", b"soon")], "is no time; write seconds"),
             ([(b"durable-time-to-live", b"-1")], "is no time; write seconds"),
-            ([(b"durable-time-to-live", b"1"), (b"durable-deliver-by", b"2030-01-01T00:00:00Z")], "not both"),
+            ([(b"durable-time-to-live", b"1"), (b"durable-deliver-by", b"2030-01-01T00:00:00Z")], "exclude each other"),
         ],
     )
     def test_a_mistake_is_told(self, headers: list[tuple[bytes, bytes]], told: str) -> None:

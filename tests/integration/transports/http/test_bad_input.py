@@ -193,12 +193,12 @@ REQUESTS: Mapping[str, tuple[Callable[[], bytes], int, str]] = {
     "count says 10, holds 9": (
         lambda: post(batch(*envelopes(9), count=10)),
         400,
-        "says it holds 10 envelopes, and holds 9",
+        "the count says 10 envelopes, and 9 are there",
     ),
     "count says 9, holds 10": (
         lambda: post(batch(*envelopes(10), count=9)),
         400,
-        "says it holds 9 envelopes, and holds 10",
+        "the count says 9 envelopes, and 10 are there",
     ),
     "1,001 envelopes": (lambda: post(batch(*[0] * (MAX_ENVELOPES + 1))), 400, "length <= 1000"),
     "a version of the future": (

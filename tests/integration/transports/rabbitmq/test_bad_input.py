@@ -57,8 +57,8 @@ async def shop(
 @pytest.mark.parametrize(
     ("properties", "reason"),
     [
-        pytest.param(SOLD, "it has no message_id", id="no id"),
-        pytest.param({"message_id": ID}, "it has no type, and none is configured for its queue", id="no type"),
+        pytest.param(SOLD, "the delivery has no message_id", id="no id"),
+        pytest.param({"message_id": ID}, "the delivery has no type: send one, or configure one", id="no type"),
         pytest.param(SOLD | {"message_id": "order-17", "app_id": "crm", "headers": OURS},
                      "message_id is no UUID: 'order-17'", id="an id of ours that is no UUID"),
         pytest.param(SOLD | {"app_id": "crm", "headers": OURS}, "message_id is no UUID: ''", id="no id of ours"),
@@ -101,7 +101,7 @@ async def test_of_a_body_over_the_limit_the_size_and_the_hash_are_kept(shop: Rab
 
     await shop.has_seen(1, 2, 3)
     [(_, reason, kept, facts)] = await shop.letters()
-    assert reason == f"the body has {LIMIT + 1} bytes, more than max_message_bytes ({LIMIT})"
+    assert reason == f"the body has {LIMIT + 1} bytes, more than max_message_bytes ({LIMIT}); send less"
     assert kept == b""
     assert facts == {
         "queue": shop.queue, "exchange": "", "routing-key": shop.queue, "message-id": ID, "type": "rabbit.sold",

@@ -98,7 +98,7 @@ async def test_without_a_type_nobody_can_tell_what_it_is(shop: RabbitShop) -> No
 
     [(id_, reason, body, facts)] = await shop.letters()
     assert (id_, body) == (None, b'{"number":1}')
-    assert reason == "it has no type, and none is configured for its queue (?message_type=)"
+    assert reason == "the delivery has no type: send one, or configure one for the queue (?message_type=)"
     assert (facts["queue"], facts["message-id"]) == (shop.queue, "order-1")
 
 

@@ -124,7 +124,7 @@ class TestTopics:
     async def test_with_nothing_handled_there_is_nothing_to_listen_to(
         self, broker: AnyBroker, receiver: MemoryReceiver
     ) -> None:
-        with pytest.raises(InvalidSetting, match="nothing is handled here"):
+        with pytest.raises(InvalidSetting, match="no message type is handled here"):
             await transport(broker.url).listener("rabbitmq://default/topic/orders", "in").serve(receiver)
 
 
@@ -288,7 +288,7 @@ class TestUnreadable:
             await eventually(lambda: listener.statistics()["down"] == 0)
         ((raw, reason, about),) = receiver.letters
         assert raw == b"unreadable"
-        assert reason.startswith("its properties cannot be read: ")
+        assert reason.startswith("the properties cannot be read: ")
         assert about["queue"] == queue
         assert receiver.envelopes == [*before, *after]
         assert neighbour.envelopes == others

@@ -87,7 +87,7 @@ async def test_two_listeners_share_a_queue_that_is_not_ordered_and_say_so_when_k
         assert received(second)
     told = [record.message for record in caplog.records if "messages with a key" in record.message]
     said = (
-        f"{address}: messages with a key arrive over a queue that is not ordered, and two listeners may store them in "
-        "another order; write ordered=yes in its address"
+        f"listener {address}: messages with a key arrive over a queue that is not ordered, and two listeners may store "
+        "them in another order; write ordered=yes in its address"
     )
     assert told == [said] * 2

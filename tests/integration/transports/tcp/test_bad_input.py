@@ -301,9 +301,9 @@ async def test_a_client_who_closes_between_frames_is_not_counted_as_dropped(hous
 
 NEGATIVE = {
     "bad CRC": (raw_frame(FrameKind.BATCH, BATCH[13:], channel=7, crc=1), "CRC"),
-    "count says 10, holds 9": (batch_of(*envelopes(9), count=10), "says it holds 10 envelopes, and holds 9"),
-    "count says 9, holds 10": (batch_of(*envelopes(10), count=9), "says it holds 9 envelopes, and holds 10"),
-    "an empty batch": (batch_of(), "holds 0"),
+    "count says 10, holds 9": (batch_of(*envelopes(9), count=10), "the count says 10 envelopes, and 9 are there"),
+    "count says 9, holds 10": (batch_of(*envelopes(10), count=9), "the count says 9 envelopes, and 10 are there"),
+    "an empty batch": (batch_of(), "and 0 are there"),
     "1,001 envelopes": (batch_of(*[0] * (MAX_ENVELOPES + 1)), "length <= 1000"),
     "no batch": (raw_frame(FrameKind.BATCH, msgspec.msgpack.encode("hello")), "no batch"),
 }

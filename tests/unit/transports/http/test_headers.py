@@ -47,7 +47,7 @@ def test_a_key_is_quoted_or_bare(sent: bytes, meant: str) -> None:
     ],
 )
 def test_what_is_no_key_is_refused(sent: bytes) -> None:
-    with pytest.raises(InvalidMessage, match="one text of 1 to 200 printable ASCII characters, quoted or bare"):
+    with pytest.raises(InvalidMessage, match="one text: 1 to 200 printable ASCII characters, quoted or bare"):
         read_key([(b"Idempotency-Key", sent)])
 
 
@@ -125,7 +125,7 @@ def test_without_options_the_source_is_http() -> None:
         (
             b"durable-delivery-by",
             b"2030-01-31T12:00:00Z",
-            "no header 'durable-delivery-by'; did you mean 'durable-deliver-by'",
+            "unknown header: 'durable-delivery-by'; did you mean 'durable-deliver-by'",
         ),
         (b"Durable-Source", b"again", "'durable-source' comes twice"),
     ],

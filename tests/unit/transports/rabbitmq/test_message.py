@@ -167,7 +167,7 @@ class TestSending:
             ({"headers": {"a": float("nan")}}, "header 'a' is not text"),
             ({"headers": {"a": 1}}, "header 'a' is not text"),
             ({"headers": {1: "a"}}, "header 1 is not text"),
-            ({"headers": {"a": "x" * 200_000}}, "its headers take 200[0-9]{3} bytes, more than a frame .*131072"),
+            ({"headers": {"a": "x" * 200_000}}, "headers of 200[0-9]{3} bytes, more than a frame .*131072"),
             ({"headers": {"ä" * 65: "x"}}, "longer name than AMQP carries"),
             ({"headers": {"durable-" + "x" * 106: "x"}}, "longer name than AMQP carries"),
             ({"headers": {"a": "\ud800"}}, "AMQP cannot carry it: .*surrogates"),
@@ -281,7 +281,7 @@ class TestWhatOthersHaveSent:
         ("about", "origin", "reason"),
         [
             (Basic.Properties(), TYPED, "no message_id"),
-            (Basic.Properties(message_id="17"), ORIGIN, "no type, and none is configured"),
+            (Basic.Properties(message_id="17"), ORIGIN, "has no type: send one"),
             (Basic.Properties(message_id="17", content_encoding="gzip"), TYPED, "content_encoding 'gzip'"),
         ],
         ids=["id", "type", "encoding"],
@@ -298,7 +298,7 @@ class TestWhatOthersHaveSent:
         found = received(durable(), body)
         assert isinstance(found, Unmappable)
         assert found.raw == b""
-        assert found.reason == "the body has 1048577 bytes, more than max_message_bytes (1048576)"
+        assert found.reason == "the body has 1048577 bytes, more than max_message_bytes (1048576); send less"
         assert found.metadata["body-bytes"] == "1048577"
         assert found.metadata["body-sha256"] == hashlib.sha256(body).hexdigest()
         assert isinstance(received(durable(), bytes(LIMIT)), Envelope)

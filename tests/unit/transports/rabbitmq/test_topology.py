@@ -117,7 +117,7 @@ def test_somebody_elses_queue_is_not_declared() -> None:
 @pytest.mark.parametrize(
     ("uri", "handled", "reason"),
     [
-        (TOPIC, (), "nothing is handled here.*declare handlers"),
+        (TOPIC, (), "no message type is handled here.*declare handlers"),
         (f"{TOPIC}?types=orders.pad", ("orders.paid",), "orders.pad is not handled here; did you mean 'orders.paid'"),
         (f"{MAIL}?message_type=orders.pad", ("orders.paid",), "orders.pad is not handled here; did you mean"),
         (TOPIC, ("a" * 248,), "the name of a queue has 256 bytes, more than the 255 of AMQP"),

@@ -237,7 +237,7 @@ class TestServer:
         side = server()
         match side.hear(Frame(Batch(says, envelopes(holds)), 5), 100):
             case Reply(Frame(Refused(reason), 5)):
-                assert reason == f"the batch says it holds {says} envelopes, and holds {holds}"
+                assert reason == f"malformed batch: the count says {says} envelopes, and {holds} are there"
             case other:
                 pytest.fail(f"unexpected: {other}")
         assert side.unspent == 100
