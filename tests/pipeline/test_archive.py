@@ -165,7 +165,7 @@ def test_of_two_archivers_that_do_not_see_each_others_lock_one_commits(
         commit(lake, *args, **kwargs)
 
     monkeypatch.setattr(Lake, "commit", commit_after_the_other)
-    with pytest.raises(ArchiveConflict, match="Run it again"):
+    with pytest.raises(ArchiveConflict, match="Run the command again"):
         archiver.run()
     assert outcomes == [20]
     assert archiver.ids() == [*range(1, 21)]

@@ -148,6 +148,7 @@ def test_purge_names_the_transaction_that_uses_the_history(
     add_old_day(conn, 41, 4)
     add_old_day(conn, 40, 4, first=11)
     archiver.run()
+    archiver.run("dead_letters")
     with preparing(database_url, "long") as other:
         add_history(other, 1, first=101)
     monkeypatch.setattr(purging, "_patiently", lambda drop, *given: drop(*given))
@@ -166,6 +167,7 @@ def test_purge_waits_for_a_short_transaction(
 ) -> None:
     add_old_day(conn, 41, 4)
     archiver.run()
+    archiver.run("dead_letters")
     drop, tried = archives.drop_day, []
     with contextlib.closing(psycopg.connect(database_url)) as other:
         add_history(other, 1, first=101)
@@ -257,6 +259,7 @@ def test_rows_are_archived_and_streamed_once_over_the_end_of_the_numbers(
         assert archiver.verify().is_whole
         history = status(archiver).tables[0]
         assert (history.problem, history.lag_rows) == (None, 0)
+        archiver.run("dead_letters")
         assert len(purge(lambda: spark, archiver.lake, archiver.origin, MONTH).days) == 1
         assert archiver.run().rows == 0
 

@@ -470,7 +470,7 @@ def test_a_row_without_a_key_is_another_message_than_one_with_a_key(spark: Spark
 def test_the_mode_fast_refuses_rows_that_come_in_an_order(spark: SparkSession, database_url: str) -> None:
     rows = generated(Case(keys=2, partitions=2, order="by default"), 10)
     with pytest.raises(
-        InvalidMessage, match=r"nothing was published: .* rows of a task have a key.*use the mode 'atomic'"
+        InvalidMessage, match=r"not all parts were published: .* rows of a task have a key.*use the mode 'atomic'"
     ):
         publish.publish(messages(frame(spark, rows, 1)), load_settings(database_url=database_url), mode="fast")
     assert Outbox(database_url).rows("SELECT 1 FROM durable.incoming_envelopes") == []

@@ -72,7 +72,7 @@ def test_what_was_committed_is_read_by_days(spark: SparkSession, lake: Lake) -> 
 
 def test_of_two_commits_from_one_offset_one_is_refused(any_lake: Lake) -> None:
     any_lake.commit("history", [data_file(any_lake)], app_id="shop", low=0, high=900)
-    with pytest.raises(ArchiveConflict, match="Run it again"):
+    with pytest.raises(ArchiveConflict, match="Run the command again"):
         any_lake.commit("history", [data_file(any_lake)], app_id="shop", low=0, high=950)
     assert any_lake.offset("shop", "history") == 900
     assert len(any_lake.files("history")) == 1

@@ -38,6 +38,7 @@ def test_purge_killed_at_a_step_leaves_whole_days_and_is_finished_by_the_next(
         add_old_day(conn, 40 + number, ROWS, first=1 + number * ROWS)
     add_history(conn, 5, first=1_001)
     archiver.run()
+    archiver.run("dead_letters")
     everything = archiver.ids()
     dies_at(step, "purging", archiver.lake.url, archiver.origin.url)
 

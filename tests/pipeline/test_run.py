@@ -199,7 +199,7 @@ REFUSED = {
     '[[step]]\nrun = "archve"': "step 2: 'archve' is no step; did you mean 'archive'?",
     "[[step]]\nsince = '7d'": 'step 2 has no name; write such as run = "archive"',
     '[[step]]\nrun = "audit"\nsinse = "7d"': "step 2, audit: sinse: no such option; did you mean 'since'?",
-    '[[step]]\nrun = "audit"\nsince = "soon"': "step 2, audit: --since: 'soon' is no time",
+    '[[step]]\nrun = "audit"\nsince = "soon"': "step 2, audit: --since: 'soon' is not a time",
     '[[step]]\nrun = "audit"\nsince = true': "step 2, audit: since: True is no value of this option",
     '[[step]]\nrun = "audit"\nsince = ["7d"]': "step 2, audit: since: takes one value, not a list",
     '[[step]]\nrun = "audit"\nexamples = -1': "step 2, audit: invalid value for '--examples'",

@@ -63,6 +63,7 @@ def fill(conn: psycopg.Connection[Any]) -> None:
     add_history(conn, 30)
     conn.execute(
         "UPDATE durable.envelope_history SET causation_id = id, partition_key = 'k', deliver_by = now(), error = 'no', "
+        "seq = get_byte(uuid_send(id), 15), "
         """content_type = 'application/json', headers = '{"tenant": "a"}', body = convert_to('{"n": 1}', 'UTF8')"""
     )
     add_letters(conn, 30)

@@ -95,11 +95,11 @@ def audit(
     if out is not None and "://" not in out and Path(out).exists():
         raise InvalidSetting(f"--out: {out} is there already; name a new folder")
     lakes = [Lake(place) for place in sender], [Lake(place) for place in receiver]
-    for lake in (*lakes[0], *lakes[1]):
-        lake.require("history")
     check_session(master, remote)
     local_rows = few_rows(load_settings(), master, remote)
     yield
+    for lake in (*lakes[0], *lakes[1]):
+        lake.require("history")
     with spark_errors(), phases("audit") as phase:
         verdict = None
         if out is None and row_count([*lakes[0], *lakes[1]]) <= local_rows:

@@ -12,7 +12,7 @@ from uuid import UUID
 import typer
 
 from durable.cli.output import Block, Table, phases
-from durable.cli.pipeline.options import Master, Remote, few_rows, find_filled_lake, open_session, row_count
+from durable.cli.pipeline.options import Master, Remote, few_rows, find_lake, open_session, row_count
 from durable.cli.pipeline.report import Since, Until, parse_day
 from durable.cli.pipeline.steps import Ended, Step
 from durable.cli.target import Debug
@@ -55,7 +55,7 @@ def conversations(
 ) -> Step:
     """List conversations by duration, depth or size; or show one as a tree of what caused what."""
     settings = load_settings()
-    places = [find_filled_lake(place, settings) for place in (lake or (None,))]
+    places = [find_lake(place, settings) for place in (lake or (None,))]
     days = parse_day(since, "--since"), parse_day(until, "--until")
     wanted = None if id_ is None else _uuid(id_)
     local_rows = few_rows(settings, master, remote)
@@ -64,6 +64,8 @@ def conversations(
     with needs_spark():
         from durable.pipeline import conversations, few_conversations
     yield
+    for place in places:
+        place.require("history")
     with phases("conversations") as phase:
         find, overview = few_conversations.find, few_conversations.overview
         if row_count(places) > local_rows:

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from durable.errors import InvalidSetting
-from durable.pipeline.lake import SOURCES, Lake, LakeTable
+from durable.pipeline.lake import SOURCES, Lake
 from durable.pipeline.session import FEW_ROWS, needs_spark, spark_session
 from durable.settings import Settings, load_settings
 
@@ -44,13 +44,6 @@ def find_lake(place: str | None, settings: Settings) -> Lake:
     if not named:
         raise InvalidSetting("lake: not set; give --lake PLACE or DURABLE_LAKE")
     return Lake(named)
-
-
-def find_filled_lake(place: str | None, settings: Settings, table: LakeTable = "history") -> Lake:
-    """The same, if it has this table; else InvalidSetting is raised before Spark takes its time to start."""
-    lake = find_lake(place, settings)
-    lake.require(table)
-    return lake
 
 
 def open_session(

@@ -13,7 +13,7 @@ import typer
 from durable.cli.arguments import parse_time
 from durable.cli.dead_letters.selection import SideName
 from durable.cli.output import Table, phases, progress
-from durable.cli.pipeline.options import LakeUrl, Master, Remote, find_filled_lake, open_session
+from durable.cli.pipeline.options import LakeUrl, Master, Remote, find_lake, open_session
 from durable.cli.pipeline.steps import Ended, Step
 from durable.cli.target import DatabaseUrl, Debug, OptionalBusName, SchemaName, connection, load_target
 from durable.errors import InvalidSetting
@@ -137,9 +137,11 @@ def replay(
     if not every and not choice.is_narrowed:
         raise InvalidSetting("replay: filter the messages, such as by --type or --since; or give --all")
     bus, settings = load_target(app, database, schema)
-    place = None if parquet is not None else find_filled_lake(lake, settings, choice.table)
+    place = None if parquet is not None else find_lake(lake, settings)
     check_session(master, remote)
     yield
+    if place is not None:
+        place.require(choice.table)
     if bus is not None and not dry_run:
         _declare(bus, settings)
     with phases("replay") as phase:

@@ -12,7 +12,7 @@ import typer
 
 from durable.cli.arguments import parse_time
 from durable.cli.output import phases
-from durable.cli.pipeline.options import LakeUrl, Master, Remote, find_filled_lake, open_session
+from durable.cli.pipeline.options import LakeUrl, Master, Remote, find_lake, open_session
 from durable.cli.pipeline.steps import Ended, Step
 from durable.cli.target import Debug
 from durable.errors import InvalidSetting
@@ -51,7 +51,7 @@ def report(
     debug: Debug = False,
 ) -> Step:
     """Write a page of plots about throughput, latencies and failures. The page needs no network."""
-    place = find_filled_lake(lake, load_settings())
+    place = find_lake(lake, load_settings())
     days = parse_day(since, "--since"), parse_day(until, "--until")
     from durable.pipeline import rollups
     from durable.pipeline.page import render
@@ -65,6 +65,7 @@ def report(
     rollups.check_place(place)
     check_session(master, remote)
     yield
+    place.require("history")
     with spark_errors(), phases("report") as phase:
         phase("starting Spark")
         spark = open_session(master, remote, debug=debug, lakes=[place])
