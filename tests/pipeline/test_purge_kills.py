@@ -43,7 +43,7 @@ def test_purge_killed_at_a_step_leaves_whole_days_and_is_finished_by_the_next(
     dies_at(step, "purging", archiver.lake.url, archiver.origin.url)
 
     left = days(conn)
-    assert len(left) == DAYS - STEPS[step]
+    assert DAYS - len(left) in STEPS[step]
     assert set(left) <= {ROWS}
     assert archiver.ids() == everything
     detached = (
@@ -54,6 +54,6 @@ def test_purge_killed_at_a_step_leaves_whole_days_and_is_finished_by_the_next(
     add_history(conn, 5, first=1_006)
     assert archiver.run().rows == 5, "the lock of the one that died is free"
     done = purge(lambda: archiver.spark, archiver.lake, archiver.origin, Retention(KEEP, KEEP))
-    assert len(done.days) == DAYS - STEPS[step]
+    assert len(done.days) == len(left)
     assert days(conn) == []
     assert archiver.ids() == [*everything, *range(1_006, 1_011)]

@@ -125,7 +125,7 @@ def test_a_run_ends_at_the_first_step_that_fails_with_its_exit_code(agent: Agent
     ("steps", "database", "code", "said"),
     [
         ("compact,status,report", "postgresql://nobody@127.0.0.1:1/none", 1, "the database cannot be used"),
-        ("compact,report,status", None, 2, "no history of these days"),
+        ("compact,report,status", None, 2, "no history; fill it"),
     ],
 )
 def test_a_step_that_breaks_off_ends_the_run_with_the_exit_code_of_its_error(

@@ -63,14 +63,15 @@ def fill(conn: psycopg.Connection[Any]) -> None:
     add_history(conn, 30)
     conn.execute(
         "UPDATE durable.envelope_history SET causation_id = id, partition_key = 'k', deliver_by = now(), error = 'no', "
-        "seq = get_byte(uuid_send(id), 15), "
+        "seq = get_byte(uuid_send(id), 15), erasure_id = id, "
         """content_type = 'application/json', headers = '{"tenant": "a"}', body = convert_to('{"n": 1}', 'UTF8')"""
     )
     add_letters(conn, 30)
     conn.execute(
         "UPDATE durable.dead_letters SET causation_id = id, partition_key = 'k', deliver_by = now(), traceback = 't', "
         "resolution = 'discarded', resolved_at = now(), resolved_by = 'ada', resolution_reason = 'no', "
-        "body = 'body', edited_body = 'edited', message_digest = 7, ordering_key = 'k', fair_key = 'f'"
+        "body = 'body', edited_body = 'edited', message_digest = 7, ordering_key = 'k', fair_key = 'f', "
+        "erasure_id = id"
     )
 
 
