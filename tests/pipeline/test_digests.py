@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from psycopg.types.json import Jsonb
 
 from durable.pipeline.columns import COLUMNS
 from durable.pipeline.copying import copy, opened
@@ -23,7 +24,7 @@ DAY = date(2026, 11, 20)
 _TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
 _TIMES = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=st.just(UTC))
 _IN_DAY = st.datetimes(datetime(2026, 11, 20), datetime(2026, 11, 20, 23, 59), timezones=st.just(UTC))
-_VALUES = {
+_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "uuid": st.uuids(),
     "text": _TEXTS,
     "bigint": st.integers(-(2**63), 2**63 - 1),
@@ -31,7 +32,7 @@ _VALUES = {
     "boolean": st.booleans(),
     "timestamptz": _TIMES,
     "bytea": st.binary(max_size=200),
-    "jsonb": st.dictionaries(_TEXTS, _TEXTS, max_size=3).map(psycopg.types.json.Jsonb),
+    "jsonb": st.dictionaries(_TEXTS, _TEXTS, max_size=3).map(Jsonb),
 }
 _BOUND: dict[str, st.SearchStrategy[Any]] = {
     "side": st.sampled_from(["incoming", "outgoing"]),
@@ -56,11 +57,14 @@ def _rows(table: LakeTable) -> st.SearchStrategy[dict[str, Any]]:
 def _store(conn: psycopg.Connection[Any], table: LakeTable, rows: list[dict[str, Any]]) -> None:
     source, names = SOURCES[table], [each.name for each in COLUMNS[SOURCES[table]]]
     override = "OVERRIDING SYSTEM VALUE " if table == "dead_letters" else ""
-    conn.execute(f"TRUNCATE durable.{source} CASCADE")
+    conn.execute(f"TRUNCATE durable.{source} CASCADE".encode())
+    insert = (
+        f"INSERT INTO durable.{source} ({', '.join(names)}) {override}VALUES ({', '.join(['%s'] * len(names))}) "
+        "ON CONFLICT DO NOTHING"
+    )
     for row in rows:
         conn.execute(
-            f"INSERT INTO durable.{source} ({', '.join(names)}) {override}VALUES ({', '.join(['%s'] * len(names))}) "
-            "ON CONFLICT DO NOTHING",
+            insert.encode(),
             [row[name] for name in names],
         )
 

@@ -280,7 +280,7 @@ def test_rows_gone_from_restored_lake_and_database_are_named(
     backed_up: Archiver, conn: psycopg.Connection[Any]
 ) -> None:
     day = (datetime.now(UTC) - timedelta(days=40)).date()
-    conn.execute(f"DROP TABLE durable.envelope_history_{day:%Y%m%d}")
+    conn.execute(f"DROP TABLE durable.envelope_history_{day:%Y%m%d}".encode())
     assert read_status(backed_up.origin.url, "durable", backed_up.lake).tables[0].gone == {day: 50}
     found = backed_up.verify()
     assert (found.missing, found.gone, found.is_whole) == (150, {day: 50}, False)
