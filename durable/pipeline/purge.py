@@ -23,6 +23,7 @@ from durable.pipeline.lake import SOURCES, Lake, LakeTable
 from durable.pipeline.lake_digests import Spark
 from durable.pipeline.origin import Origin, locked
 from durable.pipeline.progress import Show
+from durable.pipeline.status import problem_of
 from durable.pipeline.verify import Verified, claimed, verify
 from durable.storage import archives
 
@@ -127,6 +128,9 @@ class _Purge:
                 f"lake {self._lake.table_url(table)}: {source} is archived into {archive.lake}; name that"
             )
         offset = self._lake.offset(archive.app_id, table)
+        problem = problem_of(self._conn, self._origin.schema, archive, offset, source)
+        if problem is not None:
+            raise InvalidSetting(f"{source}: {problem}; nothing was purged")
         archives.confirm(self._conn, self._origin.schema, source, offset)
         return offset
 

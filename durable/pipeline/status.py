@@ -70,7 +70,7 @@ def _table(conn: Connection, schema: str, lake: Lake | None, table: LakeTable) -
         )
     confirmed = archive.archived_below
     offset = confirmed if lake is None else lake.offset(archive.app_id, table)
-    problem = _problem(conn, schema, archive, offset, source)
+    problem = problem_of(conn, schema, archive, offset, source)
     is_other = archive.identity != archives.identity(conn, schema)  # then no number says what was archived
     lag = archives.lag(conn, schema, source, 0 if is_other else offset)
     return TableStatus(
@@ -86,7 +86,8 @@ def _table(conn: Connection, schema: str, lake: Lake | None, table: LakeTable) -
     )
 
 
-def _problem(conn: Connection, schema: str, archive: Archive, offset: int, source: str) -> str | None:
+def problem_of(conn: Connection, schema: str, archive: Archive, offset: int, source: str) -> str | None:
+    """Return why nothing can be archived or dropped before an operator decides, with what to run; else None."""
     if archive.identity != archives.identity(conn, schema) or archives.is_numbered_anew(conn, schema, source):
         return (
             "this is not the database that was archived: it was restored, copied, upgraded or failed over; "

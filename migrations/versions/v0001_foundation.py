@@ -404,7 +404,8 @@ BEGIN
         '(pg_current_xact_id()::text)::bigint + ' || base;
     EXECUTE 'ALTER TABLE "{schema}".dead_letters ALTER COLUMN xid SET DEFAULT '
         '(pg_current_xact_id()::text)::bigint + ' || base;
-    UPDATE "{schema}".archives SET identity = "{schema}".cluster_identity(), claimed_below = base;
+    -- Below the base: a lake that stands at it was brought there by another database, restored from the same one.
+    UPDATE "{schema}".archives SET identity = "{schema}".cluster_identity(), claimed_below = base - 1;
     RETURN base;
 END $$;
 

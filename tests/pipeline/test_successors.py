@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from durable.errors import InvalidSetting
 from durable.pipeline.copying import connection
 from durable.pipeline.lake import Lake
+from durable.pipeline.purge import Retention, purge
 from durable.pipeline.status import read_status
 from durable.storage import migrator
 from tests.support.archiving import Archiver, origin_of
@@ -28,6 +29,8 @@ from tests.support.history import add_history, add_letters, add_old_day
 from tests.support.partitions import drop_partitions
 
 pytestmark = pytest.mark.timeout(300)
+
+MONTH = Retention(timedelta(days=30), timedelta(days=30))
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +87,8 @@ class Succession:
         for table in ("history", "dead_letters"):
             with pytest.raises(InvalidSetting, match=said):
                 self.archiver.run(table)
+        with pytest.raises(InvalidSetting, match="nothing was purged"):
+            purge(lambda: self.archiver.spark, self.archiver.lake, self.archiver.origin, MONTH)
         status = read_status(self.archiver.origin.url, "durable", self.archiver.lake)
         assert all(each.problem is not None for each in status.tables)
         with psycopg.connect(self.archiver.origin.url, autocommit=True) as conn:
@@ -170,6 +175,26 @@ def test_restored_dump_goes_whole_into_another_lake(
     succession.archiver.lake = Lake(str(tmp_path / "other"))
     assert succession.archive(is_new_lake=True) == (20, 0)
     assert succession.ids() == [*range(1, 21)]
+
+
+def test_second_restored_dump_is_archived_whole(made: Clusters, primary: Cluster, succession: Succession) -> None:
+    """Two dumps of one database have generations of the same number."""
+    write(primary, 10, first=1)
+    letters(primary, 1)
+    assert succession.archive() == (10, 1)
+    older, newer = made.new(), made.new()
+    primary.copy_dump("shop", older)
+    write(primary, 50, first=11)  # never archived from there
+    letters(primary, 5)
+    primary.copy_dump("shop", newer)
+
+    succession.take_over(older)
+    assert succession.archive(is_successor=True) == (0, 0)
+    succession.take_over(newer)
+    succession.refuses()
+    assert succession.archive(is_successor=True) == (50, 5)
+    assert succession.ids() == [*range(1, 61)]
+    succession.is_whole()
 
 
 def test_copy_within_one_cluster_is_refused(primary: Cluster, succession: Succession) -> None:
