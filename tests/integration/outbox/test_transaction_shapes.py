@@ -126,7 +126,7 @@ class Shapes(RuleBasedStateMachine):
         self.outer: Connection | None = None
         self.committed: set[int] = set()
         self.is_detached = False
-        """Was the connection committed under the session? The session does not commit what follows on it: in autocommit
+        """Was the connection's transaction ended under the session? The session does not commit what follows on it: in autocommit
         it is stored all the same, no COMMIT tells of it, and recovery finds it."""
         self.working: set[int] = set()
 
@@ -309,6 +309,7 @@ class Shapes(RuleBasedStateMachine):
     @rule()
     def roll_back_by_the_connection(self) -> None:
         self._end(lambda: self.session.connection().rollback())
+        self.is_detached = self.shape.binding == "autocommit"
 
     def _end(self, end: Callable[[], None]) -> None:
         self.savepoints.clear()
