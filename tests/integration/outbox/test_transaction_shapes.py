@@ -126,8 +126,8 @@ class Shapes(RuleBasedStateMachine):
         self.outer: Connection | None = None
         self.committed: set[int] = set()
         self.is_detached = False
-        """Was the connection's transaction ended under the session? The session does not commit what follows on it: in autocommit
-        it is stored all the same, no COMMIT tells of it, and recovery finds it."""
+        """Was the connection's transaction ended under the session? The session does not commit what follows on it: in
+        autocommit it is stored all the same, no COMMIT tells of it, and recovery finds it."""
         self.working: set[int] = set()
 
     @initialize(data=st.data())
