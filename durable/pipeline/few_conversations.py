@@ -72,7 +72,12 @@ def _rows(
     read = []
     for lake in _different(lakes):
         by_day = lake.files_by_day("history")
-        files = [f for day, each in by_day.items() if (since or date.min) <= day < (until or date.max) for f in each]
+        files = [
+            file
+            for day, each in by_day.items()
+            if (since is None or since <= day) and (until is None or day < until)
+            for file in each
+        ]
         read.append(
             places.dataset(lake.table_url("history"), files, schema).to_table(list(trees.COLUMNS), filter=where)
         )

@@ -130,7 +130,7 @@ class _Purge:
         offset = self._lake.offset(archive.app_id, table)
         problem = problem_of(self._conn, self._origin.schema, archive, offset, source)
         if problem is not None:
-            raise InvalidSetting(f"{source}: {problem}; nothing was purged")
+            raise InvalidSetting(f"{source}: rows were not purged: {problem}")
         archives.confirm(self._conn, self._origin.schema, source, offset)
         return offset
 

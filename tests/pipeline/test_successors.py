@@ -87,7 +87,7 @@ class Succession:
         for table in ("history", "dead_letters"):
             with pytest.raises(InvalidSetting, match=said):
                 self.archiver.run(table)
-        with pytest.raises(InvalidSetting, match="nothing was purged"):
+        with pytest.raises(InvalidSetting, match="rows were not purged"):
             purge(lambda: self.archiver.spark, self.archiver.lake, self.archiver.origin, MONTH)
         status = read_status(self.archiver.origin.url, "durable", self.archiver.lake)
         assert all(each.problem is not None for each in status.tables)
