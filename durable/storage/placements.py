@@ -8,27 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
 from durable.messages.ordering import BY_ITS_KEY, Rule
-from durable.storage.sql.statement import Statement
-
-# In the order of the key: two nodes that start at once wait for each other in one order.
-_DECLARE: Final = Statement("""
-INSERT INTO {schema}.placements AS known (side, name, ordering_key, fair_by)
-SELECT side, name, ordering_key, fair_by FROM unnest(
-    CAST(:side AS text[]), CAST(:name AS text[]), CAST(:ordering_key AS text[]), CAST(:fair_by AS text[])
-) AS declared (side, name, ordering_key, fair_by)
-ORDER BY side, name
-ON CONFLICT (side, name) DO UPDATE SET ordering_key = excluded.ordering_key, fair_by = excluded.fair_by
-WHERE (known.ordering_key, known.fair_by) IS DISTINCT FROM (excluded.ordering_key, excluded.fair_by)
-""")
-_READ: Final = Statement("""
-SELECT side, name, ordering_key, fair_by FROM {schema}.placements
-WHERE ordering_key IS NOT NULL OR fair_by IS NOT NULL
-""")
+from durable.storage.sql import placements as statements
 
 
 class Declared(NamedTuple):
@@ -63,12 +48,12 @@ def declare(conn: Connection, schema: str, declared: Sequence[Declared]) -> None
         "ordering_key": [each.rule.ordering_key for each in declared],
         "fair_by": [each.rule.fair_by for each in declared],
     }
-    conn.execute(_DECLARE.within(schema), columns)
+    conn.execute(statements.DECLARE_PLACEMENTS.within(schema), columns)
 
 
 def read(conn: Connection, schema: str) -> Placements:
     """Read the declarations of the nodes."""
     found: dict[str, dict[str, Rule]] = {"incoming": {}, "outgoing": {}}
-    for side, name, ordering_key, fair_by in conn.execute(_READ.within(schema)):
+    for side, name, ordering_key, fair_by in conn.execute(statements.READ_PLACEMENTS.within(schema)):
         found[side][name] = Rule(ordering_key, fair_by)
     return Placements(found["incoming"], found["outgoing"])

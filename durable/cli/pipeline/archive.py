@@ -69,7 +69,7 @@ def archive(
 ) -> Step:
     """Archive history and dead letters in the lake, each row once: those written since the last run.
 
-    From the first run on, nodes keep rows that are not archived yet, however old they are.
+    From the first run on, nodes drop no history and no dead letters; `pipeline purge` does.
     """
     settings, name = _target(app, database, schema, service)
     if end:
