@@ -35,7 +35,7 @@ test: setup ## Run every test, after the quick checks (JOBS=n workers, each with
 	@scripts/java.sh
 	.venv/bin/ruff check
 	.venv/bin/lint-imports
-	.venv/bin/pytest -n $(or $(JOBS),2) --dist worksteal
+	scripts/test.sh $(or $(JOBS),2)
 
 quick: setup ## Run the unit and contract tests, which need no server but the embedded Postgres
 	.venv/bin/pytest -q -n $(or $(JOBS),4) -k "not rabbitmq" tests/unit tests/contract

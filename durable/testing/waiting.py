@@ -21,7 +21,7 @@ async def eventually(
 @overload
 async def eventually(condition: Callable[[], T], *, within: timedelta | float = ..., what: str = ...) -> T: ...
 async def eventually(
-    condition: Callable[[], Any], *, within: timedelta | float = 5.0, what: str = "the condition"
+    condition: Callable[[], Any], *, within: timedelta | float = 20.0, what: str = "the condition"
 ) -> Any:
     """Ask until the answer is true, and return it; raises AssertionError when it is not within this time.
 

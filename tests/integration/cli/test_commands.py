@@ -406,7 +406,7 @@ def test_node_runs_with_its_flags_until_sigterm(agent: Agent, database: str, con
         assert "tcp://127.0.0.1:1" in latched["message"]
         assert document(agent, "circuits")[0]["key"] == "tcp://127.0.0.1:1"
         process.send_signal(signal.SIGTERM)
-        rest, err = process.communicate(timeout=10)
+        rest, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, b"")
     assert json.loads(rest.splitlines()[-1])["event"] == "node %d of %s left"
     assert document(agent, "nodes") == []
@@ -437,7 +437,7 @@ def test_watch_draws_tables_on_a_terminal_until_interrupted(
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
         assert process.stderr.read() == b""
-        assert process.wait(timeout=5) == 130
+        assert process.wait(timeout=30) == 130
     assert "┏" in seen
 
 

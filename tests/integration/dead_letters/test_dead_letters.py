@@ -369,7 +369,7 @@ class TestReplaying:
             conn.commit()
             await database.transaction(replay_by_ada, ALL, WHOLE)
             driver: Any = conn.connection.driver_connection
-            assert len(list(driver.notifies(timeout=10, stop_after=1))) == 1
+            assert len(list(driver.notifies(timeout=30, stop_after=1))) == 1
 
     async def test_a_letter_is_replayed_once(self, tables: Tables, database: Database) -> None:
         given(tables, letters.incoming, [envelope(1)])

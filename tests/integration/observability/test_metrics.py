@@ -481,6 +481,9 @@ async def test_a_port_that_is_taken_is_an_error_that_says_so(database_url: str) 
                 pass
 
 
+METRICS_AT = "metrics at %s/metrics, health at %s/health"
+
+
 def test_a_node_of_the_command_line_serves_its_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], database_url: str
 ) -> None:
@@ -490,12 +493,15 @@ def test_a_node_of_the_command_line_serves_its_metrics(
     with agent.process("run", f"{module}:bus", "--json", "--metrics-port", "0") as process:
         assert process.stdout is not None
         lines = map(json.loads, iter(process.stdout.readline, b""))
-        told = next(record["message"] for record in lines if record["event"].startswith("metrics at"))
-        address = told.split()[2].removesuffix("/metrics,")
+        told = {}
+        while not told.keys() >= {METRICS_AT, "node %d of %s joined"}:  # until it is a node, it is not healthy
+            record = next(lines)
+            told[record["event"]] = record["message"]
+        address = told[METRICS_AT].split()[2].removesuffix("/metrics,")
         scrape = Scrape(httpx.get(f"{address}/metrics").text)
         assert httpx.get(f"{address}/health").status_code == 200
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=10)
+        _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, b"")
     assert scrape.families["python_info"].samples[0].value == 1
     assert scrape.labels("info", "service") == {module}
