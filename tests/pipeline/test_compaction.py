@@ -67,7 +67,7 @@ def test_vacuum_removes_replaced_files_only(
     assert archiver.lake.read(archiver.spark, "history").count() == 10
 
 
-def test_vacuum_refuses_to_remove_what_queries_may_read(archiver: Archiver) -> None:
+def test_vacuum_refuses_to_remove_files_younger_than_an_hour(archiver: Archiver) -> None:
     with pytest.raises(InvalidSetting, match="is below an hour"):
         vacuum(archiver.lake, "history", timedelta(minutes=59))
 

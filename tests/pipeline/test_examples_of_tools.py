@@ -88,7 +88,7 @@ def test_misspelt_option_of_a_dag_would_be_found() -> None:
         understood("durable-agent pipeline compact --laek x")
 
 
-def test_nothing_is_purged_before_it_was_verified() -> None:
+def test_purge_tasks_depend_on_their_verify_tasks() -> None:
     of_purge = [task for task in tasks() if task.name.startswith("purge")]
     assert [[before.name for before in task.before] for task in of_purge] == [["verify_orders"], ["verify_billing"]]
 
@@ -171,7 +171,7 @@ def volume(project: Project) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_models_of_the_dbt_project_compute_what_they_say(project: Project) -> None:
+def test_models_of_the_dbt_project_compute_the_expected_rows(project: Project) -> None:
     assert volume(project) == [
         (date(2026, 1, 1), "billing", "incoming", "handled", 3, 2),
         (date(2026, 1, 1), "shop", "outgoing", "sent", 1, 0),

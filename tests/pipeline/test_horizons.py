@@ -78,7 +78,7 @@ def status(archiver: Archiver) -> Status:
 # ---------------------------------------------------------------- prepared transactions
 
 
-def test_prepared_transaction_is_archived_when_it_is_committed(
+def test_prepared_transaction_is_archived_when_committed(
     archiver: Archiver, conn: psycopg.Connection[Any], database_url: str
 ) -> None:
     add_history(conn, 5)
@@ -128,7 +128,7 @@ def test_status_names_the_transaction_with_the_oldest_number(
         assert "elder" in held.who
 
 
-def test_status_names_a_transaction_that_its_role_may_not_see(
+def test_status_names_a_transaction_hidden_from_its_role(
     shared: Cluster, conn: psycopg.Connection[Any], database_url: str
 ) -> None:
     role = f"reader{next(_numbers)}"
@@ -142,7 +142,7 @@ def test_status_names_a_transaction_that_its_role_may_not_see(
         assert f"process {hidden.info.backend_pid} " in held.who
 
 
-def test_purge_names_the_transaction_that_uses_the_history(
+def test_purge_names_the_transaction_using_the_history(
     archiver: Archiver, conn: psycopg.Connection[Any], database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_old_day(conn, 41, 4)
@@ -183,7 +183,7 @@ def test_purge_waits_for_a_short_transaction(
     assert (len(done.days), len(tried)) == (1, 3)
 
 
-def test_successor_with_a_prepared_transaction_is_archived_when_that_has_ended(
+def test_successor_with_a_prepared_transaction_is_archived_after_its_commit(
     made: Clusters, spark: SparkSession, tmp_path: Path
 ) -> None:
     primary = made.new()

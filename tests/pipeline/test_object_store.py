@@ -51,7 +51,7 @@ def test_spark_without_a_connector_says_so(
         lake.read(spark, "history")
 
 
-def test_a_bucket_that_is_not_there_is_told_in_one_line(store_url: str) -> None:
+def test_missing_bucket_raises_an_error_of_one_line(store_url: str) -> None:
     with pytest.raises(InvalidSetting, match=r"^lake s3://nowhere/lake: .*NoSuchBucket") as raised:
         Lake("s3://nowhere/lake").create("history")
     assert "\n" not in str(raised.value)

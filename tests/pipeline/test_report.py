@@ -42,7 +42,7 @@ def test_days_are_computed_once_and_again_when_rows_have_come(spark: SparkSessio
     assert [row["total"] for row in more.nodes] == [6, 6]
 
 
-def test_days_that_were_not_asked_for_do_not_count(spark: SparkSession, lake: Lake) -> None:
+def test_report_counts_only_the_chosen_days(spark: SparkSession, lake: Lake) -> None:
     second = report(spark, lake, since=(BEGAN + timedelta(days=1)).date())
     assert (second.totals["handled"], second.days_computed) == (2, 1)
     first = report(spark, lake, until=(BEGAN + timedelta(days=1)).date())
@@ -59,7 +59,7 @@ def test_windows_are_as_wide_as_a_plot_shows_well(spark: SparkSession, lake: Lak
     assert short.last == at(4)  # rather than the end of the minute
 
 
-def test_what_history_shows_is_marked_and_so_is_what_is_told(spark: SparkSession, lake: Lake) -> None:
+def test_report_marks_starts_of_nodes_interruptions_and_given_marks(spark: SparkSession, lake: Lake) -> None:
     fill(lake, history(DAY + 1_200, interruptions=1, node_id=2))
     found = report(spark, lake, marks=[Mark(at(30), "release 7")])
     assert [mark.label for mark in found.marks] == [
@@ -141,7 +141,7 @@ def test_the_page_of_a_sender_alone_has_no_latencies(spark: SparkSession, tmp_pa
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_name_that_looks_like_a_template_stays_as_it_is(spark: SparkSession, tmp_path: Path, name: str) -> None:
+def test_message_type_resembling_a_template_is_shown_unchanged(spark: SparkSession, tmp_path: Path, name: str) -> None:
     lake = fill(Lake(str(tmp_path / "lake")), table([handled(1, message_type=name)]))
     found = report(spark, lake)
     page, _ = rendered(found)

@@ -54,7 +54,7 @@ FOLDERS: Final = (
     "transports/rabbitmq",
     "transports/tcp",
 )
-TEST_FOLDERS: Final = ("tests/integration/cli", "tests/unit/cli")
+TEST_FOLDERS: Final = ("tests/integration/cli", "tests/pipeline", "tests/unit/cli")
 
 
 def words(text: str) -> frozenset[str]:

@@ -213,7 +213,7 @@ async def test_a_message_between_others_leaves_them_alone(database: Tables, kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_message_that_hangs_leaves_its_neighbours_alone(database: Tables, kind: str) -> None:
+async def test_hanging_message_leaves_its_neighbours_unchanged(database: Tables, kind: str) -> None:
     await compare(database, kind, ["succeed", "hang", "send"])
 
 

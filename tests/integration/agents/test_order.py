@@ -105,7 +105,7 @@ def rows(database: str, query: str) -> list[tuple[Any, ...]]:
 
 class TestAKey:
     @pytest.mark.parametrize("group", [1, 10])
-    async def test_is_handled_in_order_over_two_nodes_whatever_fails(self, database_url: str, group: int) -> None:
+    async def test_key_is_handled_in_order_over_two_nodes_despite_failures(self, database_url: str, group: int) -> None:
         log, rng = Log(), random.Random(group)
         nodes = [Bus("workshop", database_url, batch_size=7, **QUICK) for _ in range(2)]
 
@@ -127,7 +127,7 @@ class TestAKey:
             await eventually(lambda: all(_committed(log, key) == list(range(15)) for key in "abcde"), within=30)
         assert log.overlaps == []
 
-    async def test_that_fails_waits_for_its_retry_and_others_go_on(self, database_url: str) -> None:
+    async def test_failing_key_waits_for_its_retry_and_other_keys_proceed(self, database_url: str) -> None:
         log, mended = Log(), asyncio.Event()
         bus = Bus("workshop", database_url, **QUICK)
 
@@ -152,7 +152,7 @@ class TestAKey:
         followers = "SELECT attempts FROM durable.envelope_history WHERE partition_key = 'bad' ORDER BY sent_at, id"
         assert [count > 0 for (count,) in rows(database_url, followers)] == [True, False, False]
 
-    async def test_is_claimed_again_at_once_without_waiting_for_the_next_look(self, database_url: str) -> None:
+    async def test_key_is_claimed_again_without_waiting_for_the_next_poll(self, database_url: str) -> None:
         log = Log()
         bus = node(database_url, log, {**SLOW_TO_LOOK, "batch_size": 3, "buffer_size": 3})
         async with bus:
@@ -161,7 +161,7 @@ class TestAKey:
             await send(bus, Step("hot", 20))
             await eventually(lambda: log.count() == 21, within=20)
 
-    async def test_spans_types_that_have_their_handlers_on_different_nodes(self, database_url: str) -> None:
+    async def test_key_spans_types_handled_on_different_nodes(self, database_url: str) -> None:
         """Each node wakes the other when its turn has come."""
         log = Log()
         steps, strides = (Bus("workshop", database_url, **SLOW_TO_LOOK) for _ in range(2))
@@ -180,7 +180,7 @@ class TestAKey:
                 await send(steps, Step("k", number) if number % 2 else Stride("k", number))
             await eventually(lambda: log.done["k"] == list(range(6)), within=20)
 
-    async def test_is_told_to_the_nodes_that_can_handle_it_by_one_that_cannot(self, database_url: str) -> None:
+    async def test_key_is_hinted_to_capable_nodes_by_a_node_without_the_handler(self, database_url: str) -> None:
         log = Log()
         without = Bus("workshop", database_url, **SLOW_TO_LOOK)
         without.application.routes.handled_here("order.step")
@@ -188,7 +188,7 @@ class TestAKey:
             await send(without, *(Step("k", number) for number in range(3)))
             await eventually(lambda: log.done["k"] == [0, 1, 2])
 
-    async def test_is_tried_in_its_turn_when_failures_have_stopped_its_handler(self, database_url: str) -> None:
+    async def test_key_is_tried_in_its_turn_when_its_circuit_is_open(self, database_url: str) -> None:
         log, mended = Log(), asyncio.Event()
         bus = Bus("workshop", database_url, **QUICK)
         breaker = CircuitBreaker(failure_rate=0.5, at_least=2, open_for=0.05, longest=0.1)
@@ -206,7 +206,7 @@ class TestAKey:
             await eventually(lambda: log.done["a"] == log.done["b"] == [0, 1, 2], within=20)
             await eventually(lambda: rows(database_url, "SELECT kind FROM durable.circuits") == [])
 
-    async def test_orders_what_a_schedule_brings_too(self, database_url: str) -> None:
+    async def test_key_orders_messages_of_a_schedule(self, database_url: str) -> None:
         log = Log()
         bus = node(database_url, log)
         bus.every("0 0 1 1 *", Step("k", 1), name="yearly", key="k")
@@ -228,7 +228,7 @@ class TestAKey:
         assert all(done == sorted(done) for done in log.done.values())
         assert log.overlaps == []
 
-    async def test_lets_what_was_sent_with_a_delay_take_its_place_when_it_is_due(self, database_url: str) -> None:
+    async def test_key_places_a_delayed_message_by_its_due_time(self, database_url: str) -> None:
         log = Log()
         bus = node(database_url, log)
         async with bus:
@@ -236,7 +236,7 @@ class TestAKey:
             await send(bus, Step("k", 2))
             await eventually(lambda: log.done["k"] == [2, 1])
 
-    async def test_goes_on_after_a_dead_letter_and_what_is_replayed_comes_last(self, database_url: str) -> None:
+    async def test_key_proceeds_after_a_dead_letter_and_a_replayed_letter_comes_last(self, database_url: str) -> None:
         log, mended = Log(), asyncio.Event()
         bus = Bus("workshop", database_url, **QUICK)
 
@@ -255,7 +255,7 @@ class TestAKey:
             await bus.runtime.database.transaction(replay, Selection(), LetterRange(0, 1_000, 10))
             await eventually(lambda: log.done["k"] == [0, 2, 1])
 
-    async def test_of_no_text_is_refused(self, database_url: str) -> None:
+    async def test_key_must_not_be_empty(self, database_url: str) -> None:
         bus = node(database_url, Log())
         async with bus:
             with pytest.raises(InvalidMessage, match="key is empty"):
@@ -295,7 +295,7 @@ class TestManyKeys:
         return bus
 
     @pytest.mark.parametrize("stop", ["paused", "full"])
-    async def test_of_a_handler_that_takes_nothing_cost_the_others_no_look(
+    async def test_keys_of_a_stopped_handler_cost_no_look_for_the_others(
         self, database_url: str, stop: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """While a delayed message and keys of others are handled, no page is read for the handler that stands."""
