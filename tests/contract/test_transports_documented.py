@@ -37,7 +37,7 @@ def test_the_documented_transport_passes_the_whole_suite(folder: Path) -> None:
     assert f"\n{tests} passed in" in output, output
 
 
-def test_the_suite_finds_an_answer_before_the_commit_and_shows_what_it_compared(folder: Path) -> None:
+def test_suite_finds_an_answer_before_the_commit_and_shows_the_comparison(folder: Path) -> None:
     code = (folder / "lines.py").read_text()
     careless = code.replace(
         "await receiver.receive(self.endpoint, fitting) if fitting",

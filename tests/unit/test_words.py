@@ -54,7 +54,17 @@ FOLDERS: Final = (
     "transports/rabbitmq",
     "transports/tcp",
 )
-TEST_FOLDERS: Final = ("tests/integration/cli", "tests/pipeline", "tests/unit/cli")
+TEST_FOLDERS: Final = (
+    "tests/contract",
+    "tests/integration/agents",
+    "tests/integration/cli",
+    "tests/integration/storage",
+    "tests/integration/transports/http",
+    "tests/integration/transports/rabbitmq",
+    "tests/integration/transports/tcp",
+    "tests/pipeline",
+    "tests/unit/cli",
+)
 
 
 def words(text: str) -> frozenset[str]:

@@ -328,7 +328,7 @@ class TestManyKeys:
             go_on.set()
             await bus.resume(Stride)
 
-    async def test_of_which_none_is_free_are_looked_at_page_by_page_in_turn_with_others(
+    async def test_keys_without_a_claimable_message_are_looked_at_by_page_in_turn_with_others(
         self, database_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each key is held by a message of another type: a look finds them, and can claim nothing."""
@@ -375,7 +375,7 @@ class TestABacklog:
     COUNT = 30_000
 
     @pytest.mark.parametrize("kind", ["plain", "fair", "outgoing"])
-    async def test_keeps_nothing_waiting_that_becomes_due(
+    async def test_backlog_does_not_delay_a_message_becoming_due(
         self, database_url: str, monkeypatch: pytest.MonkeyPatch, kind: str
     ) -> None:
         settings = {**QUICK, "batch_size": 10, "buffer_size": 20, "forgotten_after": timedelta(minutes=5)}
@@ -422,7 +422,7 @@ class TestABacklog:
 
 
 class TestParking:
-    async def test_a_dead_letter_parks_its_key_where_that_is_asked_for(self, database_url: str) -> None:
+    async def test_dead_letter_parks_its_key_when_the_handler_asks_for_parking(self, database_url: str) -> None:
         log = Log()
         nodes = [Bus("workshop", database_url, **QUICK) for _ in range(2)]
         for bus in nodes:
@@ -448,7 +448,7 @@ class TestParking:
             assert await nodes[1].resume(key="bad")
             await eventually(lambda: log.done["bad"] == [0, 2, 3, 4])
 
-    async def test_it_can_be_a_setting_and_an_ordered_handler_stops_as_a_whole(self, database_url: str) -> None:
+    async def test_setting_park_stops_an_ordered_handler_as_a_whole(self, database_url: str) -> None:
         log = Log()
         bus = Bus("workshop", database_url, on_dead_letter="park", **QUICK)
 
@@ -465,7 +465,7 @@ class TestParking:
             await bus.resume(Step)
             await eventually(lambda: [number for _, number in log.all] == [0, 2, 3])
 
-    async def test_what_is_in_memory_of_a_key_that_is_parked_goes_back_unhandled(self, database_url: str) -> None:
+    async def test_messages_of_a_parked_key_in_memory_go_back_unhandled(self, database_url: str) -> None:
         log = Log()
         bus = Bus("workshop", database_url, **QUICK)
 
@@ -550,7 +550,7 @@ class TestSending:
 
         return Transport(load_settings())
 
-    async def test_what_has_a_key_arrives_in_the_order_of_its_commits(
+    async def test_keyed_messages_arrive_in_the_order_of_their_commits(
         self, make_database: Callable[[str], str], memory: MemoryTransport
     ) -> None:
         orders, workshop = make_database("orders"), make_database("workshop")
@@ -643,7 +643,7 @@ class TestSendingInTurns:
         assert first.count("gold") > first.count("large")
         assert sorted(received) == ["gold"] * 60 + ["large"] * 300 + ["small"] * 5
 
-    async def test_what_a_fair_destination_left_is_sent_when_it_is_fair_no_more(
+    async def test_rows_left_by_a_fair_destination_are_sent_when_the_destination_is_no_longer_fair(
         self, make_database: Callable[[str], str]
     ) -> None:
         memory, handled = MemoryTransport(load_settings()), list[int]()
@@ -707,7 +707,9 @@ class TestTurns:
         first = [plan for plan, _ in log.all[:40]]
         assert 28 <= first.count("gold") <= 32
 
-    async def test_what_a_fair_handler_left_is_handled_when_it_is_fair_no_more(self, database_url: str) -> None:
+    async def test_rows_left_by_a_fair_handler_are_handled_when_the_handler_is_no_longer_fair(
+        self, database_url: str
+    ) -> None:
         log = Log()
         sender = Bus("workshop", database_url, mode="send-only")
         sender.handles(Step, fair_by="tenant")(_nothing)
@@ -717,7 +719,7 @@ class TestTurns:
             await eventually(lambda: log.done["a"] == [1])
 
     @pytest.mark.parametrize("options", [{"key": "k"}, {"key": None, "tenant": "blue"}], ids=["keyed", "shared"])
-    async def test_what_no_node_can_handle_becomes_a_dead_letter(
+    async def test_message_without_a_handler_on_any_node_becomes_a_dead_letter(
         self, database_url: str, options: dict[str, str]
     ) -> None:
         sender = Bus("workshop", database_url, mode="send-only")

@@ -228,7 +228,7 @@ def test_operators_word_holds_through_any_steps(engine: Engine, steps: list[Step
         (None, 9, "operator pauses"),
     ],
 )
-def test_pause_is_told_with_the_reason_of_whoever_made_it_last_longest(
+def test_pause_shows_the_reason_of_its_longest_writer(
     engine: Engine, first: int | None, then: int | None, reason: str
 ) -> None:
     with engine.begin() as conn:

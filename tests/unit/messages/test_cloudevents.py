@@ -59,7 +59,7 @@ def test_source_and_id_are_not_run_together() -> None:
     assert first.id != second.id
 
 
-def test_attributes_that_an_envelope_has_are_its_own() -> None:
+def test_known_attributes_become_fields_of_the_envelope() -> None:
     event = from_structured(
         structured(time="2030-01-31T12:00:00+01:00", expirytime="2030-02-01T00:00:00Z", partitionkey="order-17")
     )
@@ -97,7 +97,7 @@ def test_data_keeps_its_bytes() -> None:
     assert from_structured(structured(data)).body == data
 
 
-def test_data_in_base64_is_what_is_encoded() -> None:
+def test_base64_data_is_decoded() -> None:
     encoded = base64.b64encode(DATA).decode()
 
     assert from_structured(structured(None, data_base64=encoded)) == from_structured(structured())
@@ -170,7 +170,7 @@ def test_any_text_survives_a_header(text: str) -> None:
         (structured(datacontenttype="text/plain"), "data of the type text/plain is no text"),
     ],
 )
-def test_what_is_no_event_is_refused(document: bytes, reason: str) -> None:
+def test_malformed_event_is_refused(document: bytes, reason: str) -> None:
     with pytest.raises(InvalidMessage, match=reason):
         from_structured(document)
 
@@ -188,14 +188,14 @@ def test_what_is_no_event_is_refused(document: bytes, reason: str) -> None:
         ((b"ce-time", b"now"), "time is no time as in RFC 3339"),
     ],
 )
-def test_headers_that_are_no_event_are_refused(header: tuple[bytes, bytes], reason: str) -> None:
+def test_malformed_headers_of_an_event_are_refused(header: tuple[bytes, bytes], reason: str) -> None:
     with pytest.raises(InvalidMessage, match=reason):
         from_binary(binary(header), "application/json", DATA)
 
 
 @given(start=st.integers(0, 150), length=st.integers(0, 20), instead=st.binary(max_size=20))
 @example(start=0, length=150, instead=b"")
-def test_whatever_is_wrong_is_invalid_message(start: int, length: int, instead: bytes) -> None:
+def test_corrupted_event_raises_only_invalid_message(start: int, length: int, instead: bytes) -> None:
     document = structured()
 
     with contextlib.suppress(InvalidMessage):

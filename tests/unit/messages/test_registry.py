@@ -83,7 +83,7 @@ def test_two_classes_cannot_have_one_name() -> None:
     assert class_of("a") is Placed
 
 
-def test_a_module_that_is_loaded_again_registers_its_class_again() -> None:
+def test_module_loaded_again_registers_its_class_again() -> None:
     message("a")(Placed)
     again = type("Placed", (msgspec.Struct,), {"__module__": Placed.__module__})
     message("a")(again)
@@ -102,7 +102,7 @@ def test_an_unknown_name_is_told_the_nearest_known_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["os.system", "antigravity", "this", "builtins.eval"])
-def test_nothing_is_imported_by_a_name(name: str) -> None:
+def test_name_of_a_type_imports_nothing(name: str) -> None:
     before = set(sys.modules)
     with pytest.raises(UnknownMessageType):
         class_of(name)
