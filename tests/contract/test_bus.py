@@ -1281,7 +1281,7 @@ class TestFailing:
             assert len(world.dead_letters()) == 3
 
     @pytest.mark.parametrize("error", [int, Reject, "TimeoutError"])
-    def test_a_policy_for_what_is_no_error_of_the_handler_is_refused(self, world: World, error: Any) -> None:
+    def test_policy_for_a_class_other_than_an_error_is_refused(self, world: World, error: Any) -> None:
         with pytest.raises(InvalidSetting, match="on_error"):
             world.bus.on_error(error, retry=Retry())
 

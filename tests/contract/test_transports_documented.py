@@ -52,7 +52,7 @@ def test_suite_finds_an_answer_before_the_commit_and_shows_the_comparison(folder
     assert "assert [Stored(), Stored()] == [Failed(" in output, output
 
 
-def test_applications_can_be_tested_without_what_the_suite_needs(folder: Path) -> None:
+def test_bus_in_memory_needs_no_pytest(folder: Path) -> None:
     (folder / "without.py").write_text(
         "import sys\nsys.modules['pytest'] = None\nimport durable.testing\nprint(durable.testing.InMemoryBus.__name__)"
     )

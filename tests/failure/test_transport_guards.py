@@ -138,7 +138,7 @@ async def failure_of(test: Awaitable[None]) -> BaseException | None:
 
 @both_ways
 @pytest.mark.parametrize("transport", [*DIRECT, "rabbitmq"])
-async def test_an_answer_before_the_commit_would_lose_what_the_commit_refuses(
+async def test_answer_follows_the_commit(
     transport: str,
     link_over: LinkOver,
     make_database: Callable[[str], str],

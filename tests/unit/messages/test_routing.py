@@ -38,17 +38,17 @@ class TestCommands:
         routes.subscribe(PLACED, BILLING)
         assert routes.for_send(PLACED) == BILLING
 
-    def test_with_several_subscribers_is_told_to_be_published(self, routes: Routes) -> None:
+    def test_command_with_several_subscribers_is_refused_with_advice_to_publish(self, routes: Routes) -> None:
         routes.subscribe(PLACED, BILLING)
         routes.subscribe(PLACED, MAIL)
         with pytest.raises(RoutingError, match=r"2 subscribers: use publish\(\)"):
             routes.for_send(PLACED)
 
-    def test_without_a_destination_says_how_to_give_it_one(self, routes: Routes) -> None:
+    def test_command_without_a_destination_is_refused_with_advice(self, routes: Routes) -> None:
         with pytest.raises(RoutingError, match=r"bus\.route\('orders\.placed', to=\.\.\.\).*send\(\.\.\., to=\.\.\.\)"):
             routes.for_send(PLACED)
 
-    def test_has_one_route_and_may_be_given_it_again(self, routes: Routes) -> None:
+    def test_command_has_one_route_and_accepts_the_same_again(self, routes: Routes) -> None:
         routes.route(PLACED, BILLING)
         routes.route(PLACED, BILLING)
         with pytest.raises(RoutingError, match="cannot also go to"):
@@ -63,7 +63,7 @@ class TestEvents:
         routes.handled_here(PLACED)
         assert routes.for_publish(PLACED) == [BILLING, MAIL, LOCAL]
 
-    def test_may_have_nobody_who_wants_it(self, routes: Routes) -> None:
+    def test_event_may_have_no_subscribers(self, routes: Routes) -> None:
         assert routes.for_publish(PLACED) == []
 
     def test_a_command_is_not_published(self, routes: Routes) -> None:
@@ -71,7 +71,7 @@ class TestEvents:
         with pytest.raises(RoutingError, match=r"use send\(\)"):
             routes.for_publish(PLACED)
 
-    def test_what_has_subscribers_and_no_route_is_an_event(self, routes: Routes) -> None:
+    def test_type_with_subscribers_and_no_route_is_an_event(self, routes: Routes) -> None:
         routes.handled_here(PLACED)
         assert not routes.is_event(PLACED)
         routes.subscribe(PLACED, BILLING)

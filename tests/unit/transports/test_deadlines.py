@@ -31,7 +31,7 @@ def urgent(left: timedelta = MINUTE) -> Envelope:
 
 
 class TestRules:
-    def test_what_is_left_is_counted_from_the_receivers_clock(self) -> None:
+    def test_rest_of_a_deadline_is_counted_from_the_clock_of_the_receiver(self) -> None:
         for there in (THERE, HERE, HERE - timedelta(days=2)):
             [arrived] = counted_anew([urgent()], HERE, there)
             assert arrived.deliver_by == there + MINUTE
@@ -40,7 +40,7 @@ class TestRules:
         assert departure([envelope(), urgent()], HERE) == HERE
         assert departure([envelope()], HERE) is None
 
-    def test_without_the_senders_clock_the_deadline_is_believed(self) -> None:
+    def test_deadline_is_kept_without_the_clock_of_the_sender(self) -> None:
         given = [urgent(), envelope()]
         assert counted_anew(given, None, THERE) == given
 
@@ -80,14 +80,14 @@ class TestOnTheWire:
             case other:
                 raise AssertionError(other)
 
-    def test_tcp_tells_it_when_a_neighbour_is_unreadable_too(self) -> None:
+    def test_tcp_batch_carries_the_clock_also_with_an_unreadable_neighbour(self) -> None:
         payload = msgspec.msgpack.encode([2, [urgent(), "nonsense"], HERE])
         salvaged = _decode_batch(memoryview(payload), 1, len(payload))
         assert isinstance(salvaged, Frame)
         assert isinstance(salvaged.content, PartlyReadable)
         assert (salvaged.content.clock, len(salvaged.content.envelopes)) == (HERE, 1)
 
-    def test_an_older_tcp_peer_says_nothing_of_it_and_skips_it(self) -> None:
+    def test_older_tcp_peer_omits_and_skips_the_clock(self) -> None:
         class OldBatch(msgspec.Struct, array_like=True):
             count: int
             envelopes: list[Envelope]
@@ -102,7 +102,7 @@ class TestOnTheWire:
         assert decode_batch(encode_batch([urgent()], HERE)).clock == HERE
         assert decode_batch(encode_batch([envelope()], HERE)).clock is None
 
-    def test_an_older_http_peer_says_nothing_of_it(self) -> None:
+    def test_older_http_peer_omits_the_clock(self) -> None:
         body = msgspec.msgpack.encode([1, 1, [urgent()]])
         assert decode_batch(body).clock is None
 
@@ -133,7 +133,7 @@ class TestAtABroker:
         assert self.foreign("0").deliver_by == HERE
         assert self.foreign(None).deliver_by is None
 
-    def test_an_expiration_that_is_no_number_is_told(self) -> None:
+    def test_expiration_other_than_a_number_is_reported(self) -> None:
         assert "is no number of milliseconds" in self.foreign("soon").reason
 
 

@@ -46,7 +46,7 @@ def test_a_key_is_quoted_or_bare(sent: bytes, meant: str) -> None:
         b"a\r\nb",
     ],
 )
-def test_what_is_no_key_is_refused(sent: bytes) -> None:
+def test_invalid_key_is_refused(sent: bytes) -> None:
     with pytest.raises(InvalidMessage, match="one text: 1 to 200 printable ASCII characters, quoted or bare"):
         read_key([(b"Idempotency-Key", sent)])
 
@@ -67,7 +67,7 @@ def test_any_printable_text_can_be_quoted(key: str) -> None:
     assert read_key([(b"idempotency-key", f'"{quoted}"'.encode())]) == key
 
 
-def test_a_key_that_is_a_uuid_is_the_id() -> None:
+def test_key_holding_a_uuid_is_the_id() -> None:
     assert id_of(ID, "orders", "orders.order-placed") == id_of(ID.upper(), "shop", "shop.sold") == UUID(ID)
 
 
@@ -109,7 +109,7 @@ def test_options_are_read() -> None:
     )
 
 
-def test_without_options_the_source_is_http() -> None:
+def test_source_is_http_by_default() -> None:
     assert read_options([]) == Options(source="http")
 
 
@@ -130,7 +130,7 @@ def test_without_options_the_source_is_http() -> None:
         (b"Durable-Source", b"again", "'durable-source' comes twice"),
     ],
 )
-def test_an_option_that_is_not_as_it_should_be_is_refused(name: bytes, value: bytes, reason: str) -> None:
+def test_invalid_option_is_refused(name: bytes, value: bytes, reason: str) -> None:
     headers = [(name, value)] if name != b"Durable-Source" else [(b"durable-source", b"shop"), (name, value)]
 
     with pytest.raises(InvalidMessage, match=reason):
@@ -141,12 +141,12 @@ def test_own_headers_keep_their_names_in_lower_case() -> None:
     assert own_headers([(b"Durable-Header-Tenant-Id", "Größe".encode()), (b"tenant", b"7")]) == {"tenant-id": "Größe"}
 
 
-def test_an_own_header_that_comes_twice_is_refused() -> None:
+def test_repeated_own_header_is_refused() -> None:
     with pytest.raises(InvalidMessage, match="'durable-header-tenant' comes twice"):
         own_headers([(b"durable-header-tenant", b"7"), (b"Durable-Header-Tenant", b"8")])
 
 
-def test_trace_context_is_kept_and_what_is_malformed_is_not() -> None:
+def test_trace_context_is_kept_without_malformed_headers() -> None:
     context = [(b"TraceParent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), (b"tracestate", b"a=1")]
 
     assert trace_context(context) == {"traceparent": context[0][1].decode(), "tracestate": "a=1"}

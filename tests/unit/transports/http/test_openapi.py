@@ -109,7 +109,7 @@ def test_classes_of_one_name_do_not_meet() -> None:
     assert {"shop.order.Line", "shop.parcel.Line"} < set(document["components"]["schemas"])
 
 
-def test_a_class_that_cannot_be_described_is_named() -> None:
+def test_undescribable_class_is_named() -> None:
     document = describe("shop", {"shop.undescribable": Undescribable, **MESSAGES})
 
     assert schema_of(document, "/messages/shop.undescribable")["description"] == (
@@ -117,7 +117,7 @@ def test_a_class_that_cannot_be_described_is_named() -> None:
     )
 
 
-def test_every_header_that_is_understood_is_described() -> None:
+def test_every_known_header_is_described() -> None:
     parameters = describe("shop", MESSAGES)["paths"]["/messages/shop.order"]["post"]["parameters"]
 
     described = {parameter["name"].lower() for parameter in parameters}
