@@ -46,7 +46,7 @@ def test_suite_finds_an_answer_before_the_commit_and_shows_the_comparison(folder
     assert careless != code
     (folder / "lines.py").write_text(careless.replace("    async def _store(", TOO_EARLY + "\n    async def _store("))
 
-    output = run(folder, "pytest", "-q", "-k", "could_not_store or before_it_is_stored")
+    output = run(folder, "pytest", "-q", "-k", "failed_at_the_receiver or follows_the_storing")
 
     assert "2 failed" in output, output
     assert "assert [Stored(), Stored()] == [Failed(" in output, output
