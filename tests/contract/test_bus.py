@@ -1175,7 +1175,9 @@ class TestFailing:
             async with world.bus.unit_of_work() as uow:
                 assert list(await uow.session.scalars(text("SELECT number FROM effects"))) == [2]
 
-    async def test_retries_at_once_then_after_each_delay_then_gives_up_with_the_traceback(self, world: World) -> None:
+    async def test_failing_message_is_retried_at_once_then_after_each_delay_then_dead_lettered_with_its_traceback(
+        self, world: World
+    ) -> None:
         attempts: list[int] = []
 
         @world.bus.handles(OrderPlaced, retry=Retry(immediate=1, delays=[10, 60], jitter=0))

@@ -235,7 +235,7 @@ async def test_delivery_handled_before_its_acknowledgement_is_a_duplicate_when_r
             assert await way.queued() == 0
 
 
-def test_every_crash_point_has_its_places_in_the_code_a_case_here_and_a_line_in_the_guarantees() -> None:
+def test_every_crash_point_has_its_places_in_the_code_a_case_and_a_line_in_the_guarantees() -> None:
     points = {f"C{number}" for number in range(1, 23)}
     elsewhere = {"C22"}  # test_schedule_crashes.py
 
@@ -245,7 +245,7 @@ def test_every_crash_point_has_its_places_in_the_code_a_case_here_and_a_line_in_
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_every_transport_has_the_crash_points_of_a_sender_and_a_listener(transport: str) -> None:
+def test_every_transport_has_crash_points_of_sender_and_listener(transport: str) -> None:
     on_the_way = {
         point
         for point, places in places_in_code().items()

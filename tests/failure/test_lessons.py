@@ -179,7 +179,7 @@ async def test_send_never_flushes_or_commits_or_opens_a_connection(shop: str) ->
     await engine.dispose()
 
 
-async def test_a_failure_in_the_callers_transaction_is_the_callers_and_is_not_retried(shop: str) -> None:
+async def test_failure_in_the_transaction_of_the_caller_is_raised_and_not_retried(shop: str) -> None:
     with psycopg.connect(shop) as conn:
         conn.execute("ALTER TABLE durable.outgoing_envelopes ADD CONSTRAINT refuse CHECK (false)")
     engine = async_engine(shop)

@@ -567,7 +567,7 @@ async def test_process_obeys_sigterm_despite_any_handler(start: Callable[..., Pr
 
 
 @pytest.mark.usefixtures("message_waits")
-async def test_process_ends_at_once_at_the_second_signal(start: Callable[..., Process]) -> None:
+async def test_second_signal_ends_the_process_at_once(start: Callable[..., Process]) -> None:
     process = start(STUBBORN, DURABLE_DRAIN_TIMEOUT="300")
     await process.says("begun")
     process.process.send_signal(signal.SIGTERM)

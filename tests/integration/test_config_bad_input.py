@@ -113,7 +113,7 @@ def test_an_unknown_setting_is_refused_with_a_suggestion(agent: Agent, monkeypat
     refuses(agent("status"), "DURABLE_BATCHSIZE", "'batch_size'")
 
 
-def test_no_database_at_all_is_refused(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_database_url_is_refused(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DURABLE_DATABASE_URL", raising=False)
 
     for command in ("migrate", "status", "nodes", "circuits", "doctor"):
@@ -159,7 +159,7 @@ def test_application_unable_to_run_is_refused(agent: Agent, name: str, source: s
     refuses(ended, *(word.replace("MODULE", module) for word in named))
 
 
-def test_the_traceback_is_shown_only_on_demand(agent: Agent) -> None:
+def test_traceback_is_shown_only_on_demand(agent: Agent) -> None:
     module = agent.application("\n1 / 0")
 
     assert "Traceback" in agent("run", f"{module}:bus", "--debug").err

@@ -274,7 +274,7 @@ def test_a_plain_spark_session_finds_the_data_source_of_a_checkout_on_its_path(
     assert done.stdout.split() == ["read", "0", "pushed", "0"], done.stdout + done.stderr
 
 
-def test_durable_without_its_extra_hides_no_other_data_source(python: Path, built: Built, checkout: Path) -> None:
+def test_missing_extra_hides_no_other_data_source(python: Path, built: Built, checkout: Path) -> None:
     install_wheel(python, built, checkout)
     without = "import sys; sys.modules['pyarrow'] = None; sys.modules['adbc_driver_manager'] = None; "
     without += "sys.modules['pyspark'] = None; import pyspark_durable; print(hasattr(pyspark_durable, 'DefaultSource'))"

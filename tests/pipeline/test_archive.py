@@ -125,7 +125,7 @@ def test_rows_of_a_transaction_committed_late_are_archived_by_the_next_run(
     assert archiver.ids() == [*range(1, 11)]
 
 
-def test_files_of_others_are_left_alone(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
+def test_foreign_files_are_left_unchanged(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
     add_history(conn, 5, finished_at=MIDNIGHT)
     archiver.run()
     folder = archiver.files()[0].parent
@@ -142,7 +142,7 @@ def test_files_of_others_are_left_alone(archiver: Archiver, conn: psycopg.Connec
     assert set(others) <= set(archiver.files())
 
 
-def test_two_archivers_do_not_work_at_once(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
+def test_second_concurrent_archiver_is_refused(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
     add_history(conn, 5)
     with opened(archiver.origin.url) as engine, engine.connect() as other:
         assert archives.try_lock(other, "durable")

@@ -39,7 +39,7 @@ def test_message_sent_and_handled_once_is_no_finding(spark: SparkSession) -> Non
     assert found(spark, [sent(1), sent(2)], [handled(1), handled(2)]) == set()
 
 
-def test_each_kind_is_found_among_its_neighbours(spark: SparkSession) -> None:
+def test_each_kind_of_finding_is_found_among_its_neighbours(spark: SparkSession) -> None:
     sends = [sent(1), sent(2), sent(3)]
     receipts = [handled(1), handled(3), handled(3, finished_at=at(9)), handled(4)]
     assert found(spark, sends, receipts) == {("lost", 2), ("twice", 3), ("alien", 4)}
@@ -214,7 +214,7 @@ def test_audit_joining_the_rows_of_too_many_suspects_counts_the_same(
     assert verdict.counts == {"lost": 3, "twice": 2, "alien": 4, "late": 3, "open": 0}
 
 
-def test_one_lake_may_hold_both_sides(spark: SparkSession, tmp_path: Path) -> None:
+def test_lake_may_hold_both_sides(spark: SparkSession, tmp_path: Path) -> None:
     numbers = np.arange(1_000)
     lake = fill(Lake(str(tmp_path / "lake")), many(numbers, "outgoing"), many(numbers, "incoming"))
     verdict = audit(spark, [lake], [lake], Question())
@@ -278,7 +278,7 @@ FLAWS: Mapping[str, Rows] = {
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
-def test_each_flaw_among_few_rows_is_left_to_spark(tmp_path: Path, flaw: str) -> None:
+def test_flaw_among_few_rows_is_left_to_spark(tmp_path: Path, flaw: str) -> None:
     lake = fill(Lake(str(tmp_path / "lake")), table([*GOOD, *FLAWS[flaw]]))
     assert audit_here([lake], [lake], Question()) is None
     elsewhere = Question(until=at(5))

@@ -91,7 +91,7 @@ def test_archive_takes_the_service_name_from_a_registered_node(agent: Agent, con
     assert document(agent, "archive")["service"] == "billing"
 
 
-def test_archiving_can_be_ended_and_taken_up_again(agent: Agent, conn: psycopg.Connection[Any]) -> None:
+def test_archiving_can_be_interrupted_and_continued(agent: Agent, conn: psycopg.Connection[Any]) -> None:
     """In the same lake: what was written meanwhile, and is still here, is archived once."""
     add_history(conn, 5)
     archive(agent)
@@ -193,7 +193,9 @@ def test_database_refuses_to_drop_a_day_not_fully_archived(conn: psycopg.Connect
         conn.execute("SELECT durable.drop_archived_history(%s)", (day,))
 
 
-def test_purge_wants_an_archive_and_the_right_lake(agent: Agent, conn: psycopg.Connection[Any], tmp_path: Path) -> None:
+def test_purge_requires_an_archive_and_the_right_lake(
+    agent: Agent, conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
     assert "is not archived; run" in agent("pipeline", "purge", "--service", "shop").err
     archive(agent)
     elsewhere = agent("pipeline", "purge", "--service", "shop", "--lake", str(tmp_path / "elsewhere"))
@@ -319,9 +321,7 @@ def test_archive_tells_how_to_install_java_when_none_is_found(
         (("--remote", "http://127.0.0.1"), "The URL must start with 'sc://'"),
     ],
 )
-def test_a_place_where_spark_does_not_run_is_refused_in_one_line(
-    agent: Agent, where: tuple[str, str], said: str
-) -> None:
+def test_unusable_spark_master_is_refused_in_one_line(agent: Agent, where: tuple[str, str], said: str) -> None:
     with agent.process("pipeline", "archive", "--service", "shop", *where) as process:
         _, err = process.communicate()
     assert (process.returncode, err.count(b"\n")) == (2, 1)

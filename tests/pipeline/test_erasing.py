@@ -195,7 +195,7 @@ def test_rows_of_another_service_in_the_same_lake_are_left(
     assert filled.lake.read(spark, "history").where("service = 'billing'").first().partition_key == ANNA  # type: ignore[union-attr]
 
 
-def test_erasing_the_same_again_changes_nothing(filled: Archiver, conn: psycopg.Connection[Any]) -> None:
+def test_repeated_erasure_changes_nothing(filled: Archiver, conn: psycopg.Connection[Any]) -> None:
     first = erase(filled, Chosen(ids=of_anna(5)))
     version = filled.lake.opened("history").version()
     again = erase(filled, Chosen(ids=of_anna(5)))
@@ -303,7 +303,7 @@ def test_day_compacted_during_an_erasure_is_erased(
     assert filled.ids() == [*range(1, 21)]
 
 
-def test_erasure_waits_for_no_archiver(filled: Archiver) -> None:
+def test_erasure_does_not_wait_for_an_archiver(filled: Archiver) -> None:
     with opened(filled.origin.url) as engine, engine.connect() as other:
         assert archives.try_lock(other, "durable")
         with pytest.raises(ArchiveConflict, match="another archiver is at work"):
@@ -398,7 +398,7 @@ def test_rehearsal_counts_and_changes_nothing(agent: Agent, filled: Archiver, co
     assert conn.execute("SELECT count(*) FROM durable.erasures").fetchone() == (0,)
 
 
-def test_command_erases_and_status_verify_and_record_say_so(
+def test_status_verify_and_the_record_report_an_erasure_by_command(
     agent: Agent, filled: Archiver, conn: psycopg.Connection[Any]
 ) -> None:
     told = erase_command(agent, "--key", ANNA, "--yes", "--vacuum", "--by", "anna's lawyer")
@@ -418,7 +418,7 @@ def test_command_erases_and_status_verify_and_record_say_so(
 
 
 @pytest.mark.parametrize(("answer", "code", "erased"), [(b"n\n", 1, 0), (b"y\n", 0, 4)])
-def test_command_asks_on_a_terminal(
+def test_command_asks_for_confirmation_on_a_terminal(
     agent: Agent, conn: psycopg.Connection[Any], answer: bytes, code: int, erased: int
 ) -> None:
     ours, theirs = os.openpty()

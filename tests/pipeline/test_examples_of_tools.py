@@ -83,7 +83,7 @@ def test_every_command_of_the_dags_is_understood() -> None:
     assert sorted(found) == ["archive", "audit", "compact", "purge", "report", "vacuum", "verify"]
 
 
-def test_misspelt_option_of_a_dag_would_be_found() -> None:
+def test_misspelt_option_of_a_dag_is_found() -> None:
     with pytest.raises(typer.TyperException):
         understood("durable-agent pipeline compact --laek x")
 
@@ -181,7 +181,7 @@ def test_models_of_the_dbt_project_compute_the_expected_rows(project: Project) -
     assert [only(row, "service", "exception_type", "letters") for row in causes] == [("billing", "LookupError", 2)]
 
 
-def test_incremental_model_of_the_dbt_project_takes_late_rows_in(project: Project, lake: Lake) -> None:
+def test_incremental_model_of_the_dbt_project_includes_late_rows(project: Project, lake: Lake) -> None:
     later = at(86_400 + 7)
     fill(lake, table([handled(4), handled(5, sent_at=later, finished_at=later)]))
     project.build(is_incremental=True)

@@ -213,7 +213,7 @@ def test_successor_with_a_prepared_transaction_is_archived_after_its_commit(
 # ---------------------------------------------------------------- numbers far ahead
 
 
-def test_rows_are_archived_and_streamed_once_over_the_end_of_the_numbers(
+def test_rows_are_archived_and_streamed_once_across_a_wraparound_of_transaction_numbers(
     made: Clusters, spark: SparkSession, tmp_path: Path
 ) -> None:
     cluster = made.new()
@@ -264,7 +264,7 @@ def test_rows_are_archived_and_streamed_once_over_the_end_of_the_numbers(
         assert archiver.run().rows == 0
 
 
-def test_stream_begins_where_the_rows_begin(conn: psycopg.Connection[Any], shared: Cluster, database_url: str) -> None:
+def test_stream_begins_at_the_first_rows(conn: psycopg.Connection[Any], shared: Cluster, database_url: str) -> None:
     """Its tasks share the numbers of a batch among them: from 0 on, all rows would be in the last one's."""
     shared.use_up(1_000)
     for first in range(1, 41):
@@ -280,7 +280,7 @@ def test_stream_begins_where_the_rows_begin(conn: psycopg.Connection[Any], share
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
-def test_stream_begins_before_its_target_when_transactions_go_on(
+def test_stream_begins_before_its_target_with_transactions_under_way(
     shared: Cluster, database_url: str, start: str
 ) -> None:
     reader = EnvelopeStreamReader(

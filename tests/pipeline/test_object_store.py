@@ -42,7 +42,7 @@ def test_each_row_is_archived_once(
     assert ids(lake) == [*range(1, 301)]
 
 
-def test_spark_without_a_connector_says_so(
+def test_missing_connector_of_spark_is_named(
     spark: SparkSession, lake: Lake, conn: psycopg.Connection[Any], database_url: str
 ) -> None:
     add_history(conn, 1)

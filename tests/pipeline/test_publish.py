@@ -106,7 +106,7 @@ def test_an_event_goes_to_each_destination_under_one_id(spark: SparkSession, out
 
 
 @MODES
-def test_the_nodes_are_told(spark: SparkSession, outbox: Outbox, mode: str) -> None:
+def test_publishing_wakes_the_nodes(spark: SparkSession, outbox: Outbox, mode: str) -> None:
     with psycopg.connect(outbox.url, autocommit=True) as listening:
         listening.execute(f"LISTEN {channel(SCHEMA)}".encode())
         write(messages(orders(spark, 3)), outbox.url, mode=mode)
@@ -117,7 +117,7 @@ def test_the_nodes_are_told(spark: SparkSession, outbox: Outbox, mode: str) -> N
 
 
 @MODES
-def test_a_repeat_adds_nothing(spark: SparkSession, outbox: Outbox, settings: Settings, mode: str) -> None:
+def test_repeated_batch_adds_nothing(spark: SparkSession, outbox: Outbox, settings: Settings, mode: str) -> None:
     first = publish.publish(messages(orders(spark, 100)), settings, mode=mode)
     again = publish.publish(messages(orders(spark, 150, partitions=3)), settings, mode=mode)
     assert first is not None
@@ -242,7 +242,7 @@ def test_staged_rows_of_a_dead_job_are_swept(outbox: Outbox) -> None:
 @pytest.mark.parametrize(
     "name", ["nodes", "staged_x", 'staged_1"; DROP TABLE nodes; --', "staged_" + "0" * 32 + "_1; x"]
 )
-def test_only_staging_tables_are_made_and_dropped(outbox: Outbox, name: str) -> None:
+def test_staging_functions_refuse_names_of_other_tables(outbox: Outbox, name: str) -> None:
     with pytest.raises(psycopg.Error, match="is no name of a staging table"):
         outbox.rows("SELECT durable.make_staging(%s, current_user::text)", name)
     assert outbox.rows("SELECT durable.drop_staging(%s, interval '-1 day')", name) == []

@@ -91,7 +91,7 @@ def test_query_restarted_from_its_checkpoint_publishes_each_batch_once(
     assert batch[1:] == (1, 10)
 
 
-def test_another_query_publishes_for_itself(
+def test_another_query_publishes_separately(
     spark: SparkSession, outbox: Outbox, run: Callable[..., None], tmp_path: Path
 ) -> None:
     come_in(spark, tmp_path, 0)
@@ -102,7 +102,7 @@ def test_another_query_publishes_for_itself(
     assert outbox.one("SELECT count(*) FROM durable.published_batches") == 2
 
 
-def test_a_query_writes_atomically_or_not_at_all(
+def test_streaming_query_must_write_atomically(
     spark: SparkSession, outbox: Outbox, run: Callable[..., None], tmp_path: Path
 ) -> None:
     come_in(spark, tmp_path, 0)

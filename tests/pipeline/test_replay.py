@@ -229,7 +229,7 @@ def test_survey_counts_chosen_messages_and_those_without_a_body(spark: SparkSess
 # ---------------------------------------------------------------- publishing in chunks
 
 
-def test_chunks_follow_in_time_and_each_is_one_batch(spark: SparkSession, database_url: str) -> None:
+def test_chunks_follow_in_time_and_are_one_batch_each(spark: SparkSession, database_url: str) -> None:
     shown: list[tuple[int, int]] = []
     chosen = replay.messages(choosing.complete(history(spark, 10)), name="x")
     done = replay.replay(
@@ -254,7 +254,7 @@ def test_chunks_follow_in_time_and_each_is_one_batch(spark: SparkSession, databa
     assert kept == [(uuid(1003), uuid(2003), replay.new_id_of(uuid(3), name="x"), 0)]
 
 
-def test_the_rate_bounds_how_soon_the_next_chunk_follows(spark: SparkSession, database_url: str) -> None:
+def test_rate_bounds_the_start_of_the_next_chunk(spark: SparkSession, database_url: str) -> None:
     pauses: list[float] = []
     chosen = replay.messages(choosing.complete(history(spark, 10)), name="x")
     settings = load_settings(database_url=database_url)

@@ -56,14 +56,14 @@ def test_message_sent_after_the_lakes_were_archived_is_open(agent: Agent) -> Non
     assert document(agent, *audited(agent, *within))["counts"]["open"] == 1
 
 
-def test_a_report_is_a_page_and_its_tables(agent: Agent) -> None:
+def test_report_command_writes_a_page_and_its_tables(agent: Agent) -> None:
     found = document(agent, "report", "--out", "r.html", "--by", "message_type", "--mark", "2026-01-01T00:00Z=release")
     assert (found["totals"]["sent"], found["marks"][0]["label"]) == (2, "release")
     assert (agent.folder / "r.html").stat().st_size > 4_000_000
     assert "4 rows of history, 0 days computed anew" in agent("pipeline", "report").out
 
 
-def test_a_conversation_is_a_tree(agent: Agent) -> None:
+def test_conversation_is_printed_as_a_tree(agent: Agent) -> None:
     tree = agent("pipeline", "conversations", "--id", str(message_id(1)))
     assert tree.code == 0
     assert "* orders.placed  +0.0 ms, took 25.0 ms  (sent shop tcp://billing:2302, handled billing main)" in tree.out

@@ -86,7 +86,7 @@ def test_steps_run_one_after_the_other_on_the_lake_of_the_run(agent: Agent, hist
     assert (agent.folder / "report.html").exists()
 
 
-def test_the_lake_of_a_run_goes_to_every_step(
+def test_lake_of_a_run_is_passed_to_every_step(
     agent: Agent, history: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("DURABLE_LAKE")
@@ -96,7 +96,7 @@ def test_the_lake_of_a_run_goes_to_every_step(
     assert {row["lake"] for row in found["steps"][1]["document"]["totals"]} == {other}
 
 
-def test_a_person_is_shown_each_step_and_a_summary(agent: Agent, history: None) -> None:
+def test_summary_and_each_step_are_printed(agent: Agent, history: None) -> None:
     ended = agent("pipeline", "run", "--steps", "archive,status")
     assert (ended.code, ended.err) == (0, "")
     for shown in ("1/2 archive", "archived into", "2/2 status", "rows behind", "the run", "1. archive"):

@@ -19,7 +19,7 @@ def test_existing_session_is_used_again_and_keeps_utc(spark: SparkSession) -> No
     assert spark.sql("SELECT CAST(TIMESTAMP '2026-01-01 00:00:00Z' AS string)").collect()[0][0] == "2026-01-01 00:00:00"
 
 
-def test_a_session_is_in_one_place() -> None:
+def test_session_takes_either_master_or_remote() -> None:
     with pytest.raises(InvalidSetting, match="give one of them"):
         spark_session(master="local", remote="sc://localhost")
 
@@ -47,7 +47,7 @@ def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_java_is_looked_for_until_one_is_new_enough(no_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_java_tries_each_place_until_one_is_new_enough(no_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(java(no_java / "old", "1.8.0_402")))
     java(no_java / "jvm" / "java-11", "11.0.2")
     expected = java(no_java / "jvm" / "java-21", "21.0.1")

@@ -292,7 +292,7 @@ def backed_up(archiver: Archiver, conn: psycopg.Connection[Any]) -> Archiver:
     return archiver
 
 
-def test_restored_lake_is_told_and_filled_again(backed_up: Archiver) -> None:
+def test_restored_lake_is_reported_and_filled_again(backed_up: Archiver) -> None:
     status = read_status(backed_up.origin.url, "durable", backed_up.lake).tables[0]
     assert "the lake ends before what was archived" in str(status.problem)
     assert backed_up.verify().missing == 200

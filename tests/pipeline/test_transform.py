@@ -56,7 +56,7 @@ def test_latencies_cover_handled_messages_only(spark: SparkSession) -> None:
     assert [summed[f"{name}_p50"] for name in transform.LATENCIES] == pytest.approx([5.0, 20.0, 25.0])
 
 
-def test_a_local_message_has_no_way_to_its_store(spark: SparkSession) -> None:
+def test_local_message_has_no_latency_to_its_store(spark: SparkSession) -> None:
     local = handled(1, address="local", received_at=at(0.9))
     summed = only(transform.summed(transform.daily(frame(spark, [local]))))
     assert (summed["commit_to_stored_count"], summed["commit_to_stored_p99"]) == (0, None)
@@ -106,7 +106,7 @@ def test_conversation_running_over_midnight_is_measured_as_a_whole(spark: SparkS
     assert other["seconds"] == 40
 
 
-def test_volume_is_by_any_dimension_the_largest_first(spark: SparkSession) -> None:
+def test_volume_is_grouped_by_any_dimension_from_the_largest(spark: SparkSession) -> None:
     rows = [handled(1, partition_key="UA"), handled(2, partition_key="UA"), handled(3, partition_key="AA"), handled(4)]
     found = records(transform.volume(frame(spark, rows), F.col("partition_key"), 2))
     assert [(row["value"], row["total"]) for row in found] == [("UA", 2), (None, 1)]
@@ -118,7 +118,7 @@ def test_letter_is_counted_once_in_its_final_state(spark: SparkSession) -> None:
     assert (found["total"], found["unresolved"], found["example"]) == (2, 1, "no such town")
 
 
-def test_ids_are_written_as_people_write_them(spark: SparkSession) -> None:
+def test_ids_are_written_in_the_usual_form(spark: SparkSession) -> None:
     row = frame(spark, [sent(0x1234)]).select(transform.uuid_text("id").alias("id")).first()
     assert row is not None
     assert row.id == str(message_id(0x1234))

@@ -43,7 +43,7 @@ def test_message_with_several_rows_is_one_node() -> None:
     assert (len(first.rows), first.ended_at) == (2, 30)
 
 
-def test_the_order_of_rows_does_not_matter() -> None:
+def test_order_of_rows_is_irrelevant() -> None:
     rows = [row(3, 2, 20, 30), row(1, None, 0, 10), row(2, 1, 10, 20)]
     for given in (rows, rows[::-1]):
         found = conversation(given)
@@ -68,7 +68,7 @@ def test_a_chain_of_any_length_is_followed() -> None:
     assert (found.depth, len(found.path)) == (20_000, 20_000)
 
 
-def test_rows_are_taken_conversation_by_conversation() -> None:
+def test_rows_are_read_conversation_by_conversation() -> None:
     rows = [row(1, None, 0, 10, conversation=1), row(2, 1, 3, 20, conversation=1), row(3, None, 5, 6, conversation=2)]
     assert [(len(found.messages), found.ended_at) for found in conversations(rows)] == [(2, 20), (1, 6)]
     assert list(conversations([])) == []

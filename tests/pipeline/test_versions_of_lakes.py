@@ -98,7 +98,9 @@ def test_lake_of_an_earlier_version_is_archived_from_its_last_offset(
     assert earlier.run(local_rows=1_000).rows == 0
 
 
-def test_lake_of_an_earlier_version_is_known_by_its_successor(earlier: Archiver, conn: psycopg.Connection[Any]) -> None:
+def test_lake_of_an_earlier_version_is_recognised_by_its_successor(
+    earlier: Archiver, conn: psycopg.Connection[Any]
+) -> None:
     conn.execute("UPDATE durable.archives SET identity = 'another cluster'")
     add_history(conn, 2, first=10, finished_at=MIDNIGHT)
     done = earlier.run(is_successor=True, local_rows=1_000)

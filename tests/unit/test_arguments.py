@@ -435,7 +435,7 @@ def test_class_instead_of_a_message_is_refused() -> None:
 
 
 @pytest.mark.parametrize("option", sorted(SendOptions.__annotations__))
-def test_option_of_none_is_as_good_as_none_given(option: str) -> None:
+def test_option_of_none_equals_an_omitted_option(option: str) -> None:
     bus = Bus("a")
     bus.route(Placed, to="tcp://127.0.0.1:2302")
     outbox = made_outbox(bus)

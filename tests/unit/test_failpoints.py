@@ -40,7 +40,7 @@ def test_armed_failpoint_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> No
         failpoint("C5")
 
 
-def test_the_process_ends_at_the_third_time_when_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_ends_at_the_third_passage_when_armed_so(monkeypatch: pytest.MonkeyPatch) -> None:
     arm(monkeypatch, "C5", 3)
     failpoint("C5")
     failpoint("C5")

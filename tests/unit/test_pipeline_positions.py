@@ -90,7 +90,7 @@ def test_rows_without_a_column_of_order_keep_their_positions() -> None:
     assert [each.as_py() for each in made] == sorted({each.as_py() for each in made})
 
 
-def test_a_struct_without_fields_and_a_null_struct_are_level_or_first() -> None:
+def test_struct_without_fields_is_level_and_a_null_struct_is_first() -> None:
     struct = pa.array(
         [None, {"a": None, "b": 1}, {"a": Decimal(1), "b": None}], pa.struct({"a": pa.decimal128(3, 0), "b": pa.int8()})
     )

@@ -444,7 +444,7 @@ class TestStoppingAGroup:
         assert calls == [1]
 
 
-async def test_a_list_sends_the_same_ids_in_each_attempt(shop: Shop) -> None:
+async def test_list_handler_sends_the_same_ids_in_each_attempt(shop: Shop) -> None:
     ids: list[list[Any]] = []
 
     async def handle(orders: list[Placed], session: AsyncSession) -> list[Billed]:

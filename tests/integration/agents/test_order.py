@@ -219,7 +219,7 @@ class TestAKey:
             await bus.resume(key="k")
             await eventually(lambda: log.done["k"] == [1])
 
-    async def test_more_keys_than_there_is_room_for_all_have_their_turn(self, database_url: str) -> None:
+    async def test_all_keys_have_their_turn_when_more_than_the_room(self, database_url: str) -> None:
         log = Log()
         bus = node(database_url, log, {**QUICK, "batch_size": 5, "buffer_size": 10})
         async with bus:
@@ -355,7 +355,7 @@ class TestManyKeys:
             seen = len(pages)
             assert seen < self.KEYS / 100, "it came before all of those keys were looked at"
 
-    async def test_all_have_their_turn_while_there_is_room_for_a_few(self, database_url: str) -> None:
+    async def test_all_keys_of_many_have_their_turn_with_room_for_a_few(self, database_url: str) -> None:
         """The first keys have far more messages than the others; what is finished of them makes no way for itself."""
         log, go_on = Log(), asyncio.Event()
         go_on.set()
@@ -689,7 +689,7 @@ class TestTurns:
             assert behind <= 40, "it waited for more than what was in memory, and a round"
             await eventually(lambda: log.count() == 401, within=30)
 
-    async def test_weights_say_how_often_each_has_its_turn(self, database_url: str) -> None:
+    async def test_weights_set_the_turns_of_each_tenant(self, database_url: str) -> None:
         log = Log()
         bus = Bus("workshop", database_url, **QUICK)
 

@@ -229,7 +229,7 @@ async def test_a_handler_may_ask_for_a_pause_and_its_message_is_not_counted(data
 
 
 @pytest.mark.parametrize("named", [{}, {"cls": Placed, "listener": "shop"}, {"listener": "shop", "key": "k"}])
-async def test_a_pause_of_nothing_or_of_two_things_is_refused(shop: Shop, named: dict[str, object]) -> None:
+async def test_pause_of_no_target_or_of_two_is_refused(shop: Shop, named: dict[str, object]) -> None:
     with pytest.raises(InvalidSetting, match="one of them"):
         await shop.nodes[0].pause(**named)  # type: ignore[arg-type]
 
@@ -297,7 +297,7 @@ def agent(
     return Agent(tmp_path, monkeypatch, capsys)
 
 
-def test_an_operator_pauses_and_resumes(agent: Agent) -> None:
+def test_pause_and_resume_commands_stop_and_restart_a_handler(agent: Agent) -> None:
     assert agent("pause", "--handler", "a.b", "--for", "60", "--reason", "moving house", "--anyway") == (
         0,
         "the handler a.b is paused for 60 s\n",
@@ -344,7 +344,7 @@ def test_endless_pause_is_shown_as_until_resumed(agent: Agent, database_url: str
         assert msgspec.json.decode(agent("circuits", "--json").out)[0]["until"] is None
 
 
-def test_an_operator_pauses_a_destination(agent: Agent) -> None:
+def test_pause_command_stops_a_destination(agent: Agent) -> None:
     name = agent.application('bus.route(OrderPlaced, to="tcp://127.0.0.1:2302")\n')
     assert agent("pause", f"{name}:bus", "--destination", "tcp://127.0.0.1:2302").out == (
         "the destination tcp://127.0.0.1:2302 is paused until it is resumed\n"

@@ -347,7 +347,7 @@ class TestWithoutADatabase:
         yield house
         await house.close()
 
-    async def test_every_envelope_fails_and_nothing_is_acknowledged(self, cut_off: House) -> None:
+    async def test_every_envelope_is_answered_failed_without_a_database(self, cut_off: House) -> None:
         answers = await cut_off.receive_at_once(envelopes(3), envelopes(1))
         failed = Failed("the receiver could not store the batch: StorageUnavailable")
         assert answers == [[failed] * 3, [failed]]
@@ -379,7 +379,7 @@ class TestRoom:
         finally:
             await house.close()
 
-    async def test_bytes_are_bounded_too(self, tables: Tables) -> None:
+    async def test_room_is_bounded_in_bytes(self, tables: Tables) -> None:
         house = House(load_settings(database_url=tables.url, buffer_bytes=10_000))
         try:
             answers = await house.receive_at_once([envelope(b"x" * 6_000)], [envelope(b"x" * 6_000)])
@@ -388,7 +388,7 @@ class TestRoom:
         finally:
             await house.close()
 
-    async def test_batch_above_all_the_bytes_is_taken_while_they_are_not_used_up(self, tables: Tables) -> None:
+    async def test_batch_above_all_the_bytes_is_accepted_while_some_are_free(self, tables: Tables) -> None:
         house = House(load_settings(database_url=tables.url, buffer_bytes=10_000))
         large = [[envelope(b"x" * 6_000) for _ in range(3)] for _ in range(2)]
         try:

@@ -271,7 +271,7 @@ class TestBatching:
             await eventually(lambda: peer.sizes == [1, 100, 100, 50])
             await eventually(office.is_empty)
 
-    async def test_only_so_many_batches_are_under_way_at_once(self, office: Office) -> None:
+    async def test_batches_under_way_are_bounded(self, office: Office) -> None:
         agent = office.agent()
         peer = office.peers[BILLING]
         async with running(agent):

@@ -227,7 +227,7 @@ class TestPausing:
             await eventually(lambda: shop.handled == [Shipped(1), Placed(1)])
             await eventually(lambda: tables.count("dead_letters") == 1)
 
-    async def test_an_older_version_waits_alone(self, tables: Tables) -> None:
+    async def test_old_version_alone_is_paused_when_undecodable(self, tables: Tables) -> None:
         put(tables, "flight.paid", b'{"amount":"a lot"}', b'{"amount":"7"}')
         shop = Shop(tables.url, pause_undecodable=True)
         async with shop.bus:
@@ -246,7 +246,7 @@ class TestPausing:
             await eventually(lambda: sorted(each.cents for each in shop.handled if isinstance(each, Paid)) == [7, 8, 9])
             await eventually(lambda: tables.count("dead_letters") == 1)
 
-    async def test_a_second_start_finds_them_paused(self, tables: Tables) -> None:
+    async def test_second_start_finds_the_types_paused(self, tables: Tables) -> None:
         put(tables, "flight.placed", BAD)
         async with Shop(tables.url, pause_undecodable=True).bus:
             pass
@@ -292,7 +292,7 @@ class TestReading:
         newest = await database.transaction(in_flight.newest, "flight.placed", tiny, after=0)
         assert [row.id for row in newest] == [ids[-1]]
 
-    async def test_the_ways_to_wait_are_merged_in_order(self, tables: Tables, database: Database) -> None:
+    async def test_waiting_messages_of_all_states_are_merged_in_order(self, tables: Tables, database: Database) -> None:
         ways: list[dict[str, Any]] = [{"owner": 5}, {}, {"due": LATER}, {}, {"owner": 5}, {"due": LATER}]
         ids = [put(tables, "flight.placed", GOOD, **way)[0] for way in ways]
         put(tables, "flight.shipped", GOOD)
@@ -303,7 +303,7 @@ class TestReading:
         newest = await database.transaction(in_flight.newest, "flight.placed", page, after=oldest[-1].seq)
         assert [row.id for row in newest] == [ids[5], ids[4]]
 
-    async def test_a_big_inbox_is_read_along_its_indexes(self, tables: Tables, database: Database) -> None:
+    async def test_large_inbox_is_read_along_its_indexes(self, tables: Tables, database: Database) -> None:
         await tables.change(
             """INSERT INTO durable.incoming_envelopes (endpoint, id, message_type, source, correlation_id,
                 content_type, body, sent_at, execution_time, owner_id)
@@ -364,6 +364,6 @@ class TestCommand:
         assert (ended.code, "check_pending" in ended.err) == (2, True)
 
 
-def test_the_defaults_are_to_look_and_to_refuse() -> None:
+def test_check_and_refusal_are_the_defaults() -> None:
     settings = load_settings()
     assert (settings.check_pending, settings.pause_undecodable) == (1_000, False)

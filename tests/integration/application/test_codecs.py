@@ -137,7 +137,7 @@ async def test_message_of_each_codec_arrives_unchanged(shop: Shop, make_database
     assert packed.picture == bytes(range(256))
 
 
-async def test_each_is_stored_under_its_own_content_type(shop: Shop) -> None:
+async def test_message_of_each_codec_is_stored_under_its_own_content_type(shop: Shop) -> None:
     await shop.bus.pause(Event)
     await eventually(
         lambda: (

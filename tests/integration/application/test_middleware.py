@@ -360,7 +360,7 @@ class TestLogging:
         assert f"handled type=middleware.placed id={told[2]['id']}" in lines[2].getMessage()
 
 
-async def test_middleware_of_one_bus_is_none_of_anothers(bus: Bus, tables: Tables) -> None:
+async def test_middleware_of_one_bus_does_not_run_for_another(bus: Bus, tables: Tables) -> None:
     bus.use(Chaos(drop=1))
     other = Bus("other", tables.url)
     other.handles(Placed)(take)

@@ -180,7 +180,7 @@ class TestVersionsOfTheCode:
             await works.miss(timedelta(seconds=1))
             await eventually(lambda: works.numbers == [2] * 10 + [1])
 
-    async def test_another_cron_counts_from_its_declaration_on(self, works: Works) -> None:
+    async def test_changed_cron_counts_from_its_declaration(self, works: Works) -> None:
         async with works.node("0 0 1 1 *"):
             await works.looked_at()
         await works.miss(timedelta(days=1))
@@ -190,7 +190,7 @@ class TestVersionsOfTheCode:
         assert works.handled == []
         assert works.row("EXTRACT(month FROM due_at AT TIME ZONE 'UTC')") == 2
 
-    async def test_the_same_times_go_on_where_they_were_when_the_message_is_another(self, works: Works) -> None:
+    async def test_schedule_with_another_message_keeps_its_occurrences(self, works: Works) -> None:
         async with works.node(made=Tick(1)):
             await works.looked_at()
         await works.miss(timedelta(seconds=1))
@@ -297,7 +297,7 @@ class TestByPeople:
             await works.miss(timedelta(seconds=1))
             await eventually(lambda: len(works.handled) == 1)
 
-    async def test_the_next_occurrence_can_be_moved(self, works: Works) -> None:
+    async def test_next_occurrence_can_be_moved(self, works: Works) -> None:
         bus = works.node()
         async with bus:
             await works.looked_at()
@@ -326,7 +326,7 @@ class TestMessagesThatWait:
         ]
         assert works.tables.count("incoming_envelopes") + works.tables.count("outgoing_envelopes") == 0
 
-    async def test_one_is_made_due_or_put_off(self, works: Works) -> None:
+    async def test_delayed_message_is_made_due_or_postponed(self, works: Works) -> None:
         bus = works.node("", settings={"poll_interval": timedelta(minutes=5)})
         async with bus:
             async with bus.unit_of_work():

@@ -382,7 +382,7 @@ async def test_middleware_added_later_runs_within_the_spans(database_url: str, s
     assert headers[0].split("-")[2] == f"{created.context.span_id:016x}"
 
 
-def test_the_names_of_attributes_are_those_of_the_conventions() -> None:
+def test_attributes_have_the_names_of_the_conventions() -> None:
     ours = (
         (tracing.SYSTEM, semconv.MESSAGING_SYSTEM),
         (tracing.OPERATION_NAME, semconv.MESSAGING_OPERATION_NAME),

@@ -109,7 +109,7 @@ async def the_pool_is_whole(bus: Bus, tables: Tables) -> None:
 
 
 class TestRequests:
-    async def test_a_2xx_is_committed_with_its_message_and_nothing_else_is(
+    async def test_unit_of_work_of_a_2xx_alone_is_committed_with_its_message(
         self, app: FastAPI, bus: Bus, tables: Tables
     ) -> None:
         async with served(app) as url, httpx.AsyncClient(base_url=url) as client:

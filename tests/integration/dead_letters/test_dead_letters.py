@@ -196,7 +196,7 @@ class TestAttempts:
         assert not stored(tables, inbox.dead_letter, NODE, late, letters.LETTER, Tried(1, [failure(1)]))
         assert (tables.count("failed_attempts"), tables.count("dead_letters")) == (0, 0)
 
-    def test_only_the_last_ones_are_kept(self, tables: Tables) -> None:
+    def test_newest_attempts_alone_are_kept(self, tables: Tables) -> None:
         given(tables, _store, [envelope(1), envelope(2)])
         first, neighbour = claim(tables)
         stored(tables, inbox.retry_later, NODE, neighbour, Tried(1, [failure(1)]), delay=timedelta(0))
@@ -288,7 +288,7 @@ class TestReading:
         ],
         ids=str,
     )
-    async def test_each_filter_narrows_them_down(
+    async def test_each_filter_narrows_the_letters(
         self, tables: Tables, database: Database, narrowed: dict[str, Any], numbers: list[int]
     ) -> None:
         other = msgspec.structs.replace(envelope(3), message_type="letters.other", source="abroad")
@@ -735,7 +735,7 @@ class TestForgetting:
 
 
 class TestRuns:
-    async def test_a_run_goes_in_batches_the_oldest_first_and_tells_of_each(
+    async def test_run_proceeds_in_batches_from_the_oldest_and_reports_each(
         self, tables: Tables, database: Database
     ) -> None:
         given(tables, letters.many, range(250), message_type="letters.placed", kind="ValueError", reason="no")

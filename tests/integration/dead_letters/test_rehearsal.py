@@ -369,12 +369,14 @@ class TestCallsOfTheBus:
         async with bus.unit_of_work() as uow:
             return uow.send(Billed(1), delay=3600)
 
-    def test_there_is_one_for_each_public_method(self) -> None:
+    def test_calls_cover_each_public_method(self) -> None:
         public = {name for name in vars(Bus) if not name.startswith("_")}
         assert public == {*CALLS, *DECLARES, *NO_CALLS}
 
     @pytest.mark.parametrize("name", CALLS)
-    async def test_rehearsal_leaves_no_trace_of(self, name: str, bus: Bus, tables: Tables, waiting: UUID) -> None:
+    async def test_rehearsal_leaves_no_trace_of_any_call(
+        self, name: str, bus: Bus, tables: Tables, waiting: UUID
+    ) -> None:
         calls = Calls(bus, waiting)
 
         @bus.handles(Placed)
@@ -491,7 +493,9 @@ class TestHandling:
         together = "SELECT xmin::text FROM effects UNION SELECT xmin::text FROM durable.dead_letters"
         assert len(tables.rows(f"{together} UNION SELECT xmin::text FROM durable.outgoing_envelopes")) == 1
 
-    async def test_a_sync_handler_too(self, bus: Bus, tables: Tables) -> None:
+    async def test_effects_sends_and_resolution_of_a_sync_handler_are_one_transaction(
+        self, bus: Bus, tables: Tables
+    ) -> None:
         @bus.handles(Placed)
         def place(placed: Placed, session: Session) -> None:
             session.execute(INSERT, {"number": placed.number})
@@ -512,7 +516,7 @@ class TestHandling:
             await handle(bus, letter, actor="ada")
         assert everything(tables) == before
 
-    async def test_two_at_once_have_one_effect(self, bus: Bus, tables: Tables) -> None:
+    async def test_two_concurrent_runs_have_one_effect(self, bus: Bus, tables: Tables) -> None:
         met = asyncio.Barrier(2)
 
         @bus.handles(Placed)

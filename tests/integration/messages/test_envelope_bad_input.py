@@ -189,7 +189,7 @@ class TestEnvelopesOnReceive:
             pytest.param({"body": b"x" * ((1 << 20) + 1)}, "max_message_bytes", id="a body over the limit"),
         ],
     )
-    async def test_a_flaw_beside_the_body_leaves_the_body_and_the_id_to_look_at(
+    async def test_envelope_with_a_flaw_beside_the_body_keeps_body_and_id_as_a_dead_letter(
         self, shop: Shop, changes: dict[str, Any], reason: str
     ) -> None:
         bad = good(17, **changes)
@@ -239,7 +239,7 @@ class TestEnvelopesOnReceive:
         assert letter[1:3] == ("quarantined on arrival", f"{name} lies outside the calendar")
         assert b'{"number":17}' in letter[3] or b"number" in letter[3]
 
-    async def test_an_envelope_older_than_duplicates_are_remembered_is_never_guessed_at(self, shop: Shop) -> None:
+    async def test_envelope_older_than_the_dedupe_window_is_quarantined_on_each_arrival(self, shop: Shop) -> None:
         old = aged(good(17), timedelta(days=7, minutes=1))
         await shop.receive_between_good_ones(old)
         letter = shop.letter()
@@ -272,7 +272,7 @@ class TestEnvelopesOnReceive:
         with pytest.raises(msgspec.ValidationError, match="Expected `str`, got `float`"):
             msgspec.msgpack.decode(sent, type=Envelope)
 
-    def test_a_sender_cannot_say_how_often_an_envelope_was_tried(self) -> None:
+    def test_sender_cannot_set_the_attempts_of_an_envelope(self) -> None:
         assert not {"attempts", "interruptions", "epoch", "owner_id"} & set(Envelope.__struct_fields__)
 
 
@@ -300,7 +300,7 @@ class TestMessagesOnReceive:
         letter = shop.letter()
         assert (letter[0], letter[1], letter[3]) == (bad.id, "durable.errors.InvalidMessage", body)
 
-    async def test_text_with_a_nul_in_the_body_is_data_like_any_other(self, shop: Shop) -> None:
+    async def test_text_with_a_nul_in_the_body_is_ordinary_data(self, shop: Shop) -> None:
         await shop.receive(good(17, body=b'{"number":17,"note":"a\\u0000b"}'))
         assert shop.seen == [Placed(17, "a\0b")]
 

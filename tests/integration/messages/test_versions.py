@@ -259,7 +259,7 @@ class TestCircuits:
 
 
 class TestInMemory:
-    async def test_the_handler_gets_both_versions(self, tables: Tables) -> None:
+    async def test_handler_gets_both_versions(self, tables: Tables) -> None:
         new = New(tables)
         async with InMemoryBus(new.bus) as memory:
             memory.deliver(PlacedV1(1, "100"))

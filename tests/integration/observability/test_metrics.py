@@ -151,7 +151,7 @@ async def test_messages_sent_received_and_handled_are_counted_on_both_sides(
     assert receiving.value("pool_size", pool="agents") == 4
 
 
-async def test_a_latched_destination_and_its_backlog_show(database_url: str) -> None:
+async def test_latched_destination_and_its_backlog_are_shown(database_url: str) -> None:
     bus = make_bus("shop", database_url, failures_to_latch=1, ping_interval=timedelta(minutes=1))
     bus.route(Placed, to=NOBODY)
     async with probed(bus) as probe:
@@ -221,7 +221,7 @@ async def test_scrapes_in_quick_succession_read_the_tables_once(
         assert reads == 1
 
 
-async def test_health_is_503_and_says_why(database_url: str) -> None:
+async def test_health_is_503_with_its_problems(database_url: str) -> None:
     bus = make_bus("shop", database_url, health_dead_letters=1)
     async with probed(bus) as probe:
         assert (await probe.get("/health")).status_code == 200
@@ -280,7 +280,7 @@ async def test_process_without_its_node_is_unhealthy_until_joined_again(
         assert (scrape.value("node_alive"), scrape.value("node_id")) == (0, 0)
 
 
-async def test_counters_outlive_a_node_and_the_loop_is_watched(database_url: str) -> None:
+async def test_counters_survive_a_node_and_the_loop_is_watched(database_url: str) -> None:
     bus = make_bus("shop", database_url, heartbeat_interval=timedelta(milliseconds=50))
     handled = asyncio.Event()
 
@@ -325,7 +325,7 @@ async def test_openmetrics_is_served_on_request(database_url: str) -> None:
     assert "durable_healthy 1.0" in answer.text.splitlines()
 
 
-async def test_every_metric_is_documented_and_nothing_else(database_url: str) -> None:
+async def test_every_metric_is_documented_and_every_documented_metric_exists(database_url: str) -> None:
     bus = make_bus("shop", database_url)
     bus.listen("tcp://127.0.0.1:0")
     bus.route(Lost, to=NOBODY)

@@ -1029,7 +1029,7 @@ class TestSendOnly:
 
 
 class TestThreads:
-    async def test_a_session_of_another_thread_tells_the_agents_from_there(self, tables: Tables) -> None:
+    async def test_session_of_another_thread_hands_over_to_the_agents(self, tables: Tables) -> None:
         engine = create_engine(tables.url.replace("postgresql://", "postgresql+psycopg://"))
         flavour = Flavour(engine)
 

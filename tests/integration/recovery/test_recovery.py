@@ -163,7 +163,7 @@ async def test_message_held_by_a_lost_node_is_handled_after_the_rejoining(shop: 
         await eventually(lambda: all_handled(shop))
 
 
-async def test_a_node_joins_again_at_once_though_a_batch_is_under_way(make_database: Callable[[str], str]) -> None:
+async def test_node_joins_again_at_once_with_a_batch_under_way(make_database: Callable[[str], str]) -> None:
     """Nothing waits for drain_timeout: what was being stored is stored, or is sent again."""
     ours, theirs = make_database("orders"), make_database("billing")
     open_books(ours, theirs)
@@ -213,7 +213,7 @@ async def test_former_memberships_are_bounded_and_taken_back_together(
 # ---------------------------------------------------------------- dormant nodes
 
 
-async def test_the_work_of_a_dead_node_is_taken_over_and_the_node_is_struck_off(shop: str) -> None:
+async def test_work_of_a_dead_node_is_taken_over_and_its_registration_removed(shop: str) -> None:
     dead = leftovers.dead_node(shop)
     leftovers.received_orders(shop, shop, [leftovers.envelope(order_id) for order_id in range(5)], dead)
     leftovers.unsent_orders(shop, range(5, 10), PEER, dead)
@@ -252,7 +252,7 @@ async def test_living_node_keeps_its_work(shop: str) -> None:
         assert membership.node in registered(shop)
 
 
-async def test_one_node_at_a_time_sweeps(shop: str) -> None:
+async def test_sweep_runs_on_one_node_at_a_time(shop: str) -> None:
     dead = leftovers.dead_node(shop)
     leftovers.received_orders(shop, shop, [leftovers.envelope(1)], dead)
     async with Workbench(shop, dormant_grace=timedelta(microseconds=1)) as bench:
@@ -382,7 +382,7 @@ async def test_two_nodes_share_a_backlog_and_no_message_is_claimed_twice(shop: s
         assert conn.execute("SELECT count(*) FROM effects GROUP BY process").fetchall() == [(100,), (100,)]
 
 
-async def test_a_commit_in_another_process_wakes_the_nodes_long_before_they_poll(
+async def test_commit_in_another_process_wakes_the_nodes_before_their_next_poll(
     make_database: Callable[[str], str],
 ) -> None:
     """Both for messages that are handled here and for those that are sent on."""

@@ -97,7 +97,7 @@ async def test_rest_of_a_deadline_is_independent_of_the_clock_of_the_sender(
     assert tables.rows("SELECT id FROM durable.envelope_history WHERE outcome = 'expired'") == [batch[1].id]
 
 
-async def test_a_web_client_says_how_long_its_message_is_of_use(tables: Tables) -> None:
+async def test_web_client_sets_a_deadline_for_its_message(tables: Tables) -> None:
     async with open_shop(tables) as shop:
         began = datetime.now(UTC)
         assert (await shop.sell(1, durable_time_to_live="3600")).status_code == 202

@@ -130,7 +130,7 @@ class TestWhoseTurn:
         assert desk.run(inbox.take_back_attempt, A, first)
         assert numbers(desk.claim(node=B, size=1)) == [1]
 
-    def test_an_order_spans_types_and_a_run_has_one(self, desk: Desk) -> None:
+    def test_order_spans_types_and_a_run_has_one_type(self, desk: Desk) -> None:
         desk.receive(1, 2)
         desk.receive(3, message_type=TYPES[1])
         desk.receive(4)
@@ -140,7 +140,7 @@ class TestWhoseTurn:
             assert numbers(claimed) == expected
             desk.run(inbox.finish_handled, A, claimed)
 
-    def test_a_batch_serves_many_keys_before_any_of_them_a_second_time(self, desk: Desk) -> None:
+    def test_batch_serves_every_key_before_a_second_turn(self, desk: Desk) -> None:
         desk.receive(*range(10), key="long")
         desk.receive(100, key="short")
         assert numbers(desk.claim("long", "short", size=4)) == [0, 1, 100]
@@ -212,7 +212,7 @@ class TestWhoseTurn:
             )
             assert [value for (value,) in found] == list(range(200))
 
-    def test_a_row_with_a_place_in_an_order_is_never_born_owned(self, desk: Desk) -> None:
+    def test_row_with_an_ordering_key_is_stored_without_an_owner(self, desk: Desk) -> None:
         desk.run(inbox.store, [Arrival("shop", make(1, "k"), A, QueueKeys("k"))])
         desk.run(
             outbox.store, [Sent(make(1, "k"), None, A, QueueKeys("k")), Sent(make(2, "k"), "local", A, QueueKeys("k"))]
@@ -298,7 +298,7 @@ def test_key_is_with_one_node_and_in_order_under_random_operations(desk: Desk, s
 
 
 @pytest.mark.parametrize("guard", GUARDS)
-def test_each_part_of_the_rule_is_needed(desk: Desk, monkeypatch: pytest.MonkeyPatch, guard: str) -> None:
+def test_each_clause_of_the_claim_rule_is_needed(desk: Desk, monkeypatch: pytest.MonkeyPatch, guard: str) -> None:
     change(monkeypatch, *GUARDS[guard])
     assert any(play(desk, seed) for seed in range(8)), f"nothing goes wrong without: {guard}"
 
@@ -464,17 +464,17 @@ class TestShares:
             owned = conn.execute("SELECT id, fair_key FROM durable.incoming_envelopes WHERE owner_id <> 0").fetchall()
         return sorted(tenant for id_, tenant in owned if id_ not in before), after
 
-    def test_a_batch_has_something_of_every_tenant(self, desk: Desk) -> None:
+    def test_batch_has_messages_of_every_tenant(self, desk: Desk) -> None:
         self.receive(desk, "large", 50)
         self.receive(desk, "small", 1)
         assert self.claim(desk, 10) == (["large"] * 5 + ["small"], "")
 
-    def test_weights_count(self, desk: Desk) -> None:
+    def test_weights_are_respected(self, desk: Desk) -> None:
         self.receive(desk, "gold", 50)
         self.receive(desk, "tin", 50)
         assert self.claim(desk, 8, gold=3) == (["gold"] * 6 + ["tin"] * 2, "")
 
-    def test_more_tenants_than_fit_come_one_batch_after_another(self, desk: Desk) -> None:
+    def test_more_tenants_than_fit_are_served_over_several_batches(self, desk: Desk) -> None:
         for tenant in "abcde":
             self.receive(desk, tenant, 5)
         first, after = self.claim(desk, 2)

@@ -152,5 +152,5 @@ async def test_the_description_of_a_violated_key_holds_no_row(engine: AsyncEngin
         (ConnectionResetError(), "ConnectionResetError"),
     ],
 )
-def test_the_description_is_in_words(error: Exception, said: str) -> None:
+def test_description_of_an_outage_is_a_sentence(error: Exception, said: str) -> None:
     assert described(error) == said

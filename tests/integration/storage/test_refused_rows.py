@@ -414,7 +414,7 @@ async def test_single_row_is_blamed_when_the_statement_works_over_no_rows(
     assert tables.rows("SELECT id FROM durable.dead_letters") == ([] if is_general else [first.envelope.id])
 
 
-async def test_uncounted_attempt_to_send_keeps_nothing_from_being_sent(database: Database, tables: Tables) -> None:
+async def test_uncountable_attempt_does_not_prevent_the_sending(database: Database, tables: Tables) -> None:
     owned = await given(database, "outgoing")
     plant(tables, owned[3].envelope.id, "outgoing_envelopes UPDATE")
 

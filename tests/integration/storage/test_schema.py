@@ -106,7 +106,7 @@ def test_a_second_migration_changes_nothing(empty: str) -> None:
     assert first == catalog(empty)
 
 
-def test_the_schema_may_have_any_name_and_others_are_left_alone(empty: str) -> None:
+def test_schema_may_have_any_name_and_other_schemas_are_left_unchanged(empty: str) -> None:
     migrator.upgrade(psycopg_url(empty), "one")
     one = catalog(empty, "one")
     migrator.upgrade(psycopg_url(empty), "_other_2")
@@ -126,7 +126,7 @@ async def test_a_migrator_waits_for_another(empty: str) -> None:
     assert version_of(empty) == migrator.SCHEMA_VERSION
 
 
-def test_a_downgrade_leaves_nothing_but_the_version_table(empty: str) -> None:
+def test_downgrade_leaves_only_the_version_table(empty: str) -> None:
     migrator.upgrade(psycopg_url(empty), SCHEMA)
     command.downgrade(migrator._config(psycopg_url(empty), SCHEMA), "base")
 
@@ -421,7 +421,7 @@ def test_old_ids_are_found_by_an_index_of_their_ages(engine: Engine, table: str)
         assert f"{table}_by_age" in "\n".join(plan.scalars())
 
 
-def test_one_node_at_a_time_purges(engine: Engine, database: str) -> None:
+def test_purge_runs_on_one_node_at_a_time(engine: Engine, database: str) -> None:
     leftovers.old_ids(database, 1)
     with engine.begin() as first, engine.begin() as second:
         assert try_lock(first, SCHEMA, Job.PARTITIONS)

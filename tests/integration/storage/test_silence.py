@@ -47,7 +47,7 @@ def test_answer_received_during_a_standstill_of_the_process_is_taken(connection:
     assert not connection.closed
 
 
-def test_second_look_in_vain_is_the_last(connection: PsycopgConnection) -> None:
+def test_second_unanswered_look_is_the_last(connection: PsycopgConnection) -> None:
     wait = _bounded(connection, an_answer(), 0)
     next(wait)
     wait.send(NOT_READY)

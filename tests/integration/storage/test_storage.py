@@ -177,7 +177,7 @@ async def test_local_message_under_a_known_business_key_is_not_stored_again(stor
     assert await store.one("SELECT count(*) FROM durable.incoming_envelopes") == 0
 
 
-async def test_a_thousand_rows_go_in_and_out_with_one_statement_each(store: Store) -> None:
+async def test_thousand_rows_are_stored_and_deleted_by_one_statement_each(store: Store) -> None:
     sent = [outgoing(number) for number in range(1_000)]
     await store.send(*sent)
     assert await store.receive(*sent) == {each.id for each in sent}
@@ -206,7 +206,7 @@ async def test_storing_rows_announces_nothing(store: Store, url: str, owner: Nod
     assert heard == []
 
 
-async def test_nodes_are_woken_by_a_transaction_of_its_own(store: Store, url: str) -> None:
+async def test_nodes_are_woken_by_a_separate_transaction(store: Store, url: str) -> None:
     with psycopg.connect(url, autocommit=True) as conn:
         conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel(SCHEMA))))
         await store.run(outbox.wake_nodes)
@@ -224,7 +224,7 @@ async def test_a_commit_of_scheduled_rows_announces_nothing(store: Store, url: s
 # ---------------------------------------------------------------- claims
 
 
-async def test_the_oldest_are_claimed_first_and_no_more_than_asked_for(store: Store) -> None:
+async def test_oldest_rows_are_claimed_first_and_at_most_the_requested_number(store: Store) -> None:
     for number in range(5):
         await store.send(outgoing(number))
         await store.receive(envelope(number))
@@ -318,7 +318,7 @@ async def _claim_trial(store: Store, node: NodeId = A) -> LeasedEnvelope | None:
     return trial.lease
 
 
-async def test_a_stopped_handler_is_tried_when_its_time_is_over_by_one_node_with_one_message(store: Store) -> None:
+async def test_ended_circuit_is_tried_by_one_node_with_one_message(store: Store) -> None:
     await store.receive(*(envelope(number) for number in range(3)))
     await _stop(store, timedelta(hours=1))
     assert await _claim_trial(store) is None
@@ -548,7 +548,7 @@ async def test_an_id_twice_in_one_call_is_stored_once(store: Store) -> None:
     assert await store.one("SELECT count(*) FROM durable.incoming_envelopes") == 1
 
 
-async def test_another_body_under_a_known_id_is_found(store: Store) -> None:
+async def test_known_id_with_another_body_is_found(store: Store) -> None:
     first, second = envelope(1), envelope(2)
     await store.receive(first, second)
     changed = msgspec.structs.replace(first, body=b"another")
@@ -703,7 +703,7 @@ async def test_the_history_of_both_sides_keeps_the_deadline(store: Store) -> Non
     assert await store.one(kept, deadline=deadline) == 2
 
 
-async def test_a_dead_letter_is_the_whole_envelope_and_why(store: Store) -> None:
+async def test_dead_letter_keeps_the_whole_envelope_and_the_reason(store: Store) -> None:
     await store.receive(msgspec.structs.replace(envelope(1), headers={"a": "b"}, partition_key="k", body=b"\0raw"))
     (lease,) = await store.claim_incoming()
     letter = Letter.from_error(ValueError("no such order \0"))
@@ -763,7 +763,7 @@ async def test_retry_is_due_after_its_delay_by_the_clock_of_the_database(store: 
     assert (again.attempts, again.epoch, again.interruptions) == (2, 3, 0)
 
 
-async def test_an_owned_message_expires_only_when_the_databases_clock_says_so(store: Store) -> None:
+async def test_owned_message_expires_by_the_clock_of_the_database(store: Store) -> None:
     await store.receive(msgspec.structs.replace(envelope(1), deliver_by=datetime.now(UTC) + timedelta(hours=1)))
     (lease,) = await store.claim_incoming()
     assert not await store.run(inbox.expire, A, lease)
@@ -925,7 +925,7 @@ async def test_nodes_are_read_with_the_age_of_their_heartbeat(store: Store) -> N
     assert [node.node_id for node in await store.run(nodes.read)] == [second.node_id]
 
 
-async def test_the_locks_of_nodes_are_seen_for_this_schema_and_database_alone(store: Store, url: str) -> None:
+async def test_locks_of_nodes_are_read_for_this_schema_and_database_alone(store: Store, url: str) -> None:
     with psycopg.connect(url, autocommit=True) as conn:
         lock = "SELECT pg_advisory_lock(%s, %s)"
         conn.execute(lock, (locks.nodes_class(SCHEMA), 17))
@@ -940,7 +940,7 @@ def _nothing_locked(conn: Connection, schema: str) -> bool:
     return not nodes.locked(conn, schema)
 
 
-async def test_a_job_belongs_to_one_transaction_at_a_time(store: Store) -> None:
+async def test_lock_of_a_job_is_held_by_one_transaction_at_a_time(store: Store) -> None:
     def try_lock(conn: Connection, job: Job) -> bool:
         return locks.try_lock(conn, SCHEMA, job)
 
@@ -957,7 +957,7 @@ def test_lock_classes_never_change() -> None:
     assert [int(job) for job in Job] == [1, 2, 3, 4]
 
 
-async def test_the_servers_uptime_is_known(store: Store) -> None:
+async def test_uptime_of_the_server_is_read(store: Store) -> None:
     assert timedelta(0) < await store.run(nodes.server_uptime) < timedelta(days=1)
 
 

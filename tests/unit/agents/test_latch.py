@@ -16,7 +16,7 @@ def latched(failures_to_latch: int = 3) -> Latch:
     return circuit
 
 
-def test_the_last_of_so_many_failures_in_a_row_latches() -> None:
+def test_last_of_the_given_number_of_failures_in_a_row_latches() -> None:
     circuit = Latch(failures_to_latch=3)
     assert [circuit.batch_failed() for _ in range(3)] == [False, False, True]
     assert circuit.state is State.LATCHED

@@ -21,7 +21,7 @@ def test_window_opens_at_the_rate_and_not_before() -> None:
     assert window.failed(now=4) == "4 of 22 messages failed within 60 s"
 
 
-def test_a_few_messages_prove_nothing() -> None:
+def test_breaker_needs_a_minimum_of_messages() -> None:
     window = FailureWindow(CircuitBreaker(at_least=10))
     assert [window.failed(now=0) is not None for _ in range(10)] == [False] * 9 + [True]
 

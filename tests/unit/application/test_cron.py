@@ -203,7 +203,7 @@ class TestDueOccurrences:
         found = due_occurrences(HOURLY, misfire, occurrence=NOON, due=NOON, now=NOON + 3 * HOUR + 2 * MISFIRE_GRACE)
         assert found == DueOccurrences(run, NOON + 4 * HOUR)
 
-    def test_a_little_late_is_not_missed(self) -> None:
+    def test_slightly_late_occurrence_is_not_missed(self) -> None:
         assert due_occurrences(HOURLY, "skip", occurrence=NOON, due=NOON, now=NOON + MISFIRE_GRACE).run == [NOON]
 
     def test_newest_of_very_many_missed_occurrences_run(self) -> None:
@@ -212,7 +212,7 @@ class TestDueOccurrences:
         assert (len(run), run[-1]) == (MOST_AT_ONCE, now)
         assert list(run) == sorted(run)
 
-    def test_a_new_schedule_has_missed_nothing(self) -> None:
+    def test_new_schedule_has_missed_no_occurrence(self) -> None:
         begun = NOON + timedelta(minutes=10)
         assert due_occurrences(HOURLY, "all", occurrence=None, due=begun, now=begun) == DueOccurrences([], NOON + HOUR)
 
@@ -244,7 +244,7 @@ class TestDueOccurrences:
             NOON + 2 * HOUR,
         ]
 
-    def test_year_of_seconds_in_a_pause_is_not_walked_through(self) -> None:
+    def test_year_of_seconds_in_a_pause_is_skipped_without_iterating(self) -> None:
         pause = Pause(NOON + 2 * MINUTE, NOON + timedelta(days=365))
         every_second = Cron("* * * * * *")
         found = due_occurrences(every_second, "once", occurrence=NOON, due=NOON, now=pause.until - HOUR, pause=pause)

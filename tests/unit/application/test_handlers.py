@@ -248,7 +248,7 @@ class TestWhatIsGiven:
             declared(handle).run_sync(call())
         assert isinstance(failed.value.__cause__, StopIteration)
 
-    async def test_a_parameter_with_a_default_is_left_alone(self) -> None:
+    async def test_parameter_with_a_default_is_left_unset(self) -> None:
         async def handle(order: Placed, times: int = 3) -> int:
             return times
 
@@ -343,7 +343,7 @@ class TestContext:
         assert made.sent_at == datetime(2024, 2, 29, tzinfo=UTC)
         assert len({made.id, made.correlation_id, made.causation_id}) == 3
 
-    def test_sends_publishes_and_schedules(self) -> None:
+    def test_context_sends_publishes_and_schedules(self) -> None:
         posting = Posting()
         made = context(posting)
         made.send(Shipped(1), key="a")

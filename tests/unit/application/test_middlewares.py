@@ -124,7 +124,7 @@ class TestValidation:
             with pytest.raises(InvalidMessage, match="Struct is refused"):
                 await validation.handle(incoming(Struct(-1)), handled)
 
-    def test_the_checks_of_its_base_classes_count_too_and_those_of_others_do_not(self) -> None:
+    def test_checks_of_base_classes_apply_and_checks_of_other_classes_do_not(self) -> None:
         checked: list[str] = []
         validation = Validation(
             {
@@ -220,7 +220,7 @@ class TestChaos:
                 made.append((str(error), len(calls)))
         return made
 
-    def test_one_seed_is_one_history_and_another_is_another(self) -> None:
+    def test_seed_determines_the_history(self) -> None:
         chances = {"drop": 0.2, "fail": 0.2, "duplicate": 0.2}
         assert self.history(1, **chances) == self.history(1, **chances)
         assert self.history(1, **chances) != self.history(2, **chances)

@@ -51,7 +51,7 @@ def decisions(policy: Retry) -> list[Decision]:
     return [Policy(policy).decide(ValueError(), attempt) for attempt in range(1, policy.max_attempts + 1)]
 
 
-def test_runs_again_at_once_then_after_each_delay_then_gives_up() -> None:
+def test_policy_retries_at_once_then_after_each_delay_then_gives_up() -> None:
     policy = Retry(immediate=2, delays=[1, timedelta(minutes=1)], jitter=0)
     assert decisions(policy) == [
         RunAgain(),
@@ -75,7 +75,7 @@ def test_the_horizon_is_the_sum_of_the_longest_delays() -> None:
     assert Retry(delays=[10, timedelta(seconds=20)], jitter=0.5).horizon == timedelta(seconds=45)
 
 
-def test_attempts_beyond_the_last_are_the_end_too() -> None:
+def test_attempts_beyond_the_last_are_dead_letters() -> None:
     assert Policy(Retry()).decide(ValueError(), 1_000) == DeadLetter()
 
 
@@ -115,7 +115,7 @@ def test_a_delay_is_varied_within_the_jitter_and_the_horizon_is_never_passed(pol
     assert total <= policy.horizon + timedelta(milliseconds=1)
 
 
-def test_failures_at_one_time_do_not_come_back_at_one_time() -> None:
+def test_simultaneous_failures_are_retried_at_different_times() -> None:
     assert len({Policy(Retry(immediate=0)).decide(ValueError(), 1, rng=Random(seed)) for seed in range(20)}) == 20
 
 
@@ -194,7 +194,7 @@ NOW = {"Date": "Fri, 20 Nov 2026 12:00:00 GMT"}
         (RateLimited(1e9), 3600),
     ],
 )
-def test_an_error_says_for_how_long_its_handler_is_left_alone(error: RateLimited, seconds: float) -> None:
+def test_error_sets_the_pause_of_its_handler(error: RateLimited, seconds: float) -> None:
     policy = Policy(by_error={RateLimited: RetryAfter(default=30, longest=3600)})
     decision = policy.decide(error, attempt=99)
     assert decision == Pause(timedelta(seconds=seconds), "RateLimited: too many requests")
@@ -216,7 +216,7 @@ def test_error_without_a_retry_time_makes_a_short_counted_pause(error: RateLimit
     assert policy.decide(RateLimited(2), 99) == Pause(timedelta(seconds=2), "RateLimited: too many requests")
 
 
-def test_a_listener_is_not_paused_for_no_time() -> None:
+def test_pause_of_a_listener_must_be_above_zero() -> None:
     assert Policy().decide(PauseListener(0, "full"), 1) == Pause(timedelta(seconds=1), "full", listener=True)
 
 

@@ -69,7 +69,7 @@ class TestWhatItBrings:
             bus.subscribe(Compact, to=uri)
         assert len(declared(bus).envelopes(bus.runtime.envelope_factory, AT)) == 2
 
-    def test_versions_of_the_code_differ_when_anything_does(self, bus: Bus) -> None:
+    def test_fingerprints_of_schedules_differ_in_every_field(self, bus: Bus) -> None:
         same = [declared(bus).declaration for _ in range(2)]
         others = [
             declared(bus, Compact(1)),
@@ -109,7 +109,7 @@ class TestRefused:
         with pytest.raises(InvalidSetting, match=told):
             declared(bus, **options)
 
-    def test_two_schedules_of_one_name(self, bus: Bus) -> None:
+    def test_second_schedule_of_one_name_is_refused(self, bus: Bus) -> None:
         bus.every("* * * * *", Compact(), name="a")
         with pytest.raises(InvalidSetting, match="there is a schedule of this name already"):
             bus.every("0 * * * *", Compact(), name="a")

@@ -292,7 +292,7 @@ class TestTheUnitOfWorkOfARequest:
         assert sorted(numbers(memory)) == list(range(1, count, 2))
         assert sorted(sessions.ends) == [["commit", "close"]] * (count // 2) + [["rollback", "close"]] * (count // 2)
 
-    async def test_gives_way_inside_a_unit_of_work_of_ones_own(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_unit_of_work_gives_way_to_one_of_the_application(self, bus: Bus, memory: InMemoryBus) -> None:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             bus.send(Placed(1))
             async with bus.unit_of_work():
@@ -360,7 +360,9 @@ class TestEndingItOneself:
 
 
 class TestWhenTheResponseHasStarted:
-    async def test_the_unit_of_work_is_over(self, bus: Bus, memory: InMemoryBus, sessions: Sessions) -> None:
+    async def test_unit_of_work_is_over_after_the_response_has_started(
+        self, bus: Bus, memory: InMemoryBus, sessions: Sessions
+    ) -> None:
         refused: list[str] = []
 
         def refuses(action: Callable[[], object]) -> None:
@@ -504,7 +506,7 @@ class TestAClientThatLeaves:
             assert received == [*parts, GONE]
         assert numbers(memory) == [1] * 4
 
-    async def test_no_more_than_one_part_of_a_body_is_taken_while_looking(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_look_for_a_disconnect_reads_at_most_one_part_of_a_body(self, bus: Bus, memory: InMemoryBus) -> None:
         server = Server(*({**REQUEST, "more_body": True} for _ in range(10)))
         await server(DurableMiddleware(placing(bus, reads=False), bus=bus))
         assert (numbers(memory), len(server.unread)) == ([1], 9)
@@ -553,7 +555,7 @@ class TestFastAPI:
         async with InMemoryBus(bus, sessions), client_of(app, raise_app_exceptions=False) as client:
             assert (await client.post("/")).status_code == 500
 
-    async def test_background_tasks_and_streams_come_too_late(
+    async def test_background_tasks_and_streams_cannot_use_the_unit_of_work(
         self, bus: Bus, memory: InMemoryBus, app: FastAPI
     ) -> None:
         late: list[str] = []

@@ -46,13 +46,13 @@ def test_an_event_is_the_same_in_both_modes(event: Any) -> None:
     assert event.headers == {"ce-id": "A-17"}
 
 
-def test_an_id_is_one_of_its_source_only() -> None:
+def test_event_id_is_scoped_by_its_source() -> None:
     here, there = (from_structured(structured(source=source)).id for source in ("/shop/7", "/shop/8"))
 
     assert here != there
 
 
-def test_source_and_id_are_not_run_together() -> None:
+def test_source_and_id_are_kept_apart() -> None:
     first = from_structured(structured(source="/shop", id="7/17"))
     second = from_structured(structured(source="/shop/7", id="17"))
 
@@ -70,7 +70,7 @@ def test_known_attributes_become_fields_of_the_envelope() -> None:
     assert event.headers == {"ce-id": "A-17"}
 
 
-def test_all_others_are_headers_as_text() -> None:
+def test_other_attributes_are_headers_as_text() -> None:
     event = from_structured(
         structured(subject="order 17", dataschema="urn:x", attempt=3, urgent=True, traceparent="00-a")
     )
@@ -85,7 +85,7 @@ def test_all_others_are_headers_as_text() -> None:
     }
 
 
-def test_null_is_as_good_as_absent() -> None:
+def test_null_equals_an_absent_attribute() -> None:
     assert from_structured(
         structured(time=None).replace(b"{", b'{"time": null, "subject": null, ', 1)
     ) == from_structured(structured())
@@ -108,7 +108,7 @@ def test_an_event_may_have_no_data() -> None:
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "Application/JSON;charset=utf-8", "application/x.y+json"])
-def test_every_kind_of_json_is_json(content_type: str) -> None:
+def test_every_kind_of_json_value_is_data(content_type: str) -> None:
     assert from_structured(structured(datacontenttype=content_type)).content_type == "application/json"
     assert from_binary(binary(), content_type, DATA).content_type == "application/json"
 

@@ -90,7 +90,7 @@ def test_last_registered_codec_is_used() -> None:
     "content_type",
     ["application/json; charset=utf-8", "Application/JSON", " application/json ", 'application/json;charset="utf-8"'],
 )
-def test_case_and_parameters_make_no_difference(content_type: str) -> None:
+def test_case_and_parameters_of_a_content_type_are_ignored(content_type: str) -> None:
     assert codec.decode(b'{"number": 1}', Order, content_type) == Order(1)
 
 

@@ -51,7 +51,7 @@ def test_encoded_message_is_decoded_unchanged(cls: type[Any], values: dict[str, 
 @example(body=b'{"specversion":"1.0","id":"1","source":"a","type":"b","data":' + b"[" * 100_000)
 @example(body=b'{"specversion":"1.0","id":"1","source":"a","type":"b","data":{"value":NaN}}')
 @example(body=b'{"specversion":"1.0","id":"1","source":"a","type":"b","data":' + b"9" * 5_000 + b"}")
-def test_any_bytes_are_a_message_or_an_invalid_one(body: bytes) -> None:
+def test_arbitrary_bytes_are_a_message_or_invalid(body: bytes) -> None:
     with pytest.raises(InvalidMessage, match="the body is no Order"):
         decode(body, Order)
 

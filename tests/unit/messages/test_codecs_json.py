@@ -72,7 +72,7 @@ class TestEveryKind:
     @example(body=b"null")
     @example(body=b"[]")
     @example(body=b'{"value":1e999}')
-    def test_any_bytes_are_a_message_or_an_invalid_one(self, cls: type[Any], body: bytes) -> None:
+    def test_arbitrary_bytes_are_a_message_or_invalid(self, cls: type[Any], body: bytes) -> None:
         try:
             message = decode(body, cls)
         except InvalidMessage:

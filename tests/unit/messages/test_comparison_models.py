@@ -170,7 +170,7 @@ def test_model_read_differently_is_refused_with_its_field(feature: str, content_
         composed(model(feature, content_type))
 
 
-def test_secret_is_refused_without_being_told() -> None:
+def test_secret_is_refused_without_being_shown() -> None:
     with pytest.raises(InvalidMessage, match=r"the_value is a secret, .* stars") as refused:
         composed(model("secret", JSON))
 

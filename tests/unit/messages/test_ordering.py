@@ -18,7 +18,7 @@ def test_message_without_a_key_has_no_place() -> None:
     assert OrderingRules().incoming(keyed(None)) == OrderingRules().outgoing(keyed(None)) == FREE
 
 
-def test_an_empty_key_is_none() -> None:
+def test_empty_key_is_no_key() -> None:
     assert OrderingRules().incoming(keyed("")) == OrderingRules().outgoing(keyed("")) == FREE
 
 

@@ -90,12 +90,12 @@ def test_module_loaded_again_registers_its_class_again() -> None:
     assert class_of("a") is again
 
 
-def test_a_class_without_a_name_is_told_how_to_get_one() -> None:
+def test_unnamed_class_is_refused_with_advice() -> None:
     with pytest.raises(UnknownMessageType, match=r"decorate it with @message\(name\)"):
         name_of(Placed)
 
 
-def test_an_unknown_name_is_told_the_nearest_known_one() -> None:
+def test_unknown_name_is_refused_with_the_nearest_known_one() -> None:
     message("orders.order-placed")(Placed)
     with pytest.raises(UnknownMessageType, match=r"did you mean 'orders\.order-placed'\?"):
         class_of("orders.order-place")

@@ -18,22 +18,22 @@ def routes() -> Routes:
 
 
 class TestCommands:
-    def test_goes_where_the_caller_says_before_everything_else(self, routes: Routes) -> None:
+    def test_destination_of_the_caller_precedes_all_routes(self, routes: Routes) -> None:
         routes.route(PLACED, BILLING)
         routes.handled_here(PLACED)
         assert routes.for_send(PLACED, MAIL) == MAIL
 
-    def test_goes_to_its_route_before_the_handler_here(self, routes: Routes) -> None:
+    def test_route_precedes_the_handler_here(self, routes: Routes) -> None:
         routes.handled_here(PLACED)
         routes.route(PLACED, BILLING)
         assert routes.for_send(PLACED) == BILLING
 
-    def test_goes_to_the_handler_here_before_a_subscriber(self, routes: Routes) -> None:
+    def test_handler_here_precedes_a_subscriber(self, routes: Routes) -> None:
         routes.subscribe(PLACED, BILLING)
         routes.handled_here(PLACED)
         assert routes.for_send(PLACED) == LOCAL
 
-    def test_goes_to_the_only_subscriber(self, routes: Routes) -> None:
+    def test_command_goes_to_its_only_subscriber(self, routes: Routes) -> None:
         routes.subscribe(PLACED, BILLING)
         routes.subscribe(PLACED, BILLING)
         assert routes.for_send(PLACED) == BILLING
@@ -57,7 +57,7 @@ class TestCommands:
 
 
 class TestEvents:
-    def test_goes_to_every_subscriber_once_and_to_the_handler_here(self, routes: Routes) -> None:
+    def test_event_goes_to_every_subscriber_once_and_to_the_handler_here(self, routes: Routes) -> None:
         for destination in (BILLING, MAIL, BILLING):
             routes.subscribe(PLACED, destination)
         routes.handled_here(PLACED)

@@ -167,7 +167,7 @@ class TestHandlers:
         shop.handles(V1)(handle_v1)
         assert list(shop.application.by_type()) == [V1_TYPE]
 
-    def test_no_version_has_two_handlers(self) -> None:
+    def test_second_handler_of_a_version_is_refused(self) -> None:
         declare_chain()
         shop = bus()
         shop.handles(V1)(handle_v1)

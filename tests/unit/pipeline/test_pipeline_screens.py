@@ -115,7 +115,7 @@ ROWS = st.fixed_dictionaries(
 
 
 @given(st.lists(ROWS, min_size=1, max_size=5))
-def test_a_batch_has_a_flaw_just_when_one_of_its_envelopes_has(rows: list[dict[str, Any]]) -> None:
+def test_batch_has_a_flaw_exactly_when_one_of_its_envelopes_has(rows: list[dict[str, Any]]) -> None:
     def is_refused(row: dict[str, Any]) -> bool:
         identity = UUID(bytes=row["id"])
         fields: dict[str, Any] = row | {"id": identity, "correlation_id": identity}
@@ -130,7 +130,7 @@ def test_a_batch_has_a_flaw_just_when_one_of_its_envelopes_has(rows: list[dict[s
 
 
 @given(st.lists(st.tuples(st.binary(min_size=16, max_size=16), st.sampled_from("ab")), min_size=1), st.data())
-def test_a_batch_is_the_same_however_tasks_share_its_rows(rows: list[tuple[bytes, str]], data: st.DataObject) -> None:
+def test_batch_is_the_same_under_any_partitioning(rows: list[tuple[bytes, str]], data: st.DataObject) -> None:
     def name(*parts: list[tuple[bytes, str]]) -> str:
         batches = (batch(*(ROW | {"id": i, "destination": d} for i, d in part)) for part in parts if part)
         return contents.name_of(contents.merged(map(contents.of, batches)))

@@ -18,7 +18,7 @@ class Panic(BaseException):
     pass
 
 
-def test_watchdog_bites_when_nothing_is_heard() -> None:
+def test_watchdog_bites_after_silence() -> None:
     bitten = threading.Event()
     reasons: list[str] = []
 

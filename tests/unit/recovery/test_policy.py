@@ -76,7 +76,7 @@ class TestDormancy:
         assert rule.dormant([], server_uptime=UP, now=5) == []
         assert rule.dormant([without_lock(1)], server_uptime=UP, now=6) == []
 
-    def test_the_dormant_come_in_the_order_of_their_ids(self) -> None:
+    def test_dormant_nodes_are_sorted_by_id(self) -> None:
         rule = policy()
         facts = [without_lock(3), NodeFacts(NodeId(2), True, STALE), without_lock(1), alive(4)]
         rule.dormant(facts, server_uptime=UP, now=0)
@@ -117,7 +117,7 @@ class TestForgotten:
         assert rule.forgotten(leases(1), set()) == leases(1)
         assert rule.forgotten(leases(1), set()) == set()
 
-    def test_another_epoch_is_another_lease(self) -> None:
+    def test_lease_of_another_epoch_is_another_lease(self) -> None:
         rule = ForgottenPolicy()
         rule.forgotten(leases(1), set())
         assert rule.forgotten({(UUID(int=1), "billing", 1)}, set()) == set()

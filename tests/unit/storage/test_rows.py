@@ -61,7 +61,7 @@ def test_type_has_its_module_except_for_built_ins() -> None:
     assert error_text(TimeoutError())[:2] == ("TimeoutError", "TimeoutError")
 
 
-def test_the_last_attempts_are_kept() -> None:
+def test_newest_attempts_are_kept() -> None:
     failures = [Failure(number, NOW, "E", "r", "t") for number in range(1, 51)]
     assert Tried(1, failures).columns()["failed_number"] == list(range(51 - KEPT_ATTEMPTS, 51))
     assert all(values == [] for name, values in ONCE.columns().items() if name.startswith("failed"))
@@ -87,7 +87,7 @@ def raised_below_durable(code: str, **names: Any) -> Exception:
     return error
 
 
-def test_a_traceback_begins_where_the_application_does() -> None:
+def test_traceback_begins_at_the_first_frame_of_the_application() -> None:
     def handler() -> None:
         class_of("rows.unheard-of")
 

@@ -90,7 +90,9 @@ class TestWhatHappened:
         assert [envelope.headers for envelope in memory.envelopes(Placed)] == [{"tenant": "blue"}]
         assert len(memory.envelopes()) == 2
 
-    async def test_shows_an_event_once_and_its_copies_by_destination(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_published_event_is_shown_once_and_its_copies_by_destination(
+        self, bus: Bus, memory: InMemoryBus
+    ) -> None:
         bus.subscribe(Placed, to=BILLING)
         bus.subscribe(Placed, to=SHOP)
         async with bus.unit_of_work():
@@ -247,7 +249,7 @@ class TestTime:
 
 
 class TestFailing:
-    async def test_the_next_attempts_fail_as_the_test_asks(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_injected_faults_fail_the_next_attempts(self, bus: Bus, memory: InMemoryBus) -> None:
         seen = handling(bus, retry=Retry(immediate=2, delays=[]))
         memory.fail(Placed, LookupError("not now"), times=2)
         await send(bus, Placed(1), Placed(2))
@@ -255,7 +257,7 @@ class TestFailing:
         assert seen == [1, 2]
         assert [handled.attempt for handled in memory.handled] == [3, 1]
 
-    async def test_a_fault_may_be_given_for_a_handler_and_as_a_class(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_fault_may_be_injected_by_handler_and_as_a_class(self, bus: Bus, memory: InMemoryBus) -> None:
         @bus.handles(Placed, retry=ONCE)
         def handle(order: Placed) -> None: ...
 
@@ -400,7 +402,9 @@ class TestSessions:
             with pytest.raises(WiringError, match="give InMemoryBus a session_factory="):
                 await uow.session.execute(text("SELECT 1"))
 
-    async def test_a_sync_handler_without_a_database_is_told_the_same(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_sync_session_without_a_database_refuses_statements_with_advice(
+        self, bus: Bus, memory: InMemoryBus
+    ) -> None:
         @bus.handles(Placed, retry=ONCE)
         def handle(order: Placed, session: Session) -> None:
             session.execute(text("SELECT 1"))
@@ -567,7 +571,7 @@ class TestTheBlock:
             await send(bus, Placed(1), to=BILLING, headers={"a": "\0"})
         assert memory.sent(Placed) == []
 
-    async def test_there_is_no_database_to_ask(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_block_has_no_database(self, bus: Bus, memory: InMemoryBus) -> None:
         with pytest.raises(WiringError, match="in memory"):
             await bus.runtime.database.transaction(nodes.read)
         assert isinstance(bus.runtime, Runtime)
@@ -653,11 +657,11 @@ class TestCircuits:
 
 
 class TestEventually:
-    async def test_returns_the_first_true_answer(self) -> None:
+    async def test_eventually_returns_the_first_true_answer(self) -> None:
         answers = iter([0, None, "", 17])
         assert await eventually(lambda: next(answers)) == 17
 
-    async def test_asks_coroutine_functions_too(self) -> None:
+    async def test_eventually_awaits_coroutine_functions(self) -> None:
         done = asyncio.Event()
         asyncio.get_running_loop().call_soon(done.set)
 
@@ -666,6 +670,6 @@ class TestEventually:
 
         assert await eventually(is_done, within=timedelta(seconds=5))
 
-    async def test_gives_up_at_the_deadline_with_the_last_answer(self) -> None:
+    async def test_eventually_gives_up_at_the_deadline_with_the_last_answer(self) -> None:
         with pytest.raises(AssertionError, match=r"the answer did not come true in time; at last it was \[\]"):
             await eventually(list, within=0, what="the answer")

@@ -68,7 +68,7 @@ class TestSchedules:
             await pass_time(memory, timedelta(days=3))
         assert heard == [0, 0, 1]
 
-    async def test_one_is_run_now_moved_paused_and_resumed(
+    async def test_schedule_is_run_now_moved_paused_and_resumed(
         self, memory: InMemoryBus, bus: Bus, heard: list[int]
     ) -> None:
         assert await bus.run_schedule("hours")
@@ -86,7 +86,7 @@ class TestSchedules:
         assert not await bus.run_schedule("minutes")
         assert not await bus.reschedule_next("minutes", delay=1)
 
-    async def test_a_leap_too_far_is_told(self, memory: InMemoryBus) -> None:
+    async def test_too_long_advance_of_the_clock_is_refused(self, memory: InMemoryBus) -> None:
         memory.clock.advance(timedelta(days=1_000))
         with pytest.raises(AssertionError, match="advance less, and drain"):
             await memory.drain()

@@ -48,7 +48,7 @@ class TestRules:
         last = msgspec.structs.replace(envelope(), deliver_by=datetime.max.replace(tzinfo=UTC))
         assert counted_anew([last], HERE, THERE) == [last]
 
-    def test_zones_do_not_matter(self) -> None:
+    def test_zones_of_clocks_are_irrelevant(self) -> None:
         clock = HERE.astimezone(timezone(timedelta(hours=5)))
         assert counted_anew([urgent()], clock, THERE)[0].deliver_by == THERE + MINUTE
 
@@ -71,7 +71,7 @@ def decoded(data: bytes) -> Any:
 
 
 class TestOnTheWire:
-    def test_tcp_tells_the_clock_with_the_batch(self) -> None:
+    def test_tcp_batch_carries_the_clock_of_the_sender(self) -> None:
         offer = client().offer([urgent()], HERE)
         assert isinstance(offer, Sendable)
         match server().hear(decoded(offer.data), 100):
@@ -98,7 +98,7 @@ class TestOnTheWire:
         assert msgspec.msgpack.decode(new, type=OldBatch).envelopes == [sent]
         assert msgspec.msgpack.decode(old, type=Batch) == Batch(1, [sent], None)
 
-    def test_http_tells_the_clock_with_the_batch(self) -> None:
+    def test_http_batch_carries_the_clock_of_the_sender(self) -> None:
         assert decode_batch(encode_batch([urgent()], HERE)).clock == HERE
         assert decode_batch(encode_batch([envelope()], HERE)).clock is None
 
@@ -112,14 +112,14 @@ class TestAtABroker:
         about = properties(urgent(), published)
         return received(about, about.headers or {}, b"{}", arrived).deliver_by
 
-    def test_a_slow_receiver_gives_no_more_than_was_left(self) -> None:
+    def test_slow_receiver_gives_at_most_the_rest_of_the_deadline(self) -> None:
         slow = HERE - timedelta(hours=3)
         assert self.arrive(HERE, slow) == slow + MINUTE
 
-    def test_the_wait_at_the_broker_counts(self) -> None:
+    def test_wait_at_the_broker_counts(self) -> None:
         assert self.arrive(HERE, HERE + 10 * MINUTE) == HERE + MINUTE
 
-    def test_an_older_sender_is_believed(self) -> None:
+    def test_deadline_of_an_older_sender_is_kept(self) -> None:
         about = properties(urgent())
         assert received(about, about.headers or {}, b"{}", THERE).deliver_by == HERE + MINUTE
 
@@ -151,6 +151,6 @@ class TestOfHttpClients:
             ([(b"durable-time-to-live", b"1"), (b"durable-deliver-by", b"2030-01-01T00:00:00Z")], "exclude each other"),
         ],
     )
-    def test_a_mistake_is_told(self, headers: list[tuple[bytes, bytes]], told: str) -> None:
+    def test_malformed_time_to_live_is_refused(self, headers: list[tuple[bytes, bytes]], told: str) -> None:
         with pytest.raises(InvalidMessage, match=told):
             read_options(headers).deadline(HERE)

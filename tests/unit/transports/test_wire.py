@@ -101,7 +101,7 @@ def test_frame_arrives_unchanged(frame: Frame) -> None:
 
 
 @given(st.lists(any_frame, max_size=4), st.binary(max_size=40), st.data())
-def test_any_cut_of_a_stream_gives_the_same_frames_up_to_the_same_violation(
+def test_stream_cut_anywhere_gives_the_same_frames_up_to_the_same_violation(
     frames: list[Frame], tail: bytes, data: st.DataObject
 ) -> None:
     stream = MAGIC + b"".join(map(encode, frames)) + tail
@@ -132,7 +132,7 @@ def test_garbage_in_a_frame_raises_only_a_protocol_violation(kind: int, payload:
 
 
 @given(any_frame, st.data())
-def test_a_flipped_byte_is_found_and_never_taken_for_a_frame(frame: Frame, data: st.DataObject) -> None:
+def test_flipped_byte_is_detected(frame: Frame, data: st.DataObject) -> None:
     stream = bytearray(encode(frame))
     position = data.draw(st.integers(0, len(stream) - 1))
     stream[position] ^= data.draw(st.integers(1, 255))
@@ -181,14 +181,14 @@ def test_impossible_length_is_a_violation_at_once(length: int) -> None:
         decoder.feed(struct.pack("!I", length))
 
 
-def test_a_frame_of_exactly_the_limit_is_read_and_one_byte_more_is_not() -> None:
+def test_frame_of_the_limit_is_read_and_a_larger_one_refused() -> None:
     frame = encode(Frame(Batch(1, [envelope(body=b"x" * 5_000)])))
     limit = len(frame) - 4
     assert len(listen([MAGIC, frame], limit)[0]) == 1
     assert listen([MAGIC, frame], limit - 1) == ([], True)
 
 
-def test_a_decoder_never_reserves_more_than_has_arrived_and_one_frame() -> None:
+def test_decoder_reserves_at_most_the_bytes_received_and_one_frame() -> None:
     claims = [
         raw_frame(FrameKind.BATCH, b"", length=LIMIT),  # announces the limit, brings nothing
         raw_frame(FrameKind.BATCH, b"", length=2**32 - 1),

@@ -227,7 +227,7 @@ async def test_bad_request_is_refused_with_its_fault(
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "HEAD"])
 @pytest.mark.parametrize("path", ["/in/batches", "/in/ping"])
-async def test_any_other_method_gets_405(house: House, path: str, method: str) -> None:
+async def test_other_method_than_post_gets_405(house: House, path: str, method: str) -> None:
     async with house.mallory() as mallory:
         mallory.say(request(path, method=method))
         if method == "HEAD":
@@ -243,13 +243,13 @@ async def test_any_other_method_gets_405(house: House, path: str, method: str) -
 @pytest.mark.parametrize(
     "path", ["/", "/in", "/in/", "/in/batches/", "/batches", "/in/nowhere", "/in/%00", "/../in/batches"]
 )
-async def test_any_other_path_gets_404(house: House, path: str) -> None:
+async def test_unknown_path_gets_404(house: House, path: str) -> None:
     refusal = await ask(house, post(GOOD, path))
     assert refusal.problem["status"] == 404
     await house.is_unharmed(refused=1)
 
 
-async def test_chunks_without_end_get_413_and_then_the_connection_is_cut(hasty_house: House) -> None:
+async def test_endless_chunks_get_413_and_a_cut_connection(hasty_house: House) -> None:
     async with hasty_house.mallory() as mallory:
         mallory.say(post(b"", length="", transfer_encoding="chunked"))
         chunk = b"2000\r\n" + b"x" * 0x2000 + b"\r\n"
@@ -398,7 +398,7 @@ async def test_false_length_gets_400_on_any_server(brought: int) -> None:
     assert f"Content-Length says 500, and {brought} bytes came".encode() in answers[1]["body"]
 
 
-async def test_more_connections_than_may_be_are_cut() -> None:
+async def test_connections_above_the_limit_are_cut() -> None:
     async for house in open_house(SETTINGS.model_copy(update={"http_connections": 2})):  # the neighbour has one
         async with house.mallory() as first, house.mallory() as second:
             assert await second.cut() == b""
@@ -443,7 +443,7 @@ async def test_invalid_envelope_is_rejected_and_its_neighbours_in_the_batch_are_
     await house.is_unharmed()
 
 
-async def test_the_same_batch_twice_is_stored_once(house: House) -> None:
+async def test_batch_sent_twice_is_stored_once(house: House) -> None:
     data = post(GOOD)
     async with house.mallory() as mallory:
         first, second = await mallory.ask(data), await mallory.ask(data)
@@ -619,7 +619,7 @@ ANSWERS: Mapping[str, tuple[Handle, type[TransportError], str]] = {
 
 
 @pytest.mark.parametrize(("handle", "error", "reason"), ANSWERS.values(), ids=ANSWERS.keys())
-async def test_a_sender_takes_nothing_from_a_bad_server_and_finds_a_good_one(
+async def test_sender_rejects_a_bad_server_and_finds_a_good_one(
     handle: Handle, error: type[TransportError], reason: str
 ) -> None:
     async with FakeHttpServer(handle) as server, transport(SETTINGS).sender(server.uri) as sender:

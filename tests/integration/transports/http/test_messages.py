@@ -89,7 +89,7 @@ class TestAMessage:
         assert first != second
         assert abs((unix_ms(first) or 0) / 1000 - before.timestamp()) < 60
 
-    async def test_says_the_rest_by_headers(self, shop: HttpShop) -> None:
+    async def test_message_takes_its_options_from_headers(self, shop: HttpShop) -> None:
         correlation_id = str(uuid4())
         trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         headers = {
@@ -144,7 +144,7 @@ class TestAKey:
         ["order-17", '"order-17"', str(uuid4()), str(new_id()), "k" * 200],
         ids=["bare", "quoted", "UUIDv4", "UUIDv7", "long"],
     )
-    async def test_makes_a_repeat_known(self, shop: HttpShop, key: str) -> None:
+    async def test_key_recognises_a_repeat(self, shop: HttpShop, key: str) -> None:
         first, again = [await shop.sell(idempotency_key=key) for _ in range(2)]
 
         assert (first.status_code, again.status_code) == (202, 200)
@@ -159,7 +159,7 @@ class TestAKey:
 
         assert response.json()["id"] == str(key)
 
-    async def test_used_by_many_at_once_has_one_effect(self, shop: HttpShop) -> None:
+    async def test_key_used_concurrently_has_one_effect(self, shop: HttpShop) -> None:
         responses = await asyncio.gather(*(shop.sell(idempotency_key="order-17") for _ in range(40)))
 
         assert Counter(response.status_code for response in responses) == {202: 1, 200: 39}
@@ -167,7 +167,7 @@ class TestAKey:
         await shop.handled(1)
         assert shop.bus.runtime.counters[Event.DUPLICATE] == 39
 
-    async def test_used_with_another_body_is_a_fault_of_the_client_and_kept(self, shop: HttpShop) -> None:
+    async def test_key_reused_with_another_body_is_refused(self, shop: HttpShop) -> None:
         await shop.sell(1, idempotency_key="order-17")
         response = await shop.sell(2, idempotency_key="order-17")
 
@@ -200,7 +200,7 @@ class TestACloudEvent:
         assert structured.json() == binary.json() == expected
         await shop.handled(1)
 
-    async def test_says_the_rest_by_attributes(self, shop: HttpShop) -> None:
+    async def test_cloud_event_takes_its_options_from_attributes(self, shop: HttpShop) -> None:
         happened = datetime.now(UTC) - timedelta(days=1)
         told = event(
             time=happened.isoformat(),
@@ -225,7 +225,7 @@ class TestACloudEvent:
         }
         assert shop.tables.one("SELECT partition_key FROM durable.envelope_history") == "order-17"
 
-    async def test_may_carry_its_data_in_base64(self, shop: HttpShop) -> None:
+    async def test_cloud_event_may_carry_its_data_in_base64(self, shop: HttpShop) -> None:
         told = event() | {"data_base64": base64.b64encode(b'{"number": 1}').decode()}
         del told["data"]
         assert (await shop.post("/messages", json.dumps(told), STRUCTURED)).status_code == 202
@@ -259,7 +259,7 @@ class TestASignature:
         )
         return {**named, "authorization": shown}
 
-    async def test_lets_a_message_in(self, guarded: HttpShop) -> None:
+    async def test_signature_admits_a_message(self, guarded: HttpShop) -> None:
         headers = self.signed(b'{"number": 1}', idempotency_key="order-17", durable_source="till")
         assert (await guarded.post(SOLD, '{"number": 1}', headers)).status_code == 202
 
@@ -339,7 +339,7 @@ class TestTheDescription:
             COUNTED,
         }
 
-    async def test_names_every_route_of_the_app(self, shop: HttpShop) -> None:
+    async def test_description_names_every_route_of_the_app(self, shop: HttpShop) -> None:
         described = (await shop.client.get(shop.url + "/openapi.json")).json()["paths"]
         for path, item in described.items():
             for method in item:

@@ -291,7 +291,7 @@ class TestAnEvent:
 class TestAMethod:
     @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"])
     @pytest.mark.parametrize("path", [SOLD, EVENTS])
-    async def test_other_than_post(self, shop: HttpShop, method: str, path: str) -> None:
+    async def test_other_method_than_post_is_refused(self, shop: HttpShop, method: str, path: str) -> None:
         async with nothing_stored(shop):
             response = await shop.client.request(method, shop.url + path)
 

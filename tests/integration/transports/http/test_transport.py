@@ -100,7 +100,7 @@ async def test_listener_counts_connections_batches_envelopes_and_refusals(receiv
         assert listener.statistics() == {"connections": 2, "dropped": 0, "batches": 1, "envelopes": 2, "refused": 1}
 
 
-async def test_several_share_a_port_when_they_all_say_so(receiver: MemoryReceiver) -> None:
+async def test_listeners_share_a_port_when_all_set_reuse_port(receiver: MemoryReceiver) -> None:
     async with listening(receiver, f"{HERE}?reuse_port=1") as first:
         async with listening(receiver, f"{first.address}?reuse_port=1") as second:
             assert first.address == second.address
@@ -266,7 +266,7 @@ async def test_server_without_a_tls_handshake_costs_one_timeout_and_no_connectio
         await ended.wait()
 
 
-async def test_plain_http_finds_nothing_on_an_encrypted_port(encrypted: str, receiver: MemoryReceiver) -> None:
+async def test_plain_http_is_not_answered_on_an_encrypted_port(encrypted: str, receiver: MemoryReceiver) -> None:
     with pytest.raises(ConnectionFailed):
         await send(encrypted.replace("https", "http"))
     assert receiver.batches == []
@@ -345,7 +345,7 @@ async def test_an_app_without_a_receiver_is_not_ready(receiver: MemoryReceiver) 
         assert (await client.ask(request("/health/live", method="GET"))).status == 204
 
 
-async def test_health_is_open_to_all_and_says_when_nothing_can_be_stored(receiver: MemoryReceiver) -> None:
+async def test_health_is_open_to_all_and_reports_a_receiver_unable_to_store(receiver: MemoryReceiver) -> None:
     app = transport(http_secret=SECRET).app("shop-in", lambda: receiver)
     async with served(app) as root, RawHttpClient(root) as client:
         assert (await client.ask(request("/health/ready", method="GET"))).status == 204
@@ -415,7 +415,7 @@ async def test_request_refused_inside_an_application_gets_a_problem(
 
 
 @pytest.mark.parametrize("how", ["hmac", "bearer"])
-async def test_a_secret_is_changed_without_a_pause(receiver: MemoryReceiver, how: str) -> None:
+async def test_secret_is_rotated_without_an_interruption(receiver: MemoryReceiver, how: str) -> None:
     async with listening(receiver, http_secret=OTHER, http_previous_secret=SECRET) as listener:
         await send(listener.address, http_secret=SECRET, http_auth=how)
         await send(listener.address, http_secret=OTHER, http_auth=how)
@@ -423,7 +423,7 @@ async def test_a_secret_is_changed_without_a_pause(receiver: MemoryReceiver, how
             await send(listener.address, http_secret="a-third-secret-unknown", http_auth=how)
 
 
-async def test_a_peer_may_have_a_secret_of_its_own(receiver: MemoryReceiver) -> None:
+async def test_peer_may_have_its_own_secret(receiver: MemoryReceiver) -> None:
     async with listening(receiver, f"{HERE}/in", http_secret=OTHER) as listener:
         own = {listener.address.removesuffix("/in"): OTHER}
         await send(listener.address, http_secret=SECRET, http_peer_secrets=own)
@@ -498,7 +498,7 @@ async def test_fresh_connection_breaking_is_a_failure_at_once() -> None:
         assert len(server.requests) == 1
 
 
-async def test_a_refused_connection_is_told_in_the_words_of_the_system() -> None:
+async def test_refused_connection_is_reported_in_the_words_of_the_system() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(ConnectionFailed, match=f"connecting to http://127.0.0.1:{port}: .*Connect call failed"):
@@ -543,9 +543,7 @@ async def test_unencodable_envelope_is_rejected_alone(receiver: MemoryReceiver) 
         assert isinstance(second, Rejected)
 
 
-async def test_the_environment_sends_nothing_over_a_proxy(
-    receiver: MemoryReceiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_proxy_of_the_environment_is_ignored(receiver: MemoryReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     monkeypatch.delenv("NO_PROXY", raising=False)
@@ -554,7 +552,7 @@ async def test_the_environment_sends_nothing_over_a_proxy(
         await send(listener.address)
 
 
-async def test_a_sender_is_used_inside_its_context() -> None:
+async def test_sender_cannot_be_used_outside_its_context() -> None:
     with pytest.raises(RuntimeError, match="async with"):
         await transport().sender("http://127.0.0.1:1").send(envelopes(1))
 

@@ -121,7 +121,7 @@ async def test_a_small_prefetch_slows_down_and_loses_nothing(shop: RabbitShop) -
     await shop.has_seen(*range(20))
 
 
-async def test_a_publisher_can_take_the_part_of_a_service_on_the_topic_exchange(
+async def test_foreign_publisher_can_replace_a_service_on_the_topic_exchange(
     database: Tables, broker: AnyBroker, queue_name: Names
 ) -> None:
     exchange, queue = queue_name("exchange"), "shop-rabbit.sold"
@@ -179,7 +179,7 @@ async def test_a_consumer_binds_a_queue_of_its_own_to_the_topic_exchange(shop: R
     assert await shop.client.count(other) == 0
 
 
-async def test_any_exchange_can_be_sent_to(shop: RabbitShop, queue_name: Names) -> None:
+async def test_messages_can_be_sent_to_any_exchange(shop: RabbitShop, queue_name: Names) -> None:
     queue, exchange = queue_name("crm"), queue_name("fan out/#1")
     await shop.client.declare(queue)
     await shop.client.bind(queue, exchange, "ignored", type="fanout")

@@ -113,7 +113,7 @@ class TestAnswers:
         assert [message.message_id for message in await taken(client, dead)] == [str(batch[0].id)]
         assert [message.expiration is not None for message in await taken(client, late)] == [True, False]
 
-    async def test_unroutable_is_a_failure_until_there_is_a_queue(
+    async def test_unroutable_message_is_a_failure_until_a_queue_exists(
         self, broker: AnyBroker, client: Foreign, queue_name: Names
     ) -> None:
         missing, batch = queue_name("missing"), envelopes(150)
@@ -172,7 +172,7 @@ class TestAnswers:
             assert [message.body for message in await taken(client, name)] == stored
             assert (await sender.send(batch))[0] == STORED
 
-    async def test_two_with_one_id_are_not_under_way_together_and_neither_gets_the_answer_of_the_other(
+    async def test_equal_ids_are_not_under_way_together_and_get_their_own_answers(
         self, broker: AnyBroker, client: Foreign, queue: str, queue_name: Names
     ) -> None:
         twin = envelope()
@@ -313,7 +313,7 @@ async def _sent(sender: Sender, batch: Sequence[Envelope]) -> list[Outcome]:
 
 
 class TestDeadlines:
-    async def test_late_answers_are_never_taken_for_those_of_others(
+    async def test_late_answer_is_never_taken_for_another_message(
         self, client: Foreign, queue: str, proxied: tuple[ChaosProxy, str]
     ) -> None:
         proxy, url = proxied
@@ -437,7 +437,7 @@ class TestConnections:
 
 
 class TestTls:
-    async def test_the_broker_s_certificate_is_checked(
+    async def test_certificate_of_the_broker_is_checked(
         self, broker: AnyBroker, client: Foreign, queue: str, tmp_path: Path
     ) -> None:
         authority, stranger = trustme.CA(), trustme.CA()
@@ -502,7 +502,7 @@ class TestCancellation:
             waiting.cancel()
         assert waiting.cancelled()
 
-    async def test_a_timeout_stays_one(self) -> None:
+    async def test_timeout_stays_a_timeout(self) -> None:
         with pytest.raises(PeerTimeout), translated("asking"):
             async with asyncio.timeout(0.01):
                 await asyncio.get_running_loop().create_future()

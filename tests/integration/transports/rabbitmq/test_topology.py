@@ -194,7 +194,7 @@ async def test_transient_queue_is_refused(client: Foreign, queue_name: Names) ->
             await declare(client.connection, of(Queue(name, "classic")), seconds=SECONDS)
 
 
-async def test_a_queue_of_another_connection_alone_is_refused(
+async def test_exclusive_queue_of_another_connection_is_refused(
     client: Foreign, broker: AnyBroker, queue_name: Names
 ) -> None:
     name = queue_name()

@@ -98,7 +98,7 @@ async def test_file_other_than_a_socket_is_left_unchanged(path: Path) -> None:
     assert stat.S_ISREG(mode(path))
 
 
-async def test_a_link_to_a_socket_is_left_alone(path: Path) -> None:
+async def test_symbolic_link_to_a_socket_is_left_unchanged(path: Path) -> None:
     abandoned_by_a_dead_process(path.with_name("elsewhere"))
     os.symlink(path.with_name("elsewhere"), path)
     with pytest.raises(InvalidSetting, match="not a socket"):

@@ -51,12 +51,12 @@ def test_invalid_key_is_refused(sent: bytes) -> None:
         read_key([(b"Idempotency-Key", sent)])
 
 
-def test_two_keys_are_none() -> None:
+def test_two_keys_are_refused() -> None:
     with pytest.raises(InvalidMessage, match="must be one text"):
         read_key([(b"idempotency-key", b"a"), (b"idempotency-key", b"a")])
 
 
-def test_no_key_is_none() -> None:
+def test_missing_key_is_none() -> None:
     assert read_key([(b"x-idempotency-key", b"a")]) is None
 
 
@@ -72,7 +72,7 @@ def test_key_holding_a_uuid_is_the_id() -> None:
 
 
 @pytest.mark.parametrize("key", ["order-17", f"{{{ID}}}", f"urn:uuid:{ID}", ID.replace("-", "")])
-def test_any_other_key_is_one_of_its_endpoint_and_type(key: str) -> None:
+def test_textual_key_is_scoped_by_endpoint_and_type(key: str) -> None:
     made = {
         id_of(key, endpoint, message_type) for endpoint in ("orders", "shop") for message_type in ("a.sold", "a.lost")
     }
@@ -82,11 +82,11 @@ def test_any_other_key_is_one_of_its_endpoint_and_type(key: str) -> None:
     assert id_of(key, "orders", "a.sold") == id_of(key, "orders", "a.sold")
 
 
-def test_endpoint_type_and_key_are_not_run_together() -> None:
+def test_endpoint_type_and_key_are_kept_apart() -> None:
     assert len({id_of("c", "a", "b"), id_of("bc", "a", ""), id_of("c", "ab", "")}) == 3
 
 
-def test_options_are_read() -> None:
+def test_options_are_read_from_headers() -> None:
     correlation_id = uuid4()
     read = read_options(
         [

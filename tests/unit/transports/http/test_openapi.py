@@ -103,7 +103,7 @@ def test_an_event_fits_when_its_data_fits_its_type(message_type: str, message: o
     assert not accepts(schema, event | {"data": 17})
 
 
-def test_classes_of_one_name_do_not_meet() -> None:
+def test_classes_of_one_name_have_separate_schemas() -> None:
     document = describe("shop", {"shop.order": Order, "shop.parcel": Parcel})
 
     assert {"shop.order.Line", "shop.parcel.Line"} < set(document["components"]["schemas"])
@@ -124,7 +124,7 @@ def test_every_known_header_is_described() -> None:
     assert described == {http_headers.KEY, *http_headers.OPTIONS}
 
 
-def test_credentials_are_asked_for_where_there_is_a_secret() -> None:
+def test_credentials_are_required_with_a_secret() -> None:
     assert describe("shop", MESSAGES, secured=True)["security"] == [{"signature": []}, {"bearer": []}]
     assert describe("shop", MESSAGES, secured=False)["security"] == []
 

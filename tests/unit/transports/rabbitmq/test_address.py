@@ -180,7 +180,7 @@ def test_invalid_exchange_is_refused_when_resolved() -> None:
         destination("rabbitmq://default/topic", service="orders", message_type="a", exchange="a*")
 
 
-def test_an_address_for_listening_cannot_be_sent_to_and_the_other_way_round() -> None:
+def test_addresses_for_listening_and_for_sending_are_not_interchangeable() -> None:
     assert source(MAIL) == parse(MAIL)
     with pytest.raises(InvalidSetting, match="not to send to; write rabbitmq://default/topic,"):
         resolved("rabbitmq://default/topic/orders")

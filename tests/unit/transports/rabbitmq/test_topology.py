@@ -146,14 +146,14 @@ def test_the_longest_names_are_allowed() -> None:
     assert len(listened(TOPIC, ("a" * 247,)).queues[0].name) == 255
 
 
-def test_a_star_inside_a_word_stands_for_itself() -> None:
+def test_star_inside_a_word_is_literal() -> None:
     assert listened("rabbitmq://default/topic/a*", ("b",)).bindings[0].routing_key == "a*-b"
 
 
 # ---------------------------------------------------------------- all of an application
 
 
-def test_an_application_needs_each_thing_once() -> None:
+def test_union_of_topologies_holds_each_thing_once() -> None:
     other = listened("rabbitmq://default/topic/shop?types=orders.paid")
     both = union([listened(TOPIC), other, listened(MAIL), sent("rabbitmq://default/topic")])
 

@@ -218,7 +218,7 @@ class TestClient:
 
 
 class TestServer:
-    def test_a_batch_within_the_credit_is_delivered_and_answered_with_new_credit(self) -> None:
+    def test_batch_within_the_credit_is_delivered_and_answered_with_new_credit(self) -> None:
         side = server(room=10)
         frame = batch(4)
         assert isinstance(frame.content, Batch)
