@@ -248,7 +248,7 @@ class TestTrouble:
             await eventually(lambda: len(works.handled) == 1)
 
 
-class TestByPeople:
+class TestOperators:
     async def test_run_schedule_runs_the_schedule_once_more(self, works: Works) -> None:
         bus = works.node()
         async with bus:
@@ -309,7 +309,7 @@ class TestByPeople:
             assert not await bus.reschedule_next("tocks", delay=1)
 
 
-class TestMessagesThatWait:
+class TestScheduledMessages:
     async def test_cancelled_message_leaves_actor_and_reason_in_the_history(self, works: Works) -> None:
         bus = works.node("")
         async with bus:

@@ -85,7 +85,7 @@ def desk(database_url: str) -> Iterator[Desk]:
     made.engine.dispose()
 
 
-class TestWhoseTurn:
+class TestTurns:
     def test_run_of_a_key_is_claimed_together_and_blocks_the_key_until_finished(self, desk: Desk) -> None:
         desk.receive(1, 2, 3)
         first = desk.claim()

@@ -166,7 +166,7 @@ class TestCauses:
         assert len({ids(first), ids(first, second), ids(second, first), ids(second)}) == 4
 
 
-class TestWhatIsGiven:
+class TestArguments:
     async def test_message_session_and_context_are_known_by_their_annotations(self) -> None:
         given: list[object] = []
 

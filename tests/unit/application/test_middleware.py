@@ -113,7 +113,7 @@ class TestOrder:
         assert onion(Derived()).around_sending(send) is not send
 
 
-class TestTheRestOfTheOnion:
+class TestCallNext:
     async def test_component_may_omit_the_call(self) -> None:
         class Stops(Middleware):
             def send(self, outgoing: Outgoing, call_next: SendNext) -> UUID | None:
@@ -226,7 +226,7 @@ class TestWiring:
             made.use(OnlyHandles(), "core")
 
 
-class TestWhatIsSent:
+class TestOutgoing:
     def test_added_headers_override_the_given_ones(self) -> None:
         outgoing = Outgoing("message", options={"headers": {"tenant": "blue", "trace": "1"}, "key": "order-17"})
         changed = outgoing.with_headers({"trace": "2", "user": "ann"})
@@ -249,7 +249,7 @@ class TestWhatIsSent:
             Outgoing("message").replace(mesage="other")
 
 
-class TestWhatIsHandled:
+class TestIncoming:
     def test_the_messages_are_those_of_the_call(self) -> None:
         assert list(incoming("message").messages) == ["message"]
         assert list(incoming(["one", "two"]).messages) == ["one", "two"]

@@ -37,7 +37,7 @@ def declared(bus: Bus, message: object = Compact(), name: str = "nightly", **opt
     return bus.application.schedules.pop(name)
 
 
-class TestWhatItBrings:
+class TestEnvelopes:
     def test_occurrence_has_the_same_id_on_every_node(self, bus: Bus) -> None:
         envelope_factory = bus.runtime.envelope_factory
         [first] = declared(bus).envelopes(envelope_factory, AT)

@@ -135,7 +135,7 @@ def client_of(app: ASGIApp, **options: Any) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, **options), base_url="http://localhost")
 
 
-class TestTheUnitOfWorkOfARequest:
+class TestUnitOfWorkOfARequest:
     @pytest.mark.parametrize("status", [200, 204, 303, 399])
     async def test_unit_of_work_is_committed_by_a_response_below_400_before_its_start(
         self, bus: Bus, memory: InMemoryBus, sessions: Sessions, status: int
@@ -328,7 +328,7 @@ class TestTheUnitOfWorkOfARequest:
             assert numbers(memory) == [1, 2]
 
 
-class TestEndingItOneself:
+class TestOwnCommit:
     async def test_own_commit_stores_its_messages_and_begins_another_transaction(self, bus: Bus) -> None:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             uow = await unit_of_work()
@@ -359,7 +359,7 @@ class TestEndingItOneself:
             assert (server.status, numbers(memory)) == (200, [1])
 
 
-class TestWhenTheResponseHasStarted:
+class TestAfterTheResponse:
     async def test_unit_of_work_is_over_after_the_response_has_started(
         self, bus: Bus, memory: InMemoryBus, sessions: Sessions
     ) -> None:
@@ -426,7 +426,7 @@ class TestWhenTheResponseHasStarted:
             assert numbers(memory) == [1]
 
 
-class TestAClientThatLeaves:
+class TestClientDisconnect:
     async def test_client_leaving_before_the_response_has_sent_nothing(self, bus: Bus, memory: InMemoryBus) -> None:
         await Server(REQUEST, GONE)(DurableMiddleware(placing(bus), bus=bus))
         assert numbers(memory) == []

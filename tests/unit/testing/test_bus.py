@@ -79,7 +79,7 @@ def handling(bus: Bus, **options: Any) -> list[int]:
     return seen
 
 
-class TestWhatHappened:
+class TestRecords:
     async def test_messages_sent_are_shown_decoded_from_the_committed_body(self, bus: Bus, memory: InMemoryBus) -> None:
         given = Placed(1)
         await send(bus, given, to=BILLING, headers={"tenant": "blue"})

@@ -361,7 +361,7 @@ class TestTheDescription:
             OAS31Validator({**content["schema"], "components": document["components"]}).validate(response.json())
 
 
-class TestWhatCannotBeStoredNow:
+class TestUnstoredMessages:
     async def test_message_without_room_at_the_receiver_gets_503(self) -> None:
         receiver = MemoryReceiver(room=0)
         response = await self.ask(receiver, "web.sold")

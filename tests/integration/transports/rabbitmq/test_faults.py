@@ -250,7 +250,7 @@ class TestThrownOut:
         assert f":{os.getpid()})" in shown
 
 
-class TestTooLargeForTheBroker:
+class TestTooLargeMessages:
     async def test_message_too_large_for_the_broker_is_found_and_rejected(
         self, own_broker: Broker, queue: str, receiver: MemoryReceiver
     ) -> None:

@@ -1,4 +1,4 @@
-"""What a listener does with what a real broker delivers. What it does when the broker dies is in test_rabbitmq_faults;
+"""What a listener does with what a real broker delivers. What it does when the broker dies is in test_faults;
 what it makes of bad and of foreign messages, in test_rabbitmq_bad_input and test_rabbitmq_foreign."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a sender makes of a real broker's answers. What it does when the broker dies is in test_rabbitmq_faults."""
+"""What a sender makes of a real broker's answers. What it does when the broker dies is in test_faults."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ SURROGATE = msgspec.structs.replace(envelope(), headers={"h": "\ud800"})
 LONG = envelope("x" * 256)
 
 
-class TestWhatCannotBeSent:
+class TestUnsendableEnvelopes:
     @pytest.mark.parametrize("bad", [NAN, HUGE, SURROGATE, LONG], ids=["NaN", "200 kB", "surrogate", "long type"])
     async def test_unsendable_envelope_alone_is_rejected_and_the_connection_stays(
         self, client: Foreign, queue: str, proxied: tuple[ChaosProxy, str], bad: Envelope

@@ -199,7 +199,7 @@ class TestSending:
         assert received(*transmitted(sent)) == sent
 
 
-class TestWhatDurableHasSent:
+class TestPropertiesOfDurable:
     @pytest.mark.parametrize(
         ("changes", "reason"),
         [
@@ -228,7 +228,7 @@ class TestWhatDurableHasSent:
         assert isinstance(received(durable()), Envelope)
 
 
-class TestWhatOthersHaveSent:
+class TestPropertiesOfOthers:
     def test_all_known_properties_are_kept(self) -> None:
         id_, correlation_id = new_id(), new_id()
         sent_at = datetime(2025, 12, 31, 23, 59, 59, tzinfo=UTC)
