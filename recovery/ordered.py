@@ -81,7 +81,7 @@ class OrderedClaims:
         self._walks: dict[Lane, _Walk] = {}
         self.hinted = asyncio.Event()
         self.asked = asyncio.Event()
-        """Is there to be a look?"""
+        """Set when a look is due."""
 
     def hint(self, destination: str | None, key: str) -> None:
         """Note a key that may have unowned rows; call it in the loop. Destination None is the inbox."""

@@ -78,7 +78,7 @@ class Entry:
     def __init__(self, when_entered: Callable[[], None]) -> None:
         self._when_entered = when_entered
         self.last_job: Callable[[], Future[Any] | None] = lambda: None
-        """What runs for the attempt in a thread, or ran there last."""
+        """The step that runs for the attempt in a thread, or ran there last."""
         self._lock = threading.Lock()
         self._is_entered = self._is_given_up = False
 

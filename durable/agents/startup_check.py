@@ -43,7 +43,7 @@ class DecodeCheck:
         self.tried = 0
         self.failed = 0
         self.error = ""
-        """What was wrong with the first."""
+        """The error of the first undecodable message."""
         self.ids: list[UUID] = []
         """The first of those that do not decode."""
         self._cls = cls

@@ -35,7 +35,7 @@ class Selection:
 
     letters: Sequence[int] | None = None
     ids: Sequence[UUID] | None = None
-    """Of messages: with `letters`, one or the other."""
+    """The ids of messages; give `letters` or these, not both."""
     side: Side | None = None
     message_type: str | None = None
     exception_type: str | None = None
@@ -184,7 +184,7 @@ class Resolved(NamedTuple):
     done: list[int]
     left: list[int]
     taken: Sequence[int] = ()
-    """Those of the left whose ids were used meanwhile."""
+    """The left letters whose ids were used again meanwhile."""
 
 
 # ---------------------------------------------------------------- reading

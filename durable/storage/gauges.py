@@ -56,7 +56,7 @@ class Gauges(NamedTuple):
     owned: Mapping[Side, Mapping[NodeId, int]]
     scheduled: Mapping[Side, int]
     overdue: timedelta | None
-    """By how much the first of what is put off is overdue."""
+    """The time for which the first of the delayed messages is overdue."""
     dead_letters: int
     """Unresolved ones."""
     circuits: Sequence[OpenCircuit]

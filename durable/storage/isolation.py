@@ -46,7 +46,7 @@ class Refusal(NamedTuple):
     """An error of a statement that may be the fault of a row."""
 
     reason: str
-    """In one line and without the row."""
+    """The error in one line and without the row."""
     error: DBAPIError
 
     @property

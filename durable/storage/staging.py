@@ -47,7 +47,7 @@ class Batch(NamedTuple):
     name: str
     number: int | None = None
     contents: str | None = None
-    """What its rows come to. Other rows under the same name are refused."""
+    """The fingerprint of its rows. Other rows under the same name are refused."""
 
 
 class Published(NamedTuple):

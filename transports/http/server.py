@@ -30,7 +30,7 @@ BACKLOG: Final = 256
 
 _MOST_HEAD_BYTES: Final = 16 << 10
 _LINGER_SECONDS: Final = 1.0
-"""For a client that was too slow to hear so, and for the end of a TLS connection."""
+"""Time to tell a slow client that it was too slow, and to end a TLS connection."""
 
 
 class Server(uvicorn.Server):

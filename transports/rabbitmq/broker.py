@@ -36,7 +36,7 @@ from durable.transports.rabbitmq.socket import CANNOT_BE_READ, Socket
 T = TypeVar("T")
 
 CLOSING_SECONDS: Final = 5.0
-"""For the broker to answer that a connection is closed; it is cut off then."""
+"""Time for the broker to confirm that a connection is closed; the connection is cut off then."""
 _HEARTBEATS_TO_BE_LOST: Final = 3  # aiormq drops a connection after three intervals, and three seconds, of silence
 
 

@@ -44,7 +44,7 @@ class RabbitSender:
         self._shared = Shared(lambda: self._open(broker.publishing), lambda publisher: publisher.is_usable)
         self._held = AsyncExitStack()
         self._returned: Envelope | None = None
-        """Of the last batch, the first message that no queue has taken."""
+        """The first message of the last batch that no queue has taken."""
 
     async def __aenter__(self) -> Self:
         await self._held.enter_async_context(self._broker.publishing)

@@ -230,7 +230,7 @@ class Deliver:
     size_bytes: int
     rejected: dict[int, Rejected] = field(default_factory=dict)
     clock: datetime | None = None
-    """What the client's said, when one of the envelopes has a deadline."""
+    """The clock of the client, sent when one of the envelopes has a deadline."""
 
     def outcomes(self, received: list[Outcome]) -> list[Outcome]:
         """Return an outcome for each envelope of the batch: the receiver's, and Rejected for those it was not given."""
