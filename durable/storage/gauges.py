@@ -1,7 +1,7 @@
 """Gauges for monitors: read by index and up to a limit, so that they cost the same at any backlog.
 
-Measured with 350,000 messages of 20 types that nobody owns: 3 ms, or 12 ms before the first vacuum. What counts every
-row, and takes 90 ms to do it, is durable.storage.status.
+Measured with 350,000 messages of 20 types without an owner: 3 ms, or 12 ms before the first vacuum.
+durable.storage.status counts every row, and takes 90 ms for that.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     socket --> Connection (h11) --> _Requests --> app
 
-Signals and logging stay with the application. What a client can make us hold is bounded: connections in number, each
-TLS handshake, each request from its first byte to its last, and the taking of each answer in time, however it trickles.
+Signals and logging stay with the application. The resources of a client are bounded: connections in number; each TLS
+handshake, each request from its first byte to its last, and the reading of each answer in time, however slowly the
+bytes arrive.
 """
 
 from __future__ import annotations

@@ -77,9 +77,9 @@ class RabbitSender:
     async def ping(self) -> None:
         """Ask the broker for the queue or exchange; raise TransportError if it is not there, or takes nothing now.
 
-        It travels to the broker and no further: whether the consumer's database can be reached, nobody knows here. AMQP
-        has no question for the bindings of an exchange: after a message was returned because of a missing one, the ping
-        carries that message, which its consumer may see twice therefore.
+        The ping reaches the broker and no further: the state of the consumer's database is unknown here. AMQP has no
+        question for the bindings of an exchange: after a message was returned because of a missing binding, the ping
+        carries that message, so its consumer may see it twice.
         """
         await self._refuse_if_blocked()
         await self._shared.get()
