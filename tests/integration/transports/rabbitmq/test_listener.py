@@ -379,7 +379,7 @@ class TestDown:
             await client.publish(queue, b"{}", message_id="17", type="placed")
             await receiver.stores(1)
 
-    async def test_queue_changed_later_is_retried_for_ever_with_one_error_logged(
+    async def test_queue_redeclared_with_other_arguments_is_retried_with_one_error_logged(
         self, broker: AnyBroker, client: Foreign, queue: str, receiver: MemoryReceiver, caplog: pytest.LogCaptureFixture
     ) -> None:
         await declared(broker.url, queue)
