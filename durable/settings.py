@@ -27,7 +27,7 @@ PREFIX = "DURABLE_"
 _NOT_SETTINGS = {"DURABLE_FAILPOINT"}  # read elsewhere; DURABLE_TEST_* belongs to the tests
 
 ENVELOPE_BYTES: Final = 64 << 10
-"""What an envelope may take on the wire besides its body: its headers, its key and its names, in any alphabet."""
+"""The bytes of an envelope on the wire besides its body: its headers, its key and its names, in any alphabet."""
 
 
 def _span(value: Any) -> Any:

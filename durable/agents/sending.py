@@ -94,7 +94,7 @@ class SendingAgent:
         self._longest_busy_pause = settings.busy_pause_longest.total_seconds()
         self._busy_until = 0.0
         self.accepted_count = 0
-        """How much it was ever given: whether it was used since somebody looked."""
+        """The number of envelopes accepted so far; a changed number shows that the address was used."""
 
     # ------------------------------------------------------------------ what others tell it
 

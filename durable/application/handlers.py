@@ -240,29 +240,30 @@ class Handler:
     retry: Retry | None
     """None: as the settings say."""
     concurrency: int | None
-    """How many messages run at once on each node; None: as the settings say."""
+    """The number of messages that run at once on each node; None: as the settings say."""
     max_batch: int
-    """How many waiting messages may share one transaction; 1: each has its own."""
+    """The number of waiting messages that may share one transaction; 1: each has its own."""
     timeout: timedelta | None
-    """For one attempt; None: as the settings say."""
+    """The bound of one attempt; None: as the settings say."""
     by_error: ByError = field(default_factory=dict)
-    """What errors of these classes lead to instead of `retry`."""
+    """Retry policies by class of error, used instead of `retry`."""
     circuit_breaker: CircuitBreaker | None = None
-    """When its failures stop it; None: never."""
+    """The rule by which failures stop the handler; None: they never do."""
     inherit_deliver_by: bool = False
-    """Does what it sends expire when its message does, unless it says otherwise?"""
+    """True if messages sent by the handler expire with its message, unless they have a deadline of their own."""
     ordered: bool = False
     """One message at a time over all nodes, in their order."""
     on_dead_letter: OnDeadLetter | None = None
+    """The fate of messages behind a dead letter in their order; None: as the settings say."""
     on_expiry: OnExpiry | None = None
-    """What becomes of those behind a dead letter in its order; None: as the settings say."""
+    """The fate of an expired message; None: as the settings say."""
     fair_by: str | None = None
     """The header, or `key`, that names the tenant of a message; None: first come, first served."""
     weights: Mapping[str, int] = field(default_factory=dict)
-    """How many messages of a tenant are handled in its turn, 1 unless said otherwise."""
+    """The number of messages of a tenant that are handled in its turn, 1 by default."""
     is_async: bool = field(init=False)
     takes_list: bool = field(init=False)
-    """Is it called once with all messages of its transaction?"""
+    """True if the handler is called once with all messages of its transaction."""
     _injected: _Injected = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

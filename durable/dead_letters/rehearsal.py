@@ -48,7 +48,7 @@ class Rehearsed:
     outcome: Outcome
     sends: Sequence[Envelope] = ()
     does: Sequence[str] = ()
-    """What it would do to circuits, schedules and messages that wait."""
+    """The changes that a handler would make to circuits, schedules and delayed messages."""
     error: Exception | None = None
 
 

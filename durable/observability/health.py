@@ -28,15 +28,15 @@ from durable.storage.gauges import MOST_COUNTED, Gauges, Side, Unowned
 _NEEDED_DAYS = 2
 
 Waits = Mapping[tuple[Side, str], timedelta]
-"""For how long the oldest message of each destination, or message type, has waited."""
+"""The wait of the oldest message of each destination, or message type."""
 
 
 class NodeState(StrEnum):
     ALIVE = "alive"
     STALE = "stale"
-    """It holds its lock and writes no heartbeat: paused, or behind a half-open connection."""
+    """The node holds its lock and writes no heartbeat: it is paused, or behind a half-open connection."""
     DEAD = "dead"
-    """Its lock is gone."""
+    """The node has lost its lock."""
 
 
 def owners(gauges: Gauges) -> set[NodeId]:

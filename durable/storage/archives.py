@@ -35,7 +35,7 @@ _BATCH_SIZE: Final = 10_000
 _WORD: Final = (1 << 64) - 1
 
 Key: TypeAlias = tuple[Any, ...]
-"""What a row is known by: the values of archive_statements.KEYS, an id as its 16 bytes."""
+"""The identity of a row: the values of archive_statements.KEYS, an id as its 16 bytes."""
 
 
 class Place(NamedTuple):
@@ -58,9 +58,9 @@ class Archive(NamedTuple):
     archived_below: int
     archived_at: datetime | None
     identity: str
-    """Of the cluster, timeline and database that the numbers are of."""
+    """The identity of the cluster, timeline and database to which the numbers belong."""
     ended_at: datetime | None
-    """Since when it is archived no more; then maintenance drops what is past its retention."""
+    """The time at which archiving was ended; since then maintenance drops rows past their retention."""
 
 
 class Lag(NamedTuple):

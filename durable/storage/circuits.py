@@ -28,10 +28,10 @@ class OpenCircuit(NamedTuple):
     reason: str
     since: datetime
     until: datetime | None
-    """When it ends, or is tried again."""
+    """The time at which the circuit closes, or is tried again."""
     actor: str
     probing: bool
-    """Was it opened by failures, and closes when something gets through?"""
+    """True if failures opened the circuit, so that a success closes it."""
 
 
 def open_circuit(

@@ -35,7 +35,7 @@ class Selection:
 
     letters: Sequence[int] | None = None
     ids: Sequence[UUID] | None = None
-    """Of messages: with `letters`, one or the other."""
+    """The ids of messages; give `letters` or these, not both."""
     side: Side | None = None
     message_type: str | None = None
     exception_type: str | None = None
@@ -184,7 +184,7 @@ class Resolved(NamedTuple):
     done: list[int]
     left: list[int]
     taken: Sequence[int] = ()
-    """Those of the left whose ids were used meanwhile."""
+    """The left letters whose ids were used again meanwhile."""
 
 
 # ---------------------------------------------------------------- reading
@@ -244,8 +244,8 @@ def replay(
 ) -> Resolved:
     """Put the messages of a stretch back to where they failed, as new, with another body if one is given.
 
-    Left are those whose message waits there already, and those whose id was used meanwhile: by another message, or by
-    the same one that came in once more. What is no whole envelope is passed over.
+    Letters are left when their message waits there already, and when their id was used meanwhile: by another message,
+    or by the same one that came in once more. Letters without a whole envelope are passed over.
     """
     params = {"actor": actor, "reason": reason, "body": body, "channel": channel(schema)}
     return _resolve(conn, schema, statements.REPLAY_LETTERS, selection, stretch, params)

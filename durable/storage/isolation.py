@@ -46,7 +46,7 @@ class Refusal(NamedTuple):
     """An error of a statement that may be the fault of a row."""
 
     reason: str
-    """In one line and without the row."""
+    """The error in one line and without the row."""
     error: DBAPIError
 
     @property
@@ -135,7 +135,7 @@ def batch(
 ) -> list[Row[Any]]:
     """Run a statement over the next rows; where the database refuses one of them, over the others.
 
-    `refused` takes the row as the statement's `key` names it. What it can do nothing about stays in the way: the next
+    `refused` takes the row as the statement's `key` names it. A row that cannot be put aside stays in the way: the next
     rows behind it are taken all the same.
     """
     done, reason = tried(conn, lambda: conn.execute(statement.whole.within(schema), params).all())

@@ -7,8 +7,9 @@
 Rows that come in an order (messages.ordering) are inserted by one statement, sorted by their positions, however many
 tables they lie in, so that `seq` follows it. Others are moved table by table, in the order of their ids.
 
-An attempt that dies takes its table with it, because it makes the table in the transaction of its COPY. What moves is
-what the caller names; every other table of the job is dropped with it, and those of jobs that died after a day.
+An attempt that dies takes its table with it, because it makes the table in the transaction of its COPY. The tables that
+the caller names are moved; every other table of the job is dropped with them, and tables of dead jobs are dropped after
+a day.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Batch(NamedTuple):
     name: str
     number: int | None = None
     contents: str | None = None
-    """What its rows come to. Other rows under the same name are refused."""
+    """The fingerprint of its rows. Other rows under the same name are refused."""
 
 
 class Published(NamedTuple):

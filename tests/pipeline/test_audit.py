@@ -35,46 +35,48 @@ def found(
     return {(row["finding"], int(row["id"].replace("-", ""), 16)) for row in rows}
 
 
-def test_a_message_that_was_sent_and_handled_once_is_no_finding(spark: SparkSession) -> None:
+def test_message_sent_and_handled_once_is_no_finding(spark: SparkSession) -> None:
     assert found(spark, [sent(1), sent(2)], [handled(1), handled(2)]) == set()
 
 
-def test_each_kind_is_found_among_its_neighbours(spark: SparkSession) -> None:
+def test_each_kind_of_finding_is_found_among_its_neighbours(spark: SparkSession) -> None:
     sends = [sent(1), sent(2), sent(3)]
     receipts = [handled(1), handled(3), handled(3, finished_at=at(9)), handled(4)]
     assert found(spark, sends, receipts) == {("lost", 2), ("twice", 3), ("alien", 4)}
 
 
 @pytest.mark.parametrize("outcome", ["dead-lettered", "expired"])
-def test_what_came_to_another_end_at_the_receiver_is_not_lost(spark: SparkSession, outcome: str) -> None:
+def test_message_dead_lettered_or_expired_by_its_receiver_is_not_lost(spark: SparkSession, outcome: str) -> None:
     assert found(spark, [sent(1)], [handled(1, outcome=outcome)]) == set()
 
 
 @pytest.mark.parametrize("outcome", ["dead-lettered", "expired"])
-def test_what_never_left_the_sender_is_neither_lost_nor_alien(spark: SparkSession, outcome: str) -> None:
+def test_message_dead_lettered_or_expired_by_its_sender_is_neither_lost_nor_alien(
+    spark: SparkSession, outcome: str
+) -> None:
     ended = sent(1, outcome=outcome)
     assert found(spark, [ended], []) == set()
     # Its acknowledgement was lost: the sender has given it up, and the receiver has it.
     assert found(spark, [ended], [handled(1)]) == set()
 
 
-def test_a_replayed_dead_letter_that_was_handled_is_not_twice(spark: SparkSession) -> None:
+def test_dead_letter_handled_after_a_replay_is_not_reported_as_twice(spark: SparkSession) -> None:
     receipts = [handled(1, outcome="dead-lettered"), handled(1, finished_at=at(60))]
     assert found(spark, [sent(1)], receipts) == set()
 
 
-def test_a_dead_letter_of_the_sender_that_was_replayed_is_sent_once(spark: SparkSession) -> None:
+def test_dead_letter_of_the_sender_counts_as_sent_once_when_replayed(spark: SparkSession) -> None:
     sends = [sent(1, outcome="dead-lettered"), sent(1, finished_at=at(60))]
     assert found(spark, sends, [handled(1, finished_at=at(61))]) == set()
     assert found(spark, sends, []) == {("lost", 1)}
 
 
-def test_what_the_receiver_quarantined_is_not_lost_though_no_history_tells(spark: SparkSession) -> None:
+def test_message_quarantined_by_its_receiver_is_not_lost_without_history(spark: SparkSession) -> None:
     assert found(spark, [sent(1), sent(2)], [], [letter(1)]) == {("lost", 2)}
     assert found(spark, [sent(1)], [], [letter(7, id=None)]) == {("lost", 1)}
 
 
-def test_an_event_must_be_seen_at_as_many_places_as_it_was_sent_to(spark: SparkSession) -> None:
+def test_event_is_lost_unless_each_receiver_handled_its_copy(spark: SparkSession) -> None:
     sends = [sent(n, address=address) for n in (1, 2, 3) for address in ("tcp://billing:1", "tcp://shipping:1")]
     both = [handled(1), handled(1, service="shipping")]
     one = [handled(2), handled(2, finished_at=at(9))]  # twice here, and never there
@@ -86,7 +88,7 @@ def test_an_event_may_be_handled_at_two_endpoints_of_one_service(spark: SparkSes
     assert found(spark, sends, [handled(1, address="main"), handled(1, address="reports")]) == set()
 
 
-def test_a_broker_that_copies_a_message_makes_no_aliens(spark: SparkSession) -> None:
+def test_copies_made_by_a_broker_are_no_aliens(spark: SparkSession) -> None:
     assert found(spark, [sent(1)], [handled(1), handled(1, service="shipping")]) == set()
 
 
@@ -100,29 +102,29 @@ def test_a_local_copy_of_an_event_hides_no_lost_remote_one(spark: SparkSession) 
     assert found(spark, [sent(1)], [handled(1, service=SHOP, address="local")]) == {("lost", 1)}
 
 
-def test_what_was_resent_under_its_id_after_it_was_acknowledged_is_one_delivery(spark: SparkSession) -> None:
+def test_message_sent_again_under_its_id_after_the_acknowledgement_is_one_delivery(spark: SparkSession) -> None:
     assert found(spark, [sent(1), sent(1, finished_at=at(60))], [handled(1)]) == set()
 
 
-def test_late_is_what_was_handled_after_the_bound(spark: SparkSession) -> None:
+def test_message_handled_after_the_given_bound_is_late(spark: SparkSession) -> None:
     receipts = [handled(1), handled(2, finished_at=at(12.5)), handled(3, finished_at=at(99), outcome="expired")]
     sends = [sent(1), sent(2), sent(3)]
     assert found(spark, sends, receipts, late_after=timedelta(seconds=10)) == {("late", 2)}
     assert found(spark, sends, receipts, late_after=timedelta(seconds=11)) == set()
 
 
-def test_late_is_what_was_handled_after_its_deadline(spark: SparkSession) -> None:
+def test_message_handled_after_its_deadline_is_late(spark: SparkSession) -> None:
     receipts = [handled(1, deliver_by=at(1.024)), handled(2, deliver_by=at(2.026)), handled(3)]
     assert found(spark, [sent(1), sent(2), sent(3)], receipts) == {("late", 1)}
 
 
-def test_what_is_too_new_to_be_judged_is_open(spark: SparkSession) -> None:
+def test_message_too_new_for_the_archives_is_open(spark: SparkSession) -> None:
     edges = Edges(senders={SHOP: Span(until=at(60))}, receivers={"billing": Span(until=at(40))})
     sends, receipts = [sent(30), sent(50)], [handled(31), handled(70)]
     assert found(spark, sends, receipts, edges=edges) == {("lost", 30), ("open", 50), ("alien", 31), ("open", 70)}
 
 
-def test_what_was_sent_before_the_lakes_begin_is_not_judged(spark: SparkSession) -> None:
+def test_message_sent_before_the_lakes_begin_is_not_judged(spark: SparkSession) -> None:
     edges = Edges(since=at(10), until=at(20))
     assert found(spark, [sent(n) for n in (9, 10, 20)], [handled(n) for n in (8, 11, 21)], edges=edges) == {
         ("lost", 10),
@@ -130,7 +132,7 @@ def test_what_was_sent_before_the_lakes_begin_is_not_judged(spark: SparkSession)
     }
 
 
-def test_a_time_that_lost_its_precision_on_the_way_has_its_counterpart(spark: SparkSession) -> None:
+def test_times_rounded_on_the_way_match_their_counterparts(spark: SparkSession) -> None:
     edges = Edges(since=at(10), until=at(20))
     sends = [sent(10, sent_at=at(10.0004)), sent(20, sent_at=at(19.9996))]
     receipts = [handled(10, sent_at=at(9.9996)), handled(20, sent_at=at(20.0004))]
@@ -157,7 +159,7 @@ def million(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, Lake]:
     )
 
 
-def test_what_was_planted_among_a_million_is_found_exactly(
+def test_audit_of_a_million_messages_finds_exactly_the_planted_losses(
     spark: SparkSession, million: tuple[Lake, Lake], tmp_path: Path
 ) -> None:
     sender, receiver = million
@@ -202,7 +204,7 @@ def test_slices_of_files_and_a_shuffle_suspect_the_same_ids(spark: SparkSession,
         assert sorted(int.from_bytes(row["id"]) for row in records(found)) == [2, 3, 5, 6, 8, 9, 11, 12, 13]
 
 
-def test_of_too_many_suspects_the_rows_are_joined(
+def test_audit_joining_the_rows_of_too_many_suspects_counts_the_same(
     spark: SparkSession, million: tuple[Lake, Lake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender, receiver = million
@@ -212,7 +214,7 @@ def test_of_too_many_suspects_the_rows_are_joined(
     assert verdict.counts == {"lost": 3, "twice": 2, "alien": 4, "late": 3, "open": 0}
 
 
-def test_one_lake_may_hold_both_sides(spark: SparkSession, tmp_path: Path) -> None:
+def test_lake_may_hold_both_sides(spark: SparkSession, tmp_path: Path) -> None:
     numbers = np.arange(1_000)
     lake = fill(Lake(str(tmp_path / "lake")), many(numbers, "outgoing"), many(numbers, "incoming"))
     verdict = audit(spark, [lake], [lake], Question())
@@ -223,7 +225,7 @@ def test_one_lake_may_hold_both_sides(spark: SparkSession, tmp_path: Path) -> No
     ]
 
 
-def test_what_a_receiver_has_had_no_time_to_archive_is_open(spark: SparkSession, tmp_path: Path) -> None:
+def test_message_too_new_for_the_archive_of_its_receiver_is_open(spark: SparkSession, tmp_path: Path) -> None:
     sender = fill(Lake(str(tmp_path / "sender")), table([sent(1), sent(2, finished_at=datetime.now(UTC))]))
     receiver = fill(Lake(str(tmp_path / "receiver")), table([handled(0)]))
     verdict = audit(spark, [sender], [receiver], Question(since=at(1)))
@@ -276,7 +278,7 @@ FLAWS: Mapping[str, Rows] = {
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
-def test_each_flaw_among_few_rows_is_left_to_spark(tmp_path: Path, flaw: str) -> None:
+def test_flaw_among_few_rows_is_left_to_spark(tmp_path: Path, flaw: str) -> None:
     lake = fill(Lake(str(tmp_path / "lake")), table([*GOOD, *FLAWS[flaw]]))
     assert audit_here([lake], [lake], Question()) is None
     elsewhere = Question(until=at(5))

@@ -79,7 +79,7 @@ def _read(url: str, table: LakeTable) -> pa.Table:
 @pytest.mark.parametrize("table", ["history", "dead_letters"])
 @given(data=st.data())
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_rows_of_any_content_have_the_digest_that_postgres_computes(
+def test_digests_of_random_rows_equal_those_of_postgres(
     database_url: str, conn: psycopg.Connection[Any], table: LakeTable, data: st.DataObject
 ) -> None:
     rows = data.draw(st.lists(_rows(table), min_size=1, max_size=8))

@@ -173,7 +173,7 @@ def test_erased_letter_is_discarded_and_archived_so(filled: Archiver, conn: psyc
     assert is_whole(filled)
 
 
-def test_row_that_is_not_archived_yet_is_archived_without_its_content(
+def test_row_not_archived_yet_is_archived_without_its_erased_content(
     filled: Archiver, conn: psycopg.Connection[Any]
 ) -> None:
     add(conn, 5, first=21)
@@ -195,7 +195,7 @@ def test_rows_of_another_service_in_the_same_lake_are_left(
     assert filled.lake.read(spark, "history").where("service = 'billing'").first().partition_key == ANNA  # type: ignore[union-attr]
 
 
-def test_erasing_the_same_again_changes_nothing(filled: Archiver, conn: psycopg.Connection[Any]) -> None:
+def test_repeated_erasure_changes_nothing(filled: Archiver, conn: psycopg.Connection[Any]) -> None:
     first = erase(filled, Chosen(ids=of_anna(5)))
     version = filled.lake.opened("history").version()
     again = erase(filled, Chosen(ids=of_anna(5)))
@@ -215,7 +215,7 @@ _IDS, _WORDS = st.sampled_from([*range(4)]), st.sampled_from(["a", "b", "", None
     ids=st.lists(_IDS, max_size=2),
     keys=st.lists(st.sampled_from(["a", "b", ""]), max_size=2),
 )
-def test_rows_that_are_emptied_are_those_that_were_counted(
+def test_mask_and_count_of_an_erasure_choose_the_same_rows(
     rows: list[tuple[int, str | None, str, int | None]], ids: list[int], keys: list[str]
 ) -> None:
     stored = [
@@ -235,7 +235,7 @@ def test_rows_that_are_emptied_are_those_that_were_counted(
 # ---------------------------------------------------------------- nothing looks like loss
 
 
-def test_audit_finds_no_loss_and_says_what_was_erased(
+def test_audit_reports_the_erasure_and_no_loss(
     filled: Archiver, conn: psycopg.Connection[Any], spark: SparkSession
 ) -> None:
     add(conn, 20, side="outgoing", outcome="sent")
@@ -246,7 +246,7 @@ def test_audit_finds_no_loss_and_says_what_was_erased(
     assert [(each["service"], each["rows"], each["reason"]) for each in verdict.erased] == [("shop", 5, "request 4711")]
 
 
-def test_moment_of_the_last_archive_is_not_that_of_an_erasure(filled: Archiver) -> None:
+def test_time_of_the_last_archive_is_unchanged_by_an_erasure(filled: Archiver) -> None:
     before = filled.lake.archived_at("history")
     erase(filled)
     assert filled.lake.archived_at("history") == before
@@ -285,7 +285,7 @@ def test_compaction_writes_no_content_into_the_log(filled: Archiver) -> None:
     assert [file.name for file in log.iterdir() if b"customer" in file.read_bytes()] == []
 
 
-def test_day_that_is_compacted_meanwhile_is_erased_all_the_same(
+def test_day_compacted_during_an_erasure_is_erased(
     filled: Archiver, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace = Lake.replace
@@ -303,7 +303,7 @@ def test_day_that_is_compacted_meanwhile_is_erased_all_the_same(
     assert filled.ids() == [*range(1, 21)]
 
 
-def test_erasure_waits_for_no_archiver(filled: Archiver) -> None:
+def test_erasure_does_not_wait_for_an_archiver(filled: Archiver) -> None:
     with opened(filled.origin.url) as engine, engine.connect() as other:
         assert archives.try_lock(other, "durable")
         with pytest.raises(ArchiveConflict, match="another archiver is at work"):
@@ -336,7 +336,7 @@ def test_interrupted_erasure_is_named_and_finished_by_the_same_choice(
     assert is_whole(filled)
 
 
-def test_lake_that_was_restored_is_erased_by_the_same_choice(
+def test_restored_lake_is_erased_by_the_same_choice(
     filled: Archiver, conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     import shutil
@@ -351,9 +351,7 @@ def test_lake_that_was_restored_is_erased_by_the_same_choice(
     assert mentions(filled, conn) == []
 
 
-def test_database_that_was_restored_is_erased_by_the_same_choice(
-    filled: Archiver, conn: psycopg.Connection[Any]
-) -> None:
+def test_restored_database_is_erased_by_the_same_choice(filled: Archiver, conn: psycopg.Connection[Any]) -> None:
     conn.execute("CREATE TABLE kept AS SELECT * FROM durable.envelope_history")
     first = erase(filled)
     conn.execute("TRUNCATE durable.envelope_history")
@@ -400,7 +398,7 @@ def test_rehearsal_counts_and_changes_nothing(agent: Agent, filled: Archiver, co
     assert conn.execute("SELECT count(*) FROM durable.erasures").fetchone() == (0,)
 
 
-def test_command_erases_and_status_verify_and_record_say_so(
+def test_status_verify_and_the_record_report_an_erasure_by_command(
     agent: Agent, filled: Archiver, conn: psycopg.Connection[Any]
 ) -> None:
     told = erase_command(agent, "--key", ANNA, "--yes", "--vacuum", "--by", "anna's lawyer")
@@ -420,7 +418,7 @@ def test_command_erases_and_status_verify_and_record_say_so(
 
 
 @pytest.mark.parametrize(("answer", "code", "erased"), [(b"n\n", 1, 0), (b"y\n", 0, 4)])
-def test_command_asks_on_a_terminal(
+def test_command_asks_for_confirmation_on_a_terminal(
     agent: Agent, conn: psycopg.Connection[Any], answer: bytes, code: int, erased: int
 ) -> None:
     ours, theirs = os.openpty()

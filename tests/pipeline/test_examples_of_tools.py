@@ -83,12 +83,12 @@ def test_every_command_of_the_dags_is_understood() -> None:
     assert sorted(found) == ["archive", "audit", "compact", "purge", "report", "vacuum", "verify"]
 
 
-def test_misspelt_option_of_a_dag_would_be_found() -> None:
+def test_misspelt_option_of_a_dag_is_found() -> None:
     with pytest.raises(typer.TyperException):
         understood("durable-agent pipeline compact --laek x")
 
 
-def test_nothing_is_purged_before_it_was_verified() -> None:
+def test_purge_tasks_depend_on_their_verify_tasks() -> None:
     of_purge = [task for task in tasks() if task.name.startswith("purge")]
     assert [[before.name for before in task.before] for task in of_purge] == [["verify_orders"], ["verify_billing"]]
 
@@ -171,7 +171,7 @@ def volume(project: Project) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_models_of_the_dbt_project_compute_what_they_say(project: Project) -> None:
+def test_models_of_the_dbt_project_compute_the_expected_rows(project: Project) -> None:
     assert volume(project) == [
         (date(2026, 1, 1), "billing", "incoming", "handled", 3, 2),
         (date(2026, 1, 1), "shop", "outgoing", "sent", 1, 0),
@@ -181,7 +181,7 @@ def test_models_of_the_dbt_project_compute_what_they_say(project: Project) -> No
     assert [only(row, "service", "exception_type", "letters") for row in causes] == [("billing", "LookupError", 2)]
 
 
-def test_incremental_model_of_the_dbt_project_takes_late_rows_in(project: Project, lake: Lake) -> None:
+def test_incremental_model_of_the_dbt_project_includes_late_rows(project: Project, lake: Lake) -> None:
     later = at(86_400 + 7)
     fill(lake, table([handled(4), handled(5, sent_at=later, finished_at=later)]))
     project.build(is_incremental=True)

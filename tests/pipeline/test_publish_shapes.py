@@ -67,7 +67,7 @@ ROW = st.tuples(st.sampled_from("abc"), st.binary(min_size=16, max_size=16))
 
 @settings(deadline=None)
 @given(st.lists(ROW, max_size=30), st.integers(1, 7))
-def test_contents_of_a_batch_are_those_of_its_rows_however_they_are_parted(
+def test_contents_of_a_batch_are_those_of_its_rows_under_any_partitioning(
     rows: list[tuple[str, bytes]], size: int
 ) -> None:
     expected: dict[str, Sums] = {}
@@ -94,7 +94,7 @@ def batch_of(rows: list[tuple[str, bytes]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns).slice(1, len(rows))
 
 
-def test_flaw_of_one_part_is_told_without_denying_the_others(spark: SparkSession, outbox: Outbox) -> None:
+def test_flaw_of_one_part_is_reported_without_denying_the_others(spark: SparkSession, outbox: Outbox) -> None:
     flawed = orders(spark, 20).withColumn(
         "body", F.when(F.col("order_id") != 19, F.lit("{}")).otherwise(F.repeat(F.lit("x"), 2 << 20))
     )

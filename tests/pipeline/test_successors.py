@@ -205,7 +205,7 @@ def test_copy_within_one_cluster_is_refused(primary: Cluster, succession: Succes
     succession.refuses()
 
 
-def test_promoted_standby_is_archived_from_where_it_was(
+def test_promoted_standby_is_archived_from_its_last_position(
     made: Clusters, primary: Cluster, succession: Succession
 ) -> None:
     write(primary, 20, first=1)
@@ -251,7 +251,9 @@ def test_files_of_an_earlier_state_are_archived_from_there(
     succession.is_whole()
 
 
-def test_upgraded_cluster_is_archived_from_where_it_was(made: Clusters, spark: SparkSession, tmp_path: Path) -> None:
+def test_upgraded_cluster_is_archived_from_its_last_position(
+    made: Clusters, spark: SparkSession, tmp_path: Path
+) -> None:
     old = new_service(made.new(16))
     succession = Succession(spark, tmp_path, old)
     write(old, 20, first=1)
@@ -290,7 +292,7 @@ def backed_up(archiver: Archiver, conn: psycopg.Connection[Any]) -> Archiver:
     return archiver
 
 
-def test_restored_lake_is_told_and_filled_again(backed_up: Archiver) -> None:
+def test_restored_lake_is_reported_and_filled_again(backed_up: Archiver) -> None:
     status = read_status(backed_up.origin.url, "durable", backed_up.lake).tables[0]
     assert "the lake ends before what was archived" in str(status.problem)
     assert backed_up.verify().missing == 200
@@ -314,7 +316,7 @@ def test_rows_gone_from_restored_lake_and_database_are_named(
     assert backed_up.ids() == [*range(1, 156)]
 
 
-def test_nothing_is_dropped_between_restoring_a_lake_and_archiving_again(
+def test_history_is_not_dropped_between_restoring_a_lake_and_archiving_again(
     backed_up: Archiver, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(*_: Any, **__: Any) -> None:

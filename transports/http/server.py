@@ -2,8 +2,9 @@
 
     socket --> Connection (h11) --> _Requests --> app
 
-Signals and logging stay with the application. What a client can make us hold is bounded: connections in number, each
-TLS handshake, each request from its first byte to its last, and the taking of each answer in time, however it trickles.
+Signals and logging stay with the application. The resources of a client are bounded: connections in number; each TLS
+handshake, each request from its first byte to its last, and the reading of each answer in time, however slowly the
+bytes arrive.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ BACKLOG: Final = 256
 
 _MOST_HEAD_BYTES: Final = 16 << 10
 _LINGER_SECONDS: Final = 1.0
-"""For a client that was too slow to hear so, and for the end of a TLS connection."""
+"""Time to tell a slow client that it was too slow, and to end a TLS connection."""
 
 
 class Server(uvicorn.Server):

@@ -5,7 +5,7 @@
                          its own or of its queue               is made of it and of the queue, the same each time
     Unmappable           anything else                         kept as a dead letter, with what is known of it
 
-An id is what duplicates are recognised by: a broker delivers again whatever was not acknowledged.
+Duplicates are recognised by the id: a broker delivers again every message without an acknowledgement.
 """
 
 from __future__ import annotations

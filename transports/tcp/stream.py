@@ -20,7 +20,7 @@ from durable.transports.tcp.address import READ_BYTES, Streams
 from durable.transports.wire import MAGIC, Decoder, encode
 
 LINGER_SECONDS: Final = 1.0
-"""For what was written to be sent, and for the peer to close its end, when a connection ends in peace."""
+"""Time to send the written bytes, and for the peer to close its end, when a connection ends in order."""
 
 
 @contextlib.contextmanager
