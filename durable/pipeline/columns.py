@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 READABLE: Final = ("envelope_history", "dead_letters", "outgoing_envelopes", "incoming_envelopes")
 """The tables that the pipeline reads."""
 
+LETTER: Final = ("letter_id", "id", "failed_at")
+"""What a letter of one database is known by, in all of its states. Its number alone does not tell: a database that was
+restored gives the numbers of lost letters to new ones."""
+
 _UUID: Final = "uuid"
 _DDL: Final[dict[str, str]] = {
     _UUID: "BINARY",

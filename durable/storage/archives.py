@@ -286,8 +286,8 @@ def row_digests(
     """The key of each archived row of these blocks of a day, and the digest of its content, 64 bits."""
     params = {"high": high, "since": _midnight(day), "until": _midnight_after(day), "blocks": list(blocks)}
     for row in conn.execute(statements.BY_TRANSACTION[table].digest_rows.within(schema), params):
-        first, *rest, digest = row
-        yield (first.bytes if isinstance(first, UUID) else first, *rest), digest & _WORD
+        *key, digest = row
+        yield tuple(each.bytes if isinstance(each, UUID) else each for each in key), digest & _WORD
 
 
 def unarchived_days(conn: Connection, schema: str, low: int, until: date) -> dict[date, int]:

@@ -18,10 +18,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from durable.errors import InvalidSetting
+from durable.pipeline.choosing import Choice, choose
 from durable.pipeline.copying import connection
 from durable.pipeline.lake import Lake
 from durable.pipeline.purge import Retention, purge
+from durable.pipeline.rows import records
 from durable.pipeline.status import read_status
+from durable.pipeline.transform import causes
 from durable.storage import migrator
 from tests.support.archiving import Archiver, origin_of
 from tests.support.clusters import Cluster, Clusters, clusters
@@ -68,9 +71,19 @@ def drop_history(database: str, keep: timedelta) -> list[str]:
     return [name for name in dropped if name.startswith("envelope_history")]
 
 
-def letters(cluster: Cluster, count: int) -> None:
+def letters(cluster: Cluster, count: int, *, first: int = 1) -> None:
     with psycopg.connect(url(cluster), autocommit=True) as conn:
-        add_letters(conn, count)
+        add_letters(conn, count, first=first)
+
+
+def resolve_letters(cluster: Cluster, first: int) -> None:
+    """Those with this number and above."""
+    with psycopg.connect(url(cluster), autocommit=True) as conn:
+        conn.execute(
+            "UPDATE durable.dead_letters SET resolution = 'discarded', resolved_at = now(), xid = DEFAULT "
+            "WHERE letter_id >= %s",
+            (first,),
+        )
 
 
 class Succession:
@@ -195,6 +208,48 @@ def test_second_restored_dump_is_archived_whole(made: Clusters, primary: Cluster
     assert succession.archive(is_successor=True) == (50, 5)
     assert succession.ids() == [*range(1, 61)]
     succession.is_whole()
+
+
+@pytest.mark.parametrize("way", ["dump", "files"])
+@pytest.mark.parametrize("are_readable", [True, False])
+@pytest.mark.parametrize("are_resolved", [True, False])
+def test_letters_are_told_from_lost_ones_of_the_same_numbers_when_a_database_is_restored(
+    made: Clusters, primary: Cluster, succession: Succession, *, way: str, are_readable: bool, are_resolved: bool
+) -> None:
+    """The restored database gives its new letters the numbers of those that were written after the dump."""
+    archiver = succession.archiver
+    letters(primary, 5)
+    succession.archive()
+    restored = made.empty() if way == "files" else made.new()
+    if way == "files":
+        primary.back_up(restored)
+    else:
+        primary.copy_dump("shop", restored)
+    letters(primary, 10, first=101)
+    succession.archive()
+    if are_resolved:
+        resolve_letters(primary, 6)
+        succession.archive()
+    primary.stop("immediate")
+    if way == "files":
+        restored.start()
+
+    letters(restored, 10, first=201)
+    if not are_readable:
+        with psycopg.connect(url(restored), autocommit=True) as conn:
+            conn.execute("UPDATE durable.dead_letters SET id = NULL, message_type = NULL WHERE letter_id > 5")
+    succession.take_over(restored)
+    assert succession.archive(is_successor=True) == (0, 10)
+    succession.is_whole()
+    rows = archiver.lake.read(archiver.spark, "dead_letters")
+    still_open = 15 if are_resolved else 25
+    chosen = choose(archiver.spark, archiver.lake, Choice(table="dead_letters"))
+    assert chosen.count() == still_open
+    assert [row.letter_id for row in chosen.where("id IS NULL OR hex(id) > repeat('0', 30) || 'C8'").collect()] == [
+        *range(6, 16)
+    ]
+    found = records(causes(rows))
+    assert (sum(row["total"] for row in found), sum(row["unresolved"] for row in found)) == (25, still_open)
 
 
 def test_copy_within_one_cluster_is_refused(primary: Cluster, succession: Succession) -> None:

@@ -51,10 +51,10 @@ _BLOCK: Final = {
 }
 
 
-# By what a row is known.
+# By what a row is known. Numbers of letters, and of transactions, come again where a database was restored.
 KEYS: Final = {
     "envelope_history": ("id", "side", "address", "outcome", "xid"),
-    "dead_letters": ("letter_id", "side", "xid"),
+    "dead_letters": ("letter_id", "id", "failed_at", "side", "xid"),
 }
 
 
