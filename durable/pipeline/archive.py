@@ -140,7 +140,8 @@ def _begun(
     conn: Connection, lake: Lake, table: LakeTable, origin: Origin, *, is_new_lake: bool, is_successor: bool
 ) -> Archive:
     """Begin to archive a table: from here on maintenance drops only rows that are archived."""
-    source, lake_id = SOURCES[table], lake.create(table)
+    source, is_new = SOURCES[table], is_new_lake or archives.find(conn, origin.schema, SOURCES[table]) is None
+    lake_id = lake.create(table) if is_new or lake.exists(table) else ""  # a misspelt place stays empty
     name = archives.database(conn, origin.schema)
     place = Place(origin.service, f"{origin.service}:{name}.{origin.schema}.{source}", lake.table_url(table), lake_id)
     if archives.find(conn, origin.schema, source) is None and archives.is_numbered_anew(conn, origin.schema, source):

@@ -6,7 +6,7 @@
     bigint        x                    int64                  BIGINT
     integer       x                    int32                  INT
     boolean       x                    bool                   BOOLEAN
-    timestamptz   x                    timestamp[us, UTC]     TIMESTAMP
+    timestamptz   x, from 1900 on      timestamp[us, UTC]     TIMESTAMP    (durable.storage.sql.times)
     bytea         x                    binary                 BINARY
     jsonb         CAST(x AS text)      string                 STRING
 
@@ -22,6 +22,7 @@ from sqlalchemy import BigInteger, Boolean, DateTime, Integer, LargeBinary, Meta
 from sqlalchemy.dialects.postgresql import JSONB
 
 from durable.storage import tables
+from durable.storage.sql.times import in_range
 
 if TYPE_CHECKING:
     import pyarrow
@@ -72,6 +73,9 @@ class Column:
                 return f'uuid_send("{self.name}") AS "{self.name}"'
             case "jsonb":
                 return f'CAST("{self.name}" AS text) AS "{self.name}"'
+            case "timestamptz":
+                quoted = f'"{self.name}"'
+                return f"{in_range(quoted)} AS {quoted}"
             case _:
                 return f'"{self.name}"'
 

@@ -136,6 +136,14 @@ class Lake:
             named = table.replace("_", " ")
             raise InvalidSetting(f"lake {self.url}: no {named}; fill it with durable-agent pipeline archive")
 
+    def require_any(self) -> None:
+        """Raise InvalidSetting unless there is a lake."""
+        if not any(self.exists(table) for table in SOURCES):
+            raise InvalidSetting(
+                f"lake {self.url}: there is no lake; name the one that was archived into, or make it with "
+                "durable-agent pipeline archive"
+            )
+
     def offset(self, app_id: str, table: LakeTable) -> int:
         """Return the transaction below which rows were archived here; 0 if never. It is always read anew."""
         if not self.exists(table):
