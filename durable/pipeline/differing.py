@@ -14,6 +14,7 @@ from durable.pipeline.lake_digests import ROW_KEYS, Rows, lake_files, readable_b
 from durable.pipeline.origin import Origin
 from durable.storage.archives import Key
 from durable.storage.slices import Slice, Snapshot, relation
+from durable.storage.sql.times import FIRST, LAST
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,12 +57,13 @@ def _of_database(
 ) -> Iterator[pa.RecordBatch]:
     source = SOURCES[of.table]
     begin, time = f"CAST('{day} 00:00:00+00' AS timestamptz)", DAY_OF[of.table]
-    filters = (
-        f"{ROW_KEYS[of.table][0]} IN ({', '.join(_literal(key[0]) for key in keys)})",
-        f"{time} >= {begin} AND {time} < {begin} + interval '24 hours'",
-    )
+    filters = [f"{ROW_KEYS[of.table][0]} IN ({', '.join(_literal(key[0]) for key in keys)})"]
+    if day > FIRST.date():
+        filters.append(f"{time} >= {begin}")
+    if day < LAST.date():
+        filters.append(f"{time} < {begin} + interval '24 hours'")
     columns = [column.sql for column in COLUMNS[source]]
-    whole = Slice(relation(origin.schema, source), filters=filters)
+    whole = Slice(relation(origin.schema, source), filters=tuple(filters))
     return copy(origin.url, (whole,), columns, snapshot=snapshot.name)
 
 

@@ -27,6 +27,7 @@ from durable.pipeline import places
 from durable.pipeline.columns import COLUMNS
 from durable.pipeline.describing import DESCRIPTIONS, commented, describe, properties, refuse_newer
 from durable.pipeline.session import needs_spark
+from durable.pipeline.spans import NO_SPAN, Gap, Span, merged
 
 if TYPE_CHECKING:
     import pyarrow
@@ -67,16 +68,6 @@ class Whose(NamedTuple):
 
     service: str
     database: str
-
-
-class Span(NamedTuple):
-    """Span of time from which every row is there; None where a limit is not known."""
-
-    begin: datetime | None = None
-    until: datetime | None = None
-
-
-NO_SPAN: Final = Span()
 
 
 class Lake:
@@ -145,6 +136,14 @@ class Lake:
             named = table.replace("_", " ")
             raise InvalidSetting(f"lake {self.url}: no {named}; fill it with durable-agent pipeline archive")
 
+    def require_any(self) -> None:
+        """Raise InvalidSetting unless there is a lake."""
+        if not any(self.exists(table) for table in SOURCES):
+            raise InvalidSetting(
+                f"lake {self.url}: there is no lake; name the one that was archived into, or make it with "
+                "durable-agent pipeline archive"
+            )
+
     def offset(self, app_id: str, table: LakeTable) -> int:
         """Return the transaction below which rows were archived here; 0 if never. It is always read anew."""
         if not self.exists(table):
@@ -157,10 +156,11 @@ class Lake:
         span.
         """
         if not self.exists(table):
-            return Span()
+            return NO_SPAN
         with _readable(self.url):
             opened = self.opened(table)
-            return Span(*(_moment(opened.transaction_version(name)) for name in _marks(whose)))
+            begin, until = (_moment(opened.transaction_version(name)) for name in _edges(whose))
+            return Span(begin, until, _gaps(opened, whose))
 
     def table_id(self, table: LakeTable) -> str | None:
         """Return the unique id of a table; None where there is no table."""
@@ -218,7 +218,8 @@ class Lake:
     ) -> None:
         """Make these files part of the table and move the offset of `app_id` from `low` to `high`: both or neither.
 
-        `span`: from when to when the table then has every row of `whose`; the first beginning that is named stays.
+        `span`: from when to when the table then has every row of `whose`; the first beginning that is named stays, and
+        so do all gaps.
         Raises ArchiveConflict when the offset is not `low` any more: somebody else has archived these rows.
         """
         from deltalake import CommitProperties
@@ -285,11 +286,17 @@ class Lake:
 
         if whose is None:
             return []
-        begin, until = _marks(whose)
-        marks = [Transaction(until, _micros(span.until))] if span.until else []
+        begin, until = _edges(whose)
+        marks = {until: _micros(span.until)} if span.until else {}
         if span.begin and opened.transaction_version(begin) is None:
-            marks.append(Transaction(begin, _micros(span.begin)))
-        return marks
+            marks[begin] = _micros(span.begin)
+        known = _gaps(opened, whose)
+        gaps = merged([*known, *span.gaps])
+        if gaps != known:
+            marks[_gap_count(whose)] = len(gaps)
+            for number, gap in enumerate(gaps):
+                marks |= zip(_edges_of_gap(whose, number), map(_micros, gap), strict=True)
+        return [Transaction(name, value) for name, value in marks.items()]
 
     # ---------------------------------------------------------------- files that are no part of it
 
@@ -352,9 +359,31 @@ def file_schema(table: LakeTable) -> pyarrow.Schema:
 # ---------------------------------------------------------------- spans
 
 
-def _marks(whose: Whose) -> tuple[str, str]:
+def _edges(whose: Whose) -> tuple[str, str]:
     """The names under which a table's log keeps the span of this database."""
-    return tuple(f"durable:{edge}:{whose.service}:{whose.database}" for edge in ("begin", "until"))  # type: ignore[return-value]
+    return _mark("begin", whose), _mark("until", whose)
+
+
+def _gap_count(whose: Whose) -> str:
+    return _mark("gaps", whose)
+
+
+def _edges_of_gap(whose: Whose, number: int) -> tuple[str, str]:
+    return _mark(f"gap-{number}-begin", whose), _mark(f"gap-{number}-end", whose)
+
+
+def _mark(what: str, whose: Whose) -> str:
+    return f"durable:{what}:{whose.service}:{whose.database}"
+
+
+def _gaps(opened: DeltaTable, whose: Whose) -> tuple[Gap, ...]:
+    """The gaps that a table's log knows of."""
+    found = []
+    for number in range(opened.transaction_version(_gap_count(whose)) or 0):
+        begin, end = (_moment(opened.transaction_version(name)) for name in _edges_of_gap(whose, number))
+        if begin is not None and end is not None:
+            found.append(Gap(begin, end))
+    return tuple(found)
 
 
 def _micros(moment: datetime) -> int:

@@ -25,7 +25,7 @@ from sqlalchemy.exc import DBAPIError
 from durable.envelope import LeaseKey, NodeId
 from durable.errors import InvalidMessage
 from durable.storage.outages import is_passing, sqlstate
-from durable.storage.rows import Letter, storable
+from durable.storage.rows import REFUSED, Letter, storable
 from durable.storage.sql.recovery import REFUSED_OWNER, Recovery
 from durable.storage.sql.statement import Batched
 from durable.telemetry import log
@@ -165,7 +165,7 @@ def quarantining(conn: Connection, schema: str, table: Recovery, node: NodeId, d
     def refused(row: LeaseKey, reason: str) -> None:
         envelope_id, address, epoch = row
         key = {"id": envelope_id, "address": address, "epoch": epoch}
-        letter = Letter.because(f"the database refuses to {doing} this row: {reason}", "refused by the database")
+        letter = Letter.because(f"the database refuses to {doing} this row: {reason}", REFUSED)
         params = key | {"node": node} | letter.parameters()
         buried, why_not = tried(conn, lambda: conn.execute(table.quarantine.within(schema), params).all())
         if why_not is None:

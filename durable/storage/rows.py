@@ -83,6 +83,7 @@ def leased(row: Row[Any]) -> LeasedEnvelope:
 
 
 QUARANTINED: Final = "quarantined on arrival"
+REFUSED: Final = "refused by the database"
 """The kind of a letter whose message was never stored for handling, and so never held its id."""
 
 

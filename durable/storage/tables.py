@@ -156,6 +156,14 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             schema=schema,
         ),
         Table(
+            "archive_gaps",
+            metadata,
+            Column("table_name", Text, primary_key=True),
+            Column("day", Date, primary_key=True),
+            *(Column(name, _TIME, nullable=False) for name in ("first_at", "last_at")),
+            schema=schema,
+        ),
+        Table(
             "generations",
             metadata,
             Column("generation", Integer, primary_key=True, autoincrement=False),

@@ -22,7 +22,9 @@ from durable.storage.slices import Slice
 
 DAY = date(2026, 11, 20)
 _TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
-_TIMES = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=st.just(UTC))
+_TIMES = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=st.just(UTC)) | st.sampled_from(
+    ["infinity", "-infinity", "4713-01-01 00:00:00Z BC", "294276-12-31 23:59:59.999999Z"]
+)
 _IN_DAY = st.datetimes(datetime(2026, 11, 20), datetime(2026, 11, 20, 23, 59), timezones=st.just(UTC))
 _VALUES: dict[str, st.SearchStrategy[Any]] = {
     "uuid": st.uuids(),

@@ -19,7 +19,7 @@ import yaml  # type: ignore[import-untyped]
 from durable.cli.app import app
 from durable.pipeline.lake import Lake, LakeTable
 from tests.support.command import ROOT
-from tests.support.lakes import at, fill, handled, letter, sent, table
+from tests.support.lakes import at, fill, handled, letter, message_id, sent, table
 
 EXAMPLES: Final = ROOT / "docs" / "examples" / "pipeline"
 DBT: Final = EXAMPLES / "dbt"
@@ -149,9 +149,9 @@ def lake(tmp_path: Path) -> Lake:
     lake = Lake(str(tmp_path / "lake"))
     fill(lake, table([sent(1), handled(1), handled(2, erasure_id=UUID(int=7)), handled(3, attempts=2)]))
     resolved = {"resolution": "discarded", "xid": 9}
-    return fill(
-        lake, table([letter(1), letter(2), letter(2, **resolved), letter(3)], "dead_letters"), of="dead_letters"
-    )
+    again = letter(2, id=message_id(9), failed_at=at(99))  # of a database that was restored
+    letters = [letter(1), letter(2), letter(2, **resolved), letter(3), again]
+    return fill(lake, table(letters, "dead_letters"), of="dead_letters")
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_models_of_the_dbt_project_compute_the_expected_rows(project: Project) -
     ]
     assert [only(row, "fastest_ms", "slowest_ms") for row in project.rows("daily_volume")] == [(25, 25), (10, 10)]
     causes = project.rows("open_causes")
-    assert [only(row, "service", "exception_type", "letters") for row in causes] == [("billing", "LookupError", 2)]
+    assert [only(row, "service", "exception_type", "letters") for row in causes] == [("billing", "LookupError", 3)]
 
 
 def test_incremental_model_of_the_dbt_project_includes_late_rows(project: Project, lake: Lake) -> None:

@@ -31,6 +31,7 @@ _MEANINGS = {
     "alien": "received, and sent by none of the senders",
     "late": "handled after its deadline, or after --late-after",
     "open": "too new to be judged",
+    "unarchived": "unknown: the other side lies in a gap of an archive",
 }
 
 Senders = Annotated[
@@ -127,6 +128,7 @@ def _blocks(verdict: Verdict) -> list[Block]:
             ("service", "side", "complete from", "until"),
             [(row["service"], row["side"], _time(row["begin"]), _time(row["until"])) for row in verdict.spans],
         ),
+        *_gaps(verdict),
         Table(
             "history",
             ("lake", "service", "side", "outcome", "envelopes", "local", "first", "last"),
@@ -163,6 +165,16 @@ def _blocks(verdict: Verdict) -> list[Block]:
             blocks.append(_examples(kind, examples, verdict.counts[kind]))
     blocks.append("" if not verdict.failed else "\nFAILED: the guarantee does not hold, or a lake is not whole")
     return blocks
+
+
+def _gaps(verdict: Verdict) -> list[Block]:
+    rows = [
+        (row["service"], row["side"], _time(gap["begin"]), _time(gap["end"]))
+        for row in verdict.spans
+        for gap in row["gaps"]
+    ]
+    title = "gaps: rows of these times are in no lake, and the database has dropped them"
+    return [Table(title, ("service", "side", "from", "until"), rows)] if rows else []
 
 
 def _examples(kind: str, rows: Sequence[Mapping[str, Any]], total: int) -> Table:

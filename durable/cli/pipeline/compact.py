@@ -30,6 +30,7 @@ def compact(lake: LakeUrl = None, above: Above = 2, debug: Debug = False) -> Ste
     with needs_spark():
         from durable.pipeline.compaction import compact as compact_table
     yield
+    found.require_any()
     done = []
     for table in SOURCES:
         with progress(f"compacting {table}") as show:
@@ -51,6 +52,7 @@ def vacuum(lake: LakeUrl = None, keep: Keep = None, debug: Debug = False) -> Ste
         from durable.pipeline.compaction import vacuum as vacuum_table
     check_keep(kept)
     yield
+    found.require_any()
     removed = {table: vacuum_table(found, table, kept) for table in SOURCES}
     rows: list[list[Cell]] = [[table, count] for table, count in removed.items()]
     return Ended(

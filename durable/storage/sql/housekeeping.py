@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from durable.storage.sql.gaps import noting
 from durable.storage.sql.statement import Batched, Statement, by_key
 
 # ---------------------------------------------------------------- nodes, locks
@@ -86,7 +87,11 @@ PURGE_DEFAULT_HISTORY = Batched(
         AND {schema}.archived_below('envelope_history') IS NULL{only}
     LIMIT :batch_size {lock}""",
     """, purged AS (
-    DELETE FROM {schema}.envelope_history_default WHERE ctid = ANY (ARRAY(SELECT place FROM picked)) RETURNING 1
+    DELETE FROM {schema}.envelope_history_default WHERE ctid = ANY (ARRAY(SELECT place FROM picked))
+    RETURNING finished_at, xid
+), noted AS ("""
+    + noting("envelope_history", "finished_at", "purged")
+    + """
 )
 SELECT count(*) FROM purged
 """,
