@@ -548,8 +548,8 @@ DROP FUNCTION "{schema}".archived_below(text);
 DROP FUNCTION "{schema}".generation_base();
 DROP TABLE "{schema}".published_batches, "{schema}".placements, "{schema}".schedules, "{schema}".handler_counts,
     "{schema}".circuits, "{schema}".nodes,
-    "{schema}".failed_attempts, "{schema}".erasures, "{schema}".archive_commits, "{schema}".archive_gaps, "{schema}".archives,
-    "{schema}".generations,
+    "{schema}".failed_attempts, "{schema}".erasures, "{schema}".archive_commits, "{schema}".archive_gaps,
+    "{schema}".archives, "{schema}".generations,
     "{schema}".dead_letters, "{schema}".envelope_history, "{schema}".received_ids, "{schema}".undated_ids,
     "{schema}".incoming_envelopes, "{schema}".outgoing_envelopes CASCADE;
 DROP FUNCTION "{schema}".cluster_identity();
