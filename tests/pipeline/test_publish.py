@@ -136,7 +136,7 @@ def test_a_batch_that_was_published_adds_nothing_also_after_it_was_sent(
     assert publish.publish(messages(orders(spark, 10)), settings, batch="May") is not None
     outbox.empty()
     assert publish.publish(messages(orders(spark, 10)), settings, batch="May") is None
-    with pytest.raises(InvalidMessage, match="batch 'May' was published before, with other rows .10, and now 20."):
+    with pytest.raises(InvalidMessage, match=r"batch 'May' was published before, with other rows .10, and now 20."):
         publish.publish(messages(orders(spark, 20)), settings, batch="May")
     assert (outbox.orders, outbox.leftovers) == ([], [])
 

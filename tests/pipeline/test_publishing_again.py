@@ -115,8 +115,8 @@ def settle(url: str, place: str) -> None:
         "inbox": ("incoming", "handled", "incoming_envelopes", "endpoint"),
     }[place]
     Outbox(url).rows(
-        f"WITH done AS (DELETE FROM durable.{rows} RETURNING *) INSERT INTO durable.envelope_history (id, side, outcome, "
-        "address, message_type, source, correlation_id, causation_id, partition_key, sent_at, deliver_by, attempts, "
+        f"WITH done AS (DELETE FROM durable.{rows} RETURNING *) "
+        "INSERT INTO durable.envelope_history (id, side, outcome, address, message_type, source, correlation_id, causation_id, partition_key, sent_at, deliver_by, attempts, "
         f"interruptions, node_id, content_type, headers, body) SELECT id, '{side}', '{outcome}', {address}, "
         "message_type, source, correlation_id, causation_id, partition_key, sent_at, deliver_by, 0, 0, 1, "
         "content_type, headers, body FROM done"
@@ -194,7 +194,7 @@ def test_another_destination_is_another_batch_unless_it_has_the_name_of_one(
     """One message may go to several destinations, at any time; a batch has those that it had."""
     elsewhere = {"outbox": {"destination": "tcp://127.0.0.1:7"}, "inbox": {"endpoint": "second"}}[place]
     write(place, batch="May")
-    with pytest.raises(InvalidMessage, match="batch 'May' was published before, with other values in (dest|end)"):
+    with pytest.raises(InvalidMessage, match=r"batch 'May' was published before, with other values in (dest|end)"):
         write(place, batch="May", **elsewhere)
     event = write(place, batch="June", **elsewhere)
     assert event is not None
@@ -258,6 +258,6 @@ def test_other_headers_and_deadlines_are_refused_through_spark(
     outbox = Outbox(database_url)
     outbox.empty()
     if mode == "atomic":
-        with pytest.raises(InvalidMessage, match="published before.*headers.*deliver_by"):
+        with pytest.raises(InvalidMessage, match=r"published before.*headers.*deliver_by"):
             publish.publish(changed, settings)
     assert outbox.leftovers == []

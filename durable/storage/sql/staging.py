@@ -141,7 +141,9 @@ def _remembered(ids: str, condition: str = "") -> str:
 
 # Messages that wait in the outbox are compared as they are, others by what is remembered with their ids.
 _REMEMBERED: Final = f"""remembered AS (
-    SELECT * FROM ({_remembered("received_ids")} UNION ALL {_remembered("undated_ids", " AND NOT known.given_up")}) AS each
+    SELECT * FROM (
+        {_remembered("received_ids")} UNION ALL {_remembered("undated_ids", " AND NOT known.given_up")}
+    ) AS each
     WHERE endpoint IS NOT NULL OR NOT EXISTS (
         SELECT FROM {{schema}}.outgoing_envelopes AS row WHERE row.id = each.id AND row.destination = each.destination)
 )"""
