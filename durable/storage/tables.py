@@ -255,14 +255,6 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             schema=schema,
         ),
         Table(
-            "replays",
-            metadata,
-            Column("name", Text, primary_key=True),
-            Column("choice", JSONB, nullable=False),
-            _defaulted("continued_at", _TIME),
-            schema=schema,
-        ),
-        Table(
             "placements",
             metadata,
             Column("side", Text, primary_key=True),

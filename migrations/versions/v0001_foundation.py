@@ -313,12 +313,6 @@ CREATE TABLE "{schema}".published_batches (
     published_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
-CREATE TABLE "{schema}".replays (
-    name text PRIMARY KEY,
-    choice jsonb NOT NULL,
-    continued_at timestamptz NOT NULL DEFAULT clock_timestamp()
-);
-
 CREATE TABLE "{schema}".placements (
     side text NOT NULL CHECK (side IN ('outgoing', 'incoming')),
     name text NOT NULL,
@@ -528,7 +522,7 @@ DROP FUNCTION "{schema}".make_partition(text, date);
 DROP FUNCTION "{schema}".first_id(date);
 DROP FUNCTION "{schema}".archived_below(text);
 DROP FUNCTION "{schema}".generation_base();
-DROP TABLE "{schema}".published_batches, "{schema}".replays, "{schema}".placements, "{schema}".schedules,
+DROP TABLE "{schema}".published_batches, "{schema}".placements, "{schema}".schedules,
     "{schema}".handler_counts, "{schema}".circuits, "{schema}".nodes,
     "{schema}".failed_attempts, "{schema}".erasures, "{schema}".archive_commits, "{schema}".archives,
     "{schema}".generations,

@@ -116,7 +116,8 @@ def settle(url: str, place: str) -> None:
     }[place]
     Outbox(url).rows(
         f"WITH done AS (DELETE FROM durable.{rows} RETURNING *) "
-        "INSERT INTO durable.envelope_history (id, side, outcome, address, message_type, source, correlation_id, causation_id, partition_key, sent_at, deliver_by, attempts, "
+        "INSERT INTO durable.envelope_history (id, side, outcome, address, "
+        "message_type, source, correlation_id, causation_id, partition_key, sent_at, deliver_by, attempts, "
         f"interruptions, node_id, content_type, headers, body) SELECT id, '{side}', '{outcome}', {address}, "
         "message_type, source, correlation_id, causation_id, partition_key, sent_at, deliver_by, 0, 0, 1, "
         "content_type, headers, body FROM done"
