@@ -88,6 +88,7 @@ CREATE TABLE "{schema}".received_ids (
     endpoint text NOT NULL,
     message_digest bigint NOT NULL,
     received_at timestamptz NOT NULL DEFAULT now(),
+    carried bigint,
     PRIMARY KEY (id, endpoint)
 ) PARTITION BY RANGE (id);
 CREATE TABLE "{schema}".received_ids_default PARTITION OF "{schema}".received_ids DEFAULT;
@@ -100,6 +101,7 @@ CREATE TABLE "{schema}".undated_ids (
     received_at timestamptz NOT NULL DEFAULT now(),
     sent_at timestamptz NOT NULL,
     given_up boolean NOT NULL DEFAULT false,
+    carried bigint,
     PRIMARY KEY (id, endpoint)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05);
 CREATE INDEX undated_ids_by_age ON "{schema}".undated_ids (received_at);
@@ -315,7 +317,7 @@ CREATE TABLE "{schema}".published_batches (
     number bigint,
     row_count bigint NOT NULL DEFAULT 0,
     added_count bigint NOT NULL DEFAULT 0,
-    contents text,
+    contents jsonb,
     published_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
@@ -505,7 +507,8 @@ BEGIN
         'id uuid NOT NULL, message_type text NOT NULL, source text NOT NULL, correlation_id uuid NOT NULL, '
         'causation_id uuid, partition_key text, content_type text NOT NULL, headers text NOT NULL, '
         'body bytea NOT NULL, sent_at timestamptz NOT NULL, deliver_by timestamptz, execution_time timestamptz, '
-        'message_digest bigint, ordering_key text, fair_key text, position bytea)';
+        'message_digest bigint, carried bigint NOT NULL, dated boolean NOT NULL, ordering_key text, fair_key text, '
+        'position bytea)';
     EXECUTE 'GRANT SELECT, INSERT ON "{schema}".' || staging || ' TO ' || quote_ident(for_role);
 END $$;
 

@@ -452,7 +452,7 @@ def test_two_rows_under_one_id_are_refused_when_they_are_two_messages(
 ) -> None:
     one = messages(frame(spark, [Row(0, "a", None, None, None)], 1), destination).withColumn("headers", F.lit("{}"))
     two = one.withColumns({name: F.expr(sql) for name, sql in OTHERS[what].items()})
-    with pytest.raises(InvalidMessage, match=f"have the id .* and different {what}: choose a key"):
+    with pytest.raises(InvalidMessage, match=f"have the id .* and differ in {next(iter(OTHERS[what]))}: choose a key"):
         publish.publish(one.unionByName(two).coalesce(partitions), load_settings(database_url=database_url))
     outbox = Outbox(database_url)
     assert (outbox.rows("SELECT 1 FROM durable.incoming_envelopes"), outbox.batches, outbox.leftovers) == ([], [], [])
@@ -461,7 +461,7 @@ def test_two_rows_under_one_id_are_refused_when_they_are_two_messages(
 def test_a_row_without_a_key_is_another_message_than_one_with_a_key(spark: SparkSession, database_url: str) -> None:
     one = messages(frame(spark, [Row(0, "a", None, None, None)], 1))
     two = one.withColumn("partition_key", F.lit(None).cast("string"))
-    with pytest.raises(InvalidMessage, match="and different keys"):
+    with pytest.raises(InvalidMessage, match="and differ in partition_key"):
         publish.publish(one.unionByName(two), load_settings(database_url=database_url))
     empty = two.withColumn("partition_key", F.lit(""))
     assert publish.publish(two.unionByName(empty), load_settings(database_url=database_url)), "an empty key is none"

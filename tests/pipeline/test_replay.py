@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -20,6 +22,7 @@ from durable.errors import InvalidSetting
 from durable.pipeline import choosing, replay
 from durable.pipeline.archive import archive
 from durable.pipeline.choosing import Choice
+from durable.pipeline.chunks import chunks
 from durable.pipeline.lake import Lake, LakeTable
 from durable.pipeline.origin import Origin
 from durable.settings import load_settings
@@ -265,6 +268,37 @@ def test_rate_bounds_the_start_of_the_next_chunk(spark: SparkSession, database_u
     assert 0 <= pauses[1] <= 5
 
 
+ORDERS: dict[str, str] = {
+    "a struct": "named_struct('tens', n div 4, 'rest', named_struct('ones', CAST(n AS STRING), 'none', NULLIF(n, n)))",
+    "a struct that is NULL": "IF(n < 3, NULL, named_struct('n', n))",
+    "a text": "concat('\\'\\\\', n)",
+    "bytes": "CAST(CAST(n AS STRING) AS BINARY)",
+    "a decimal": "CAST(n / 1000 AS DECIMAL(38, 18))",
+    "a truth": "n >= 5",
+    "a day": "date_add(DATE'0001-01-01', CAST(n AS INT))",
+    "a time": "timestamp_micros(-62135596800000000 + n)",
+    "a float": "IF(n < 3, NULL, CAST(n / 3 AS FLOAT))",
+    "NaN": "IF(n < 8, CAST(n AS DOUBLE), CAST('NaN' AS DOUBLE))",
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_chunks_follow_each_other_in_columns_of_every_kind(spark: SparkSession, name: str) -> None:
+    rows = choosing.complete(history(spark, 10, o=ORDERS[name]))
+    chosen = replay.messages(rows, name="x", same_ids=True, order_by=["o"])
+    parts = [part.select("id").collect() for part in chunks(chosen, "order_by", total=10, size=4)]
+    assert [len(part) for part in parts] == [4, 4, 2]
+    numbers = [int.from_bytes(row.id) for part in parts for row in part]
+    assert sorted(numbers) == list(range(10))
+    assert all(max(a.id for a in one) < min(b.id for b in other) for one, other in pairwise(parts))
+
+
+@pytest.mark.parametrize("sql", ["array(n)", "map(n, n)", "make_interval(n)", "NULL"])
+def test_a_column_without_an_order_is_refused_before_anything_is_written(spark: SparkSession, sql: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"order_by: column o is \w+.*, must be decimal, tinyint"):
+        replay.messages(choosing.complete(history(spark, 10, o=sql)), name="x", order_by=["o"])
+
+
 # ---------------------------------------------------------------- the command
 
 
@@ -273,6 +307,20 @@ def parquet(spark: SparkSession, tmp_path: Path) -> str:
     place = str(tmp_path / "messages")
     history(spark).write.parquet(place)
     return place
+
+
+@pytest.mark.parametrize("folder", ["l[a]{b}*", "a b#?%20é", "'q\\"])
+def test_a_place_of_files_is_taken_by_its_letters(
+    again: Callable[..., dict[str, Any]],
+    spark: SparkSession,
+    database_url: str,
+    tmp_path: Path,
+    parquet: str,
+    folder: str,
+) -> None:
+    place = tmp_path / folder
+    shutil.copytree(parquet, place)
+    assert again(database_url, "--name", "x", "--parquet", str(place), "--all", "--dry-run")["messages"] == 10
 
 
 def test_a_dry_run_counts_and_changes_nothing(

@@ -175,7 +175,8 @@ def _chosen(
         rows = choosing.choose(spark, lake, choice)
     else:
         with spark_errors():
-            rows = choosing.matching(choosing.complete(spark.read.parquet(parquet or "")), choice)
+            files = spark.read.option("__globPaths__", "false").parquet(parquet or "")  # brackets are no patterns
+            rows = choosing.matching(choosing.complete(files), choice)
     groups = choosing.survey(rows)
     for option, named in (("--service", {g.service for g in groups}), ("--side", {g.side for g in groups})):
         if len(named) > 1:

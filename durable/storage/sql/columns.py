@@ -75,19 +75,20 @@ DATED: Final = f"{_VERSION} = 7"
 GENERATED: Final = f"{_VERSION} IN (7, 8)"
 
 
-REMEMBERED: Final = "id, endpoint, message_digest, sent_at"
+REMEMBERED: Final = "id, endpoint, message_digest, sent_at, CAST(NULL AS bigint)"
+"""What is remembered of a message that did not come in bulk."""
 
 
 def remember_undated(rows: str) -> str:
-    """The insert of these ids without a day, which returns those that are new.
+    """The insert of these ids without a day, which returns those that are new; `rows` have the columns of REMEMBERED.
 
     New is also what was cancelled, or discarded as a dead letter, and is sent again; not what a peer without an answer
     repeats of it, which has the time at which it was sent then.
     """
-    return f"""INSERT INTO {{schema}}.undated_ids AS known (id, endpoint, message_digest, sent_at)
+    return f"""INSERT INTO {{schema}}.undated_ids AS known (id, endpoint, message_digest, sent_at, carried)
     {rows}
     ON CONFLICT (id, endpoint) DO UPDATE SET message_digest = excluded.message_digest, sent_at = excluded.sent_at,
-        received_at = now(), given_up = false
+        carried = excluded.carried, received_at = now(), given_up = false
     WHERE known.given_up AND known.sent_at <> excluded.sent_at
     RETURNING id, endpoint"""
 
