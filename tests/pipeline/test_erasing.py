@@ -25,7 +25,8 @@ from durable.pipeline.blanking import Wanted
 from durable.pipeline.compaction import compact
 from durable.pipeline.copying import opened
 from durable.pipeline.erasures import State
-from durable.pipeline.lake import Lake
+from durable.pipeline.lake import Lake, Whose
+from durable.pipeline.leftovers import Scrubbed
 from durable.storage import archives
 from durable.storage.erasures import Chosen, Erasure
 from tests.support.archiving import Archiver
@@ -209,24 +210,23 @@ _IDS, _WORDS = st.sampled_from([*range(4)]), st.sampled_from(["a", "b", "", None
 
 
 @given(
-    rows=st.lists(
-        st.tuples(_IDS, _WORDS, st.sampled_from(["shop", "billing"]), st.sampled_from([None, 9])), max_size=8
-    ),
+    rows=st.lists(st.tuples(_IDS, _WORDS, _SERVICES, st.sampled_from(["a", "b", None]), _ERASED), max_size=8),
     ids=st.lists(_IDS, max_size=2),
     keys=st.lists(st.sampled_from(["a", "b", ""]), max_size=2),
 )
 def test_rows_that_are_emptied_are_those_that_were_counted(
-    rows: list[tuple[int, str | None, str, int | None]], ids: list[int], keys: list[str]
+    rows: list[tuple[int, str | None, str, str | None, int | None]], ids: list[int], keys: list[str]
 ) -> None:
     stored = [
-        handled(number, partition_key=key, service=service, erasure_id=None if erased is None else UUID(int=erased))
-        for number, key, service, erased in rows
+        handled(number, partition_key=key, service=service, database=database, erasure_id=erased and UUID(int=erased))
+        for number, key, service, database, erased in rows
     ]
     batch = table(stored).drop_columns("day").combine_chunks()
-    wanted = Wanted([UUID(int=number) for number in ids], keys, "shop")
+    wanted = Wanted([UUID(int=number) for number in ids], keys, [Whose("shop", "a")])
     found = [batch.slice(n, 1).filter(wanted.condition()).num_rows == 1 for n in range(len(rows))]
     assert found == [
-        service == "shop" and erased is None and (number in ids or key in keys) for number, key, service, erased in rows
+        service == "shop" and database != "b" and erased is None and (number in ids or key in keys)
+        for number, key, service, database, erased in rows
     ]
     for part in batch.to_batches():
         assert wanted.mask(part).to_pylist() == found
@@ -266,9 +266,9 @@ def test_replaced_files_hold_the_content_until_they_are_scrubbed(
     left_behind = filled.files()[0].with_name(f"part-{app}-1-aaaaaaaa-1-0.parquet")
     left_behind.write_bytes(next(file for file in in_files(filled) if "history" in file.parts).read_bytes())
     stranger = filled.files()[0].with_name("part-of-something-else.parquet")
-    stranger.write_bytes(filled.files()[0].read_bytes())
+    stranger.write_bytes(b"not ours")
 
-    assert erasing.scrub(filled.origin, filled.lake) > 2
+    assert erasing.scrub(filled.origin, filled.lake, BY_KEY).removed > 2
 
     stranger.unlink()
     assert in_files(filled) == []
@@ -435,6 +435,16 @@ def test_command_asks_on_a_terminal(
     assert row == (erased,)
 
 
+def test_empty_key_is_erased_and_every_text_may_stand_in_its_record(
+    agent: Agent, conn: psycopg.Connection[Any]
+) -> None:
+    conn.execute("UPDATE durable.envelope_history SET partition_key = '' WHERE id = %s", (UUID(int=3),))
+    told = erase_command(agent, "--key", "", "--yes")
+    assert (told["erasure"]["history_rows"], told["found"]["history"]) == (1, 1)
+    row = conn.execute("SELECT body FROM durable.envelope_history WHERE id = %s", (UUID(int=3),)).fetchone()
+    assert row == (None,)
+
+
 def test_command_ends_with_1_while_messages_wait(agent: Agent, conn: psycopg.Connection[Any]) -> None:
     conn.execute(
         "INSERT INTO durable.incoming_envelopes (endpoint, id, message_type, source, correlation_id, content_type, "
@@ -450,12 +460,14 @@ def test_command_ends_with_1_while_messages_wait(agent: Agent, conn: psycopg.Con
         ([], "choose messages by --id or by --key, one of both"),
         (["--id", str(UUID(int=5)), "--key", ANNA], "choose messages by --id or by --key, one of both"),
         (["--id", "17"], "--id: '17' is no UUID of a message"),
-        (["--key", ""], "--key: the key is empty"),
         (["--key", "nobody", "--yes"], "no message of these ids or keys is here; nothing was erased"),
         (["--key", ANNA, "--json"], "erased messages cannot be brought back; give --yes, or --dry-run"),
         (["--key", ANNA], "erased messages cannot be brought back; give --yes, or --dry-run"),
         (["--key", ANNA, "--reason", " "], "--reason: printable text"),
-        (["--key", ANNA, "--reason", f"{ANNA} wants it"], "--reason: the reason holds the key that is to be erased"),
+        (["--key", ANNA, "--reason", f"{ANNA} wants it"], "--reason: it holds the key that is to be erased"),
+        (["--key", ANNA, "--reason", f"{ANNA.title()} wants it"], "--reason: it holds the key that is to be erased"),
+        (["--key", ANNA, "--by", f"the clerk of {ANNA}"], "--by: it holds the key that is to be erased"),
+        (["--key", "7", "--reason", "request of 7"], "--reason: it holds the key that is to be erased"),
         (["--key", ANNA, "--lake", "/nowhere/at/all", "--yes"], "there is no lake"),
     ],
 )
@@ -496,4 +508,4 @@ def test_lake_in_an_object_store_is_erased_and_recorded(
     assert (done.lake_history_rows, states(archiver)) == (2, [State.DONE])
     there = erasing.survey(archiver.origin, archiver.lake, BY_KEY)
     assert (there.is_empty, archiver.lake.sizes("history") != {}) == (True, True)
-    assert erasing.scrub(archiver.origin, archiver.lake) == 1
+    assert erasing.scrub(archiver.origin, archiver.lake, BY_KEY) == Scrubbed(removed=1)
