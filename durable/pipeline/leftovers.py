@@ -81,7 +81,7 @@ class _Judge:
     def __init__(self, lake: Lake, table: LakeTable, apps: Sequence[str] = (), wanted: Wanted | None = None) -> None:
         self._table_url, self._table, self._apps, self._wanted = lake.table_url(table), table, apps, wanted
         self._columns = ("service", "database", *ROW_KEYS[table])
-        self._load = lambda: set(self._keys(erased_rows(lake, table, self._columns)))
+        self._lake = lake
         self._erased: set[tuple[Any, ...]] | None = None
 
     def of(self, file: StoredFile) -> Scrubbed:
@@ -101,7 +101,7 @@ class _Judge:
 
     def _holds_erased(self, file: StoredFile) -> bool:
         if self._erased is None:
-            self._erased = self._load()
+            self._erased = {*self._keys(erased_rows(self._lake, self._table, self._columns))}
         for rows in self._rows(file):
             if self._wanted is not None and self._wanted.mask(rows).true_count:
                 return True
