@@ -374,7 +374,7 @@ def test_lake_of_the_database_is_erased_with_the_one_that_is_named(
 ) -> None:
     old, filled.lake = filled.lake, Lake(str(tmp_path / "new"))
     for of in ("history", "dead_letters"):
-        filled.run(of, local_rows=1_000, is_new_lake=True)  # type: ignore[arg-type]
+        filled.run(of, local_rows=1_000, is_new_lake=True)
     own, filled.lake = filled.lake, old
     assert erasing.survey(filled.origin, old, BY_KEY).lake == {"history": 8, "dead_letters": 2}
     done = erase(filled)

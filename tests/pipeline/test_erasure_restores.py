@@ -212,7 +212,7 @@ def holding(folder: Path, text: str) -> list[str]:
 
 def parquet_rows(file: Path) -> list[Any]:
     try:
-        return pq.ParquetFile(file).read().to_pylist()
+        return list(pq.ParquetFile(file).read().to_pylist())
     except pa.ArrowInvalid:
         return []
 
@@ -266,6 +266,7 @@ def test_erasure_leaves_no_content_and_takes_no_other_when(
     if compacted == "lost":
         losing = LosingLake(story.lake.url, lambda: story.erase(BY_ID, BY_KEY))
         assert compact(losing, "history", above=1).days < 2
+        assert story.lake.orphans("history") == []
     else:
         story.erase(BY_ID, BY_KEY)
     story.scrub()
