@@ -45,7 +45,7 @@ from durable.pipeline.copying import copy, opened
 from durable.pipeline.files import TaskFiles
 from durable.pipeline.known import KnownRows
 from durable.pipeline.lake import SOURCES, DataFile, Lake, LakeTable, Whose
-from durable.pipeline.origin import Origin, locked
+from durable.pipeline.origin import Origin, app_id, locked
 from durable.pipeline.progress import Show, collected
 from durable.pipeline.session import spark_errors
 from durable.pipeline.spans import Gap, Span, after, merged
@@ -143,7 +143,7 @@ def _begun(
     source, is_new = SOURCES[table], is_new_lake or archives.find(conn, origin.schema, SOURCES[table]) is None
     lake_id = lake.create(table) if is_new or lake.exists(table) else ""  # a misspelt place stays empty
     name = archives.database(conn, origin.schema)
-    place = Place(origin.service, f"{origin.service}:{name}.{origin.schema}.{source}", lake.table_url(table), lake_id)
+    place = Place(origin.service, app_id(origin.service, name, origin.schema, source), lake.table_url(table), lake_id)
     if archives.find(conn, origin.schema, source) is None and archives.is_numbered_anew(conn, origin.schema, source):
         archives.begin_generation(conn, origin.schema)  # it was restored before it was ever archived
     begun = archives.begin(conn, origin.schema, source, place)

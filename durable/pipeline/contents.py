@@ -53,7 +53,7 @@ def words(batch: pa.RecordBatch, dated: pa.BooleanArray) -> dict[str, Words]:
 
 
 def carried(found: Mapping[str, Words]) -> pa.Array:
-    """What each row carries, as Postgres's signed bigint."""
+    """Return a digest of the contents of each row, as Postgres's signed bigint."""
     return pa.array(found["carried"].view(np.int64), pa.int64())
 
 

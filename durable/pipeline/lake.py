@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from urllib.parse import unquote
 
@@ -26,6 +27,7 @@ from durable.errors import ArchiveConflict, InvalidSetting
 from durable.pipeline import places
 from durable.pipeline.columns import COLUMNS
 from durable.pipeline.describing import DESCRIPTIONS, commented, describe, properties, refuse_newer
+from durable.pipeline.places import StoredFile
 from durable.pipeline.session import needs_spark
 from durable.pipeline.spans import NO_SPAN, Gap, Span, merged
 
@@ -124,6 +126,10 @@ class Lake:
         with _readable(self.url):
             return _adds(self.opened(table))
 
+    def tables(self) -> list[LakeTable]:
+        """The tables that something was archived into."""
+        return [table for table in SOURCES if self.exists(table)]
+
     def exists(self, table: LakeTable) -> bool:
         with needs_spark():
             from deltalake import DeltaTable
@@ -150,6 +156,15 @@ class Lake:
             return 0
         with _readable(self.url):
             return self.opened(table).transaction_version(app_id) or 0
+
+    def marks(self, table: LakeTable, names: Sequence[str]) -> dict[str, int]:
+        """Return the numbers that the table's log keeps for these names, where it has one."""
+        if not self.exists(table):
+            return {}
+        with _readable(self.url):
+            opened = self.opened(table)
+            found = {name: opened.transaction_version(name) for name in names}
+        return {name: number for name, number in found.items() if number is not None}
 
     def span(self, table: LakeTable, whose: Whose) -> Span:
         """Return the span of which the table has every row of this database. Rows archived by older versions have no
@@ -248,11 +263,12 @@ class Lake:
         replaced: Sequence[tuple[date, str]],
         files: Sequence[DataFile],
         offsets: Mapping[str, int],
+        marks: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Let these files take the place of those, whose rows they hold, in one commit.
 
-        `offsets` of archivers stay as they are. Raises ArchiveConflict when one of them has moved, or somebody else has
-        replaced a file.
+        `offsets` of archivers stay as they are; `marks` are numbers that the table's log keeps for these names. Raises
+        ArchiveConflict when an offset has moved, or somebody else has replaced a file.
         """
         from deltalake import CommitProperties
         from deltalake.exceptions import CommitFailedError
@@ -267,7 +283,7 @@ class Lake:
             raise ArchiveConflict  # Delta takes the removal of a file that is gone already
         properties = CommitProperties(
             custom_metadata={_REPLACES: "true"},
-            app_transactions=[Transaction(name, offset) for name, offset in offsets.items() if offset],
+            app_transactions=[Transaction(name, number) for name, number in {**offsets, **marks}.items() if number],
         )
         try:
             opened.create_write_transaction(
@@ -311,6 +327,19 @@ class Lake:
         committed = [*self.files_by_day(table).get(day, []), *replaced]
         listed = {file.rpartition("/")[2] for file in committed}
         return [f"{folder}/{name}" for name in places.names(self.table_url(table), folder) if name not in listed]
+
+    def orphans(self, table: LakeTable) -> list[StoredFile]:
+        """The data files below the folder of the table, of any day, that are part of no version of it.
+
+        The folder is read first: a file that is committed meanwhile is none of them.
+        """
+        found = [file for file in places.files(self.table_url(table)) if file.path.startswith("day=")]
+        with _readable(self.url):
+            opened = self.opened(table)
+            replaced = opened.vacuum(0, dry_run=True, enforce_retention_duration=False)
+            committed = [*(path for _, path, _ in _adds(opened)), *replaced]
+        listed = {path.rpartition("/")[2] for path in committed}
+        return [file for file in found if file.path.rpartition("/")[2] not in listed]
 
     def remove(self, table: LakeTable, path: str) -> None:
         places.remove(self.table_url(table), path)

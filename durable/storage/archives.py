@@ -197,7 +197,7 @@ def gaps(conn: Connection, schema: str, table: str) -> list[tuple[datetime, date
 
 
 def note_gaps(conn: Connection, schema: str, table: str, gone: Mapping[date, tuple[datetime, datetime]]) -> None:
-    """Rows of these days and times are in the lake no more, nor here."""
+    """Note that rows of these days and times are neither in the lake any more, nor here."""
     firsts, lasts = [first for first, _ in gone.values()], [last for _, last in gone.values()]
     params = {"table": table, "days": list(gone), "firsts": firsts, "lasts": lasts}
     conn.execute(gap_statements.NOTE_GAPS.within(schema), params)

@@ -80,7 +80,8 @@ def columns(table: LakeTable) -> list[str]:
 
 
 def test_every_column_is_compared(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
-    """A flipped bit of each column in turn, in both tables."""
+    """A flipped bit of each column in turn, in both tables; of an erasure counts only whether there was one."""
+    changes = {"letter_id": lambda number: number + 1_000, "erasure_id": lambda _: None}
     fill(conn)
     for table in BOTH:
         archiver.run(table)
@@ -88,7 +89,7 @@ def test_every_column_is_compared(archiver: Archiver, conn: psycopg.Connection[A
         (file,) = files(archiver, table)
         sound = file.read_bytes()
         for column in columns(table):
-            tamper(file, column, 7, (lambda number: number + 1_000) if column == "letter_id" else flipped)
+            tamper(file, column, 7, changes.get(column, flipped))
             found = archiver.verify(table)
             if column in KEYS[SOURCES[table]]:
                 assert (column, found.missing, found.differing) == (column, 1, 0)

@@ -12,12 +12,13 @@ from uuid import UUID
 import typer
 
 from durable.cli.output import Block, Cell, Table, age, progress
-from durable.cli.pipeline.erase import erasure_rows, erasure_table, is_unfinished
+from durable.cli.pipeline.erase import erasure_rows, erasure_table, is_unfinished, undone_table
 from durable.cli.pipeline.options import LakeUrl, Master, Remote, Service, few_rows, find_lake, open_session
 from durable.cli.pipeline.steps import Ended, Step
 from durable.cli.target import DatabaseUrl, Debug, OptionalBusName, SchemaName, connection, load_target
 from durable.errors import InvalidSetting
-from durable.pipeline.erasing import listed
+from durable.pipeline.erasing import Listed, listed
+from durable.pipeline.erasures import State
 from durable.pipeline.lake import SOURCES, Lake
 from durable.pipeline.origin import find_origin
 from durable.pipeline.session import check_session, needs_spark
@@ -25,6 +26,7 @@ from durable.pipeline.status import Status, read_status
 from durable.settings import Settings
 from durable.storage import archives
 from durable.storage.database import lock_url
+from durable.storage.sql.archive import ERASURE
 
 if TYPE_CHECKING:
     from durable.pipeline.archive import Archived
@@ -98,11 +100,19 @@ def archive(
         with progress(f"archiving {table}") as show:
             done.append(archive_into_lake(spark, found, table, origin, show=show))
     tables = [asdict(each) | {"gone": _by_day(each.gone)} for each in done]
+    gone = _gone([(each.table, each.gone) for each in done])
+    undone = _undone_erasures(settings, found) if successor or gone else []
     return Ended(
-        {"service": origin.service, "lake": found.url, "tables": tables},
-        [_archived(found, done), *_gone([(each.table, each.gone) for each in done])],
-        failed=any(each.gone for each in done),
+        {"service": origin.service, "lake": found.url, "tables": tables, "erasures": erasure_rows(undone)},
+        [_archived(found, done), *gone, *undone_table(undone)],
+        failed=bool(gone or undone),
     )
+
+
+def _undone_erasures(settings: Settings, lake: Lake) -> list[Listed]:
+    """Erasures whose content a restore has brought back, here or into the lake."""
+    with connection(settings) as conn:
+        return [each for each in listed(conn, settings.db_schema, lake) if each.state is not State.DONE]
 
 
 def verify(
@@ -273,14 +283,22 @@ def _unreadable(done: list[Verified]) -> list[Table]:
     return [Table("files of the lake that cannot be read", ["table", "file", "reason"], rows)] if rows else []
 
 
-def _examples(done: list[Verified]) -> list[Table]:
+def _examples(done: list[Verified]) -> list[Block]:
     rows: list[list[Cell]] = [
         [each.table, found.flaw, str(found.day), _key(found.key), ", ".join(found.columns) or None]
         for each in done
         for found in each.examples
     ]
     columns = ["table", "in the lake", "day", "row", "columns that differ"]
-    return [Table("rows that the lake does not hold as the database does", columns, rows)] if rows else []
+    blocks: list[Block] = (
+        [Table("rows that the lake does not hold as the database does", columns, rows)] if rows else []
+    )
+    if any(ERASURE in found.columns for each in done for found in each.examples):
+        blocks.append(
+            "\nrows whose erasure_id differs are erased in one of the places only: run durable-agent pipeline erase "
+            "with their --id, or with the same --id or --key as before"
+        )
+    return blocks
 
 
 def _key(values: Sequence[object]) -> str:

@@ -59,6 +59,10 @@ KEYS: Final = {
 }
 
 
+ERASURE: Final = "erasure_id"
+"""The column that tells that a row was erased, and by which erasure."""
+
+
 def _day(table: str) -> str:
     return f"CAST({in_range(DAYS[table])} AT TIME ZONE 'UTC' AS date)"
 
@@ -71,13 +75,16 @@ def _keys(table: str) -> str:
 def _record(table: str) -> str:
     """A row as bytes, the same on every server and for every client: what durable.pipeline.digests makes of a lake's.
 
-    record_send() writes each column with its type and length. Texts are UTF-8, whatever the client's encoding.
+    record_send() writes each column with its type and length. Texts are UTF-8, whatever the client's encoding. Of an
+    erasure counts that there was one: after a restore another one may have come to the row first, here or in the lake.
     """
     columns = tables.define(MetaData())[table].columns
     return f"record_send(ROW({', '.join(_sent(each.name, each.type) for each in columns)}))"
 
 
 def _sent(name: str, kind: object) -> str:
+    if name == ERASURE:
+        return f"({name} IS NOT NULL)"
     match kind:
         case DateTime():
             return in_range(name)
