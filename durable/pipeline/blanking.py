@@ -112,7 +112,7 @@ def count_erased(lake: Lake, table: LakeTable, below: Mapping[UUID, int]) -> Cou
 
 
 def erased_rows(lake: Lake, table: LakeTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """These columns of the rows of the table that were emptied."""
+    """Yield these columns of the rows of the table that were emptied."""
     import pyarrow.dataset as ds
 
     for path in _paths(lake, table):

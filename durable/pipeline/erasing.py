@@ -158,7 +158,7 @@ def _lakes(conn: Connection, origin: Origin, named: Lake | None) -> list[Lake]:
             own = Lake(archive.lake.removesuffix(f"/{table}"))
             if own.table_id(table) != archive.lake_id:
                 raise InvalidSetting(
-                    f"lake {named.url}: this database is archived into {archive.lake}, which is not there; name the "
+                    f"lake {named.url}: the database is archived into {archive.lake}, which is not there; name the "
                     "place where it is now"
                 )
             found.append(own)

@@ -411,7 +411,7 @@ def may_lie_in(gaps: Sequence[tuple[float, float]], sent_at: float, seen_at: flo
 
 
 @pytest.mark.parametrize(("side", "shape", "lakes", "until"), _HOLED)
-def test_audit_takes_no_row_in_a_gap_for_lost_and_none_outside_of_it_for_unknown(
+def test_audit_separates_rows_in_a_gap_from_lost_rows(
     spark: SparkSession, tmp_path: Path, side: str, shape: str, lakes: tuple[str, ...], until: float
 ) -> None:
     """Every fifth message was lost; of the others each side has its row, unless that lies in a gap or is yet to come.
@@ -465,7 +465,7 @@ def test_audit_knows_the_gaps_of_either_table(spark: SparkSession, tmp_path: Pat
         pytest.param(["shipping"], "unarchived", id="not seen by the service with the gap"),
     ],
 )
-def test_copy_of_an_event_is_lost_unless_it_is_of_the_service_with_the_gap(
+def test_missing_copy_of_an_event_is_unknown_only_for_the_service_with_the_gap(
     spark: SparkSession, tmp_path: Path, seen_at: Sequence[str], finding: str
 ) -> None:
     archives = Archives(tmp_path)

@@ -367,7 +367,7 @@ def test_restored_database_is_erased_by_the_same_choice(filled: Archiver, conn: 
 # ---------------------------------------------------------------- other lakes, other databases, other writers
 
 
-def test_lake_of_the_database_is_erased_with_the_one_that_is_named(
+def test_erasure_reaches_the_lake_of_the_database_and_the_named_lake(
     filled: Archiver, conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     old, filled.lake = filled.lake, Lake(str(tmp_path / "new"))
@@ -383,7 +383,7 @@ def test_lake_of_the_database_is_erased_with_the_one_that_is_named(
     assert (in_files(filled), states(filled), is_whole(filled)) == ([], [State.DONE], True)
 
 
-def test_lake_is_refused_when_that_of_the_database_is_not_there(
+def test_erasure_is_refused_when_the_lake_of_the_database_is_missing(
     filled: Archiver, conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     fill(Lake(str(tmp_path / "other")), table([sent(1)]))
@@ -394,9 +394,7 @@ def test_lake_is_refused_when_that_of_the_database_is_not_there(
     assert erase(filled).lake_history_rows == 4
 
 
-def test_rows_of_a_database_that_exists_no_more_are_erased_when_it_is_named(
-    filled: Archiver, conn: psycopg.Connection[Any]
-) -> None:
+def test_rows_of_a_lost_database_are_erased_with_its_name(filled: Archiver, conn: psycopg.Connection[Any]) -> None:
     fill(filled.lake, table([sent(1, service="shop", database="lost", partition_key=ANNA)]))
     there = erasing.survey(filled.origin, filled.lake, BY_KEY)
     assert (there.lake["history"], [(*whose, rows) for whose, rows in there.others.items()]) == (
@@ -429,7 +427,7 @@ _OF_ARCHIVER = "part-0a0a0a0a-7-12345678-0-0.parquet"
         ("of-somebody-else.parquet", 61, Scrubbed()),
     ],
 )
-def test_file_that_cannot_be_read_is_left_to_its_writer_for_an_hour(
+def test_unreadable_file_is_left_to_its_writer_for_an_hour(
     filled: Archiver, name: str, minutes: int, found: Scrubbed
 ) -> None:
     erase(filled)
@@ -459,7 +457,7 @@ def test_file_of_a_writer_at_work_stays_unless_its_content_was_erased(
     assert (at_work.exists(), with_anna.exists(), in_files(filled)) == (True, False, [])
 
 
-def test_vacuum_removes_what_a_dead_compaction_has_left_of_erased_content(filled: Archiver) -> None:
+def test_vacuum_removes_erased_content_of_a_dead_compaction(filled: Archiver) -> None:
     left = filled.files()[0].with_name(_OF_COMPACTION)
     left.write_bytes(filled.files()[0].read_bytes())
     erase(filled)
@@ -467,7 +465,7 @@ def test_vacuum_removes_what_a_dead_compaction_has_left_of_erased_content(filled
     assert not left.exists()
 
 
-def test_archive_of_a_successor_names_the_erasures_that_it_has_undone(
+def test_archive_of_a_successor_names_the_undone_erasures(
     agent: Agent, filled: Archiver, conn: psycopg.Connection[Any]
 ) -> None:
     erase(filled)
@@ -480,7 +478,7 @@ def test_archive_of_a_successor_names_the_erasures_that_it_has_undone(
     assert agent("pipeline", "archive", "--service", "shop", "--successor").code == 0
 
 
-def test_verify_says_what_to_do_about_a_row_that_is_erased_in_one_place(
+def test_verify_gives_advice_about_a_row_erased_in_one_place(
     agent: Agent, filled: Archiver, conn: psycopg.Connection[Any]
 ) -> None:
     erase(filled)

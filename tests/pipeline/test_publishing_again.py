@@ -132,7 +132,7 @@ def waiting(url: str) -> int:
     )
 
 
-def test_every_column_that_reaches_a_receiver_is_in_the_table_of_changes() -> None:
+def test_table_of_changes_has_every_column_of_an_envelope() -> None:
     assert {*OTHERS, "endpoint"} == {*CARRIED}, "an endpoint is the address of a row in the inbox"
 
 
@@ -189,7 +189,7 @@ def test_another_value_in_a_copy_of_a_row_is_refused(
 
 
 @IN_PLACES
-def test_another_destination_is_another_batch_unless_it_has_the_name_of_one(
+def test_another_destination_is_another_batch_except_under_the_same_name(
     database_url: str, write: Write, place: str
 ) -> None:
     """One message may go to several destinations, at any time; a batch has those that it had."""
@@ -202,7 +202,7 @@ def test_another_destination_is_another_batch_unless_it_has_the_name_of_one(
     assert (event.added, waiting(database_url)) == (2, 4)
 
 
-def test_values_that_changed_places_are_another_batch(write: Write, database_url: str) -> None:
+def test_swapped_values_are_another_batch(write: Write, database_url: str) -> None:
     """Each column has the same values as before, in other rows."""
     write("outbox", batch="May", ids=IDS[:1], copy={"destination": "tcp://127.0.0.1:7", "causation_id": bytes(16)})
     settle(database_url, "outbox")
@@ -216,7 +216,7 @@ def test_values_that_changed_places_are_another_batch(write: Write, database_url
         )
 
 
-def test_a_time_that_has_come_since_is_no_other_time(write: Write, database_url: str) -> None:
+def test_past_time_equals_itself_when_published_again(write: Write, database_url: str) -> None:
     """A node takes the execution_time away when it has come, and a dead letter is sent without its deadline."""
     at = NOW - timedelta(minutes=1)
     write("outbox", batch="May", execution_time=at, deliver_by=at)

@@ -138,7 +138,7 @@ def test_every_command_takes_every_time(
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_missing_lake_is_refused_with_what_to_do(
+def test_missing_lake_is_refused_with_advice(
     archiver: Archiver, conn: psycopg.Connection[Any], agent: Agent, tmp_path: Any, name: str
 ) -> None:
     add_history(conn, 3)
@@ -153,7 +153,7 @@ def test_missing_lake_is_refused_with_what_to_do(
     assert not missing.exists()
 
 
-def test_archive_makes_nothing_in_a_place_that_is_not_its_lake(
+def test_archive_makes_nothing_in_a_foreign_place(
     archiver: Archiver, conn: psycopg.Connection[Any], agent: Agent, tmp_path: Any
 ) -> None:
     archiver.run()

@@ -110,7 +110,7 @@ def archive(
 
 
 def _undone_erasures(settings: Settings, lake: Lake) -> list[Listed]:
-    """Erasures whose content a restore has brought back, here or into the lake."""
+    """Return the erasures whose content a restore has brought back, here or into the lake."""
     with connection(settings) as conn:
         return [each for each in listed(conn, settings.db_schema, lake) if each.state is not State.DONE]
 
