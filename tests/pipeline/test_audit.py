@@ -508,9 +508,13 @@ def test_lake_without_a_gap_fills_the_gap_of_another(spark: SparkSession, tmp_pa
 def test_gaps_of_a_lake_stay_through_later_commits(tmp_path: Path) -> None:
     lake, whose = Lake(str(tmp_path)), Whose("billing", "billing-a")
     lake.create("history")
-    for low, (begin, until, gaps) in enumerate(
-        [(0, 10, [(3, 4)]), (5, 20, []), (0, 30, [(12, 14), (3.5, 6)]), (0, 40, [(14, 15), (1, 2)])]
-    ):
+    commits: list[tuple[float, float, list[tuple[float, float]]]] = [
+        (0, 10, [(3, 4)]),
+        (5, 20, []),
+        (0, 30, [(12, 14), (3.5, 6)]),
+        (0, 40, [(14, 15), (1, 2)]),
+    ]
+    for low, (begin, until, gaps) in enumerate(commits):
         missing = tuple(Gap(at(first), at(end)) for first, end in gaps)
         span = Span(at(begin), at(until), missing)
         lake.commit("history", [], app_id="a", low=low, high=low + 1, whose=whose, span=span)

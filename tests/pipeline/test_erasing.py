@@ -388,7 +388,7 @@ def test_erasure_is_refused_when_the_lake_of_the_database_is_missing(
 ) -> None:
     fill(Lake(str(tmp_path / "other")), table([sent(1)]))
     Path(filled.lake.url).rename(tmp_path / "moved")
-    with pytest.raises(InvalidSetting, match=r"this database is archived into .*, which is not there"):
+    with pytest.raises(InvalidSetting, match=r"the database is archived into .*, which is not there"):
         erasing.erase(filled.origin, Lake(str(tmp_path / "other")), BY_KEY, actor="a test", reason="r")
     filled.lake = Lake(str(tmp_path / "moved"))
     assert erase(filled).lake_history_rows == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
@@ -99,7 +98,7 @@ def test_every_time_of_every_table_is_read_within_the_range(
 
 
 @pytest.fixture
-def agent(archiver: Archiver, tmp_path: Any, monkeypatch: Any, capsys: Any) -> Iterator[Agent]:
+def agent(archiver: Archiver, tmp_path: Any, monkeypatch: Any, capsys: Any) -> Agent:
     return Agent(tmp_path, monkeypatch, capsys)
 
 

@@ -39,7 +39,7 @@ Lost = Annotated[
     typer.Option(
         "--lost-database",
         metavar="NAME",
-        help="also rows of this database of the service in the lake, which exists no more; may be repeated",
+        help="database of the service that exists no more, whose rows in the lake are erased, too; may be repeated",
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="count them, and change nothing")]
