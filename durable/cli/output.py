@@ -22,6 +22,7 @@ Show = Callable[[int, int], None]
 _NEVER_FOLDED = 20  # characters, such as those of a fingerprint, which users copy
 
 _as_json: ContextVar[bool] = ContextVar("as_json", default=False)
+_debug: ContextVar[bool] = ContextVar("debug", default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,16 @@ def print_as_json(wanted: bool) -> None:
 def is_json() -> bool:
     """Tell whether --json is given."""
     return _as_json.get()
+
+
+def print_debug(wanted: bool) -> None:
+    """Choose whether tracebacks and the output of started processes are shown."""
+    _debug.set(wanted)
+
+
+def is_debug() -> bool:
+    """Tell whether --debug is given."""
+    return _debug.get()
 
 
 def emit(document: object, *blocks: Block) -> None:

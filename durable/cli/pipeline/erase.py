@@ -5,20 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
-from uuid import UUID
 
 import typer
 
-from durable.cli.output import Block, Cell, Table, print_blocks, print_json
-from durable.cli.pipeline.options import LakeUrl, Service
+from durable.cli.arguments import parse_id
+from durable.cli.command import taking
+from durable.cli.output import Block, Cell, Table, emit, is_json, print_blocks
+from durable.cli.pipeline.options import Place, load_place
 from durable.cli.runs import actor_name
-from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, load_target
 from durable.errors import InvalidSetting
 from durable.pipeline import erasing
 from durable.pipeline.erasing import Listed, Survey
 from durable.pipeline.erasures import State
-from durable.pipeline.lake import Lake
-from durable.pipeline.origin import Origin, find_origin
+from durable.pipeline.origin import Origin
 from durable.pipeline.session import needs_spark
 from durable.storage.erasures import Chosen, Erasure
 
@@ -43,21 +42,16 @@ Vacuum = Annotated[
 ]
 
 
+@taking(place=load_place)
 def erase(
+    place: Place,
     reason: Reason,
-    app: OptionalBusName = None,
     ids: Ids = None,
     keys: Keys = None,
-    lake: LakeUrl = None,
-    service: Service = None,
     by: By = None,
     vacuum: Vacuum = False,
     dry_run: DryRun = False,
     yes: Yes = False,
-    database: DatabaseUrl = None,
-    schema: SchemaName = None,
-    json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Erase keys, headers, bodies and error texts of messages, in the database and in the lake, for good.
 
@@ -66,27 +60,25 @@ def erase(
     """
     chosen = _chosen(ids or [], keys or [])
     _refuse_reason(reason, chosen)
-    bus, settings = load_target(app, database, schema)
-    place = lake or settings.lake
-    found = Lake(place) if place else None
-    if vacuum and found is None:
+    lake = place.lake
+    if vacuum and lake is None:
         raise InvalidSetting("--vacuum: there is no lake; give --lake")
     with needs_spark():
         import deltalake  # noqa: F401
-    origin = find_origin(settings, service or (bus.service if bus is not None else None))
-    there = erasing.survey(origin, found, chosen)
+    origin = place.find_origin()
+    there = erasing.survey(origin, lake, chosen)
     if there.is_empty and not there.here.waiting and not dry_run:
-        known = erasing.earlier(origin, found, chosen)
+        known = erasing.earlier(origin, lake, chosen)
         if not known:
             raise InvalidSetting("erase: no message of these ids or keys is here; nothing was erased")
         if all(each.state is State.DONE for each in known) and not vacuum:
-            _print(json, _document(origin, there, known[-1].erasure, None), erasure_table(known))
+            emit(_document(origin, there, known[-1].erasure, None), *erasure_table(known))
             return
     if not dry_run and not yes:
-        _confirm(there, json)
-    done = None if dry_run else erasing.erase(origin, found, chosen, actor=by or actor_name(), reason=reason)
-    removed = erasing.scrub(origin, found) if vacuum and found is not None and not dry_run else None
-    _print(json, _document(origin, there, done, removed), _blocks(there, done, removed))
+        _confirm(there)
+    done = None if dry_run else erasing.erase(origin, lake, chosen, actor=by or actor_name(), reason=reason)
+    removed = erasing.scrub(origin, lake) if vacuum and lake is not None and not dry_run else None
+    emit(_document(origin, there, done, removed), *_blocks(there, done, removed))
     if there.here.waiting:
         raise typer.Exit(1)
 
@@ -132,14 +124,7 @@ def _chosen(ids: Sequence[str], keys: Sequence[str]) -> Chosen:
         raise InvalidSetting("erase: choose messages by --id or by --key, one of both")
     if any(not key for key in keys):
         raise InvalidSetting("--key: the key is empty; messages without a key are erased by --id")
-    return Chosen(ids=[_parse_id(each) for each in dict.fromkeys(ids)], keys=list(dict.fromkeys(keys)))
-
-
-def _parse_id(word: str) -> UUID:
-    try:
-        return UUID(word)
-    except ValueError:
-        raise InvalidSetting(f"--id: {word!r} is no UUID of a message") from None
+    return Chosen(ids=[parse_id(each) for each in dict.fromkeys(ids)], keys=list(dict.fromkeys(keys)))
 
 
 def _refuse_reason(reason: str, chosen: Chosen) -> None:
@@ -151,23 +136,16 @@ def _refuse_reason(reason: str, chosen: Chosen) -> None:
         )
 
 
-def _confirm(there: Survey, json: bool) -> None:
+def _confirm(there: Survey) -> None:
     if there.is_empty:
         return
-    if json or not sys.stdin.isatty():
+    if is_json() or not sys.stdin.isatty():
         raise InvalidSetting("erase: erased messages cannot be brought back; give --yes, or --dry-run to count only")
     print_blocks(_blocks(there, None, None))
     typer.confirm("erase them for good?", abort=True, err=True)
 
 
 # ---------------------------------------------------------------- what is shown
-
-
-def _print(json: bool, document: dict[str, Any], blocks: list[Block]) -> None:
-    if json:
-        print_json(document)
-    else:
-        print_blocks(blocks)
 
 
 def _document(origin: Origin, there: Survey, done: Erasure | None, removed: int | None) -> dict[str, Any]:
