@@ -13,7 +13,7 @@ import typer
 
 from durable.cli.arguments import parse_days
 from durable.cli.command import reading
-from durable.cli.output import Block, Cell, Table, age, progress
+from durable.cli.output import Block, Table, age, progress
 from durable.cli.pipeline.erase import erasure_rows, erasure_table, is_unfinished
 from durable.cli.pipeline.options import Place, SparkPlace, load_place
 from durable.cli.pipeline.status import by_day, gone_rows
@@ -171,30 +171,31 @@ def _end(settings: Settings) -> Ended:
 
 
 def _archived(lake: Lake, done: list[Archived]) -> Table:
-    rows: list[list[Cell]] = [
-        [each.table, each.rows, each.known, each.files, each.size, each.low, each.high] for each in done
-    ]
-    columns = ["table", "rows", "there before", "files", "bytes", "from xid", "to xid"]
-    return Table(f"archived into {lake.url}", columns, rows)
+    columns = {
+        "table": "table",
+        "rows": "rows",
+        "there before": "known",
+        "files": "files",
+        "bytes": "size",
+        "from xid": "low",
+        "to xid": "high",
+    }
+    return Table.of(f"archived into {lake.url}", done, columns)
 
 
 def _verified(lake: Lake, done: list[Verified]) -> Table:
-    rows: list[list[Cell]] = [
-        [each.table, each.days, each.rows, each.missing, each.twice, each.differing] for each in done
-    ]
-    return Table(f"compared with {lake.url}", ["table", "days", "rows", "missing", "twice", "differing"], rows)
+    columns = ("table", "days", "rows", "missing", "twice", "differing")
+    return Table.of(f"compared with {lake.url}", done, {column: column for column in columns})
 
 
 def _unreadable(done: list[Verified]) -> list[Table]:
-    rows: list[list[Cell]] = [
-        [each.table, file, reason] for each in done for file, reason in sorted(each.unreadable.items())
-    ]
+    rows = [(each.table, file, reason) for each in done for file, reason in sorted(each.unreadable.items())]
     return [Table("files of the lake that cannot be read", ["table", "file", "reason"], rows)] if rows else []
 
 
 def _examples(done: list[Verified]) -> list[Table]:
-    rows: list[list[Cell]] = [
-        [each.table, found.flaw, str(found.day), _key(found.key), ", ".join(found.columns) or None]
+    rows = [
+        (each.table, found.flaw, found.day, _key(found.key), ", ".join(found.columns) or None)
         for each in done
         for found in each.examples
     ]

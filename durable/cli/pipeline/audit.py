@@ -12,7 +12,7 @@ import typer
 
 from durable.cli.arguments import parse_span, parse_time
 from durable.cli.command import reading
-from durable.cli.output import Block, Table, phases
+from durable.cli.output import Block, Columns, Table, phases, utc
 from durable.cli.pipeline.options import SparkPlace, row_count
 from durable.cli.pipeline.steps import Ended, Step
 from durable.errors import InvalidSetting
@@ -110,42 +110,18 @@ def audit(
 
 def _blocks(verdict: Verdict) -> list[Block]:
     blocks: list[Block] = [
-        f"judged: what was sent from {_time(verdict.since)} on, as far as the histories reach",
-        Table(
-            "histories",
-            ("service", "side", "complete from", "until"),
-            [(row["service"], row["side"], _time(row["begin"]), _time(row["until"])) for row in verdict.spans],
-        ),
-        Table(
-            "history",
-            ("lake", "service", "side", "outcome", "envelopes", "local", "first", "last"),
-            [
-                (
-                    row["lake"],
-                    row["service"],
-                    row["side"],
-                    row["outcome"],
-                    row["count"],
-                    row["local"],
-                    _time(row["first"]),
-                    _time(row["last"]),
-                )
-                for row in verdict.totals
-            ],
-        ),
+        f"judged: what was sent from {_since(verdict.since)} on, as far as the histories reach",
+        Table.of("histories", verdict.spans, _SPANS),
+        Table.of("history", verdict.totals, _TOTALS),
         Table(
             "findings",
             ("finding", "envelopes", ""),
-            [(kind, verdict.counts[kind], _MEANINGS[kind]) for kind in _MEANINGS],
+            [(kind, verdict.counts[kind], meaning) for kind, meaning in _MEANINGS.items()],
         ),
     ]
     if verdict.erased:
-        rows = [
-            (each["service"], _time(each["erased_at"]), each["actor"], each["reason"], each["rows"])
-            for each in verdict.erased
-        ]
         title = "erased: content that is gone on purpose; its rows are judged like all others"
-        blocks.append(Table(title, ("service", "at", "by", "reason", "rows"), rows))
+        blocks.append(Table.of(title, verdict.erased, _ERASURES))
     for kind in _MEANINGS:
         examples = [row for row in verdict.examples if row["finding"] == kind]
         if examples:
@@ -156,12 +132,35 @@ def _blocks(verdict: Verdict) -> list[Block]:
 
 def _examples(kind: str, rows: Sequence[Mapping[str, Any]], total: int) -> Table:
     title = kind if len(rows) == total else f"{kind}, the oldest {len(rows)} of {total:,}"
-    cells = [
-        (row["id"], row["message_type"], row["source"], row["address"], _time(row["sent_at"]), row["detail"])
-        for row in rows
-    ]
-    return Table(title, ("id", "message type", "source", "address", "sent", ""), cells)
+    return Table.of(title, rows, _EXAMPLES)
 
 
-def _time(moment: datetime | None) -> str:
-    return "the beginning" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
+def _since(moment: datetime | None) -> str:
+    return "the beginning" if moment is None else utc(moment)
+
+
+_SPANS: Columns = {
+    "service": "service",
+    "side": "side",
+    "complete from": lambda row: _since(row["begin"]),
+    "until": lambda row: _since(row["until"]),
+}
+_TOTALS: Columns = {
+    "lake": "lake",
+    "service": "service",
+    "side": "side",
+    "outcome": "outcome",
+    "envelopes": "count",
+    "local": "local",
+    "first": "first",
+    "last": "last",
+}
+_ERASURES: Columns = {"service": "service", "at": "erased_at", "by": "actor", "reason": "reason", "rows": "rows"}
+_EXAMPLES: Columns = {
+    "id": "id",
+    "message type": "message_type",
+    "source": "source",
+    "address": "address",
+    "sent": "sent_at",
+    "": "detail",
+}

@@ -9,7 +9,7 @@ import typer
 
 from durable.cli.arguments import parse_days
 from durable.cli.command import reading
-from durable.cli.output import Cell, Table, progress
+from durable.cli.output import Table, progress
 from durable.cli.pipeline.options import load_lake
 from durable.cli.pipeline.steps import Ended, Step
 from durable.pipeline.lake import SOURCES, Lake
@@ -33,10 +33,10 @@ def compact(lake: Lake, above: Above = 2) -> Step:
     for table in SOURCES:
         with progress(f"compacting {table}") as show:
             done.append(compact_table(lake, table, above=above, show=show))
-    rows: list[list[Cell]] = [[each.table, each.days, each.files_before, each.files_after] for each in done]
+    columns = {"table": "table", "days": "days", "files before": "files_before", "files after": "files_after"}
     return Ended(
         {"lake": lake.url, "tables": [asdict(each) for each in done]},
-        [Table(f"compacted {lake.url}", ["table", "days", "files before", "files after"], rows)],
+        [Table.of(f"compacted {lake.url}", done, columns)],
     )
 
 
@@ -50,5 +50,7 @@ def vacuum(lake: Lake, keep: Keep = None) -> Step:
     check_keep(kept)
     yield
     removed = {table: vacuum_table(lake, table, kept) for table in SOURCES}
-    rows: list[list[Cell]] = [[table, count] for table, count in removed.items()]
-    return Ended({"lake": lake.url, "removed": removed}, [Table(f"removed from {lake.url}", ["table", "files"], rows)])
+    return Ended(
+        {"lake": lake.url, "removed": removed},
+        [Table(f"removed from {lake.url}", ["table", "files"], [*removed.items()])],
+    )

@@ -13,7 +13,7 @@ import typer
 
 from durable.cli.arguments import parse_id
 from durable.cli.command import reading
-from durable.cli.output import Block, Table, phases
+from durable.cli.output import Block, Columns, Table, phases
 from durable.cli.pipeline.options import SparkPlace, find_lake, row_count
 from durable.cli.pipeline.report import Since, Until, parse_day
 from durable.cli.pipeline.steps import Ended, Step
@@ -81,20 +81,19 @@ def conversations(
 
 
 def _list(seen: Overview, order: Order) -> list[Block]:
-    cells = [
-        (
-            row["correlation_id"],
-            f"{row['seconds']:.3f} s",
-            row["messages"],
-            row["depth"],
-            " > ".join(f"{step['message_type']} {step['milliseconds']:,.0f} ms" for step in row["path"]),
-        )
-        for row in seen.chosen
-    ]
+    columns: Columns = {
+        "conversation": "correlation_id",
+        "took": lambda row: f"{row['seconds']:.3f} s",
+        "messages": "messages",
+        "depth": "depth",
+        "critical path": lambda row: " > ".join(
+            f"{step['message_type']} {step['milliseconds']:,.0f} ms" for step in row["path"]
+        ),
+    }
     return [
         f"{seen.conversations:,} conversations of {seen.messages:,} messages; {_quantiles(seen)}, "
         f"the deepest has {seen.deepest} levels",
-        Table(f"the {order.value}", ("conversation", "took", "messages", "depth", "critical path"), cells),
+        Table.of(f"the {order.value}", seen.chosen, columns),
     ]
 
 

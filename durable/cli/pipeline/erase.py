@@ -10,7 +10,7 @@ import typer
 
 from durable.cli.arguments import parse_id
 from durable.cli.command import taking
-from durable.cli.output import Block, Cell, Table, emit, is_json, print_blocks
+from durable.cli.output import Block, Columns, Table, emit, is_json, print_blocks
 from durable.cli.pipeline.options import Place, load_place
 from durable.cli.runs import actor_name
 from durable.errors import InvalidSetting
@@ -92,21 +92,17 @@ def erasure_table(found: Sequence[Listed]) -> list[Block]:
     """The same as a table, with what to do where one is not done; nothing where there is none."""
     if not found:
         return []
-    rows: list[list[Cell]] = [
-        [
-            str(each.erasure.erasure_id),
-            None if each.erasure.began_at is None else f"{each.erasure.began_at:%Y-%m-%d %H:%M:%S}Z",
-            each.erasure.actor,
-            each.erasure.reason,
-            f"{each.erasure.chosen_count:,} by {each.erasure.chosen_by}",
-            each.erasure.history_rows + each.erasure.letter_rows,
-            each.erasure.lake_history_rows + each.erasure.lake_letter_rows,
-            each.state.value,
-        ]
-        for each in found
-    ]
-    columns = ["erasure", "begun", "by", "reason", "chosen", "rows here", "in the lake", "state"]
-    blocks: list[Block] = [Table("erased: content that is gone on purpose; no row is lost", columns, rows)]
+    columns: Columns = {
+        "erasure": lambda each: each.erasure.erasure_id,
+        "begun": lambda each: each.erasure.began_at,
+        "by": lambda each: each.erasure.actor,
+        "reason": lambda each: each.erasure.reason,
+        "chosen": lambda each: f"{each.erasure.chosen_count:,} by {each.erasure.chosen_by}",
+        "rows here": lambda each: each.erasure.history_rows + each.erasure.letter_rows,
+        "in the lake": lambda each: each.erasure.lake_history_rows + each.erasure.lake_letter_rows,
+        "state": lambda each: each.state.value,
+    }
+    blocks: list[Block] = [Table.of("erased: content that is gone on purpose; no row is lost", found, columns)]
     if is_unfinished(found):
         blocks.append("\nsome are not done: run durable-agent pipeline erase with the same --id or --key again")
     return blocks
@@ -178,7 +174,7 @@ def _blocks(there: Survey, done: Erasure | None, removed: int | None) -> list[Bl
         title = "erased"
         counts = [done.history_rows, done.letter_rows, done.lake_history_rows, done.lake_letter_rows]
     places = ["history", "dead letters", "history in the lake", "dead letters in the lake"]
-    blocks: list[Block] = [Table(title, ["where", "rows"], [[*row] for row in zip(places, counts, strict=True)])]
+    blocks: list[Block] = [Table(title, ["where", "rows"], [*zip(places, counts, strict=True)])]
     if done is not None:
         blocks.append(f"\nerasure {done.erasure_id}, by {done.actor}: {done.reason}")
     if here.open_letters:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from durable.cli.command import taking
-from durable.cli.output import Cell, Table, emit
+from durable.cli.output import Table, emit
 from durable.cli.pipeline.options import load_lake
 from durable.errors import InvalidSetting
 from durable.pipeline.lake import SOURCES, Lake, LakeTable
@@ -20,6 +20,7 @@ class Format(StrEnum):
     ICEBERG = "iceberg"
 
 
+_COLUMNS = ("table", "files", "added", "removed", "metadata")
 FormatName = Annotated[Format, typer.Option("--format", help="iceberg: metadata about the same files, no copies")]
 
 
@@ -32,8 +33,7 @@ def export(lake: Lake, target: FormatName = Format.ICEBERG) -> None:
     if not tables:
         raise InvalidSetting(f"lake {lake.url}: the lake is empty; fill it with durable-agent pipeline archive")
     done = [export_table(lake, table) for table in tables]
-    rows: list[list[Cell]] = [[e.table, e.files, e.added, e.removed, e.metadata] for e in done]
     emit(
         {"lake": lake.url, "format": target.value, "tables": [asdict(each) for each in done]},
-        Table(f"exported {lake.url} as {target.value}", ["table", "files", "added", "removed", "metadata"], rows),
+        Table.of(f"exported {lake.url} as {target.value}", done, {column: column for column in _COLUMNS}),
     )

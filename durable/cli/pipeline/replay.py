@@ -208,16 +208,8 @@ def _replay(
 
 
 def _table(groups: Sequence[Group]) -> Table:
-    rows = [
-        (g.service, g.side, g.message_type, g.address, g.messages, g.without_body, _time(g.first), _time(g.last))
-        for g in groups
-    ]
-    columns = ("service", "side", "message type", "address", "messages", "without body", "first", "last")
-    return Table("chosen", columns, rows)
-
-
-def _time(moment: datetime | None) -> str | None:
-    return None if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
+    columns = ("service", "side", "message_type", "address", "messages", "without_body", "first", "last")
+    return Table.of("chosen", groups, {column.replace("_", " "): column for column in columns})
 
 
 def _sentence(outcome: dict[str, int], dry_run: bool) -> str:

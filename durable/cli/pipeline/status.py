@@ -7,7 +7,7 @@ from dataclasses import asdict
 from datetime import date
 
 from durable.cli.command import reading
-from durable.cli.output import Block, Cell, Table, age
+from durable.cli.output import Block, Columns, Table, age
 from durable.cli.pipeline.erase import erasure_rows, erasure_table, is_unfinished
 from durable.cli.pipeline.options import LakeUrl, named_lake
 from durable.cli.pipeline.steps import Ended, Step
@@ -40,7 +40,7 @@ def status(target: Target, lake: LakeUrl = None) -> Step:
 
 def gone_rows(tables: Sequence[tuple[str, Mapping[date, int]]]) -> list[Table]:
     """List the rows that a restored lake had, and that the database has dropped."""
-    rows: list[list[Cell]] = [[table, str(day), count] for table, gone in tables for day, count in gone.items()]
+    rows = [(table, day, count) for table, gone in tables for day, count in gone.items()]
     title = "gone: the lake was restored without these rows, and the database has let go of them"
     return [Table(title, ["table", "day", "rows"], rows)] if rows else []
 
@@ -51,19 +51,15 @@ def by_day(gone: Mapping[date, int]) -> dict[str, int]:
 
 
 def _table(found: Status) -> Table:
-    rows = [
-        [
-            each.table,
-            each.lake or "(not archived)",
-            each.offset,
-            each.lag_rows,
-            None if each.lag_age is None else age(each.lag_age),
-            None if each.archived_at is None else f"{each.archived_at:%Y-%m-%d %H:%M:%S}Z",
-        ]
-        for each in found.tables
-    ]
-    columns = ["table", "lake", "archived to xid", "rows behind", "oldest of them", "last moved"]
-    return Table("archive", columns, rows)
+    columns: Columns = {
+        "table": "table",
+        "lake": lambda each: each.lake or "(not archived)",
+        "archived to xid": "offset",
+        "rows behind": "lag_rows",
+        "oldest of them": lambda each: None if each.lag_age is None else age(each.lag_age),
+        "last moved": "archived_at",
+    }
+    return Table.of("archive", found.tables, columns)
 
 
 def _to_purge(found: Status) -> list[Block]:
