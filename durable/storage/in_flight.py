@@ -10,14 +10,14 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from durable.storage.sql.columns import FREE_INCOMING, QUEUED_INCOMING
+from durable.storage.sql.columns import FREE, QUEUED
 from durable.storage.sql.statement import Statement
 
 _COLUMNS: Final = "seq, id, endpoint, message_type, content_type, body, execution_time IS NOT NULL AS is_scheduled"
 _NOT_EXPIRED: Final = "(deliver_by IS NULL OR deliver_by > now())"
 # The ways in which a row can wait, each with its own index: due, due in its turn, for its time, and with a node.
-_DUE: Final = f"message_type = %s AND {FREE_INCOMING}"
-_QUEUED: Final = f"message_type = %s AND {QUEUED_INCOMING}"
+_DUE: Final = f"message_type = %s AND {FREE}"
+_QUEUED: Final = f"message_type = %s AND {QUEUED}"
 _SCHEDULED: Final = "message_type = %s AND execution_time IS NOT NULL"
 _OWNED: Final = "message_type = %s AND owner_id <> 0 AND execution_time IS NULL"
 
