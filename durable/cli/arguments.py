@@ -45,12 +45,12 @@ def parse_days(given: float, *, option: str) -> timedelta:
     return timedelta(days=given)
 
 
-def parse_id(text: str, *, option: str = "--id") -> UUID:
+def parse_id(text: str) -> UUID:
     """Read the id of a message. Raises InvalidSetting."""
     try:
         return UUID(text)
     except ValueError:
-        raise InvalidSetting(f"{option}: {text!r} is no UUID of a message") from None
+        raise InvalidSetting(f"--id: {text!r} is no UUID of a message") from None
 
 
 def parse_coming_time(text: str, now: datetime, *, option: str) -> datetime:
