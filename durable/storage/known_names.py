@@ -5,7 +5,6 @@ An operator's command that names another one would do nothing and say that it di
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection
@@ -39,5 +38,4 @@ def of_delayed(conn: Connection, schema: str, name: str) -> Sequence[str]:
 
 def _handled(conn: Connection, schema: str) -> set[str]:
     """The message types that nodes have said they handle."""
-    told = (json.loads(node.capabilities).get("message_types", []) for node in nodes.read(conn, schema))
-    return {name for names in told for name in names}
+    return {name for node in nodes.read(conn, schema) for name in node.message_types}
