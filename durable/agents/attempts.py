@@ -30,7 +30,8 @@ from durable.agents.runner import Here, InLoop, InSteps, NoRoom, Run, finished, 
 from durable.agents.stuck_threads import StuckThreads
 from durable.agents.threads import Threads, last_step, run_in_thread
 from durable.application.context import PauseRequest
-from durable.application.handlers import Context, Handler, Incoming
+from durable.application.handlers import Handler
+from durable.application.incoming import Context, Incoming
 from durable.application.middleware import MiddlewareStack
 from durable.envelope import LeasedEnvelope
 from durable.errors import LeaseLost

@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 
 from durable.agents.fence import Fence
 from durable.agents.threads import closing_in_thread, run_in_thread
-from durable.application.handlers import Incoming
+from durable.application.incoming import Incoming
 from durable.errors import NoUnitOfWork, StorageUnavailable, TransactionEnded, text_of
 from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions

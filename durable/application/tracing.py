@@ -26,7 +26,7 @@ from opentelemetry.context import Context as TraceContext
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from durable.application.handlers import Incoming
+from durable.application.incoming import Incoming
 from durable.application.middleware import HandleNext, Middleware, SendNext
 from durable.envelope import Envelope
 from durable.errors import Reject, Verdict, text_of

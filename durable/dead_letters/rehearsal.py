@@ -22,7 +22,8 @@ from sqlalchemy.orm import Session
 from durable.agents.attempts import Task, calls
 from durable.agents.runner import Here, InLoop, Place, Run, commit, nothing
 from durable.application.context import PauseRequest
-from durable.application.handlers import Handler, Incoming
+from durable.application.handlers import Handler
+from durable.application.incoming import Incoming
 from durable.application.middleware import HandleNext
 from durable.bus import Bus
 from durable.dead_letters.joined_sessions import JoinedSessions, RehearsalRuntime

@@ -14,7 +14,6 @@ these rules.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from enum import StrEnum
@@ -111,7 +110,7 @@ def unclaimed(gauges: Gauges, settings: Settings) -> list[Unowned]:
     """
     states = node_states(gauges, settings.heartbeat_stale)
     alive = [node for node in gauges.nodes if states[node.node_id] is NodeState.ALIVE]
-    handled = {name for node in alive for name in json.loads(node.capabilities).get("message_types", [])}
+    handled = {name for node in alive for name in node.message_types}
     stopped = {circuit.key for circuit in gauges.circuits if circuit.kind == CircuitKind.HANDLER}
     return [
         group

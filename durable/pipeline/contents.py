@@ -96,11 +96,11 @@ def _values(name: str, column: pa.Array) -> Words:
     """A number for each value. Each different text is looked at once, and NULL is a value of its own."""
     if name in TIMES:
         numbers = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False).view(np.uint64)
-        words: Words = np.where(column.is_null().to_numpy(zero_copy_only=False), _MISSING, _mixed(numbers))
-        return words
+        return np.where(column.is_null().to_numpy(zero_copy_only=False), _MISSING, _mixed(numbers))
     encoded = column.dictionary_encode()
     known = np.array([_hashed(name, value) for value in encoded.dictionary.to_pylist()] + [_MISSING], np.uint64)
-    return known[pc.fill_null(encoded.indices, len(known) - 1).to_numpy(zero_copy_only=False)]
+    found: Words = known[pc.fill_null(encoded.indices, len(known) - 1).to_numpy(zero_copy_only=False)]
+    return found
 
 
 def _hashed(name: str, value: str | bytes) -> int:

@@ -294,8 +294,7 @@ def test_missing_lake_is_told_before_spark_starts(
     def start(*_: object, **__: object) -> None:
         raise AssertionError("Spark was started")
 
-    for module in ("report", "conversations", "replay", "audit"):
-        monkeypatch.setattr(f"durable.cli.pipeline.{module}.open_session", start)
+    monkeypatch.setattr("durable.cli.pipeline.options.spark_session", start)
     ended = agent("pipeline", *arguments)
     assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
     assert "no history; fill it with durable-agent pipeline archive" in ended.err

@@ -25,6 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from durable.settings import Settings
+from durable.tasks.crew import contained
 from durable.telemetry import log
 
 BACKLOG: Final = 256
@@ -100,6 +101,32 @@ class Server(uvicorn.Server):
             transfer_seconds=self._transfer_seconds,
             max_connections=self._max_connections,
         )
+
+
+class Serving:
+    """A server at work on a socket, until end(). `name` is that of the log."""
+
+    def __init__(self, server: Server, name: str) -> None:
+        self._server = server
+        self._name = name
+
+    async def begin(self, listening: socket.socket) -> None:
+        """Serve in a task of its own."""
+        self._tasks = await asyncio.TaskGroup().__aenter__()
+        self._task = self._tasks.create_task(
+            contained(self._server.serve(sockets=[listening])), name=f"serve {self._name}"
+        )
+
+    async def end(self, patience: float) -> None:
+        """Accept nothing new, answer the requests under way within these seconds, and break off the others."""
+        self._server.leave()
+        try:
+            await asyncio.wait([self._task], timeout=patience)
+        finally:
+            if not self._task.done():
+                log.warning("server of %s closes with requests under way, which were not answered in time", self._name)
+                self._server.give_up()
+            await self._tasks.__aexit__(None, None, None)
 
 
 class _Requests:

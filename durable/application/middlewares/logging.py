@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from uuid import UUID
 
-from durable.application.handlers import Incoming
+from durable.application.incoming import Incoming
 from durable.application.middleware import HandleNext, Middleware, SendNext
 from durable.messages.registry import name_of
 from durable.outbox.envelope_factory import Outgoing

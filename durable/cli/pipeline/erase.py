@@ -7,21 +7,20 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 from unicodedata import normalize
-from uuid import UUID
 
 import typer
 
-from durable.cli.output import Block, Cell, Table, print_blocks, print_json
-from durable.cli.pipeline.options import LakeUrl, Service
+from durable.cli.arguments import parse_id
+from durable.cli.command import taking
+from durable.cli.output import Block, Columns, Table, emit, is_json, print_blocks
+from durable.cli.pipeline.options import Place, load_place
 from durable.cli.runs import actor_name
-from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName, load_target
 from durable.errors import InvalidSetting
 from durable.pipeline import erasing
 from durable.pipeline.erasing import Listed, Survey
 from durable.pipeline.erasures import State
-from durable.pipeline.lake import Lake
 from durable.pipeline.leftovers import Scrubbed
-from durable.pipeline.origin import Origin, find_origin
+from durable.pipeline.origin import Origin
 from durable.pipeline.session import needs_spark
 from durable.storage.erasures import Chosen, Erasure
 
@@ -57,22 +56,17 @@ Vacuum = Annotated[
 _LONG_KEY: Final = 4
 
 
+@taking(place=load_place)
 def erase(
+    place: Place,
     reason: Reason,
-    app: OptionalBusName = None,
     ids: Ids = None,
     keys: Keys = None,
-    lake: LakeUrl = None,
-    service: Service = None,
     by: By = None,
     lost: Lost = None,
     vacuum: Vacuum = False,
     dry_run: DryRun = False,
     yes: Yes = False,
-    database: DatabaseUrl = None,
-    schema: SchemaName = None,
-    json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Erase keys, headers, bodies and error texts of messages, in the database and in the lake, for good.
 
@@ -85,29 +79,27 @@ def erase(
     _refuse_reason(reason)
     _refuse_key("--reason", reason, chosen)
     _refuse_key("--by", actor, chosen)
-    bus, settings = load_target(app, database, schema)
-    place = lake or settings.lake
-    found = Lake(place) if place else None
-    if vacuum and found is None:
+    lake = place.lake
+    if vacuum and lake is None:
         raise InvalidSetting("--vacuum: there is no lake; give --lake")
     with needs_spark():
         import deltalake  # noqa: F401
-    origin = find_origin(settings, service or (bus.service if bus is not None else None))
-    there = erasing.survey(origin, found, chosen, lost or ())
+    origin = place.find_origin()
+    there = erasing.survey(origin, lake, chosen, lost or ())
     if there.is_empty and not there.here.waiting and not dry_run:
-        known = erasing.earlier(origin, found, chosen)
+        known = erasing.earlier(origin, lake, chosen)
         if not known:
             raise InvalidSetting("erase: no message of these ids or keys is here; nothing was erased")
         if all(each.state is State.DONE for each in known) and not vacuum:
-            _print(json, _document(origin, there, known[-1].erasure, None), erasure_table(known))
+            emit(_document(origin, there, known[-1].erasure, None), *erasure_table(known))
             return
     if not dry_run and not yes:
-        _confirm(there, json)
+        _confirm(there)
     done = removed = None
     if not dry_run:
-        done = erasing.erase(origin, found, chosen, actor=actor, reason=reason, lost=lost or ())
-        removed = erasing.scrub(origin, found, chosen, lost or ()) if vacuum and found is not None else None
-    _print(json, _document(origin, there, done, removed), _blocks(there, done, removed))
+        done = erasing.erase(origin, lake, chosen, actor=actor, reason=reason, lost=lost or ())
+        removed = erasing.scrub(origin, lake, chosen, lost or ()) if vacuum and lake is not None else None
+    emit(_document(origin, there, done, removed), *_blocks(there, done, removed))
     if there.here.waiting or (removed is not None and removed.busy):
         raise typer.Exit(1)
 
@@ -123,21 +115,17 @@ def erasure_table(
     """The same as a table, with what to do where one is not done; nothing where there is none."""
     if not found:
         return []
-    rows: list[list[Cell]] = [
-        [
-            str(each.erasure.erasure_id),
-            None if each.erasure.began_at is None else f"{each.erasure.began_at:%Y-%m-%d %H:%M:%S}Z",
-            each.erasure.actor,
-            each.erasure.reason,
-            f"{each.erasure.chosen_count:,} by {each.erasure.chosen_by}",
-            each.erasure.history_rows + each.erasure.letter_rows,
-            each.erasure.lake_history_rows + each.erasure.lake_letter_rows,
-            each.state.value,
-        ]
-        for each in found
-    ]
-    columns = ["erasure", "begun", "by", "reason", "chosen", "rows here", "in the lake", "state"]
-    blocks: list[Block] = [Table(title, columns, rows)]
+    columns: Columns = {
+        "erasure": lambda each: each.erasure.erasure_id,
+        "begun": lambda each: each.erasure.began_at,
+        "by": lambda each: each.erasure.actor,
+        "reason": lambda each: each.erasure.reason,
+        "chosen": lambda each: f"{each.erasure.chosen_count:,} by {each.erasure.chosen_by}",
+        "rows here": lambda each: each.erasure.history_rows + each.erasure.letter_rows,
+        "in the lake": lambda each: each.erasure.lake_history_rows + each.erasure.lake_letter_rows,
+        "state": lambda each: each.state.value,
+    }
+    blocks: list[Block] = [Table.of(title, found, columns)]
     if is_unfinished(found):
         blocks.append("\nsome are not done: run durable-agent pipeline erase with the same --id or --key again")
     return blocks
@@ -158,14 +146,7 @@ def is_unfinished(found: Sequence[Listed]) -> bool:
 def _chosen(ids: Sequence[str], keys: Sequence[str]) -> Chosen:
     if bool(ids) == bool(keys):
         raise InvalidSetting("erase: choose messages by --id or by --key, one of both")
-    return Chosen(ids=[_parse_id(each) for each in dict.fromkeys(ids)], keys=list(dict.fromkeys(keys)))
-
-
-def _parse_id(word: str) -> UUID:
-    try:
-        return UUID(word)
-    except ValueError:
-        raise InvalidSetting(f"--id: {word!r} is no UUID of a message") from None
+    return Chosen(ids=[parse_id(each) for each in dict.fromkeys(ids)], keys=list(dict.fromkeys(keys)))
 
 
 def _refuse_reason(reason: str) -> None:
@@ -190,23 +171,16 @@ def _holds(text: str, key: str) -> bool:
     return key in text
 
 
-def _confirm(there: Survey, json: bool) -> None:
+def _confirm(there: Survey) -> None:
     if there.is_empty:
         return
-    if json or not sys.stdin.isatty():
+    if is_json() or not sys.stdin.isatty():
         raise InvalidSetting("erase: erased messages cannot be brought back; give --yes, or --dry-run to count only")
     print_blocks(_blocks(there, None, None))
     typer.confirm("erase them for good?", abort=True, err=True)
 
 
 # ---------------------------------------------------------------- what is shown
-
-
-def _print(json: bool, document: dict[str, Any], blocks: list[Block]) -> None:
-    if json:
-        print_json(document)
-    else:
-        print_blocks(blocks)
 
 
 def _document(origin: Origin, there: Survey, done: Erasure | None, removed: Scrubbed | None) -> dict[str, Any]:
@@ -240,7 +214,7 @@ def _blocks(there: Survey, done: Erasure | None, removed: Scrubbed | None) -> li
         title = "erased"
         counts = [done.history_rows, done.letter_rows, done.lake_history_rows, done.lake_letter_rows]
     places = ["history", "dead letters", "history in the lake", "dead letters in the lake"]
-    blocks: list[Block] = [Table(title, ["where", "rows"], [[*row] for row in zip(places, counts, strict=True)])]
+    blocks: list[Block] = [Table(title, ["where", "rows"], [*zip(places, counts, strict=True)])]
     if done is not None:
         blocks.append(f"\nerasure {done.erasure_id}, by {done.actor}: {done.reason}")
     if here.open_letters:

@@ -113,6 +113,8 @@ SELECT current_setting('server_version') AS version, CAST(current_setting('serve
     current_database() AS database, current_user AS role, pg_backend_pid() AS pid
 """)
 READ_CLOCK = Statement("SELECT clock_timestamp()")
+COUNT_PREPARED = Statement("SELECT count(*) FROM pg_prepared_statements WHERE name <> ''")
+READ_SERVER_SETTING = Statement("SELECT current_setting(:name)")
 # How many days from today each daily partition is; the parents are partitioned by UTC days.
 READ_PARTITION_DAYS = Statement("""
 SELECT p.relname AS parent,

@@ -20,6 +20,7 @@ from durable.settings import load_settings
 from durable.storage import in_flight
 from durable.storage.database import Database
 from durable.storage.in_flight import InFlight, Page
+from durable.storage.sql import in_flight as statements
 from durable.storage.sql.statement import Statement
 from tests.failure.waiting import eventually
 from tests.failure.workbench import QUICK
@@ -313,7 +314,7 @@ class TestReading:
             FROM generate_series(1, 20000) AS n"""
         )
         await tables.change("ANALYZE durable.incoming_envelopes")  # as autovacuum does after 5,000 rows
-        for statement in (in_flight.READ_OLDEST, in_flight.READ_NEWEST):
+        for statement in (statements.READ_OLDEST, statements.READ_NEWEST):
             plan = await database.transaction(explained, statement)
             assert "incoming_unowned" in plan
             assert "incoming_scheduled" in plan

@@ -23,6 +23,7 @@ from durable.dead_letters.bulk import Resolution, Run, resolve
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, LeasedEnvelope, NodeId
 from durable.errors import StorageUnavailable
+from durable.messages.ordering import OrderingRules
 from durable.outcomes import DUPLICATE, STORED
 from durable.recovery.maintenance import maintain
 from durable.settings import load_settings
@@ -581,8 +582,7 @@ class TestQuarantined:
             await asyncio.sleep(0.02)
             inside.discard(placed.number)
 
-        agent = receiving_agent(database, late)
-        agent._places = ordered.application.routes.places
+        agent = receiving_agent(database, late, ordered.application.routes.places)
         running = asyncio.create_task(agent.run())
         assert await agent.receive(ENDPOINT, [envelope(number) for number in range(4)]) == [STORED] * 4
         agent.stop()
@@ -621,8 +621,11 @@ class TestQuarantined:
         assert tables.rows("SELECT id, replayable FROM durable.dead_letters") == [(first.id, False)]
 
 
-def receiving_agent(database: Database, clock: ManualClock | None = None) -> ReceivingAgent:
-    return ReceivingAgent(AgentContext(database, ANY_NODE, load_settings(), clock or ManualClock()), LeftToOthers())
+def receiving_agent(
+    database: Database, clock: ManualClock | None = None, places: OrderingRules | None = None
+) -> ReceivingAgent:
+    context = AgentContext(database, ANY_NODE, load_settings(), clock or ManualClock())
+    return ReceivingAgent(context, LeftToOthers(), places=places)
 
 
 # ---------------------------------------------------------------- discarding and forgetting

@@ -12,7 +12,9 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from durable.application.handlers import Context, Depends, Handler, Incoming
+from durable.application.handlers import Handler
+from durable.application.incoming import Context, Incoming
+from durable.application.injection import Depends
 from durable.application.retry import Retry
 from durable.envelope import Envelope, LeasedEnvelope, new_id
 from durable.errors import InvalidSetting, RoutingError
