@@ -48,6 +48,7 @@ from durable import (
 )
 from durable.embedded import Embedded
 from durable.envelope import Envelope, new_id
+from durable.messages.registry import name_of
 from durable.recovery import membership
 from durable.storage import dead_letters
 from durable.testing import InMemoryBus, eventually
