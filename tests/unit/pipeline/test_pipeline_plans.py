@@ -62,7 +62,7 @@ def test_another_plan_is_refused_with_the_difference(option: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["since", "until"])
-def test_relative_time_is_that_of_the_first_run(name: str) -> None:
+def test_plan_keeps_the_relative_time_of_the_first_run(name: str) -> None:
     times = {"since": None, "until": None, name: "2h ago"}
     choice = Choice(**{name: NOW + HOUR})  # type: ignore[arg-type]  # a moment
     later = plan(**{name: NOW + HOUR}, times=times)
