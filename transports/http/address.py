@@ -15,13 +15,13 @@ from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from durable.errors import InvalidSetting
+from durable.transports.hosts import is_host
 
 SCHEMES: Final = ("http", "https")
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _REUSE_PORT: Final = "reuse_port=1"
 _EXAMPLE: Final = "write it as in http://127.0.0.1:8001 or https://billing.example/durable"
-_LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _PATH: Final = re.compile(r"(/([A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})+)*")  # RFC 3986, without empty segments
 
 
@@ -83,6 +83,14 @@ def parse(uri: str) -> HttpAddress:
     return HttpAddress(parts.scheme, _host(uri, parts), port, path, reuse_port=bool(parts.query))
 
 
+def parse_destination(uri: str) -> HttpAddress:
+    """Parse an address to send to. Raises InvalidSetting as parse() does, and for port 0."""
+    address = parse(uri)
+    if address.port == 0:
+        raise InvalidSetting(f"{uri}: port 0 cannot be reached; write the port of the listener")
+    return address
+
+
 def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -91,16 +99,8 @@ def is_loopback(host: str) -> bool:
 
 
 def _host(uri: str, parts: SplitResult) -> str:
-    """Return the host in lower case; each label of a name has at most 63 characters, as in DNS."""
+    """Return the host, in lower case."""
     host = parts.hostname or ""
-    labels = host.removesuffix(".").split(".")
-    if _is_address(host) or all(_LABEL.fullmatch(label) for label in labels):
+    if is_host(host):
         return host
     raise InvalidSetting(f"{uri}: no host, or one that is neither a name nor an address; {_EXAMPLE}")
-
-
-def _is_address(host: str) -> bool:
-    try:
-        return "%" not in str(ipaddress.ip_address(host))
-    except ValueError:
-        return False

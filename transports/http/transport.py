@@ -29,7 +29,7 @@ from starlette.types import ASGIApp
 from durable.errors import InvalidSetting
 from durable.settings import Settings
 from durable.transports.base import Receiver
-from durable.transports.http.address import SCHEMES, HttpAddress, parse
+from durable.transports.http.address import SCHEMES, HttpAddress, parse, parse_destination
 from durable.transports.http.app import make_app
 from durable.transports.http.exchange import Door
 from durable.transports.http.listener import HttpListener
@@ -59,15 +59,14 @@ class HttpTransport:
         parse(uri)
 
     def resolve(self, uri: str, message_type: str) -> str:
-        """Return `uri` itself. Raises InvalidSetting when the secret would be readable on the way."""
+        """Return `uri` itself. Raises InvalidSetting for port 0, and when the secret would be readable on the way."""
+        address = parse_destination(uri)
         if self._settings.http_auth == "bearer":
-            self._secret_for(parse(uri))
+            self._secret_for(address)
         return uri
 
     def sender(self, destination: str) -> HttpSender:
-        address = parse(destination)
-        if address.port == 0:
-            raise InvalidSetting(f"{destination}: port 0 cannot be reached; write the port of the listener")
+        address = parse_destination(destination)
         tls = self._trust if address.is_encrypted else _NOT_ENCRYPTED
         return HttpSender(address, self._settings, self._secret_for(address), tls)
 

@@ -23,6 +23,7 @@ from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from durable.errors import InvalidSetting
+from durable.transports.hosts import is_host
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 OnConnection = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
@@ -130,6 +131,31 @@ Address = TcpAddress | UnixAddress
 
 def parse(uri: str) -> Address:
     """Parse the address. Raises InvalidSetting with one sentence: the fault, and the text to write instead."""
+    address = parse_form(uri)
+    if isinstance(address, TcpAddress) and not _is_loopback(address.host):
+        raise InvalidSetting(
+            f"{uri}: {address.host} is not this machine, and these connections are not encrypted or authenticated;"
+            " use 127.0.0.1, ::1 or localhost, with a tunnel or proxy of your own between machines"
+        )
+    return address
+
+
+def parse_destination(uri: str) -> Address:
+    """Parse an address to send to. Raises InvalidSetting as parse() does, and for port 0."""
+    address = parse(uri)
+    _refuse_any_port(uri, address)
+    return address
+
+
+def parse_destination_form(uri: str) -> Address:
+    """Parse as parse_destination() does, but any host: whether it may be sent to is for the service to say."""
+    address = parse_form(uri)
+    _refuse_any_port(uri, address)
+    return address
+
+
+def parse_form(uri: str) -> Address:
+    """Parse as parse() does, but any host."""
     try:
         parts = urlsplit(uri)
         parts.port  # noqa: B018  it is parsed, and may fail, only when read
@@ -151,14 +177,18 @@ def parse(uri: str) -> Address:
 def _tcp(uri: str, parts: SplitResult) -> TcpAddress:
     if parts.hostname is None or parts.port is None or parts.path not in ("", "/"):
         raise InvalidSetting(f"{uri}: write a host and a port and nothing else, as in {_example(parts)}")
-    if not _is_loopback(parts.hostname):
+    if not is_host(parts.hostname):
         raise InvalidSetting(
-            f"{uri}: {parts.hostname} is not this machine, and these connections are not encrypted or authenticated;"
-            " use 127.0.0.1, ::1 or localhost, with a tunnel or proxy of your own between machines"
+            f"{uri}: the host is neither a name nor an address; write a host and a port, as in {_example(parts)}"
         )
     # One name, one socket: `localhost` could stand for two addresses, with a port each.
     host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
     return TcpAddress(host, parts.port, reuse_port=bool(parts.query))
+
+
+def _refuse_any_port(uri: str, address: Address) -> None:
+    if isinstance(address, TcpAddress) and address.port == 0:
+        raise InvalidSetting(f"{uri}: port 0 cannot be reached; write the port of the listener")
 
 
 def _unix(uri: str, parts: SplitResult) -> UnixAddress:
