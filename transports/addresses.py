@@ -17,8 +17,6 @@ from durable.transports.http import address as http
 from durable.transports.rabbitmq import address as rabbitmq
 from durable.transports.tcp import address as tcp
 
-__all__ = ["check_destination"]
-
 _PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
     "tcp": tcp.parse_destination_form,
     "unix": tcp.parse_destination_form,
