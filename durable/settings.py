@@ -275,10 +275,19 @@ class Settings(BaseSettings):
         default=timedelta(minutes=5),
         description="largest difference of two HTTP peers' clocks, with the time of a request; as Kerberos allows",
     )
-    tls_certificate: Path | None = Field(default=None, description="certificate chain of https:// listeners, PEM")
+    tls_certificate: Path | None = Field(
+        default=None, description="certificate chain of https:// and tcp:// listeners and of tcp:// senders, PEM"
+    )
     tls_key: Path | None = Field(default=None, description="private key of tls_certificate, PEM")
     tls_ca: Path | None = Field(
-        default=None, description="authorities that sign the certificates of peers, PEM, instead of the public ones"
+        default=None,
+        description="authorities that sign the certificates of peers, PEM, instead of the public ones; "
+        "tcp:// listeners with a certificate then demand one of each peer",
+    )
+    tcp_peers: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)] = Field(
+        default=(),
+        description="names in the certificates of peers that may connect to tcp:// listeners, such as "
+        "orders.internal,billing.internal; empty: all that tls_ca signed",
     )
 
     heartbeat_interval: Duration = Field(default=timedelta(seconds=2), description="time between heartbeats of a node")
