@@ -10,16 +10,19 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypedDict
 
-from pydantic import BeforeValidator, Field, PostgresDsn, SecretStr, TypeAdapter, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from durable import database_url
 from durable.duration import duration
 from durable.errors import InvalidSetting
+from durable.redaction import keep_secret
 
 __all__ = ["Settings"]
 
@@ -45,6 +48,8 @@ def _by_name(value: Any) -> Any:
     except ValueError:
         raise ValueError('must be a JSON object, such as {"name": "value"}') from None
 
+
+_ORIGIN: Final = re.compile(r"https?://[^@\s/?#]+/?", re.IGNORECASE)
 
 Count = Annotated[int, Field(ge=1)]
 Secrets = Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_by_name)]
@@ -234,7 +239,7 @@ class Settings(BaseSettings):
     )
 
     amqp_url: SecretStr | None = Field(
-        default=None, description="URL of the RabbitMQ broker 'default', such as amqp://user:secret@host:5672/vhost"
+        default=None, description="URL of the RabbitMQ broker 'default', such as amqp://user:***@host:5672/vhost"
     )
     amqp_brokers: Secrets = Field(default={}, description="more brokers: a JSON object of URLs by name")
     amqp_exchange: str = Field(
@@ -374,6 +379,7 @@ class Settings(BaseSettings):
                 super().__init__(**values)
             except ValidationError as error:
                 raise InvalidSetting(_described(error)) from None
+            keep_secret(_secrets_of(self))
 
     @property
     def limits(self) -> Limits:
@@ -401,6 +407,8 @@ class Settings(BaseSettings):
         for address in self.answer_to:
             if "*" in address and address != "*" and (not address.endswith("/*") or address.count("*") > 1):
                 raise ValueError(f"answer_to: {address!r}: a * stands alone, or at the end behind a slash")
+        if not all(map(_ORIGIN.fullmatch, self.http_peer_secrets)):  # a secret may be in the place of the name
+            raise ValueError("http_peer_secrets: a name is more than scheme://host:port, or less; values are secrets")
         if self.dedupe_window < timedelta(hours=1):
             raise ValueError("dedupe_window must be at least an hour: retries and recovered work arrive late")
         return self
@@ -424,9 +432,10 @@ def load_settings(**overrides: Any) -> Settings:
         if variable.startswith(PREFIX) and variable not in _NOT_SETTINGS and not variable.startswith("DURABLE_TEST_"):
             _refuse_unknown(variable.removeprefix(PREFIX).lower(), known, shown=variable)
     settings = Settings(**overrides)
-    for url in (settings.database_url, settings.lock_database_url):
+    for name in ("database_url", "lock_database_url"):
+        url: SecretStr | None = getattr(settings, name)
         if url is not None:
-            check_database_url(url.get_secret_value())
+            database_url.parse(url.get_secret_value(), name)
     return settings
 
 
@@ -440,23 +449,17 @@ def _described(error: ValidationError) -> str:
     return f"{name}: {reason}" if _may_hold_a_secret(name) else f"{name}: {reason}, not {first['input']!r}"
 
 
+def _secrets_of(settings: Settings) -> list[str]:
+    found: list[str] = []
+    for name in Settings.model_fields:
+        value = getattr(settings, name)
+        each = value.values() if isinstance(value, dict) else [value]
+        found += [one.get_secret_value() for one in each if isinstance(one, SecretStr)]
+    return found
+
+
 def _may_hold_a_secret(name: str) -> bool:
     return "SecretStr" in str(Settings.model_fields[name].annotation) if name in Settings.model_fields else False
-
-
-def check_database_url(url: str) -> None:
-    """Raise InvalidSetting unless this is a Postgres URL with a driver that durable can use."""
-    try:
-        TypeAdapter(PostgresDsn).validate_python(
-            url.replace("@/", "@localhost/", 1).replace(":///", "://localhost/", 1)
-        )
-    except ValidationError:
-        raise InvalidSetting(
-            "database_url: not a Postgres URL; it should look like postgresql+asyncpg://user:secret@host:5432/name"
-        ) from None
-    driver = url.partition("://")[0].partition("+")[2]
-    if driver not in ("", "asyncpg", "psycopg"):
-        raise InvalidSetting(f"database_url: driver {driver!r} is not supported; use asyncpg or psycopg")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from sqlalchemy import Connection, make_url, pool
+from sqlalchemy import Connection, pool
 
 from durable.cli.doctor.checks import Check, attempted, fail, ok, warn
 from durable.cli.target import connection
 from durable.errors import StorageUnavailable
 from durable.settings import Settings
 from durable.storage import maintenance, migrator, nodes, status
-from durable.storage.database import lock_url
+from durable.storage.database import lock_engine_url
 from durable.storage.engines import Limits, is_pooled, make_engine
 
 OLDEST_POSTGRES: Final = 14
@@ -96,8 +96,7 @@ def pooler(conn: Connection, settings: Settings) -> Check:
 def lock_connection(settings: Settings) -> Check:
     """Check for a direct connection: a pooler reports another process id than the session that runs a statement."""
     limits = Limits.of(settings.connect_timeout)
-    url = make_url(lock_url(settings)).set(drivername="postgresql+psycopg")
-    engine = make_engine(url, settings, limits, poolclass=pool.NullPool)
+    engine = make_engine(lock_engine_url(settings), settings, limits, poolclass=pool.NullPool)
     with engine.connect() as conn:
         dbapi_connection = conn.connection.dbapi_connection
         assert dbapi_connection is not None
