@@ -13,7 +13,7 @@ from durable.cli.target import connection
 from durable.errors import StorageUnavailable
 from durable.settings import Settings
 from durable.storage import maintenance, migrator, nodes, status
-from durable.storage.database import lock_engine_url
+from durable.storage.database import configured_url, lock_engine_url
 from durable.storage.engines import Limits, is_pooled, make_engine
 
 OLDEST_POSTGRES: Final = 14
@@ -39,6 +39,7 @@ def _connected(conn: Connection, settings: Settings, has_sync_handlers: bool) ->
     schema = settings.db_schema
     yield server_version(conn, schema)
     yield clock_skew(conn, schema)
+    yield encryption(settings, status.is_encrypted(conn, schema))
     yield pooler(conn, settings)
     yield attempted(
         "lock connection",
@@ -91,6 +92,20 @@ def pooler(conn: Connection, settings: Settings) -> Check:
     if settings.lock_database_url is None:
         return fail("pooler", detail, "set DURABLE_LOCK_DATABASE_URL to a direct connection, for the node's lock")
     return ok("pooler", detail)
+
+
+def encryption(settings: Settings, is_encrypted: bool) -> Check:
+    """Check that nobody on the way can read, or answer in the place of the database."""
+    url = configured_url(settings)
+    mode = url.query.get("sslmode", "prefer")
+    detail = f"{'encrypted' if is_encrypted else 'not encrypted'} (sslmode={mode})"
+    if url.is_local or (is_encrypted and mode == "verify-full"):
+        return ok("encryption", f"{detail}, on this machine" if url.is_local else detail)
+    return warn(
+        "encryption",
+        f"{detail}: whoever is on the way can answer in the place of the database",
+        "add sslmode=verify-full&sslrootcert=/path/to/authority.pem to database_url",
+    )
 
 
 def lock_connection(settings: Settings) -> Check:
