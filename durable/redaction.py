@@ -24,6 +24,7 @@ _MOST_SECRETS: Final = 1_000
 
 _BREAKS: Final = re.compile(r"[^\S ]+")
 _IN_URL: Final = re.compile(r"([a-z][a-z0-9+.-]*://[^\s:@/\"'<>]*):[^\s\"'<>]*@", re.IGNORECASE)
+_TOKEN_IN_URL: Final = re.compile(r"\b((?!postgres|amqp)[a-z][a-z0-9+.-]*://)[^\s:@/\"'<>]+@", re.IGNORECASE)
 _IN_DSN: Final = re.compile(
     r"([a-z_-]*(?:password|passwd|passphrase|secret|token|api[_-]?key|access[_-]?key)\s*=\s*)"
     r"(?!\*\*\*)('[^']*'|\"[^\"]*\"|[^\s&;,\"']+)",
@@ -46,9 +47,11 @@ def redacted(text: str) -> str:
     """Return the text with *** in the places of secrets."""
     if _secrets:
         text = _known(tuple(_secrets)).sub(HIDDEN, text)
+    if "=" in text:
+        text = _IN_DSN.sub(rf"\1{HIDDEN}", text)
     if "://" in text:
-        text = _IN_URL.sub(rf"\1:{HIDDEN}@", text)
-    return _IN_DSN.sub(rf"\1{HIDDEN}", text) if "=" in text else text
+        text = _TOKEN_IN_URL.sub(rf"\1{HIDDEN}@", _IN_URL.sub(rf"\1:{HIDDEN}@", text))
+    return text
 
 
 def shown(text: str, longest: int = LONGEST) -> str:

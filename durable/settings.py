@@ -295,6 +295,13 @@ class Settings(BaseSettings):
         "orders.internal,billing.internal; empty: all that tls_ca signed",
     )
 
+    unix_users: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)] = Field(
+        default=(), description="users besides the own one at the other end of unix:// sockets: names or numbers"
+    )
+    unix_groups: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)] = Field(
+        default=(), description="groups whose users may be at the other end of unix:// sockets: names or numbers"
+    )
+
     heartbeat_interval: Duration = Field(default=timedelta(seconds=2), description="time between heartbeats of a node")
     heartbeat_stale: Duration = Field(
         default=timedelta(seconds=20),

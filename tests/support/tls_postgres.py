@@ -82,7 +82,7 @@ def _running(folder: Path, own: Pem) -> Iterator[int]:
     for path in (folder, own.key, own.certificate):
         if user is not None:
             os.chown(path, user, -1)
-    initdb = [binaries / "initdb", "-D", data, "-U", "owner", "--auth=trust", "--no-sync"]
+    initdb: list[str | Path] = [binaries / "initdb", "-D", data, "-U", "owner", "--auth=trust", "--no-sync"]
     subprocess.run(initdb, user=user, check=True, capture_output=True, cwd="/")
     (data / "pg_hba.conf").write_text(_HBA)
     settings = {
@@ -96,7 +96,7 @@ def _running(folder: Path, own: Pem) -> Iterator[int]:
         "fsync": "off",
     }
     (data / "postgresql.auto.conf").write_text("".join(f"{name} = '{value}'\n" for name, value in settings.items()))
-    command = [binaries / "postgres", "-D", data]
+    command: list[str | Path] = [binaries / "postgres", "-D", data]
     with (
         open(folder / "log", "wb") as log,
         subprocess.Popen(command, user=user, cwd="/", stderr=log, stdout=log) as process,

@@ -49,7 +49,7 @@ class TcpAddress:
         name = self.host if tls is not None else None
         return await asyncio.open_connection(self.host, self.port, limit=READ_BYTES, ssl=tls, server_hostname=name)
 
-    async def bind(self, on_connection: OnConnection) -> Bound:
+    async def bind(self, on_connection: OnConnection, _mode: int = 0) -> Bound:
         """Bind the address. Raises InvalidSetting when it cannot be bound."""
         try:
             server = await asyncio.start_server(
@@ -104,7 +104,8 @@ def _options(uri: str, parts: SplitResult) -> dict[str, bool]:
         name, _, value = option.partition("=")
         if name in options or (name, value) not in ((_REUSE_PORT, "1"), (_TLS, "1"), (_TLS, "0")):
             raise InvalidSetting(
-                f"{uri}: the only options are {_REUSE_PORT}=1 and {_TLS}=1 or {_TLS}=0; write {_example(parts)}"
+                f"{uri.partition('?')[0]}: the only options are {_REUSE_PORT}=1 and {_TLS}=1 or {_TLS}=0;"
+                f" write {_example(parts)}"
             )
         options[name] = value == "1"
     return options

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from durable.errors import InvalidSetting
 from durable.settings import Settings
 from durable.transports.tcp.address import Address
+from durable.transports.tcp.credentials import Users
 from durable.transports.tcp.proofs import NONCE_BYTES, ClientProof, Secrets, ServerProof
+from durable.transports.tcp.stream import FrameStream
 from durable.transports.tcp.unix import UnixAddress
 from durable.transports.tls import MISSING_CERTIFICATE, Context, Tls
 
@@ -25,6 +27,7 @@ class Entrance:
     tls: Tls | None
     secrets: Secrets
     names: frozenset[str] = frozenset()
+    users: Users | None = None
 
     def for_listener(self) -> tuple[Context | None, ServerProof | None]:
         """Return the demands on the next accepted connection."""
@@ -44,6 +47,10 @@ class Entrance:
         nonce = random.token_bytes(NONCE_BYTES)
         return ClientProof(self.secrets.shown, nonce, binding, is_needed=not binding)
 
+    def refusal_of_user(self, stream: FrameStream) -> str:
+        """Return the reason to refuse the user at the other end; empty where it may be there."""
+        return self.users.refusal(stream.socket) if self.users is not None else ""
+
     def refusal(self, names: list[str]) -> str:
         """Return the reason to refuse a client with this checked certificate; empty when it may connect."""
         if not self.names or self.names & set(names):
@@ -55,6 +62,7 @@ class Entrances:
     """Demands of every address of a process."""
 
     def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._tls = Tls(settings)
         self._names = frozenset(settings.tcp_peers)
         self._secrets = _secrets(settings)
@@ -62,7 +70,7 @@ class Entrances:
     def of_sender(self, address: Address) -> Entrance:
         """Return the demands of a sender. Raises InvalidSetting when the address must not be sent to."""
         if isinstance(address, UnixAddress):
-            return Entrance(None, Secrets())
+            return Entrance(None, Secrets(), users=Users.of(self._settings))
         entrance = Entrance(self._tls if self._is_encrypted(address) else None, self._secrets)
         entrance.for_sender()
         return entrance
@@ -70,7 +78,7 @@ class Entrances:
     def of_listener(self, address: Address) -> Entrance:
         """Return the demands of a listener. Raises InvalidSetting when the address must not be listened on."""
         if isinstance(address, UnixAddress):
-            return Entrance(None, Secrets())
+            return Entrance(None, Secrets(), users=Users.of(self._settings))
         address.check_bindable()
         encrypted = self._is_encrypted(address)
         if encrypted and not self._tls.has_certificate:

@@ -35,7 +35,7 @@ from durable.transports.tcp.address import Address
 from durable.transports.tcp.conversation import Deliver, Leave, Probe, Reply, ServerSide, ServerState, TurnAway
 from durable.transports.tcp.entrance import Entrance
 from durable.transports.tcp.stream import LINGER_SECONDS, FrameStream, translated
-from durable.transports.tcp.unix import Bound
+from durable.transports.tcp.unix import Bound, OnConnection
 from durable.transports.tls import Context
 from durable.transports.wire import encode
 
@@ -90,13 +90,17 @@ class TcpListener:
 
         self._tasks = tasks
         try:
-            self._bound = await self._address.bind(accept)
+            self._bound = await self._bind(accept)
         except BaseException:
             self._tasks = None
             await tasks.__aexit__(None, None, None)
             raise
         self._uri = self._bound.uri
         self._granting = tasks.create_task(intake.grant_credit(), name=f"credit of {self._uri}")
+
+    async def _bind(self, accept: OnConnection) -> Bound:
+        users = self._entrance.users
+        return await self._address.bind(accept, 0o600 if users is None else users.mode)
 
     async def close(self) -> None:
         """Accept nothing new, say GOODBYE, answer the batches under way within `drain_timeout`, and close."""
@@ -202,6 +206,8 @@ class _Admission:
 
     async def admit(self, stream: FrameStream) -> str | None:
         """Return the name in the client's certificate, if it had to show one. Raises ConnectionFailed."""
+        if refusal := self._entrance.refusal_of_user(stream):
+            raise ConnectionFailed(refusal)
         if self._context is None:
             stream.resume()
             return None

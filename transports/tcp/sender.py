@@ -111,6 +111,9 @@ class TcpSender:
                 context = self._entrance.for_sender()
                 streams = await self._address.connect(context.tls if context is not None else None)
                 stream = FrameStream(streams, self._settings)
+                if refusal := self._entrance.refusal_of_user(stream):
+                    stream.abort()
+                    raise ConnectionFailed(refusal)
                 proof = self._entrance.proof_of_sender(stream.binding)
                 side = ClientSide(self._service, self._node(), self._settings.max_frame_bytes, proof)
                 connection = _Connection(stream, side, self._settings, str(self._address))

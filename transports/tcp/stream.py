@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from durable.errors import ConnectionFailed, PeerTimeout
 from durable.settings import Settings
@@ -81,6 +81,11 @@ class FrameStream:
         protocol.connection_made(transport)
         self._plain = self._writer  # a writer that is collected closes its transport
         self._reader, self._writer = reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
+
+    @property
+    def socket(self) -> Any:
+        """The connection's socket, for its options."""
+        return self._writer.get_extra_info("socket")
 
     @property
     def names(self) -> list[str]:

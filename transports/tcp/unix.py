@@ -1,7 +1,8 @@
 """Unix sockets: `unix:///run/orders.sock`.
 
-The socket is for its user alone (mode 0600). When its file is there already, it is replaced if nobody listens on it any
-more, as after a crash; never when somebody does, nor when it is no socket.
+The socket is for its user alone (mode 0600), unless `unix_users` or `unix_groups` name others: then everybody can
+reach it (0666), and the user of each connection is checked. When its file is there already, it is replaced if nobody
+listens on it any more, as after a crash; never when somebody does, nor when it is no socket.
 """
 
 from __future__ import annotations
@@ -57,18 +58,18 @@ class UnixAddress:
         """Connect to the address. Raises OSError."""
         return await asyncio.open_unix_connection(self.path, limit=READ_BYTES)
 
-    async def bind(self, on_connection: OnConnection) -> Bound:
+    async def bind(self, on_connection: OnConnection, mode: int = 0o600) -> Bound:
         """Bind the address. Raises InvalidSetting when it cannot be bound, or is taken."""
-        listening = self._socket()
+        listening = self._socket(mode)
         server = await asyncio.start_unix_server(on_connection, sock=listening, limit=READ_BYTES)
         return Bound(server, str(self), (self.path, os.stat(self.path).st_ino))
 
-    def _socket(self) -> socket.socket:
+    def _socket(self, mode: int) -> socket.socket:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._remove_stale()
             listening.bind(self.path)
-            os.chmod(self.path, 0o600)  # before it listens: until then nobody can connect
+            os.chmod(self.path, mode)  # before it listens: until then nobody can connect
         except OSError as error:
             listening.close()
             raise InvalidSetting(f"{self}: cannot listen here: {error.strerror or error}") from error
