@@ -10,16 +10,19 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypedDict
 
-from pydantic import BeforeValidator, Field, PostgresDsn, SecretStr, TypeAdapter, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from durable import database_url
 from durable.duration import duration
 from durable.errors import InvalidSetting
+from durable.redaction import keep_secret
 
 __all__ = ["Settings"]
 
@@ -46,6 +49,8 @@ def _by_name(value: Any) -> Any:
         raise ValueError('must be a JSON object, such as {"name": "value"}') from None
 
 
+_ORIGIN: Final = re.compile(r"https?://[^@\s/?#]+/?", re.IGNORECASE)
+
 Count = Annotated[int, Field(ge=1)]
 Secrets = Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_by_name)]
 Duration = Annotated[timedelta, BeforeValidator(_span), Field(gt=timedelta(0), le=timedelta(days=36_500))]
@@ -63,6 +68,9 @@ def _listed(value: Any) -> Any:
 
 
 PauseBefore = Annotated[timedelta, BeforeValidator(_span), Field(ge=timedelta(0), le=timedelta(days=36_500))]
+
+
+Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
 
 
 class Settings(BaseSettings):
@@ -190,7 +198,7 @@ class Settings(BaseSettings):
     """time after which an undeclared address is forgotten, when no message waits for it"""
 
     amqp_url: SecretStr | None = None
-    """URL of the RabbitMQ broker 'default', such as amqp://user:secret@host:5672/vhost"""
+    """URL of the RabbitMQ broker 'default', such as amqp://user:***@host:5672/vhost"""
     amqp_brokers: Secrets = {}
     """more brokers: a JSON object of URLs by name"""
     amqp_exchange: str = Field(default="durable", min_length=1, max_length=100)
@@ -215,11 +223,24 @@ class Settings(BaseSettings):
     http_clock_skew: Duration = timedelta(minutes=5)
     """largest difference of two HTTP peers' clocks, with the time of a request; as Kerberos allows"""
     tls_certificate: Path | None = None
-    """certificate chain of https:// listeners, PEM"""
+    """certificate chain of https:// and tcp:// listeners and of tcp:// senders, PEM"""
     tls_key: Path | None = None
     """private key of tls_certificate, PEM"""
-    tls_ca: Path | None = None
-    """authorities that sign the certificates of peers, PEM, instead of the public ones"""
+    tls_ca: Path | None = Field(
+        default=None,
+        description="authorities that sign the certificates of peers, PEM, instead of the public ones; "
+        "tcp:// listeners with a certificate then demand one of each peer",
+    )
+    tcp_peers: Words = Field(
+        default=(),
+        description="names in the certificates of peers that may connect to tcp:// listeners, such as "
+        "orders.internal,billing.internal; empty: all that tls_ca signed",
+    )
+
+    unix_users: Words = ()
+    """users besides the own one at the other end of unix:// sockets: names or numbers"""
+    unix_groups: Words = ()
+    """groups whose users may be at the other end of unix:// sockets: names or numbers"""
 
     heartbeat_interval: Duration = timedelta(seconds=2)
     """time between heartbeats of a node"""
@@ -288,6 +309,7 @@ class Settings(BaseSettings):
                 super().__init__(**values)
             except ValidationError as error:
                 raise InvalidSetting(_described(error)) from None
+            keep_secret(_secrets_of(self))
 
     @property
     def limits(self) -> Limits:
@@ -315,6 +337,8 @@ class Settings(BaseSettings):
         for address in self.answer_to:
             if "*" in address and address != "*" and (not address.endswith("/*") or address.count("*") > 1):
                 raise ValueError(f"answer_to: {address!r}: a * stands alone, or at the end behind a slash")
+        if not all(map(_ORIGIN.fullmatch, self.http_peer_secrets)):  # a secret may be in the place of the name
+            raise ValueError("http_peer_secrets: a name is more than scheme://host:port, or less; values are secrets")
         if self.dedupe_window < timedelta(hours=1):
             raise ValueError("dedupe_window must be at least an hour: retries and recovered work arrive late")
         return self
@@ -338,9 +362,10 @@ def load_settings(**overrides: Any) -> Settings:
         if variable.startswith(PREFIX) and variable not in _NOT_SETTINGS and not variable.startswith("DURABLE_TEST_"):
             _refuse_unknown(variable.removeprefix(PREFIX).lower(), known, shown=variable)
     settings = Settings(**overrides)
-    for url in (settings.database_url, settings.lock_database_url):
+    for name in ("database_url", "lock_database_url"):
+        url: SecretStr | None = getattr(settings, name)
         if url is not None:
-            check_database_url(url.get_secret_value())
+            database_url.parse(url.get_secret_value(), name)
     return settings
 
 
@@ -354,23 +379,17 @@ def _described(error: ValidationError) -> str:
     return f"{name}: {reason}" if _may_hold_a_secret(name) else f"{name}: {reason}, not {first['input']!r}"
 
 
+def _secrets_of(settings: Settings) -> list[str]:
+    found: list[str] = []
+    for name in Settings.model_fields:
+        value = getattr(settings, name)
+        each = value.values() if isinstance(value, dict) else [value]
+        found += [one.get_secret_value() for one in each if isinstance(one, SecretStr)]
+    return found
+
+
 def _may_hold_a_secret(name: str) -> bool:
     return "SecretStr" in str(Settings.model_fields[name].annotation) if name in Settings.model_fields else False
-
-
-def check_database_url(url: str) -> None:
-    """Raise InvalidSetting unless this is a Postgres URL with a driver that durable can use."""
-    try:
-        TypeAdapter(PostgresDsn).validate_python(
-            url.replace("@/", "@localhost/", 1).replace(":///", "://localhost/", 1)
-        )
-    except ValidationError:
-        raise InvalidSetting(
-            "database_url: not a Postgres URL; it should look like postgresql+asyncpg://user:secret@host:5432/name"
-        ) from None
-    driver = url.partition("://")[0].partition("+")[2]
-    if driver not in ("", "asyncpg", "psycopg"):
-        raise InvalidSetting(f"database_url: driver {driver!r} is not supported; use asyncpg or psycopg")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

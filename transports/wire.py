@@ -52,6 +52,8 @@ from durable.transports.frames import (
 
 MAGIC: Final = b"\x89durab\r\n"  # no text begins with it, and whatever rewrites line ends breaks it
 
+_TLS_RECORDS: Final = (b"\x15", b"\x16")  # an alert and a handshake; no text begins with them
+
 _LENGTH: Final = struct.Struct("!I")
 _HEAD: Final = struct.Struct("!IBII")
 _KIND_AND_CHANNEL: Final = slice(4, 9)
@@ -162,6 +164,8 @@ class Decoder:
 
     def _magic_is_whole(self) -> bool:
         arrived = bytes(self._buffer[: len(MAGIC)])
+        if arrived[:1] in _TLS_RECORDS:
+            raise ProtocolViolation("the peer speaks TLS, and this connection is not encrypted; use TLS on both ends")
         if not MAGIC.startswith(arrived):
             raise ProtocolViolation("the peer does not speak this protocol: the first bytes are others")
         if len(arrived) < len(MAGIC):

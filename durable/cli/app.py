@@ -19,6 +19,7 @@ from durable.cli.endings import BAD_USAGE, FAILED, INTERRUPTED, NAME, ending_of
 from durable.cli.output import one_line
 from durable.cli.pipeline import commands as pipeline
 from durable.cli.scheduled import commands as scheduled
+from durable.redaction import redacted
 from durable.version import __version__
 
 app = typer.Typer(name=NAME, add_completion=False, pretty_exceptions_enable=False)
@@ -81,10 +82,10 @@ def _run(arguments: list[str]) -> int:
         return INTERRUPTED
     except Exception as error:
         if "--debug" in arguments:
-            traceback.print_exc()
+            print(redacted(traceback.format_exc()), end="", file=sys.stderr)
         ending = ending_of(error)
         for line in ending.lines:
-            print(f"error: {one_line(line)}", file=sys.stderr)
+            print(f"error: {one_line(redacted(line))}", file=sys.stderr)
         return ending.code
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, get_args
 from uuid import UUID
@@ -49,7 +49,7 @@ _SPARKS_OWN: Final = ("checkpointlocation", "path", "queryname")
 class Target:
     """Destination of the rows, and the limits of messages there."""
 
-    url: str
+    url: str = field(repr=False)
     schema: str
     limits: Limits
     placements: Placements

@@ -25,6 +25,7 @@ from sqlalchemy.exc import InvalidatePoolError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from durable.database_url import for_asyncpg
 from durable.settings import Settings
 from durable.telemetry import log
 
@@ -133,11 +134,11 @@ class _Guard:
         return found
 
     def _asyncpg_options(self, params: dict[str, Any], pooled: bool) -> dict[str, Any]:
-        own = {"timeout": self._connect_seconds} | params
+        own: dict[str, Any] = {"timeout": self._connect_seconds} | for_asyncpg(params)
         if pooled:
             unnamed = {"prepared_statement_name_func": lambda: "", "prepared_statement_cache_size": 0}
             return own | unnamed | {"statement_cache_size": 0}
-        return own | {"server_settings": self._server_settings() | params.get("server_settings", {})}
+        return own | {"server_settings": self._server_settings() | own.get("server_settings", {})}
 
     def _psycopg_options(self, params: dict[str, Any], pooled: bool) -> dict[str, Any]:
         from durable.storage.answering import CLIENT_KEEPALIVES

@@ -75,6 +75,11 @@ def server(conn: Connection, schema: str) -> Server:
     return Server(*conn.execute(housekeeping.READ_SERVER.within(schema)).one())
 
 
+def is_encrypted(conn: Connection, schema: str) -> bool:
+    """Tell whether this connection is, as far as the server sees it."""
+    return bool(conn.execute(housekeeping.READ_ENCRYPTION.within(schema)).scalar_one())
+
+
 def clock(conn: Connection, schema: str) -> datetime:
     """The database's time now."""
     now: datetime = conn.execute(housekeeping.READ_CLOCK.within(schema)).scalar_one()

@@ -23,7 +23,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
 
@@ -40,7 +40,7 @@ _PARAMETERS: Final = re.compile(r"timestamp=([0-9]{1,15}), ?nonce=([A-Za-z0-9_-]
 class Bearer:
     """The secret itself: can be judged before the body is read."""
 
-    token: str
+    token: str = field(repr=False)
 
     def matches(self, secrets: Iterable[str]) -> bool:
         return _equals_one(self.token, list(secrets))

@@ -164,7 +164,7 @@ def broker_url(settings: Settings, broker: str) -> str:
         if settings.amqp_url is None:
             raise InvalidSetting(
                 "amqp_url: not set, and rabbitmq:// addresses need it;"
-                " set DURABLE_AMQP_URL, as in amqp://user:secret@host:5672/vhost"
+                " set DURABLE_AMQP_URL, as in amqp://user:***@host:5672/vhost"
             )
         return _checked("amqp_url", settings.amqp_url.get_secret_value())
     known = [DEFAULT_BROKER, *settings.amqp_brokers]
@@ -178,7 +178,7 @@ def broker_url(settings: Settings, broker: str) -> str:
 
 def _checked(setting: str, url: str) -> str:
     """The URL may hold a password: no part of it is shown."""
-    wrong = InvalidSetting(f"{setting}: not an AMQP URL; it should look like amqp://user:secret@host:5672/vhost")
+    wrong = InvalidSetting(f"{setting}: not an AMQP URL; it should look like amqp://user:***@host:5672/vhost")
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018  it is parsed, and may fail, only when read

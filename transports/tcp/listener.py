@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from typing import Final, NoReturn
 
 from durable.envelope import Envelope
-from durable.errors import TransportError
+from durable.errors import ConnectionFailed, TransportError
 from durable.failpoints import failpoint
 from durable.outcomes import Outcome
 from durable.settings import Settings
@@ -31,9 +31,12 @@ from durable.telemetry import log
 from durable.transports.base import Receiver
 from durable.transports.deadlines import counted_anew
 from durable.transports.frames import Refused
-from durable.transports.tcp.address import Address, Bound
-from durable.transports.tcp.conversation import Deliver, Leave, Probe, Reply, ServerSide, ServerState
+from durable.transports.tcp.address import Address
+from durable.transports.tcp.conversation import Deliver, Leave, Probe, Reply, ServerSide, ServerState, TurnAway
+from durable.transports.tcp.entrance import Entrance
 from durable.transports.tcp.stream import LINGER_SECONDS, FrameStream, translated
+from durable.transports.tcp.unix import Bound, OnConnection
+from durable.transports.tls import Context
 from durable.transports.wire import encode
 
 CREDIT_SECONDS: Final = 0.05
@@ -45,6 +48,7 @@ class TcpListener:
     def __init__(
         self,
         address: Address,
+        entrance: Entrance,
         endpoint: str,
         settings: Settings,
         service: str,
@@ -52,6 +56,7 @@ class TcpListener:
     ) -> None:
         self._uri = str(address)
         self._address = address
+        self._entrance = entrance
         self._endpoint = endpoint
         self._settings = settings
         self._service = service
@@ -85,13 +90,17 @@ class TcpListener:
 
         self._tasks = tasks
         try:
-            self._bound = await self._address.bind(accept)
+            self._bound = await self._bind(accept)
         except BaseException:
             self._tasks = None
             await tasks.__aexit__(None, None, None)
             raise
         self._uri = self._bound.uri
         self._granting = tasks.create_task(intake.grant_credit(), name=f"credit of {self._uri}")
+
+    async def _bind(self, accept: OnConnection) -> Bound:
+        users = self._entrance.users
+        return await self._address.bind(accept, 0o600 if users is None else users.mode)
 
     async def close(self) -> None:
         """Accept nothing new, say GOODBYE, answer the batches under way within `drain_timeout`, and close."""
@@ -120,8 +129,10 @@ class TcpListener:
             stream.abort()
             self._count_dropped("a stranger", "there are too many connections")
         else:
-            side = ServerSide(self._service, self._node(), self._settings.max_frame_bytes)
-            connection = _Connection(intake, stream, side, self._settings)
+            stream.pause()
+            context, proof = self._entrance.for_listener()
+            side = ServerSide(self._service, self._node(), self._settings.max_frame_bytes, proof)
+            connection = _Connection(intake, stream, side, self._settings, _Admission(self._entrance, context))
             task = tasks.create_task(self._converse(connection), name=f"connection at {self._uri}")
             self._connections[connection] = task
 
@@ -186,11 +197,35 @@ class _Intake:
                 connection.grant_credit()
 
 
+class _Admission:
+    """Demands on one accepted connection, before anything is read."""
+
+    def __init__(self, entrance: Entrance, context: Context | None) -> None:
+        self._entrance = entrance
+        self._context = context
+
+    async def admit(self, stream: FrameStream) -> str | None:
+        """Return the name in the client's certificate, if it had to show one. Raises ConnectionFailed."""
+        if refusal := self._entrance.refusal_of_user(stream):
+            raise ConnectionFailed(refusal)
+        if self._context is None:
+            stream.resume()
+            return None
+        await stream.secure(self._context)
+        names = stream.names
+        if refusal := self._entrance.refusal(names):
+            raise ConnectionFailed(refusal)
+        return names[0] if names else None
+
+
 class _Connection:
     """Connection of a listener, from accept to close."""
 
-    def __init__(self, intake: _Intake, stream: FrameStream, side: ServerSide, settings: Settings) -> None:
+    def __init__(
+        self, intake: _Intake, stream: FrameStream, side: ServerSide, settings: Settings, admission: _Admission
+    ) -> None:
         self._intake = intake
+        self._admission = admission
         self._stream = stream
         self._side = side
         self._handshake_seconds = settings.connect_timeout.total_seconds()
@@ -249,7 +284,8 @@ class _Connection:
     async def _converse(self, tasks: asyncio.TaskGroup) -> None:
         with translated("waiting for HELLO"):
             async with asyncio.timeout(self._handshake_seconds):
-                while self._side.state is ServerState.AWAITING_HELLO:
+                self._side.certified_as = await self._admission.admit(self._stream)
+                while self._side.is_greeting:
                     if not await self._hear_more(tasks):
                         return
         while await self._hear_more(tasks):
@@ -263,6 +299,11 @@ class _Connection:
                 case Reply(frame):
                     self._intake.counts["refused"] += isinstance(frame.content, Refused)
                     await self._stream.say(frame)
+                case TurnAway(frame, reason):
+                    self._intake.counts["refused"] += 1
+                    await self._stream.say(frame)
+                    await self._stream.close()
+                    raise ConnectionFailed(reason)
                 case Deliver() as batch:
                     await self._intake.reserve(batch.size_bytes)
                     tasks.create_task(self._store(batch), name=f"batch {batch.channel} of {self.peer}")

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from durable.errors import ConnectionFailed, PeerTimeout
 from durable.settings import Settings
 from durable.transports.frames import Frame, Received
-from durable.transports.tcp.address import READ_BYTES, Streams
+from durable.transports.tcp.unix import READ_BYTES, Streams
+from durable.transports.tls import Context, digest_of, fault, names_in
 from durable.transports.wire import MAGIC, Decoder, encode
 
 LINGER_SECONDS: Final = 1.0
@@ -30,8 +32,11 @@ def translated(doing: str) -> Iterator[None]:
         yield
     except TimeoutError as error:
         raise PeerTimeout(f"{doing}: the peer took too long") from error
+    except ssl.SSLError as error:
+        raise ConnectionFailed(f"{doing}: {fault(error)}") from error
     except OSError as error:
-        raise ConnectionFailed(f"{doing}: {error.strerror or error}") from error
+        reason = error.strerror or str(error) or "the peer closed the connection"
+        raise ConnectionFailed(f"{doing}: {reason}") from error
 
 
 class FrameStream:
@@ -44,7 +49,55 @@ class FrameStream:
         self._frame_seconds = settings.frame_timeout.total_seconds()
         self._greeting = MAGIC
         self._loop = asyncio.get_running_loop()
+        self._plain: asyncio.StreamWriter | None = None
+        self._is_lost = False
         self.written_at = self._loop.time()
+
+    def pause(self) -> None:
+        """Read nothing yet: what arrives may belong to a TLS handshake."""
+        transport = self._writer.transport
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()
+
+    def resume(self) -> None:
+        transport = self._writer.transport
+        assert isinstance(transport, asyncio.Transport)
+        transport.resume_reading()
+
+    async def secure(self, context: Context) -> None:
+        """Go through the TLS handshake as the server. The caller sets the deadline.
+
+        Raises ConnectionFailed when the peer speaks no TLS, or shows no certificate that is trusted.
+        """
+        reader = asyncio.StreamReader(limit=READ_BYTES)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        self._is_lost = True
+        with translated("TLS handshake"):
+            transport = await self._loop.start_tls(
+                self._writer.transport, protocol, context.tls, server_side=True, ssl_shutdown_timeout=LINGER_SECONDS
+            )
+        assert transport is not None
+        self._is_lost = False
+        protocol.connection_made(transport)
+        self._plain = self._writer  # a writer that is collected closes its transport
+        self._reader, self._writer = reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
+
+    @property
+    def socket(self) -> Any:
+        """The connection's socket, for its options."""
+        return self._writer.get_extra_info("socket")
+
+    @property
+    def names(self) -> list[str]:
+        """Names in the peer's certificate, which was checked; none where it showed none."""
+        tls = self._writer.get_extra_info("ssl_object")
+        return names_in(tls.getpeercert() or {}) if tls is not None else []
+
+    @property
+    def binding(self) -> bytes:
+        """Digest of the peer's certificate."""
+        tls = self._writer.get_extra_info("ssl_object")
+        return digest_of(tls.getpeercert(binary_form=True)) if tls is not None else b""
 
     async def read(self) -> list[Received]:
         """The next frames, at least one; none when the peer has closed between two frames.
@@ -110,6 +163,9 @@ class FrameStream:
 
     async def close(self) -> None:
         """Close when all written bytes are sent, or after a moment when the peer does not take them."""
+        if self._is_lost:  # nobody would tell this writer that its connection is closed
+            self.abort()
+            return
         self._writer.close()
         try:
             with contextlib.suppress(OSError, TimeoutError):

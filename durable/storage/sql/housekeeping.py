@@ -112,6 +112,9 @@ READ_SERVER = Statement("""
 SELECT current_setting('server_version') AS version, CAST(current_setting('server_version_num') AS integer) AS number,
     current_database() AS database, current_user AS role, pg_backend_pid() AS pid
 """)
+READ_ENCRYPTION = Statement("""
+SELECT COALESCE((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false)
+""")
 READ_CLOCK = Statement("SELECT clock_timestamp()")
 COUNT_PREPARED = Statement("SELECT count(*) FROM pg_prepared_statements WHERE name <> ''")
 READ_SERVER_SETTING = Statement("SELECT current_setting(:name)")
