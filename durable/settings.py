@@ -465,6 +465,11 @@ def _secrets_of(settings: Settings) -> list[str]:
     return found
 
 
+def secret_names() -> list[str]:
+    """Return the names of the settings that hold secrets, or URLs that may."""
+    return [name for name in Settings.model_fields if _may_hold_a_secret(name)]
+
+
 def _may_hold_a_secret(name: str) -> bool:
     return "SecretStr" in str(Settings.model_fields[name].annotation) if name in Settings.model_fields else False
 
