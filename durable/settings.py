@@ -151,9 +151,18 @@ class Settings(BaseSettings):
         default=timedelta(seconds=5),
         description="longest pause between attempts to open a connection of a RabbitMQ listener again",
     )
-    tcp_connections: Count = Field(default=100, description="connections of one TCP listener; a peer needs one")
+    tcp_connections: Count = Field(default=100, description="peers connected to one TCP listener; each needs one")
     http_connections: Count = Field(
-        default=500, description="connections of one HTTP listener; clients of every kind may hold one idle"
+        default=500,
+        description="connections of one HTTP listener whose clients have shown a secret; the idle give way",
+    )
+    stranger_connections: Count = Field(
+        default=100,
+        description="connections of one listener whose peers have not proved yet who they are; the oldest give way",
+    )
+    connections_per_address: Count = Field(
+        default=100,
+        description="connections of one listener from one address; more where a proxy stands before it",
     )
     delete_linger: Duration = Field(
         default=timedelta(milliseconds=50),

@@ -114,7 +114,7 @@ class Decoder:
 
     def __init__(self, max_frame_bytes: int) -> None:
         self.state = DecoderState.AWAITING_MAGIC
-        self._max_frame_bytes = max_frame_bytes
+        self.max_frame_bytes = max_frame_bytes
         self._buffer = bytearray()
         self._violation: ProtocolViolation | None = None
 
@@ -149,9 +149,9 @@ class Decoder:
         if len(buffer) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(buffer)
-        if not _SHORTEST <= length <= self._max_frame_bytes:
+        if not _SHORTEST <= length <= self.max_frame_bytes:
             raise ProtocolViolation(
-                f"a frame announces {length:,} bytes; {_SHORTEST} to {self._max_frame_bytes:,} are allowed"
+                f"a frame announces {length:,} bytes; {_SHORTEST} to {self.max_frame_bytes:,} are allowed"
             )
         end = _LENGTH.size + length
         if len(buffer) < end:

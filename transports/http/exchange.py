@@ -28,6 +28,7 @@ from durable.settings import Settings
 from durable.transports.base import Receiver
 from durable.transports.http import auth as http_auth
 from durable.transports.http.address import is_loopback
+from durable.transports.visits import PROVE
 
 PROBLEM: Final = "application/problem+json"
 RETRY_SOON: Final = {"Retry-After": "1"}
@@ -110,7 +111,15 @@ async def admitted(
             raise _unauthenticated(
                 "the signature does not fit: another http_secret, or path, headers or body were changed on the way"
             )
+        _prove(request)
         yield body
+
+
+def _prove(request: Request) -> None:
+    """Tell the listener, where it is ours, that this client has proved who it is."""
+    prove = request.scope.get("state", {}).get(PROVE)
+    if prove is not None:
+        prove()
 
 
 def require_content_type(request: Request, *understood: str) -> str:

@@ -2,20 +2,22 @@
 
     socket --> Connection (h11) --> _Requests --> app
 
-Signals and logging stay with the application. What a client can make us hold is bounded: connections in number, each
-TLS handshake, each request from its first byte to its last, and the taking of each answer in time, however it trickles.
+Signals and logging stay with the application. What a client can make us hold is bounded: connections in number, by the
+doorkeeper; each TLS handshake, each request from its first byte to its last, and the taking of each answer in time,
+however it trickles. A connection on which no request has shown a secret has seconds between its requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import h11
 import uvicorn
@@ -24,19 +26,32 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from durable.settings import Settings
-from durable.telemetry import log
+from durable.tasks.crew import contained
+from durable.transports.doorkeeper import Doorkeeper
+from durable.transports.visits import PROVE, Visit
 
 BACKLOG: Final = 256
 
 _MOST_HEAD_BYTES: Final = 16 << 10
 _LINGER_SECONDS: Final = 1.0
-"""For a client that was too slow to hear so, and for the end of a TLS connection."""
+"""For a client that was too slow to hear so."""
+
+
+_log: Final = logging.getLogger("uvicorn.error.durable")
+_log.addFilter(lambda record: record.levelno > logging.WARNING)  # of bad requests: those are counted, and logged, here
 
 
 class Server(uvicorn.Server):
     """uvicorn's server, as a guest of this process."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, tls: ssl.SSLContext | None, counts: Counter[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        listener: str,
+        counts: Counter[str],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         requests = _Requests(app)
         config = uvicorn.Config(
             requests,
@@ -54,35 +69,31 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._requests = requests
-        self.servers: list[asyncio.Server] = []
-        self._tls = tls
-        self._handshake_seconds = settings.connect_timeout.total_seconds()
-        self._max_connections = settings.http_connections
-        self._transfer_seconds = settings.frame_timeout.total_seconds()
-        self._counts = counts
+        self._listener = listener
+        self._keeper = Doorkeeper(listener, settings, counts, known=settings.http_connections, tls=tls)
+        self._deadlines = Deadlines(
+            greeting=math.ceil(settings.connect_timeout.total_seconds()),
+            transfer=settings.frame_timeout.total_seconds(),
+        )
+
+    def open(self, listening: socket.socket, tasks: asyncio.TaskGroup) -> asyncio.Task[None]:
+        """Serve on this socket, by tasks of this group. Returns the one that ends when all is answered."""
+        self._listening, self._tasks = listening, tasks
+        return tasks.create_task(contained(self.serve(sockets=[listening])), name=f"serve {self._listener}")
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start serving. uvicorn's own start gives a TLS handshake a minute."""
-        for listening in sockets or []:
-            server = await asyncio.get_running_loop().create_server(
-                self._connection,
-                sock=listening,
-                backlog=BACKLOG,
-                ssl=self._tls,
-                ssl_handshake_timeout=self._handshake_seconds if self._tls else None,
-                ssl_shutdown_timeout=_LINGER_SECONDS if self._tls else None,
-            )
-            self.servers.append(server)
+        """Start serving. uvicorn's own start takes every connection and gives a TLS handshake a minute."""
+        self.servers = []
+        self._keeper.open(self._listening, self._tasks, self._connection)
         self.started = True
 
     def leave(self) -> None:
         """Accept nothing new, at once: uvicorn alone would look only ten times a second."""
-        for server in self.servers:
-            server.close()
+        self._keeper.close()
         self.should_exit = True
 
     def give_up(self) -> None:
@@ -91,14 +102,8 @@ class Server(uvicorn.Server):
             connection.transport.abort()
         self._requests.give_up()
 
-    def _connection(self) -> Connection:
-        return Connection(
-            self.config,
-            self.server_state,
-            self._counts,
-            transfer_seconds=self._transfer_seconds,
-            max_connections=self._max_connections,
-        )
+    def _connection(self, visit: Visit) -> Connection:
+        return Connection(self.config, self.server_state, self._keeper, visit, self._deadlines)
 
 
 class _Requests:
@@ -128,42 +133,62 @@ class _Requests:
             limit.reschedule(now)
 
 
+class Deadlines(NamedTuple):
+    """Seconds for a stranger's next request to begin, and for a request or an answer to pass whole."""
+
+    greeting: int
+    transfer: float
+
+
 class Connection(H11Protocol):
-    """Connection whose requests arrive whole, and whose answers are taken, within `transfer_seconds` each."""
+    """Connection whose requests arrive whole, and whose answers are taken, in time."""
 
     def __init__(
         self,
         config: uvicorn.Config,
         server_state: ServerState,
-        counts: Counter[str],
-        *,
-        transfer_seconds: float,
-        max_connections: int,
+        keeper: Doorkeeper,
+        visit: Visit,
+        deadlines: Deadlines,
     ) -> None:
-        super().__init__(config, server_state, app_state={})
+        super().__init__(config, server_state, app_state={PROVE: lambda: keeper.prove(visit)})
         # Not by the Config, which would take the handlers from the logger that the application's own uvicorn may use.
         self.access_log = False
-        self._counts = counts
-        self._max_connections = max_connections
+        self.logger = _log
+        self._keeper = keeper
+        self._visit = visit
+        self._deadlines = deadlines
+        self._greeting = _Deadline(deadlines.greeting, lambda: self._cut("no request came in time"))
         # A request has longer than its body alone, which the app counts: the client is to hear of the 408.
         self._arriving = _Deadline(
-            transfer_seconds + _LINGER_SECONDS, lambda: self._cut("a request did not arrive whole in time")
+            deadlines.transfer + _LINGER_SECONDS, lambda: self._cut("a request did not arrive whole in time")
         )
-        self._leaving = _Deadline(transfer_seconds, lambda: self._cut("an answer was not taken in time"))
+        self._leaving = _Deadline(deadlines.transfer, lambda: self._cut("an answer was not taken in time"))
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._counts["connections"] += 1
         super().connection_made(transport)
+        self._visit.cut = transport.abort
+        self._visit.name = f"{self.client[0]}:{self.client[1]}" if self.client else self._visit.name
+        if self._visit.is_over:  # it gave way in its TLS handshake
+            transport.abort()
+            return
         transport.set_write_buffer_limits(high=1, low=0)  # an answer is taken when the last byte of it is
-        self._arriving.set()
-        if len(self.connections) > self._max_connections:
-            self._cut("there are too many connections")
+        self._greeting.set()
 
     def data_received(self, data: bytes) -> None:
+        self._greeting.clear()
+        self._visit.is_idle = False
         self._arriving.set()
         super().data_received(data)
         if self._is_whole():
             self._arriving.clear()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, of a stranger for a short time."""
+        seconds = self.config.timeout_keep_alive
+        self.timeout_keep_alive = seconds if self._visit.is_known else min(seconds, self._deadlines.greeting)
+        super().on_response_complete()
+        self._visit.is_idle = self._is_idle()
 
     def eof_received(self) -> None:
         """A client that says no more in the middle of a body hears 400; uvicorn alone would just close."""
@@ -179,12 +204,13 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._arriving.clear()
-        self._leaving.clear()
+        for deadline in (self._greeting, self._arriving, self._leaving):
+            deadline.clear()
+        self._keeper.leave(self._visit)
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        self._counts["dropped"] += 1
+        self._keeper.count(self._visit, msg)
         super().send_400_response(msg)
 
     def _is_whole(self) -> bool:
@@ -193,10 +219,12 @@ class Connection(H11Protocol):
             return not self.conn.trailing_data[0]
         return self.conn.their_state is not h11.SEND_BODY
 
+    def _is_idle(self) -> bool:
+        """True between two requests."""
+        return self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+
     def _cut(self, reason: str) -> None:
-        self._counts["dropped"] += 1
-        log.warning("the connection of %s was cut: %s", self.client, reason)
-        self.transport.abort()
+        self._keeper.drop(self._visit, reason)
 
 
 class _Deadline:

@@ -17,7 +17,6 @@ import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -25,25 +24,24 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from durable.errors import InvalidSetting
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-OnConnection = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
 
 READ_BYTES: Final = 1 << 18
 _LONGEST_PATH: Final = 107  # bytes in sun_path, less its final NUL
 _PROBE_SECONDS: Final = 1.0
+_BACKLOG: Final = 100  # connections that wait to be accepted; asyncio's own default
 _REUSE_PORT: Final = "reuse_port=1"
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A server that accepts connections, and the URI that reaches it."""
+    """A listening socket, and the URI that reaches it."""
 
-    server: asyncio.Server
+    socket: socket.socket
     uri: str
     socket_file: tuple[str, int] | None = None  # its path and inode
 
     def release(self) -> None:
-        """Accept no more connections, and remove the socket file if it is still this one."""
-        self.server.close()
+        """Remove the socket file if it is still this one."""
         if self.socket_file is None:
             return
         path, inode = self.socket_file
@@ -65,15 +63,16 @@ class TcpAddress:
         """Connect to the address. Raises OSError."""
         return await asyncio.open_connection(self.host, self.port, limit=READ_BYTES)
 
-    async def bind(self, on_connection: OnConnection) -> Bound:
+    def bind(self) -> Bound:
         """Bind the address. Raises InvalidSetting when it cannot be bound."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
-            server = await asyncio.start_server(
-                on_connection, self.host, self.port, limit=READ_BYTES, reuse_port=self.reuse_port or None
+            listening = socket.create_server(
+                (self.host, self.port), family=family, backlog=_BACKLOG, reuse_port=self.reuse_port
             )
         except OSError as error:
             raise InvalidSetting(f"{self}: cannot listen here: {error.strerror or error}") from error
-        return Bound(server, str(TcpAddress(self.host, server.sockets[0].getsockname()[1])))
+        return Bound(listening, str(TcpAddress(self.host, listening.getsockname()[1])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +86,11 @@ class UnixAddress:
         """Connect to the address. Raises OSError."""
         return await asyncio.open_unix_connection(self.path, limit=READ_BYTES)
 
-    async def bind(self, on_connection: OnConnection) -> Bound:
+    def bind(self) -> Bound:
         """Bind the address. Raises InvalidSetting when it cannot be bound, or is taken."""
         listening = self._socket()
-        server = await asyncio.start_unix_server(on_connection, sock=listening, limit=READ_BYTES)
-        return Bound(server, str(self), (self.path, os.stat(self.path).st_ino))
+        listening.listen(_BACKLOG)
+        return Bound(listening, str(self), (self.path, os.stat(self.path).st_ino))
 
     def _socket(self) -> socket.socket:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

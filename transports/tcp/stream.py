@@ -37,14 +37,18 @@ def translated(doing: str) -> Iterator[None]:
 class FrameStream:
     """Frames over one connection. Several tasks may write, each a whole frame at a time; one reads."""
 
-    def __init__(self, streams: Streams, settings: Settings) -> None:
+    def __init__(self, streams: Streams, settings: Settings, max_frame_bytes: int | None = None) -> None:
         self._reader, self._writer = streams
-        self._decoder = Decoder(settings.max_frame_bytes)
+        self._decoder = Decoder(settings.max_frame_bytes if max_frame_bytes is None else max_frame_bytes)
         self._idle_seconds = settings.idle_timeout.total_seconds()
         self._frame_seconds = settings.frame_timeout.total_seconds()
         self._greeting = MAGIC
         self._loop = asyncio.get_running_loop()
         self.written_at = self._loop.time()
+
+    def allow(self, max_frame_bytes: int) -> None:
+        """Take frames of this size from now on."""
+        self._decoder.max_frame_bytes = max_frame_bytes
 
     async def read(self) -> list[Received]:
         """The next frames, at least one; none when the peer has closed between two frames.

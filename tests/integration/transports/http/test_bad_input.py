@@ -79,6 +79,9 @@ class House:
         await self.greet_neighbour()
         assert list(self.receiver.stored.values()) == self.from_neighbour
 
+    async def has_dropped(self, count: int) -> None:
+        await eventually(lambda: self._counts("dropped") == (count,), what="the drops")
+
     def _counts(self, *names: str) -> tuple[int, ...]:
         return tuple(self.listener.statistics()[name] for name in names)
 
@@ -398,12 +401,33 @@ async def test_a_length_that_lies_gets_400_whatever_the_server_lets_through(brou
     assert f"Content-Length says 500, and {brought} bytes came".encode() in answers[1]["body"]
 
 
-async def test_more_connections_than_may_be_are_cut() -> None:
+async def test_oldest_stranger_gives_way_when_there_are_too_many() -> None:
+    async for house in open_house(SETTINGS.model_copy(update={"stranger_connections": 1})):
+        async with house.mallory() as first, house.mallory() as second:
+            assert await first.cut() == b""
+            assert (await second.ask(request("/in/health/live", method="GET"))).status == 204
+        await house.is_unharmed(dropped=1)
+
+
+async def test_idle_connection_of_a_known_client_gives_way_to_another_client() -> None:
     async for house in open_house(SETTINGS.model_copy(update={"http_connections": 2})):  # the neighbour has one
         async with house.mallory() as first, house.mallory() as second:
-            assert await second.cut() == b""
-            assert (await first.ask(request("/in/health/live", method="GET"))).status == 204
-        await house.is_unharmed(dropped=1)
+            assert (await first.ask(post(GOOD))).status == 200
+            assert (await second.ask(post(encode_batch(envelopes(1))))).status == 200
+            await house.has_dropped(1)
+            assert (await second.ask(post(encode_batch(envelopes(1))))).status == 200
+
+
+async def test_known_clients_beyond_the_room_are_served_as_strangers() -> None:
+    async for house in open_house(SETTINGS.model_copy(update={"http_connections": 1})):
+        house.receiver.hold()
+        async with house.mallory() as first, house.mallory() as second:
+            first.say(post(GOOD))
+            second.say(post(encode_batch(envelopes(1))))
+            await house.receiver.arrived(3)  # the neighbour's was the first
+            house.receiver.release()
+            assert (await first.hear()).status == 200
+            assert (await second.hear()).status == 200
 
 
 async def test_bytes_under_way_are_bounded_and_what_exceeds_them_gets_429() -> None:
