@@ -10,27 +10,24 @@ under way. A request that is refused raises Starlette's HTTPException, which the
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
 
 from durable.settings import Settings
 from durable.transports.base import Receiver
 from durable.transports.http import auth as http_auth
 from durable.transports.http.address import is_loopback
+from durable.transports.http.problems import CLOSE
 from durable.transports.visits import PROVE
 
-PROBLEM: Final = "application/problem+json"
 RETRY_SOON: Final = {"Retry-After": "1"}
 
 _CHARSET: Final = frozenset({"", "charset=utf-8", 'charset="utf-8"'})
@@ -100,6 +97,7 @@ async def admitted(
     `content_types` are those that are understood: none means that the endpoint looks for itself. `most_bytes` is
     `max_frame_bytes` unless given. Raises HTTPException.
     """
+    _refuse_two_lengths(request)
     signature = _authenticated(request, door.settings)
     if content_types:
         require_content_type(request, *content_types)
@@ -113,6 +111,12 @@ async def admitted(
             )
         _prove(request)
         yield body
+
+
+def _refuse_two_lengths(request: Request) -> None:
+    """Our own server refuses them, too; an application may run on another one, behind a proxy that reads the other."""
+    if "transfer-encoding" in request.headers and "content-length" in request.headers:
+        raise HTTPException(400, "Transfer-Encoding and Content-Length exclude each other", CLOSE)
 
 
 def _prove(request: Request) -> None:
@@ -147,7 +151,7 @@ async def _read(request: Request, settings: Settings, most_bytes: int, take: Cal
                     raise HTTPException(429, "as many bytes as may be (buffer_bytes) are under way", RETRY_SOON)
                 chunks.append(chunk)
     except TimeoutError:
-        raise HTTPException(408, "the body did not arrive in time (frame_timeout)", {"Connection": "close"}) from None
+        raise HTTPException(408, "the body did not arrive in time (frame_timeout)", CLOSE) from None
     except ClientDisconnect:
         raise HTTPException(400, "the client went away before the body was whole") from None
     if announced is not None and announced != size:
@@ -163,13 +167,13 @@ def _announced(request: Request) -> int | None:
     length = headers.get("content-length")
     if length is None:
         return None
-    if "transfer-encoding" in headers or not (length.isascii() and length.isdigit() and len(length) <= 18):
-        raise HTTPException(400, "Content-Length must be one number, and not beside Transfer-Encoding")
+    if not (length.isascii() and length.isdigit() and len(length) <= 18):
+        raise HTTPException(400, "Content-Length must be one number", CLOSE)
     return int(length)
 
 
 def _too_large(most_bytes: int) -> HTTPException:
-    return HTTPException(413, f"a body has at most {most_bytes} bytes here")
+    return HTTPException(413, f"a body has at most {most_bytes} bytes here", CLOSE)
 
 
 # Authentication ---------------------------------------------------------------------------------------------------
@@ -220,14 +224,4 @@ def _signed(request: Request) -> tuple[str, bytes]:
 
 
 def _unauthenticated(detail: str) -> HTTPException:
-    return HTTPException(401, detail, {"WWW-Authenticate": http_auth.CHALLENGE})
-
-
-# Refusing ---------------------------------------------------------------------------------------------------------
-
-
-def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response with the fault, for people and for programs."""
-    title = HTTPStatus(status).phrase
-    content = {"type": "about:blank", "title": title, "status": status, "detail": detail}
-    return Response(json.dumps(content), status, headers, media_type=PROBLEM)
+    return HTTPException(401, detail, {"WWW-Authenticate": http_auth.CHALLENGE, **CLOSE})

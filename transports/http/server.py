@@ -21,20 +21,25 @@ from typing import Final, NamedTuple
 
 import h11
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from durable.settings import Settings
 from durable.tasks.crew import contained
 from durable.transports.doorkeeper import Doorkeeper
+from durable.transports.http.problems import CLOSE, problem
+from durable.transports.http.strict import StrictConnection
 from durable.transports.visits import PROVE, Visit
 
 BACKLOG: Final = 256
 
 _MOST_HEAD_BYTES: Final = 16 << 10
 _LINGER_SECONDS: Final = 1.0
-"""For a client that was too slow to hear so."""
+"""For a client that was too slow, or is refused, to hear so."""
+
+_MOST_DISCARDED_BYTES: Final = 256 << 10
 
 
 _log: Final = logging.getLogger("uvicorn.error.durable")
@@ -155,6 +160,7 @@ class Connection(H11Protocol):
         # Not by the Config, which would take the handlers from the logger that the application's own uvicorn may use.
         self.access_log = False
         self.logger = _log
+        self._strict = self.conn = StrictConnection(_MOST_HEAD_BYTES)
         self._keeper = keeper
         self._visit = visit
         self._deadlines = deadlines
@@ -164,9 +170,13 @@ class Connection(H11Protocol):
             deadlines.transfer + _LINGER_SECONDS, lambda: self._cut("a request did not arrive whole in time")
         )
         self._leaving = _Deadline(deadlines.transfer, lambda: self._cut("an answer was not taken in time"))
+        self._lingering = _Deadline(_LINGER_SECONDS, lambda: self.transport.abort())
+        self._discarded_bytes = 0
+        self._served, self.app = self.app, self._serve
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = _Parting(transport, self)
         self._visit.cut = transport.abort
         self._visit.name = f"{self.client[0]}:{self.client[1]}" if self.client else self._visit.name
         if self._visit.is_over:  # it gave way in its TLS handshake
@@ -176,11 +186,14 @@ class Connection(H11Protocol):
         self._greeting.set()
 
     def data_received(self, data: bytes) -> None:
+        if self._lingering.is_set:
+            self._discard(len(data))
+            return
         self._greeting.clear()
         self._visit.is_idle = False
         self._arriving.set()
         super().data_received(data)
-        if self._is_whole():
+        if self.is_whole():
             self._arriving.clear()
 
     def on_response_complete(self) -> None:
@@ -192,7 +205,9 @@ class Connection(H11Protocol):
 
     def eof_received(self) -> None:
         """A client that says no more in the middle of a body hears 400; uvicorn alone would just close."""
-        if self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.SEND_RESPONSE:
+        if self._lingering.is_set:
+            self.transport.abort()
+        elif self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.SEND_RESPONSE:
             super().data_received(b"")
 
     def pause_writing(self) -> None:
@@ -204,20 +219,58 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for deadline in (self._greeting, self._arriving, self._leaving):
+        for deadline in (self._greeting, self._arriving, self._leaving, self._lingering):
             deadline.clear()
         self._keeper.leave(self._visit)
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        self._keeper.count(self._visit, msg)
-        super().send_400_response(msg)
+        """Answer what is no request, unless an answer is under way already, and close."""
+        reason = self._strict.refusal or "this is no request of HTTP/1.1"
+        self._keeper.count(self._visit, reason)
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            refusal = problem(400, reason, CLOSE)
+            for event in (
+                h11.Response(status_code=400, headers=refusal.raw_headers, reason=b"Bad Request"),
+                h11.Data(data=bytes(refusal.body)),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event))
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # the app, which waits for the body, may say no more
+            self.cycle.message_event.set()
+        self.linger()
 
-    def _is_whole(self) -> bool:
+    def is_whole(self) -> bool:
         """True when no request has arrived in part only."""
         if self.conn.their_state is h11.IDLE:
             return not self.conn.trailing_data[0]
         return self.conn.their_state is not h11.SEND_BODY
+
+    def linger(self) -> None:
+        """Say no more, and take what the client still says for a moment: else it would lose the answer."""
+        if self._lingering.is_set:
+            return
+        self._arriving.clear()
+        self._lingering.set()
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app. An answer to a request that is not whole is the last one: its body is not read for nothing."""
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start" and not self.is_whole():
+                message = {**message, "headers": [*message["headers"], CLOSE_HEADER]}
+            await send(message)
+
+        await self._served(scope, receive, answer)
+
+    def _discard(self, size_bytes: int) -> None:
+        self._discarded_bytes += size_bytes
+        if self._discarded_bytes > _MOST_DISCARDED_BYTES:
+            self.transport.abort()
 
     def _is_idle(self) -> bool:
         """True between two requests."""
@@ -227,6 +280,44 @@ class Connection(H11Protocol):
         self._keeper.drop(self._visit, reason)
 
 
+class _Parting(asyncio.Transport):
+    """Transport of a connection that lingers where it is closed in the middle of a request."""
+
+    def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
+        super().__init__()
+        self._transport = transport
+        self._connection = connection
+        self._is_closing = False
+
+    def close(self) -> None:
+        self._is_closing = True
+        if self._connection.is_whole():
+            self._transport.close()
+        else:
+            self._connection.linger()
+
+    def is_closing(self) -> bool:
+        return self._is_closing or self._transport.is_closing()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._transport.write(data)
+
+    def can_write_eof(self) -> bool:
+        return self._transport.can_write_eof()
+
+    def write_eof(self) -> None:
+        self._transport.write_eof()
+
+    def pause_reading(self) -> None:
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._transport.resume_reading()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+
 class _Deadline:
     """Calls `expire` so many seconds after it was set, unless it is cleared first. Setting it again moves nothing."""
 
@@ -234,6 +325,10 @@ class _Deadline:
         self._seconds = seconds
         self._expire = expire
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self._timer is not None
 
     def set(self) -> None:
         if self._timer is None:
