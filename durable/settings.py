@@ -312,6 +312,10 @@ class Settings(BaseSettings):
     )
 
     dedupe_window: Duration = Field(default=timedelta(days=7), description="time for which a duplicate is recognised")
+    clock_lead: Duration = Field(
+        default=timedelta(days=1),
+        description="time by which the id and sent_at of an arriving message may be ahead; it is a dead letter beyond",
+    )
     history_retention: Duration = Field(default=timedelta(days=30), description="time for which the history is kept")
     history_bodies: bool = Field(
         default=False, description="keep bodies and headers in the history, to replay messages from an archive of it"
@@ -384,6 +388,11 @@ class Settings(BaseSettings):
             max_header_bytes=self.max_header_bytes,
         )
 
+    @property
+    def window(self) -> Window:
+        """Time in which an arriving envelope must have been made."""
+        return Window(dedupe_window=self.dedupe_window, clock_lead=self.clock_lead)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.max_message_bytes + ENVELOPE_BYTES > self.max_frame_bytes:
@@ -403,6 +412,8 @@ class Settings(BaseSettings):
                 raise ValueError(f"answer_to: {address!r}: a * stands alone, or at the end behind a slash")
         if self.dedupe_window < timedelta(hours=1):
             raise ValueError("dedupe_window must be at least an hour: retries and recovered work arrive late")
+        if self.clock_lead > timedelta(days=self.partitions_ahead):
+            raise ValueError("clock_lead must not be above partitions_ahead, in days: ids are kept by their day")
         return self
 
 
@@ -412,6 +423,13 @@ class Limits(TypedDict):
     max_message_bytes: int
     max_headers: int
     max_header_bytes: int
+
+
+class Window(TypedDict):
+    """Time in which an envelope must have been made, for durable.messages.validation."""
+
+    dedupe_window: timedelta
+    clock_lead: timedelta
 
 
 def load_settings(**overrides: Any) -> Settings:

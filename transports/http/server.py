@@ -93,7 +93,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start serving. uvicorn's own start takes every connection and gives a TLS handshake a minute."""
         self.servers = []
-        self._keeper.open(self._listening, self._tasks, self._connection)
+        if not self.should_exit:  # it may have been closed already
+            self._keeper.open(self._listening, self._tasks, self._connection)
         self.started = True
 
     def leave(self) -> None:

@@ -126,7 +126,12 @@ class TcpListener:
             return
         visit.cut = stream.abort
         side = ServerSide(self._service, self._node(), self._settings.max_frame_bytes)
-        connection = _Connection(intake, stream, side, self._settings, lambda: keeper.prove(visit))
+
+        def prove() -> bool:
+            visit.is_idle = False  # a peer that has nothing to send now keeps its connection
+            return keeper.prove(visit)
+
+        connection = _Connection(intake, stream, side, self._settings, prove)
         task = tasks.create_task(self._converse(connection, keeper, visit), name=f"connection at {self._uri}")
         self._connections[connection] = task
 
