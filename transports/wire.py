@@ -123,6 +123,13 @@ class Decoder:
         """True while a frame has arrived in part."""
         return bool(self._buffer)
 
+    @property
+    def announced_bytes(self) -> int:
+        """Size of the unfinished frame; 0 while its length is unknown."""
+        if self.state is not DecoderState.READING_FRAMES or len(self._buffer) < _LENGTH.size:
+            return 0
+        return _LENGTH.size + int(_LENGTH.unpack_from(self._buffer)[0])
+
     def feed(self, data: bytes) -> list[Received]:
         """The frames that are whole now.
 

@@ -2,8 +2,9 @@
 
 Each connection is a task that reads; each batch is a task that has it stored and answers, so that answers come in the
 order in which batches are stored. Everything that a peer can make us hold is bounded: connections by the doorkeeper,
-batches by the credit granted on each connection, their bytes by one budget for the whole listener. When the budget is
-spent, connections are not read, and TCP makes the peers wait.
+batches by the credit granted on each connection, their bytes by one budget for the whole listener, from which a large
+frame takes its size before the rest of it is read. When the budget is spent, connections are not read, and TCP makes
+the peers wait.
 
 Room is shared by the peers that have said HELLO: each is granted credit for its part of it. Answers carry new
 credit; what becomes free without an answer is granted by a task that looks every CREDIT_SECONDS.
@@ -33,14 +34,14 @@ from durable.transports.deadlines import counted_anew
 from durable.transports.doorkeeper import Doorkeeper
 from durable.transports.frames import Refused
 from durable.transports.tcp.address import READ_BYTES, Address, Bound
+from durable.transports.tcp.budget import Budget
 from durable.transports.tcp.conversation import Deliver, Leave, Probe, Reply, ServerSide, ServerState
-from durable.transports.tcp.stream import LINGER_SECONDS, FrameStream, translated
+from durable.transports.tcp.stream import LINGER_SECONDS, SMALL_FRAME_BYTES, FrameStream, translated
 from durable.transports.visits import Visit
 from durable.transports.wire import encode
 
 CREDIT_SECONDS: Final = 0.05
-MAX_HELLO_BYTES: Final = 16 << 10
-"""Size of the frames of a peer that has not proved yet who it is."""
+_READ_AHEAD_BYTES: Final = READ_BYTES // 4  # of each connection, besides the frames that have room
 
 
 class TcpListener:
@@ -89,10 +90,10 @@ class TcpListener:
 
         def greet(visit: Visit) -> asyncio.StreamReaderProtocol:
             def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                stream = FrameStream((reader, writer), self._settings, max_frame_bytes=MAX_HELLO_BYTES)
+                stream = FrameStream((reader, writer), self._settings, max_frame_bytes=SMALL_FRAME_BYTES)
                 self._accept(tasks, intake, keeper, visit, stream)
 
-            return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=READ_BYTES), accept)
+            return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=_READ_AHEAD_BYTES), accept)
 
         self._keeper = keeper
         keeper.open(bound.socket, tasks, greet)
@@ -167,26 +168,13 @@ class _Intake:
         self.open: set[_Connection] = set()
         """Connections whose peers have proved who they are: strangers have no share of the room."""
         self._most_envelopes = settings.buffer_size
-        self._most_bytes = settings.buffer_bytes
-        self._bytes = 0
-        self._freed = asyncio.Event()
+        self.budget = Budget(settings.buffer_bytes)
 
     def room(self, connection: _Connection) -> int:
         """Return the number of envelopes that this connection may have under way."""
         room = min(self.receiver.credit(), self._most_envelopes)
         sharing = len(self.open) + (connection not in self.open)
         return max(1, room // sharing) if room > 0 else 0
-
-    async def reserve(self, size_bytes: int) -> None:
-        """Wait until these bytes may be under way. A batch larger than the budget goes alone."""
-        while self._bytes and self._bytes + size_bytes > self._most_bytes:
-            self._freed.clear()
-            await self._freed.wait()
-        self._bytes += size_bytes
-
-    def release(self, size_bytes: int) -> None:
-        self._bytes -= size_bytes
-        self._freed.set()
 
     async def grant_credit(self) -> NoReturn:
         while True:
@@ -212,6 +200,8 @@ class _Connection:
         self._stream = stream
         self._side = side
         self._handshake_seconds = settings.connect_timeout.total_seconds()
+        self._reserved_bytes = 0  # of the frame that is being read
+        stream.reserve = self._reserve
         self._answered = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -233,6 +223,7 @@ class _Connection:
                     self._stream.abort()
                 self._ended.set()
         finally:
+            self._give_back()
             self._intake.open.discard(self)
             self._ended.set()
             await self._stream.close()
@@ -286,13 +277,26 @@ class _Connection:
                     self._intake.counts["refused"] += isinstance(frame.content, Refused)
                     await self._stream.say(frame)
                 case Deliver() as batch:
-                    await self._intake.reserve(batch.size_bytes)
+                    if not self._reserved_bytes:
+                        await self._intake.budget.take(batch.size_bytes)
+                    self._reserved_bytes = 0  # the batch gives it back
                     tasks.create_task(self._store(batch), name=f"batch {batch.channel} of {self.peer}")
                 case Probe(channel):
                     tasks.create_task(self._pong(channel), name=f"ping {channel} of {self.peer}")
                 case Leave():
                     return False
+            self._give_back()
         return bool(received)
+
+    async def _reserve(self, size_bytes: int) -> None:
+        await self._intake.budget.take(size_bytes)
+        self._reserved_bytes = size_bytes
+
+    def _give_back(self) -> None:
+        """Give back the room of a frame that brought no batch."""
+        if self._reserved_bytes:
+            self._intake.budget.give_back(self._reserved_bytes)
+            self._reserved_bytes = 0
 
     def _join(self) -> None:
         """Share the room with the others, now that the peer has proved who it is."""
@@ -311,7 +315,7 @@ class _Connection:
             with contextlib.suppress(TransportError):  # the peer has gone; it will send the batch again
                 await self._stream.say(answer)
         finally:
-            self._intake.release(batch.size_bytes)
+            self._intake.budget.give_back(batch.size_bytes)
             self._answered.set()
 
     async def _receive(self, envelopes: list[Envelope]) -> list[Outcome]:

@@ -250,9 +250,9 @@ from durable import Bus
 from tests.support.http_shop import Sold
 
 async def main():
-    url, certificate, key = sys.argv[1:]
+    url, certificate, key, descriptors, secret = *sys.argv[1:4], int(sys.argv[4]), sys.argv[5]
     long = timedelta(minutes=5)
-    bus = Bus("shop", url, http_secret="correct horse battery", tls_certificate=certificate, tls_key=key,
+    bus = Bus("shop", url, http_secret=secret, tls_certificate=certificate, tls_key=key,
         stranger_connections=10_000, connections_per_address=10_000, connect_timeout=long, idle_timeout=long)
     bus.listen("https://127.0.0.1:0")
     bus.listen("tcp://127.0.0.1:0")
@@ -264,7 +264,7 @@ async def main():
     async with bus:
         for listener in bus.runtime.node.listeners:
             print(listener.address, flush=True)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (96, 96))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
         print("limited", flush=True)
         await asyncio.Event().wait()
 
@@ -276,31 +276,92 @@ asyncio.run(main())
 async def test_node_without_descriptors_recovers_and_says_so_in_few_lines(
     tables: Tables, tmp_path: Path, crowd: Crowd, scheme: str
 ) -> None:
+    async with _child(tables, tmp_path, descriptors=96) as node:
+        await crowd.come(node.uris[scheme], 300)
+        await eventually(lambda: "Too many open files" in node.log.read_text(), what="a word about it")
+        settings = load_settings(http_secret=SECRET, tls_ca=node.ca, send_timeout=timedelta(seconds=60))
+        await _gets_in(settings, node.uris[scheme])
+        assert len(node.log.read_text().splitlines()) < 40, node.log.read_text()[:4_000]
+        assert "Traceback" not in node.log.read_text()
+
+
+MIB = 1 << 20
+
+
+async def test_frames_in_part_take_no_more_memory_than_the_buffer(tables: Tables, tmp_path: Path, crowd: Crowd) -> None:
+    async with _child(tables, tmp_path) as node:
+        before = node.memory_bytes()
+        await crowd.come(node.uris["tcp"], 99, MAGIC + encode(Frame(Hello([1], "mallory", 66, MIB))))
+        await eventually(lambda: all(map(_has_answer, crowd.sockets)), what="the welcomes")
+        parts = [b"\x00\x40\x00\x00\x04" + bytes(4 * MIB - 10)] * len(crowd.sockets)  # all but a byte
+        most = before
+
+        def is_taken() -> bool:
+            """Nothing more is read."""
+            nonlocal most
+            sent = [_send_some(one, part) for one, part in zip(crowd.sockets, parts, strict=True)]
+            parts[:] = [part[count:] for part, count in zip(parts, sent, strict=True)]
+            most = max(most, node.memory_bytes())
+            return not any(sent)
+
+        for _ in range(20):
+            await eventually(is_taken)
+            await asyncio.sleep(0.02)
+        assert most - before < 150 * MIB
+        crowd.leave()
+        await _gets_in(load_settings(send_timeout=timedelta(seconds=60)), node.uris["tcp"])
+
+
+def _has_answer(one: socket.socket) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        return bool(one.recv(1, socket.MSG_PEEK))
+    return False
+
+
+def _send_some(one: socket.socket, data: bytes) -> int:
+    with contextlib.suppress(OSError):
+        return one.send(data)
+    return 0
+
+
+@dataclass
+class Child:
+    """A node in a process of its own."""
+
+    pid: int
+    uris: dict[str, str]
+    log: Path
+    ca: Path
+
+    def memory_bytes(self) -> int:
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS"))
+
+
+@asynccontextmanager
+async def _child(tables: Tables, folder: Path, *, descriptors: int = 1_024) -> AsyncIterator[Child]:
     tables.clear()
-    pem = issue(tmp_path)
-    log = tmp_path / "log"
+    pem = issue(folder)
+    log = folder / "log"
+    given = [tables.url, str(pem.certificate), str(pem.key), str(descriptors), SECRET]
     with log.open("wb") as lines:
-        command = [sys.executable, "-c", CHILD, tables.url, str(pem.certificate), str(pem.key)]
-        child = await asyncio.create_subprocess_exec(
-            *command, stdout=subprocess.PIPE, stderr=lines, cwd=Path(__file__).parents[3]
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", CHILD, *given),
+            stdout=subprocess.PIPE,
+            stderr=lines,
+            cwd=Path(__file__).parents[3],
         )
     try:
-        assert child.stdout is not None
+        assert process.stdout is not None
         said: list[str] = []
         while not said or said[-1] != "limited":
-            line = await child.stdout.readline()
+            line = await process.stdout.readline()
             assert line, log.read_text()
             said.append(line.decode().strip())
-        uris = {urlsplit(each).scheme: each for each in said}
-        await crowd.come(uris[scheme], 300)
-        await eventually(lambda: "Too many open files" in log.read_text(), what="a word about it")
-        settings = load_settings(http_secret=SECRET, tls_ca=pem.ca, send_timeout=timedelta(seconds=60))
-        await _gets_in(settings, uris[scheme])
-        assert len(log.read_text().splitlines()) < 40, log.read_text()[:4_000]
-        assert "Traceback" not in log.read_text()
+        yield Child(process.pid, {urlsplit(each).scheme: each for each in said}, log, pem.ca)
     finally:
-        child.kill()
-        await child.communicate()
+        process.kill()
+        await process.communicate()
 
 
 async def _gets_in(settings: Settings, uri: str) -> None:
