@@ -12,10 +12,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
-PROVE: Final = "durable.prove"
-"""Key in the state of an HTTP request; the function under it is called when the client has shown who it is."""
+CLIENT: Final = "durable.client"
+"""Key in the state of an HTTP request: the Client that it came from."""
+
+
+class Client(Protocol):
+    """Client at the other end of a connection, as an endpoint sees it."""
+
+    @property
+    def is_known(self) -> bool: ...
+
+    def prove(self) -> None:
+        """Say that the client has shown who it is."""
+        ...
 
 
 class Visit:

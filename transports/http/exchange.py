@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -26,42 +27,16 @@ from durable.transports.base import Receiver
 from durable.transports.http import auth as http_auth
 from durable.transports.http.address import is_loopback
 from durable.transports.http.problems import CLOSE
-from durable.transports.visits import PROVE
+from durable.transports.http.room import Room, Share
+from durable.transports.visits import CLIENT
 
 RETRY_SOON: Final = {"Retry-After": "1"}
 
+_PART_OF_STRANGERS: Final = 4
 _CHARSET: Final = frozenset({"", "charset=utf-8", 'charset="utf-8"'})
 
 
-class Room:
-    """The bytes of all requests under way, which are bounded together."""
-
-    def __init__(self) -> None:
-        self.taken_bytes = 0
-
-    @contextmanager
-    def share(self, most_bytes: int) -> Iterator[Callable[[int], bool]]:
-        """The share of one request, given back at the end. Call it to take more; it says whether there was room.
-
-        What is larger than all the room is taken alone.
-        """
-        mine = 0
-
-        def take(size_bytes: int) -> bool:
-            nonlocal mine
-            if self.taken_bytes > mine and self.taken_bytes + size_bytes > most_bytes:
-                return False
-            mine += size_bytes
-            self.taken_bytes += size_bytes
-            return True
-
-        try:
-            yield take
-        finally:
-            self.taken_bytes -= mine
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Door:
     """Admission of requests to the endpoints of one app.
 
@@ -74,8 +49,17 @@ class Door:
     service: str
     settings: Settings
     messages: Callable[[], Mapping[str, type]]
-    room: Room = field(default_factory=Room)
     counts: Counter[str] = field(default_factory=lambda: Counter(batches=0, envelopes=0, refused=0))
+
+    @cached_property
+    def room(self) -> Room:
+        """Room for the bodies of known clients."""
+        return Room(self.settings.buffer_bytes)
+
+    @cached_property
+    def strangers(self) -> Room:
+        """Room for bodies whose senders are not known yet."""
+        return Room(self.settings.buffer_bytes // _PART_OF_STRANGERS, displaces=True)
 
     def open(self) -> Receiver:
         """The receiver; raises HTTPException (503) while there is none."""
@@ -102,14 +86,21 @@ async def admitted(
     if content_types:
         require_content_type(request, *content_types)
     most_bytes = door.settings.max_frame_bytes if most_bytes is None else most_bytes
-    with door.room.share(door.settings.buffer_bytes) as take:
-        body = await _read(request, door.settings, most_bytes, take)
+    client = request.scope.get("state", {}).get(CLIENT)
+    if signature is None and client is not None:
+        client.prove()
+    is_known = client is None or client.is_known
+    with (door.room if is_known else door.strangers).share() as share:
+        body = await _read(request, door.settings, most_bytes, share)
         secrets, headers = _secrets(door.settings), request.headers.raw
         if signature is not None and not signature.matches(secrets, *_signed(request), body, headers):
             raise _unauthenticated(
                 "the signature does not fit: another http_secret, or path, headers or body were changed on the way"
             )
-        _prove(request)
+        if not is_known:
+            client.prove()
+            if not share.move(door.room):
+                raise _no_room()
         yield body
 
 
@@ -117,13 +108,6 @@ def _refuse_two_lengths(request: Request) -> None:
     """Our own server refuses them, too; an application may run on another one, behind a proxy that reads the other."""
     if "transfer-encoding" in request.headers and "content-length" in request.headers:
         raise HTTPException(400, "Transfer-Encoding and Content-Length exclude each other", CLOSE)
-
-
-def _prove(request: Request) -> None:
-    """Tell the listener, where it is ours, that this client has proved who it is."""
-    prove = request.scope.get("state", {}).get(PROVE)
-    if prove is not None:
-        prove()
 
 
 def require_content_type(request: Request, *understood: str) -> str:
@@ -135,25 +119,27 @@ def require_content_type(request: Request, *understood: str) -> str:
     return named
 
 
-async def _read(request: Request, settings: Settings, most_bytes: int, take: Callable[[int], bool]) -> bytes:
+async def _read(request: Request, settings: Settings, most_bytes: int, share: Share) -> bytes:
     announced = _announced(request)
     if announced is not None and announced > most_bytes:
         raise _too_large(most_bytes)
     chunks: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(settings.frame_timeout.total_seconds()):
+        async with asyncio.timeout(settings.frame_timeout.total_seconds()) as share.limit:
             async for chunk in request.stream():
                 size += len(chunk)
                 if size > most_bytes:
                     raise _too_large(most_bytes)
-                if not take(len(chunk)):
-                    raise HTTPException(429, "as many bytes as may be (buffer_bytes) are under way", RETRY_SOON)
+                if not share.take(len(chunk)):
+                    raise _no_room()
                 chunks.append(chunk)
     except TimeoutError:
         raise HTTPException(408, "the body did not arrive in time (frame_timeout)", CLOSE) from None
     except ClientDisconnect:
         raise HTTPException(400, "the client went away before the body was whole") from None
+    finally:
+        share.limit = None
     if announced is not None and announced != size:
         raise HTTPException(400, f"Content-Length says {announced}, and {size} bytes came")
     return b"".join(chunks)
@@ -170,6 +156,10 @@ def _announced(request: Request) -> int | None:
     if not (length.isascii() and length.isdigit() and len(length) <= 18):
         raise HTTPException(400, "Content-Length must be one number", CLOSE)
     return int(length)
+
+
+def _no_room() -> HTTPException:
+    return HTTPException(429, "as many bytes as may be (buffer_bytes) are under way", RETRY_SOON)
 
 
 def _too_large(most_bytes: int) -> HTTPException:

@@ -31,7 +31,7 @@ from durable.tasks.crew import contained
 from durable.transports.doorkeeper import Doorkeeper
 from durable.transports.http.problems import CLOSE, problem
 from durable.transports.http.strict import StrictConnection
-from durable.transports.visits import PROVE, Visit
+from durable.transports.visits import CLIENT, Visit
 
 BACKLOG: Final = 256
 
@@ -157,7 +157,7 @@ class Connection(H11Protocol):
         visit: Visit,
         deadlines: Deadlines,
     ) -> None:
-        super().__init__(config, server_state, app_state={PROVE: lambda: keeper.prove(visit)})
+        super().__init__(config, server_state, app_state={CLIENT: self})
         # Not by the Config, which would take the handlers from the logger that the application's own uvicorn may use.
         self.access_log = False
         self.logger = _log
@@ -185,6 +185,15 @@ class Connection(H11Protocol):
             return
         transport.set_write_buffer_limits(high=1, low=0)  # an answer is taken when the last byte of it is
         self._greeting.set()
+
+    @property
+    def is_known(self) -> bool:
+        """True once the client has shown a secret."""
+        return self._visit.is_known
+
+    def prove(self) -> None:
+        """Give the client a place among the known, if there is one."""
+        self._keeper.prove(self._visit)
 
     def data_received(self, data: bytes) -> None:
         if self._lingering.is_set:

@@ -11,6 +11,7 @@ import logging
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -27,7 +28,9 @@ from durable.settings import Settings, load_settings
 from durable.testing import eventually
 from durable.transports.base import Sender
 from durable.transports.frames import Frame, Hello, Welcome
+from durable.transports.http.auth import signature
 from durable.transports.http.transport import HttpTransport
+from durable.transports.http.wire import BATCH
 from durable.transports.tcp.transport import TcpTransport
 from durable.transports.wire import MAGIC, Decoder, encode
 from tests.support.http_shop import Sold
@@ -310,6 +313,19 @@ async def test_frames_in_part_take_no_more_memory_than_the_buffer(tables: Tables
         assert most - before < 150 * MIB
         crowd.leave()
         await _gets_in(load_settings(send_timeout=timedelta(seconds=60)), node.uris["tcp"])
+
+
+async def test_bodies_of_strangers_keep_no_peer_out(tables: Tables, tmp_path: Path, crowd: Crowd) -> None:
+    settings = {"buffer_bytes": 4 * MIB, "http_connections": 5}
+    async with fortress(tables, tmp_path, "http", **settings) as node, node.sender("http") as peer:
+        assert await peer.send([envelope("web.sold", b'{"number": 1}')]) == [STORED]
+        nonsense = signature("wrong", "POST", b"/batches", b"", timestamp=int(time.time()), nonce="0" * 16)
+        head = request("/batches", length=MIB, content_type=BATCH, authorization=nonsense)
+        await crowd.come(node.addresses["http"], STRANGERS, head + bytes(MIB // 4))
+        note = b'{"number": 1, "note": "%s"}' % (b"x" * (MIB // 2))
+        assert await peer.send([envelope("web.sold", note)]) == [STORED]
+        async with node.sender("http") as newcomer:
+            assert await newcomer.send([envelope("web.sold", note)]) == [STORED]
 
 
 def _has_answer(one: socket.socket) -> bool:
