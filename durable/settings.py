@@ -26,6 +26,9 @@ __all__ = ["Settings"]
 PREFIX = "DURABLE_"
 _NOT_SETTINGS = {"DURABLE_FAILPOINT"}  # read elsewhere; DURABLE_TEST_* belongs to the tests
 
+MOST_PREFETCHED: Final = 1_000
+"""Deliveries of one queue that are prefetched by default, at most: ten batches keep the inbox busy."""
+
 ENVELOPE_BYTES: Final = 64 << 10
 """What an envelope may take on the wire besides its body: its headers, its key and its names, in any alphabet."""
 
@@ -260,8 +263,10 @@ class Settings(BaseSettings):
         default=False,
         description="one listener at a time has all of a queue, so that keys keep their order; or as its URI says",
     )
-    amqp_prefetch: Annotated[int, Field(ge=1, le=65_535)] = Field(
-        default=1_000, description="unacknowledged deliveries of one queue; ten batches keep the inbox busy"
+    amqp_prefetch: Annotated[int, Field(ge=1, le=65_535)] | None = Field(
+        default=None,
+        description="unacknowledged deliveries of one queue; by default a batch, or as many of the largest messages as "
+        "buffer_bytes holds",
     )
 
     http_secret: SecretStr | None = Field(
@@ -387,6 +392,12 @@ class Settings(BaseSettings):
             max_headers=self.max_headers,
             max_header_bytes=self.max_header_bytes,
         )
+
+    @property
+    def prefetch(self) -> int:
+        """Unacknowledged deliveries of one queue: a broker knows no limit in bytes."""
+        fitting = max(self.batch_size, self.buffer_bytes // self.max_message_bytes)
+        return self.amqp_prefetch or min(fitting, MOST_PREFETCHED)
 
     @property
     def window(self) -> Window:
