@@ -29,6 +29,9 @@ __all__ = ["Settings"]
 PREFIX = "DURABLE_"
 _NOT_SETTINGS = {"DURABLE_FAILPOINT"}  # read elsewhere; DURABLE_TEST_* belongs to the tests
 
+MOST_PREFETCHED: Final = 1_000
+"""Deliveries of one queue that are prefetched by default, at most: ten batches keep the inbox busy."""
+
 ENVELOPE_BYTES: Final = 64 << 10
 """What an envelope may take on the wire besides its body: its headers, its key and its names, in any alphabet."""
 
@@ -156,9 +159,18 @@ class Settings(BaseSettings):
         default=timedelta(seconds=5),
         description="longest pause between attempts to open a connection of a RabbitMQ listener again",
     )
-    tcp_connections: Count = Field(default=100, description="connections of one TCP listener; a peer needs one")
+    tcp_connections: Count = Field(default=100, description="peers connected to one TCP listener; each needs one")
     http_connections: Count = Field(
-        default=500, description="connections of one HTTP listener; clients of every kind may hold one idle"
+        default=500,
+        description="connections of one HTTP listener whose clients have shown a secret; the idle give way",
+    )
+    stranger_connections: Count = Field(
+        default=100,
+        description="connections of one listener whose peers have not proved yet who they are; the oldest give way",
+    )
+    connections_per_address: Count = Field(
+        default=100,
+        description="connections of one listener from one address; more where a proxy stands before it",
     )
     delete_linger: Duration = Field(
         default=timedelta(milliseconds=50),
@@ -256,8 +268,10 @@ class Settings(BaseSettings):
         default=False,
         description="one listener at a time has all of a queue, so that keys keep their order; or as its URI says",
     )
-    amqp_prefetch: Annotated[int, Field(ge=1, le=65_535)] = Field(
-        default=1_000, description="unacknowledged deliveries of one queue; ten batches keep the inbox busy"
+    amqp_prefetch: Annotated[int, Field(ge=1, le=65_535)] | None = Field(
+        default=None,
+        description="unacknowledged deliveries of one queue; by default a batch, or as many of the largest messages as "
+        "buffer_bytes holds",
     )
 
     http_secret: SecretStr | None = Field(
@@ -324,6 +338,10 @@ class Settings(BaseSettings):
     )
 
     dedupe_window: Duration = Field(default=timedelta(days=7), description="time for which a duplicate is recognised")
+    clock_lead: Duration = Field(
+        default=timedelta(days=1),
+        description="time by which the id and sent_at of an arriving message may be ahead; it is a dead letter beyond",
+    )
     history_retention: Duration = Field(default=timedelta(days=30), description="time for which the history is kept")
     history_bodies: bool = Field(
         default=False, description="keep bodies and headers in the history, to replay messages from an archive of it"
@@ -397,6 +415,17 @@ class Settings(BaseSettings):
             max_header_bytes=self.max_header_bytes,
         )
 
+    @property
+    def prefetch(self) -> int:
+        """Unacknowledged deliveries of one queue: a broker knows no limit in bytes."""
+        fitting = max(self.batch_size, self.buffer_bytes // self.max_message_bytes)
+        return self.amqp_prefetch or min(fitting, MOST_PREFETCHED)
+
+    @property
+    def window(self) -> Window:
+        """Time in which an arriving envelope must have been made."""
+        return Window(dedupe_window=self.dedupe_window, clock_lead=self.clock_lead)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.max_message_bytes + ENVELOPE_BYTES > self.max_frame_bytes:
@@ -418,6 +447,8 @@ class Settings(BaseSettings):
             raise ValueError("http_peer_secrets: a name is more than scheme://host:port, or less; values are secrets")
         if self.dedupe_window < timedelta(hours=1):
             raise ValueError("dedupe_window must be at least an hour: retries and recovered work arrive late")
+        if self.clock_lead > timedelta(days=self.partitions_ahead):
+            raise ValueError("clock_lead must not be above partitions_ahead, in days: ids are kept by their day")
         return self
 
 
@@ -427,6 +458,13 @@ class Limits(TypedDict):
     max_message_bytes: int
     max_headers: int
     max_header_bytes: int
+
+
+class Window(TypedDict):
+    """Time in which an envelope must have been made, for durable.messages.validation."""
+
+    dedupe_window: timedelta
+    clock_lead: timedelta
 
 
 def load_settings(**overrides: Any) -> Settings:

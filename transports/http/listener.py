@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 
 from durable.errors import InvalidSetting
 from durable.settings import Settings
-from durable.tasks.crew import contained
 from durable.telemetry import log
 from durable.transports.base import Receiver
 from durable.transports.http.address import HttpAddress
@@ -63,11 +62,9 @@ class HttpListener:
             lambda: receiver, self._endpoint, self._service, self._settings, self._messages, counts=self._counts
         )
         app = make_app(door, self._address.path)
-        self._server = Server(app, self._settings, self._tls, self._counts)
+        self._server = Server(app, self._settings, self._uri, self._counts, self._tls)
         self._tasks = await asyncio.TaskGroup().__aenter__()
-        self._serving = self._tasks.create_task(
-            contained(self._server.serve(sockets=[listening])), name=f"serve {self._uri}"
-        )
+        self._serving = self._server.open(listening, self._tasks)
 
     async def close(self) -> None:
         """Accept nothing new, answer the requests under way within `drain_timeout`, and close."""

@@ -9,7 +9,7 @@
 Deliveries of all queues gather while a batch is being stored. What was stored is acknowledged, each by its own tag and
 never before; what can be no envelope is kept as a dead letter first. What is not acknowledged when its channel is lost
 is delivered again, here or elsewhere, and the receiver knows duplicates. What is held is bounded by the prefetch of
-each queue; nothing is sent back to the broker while the listener is up.
+each queue, which allows for the largest messages; nothing is sent back to the broker while the listener is up.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RabbitListener:
         self._settings = settings
         self._service = service
         self._handled = handled
-        self._prefetch = address.options.prefetch or settings.amqp_prefetch
+        self._prefetch = address.options.prefetch or settings.prefetch
         self._counts: Counter[str] = Counter(connections=0, dropped=0, batches=0, envelopes=0, refused=0, down=0)
         self._is_serving = False
         self._cannot_store = ""

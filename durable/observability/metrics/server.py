@@ -31,7 +31,6 @@ from durable.observability.metrics.families import declared
 from durable.observability.metrics.prometheus import expose
 from durable.observability.monitor import Monitor
 from durable.settings import Settings
-from durable.tasks.crew import contained
 from durable.telemetry import log
 from durable.transports.http.server import BACKLOG, Server
 
@@ -89,11 +88,9 @@ class MetricsServer:
         listening = self._bind()
         host, port = listening.getsockname()[:2]
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self._server = Server(self._app, self._settings, None, Counter())
+        self._server = Server(self._app, self._settings, self.address, Counter())
         self._tasks = await asyncio.TaskGroup().__aenter__()
-        self._serving = self._tasks.create_task(
-            contained(self._server.serve(sockets=[listening])), name="serve metrics"
-        )
+        self._serving = self._server.open(listening, self._tasks)
         log.info("metrics at %s/metrics, health at %s/health", self.address, self.address)
 
     async def close(self) -> None:
