@@ -23,7 +23,7 @@ _SHORTEST_SECRET: Final = 6  # a shorter one would be found in words that are no
 _MOST_SECRETS: Final = 1_000
 
 _BREAKS: Final = re.compile(r"[^\S ]+")
-_IN_URL: Final = re.compile(r"([a-z][a-z0-9+.-]*://[^\s:@/\"'<>]*):[^\s\"'<>]*@", re.IGNORECASE)
+_IN_URL: Final = re.compile(r"([a-z][a-z0-9+.-]*://[^\s:@/\"'<>]*):[^\s\"'<>]+@", re.IGNORECASE)
 _TOKEN_IN_URL: Final = re.compile(r"\b((?!postgres|amqp)[a-z][a-z0-9+.-]*://)[^\s:@/\"'<>]+@", re.IGNORECASE)
 _IN_DSN: Final = re.compile(
     r"([a-z_-]*(?:password|passwd|passphrase|secret|token|api[_-]?key|access[_-]?key)\s*=\s*)"

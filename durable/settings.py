@@ -29,6 +29,9 @@ __all__ = ["Settings"]
 PREFIX = "DURABLE_"
 _NOT_SETTINGS = {"DURABLE_FAILPOINT"}  # read elsewhere; DURABLE_TEST_* belongs to the tests
 
+MOST_PREFETCHED: Final = 1_000
+"""Deliveries of one queue that are prefetched by default, at most: ten batches keep the inbox busy."""
+
 ENVELOPE_BYTES: Final = 64 << 10
 """The bytes of an envelope on the wire besides its body: its headers, its key and its names, in any alphabet."""
 
@@ -139,9 +142,13 @@ class Settings(BaseSettings):
     reconnect_pause_longest: Duration = timedelta(seconds=5)
     """longest pause between attempts to open a connection of a RabbitMQ listener again"""
     tcp_connections: Count = 100
-    """connections of one TCP listener; a peer needs one"""
+    """peers connected to one TCP listener; each needs one"""
     http_connections: Count = 500
-    """connections of one HTTP listener; clients of every kind may hold one idle"""
+    """connections of one HTTP listener whose clients have shown a secret; the idle give way"""
+    stranger_connections: Count = 100
+    """connections of one listener whose peers have not proved yet who they are; the oldest give way"""
+    connections_per_address: Count = 100
+    """connections of one listener from one address; more where a proxy stands before it"""
     delete_linger: Duration = timedelta(milliseconds=50)
     """time for which acknowledged rows gather before one statement deletes them"""
 
@@ -209,8 +216,11 @@ class Settings(BaseSettings):
     """give deliver_by to the broker as expiration: for queues that dead-letter, as others lose it"""
     amqp_ordered: bool = False
     """one listener at a time has all of a queue, so that keys keep their order; or as its URI says"""
-    amqp_prefetch: Annotated[int, Field(ge=1, le=65_535)] = 1_000
-    """unacknowledged deliveries of one queue; ten batches keep the inbox busy"""
+    amqp_prefetch: Annotated[int, Field(ge=1, le=65_535)] | None = Field(
+        default=None,
+        description="unacknowledged deliveries of one queue; by default a batch, or as many of the largest messages as "
+        "buffer_bytes holds",
+    )
 
     http_secret: SecretStr | None = Field(default=None, min_length=16)
     """secret that HTTP peers must know, and that is shown to them"""
@@ -259,6 +269,8 @@ class Settings(BaseSettings):
 
     dedupe_window: Duration = timedelta(days=7)
     """time for which a duplicate is recognised"""
+    clock_lead: Duration = timedelta(days=1)
+    """time by which the id and sent_at of an arriving message may be ahead; it is a dead letter beyond"""
     history_retention: Duration = timedelta(days=30)
     """time for which the history is kept"""
     history_bodies: bool = False
@@ -320,6 +332,17 @@ class Settings(BaseSettings):
             max_header_bytes=self.max_header_bytes,
         )
 
+    @property
+    def prefetch(self) -> int:
+        """Unacknowledged deliveries of one queue: a broker knows no limit in bytes."""
+        fitting = max(self.batch_size, self.buffer_bytes // self.max_message_bytes)
+        return self.amqp_prefetch or min(fitting, MOST_PREFETCHED)
+
+    @property
+    def window(self) -> Window:
+        """Time in which an arriving envelope must have been made."""
+        return Window(dedupe_window=self.dedupe_window, clock_lead=self.clock_lead)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.max_message_bytes + ENVELOPE_BYTES > self.max_frame_bytes:
@@ -341,6 +364,8 @@ class Settings(BaseSettings):
             raise ValueError("http_peer_secrets: a name is more than scheme://host:port, or less; values are secrets")
         if self.dedupe_window < timedelta(hours=1):
             raise ValueError("dedupe_window must be at least an hour: retries and recovered work arrive late")
+        if self.clock_lead > timedelta(days=self.partitions_ahead):
+            raise ValueError("clock_lead must not be above partitions_ahead, in days: ids are kept by their day")
         return self
 
 
@@ -350,6 +375,13 @@ class Limits(TypedDict):
     max_message_bytes: int
     max_headers: int
     max_header_bytes: int
+
+
+class Window(TypedDict):
+    """Time in which an envelope must have been made, for durable.messages.validation."""
+
+    dedupe_window: timedelta
+    clock_lead: timedelta
 
 
 def load_settings(**overrides: Any) -> Settings:
@@ -386,6 +418,11 @@ def _secrets_of(settings: Settings) -> list[str]:
         each = value.values() if isinstance(value, dict) else [value]
         found += [one.get_secret_value() for one in each if isinstance(one, SecretStr)]
     return found
+
+
+def secret_names() -> list[str]:
+    """Return the names of the settings that hold secrets, or URLs that may."""
+    return [name for name in Settings.model_fields if _may_hold_a_secret(name)]
 
 
 def _may_hold_a_secret(name: str) -> bool:

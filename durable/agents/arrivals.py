@@ -207,9 +207,7 @@ class ArrivalStore:
 
     def _unacceptable(self, envelope: Envelope) -> str | None:
         reason = screening.find_error(envelope, **self._limits)
-        if reason is None and screening.too_old(envelope, self._clock.now(), self._settings.dedupe_window):
-            return "it is older than duplicates are remembered (dedupe_window); nobody can tell whether it was handled"
-        return reason
+        return reason or screening.find_misdating(envelope, self._clock.now(), **self._settings.window)
 
 
 def _is_whole(envelope: Envelope, limits: Limits) -> bool:

@@ -152,7 +152,7 @@ def target(options: Mapping[str, str], schema: StructType, overwrite: bool) -> T
     with connection(url) as conn:
         migrator.check_version(conn, settings.db_schema)
         declared = placements.read(conn, settings.db_schema)
-    limits = Limits(settings.max_message_bytes, settings.dedupe_window)
+    limits = Limits(settings.max_message_bytes, settings.dedupe_window, settings.clock_lead)
     job = UUID(options["job"]) if "job" in options else new_id()
     once = options.get("once", "false").lower() == "true"
     return Target(

@@ -46,7 +46,7 @@ class Database:
         self.engine: AsyncEngine = make_async_engine(
             async_url(settings),
             settings,
-            Limits(settings.statement_timeout, AGENTS_LONGEST_IDLE),
+            Limits(settings.statement_timeout, AGENTS_LONGEST_IDLE).for_own_statements(),
             pool_size=settings.agent_pool_size,
             max_overflow=2,
             pool_timeout=settings.statement_timeout.total_seconds(),

@@ -95,6 +95,11 @@ def missing_rights(conn: Connection, schema: str) -> list[str]:
     return list(conn.execute(housekeeping.READ_MISSING_RIGHTS.within(schema), {"schema": schema}).scalars())
 
 
+def wide_rights(conn: Connection, schema: str) -> list[str]:
+    """Return the rights of the connection's role, and of everybody, that no node needs."""
+    return list(conn.execute(housekeeping.READ_WIDE_RIGHTS.within(schema), {"schema": schema}).scalars())
+
+
 def _owned_counts(conn: Connection, schema: str, table: Recovery) -> dict[NodeId, int]:
     rows = conn.execute(table.owned_counts.within(schema))
     return {NodeId(row.owner_id): int(row[1]) for row in rows}

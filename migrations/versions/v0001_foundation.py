@@ -371,9 +371,9 @@ BEGIN
     EXECUTE 'CREATE TABLE ' || part || ' (LIKE ' || whole || ' INCLUDING ALL)';
     -- LIKE copies no rights, and who reads a table in parts names each of them.
     FOR granted IN
-        SELECT privilege_type AS may,
-            CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END AS role
-        FROM pg_class CROSS JOIN aclexplode(relacl) WHERE oid = CAST(whole AS regclass) AND grantee <> relowner
+        SELECT privilege_type AS may, quote_ident(pg_get_userbyid(grantee)) AS role
+        FROM pg_class CROSS JOIN aclexplode(relacl)
+        WHERE oid = CAST(whole AS regclass) AND grantee <> relowner AND grantee <> 0 -- nothing is for PUBLIC
     LOOP
         EXECUTE 'GRANT ' || granted.may || ' ON ' || part || ' TO ' || granted.role;
     END LOOP;
@@ -502,6 +502,10 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF staging !~ '^staged_[0-9a-f]{{32}}_[0-9]{{1,18}}$' THEN
         RAISE EXCEPTION USING MESSAGE = staging || ' is no name of a staging table';
+    END IF;
+    -- It fails for PUBLIC, too, which is no role.
+    IF NOT pg_has_role(session_user, for_role::name, 'MEMBER') THEN
+        RAISE EXCEPTION USING MESSAGE = for_role || ' is not a role of ' || session_user;
     END IF;
     EXECUTE 'CREATE UNLOGGED TABLE "{schema}".' || staging || ' (destination text NOT NULL, endpoint text, '
         'id uuid NOT NULL, message_type text NOT NULL, source text NOT NULL, correlation_id uuid NOT NULL, '

@@ -67,6 +67,14 @@ class RawHttpClient:
     async def flush(self) -> None:
         await self._writer.drain()
 
+    async def still_listens(self) -> bool:
+        """Flush, and tell whether the other side has not closed the connection."""
+        with contextlib.suppress(ConnectionError):
+            await self.flush()
+            await asyncio.sleep(0)
+            return not self._reader.at_eof() and not self._writer.is_closing()
+        return False
+
     def end(self) -> None:
         """Say no more, and go on listening."""
         self._writer.write_eof()

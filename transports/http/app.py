@@ -27,7 +27,8 @@ from starlette.routing import BaseRoute, Mount, Route, Router
 from durable.transports.http import batches as http_batches
 from durable.transports.http import messages as http_messages
 from durable.transports.http import openapi as http_openapi
-from durable.transports.http.exchange import RETRY_SOON, Door, problem
+from durable.transports.http.exchange import RETRY_SOON, Door
+from durable.transports.http.problems import problem
 
 _ENDPOINTS = (http_batches, http_messages, http_openapi)
 

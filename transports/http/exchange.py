@@ -10,60 +10,33 @@ under way. A request that is refused raises Starlette's HTTPException, which the
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from http import HTTPStatus
+from functools import cached_property
 from typing import Any, Final
 from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
 
 from durable.settings import Settings
 from durable.transports.base import Receiver
 from durable.transports.http import auth as http_auth
 from durable.transports.http.address import is_loopback
+from durable.transports.http.problems import CLOSE
+from durable.transports.http.room import Room, Share
+from durable.transports.visits import CLIENT
 
-PROBLEM: Final = "application/problem+json"
 RETRY_SOON: Final = {"Retry-After": "1"}
 
+_PART_OF_STRANGERS: Final = 4
 _CHARSET: Final = frozenset({"", "charset=utf-8", 'charset="utf-8"'})
 
 
-class Room:
-    """The bytes of all requests under way, which are bounded together."""
-
-    def __init__(self) -> None:
-        self.taken_bytes = 0
-
-    @contextmanager
-    def share(self, most_bytes: int) -> Iterator[Callable[[int], bool]]:
-        """The share of one request, given back at the end. Call it to take more; it says whether there was room.
-
-        What is larger than all the room is taken alone.
-        """
-        mine = 0
-
-        def take(size_bytes: int) -> bool:
-            nonlocal mine
-            if self.taken_bytes > mine and self.taken_bytes + size_bytes > most_bytes:
-                return False
-            mine += size_bytes
-            self.taken_bytes += size_bytes
-            return True
-
-        try:
-            yield take
-        finally:
-            self.taken_bytes -= mine
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Door:
     """Admission of requests to the endpoints of one app.
 
@@ -76,8 +49,17 @@ class Door:
     service: str
     settings: Settings
     messages: Callable[[], Mapping[str, type]]
-    room: Room = field(default_factory=Room)
     counts: Counter[str] = field(default_factory=lambda: Counter(batches=0, envelopes=0, refused=0))
+
+    @cached_property
+    def room(self) -> Room:
+        """Room for the bodies of known clients."""
+        return Room(self.settings.buffer_bytes)
+
+    @cached_property
+    def strangers(self) -> Room:
+        """Room for bodies whose senders are not known yet."""
+        return Room(self.settings.buffer_bytes // _PART_OF_STRANGERS, displaces=True)
 
     def open(self) -> Receiver:
         """The receiver; raises HTTPException (503) while there is none."""
@@ -99,18 +81,33 @@ async def admitted(
     `content_types` are those that are understood: none means that the endpoint looks for itself. `most_bytes` is
     `max_frame_bytes` unless given. Raises HTTPException.
     """
+    _refuse_two_lengths(request)
     signature = _authenticated(request, door.settings)
     if content_types:
         require_content_type(request, *content_types)
     most_bytes = door.settings.max_frame_bytes if most_bytes is None else most_bytes
-    with door.room.share(door.settings.buffer_bytes) as take:
-        body = await _read(request, door.settings, most_bytes, take)
+    client = request.scope.get("state", {}).get(CLIENT)
+    if signature is None and client is not None:
+        client.prove()
+    is_known = client is None or client.is_known
+    with (door.room if is_known else door.strangers).share() as share:
+        body = await _read(request, door.settings, most_bytes, share)
         secrets, headers = _secrets(door.settings), request.headers.raw
         if signature is not None and not signature.matches(secrets, *_signed(request), body, headers):
             raise _unauthenticated(
                 "the signature does not fit: another http_secret, or path, headers or body were changed on the way"
             )
+        if not is_known:
+            client.prove()
+            if not share.move(door.room):
+                raise _no_room()
         yield body
+
+
+def _refuse_two_lengths(request: Request) -> None:
+    """Our own server refuses them, too; an application may run on another one, behind a proxy that reads the other."""
+    if "transfer-encoding" in request.headers and "content-length" in request.headers:
+        raise HTTPException(400, "Transfer-Encoding and Content-Length exclude each other", CLOSE)
 
 
 def require_content_type(request: Request, *understood: str) -> str:
@@ -122,25 +119,27 @@ def require_content_type(request: Request, *understood: str) -> str:
     return named
 
 
-async def _read(request: Request, settings: Settings, most_bytes: int, take: Callable[[int], bool]) -> bytes:
+async def _read(request: Request, settings: Settings, most_bytes: int, share: Share) -> bytes:
     announced = _announced(request)
     if announced is not None and announced > most_bytes:
         raise _too_large(most_bytes)
     chunks: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(settings.frame_timeout.total_seconds()):
+        async with asyncio.timeout(settings.frame_timeout.total_seconds()) as share.limit:
             async for chunk in request.stream():
                 size += len(chunk)
                 if size > most_bytes:
                     raise _too_large(most_bytes)
-                if not take(len(chunk)):
-                    raise HTTPException(429, "as many bytes as may be (buffer_bytes) are under way", RETRY_SOON)
+                if not share.take(len(chunk)):
+                    raise _no_room()
                 chunks.append(chunk)
     except TimeoutError:
-        raise HTTPException(408, "the body did not arrive in time (frame_timeout)", {"Connection": "close"}) from None
+        raise HTTPException(408, "the body did not arrive in time (frame_timeout)", CLOSE) from None
     except ClientDisconnect:
         raise HTTPException(400, "the client went away before the body was whole") from None
+    finally:
+        share.limit = None
     if announced is not None and announced != size:
         raise HTTPException(400, f"Content-Length says {announced}, and {size} bytes came")
     return b"".join(chunks)
@@ -154,13 +153,17 @@ def _announced(request: Request) -> int | None:
     length = headers.get("content-length")
     if length is None:
         return None
-    if "transfer-encoding" in headers or not (length.isascii() and length.isdigit() and len(length) <= 18):
-        raise HTTPException(400, "Content-Length must be one number, and not beside Transfer-Encoding")
+    if not (length.isascii() and length.isdigit() and len(length) <= 18):
+        raise HTTPException(400, "Content-Length must be one number", CLOSE)
     return int(length)
 
 
+def _no_room() -> HTTPException:
+    return HTTPException(429, "as many bytes as may be (buffer_bytes) are under way", RETRY_SOON)
+
+
 def _too_large(most_bytes: int) -> HTTPException:
-    return HTTPException(413, f"a body has at most {most_bytes} bytes here")
+    return HTTPException(413, f"a body has at most {most_bytes} bytes here", CLOSE)
 
 
 # Authentication ---------------------------------------------------------------------------------------------------
@@ -211,14 +214,4 @@ def _signed(request: Request) -> tuple[str, bytes]:
 
 
 def _unauthenticated(detail: str) -> HTTPException:
-    return HTTPException(401, detail, {"WWW-Authenticate": http_auth.CHALLENGE})
-
-
-# Refusing ---------------------------------------------------------------------------------------------------------
-
-
-def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response with the fault, for people and for programs."""
-    title = HTTPStatus(status).phrase
-    content = {"type": "about:blank", "title": title, "status": status, "detail": detail}
-    return Response(json.dumps(content), status, headers, media_type=PROBLEM)
+    return HTTPException(401, detail, {"WWW-Authenticate": http_auth.CHALLENGE, **CLOSE})

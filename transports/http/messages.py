@@ -103,14 +103,8 @@ def _refuse_unfit(door: Door, envelope: Envelope, cls: type) -> None:
         raise HTTPException(422, reason)
     if screening.never_due(envelope):
         raise HTTPException(422, "it would expire before it is due: give it longer, or an earlier Durable-Execute-At")
-    if screening.too_old(envelope, now, settings.dedupe_window):
-        raise HTTPException(
-            422,
-            "by its UUIDv7, or its time, it is older than repeats are recognised "
-            f"({settings.dedupe_window}, dedupe_window): nobody can tell whether it was handled",
-        )
-    if envelope.execution_time is not None and envelope.execution_time - now >= settings.dedupe_window:
-        raise HTTPException(422, f"a message may be put off by less than dedupe_window ({settings.dedupe_window})")
+    if reason := screening.find_misdating(envelope, now, **settings.window):
+        raise HTTPException(422, reason)
     with _refused(422):
         upcasting.decode(envelope, cls)
 

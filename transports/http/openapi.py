@@ -21,8 +21,9 @@ from durable.messages.cloudevents import STRUCTURED
 from durable.messages.registry import content_type_of
 from durable.messages.upcasting import sent_class
 from durable.transports.http import auth as http_auth
-from durable.transports.http.exchange import PROBLEM, Door, admitted
+from durable.transports.http.exchange import Door, admitted
 from durable.transports.http.headers import LONGEST_KEY
+from durable.transports.http.problems import PROBLEM
 from durable.transports.http.wire import BATCH, OUTCOMES
 from durable.version import __version__
 

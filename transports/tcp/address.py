@@ -13,13 +13,14 @@ import asyncio
 import ipaddress
 import os
 import re
+import socket
 import ssl
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from durable.errors import InvalidSetting
-from durable.transports.tcp.unix import LONGEST_PATH, READ_BYTES, Bound, OnConnection, Streams, UnixAddress
+from durable.transports.tcp.unix import BACKLOG, LONGEST_PATH, READ_BYTES, Bound, Streams, UnixAddress
 
 _REUSE_PORT: Final = "reuse_port"
 _TLS: Final = "tls"
@@ -49,15 +50,16 @@ class TcpAddress:
         name = self.host if tls is not None else None
         return await asyncio.open_connection(self.host, self.port, limit=READ_BYTES, ssl=tls, server_hostname=name)
 
-    async def bind(self, on_connection: OnConnection, _mode: int = 0) -> Bound:
+    def bind(self, _mode: int = 0) -> Bound:
         """Bind the address. Raises InvalidSetting when it cannot be bound."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
-            server = await asyncio.start_server(
-                on_connection, self.host, self.port, limit=READ_BYTES, reuse_port=self.reuse_port or None
+            listening = socket.create_server(
+                (self.host, self.port), family=family, backlog=BACKLOG, reuse_port=self.reuse_port
             )
         except OSError as error:
             raise InvalidSetting(f"{self}: cannot listen here: {error.strerror or error}") from error
-        return Bound(server, str(TcpAddress(self.host, server.sockets[0].getsockname()[1], tls=self.tls)))
+        return Bound(listening, str(TcpAddress(self.host, listening.getsockname()[1], tls=self.tls)))
 
     def check_bindable(self) -> None:
         """Raise InvalidSetting for a name: it may stand for several addresses, each with a port of its own."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final
 
 from durable.errors import ConnectionFailed, PeerTimeout
@@ -20,6 +20,9 @@ from durable.transports.frames import Frame, Received
 from durable.transports.tcp.unix import READ_BYTES, Streams
 from durable.transports.tls import Context, digest_of, fault, names_in
 from durable.transports.wire import MAGIC, Decoder, encode
+
+SMALL_FRAME_BYTES: Final = 16 << 10
+"""Size of the frames of a peer that has not proved yet who it is, and of those that need no room to be read."""
 
 LINGER_SECONDS: Final = 1.0
 """Time to send the written bytes, and for the peer to close its end, when a connection ends in order."""
@@ -40,11 +43,16 @@ def translated(doing: str) -> Iterator[None]:
 
 
 class FrameStream:
-    """Frames over one connection. Several tasks may write, each a whole frame at a time; one reads."""
+    """Frames over one connection. Several tasks may write, each a whole frame at a time; one reads.
 
-    def __init__(self, streams: Streams, settings: Settings) -> None:
+    `reserve` is called with the size of each large frame before the rest of it is read.
+    """
+
+    def __init__(self, streams: Streams, settings: Settings, max_frame_bytes: int | None = None) -> None:
         self._reader, self._writer = streams
-        self._decoder = Decoder(settings.max_frame_bytes)
+        self._decoder = Decoder(settings.max_frame_bytes if max_frame_bytes is None else max_frame_bytes)
+        self.reserve: Callable[[int], Awaitable[None]] | None = None
+        self._is_reserved = False
         self._idle_seconds = settings.idle_timeout.total_seconds()
         self._frame_seconds = settings.frame_timeout.total_seconds()
         self._greeting = MAGIC
@@ -52,6 +60,10 @@ class FrameStream:
         self._plain: asyncio.StreamWriter | None = None
         self._is_lost = False
         self.written_at = self._loop.time()
+
+    def allow(self, max_frame_bytes: int) -> None:
+        """Take frames of this size from now on."""
+        self._decoder.max_frame_bytes = max_frame_bytes
 
     def pause(self) -> None:
         """Read nothing yet: what arrives may belong to a TLS handshake."""
@@ -69,7 +81,7 @@ class FrameStream:
 
         Raises ConnectionFailed when the peer speaks no TLS, or shows no certificate that is trusted.
         """
-        reader = asyncio.StreamReader(limit=READ_BYTES)
+        reader = asyncio.StreamReader(limit=READ_BYTES // 4)  # TLS holds as much again
         protocol = asyncio.StreamReaderProtocol(reader)
         self._is_lost = True
         with translated("TLS handshake"):
@@ -110,6 +122,7 @@ class FrameStream:
         begun = self._decoder.pending
         deadline = self._loop.time() + (self._frame_seconds if begun else self._idle_seconds)
         while not received:
+            deadline += await self._reserve_frame()
             data = await self._read_until(deadline)
             if not data and begun:
                 raise ConnectionFailed("connection lost: the peer closed the connection in the middle of a frame")
@@ -118,7 +131,18 @@ class FrameStream:
             received = self._decoder.feed(data)
             if not begun:  # a frame has its deadline from its first byte; more bytes do not move it
                 begun, deadline = True, self._loop.time() + self._frame_seconds
+        self._is_reserved = False
         return received
+
+    async def _reserve_frame(self) -> float:
+        """Reserve room for the frame that has begun. Returns the seconds of waiting, which are not the peer's."""
+        size_bytes = self._decoder.announced_bytes
+        if self.reserve is None or self._is_reserved or size_bytes <= SMALL_FRAME_BYTES:
+            return 0.0
+        began = self._loop.time()
+        await self.reserve(size_bytes)
+        self._is_reserved = True
+        return self._loop.time() - began
 
     async def _read_until(self, deadline: float) -> bytes:
         with translated("reading"):

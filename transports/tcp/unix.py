@@ -14,31 +14,29 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from durable.errors import InvalidSetting
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-OnConnection = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
 
 READ_BYTES: Final = 1 << 18
+BACKLOG: Final = 100  # connections that wait to be accepted; asyncio's own default
 LONGEST_PATH: Final = 107  # bytes in sun_path, less its final NUL
 _PROBE_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A server that accepts connections, and the URI that reaches it."""
+    """A listening socket, and the URI that reaches it."""
 
-    server: asyncio.Server
+    socket: socket.socket
     uri: str
     socket_file: tuple[str, int] | None = None  # its path and inode
 
     def release(self) -> None:
-        """Accept no more connections, and remove the socket file if it is still this one."""
-        self.server.close()
+        """Remove the socket file if it is still this one."""
         if self.socket_file is None:
             return
         path, inode = self.socket_file
@@ -58,11 +56,11 @@ class UnixAddress:
         """Connect to the address. Raises OSError."""
         return await asyncio.open_unix_connection(self.path, limit=READ_BYTES)
 
-    async def bind(self, on_connection: OnConnection, mode: int = 0o600) -> Bound:
+    def bind(self, mode: int = 0o600) -> Bound:
         """Bind the address. Raises InvalidSetting when it cannot be bound, or is taken."""
         listening = self._socket(mode)
-        server = await asyncio.start_unix_server(on_connection, sock=listening, limit=READ_BYTES)
-        return Bound(server, str(self), (self.path, os.stat(self.path).st_ino))
+        listening.listen(BACKLOG)
+        return Bound(listening, str(self), (self.path, os.stat(self.path).st_ino))
 
     def _socket(self, mode: int) -> socket.socket:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -23,6 +23,10 @@ _OVERFLOW_AND_LOCK: Final = 3
 """Connections of a node outside its pools: two more for its agents, and the one that holds its lock."""
 
 _MIGRATE: Final = "run: durable-agent migrate APP:BUS"
+_NARROW: Final = (
+    "let nodes run as a role of their own: durable-agent migrate APP:BUS --grant-to ROLE, as owner of the schema; "
+    "and revoke what PUBLIC has"
+)
 _GRANT: Final = "as owner of the schema, run: durable-agent migrate APP:BUS --grant-to ROLE"
 
 
@@ -129,6 +133,9 @@ def rights(conn: Connection, schema: str) -> Check:
     missing = status.missing_rights(conn, schema)
     if missing:
         return fail("rights", f"this role lacks {', '.join(missing)}", _GRANT)
+    wide = status.wide_rights(conn, schema)
+    if wide:
+        return warn("rights", f"wider than a node needs: {'; '.join(wide)}", _NARROW)
     return ok("rights", "this role has all that a node needs")
 
 
