@@ -246,6 +246,21 @@ async def test_metrics_answer_in_a_crowd_of_keep_alive_connections(
         await node.is_open_to_peers("http")
 
 
+@pytest.mark.parametrize("said", [LIVE, MAGIC, b"\x00" * 100], ids=["HTTP", "the TCP protocol", "zeros"])
+async def test_plain_text_on_a_tls_port_is_counted_and_logged_in_one_line(
+    tables: Tables, tmp_path: Path, crowd: Crowd, said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with fortress(tables, tmp_path, "https") as node:
+        await crowd.come(node.addresses["https"], 10, said)
+        await eventually(lambda: node.dropped() == 10)
+        assert crowd.staying() == 0
+        await node.is_open_to_peers("https")
+    warnings = [record for record in caplog.records if "dropped" in record.getMessage()]
+    assert len(warnings) <= 2
+    assert "SSL" in warnings[0].getMessage()
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 CHILD = """
 import asyncio, resource, sys
 from datetime import timedelta
