@@ -13,8 +13,9 @@ import pytest
 import typer
 
 from durable.cli.app import app
-from tests.integration.cli.test_dead_letters import dead, envelope, unresolved
+from tests.integration.cli.test_dead_letters import dead, unresolved
 from tests.support.command import Agent
+from tests.support.letters import envelope
 from tests.support.tables import Tables
 
 NOWHERE = "postgresql://app@127.0.0.1:1/orders"
