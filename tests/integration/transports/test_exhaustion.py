@@ -405,7 +405,7 @@ async def _gets_in(settings: Settings, uri: str) -> None:
     async def sent() -> bool:
         with contextlib.suppress(Exception):
             async with transport().sender(uri) as peer:
-                return await peer.send([envelope("web.sold", b'{"number": 1}')]) == [STORED]
+                return bool(await peer.send([envelope("web.sold", b'{"number": 1}')]) == [STORED])
         return False
 
     await eventually(sent, within=60, what="a peer's message")
