@@ -25,7 +25,7 @@ from durable.testing.transports import (
 )
 from durable.transports.frames import Received
 from durable.transports.tcp import listener as tcp_listener
-from durable.transports.tcp.conversation import Answered, ClientSide, Ponged
+from durable.transports.tcp.conversation import Answered, ClientSide, Ponged, Stray
 from durable.transports.tcp.stream import LINGER_SECONDS
 from durable.transports.tcp.transport import TcpTransport
 from tests.contract.links import Wire, tcp_link, unix_link
@@ -193,7 +193,7 @@ class TestConnections:
     async def test_a_send_that_is_cancelled_just_when_its_answer_arrives_harms_no_other(
         self, link: Wire, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def hear_and_cancel(side: ClientSide, item: Received) -> Answered | Ponged | None:
+        def hear_and_cancel(side: ClientSide, item: Received) -> Answered | Ponged | Stray | None:
             cancelled.cancel()
             return hear(side, item)
 
