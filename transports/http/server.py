@@ -17,7 +17,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import h11
 import uvicorn
@@ -246,7 +246,7 @@ class Connection(H11Protocol):
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event))
-        cycle: RequestResponseCycle | None = self.cycle
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # there is none before the first request
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True  # the app, which waits for the body, may say no more
             cycle.message_event.set()

@@ -203,6 +203,8 @@ async def _credit(uri: str) -> int:
                 match item:
                     case Frame(Welcome() as welcome):
                         return welcome.credit
+                    case _:
+                        pass
     finally:
         writer.transport.abort()
 
