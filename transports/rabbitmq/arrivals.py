@@ -61,7 +61,7 @@ def mapped(
         headers = about.headers or {}
         if (deaths := _deaths(headers)) > MOST_DEATHS:
             raise InvalidMessage(
-                f"queues have dead-lettered it {deaths} times (x-death), more than {MOST_DEATHS}: it goes in a circle"
+                f"the delivery goes in a circle: queues have dead-lettered it {deaths} times (x-death)"
             )
         if is_ours(headers):
             return received(about, headers, body, now)

@@ -264,9 +264,7 @@ class _Connection:
     def _note_stray(self, channel: int) -> None:
         self.strays += 1
         if self.strays == 1:
-            log.warning(
-                "%s answered batch %d, which is not under way; ignored, with all that follow", self._peer, channel
-            )
+            log.warning("answer of %s ignored, like all that follow: batch %d is not under way", self._peer, channel)
 
     def _resolve(self, channel: int, answer: list[Outcome] | bool) -> None:
         waiter = self._waiting.pop(channel, None)

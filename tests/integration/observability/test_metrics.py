@@ -493,7 +493,7 @@ def test_a_node_of_the_command_line_serves_its_metrics(
     with agent.process("run", f"{module}:bus", "--json", "--metrics-port", "0") as process:
         assert process.stdout is not None
         lines = map(json.loads, iter(process.stdout.readline, b""))
-        told = {}
+        told: dict[str, str] = {}
         while not told.keys() >= {METRICS_AT, "node %d of %s joined"}:  # until it is a node, it is not healthy
             record = next(lines)
             told[record["event"]] = record["message"]

@@ -207,6 +207,8 @@ async def _credit(uri: str) -> int:
                 match item:
                     case Frame(Welcome() as welcome):
                         return welcome.credit
+                    case _:
+                        pass
     finally:
         writer.transport.abort()
 
@@ -414,7 +416,7 @@ async def _gets_in(settings: Settings, uri: str) -> None:
     async def sent() -> bool:
         with contextlib.suppress(Exception):
             async with transport().sender(uri) as peer:
-                return await peer.send([envelope("web.sold", b'{"number": 1}')]) == [STORED]
+                return bool(await peer.send([envelope("web.sold", b'{"number": 1}')]) == [STORED])
         return False
 
     await eventually(sent, within=60, what="a peer's message")
