@@ -7,7 +7,6 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-import psycopg
 from sqlalchemy import Connection, Engine, create_engine, pool
 
 from durable import database_url
@@ -68,6 +67,8 @@ def connection(url: str) -> Iterator[Connection]:
 @contextmanager
 def opened(url: str) -> Iterator[Engine]:
     """An engine without a pool: a connection is closed when it is given back."""
+    import psycopg  # with the drivers, which load when used
+
     engine = create_engine(
         "postgresql+psycopg://", creator=partial(psycopg.connect, libpq_url(url)), poolclass=pool.NullPool
     )

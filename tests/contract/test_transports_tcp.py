@@ -27,7 +27,7 @@ from durable.testing.transports import (
 )
 from durable.transports.frames import Received
 from durable.transports.tcp import listener as tcp_listener
-from durable.transports.tcp.conversation import Answered, ClientSide, Ponged, Reply
+from durable.transports.tcp.conversation import Answered, ClientSide, Ponged, Reply, Stray
 from durable.transports.tcp.stream import LINGER_SECONDS
 from durable.transports.tcp.transport import TcpTransport
 from tests.contract.links import Wire, tcp_link, tls_link, unix_link
@@ -212,7 +212,7 @@ class TestConnections:
     async def test_send_cancelled_at_the_arrival_of_its_answer_harms_no_other(
         self, link: Wire, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def hear_and_cancel(side: ClientSide, item: Received) -> Answered | Ponged | Reply | None:
+        def hear_and_cancel(side: ClientSide, item: Received) -> Answered | Ponged | Reply | Stray | None:
             cancelled.cancel()
             return hear(side, item)
 

@@ -28,7 +28,7 @@ from durable.transports.http import auth as http_auth
 from durable.transports.http.address import is_loopback
 from durable.transports.http.problems import CLOSE
 from durable.transports.http.room import Room, Share
-from durable.transports.visits import CLIENT
+from durable.transports.visits import CLIENT, Client
 
 RETRY_SOON: Final = {"Retry-After": "1"}
 
@@ -86,7 +86,7 @@ async def admitted(
     if content_types:
         require_content_type(request, *content_types)
     most_bytes = door.settings.max_frame_bytes if most_bytes is None else most_bytes
-    client = request.scope.get("state", {}).get(CLIENT)
+    client: Client | None = request.scope.get("state", {}).get(CLIENT)
     if signature is None and client is not None:
         client.prove()
     is_known = client is None or client.is_known
@@ -97,7 +97,7 @@ async def admitted(
             raise _unauthenticated(
                 "the signature does not fit: another http_secret, or path, headers or body were changed on the way"
             )
-        if not is_known:
+        if client is not None and not is_known:
             client.prove()
             if not share.move(door.room):
                 raise _no_room()

@@ -32,7 +32,7 @@ class Room:
             share.leave()
 
     def enter(self, share: Share) -> None:
-        """Have an empty share in this room."""
+        """Keep an empty share in this room."""
         self._shares[share] = None
 
     def take(self, share: Share, size_bytes: int) -> bool:

@@ -17,13 +17,13 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import h11
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from durable.settings import Settings
@@ -273,9 +273,10 @@ class Connection(H11Protocol):
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event))
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # the app, which waits for the body, may say no more
-            self.cycle.message_event.set()
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # there is none before the first request
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True  # the app, which waits for the body, may say no more
+            cycle.message_event.set()
         self.linger()
 
     def is_whole(self) -> bool:

@@ -40,6 +40,8 @@ class StrictConnection(h11.Connection):
                 self._check_framing(event)
             case h11.EndOfMessage() if self._is_chunked:
                 self._check_end(event, arrived)
+            case _:
+                pass
         return event
 
     def _check_framing(self, request: h11.Request) -> None:

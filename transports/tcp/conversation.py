@@ -1,7 +1,8 @@
 """The talk between the two ends of a TCP connection: facts in, what to do and to say out.
 
 *Channels.* The client numbers each batch and each ping, and the server answers on the same channel, in whatever order
-the answers are ready. An answer to a channel that is answered already is ignored.
+the answers are ready. An answer to a channel that is answered already, or was never used, is a stray: it is counted,
+and does nothing.
 
 *Credit.* The server grants credit, counted in envelopes, and the client pays for each envelope that it sends. So the
 server decides how much can be under way, and a client without credit waits instead of filling buffers. A batch beyond
@@ -95,6 +96,13 @@ class Ponged:
 
 
 @dataclass(frozen=True, slots=True)
+class Stray:
+    """An answer to a batch that is not under way: never sent, or answered already. Nothing is done with it."""
+
+    channel: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sendable:
     """The first of the envelopes, paid for, as the bytes to write now."""
 
@@ -149,7 +157,7 @@ class ClientSide:
     def ping(self) -> Frame:
         return Frame(Ping(), self._next_channel())
 
-    def hear(self, item: Received) -> Answered | Ponged | Reply | None:
+    def hear(self, item: Received) -> Answered | Ponged | Reply | Stray | None:
         """Take in what arrived; what is returned concerns one channel, None the connection or nothing.
 
         Raises ConnectionFailed when the server will not talk, or proves nothing, ProtocolViolation when it talks
@@ -195,19 +203,19 @@ class ClientSide:
         self._max_frame_bytes = welcome.max_frame_bytes
         self._max_envelopes = min(welcome.max_envelopes, MAX_ENVELOPES)
 
-    def _answered(self, channel: int, outcomes: list[Outcome], credit: int) -> Answered | None:
+    def _answered(self, channel: int, outcomes: list[Outcome], credit: int) -> Answered | Stray:
         count = self._outstanding.pop(channel, None)
-        if count is None:  # a repeated answer; its credit was counted the first time
-            return None
+        if count is None:  # its credit was counted the first time, if ever
+            return Stray(channel)
         if count != len(outcomes):
             raise ProtocolViolation(f"malformed answer: {len(outcomes)} outcomes for {count} envelopes")
         self.credit += credit
         return Answered(channel, tidy(outcomes, LONGEST_REASON))
 
-    def _refused(self, channel: int, reason: str) -> Answered | None:
+    def _refused(self, channel: int, reason: str) -> Answered | Stray:
         count = self._outstanding.pop(channel, None)
         if count is None:
-            return None
+            return Stray(channel)
         self.credit += count
         return Answered(channel, [Failed(printable(reason))] * count)
 

@@ -41,7 +41,7 @@ class Users:
     @property
     def mode(self) -> int:
         """Mode of the socket file: the own user's, unless others are to connect, whose credentials are then checked."""
-        return 0o600 if self.uids == {os.geteuid()} and not self.gids else 0o666
+        return 0o600 if self.uids == frozenset([os.geteuid()]) and not self.gids else 0o666
 
     def refusal(self, connection: socket.socket | Any) -> str:
         """Return the reason to refuse the peer of this connection; empty when it may be one."""

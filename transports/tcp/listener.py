@@ -338,7 +338,7 @@ class _Connection:
     def _join(self) -> None:
         """Share the room with the others, now that the peer has proved who it is."""
         if not self._admission.prove():
-            raise ConnectionFailed("there are too many connections (tcp_connections)")
+            raise ConnectionFailed("too many connections: all tcp_connections are taken; raise it, or close some")
         self._stream.allow(self._max_frame_bytes)
         self._intake.open.add(self)
 

@@ -19,9 +19,19 @@ from durable.errors import ConnectionFailed, PeerTimeout, TransportError
 from durable.failpoints import failpoint, is_armed
 from durable.outcomes import BUSY, Outcome, Rejected, all_settled
 from durable.settings import Settings
+from durable.telemetry import log
 from durable.transports.frames import Frame, Goodbye
 from durable.transports.tcp.address import Address
-from durable.transports.tcp.conversation import Answered, ClientSide, ClientState, Ponged, Reply, Sendable, Unsendable
+from durable.transports.tcp.conversation import (
+    Answered,
+    ClientSide,
+    ClientState,
+    Ponged,
+    Reply,
+    Sendable,
+    Stray,
+    Unsendable,
+)
 from durable.transports.tcp.entrance import Entrance
 from durable.transports.tcp.stream import FrameStream, translated
 from durable.transports.wire import encode
@@ -134,6 +144,8 @@ class _Connection:
         self._turn = asyncio.Lock()  # for credit: without it small batches would keep a large one waiting
         self._heard = asyncio.Event()
         self._end: TransportError | None = None
+        self.strays = 0
+        """Answers to batches that were not under way."""
 
     @property
     def is_usable(self) -> bool:
@@ -238,6 +250,8 @@ class _Connection:
                     self._resolve(channel, outcomes)
                 case Ponged(channel, ready):
                     self._resolve(channel, ready)
+                case Stray(channel):
+                    self._note_stray(channel)
                 case None:
                     pass
         self._heard.set()
@@ -246,6 +260,11 @@ class _Connection:
     def _advice(self) -> str:
         """Say where to look when the peer closes before WELCOME: what it did not accept is in its log alone."""
         return "" if self._side.state is not ClientState.GREETING else " before WELCOME; its log says why"
+
+    def _note_stray(self, channel: int) -> None:
+        self.strays += 1
+        if self.strays == 1:
+            log.warning("answer of %s ignored, like all that follow: batch %d is not under way", self._peer, channel)
 
     def _resolve(self, channel: int, answer: list[Outcome] | bool) -> None:
         waiter = self._waiting.pop(channel, None)

@@ -292,6 +292,22 @@ class TestEnvelopesOnReceive:
         await shop.receive(aged(good(17), timedelta(days=6, hours=23)))
         assert [order.number for order in shop.seen] == [17]
 
+    @pytest.mark.parametrize(
+        ("message_type", "body"),
+        [
+            pytest.param("bad.placed", b'{"number":17,"number":18}', id="twice"),
+            pytest.param("bad.modelled", b'{"number":17,"number":18}', id="twice, of a model"),
+            pytest.param("bad.placed", b'{"number":17,"n\\u0075mber":18}', id="the second one escaped"),
+            pytest.param("bad.placed", b'{"number":17,"note":[{"a":1,"b":{"c":1,"c":2}}]}', id="deep within"),
+        ],
+    )
+    async def test_key_that_stands_twice_makes_a_dead_letter(self, shop: Shop, message_type: str, body: bytes) -> None:
+        bad = good(17, message_type=message_type, body=body)
+        await shop.receive_between_good_ones(bad)
+        letter = shop.letter()
+        assert (letter[0], letter[3]) == (bad.id, body)
+        assert "stands twice in one object" in letter[2]
+
     async def test_another_message_under_the_same_id_is_kept_and_counted(self, shop: Shop) -> None:
         first = good(1)
         other = msgspec.structs.replace(first, body=b'{"number":17}')

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import psycopg
 import pytest
@@ -19,7 +18,7 @@ from durable.storage.database import Database
 from tests.support.command import Agent
 from tests.support.roles import runtime_role
 
-STAGED = f"staged_{uuid4().hex}_1"
+STAGED = f"staged_{17:032x}_1"
 
 
 @pytest.fixture

@@ -67,7 +67,9 @@ class Fortress:
     def sender(self, scheme: str) -> Sender:
         settings = load_settings(http_secret=SECRET, tls_ca=self.pem.ca, send_timeout=timedelta(seconds=20))
         if scheme == "tcp":
-            return TcpTransport(settings, "till", 1).sender(self.addresses["tcp"])
+            return TcpTransport(load_settings(send_timeout=timedelta(seconds=20)), "till", 1).sender(
+                self.addresses["tcp"]
+            )
         return HttpTransport(settings, service="till", messages=dict).sender(self.addresses[scheme])
 
     async def is_open_to_peers(self, scheme: str) -> None:
@@ -82,6 +84,8 @@ async def fortress(tables: Tables, folder: Path, *schemes: str, **settings: Any)
     pem = issue(folder)
     given = {"connect_timeout": LONG, "idle_timeout": LONG, "frame_timeout": LONG, "stranger_connections": STRANGERS}
     secured = {"http_secret": SECRET, "tls_certificate": pem.certificate, "tls_key": pem.key}
+    if schemes == ("tcp",):  # whose peers prove who they are by HELLO alone
+        secured = {}
     bus = Bus("shop", tables.url, poll_interval=timedelta(milliseconds=30), **{**secured, **given, **settings})
     for scheme in schemes:
         bus.listen(f"{scheme}://127.0.0.1:0")
@@ -203,6 +207,8 @@ async def _credit(uri: str) -> int:
                 match item:
                     case Frame(Welcome() as welcome):
                         return welcome.credit
+                    case _:
+                        pass
     finally:
         writer.transport.abort()
 
@@ -246,6 +252,21 @@ async def test_metrics_answer_in_a_crowd_of_keep_alive_connections(
         await node.is_open_to_peers("http")
 
 
+@pytest.mark.parametrize("said", [LIVE, MAGIC, b"\x00" * 100], ids=["HTTP", "the TCP protocol", "zeros"])
+async def test_plain_text_on_a_tls_port_is_counted_and_logged_in_one_line(
+    tables: Tables, tmp_path: Path, crowd: Crowd, said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with fortress(tables, tmp_path, "https") as node:
+        await crowd.come(node.addresses["https"], 10, said)
+        await eventually(lambda: node.dropped() == 10)
+        assert crowd.staying() == 0
+        await node.is_open_to_peers("https")
+    warnings = [record for record in caplog.records if "dropped" in record.getMessage()]
+    assert len(warnings) <= 2
+    assert "SSL" in warnings[0].getMessage()
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 CHILD = """
 import asyncio, resource, sys
 from datetime import timedelta
@@ -255,10 +276,10 @@ from tests.support.http_shop import Sold
 async def main():
     url, certificate, key, descriptors, secret = *sys.argv[1:4], int(sys.argv[4]), sys.argv[5]
     long = timedelta(minutes=5)
-    bus = Bus("shop", url, http_secret=secret, tls_certificate=certificate, tls_key=key,
+    own = dict(http_secret=secret, tls_certificate=certificate, tls_key=key) if secret else {}
+    bus = Bus("shop", url, **own,
         stranger_connections=10_000, connections_per_address=10_000, connect_timeout=long, idle_timeout=long)
-    bus.listen("https://127.0.0.1:0")
-    bus.listen("tcp://127.0.0.1:0")
+    bus.listen("https://127.0.0.1:0" if secret else "tcp://127.0.0.1:0")
 
     @bus.handles(Sold)
     async def sell(sold: Sold) -> None:
@@ -279,10 +300,12 @@ asyncio.run(main())
 async def test_node_without_descriptors_recovers_and_says_so_in_few_lines(
     tables: Tables, tmp_path: Path, crowd: Crowd, scheme: str
 ) -> None:
-    async with _child(tables, tmp_path, descriptors=96) as node:
+    secret = "" if scheme == "tcp" else SECRET
+    async with _child(tables, tmp_path, descriptors=96, secret=secret) as node:
         await crowd.come(node.uris[scheme], 300)
         await eventually(lambda: "Too many open files" in node.log.read_text(), what="a word about it")
-        settings = load_settings(http_secret=SECRET, tls_ca=node.ca, send_timeout=timedelta(seconds=60))
+        own = {"http_secret": SECRET, "tls_ca": node.ca} if secret else {}
+        settings = load_settings(send_timeout=timedelta(seconds=60), **own)
         await _gets_in(settings, node.uris[scheme])
         assert len(node.log.read_text().splitlines()) < 40, node.log.read_text()[:4_000]
         assert "Traceback" not in node.log.read_text()
@@ -292,7 +315,7 @@ MIB = 1 << 20
 
 
 async def test_frames_in_part_take_no_more_memory_than_the_buffer(tables: Tables, tmp_path: Path, crowd: Crowd) -> None:
-    async with _child(tables, tmp_path) as node:
+    async with _child(tables, tmp_path, secret="") as node:
         before = node.memory_bytes()
         await crowd.come(node.uris["tcp"], 99, MAGIC + encode(Frame(Hello([1], "mallory", 66, MIB))))
         await eventually(lambda: all(map(_has_answer, crowd.sockets)), what="the welcomes")
@@ -355,11 +378,14 @@ class Child:
 
 
 @asynccontextmanager
-async def _child(tables: Tables, folder: Path, *, descriptors: int = 1_024) -> AsyncIterator[Child]:
+async def _child(
+    tables: Tables, folder: Path, *, descriptors: int = 1_024, secret: str = SECRET
+) -> AsyncIterator[Child]:
+    """A node that listens on HTTPS, or without a secret on TCP."""
     tables.clear()
     pem = issue(folder)
     log = folder / "log"
-    given = [tables.url, str(pem.certificate), str(pem.key), str(descriptors), SECRET]
+    given = [tables.url, str(pem.certificate), str(pem.key), str(descriptors), secret]
     with log.open("wb") as lines:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", CHILD, *given),
@@ -390,7 +416,7 @@ async def _gets_in(settings: Settings, uri: str) -> None:
     async def sent() -> bool:
         with contextlib.suppress(Exception):
             async with transport().sender(uri) as peer:
-                return await peer.send([envelope("web.sold", b'{"number": 1}')]) == [STORED]
+                return bool(await peer.send([envelope("web.sold", b'{"number": 1}')]) == [STORED])
         return False
 
     await eventually(sent, within=60, what="a peer's message")

@@ -514,6 +514,23 @@ async def test_a_bad_welcome_fails_the_send_and_the_next_one_tries_again(
         assert server.connections == 2
 
 
+async def test_answers_for_a_batch_that_was_never_sent_are_ignored_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def answer(writer: asyncio.StreamWriter, channel: int) -> None:
+        for unknown in range(1_000, 1_050):
+            writer.write(encode(Frame(Outcomes([STORED], 1_000), unknown)))
+            writer.write(encode(Frame(Refused("no such batch"), unknown)))
+        writer.write(encode(Frame(Outcomes([STORED], 1), channel)))
+
+    async with FakeServer(answer) as server:
+        async with TcpTransport(SETTINGS, "orders", 1).sender(server.uri) as sender:
+            assert await sender.send(envelopes(1)) == [STORED]
+            assert await sender.send(envelopes(1)) == [STORED]
+        assert server.connections == 1
+    assert caplog.text.count("is not under way") == 1
+
+
 async def test_a_duplicate_answer_is_ignored() -> None:
     twice = say(Outcomes([STORED], 1), Outcomes([BUSY], 1_000))
     async with FakeServer(twice) as server:

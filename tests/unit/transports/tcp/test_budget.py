@@ -51,6 +51,8 @@ def test_everything_that_is_not_cancelled_is_granted_in_the_end(steps: list[tupl
                     budget.give_back(held.pop(which % len(held)))
                 case "cancel" if waiting:
                     waiting.pop(which % len(waiting))[1].cancel()
+                case _:
+                    pass
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             held += [size for size, task in waiting if task.done()]
