@@ -234,7 +234,7 @@ class Settings(BaseSettings):
     )
 
     amqp_url: SecretStr | None = Field(
-        default=None, description="URL of the RabbitMQ broker 'default', such as amqp://user:secret@host:5672/vhost"
+        default=None, description="URL of the RabbitMQ broker 'default', such as amqps://user:secret@host:5671/vhost"
     )
     amqp_brokers: Secrets = Field(default={}, description="more brokers: a JSON object of URLs by name")
     amqp_exchange: str = Field(
@@ -274,6 +274,11 @@ class Settings(BaseSettings):
     http_clock_skew: Duration = Field(
         default=timedelta(minutes=5),
         description="largest difference of two HTTP peers' clocks, with the time of a request; as Kerberos allows",
+    )
+    allow_plaintext: bool = Field(
+        default=False,
+        description="reach other hosts, and be reached by them, over http:// and amqp://, which everybody on the way "
+        "can read",
     )
     tls_certificate: Path | None = Field(default=None, description="certificate chain of https:// listeners, PEM")
     tls_key: Path | None = Field(default=None, description="private key of tls_certificate, PEM")

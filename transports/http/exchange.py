@@ -1,7 +1,9 @@
 """Common part of the HTTP endpoints: admission, reading of requests, refusals.
 
-    request --> credentials --> content type --> counted body --> signature --> endpoint
-                    401              415        400 408 413 429      401
+    request --> length --> credentials --> content type --> counted body --> its digest --> endpoint
+                 400            401             415       400 408 413 429       401
+
+What follows the credentials, refusals included, is signed where the request was (durable.transports.http.answers).
 
 Nothing that a client announces is believed: bytes are counted as they arrive, for this request and for all that are
 under way. A request that is refused raises Starlette's HTTPException, which the client sees as a problem (RFC 9457).
@@ -27,7 +29,8 @@ from starlette.responses import Response
 from durable.settings import Settings
 from durable.transports.base import Receiver
 from durable.transports.http import auth as http_auth
-from durable.transports.http.address import is_loopback
+from durable.transports.http.answers import proved_with
+from durable.transports.plaintext import is_loopback
 
 PROBLEM: Final = "application/problem+json"
 RETRY_SOON: Final = {"Retry-After": "1"}
@@ -99,17 +102,15 @@ async def admitted(
     `content_types` are those that are understood: none means that the endpoint looks for itself. `most_bytes` is
     `max_frame_bytes` unless given. Raises HTTPException.
     """
-    signature = _authenticated(request, door.settings)
+    announced = _announced(request)
+    signature = _authenticated(request, door.settings, announced)
     if content_types:
         require_content_type(request, *content_types)
     most_bytes = door.settings.max_frame_bytes if most_bytes is None else most_bytes
     with door.room.share(door.settings.buffer_bytes) as take:
-        body = await _read(request, door.settings, most_bytes, take)
-        secrets, headers = _secrets(door.settings), request.headers.raw
-        if signature is not None and not signature.matches(secrets, *_signed(request), body, headers):
-            raise _unauthenticated(
-                "the signature does not fit: another http_secret, or path, headers or body were changed on the way"
-            )
+        body = await _read(request, door.settings, announced, most_bytes, take)
+        if signature is not None and not signature.is_for(body):
+            raise _unauthenticated("the signature is for another body: it was changed on the way")
         yield body
 
 
@@ -122,8 +123,11 @@ def require_content_type(request: Request, *understood: str) -> str:
     return named
 
 
-async def _read(request: Request, settings: Settings, most_bytes: int, take: Callable[[int], bool]) -> bytes:
-    announced = _announced(request)
+async def _read(
+    request: Request, settings: Settings, announced: int | None, most_bytes: int, take: Callable[[int], bool]
+) -> bytes:
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise HTTPException(415, "a body must come without Content-Encoding", {"Accept-Encoding": "identity"})
     if announced is not None and announced > most_bytes:
         raise _too_large(most_bytes)
     chunks: list[bytes] = []
@@ -147,13 +151,11 @@ async def _read(request: Request, settings: Settings, most_bytes: int, take: Cal
 
 
 def _announced(request: Request) -> int | None:
-    """Return the Content-Length; None for a chunked body. Raises HTTPException for an encoded body."""
+    """Return the Content-Length; None for a body in chunks. Raises HTTPException."""
     headers = request.headers
-    if headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise HTTPException(415, "a body must come without Content-Encoding", {"Accept-Encoding": "identity"})
     length = headers.get("content-length")
     if length is None:
-        return None
+        return None if "transfer-encoding" in headers else 0
     if "transfer-encoding" in headers or not (length.isascii() and length.isdigit() and len(length) <= 18):
         raise HTTPException(400, "Content-Length must be one number, and not beside Transfer-Encoding")
     return int(length)
@@ -166,8 +168,8 @@ def _too_large(most_bytes: int) -> HTTPException:
 # Authentication ---------------------------------------------------------------------------------------------------
 
 
-def _authenticated(request: Request, settings: Settings) -> http_auth.Signature | None:
-    """Raise HTTPException (401) unless the credentials are good; a signature is still to be matched with the body."""
+def _authenticated(request: Request, settings: Settings, announced: int | None) -> http_auth.Signature | None:
+    """Raise HTTPException (401) unless the credentials are good; of a signature, all but the body is judged here."""
     secrets = _secrets(settings)
     if not secrets and is_local(request.scope):
         return None
@@ -180,6 +182,13 @@ def _authenticated(request: Request, settings: Settings) -> http_auth.Signature 
         case http_auth.Bearer() as bearer if bearer.matches(secrets):
             return None
         case http_auth.Signature() as signature if signature.is_timely(time.time(), skew_seconds):
+            secret = signature.secret_of(secrets, *_signed(request), announced, request.headers.raw)
+            if secret is None:
+                raise _unauthenticated(
+                    "the signature does not fit: another http_secret, or path, headers or length were changed on the"
+                    " way"
+                )
+            proved_with(request.scope, secret, signature)
             return signature
         case http_auth.Signature():
             raise _unauthenticated(

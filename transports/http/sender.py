@@ -5,6 +5,9 @@
 429                 all Busy
 502, 503, 504       ConnectionFailed: a proxy without a peer behind it, or a peer that is not ready
 anything else       TransportError, also a redirect, and 200 with something other than outcomes
+
+Where requests are signed, an answer decides nothing unless it is signed, too: whoever listens in place of the peer, or
+sits on the way, could have given it. Then it is a failure like any other.
 """
 
 from __future__ import annotations
@@ -70,6 +73,7 @@ class HttpSender:
         answer = await self._client.post(self._pings, b"")
         if answer.status != HTTPStatus.NO_CONTENT:
             raise self._failure(answer)
+        self._require_proof(answer)
 
     async def _send(self, envelopes: Sequence[Envelope]) -> list[Outcome]:
         """Halve a batch until its parts fit: a large batch travels in parts, an impossible envelope is found."""
@@ -95,15 +99,26 @@ class HttpSender:
         answer = await self._client.post(self._batches, body)
         match answer.status:
             case HTTPStatus.OK if answer.content_type == OUTCOMES:
+                self._require_proof(answer)
                 failpoint("C11")
                 return decode_outcomes(answer.body, len(envelopes))
             case HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                if len(envelopes) == 1:  # otherwise it is sent in parts, which also a proxy may ask for
+                    self._require_proof(answer)
                 self._too_many_bytes = min(self._too_many_bytes, len(body))
                 raise InvalidMessage(f"a request of {len(body):,} bytes; the peer answered {answer}")
             case HTTPStatus.TOO_MANY_REQUESTS:
+                self._require_proof(answer)
                 return [BUSY] * len(envelopes)
             case _:
                 raise self._failure(answer)
+
+    def _require_proof(self, answer: Answer) -> None:
+        if not answer.is_proven:
+            raise ProtocolViolation(
+                f"{self._peer}: the answer {answer} is not signed with the secret that it was asked with: another"
+                " process listens there, or the peer has no http_secret"
+            )
 
     def _failure(self, answer: Answer) -> TransportError:
         said = f"{self._peer}: the peer answered {answer}"

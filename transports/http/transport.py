@@ -34,6 +34,7 @@ from durable.transports.http.app import make_app
 from durable.transports.http.exchange import Door
 from durable.transports.http.listener import HttpListener
 from durable.transports.http.sender import HttpSender
+from durable.transports.plaintext import require_plaintext_allowed
 
 __all__ = ["HttpListener", "HttpSender", "HttpTransport"]
 
@@ -55,8 +56,12 @@ class HttpTransport:
         self._peer_secrets = _by_origin(settings.http_peer_secrets)
 
     def check(self, uri: str) -> None:
-        """Raise InvalidSetting unless this is a URI of a host, and perhaps a port and a path."""
-        parse(uri)
+        """Raise InvalidSetting unless this is a URI of a host, and perhaps a port and a path; and for one of another
+        host that is not encrypted.
+        """
+        address = parse(uri)
+        if not (address.is_encrypted or address.is_local):
+            require_plaintext_allowed(self._settings, uri, "https://")
 
     def resolve(self, uri: str, message_type: str) -> str:
         """Return `uri` itself. Raises InvalidSetting when the secret would be readable on the way."""
@@ -106,10 +111,10 @@ class HttpTransport:
             return None
         value = secret.get_secret_value()
         if self._settings.http_auth == "bearer":
-            if not (address.is_encrypted or address.is_local):
+            if not (address.is_encrypted or self._settings.allow_plaintext):
                 raise InvalidSetting(
-                    f"http_auth: {address} is not encrypted, so everybody on the way could read the secret;"
-                    " use https://, or http_auth=hmac"
+                    f"http_auth: {address} is not encrypted, so everybody on the way could read the secret, and answer"
+                    " for the peer; use https://, or http_auth=hmac"
                 )
             if not value.isascii() or not value.isprintable() or " " in value:
                 raise InvalidSetting(f"{name}: with http_auth=bearer it must be of visible ASCII characters")

@@ -254,10 +254,10 @@ class TestASignature:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         pairs = [(name.encode(), value.encode()) for name, value in named.items()]
         now = int(datetime.now(UTC).timestamp())
-        shown = http_auth.signature(
+        shown = http_auth.sign(
             SECRET, "POST", SOLD.encode(), body, timestamp=now, nonce=uuid.uuid4().hex, headers=pairs
         )
-        return {**named, "authorization": shown}
+        return {**named, "authorization": str(shown)}
 
     async def test_lets_a_message_in(self, guarded: HttpShop) -> None:
         headers = self.signed(b'{"number": 1}', idempotency_key="order-17", durable_source="till")

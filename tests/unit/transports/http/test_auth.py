@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import hmac
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -14,8 +16,10 @@ from durable.transports.http.auth import (
     Bearer,
     Signature,
     bearer,
+    is_answer_of,
     parse,
-    signature,
+    sign,
+    sign_answer,
 )
 
 SECRET, OTHER = "correct horse battery", "staple staple staple"
@@ -25,47 +29,62 @@ DIGEST = "0" * 64
 
 
 def signed(secret: str = SECRET, target: bytes = b"/batches?a=1", body: bytes = b"body") -> Signature:
-    credentials = parse(signature(secret, "POST", target, body, timestamp=NOW, nonce=NONCE))
+    credentials = parse(str(sign(secret, "POST", target, body, timestamp=NOW, nonce=NONCE)))
     assert isinstance(credentials, Signature)
     return credentials
 
 
 def test_the_signature_covers_what_the_documentation_says() -> None:
-    lines = [
-        "Durable-HMAC-SHA256",
-        "POST",
-        "/batches?a=1",
-        "1767225600",
-        "0123456789abcdef",
-        hashlib.sha256(b"body").hexdigest(),
-    ]
+    hashed = hashlib.sha256(b"body").hexdigest()
+    lines = ["Durable-HMAC-SHA256", "POST", "/batches?a=1", "1767225600", "0123456789abcdef", "4", hashed]
     expected = hmac.digest(SECRET.encode(), "\n".join(lines).encode(), "sha256").hex()
-    assert signed() == Signature(NOW, NONCE, expected)
+    assert signed() == Signature(NOW, NONCE, hashed, expected)
 
 
 def test_a_signature_matches_the_request_that_it_was_made_for() -> None:
-    assert signed().matches([SECRET], "POST", b"/batches?a=1", b"body")
+    assert signed().secret_of([OTHER, SECRET], "POST", b"/batches?a=1", 4) == SECRET
+    assert signed().is_for(b"body")
+    assert not signed().is_for(b"bodY")
 
 
 @pytest.mark.parametrize(
-    ("method", "target", "body"),
+    ("method", "target", "length"),
     [
-        ("PUT", b"/batches?a=1", b"body"),
-        ("POST", b"/batches?a=2", b"body"),
-        ("POST", b"/batches", b"body"),
-        ("POST", b"/durable/batches?a=1", b"body"),
-        ("POST", b"/batches?a=1", b"body "),
-        ("POST", b"/batches?a=1", b""),
+        ("PUT", b"/batches?a=1", 4),
+        ("POST", b"/batches?a=2", 4),
+        ("POST", b"/batches", 4),
+        ("POST", b"/durable/batches?a=1", 4),
+        ("POST", b"/batches?a=1", 5),
+        ("POST", b"/batches?a=1", 0),
+        ("POST", b"/batches?a=1", None),
     ],
 )
-def test_a_signature_matches_no_other_request(method: str, target: bytes, body: bytes) -> None:
-    assert not signed().matches([SECRET], method, target, body)
+def test_a_signature_matches_no_other_request(method: str, target: bytes, length: int | None) -> None:
+    assert signed().secret_of([SECRET], method, target, length) is None
 
 
-@pytest.mark.parametrize("change", [Signature(NOW + 1, NONCE, ""), Signature(NOW, NONCE + "0", "")])
-def test_neither_the_timestamp_nor_the_nonce_can_be_exchanged(change: Signature) -> None:
-    forged = Signature(change.timestamp, change.nonce, signed().digest)
-    assert not forged.matches([SECRET], "POST", b"/batches?a=1", b"body")
+@pytest.mark.parametrize("change", [{"timestamp": NOW + 1}, {"nonce": NONCE + "0"}, {"body": "0" * 64}], ids=str)
+def test_no_part_of_a_signature_can_be_exchanged(change: dict[str, Any]) -> None:
+    assert dataclasses.replace(signed(), **change).secret_of([SECRET], "POST", b"/batches?a=1", 4) is None
+
+
+def test_an_answer_is_signed_for_one_request() -> None:
+    hashed = hashlib.sha256(b"stored").hexdigest()
+    lines = ["Durable-HMAC-SHA256 answer", signed().digest, "200", hashed]
+    expected = hmac.digest(SECRET.encode(), "\n".join(lines).encode(), "sha256").hex()
+    shown = sign_answer(SECRET, signed(), 200, b"stored")
+    assert shown == f"signature={expected}"
+    assert is_answer_of(shown, SECRET, signed(), 200, b"stored")
+    for other in (
+        is_answer_of(shown, OTHER, signed(), 200, b"stored"),
+        is_answer_of(shown, SECRET, signed(target=b"/ping"), 200, b"stored"),
+        is_answer_of(shown, SECRET, signed(), 413, b"stored"),
+        is_answer_of(shown, SECRET, signed(), 200, b"Stored"),
+        is_answer_of("", SECRET, signed(), 200, b"stored"),
+        is_answer_of("signature=\udcff", SECRET, signed(), 200, b"stored"),
+        is_answer_of(f"signature={signed().digest}", SECRET, signed(), 200, b"stored"),
+    ):
+        assert not other
 
 
 HEADERS = [(b"Idempotency-Key", b" order-17 "), (b"durable-source", b"till"), (b"ce-id", b"1"), (b"accept", b"*/*")]
@@ -78,18 +97,19 @@ def test_the_signature_covers_the_headers_that_say_something_of_the_message() ->
         "/messages",
         "1767225600",
         "0123456789abcdef",
+        "4",
         hashlib.sha256(b"body").hexdigest(),
         "ce-id:1",
         "durable-source:till",
         "idempotency-key:order-17",
     ]
-    shown = signature(SECRET, "POST", b"/messages", b"body", timestamp=NOW, nonce=NONCE, headers=HEADERS)
-    credentials = parse(shown)
+    shown = sign(SECRET, "POST", b"/messages", b"body", timestamp=NOW, nonce=NONCE, headers=HEADERS)
+    credentials = parse(str(shown))
     assert isinstance(credentials, Signature)
     assert credentials.digest == hmac.digest(SECRET.encode(), "\n".join(lines).encode(), "sha256").hex()
 
     def matches(headers: list[tuple[bytes, bytes]]) -> bool:
-        return credentials.matches([SECRET], "POST", b"/messages", b"body", headers)
+        return credentials.secret_of([SECRET], "POST", b"/messages", 4, headers) == SECRET
 
     assert matches(HEADERS)
     assert matches([*reversed(HEADERS[:3]), (b"via", b"a proxy")])
@@ -99,17 +119,17 @@ def test_the_signature_covers_the_headers_that_say_something_of_the_message() ->
 
 
 def test_a_signature_with_another_secret_does_not_match() -> None:
-    assert not signed(OTHER).matches([SECRET], "POST", b"/batches?a=1", b"body")
+    assert signed(OTHER).secret_of([SECRET], "POST", b"/batches?a=1", 4) is None
 
 
 @pytest.mark.parametrize("known", [[SECRET, OTHER], [OTHER, SECRET]])
 def test_either_of_two_secrets_will_do_while_one_is_being_changed(known: list[str]) -> None:
-    assert signed().matches(known, "POST", b"/batches?a=1", b"body")
+    assert signed().secret_of(known, "POST", b"/batches?a=1", 4) == SECRET
     assert Bearer(SECRET).matches(known)
 
 
 def test_without_a_secret_nothing_matches() -> None:
-    assert not signed().matches([], "POST", b"/batches?a=1", b"body")
+    assert signed().secret_of([], "POST", b"/batches?a=1", 4) is None
     assert not Bearer("").matches([])
 
 
@@ -129,7 +149,7 @@ def test_a_bearer_token_is_the_secret() -> None:
 
 def test_the_names_of_the_schemes_are_matched_in_any_case() -> None:
     assert parse("bearer abc") == Bearer("abc")
-    shown = signature(SECRET, "POST", b"/", b"", timestamp=NOW, nonce=NONCE)
+    shown = str(sign(SECRET, "POST", b"/", b"", timestamp=NOW, nonce=NONCE))
     assert parse(shown.replace(SCHEME, SCHEME.lower())) == parse(shown)
 
 
@@ -140,16 +160,18 @@ def test_the_names_of_the_schemes_are_matched_in_any_case() -> None:
         "Basic dXNlcjpwYXNz",
         SCHEME,
         f"{SCHEME} ",
-        f"{SCHEME} timestamp=x, nonce={NONCE}, signature={DIGEST}",
-        f"{SCHEME} timestamp=-1, nonce={NONCE}, signature={DIGEST}",
-        f"{SCHEME} timestamp={'9' * 5_000}, nonce={NONCE}, signature={DIGEST}",
-        f"{SCHEME} timestamp=\N{ARABIC-INDIC DIGIT ONE}, nonce={NONCE}, signature={DIGEST}",
-        f"{SCHEME} timestamp=1, nonce=short, signature={DIGEST}",
-        f"{SCHEME} timestamp=1, nonce={'n' * 101}, signature={DIGEST}",
-        f"{SCHEME} timestamp=1, nonce=with\nline+feed+in+it, signature={DIGEST}",
-        f"{SCHEME} timestamp=1, nonce={NONCE}, signature={DIGEST}0",
+        f"{SCHEME} timestamp=x, nonce={NONCE}, body={DIGEST}, signature={DIGEST}",
+        f"{SCHEME} timestamp=-1, nonce={NONCE}, body={DIGEST}, signature={DIGEST}",
+        f"{SCHEME} timestamp={'9' * 5_000}, nonce={NONCE}, body={DIGEST}, signature={DIGEST}",
+        f"{SCHEME} timestamp=\N{ARABIC-INDIC DIGIT ONE}, nonce={NONCE}, body={DIGEST}, signature={DIGEST}",
+        f"{SCHEME} timestamp=1, nonce={NONCE}, signature={DIGEST}",
+        f"{SCHEME} timestamp=1, nonce={NONCE}, body={DIGEST[1:]}, signature={DIGEST}",
+        f"{SCHEME} timestamp=1, nonce=short, body={DIGEST}, signature={DIGEST}",
+        f"{SCHEME} timestamp=1, nonce={'n' * 101}, body={DIGEST}, signature={DIGEST}",
+        f"{SCHEME} timestamp=1, nonce=with\nline+feed+in+it, body={DIGEST}, signature={DIGEST}",
+        f"{SCHEME} timestamp=1, nonce={NONCE}, body={DIGEST}, signature={DIGEST}0",
         f"{SCHEME} timestamp=1, nonce={NONCE}, signature={DIGEST[:-1]}",
-        f"{SCHEME} timestamp=1, nonce={NONCE}, signature={DIGEST}, timestamp=2",
+        f"{SCHEME} timestamp=1, nonce={NONCE}, body={DIGEST}, signature={DIGEST}, timestamp=2",
     ],
 )
 def test_what_is_neither_is_nothing(header: str) -> None:

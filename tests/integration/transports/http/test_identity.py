@@ -1,0 +1,199 @@
+"""Attacks on the identity of peers: who answers, who asks, and what of it is believed by a running node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from durable import Bus, message
+from durable.embedded import Embedded
+from durable.errors import InvalidSetting
+from durable.outcomes import DUPLICATE, STORED, Outcome, Rejected
+from durable.settings import load_settings
+from durable.testing import eventually
+from durable.transports.http import auth as http_auth
+from durable.transports.http.transport import HttpTransport
+from durable.transports.http.wire import OUTCOMES, encode_outcomes
+from tests.support.raw_http import FakeHttpServer, Handle, response
+from tests.support.tables import Tables, shared_tables
+
+SECRET, OTHER = "correct horse battery", "staple staple staple"
+QUICK: dict[str, Any] = {
+    "poll_interval": timedelta(milliseconds=30),
+    "ping_interval": timedelta(milliseconds=50),
+    "failures_to_latch": 2,
+}
+
+
+@message("identity.placed")
+class Placed(msgspec.Struct):
+    number: int
+
+
+@pytest.fixture(scope="module")
+def orders_database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
+    with shared_tables(servers(18)) as tables:
+        yield tables
+
+
+@pytest.fixture(scope="module")
+def billing_database(servers: Callable[[int], Embedded]) -> Iterator[Tables]:
+    with shared_tables(servers(18)) as tables:
+        yield tables
+
+
+@pytest.fixture
+def orders(orders_database: Tables) -> Tables:
+    orders_database.clear()
+    return orders_database
+
+
+@pytest.fixture
+def billing(billing_database: Tables) -> Tables:
+    billing_database.clear()
+    return billing_database
+
+
+def port_of(server: FakeHttpServer) -> str:
+    return server.uri.rpartition(":")[2]
+
+
+# Impostors --------------------------------------------------------------------------------------------------------
+
+Say = Callable[[bytes, int, bytes], dict[str, str]]
+"""Makes the headers of an impostor's answer, of the request, the status and the body."""
+
+
+def shown(request: bytes) -> http_auth.Signature:
+    """The signature of a request, which whoever it reaches can read."""
+    [line] = [line for line in request.split(b"\r\n") if line.lower().startswith(b"authorization:")]
+    signature = http_auth.parse(line.partition(b": ")[2].decode())
+    assert isinstance(signature, http_auth.Signature)
+    return signature
+
+
+def nothing(request: bytes, status: int, body: bytes) -> dict[str, str]:
+    return {}
+
+
+def another_secret(request: bytes, status: int, body: bytes) -> dict[str, str]:
+    return {"authentication_info": http_auth.sign_answer(OTHER, shown(request), status, body)}
+
+
+def the_request_itself(request: bytes, status: int, body: bytes) -> dict[str, str]:
+    return {"authentication_info": f"signature={shown(request).digest}"}
+
+
+def recorded(request: bytes, status: int, body: bytes) -> dict[str, str]:
+    """The peer's own answer to another request of this sender."""
+    before = http_auth.sign(SECRET, "POST", b"/batches", b"before", timestamp=1, nonce="0123456789abcdef")
+    return {"authentication_info": http_auth.sign_answer(SECRET, before, status, body)}
+
+
+def of_another_body(request: bytes, status: int, body: bytes) -> dict[str, str]:
+    return {"authentication_info": http_auth.sign_answer(SECRET, shown(request), status, b"")}
+
+
+def impostor(server: FakeHttpServer, say: Say, outcome: Outcome | None) -> Handle:
+    """Answers everything with this outcome, or with 413."""
+
+    async def handle(writer: asyncio.StreamWriter) -> None:
+        request = server.requests[-1]
+        if request.startswith(b"POST /ping "):
+            writer.write(response("204 No Content", b"", **{"content_length": "", **say(request, 204, b"")}))
+        elif outcome is None:
+            writer.write(response("413 Content Too Large", b"", **say(request, 413, b"")))
+        else:
+            body = encode_outcomes([outcome])
+            writer.write(response("200 OK", body, content_type=OUTCOMES, **say(request, 200, body)))
+
+    return handle
+
+
+@pytest.mark.parametrize("say", [nothing, another_secret, the_request_itself, recorded], ids=lambda say: say.__name__)
+@pytest.mark.parametrize(
+    "outcome", [STORED, DUPLICATE, Rejected("never"), None], ids=["stored", "duplicate", "rejected", "413"]
+)
+async def test_impostor_on_the_port_of_a_peer_loses_no_message(
+    orders: Tables, billing: Tables, say: Say, outcome: Outcome | None
+) -> None:
+    async with FakeHttpServer(lambda _: asyncio.sleep(0)) as server:
+        server.handle = impostor(server, say, outcome)
+        bus = Bus("orders", orders.url, http_secret=SECRET, **QUICK)
+        bus.route(Placed, to=server.uri)
+        async with bus:
+            async with bus.unit_of_work():
+                bus.send(Placed(17))
+            await eventually(lambda: orders.count("circuits") == 1, within=20, what="the latch")
+            assert orders.rows("SELECT attempts FROM durable.outgoing_envelopes") == [2]
+            assert "is not signed with the secret" in orders.one("SELECT reason FROM durable.circuits")
+            pinged = len(server.requests)
+            await eventually(lambda: len(server.requests) > pinged + 2, within=20, what="pings")
+            assert orders.count("circuits") == 1
+    assert orders.dead_letters() == []
+
+    handled: list[int] = []
+    there = Bus("billing", billing.url, http_secret=SECRET, **QUICK)
+    there.listen(f"http://127.0.0.1:{port_of(server)}")
+
+    @there.handles(Placed)
+    async def bill(placed: Placed) -> None:
+        handled.append(placed.number)
+
+    async with there, bus:
+        await eventually(lambda: handled == [17], within=30, what="the delivery")
+        await eventually(lambda: orders.count("outgoing_envelopes") == 0, within=20, what="the deletion")
+
+
+async def test_answer_that_was_changed_on_the_way_loses_no_message(orders: Tables) -> None:
+    async with FakeHttpServer(lambda _: asyncio.sleep(0)) as server:
+        server.handle = impostor(server, of_another_body, STORED)
+        bus = Bus("orders", orders.url, http_secret=SECRET, **QUICK)
+        bus.route(Placed, to=server.uri)
+        async with bus:
+            async with bus.unit_of_work():
+                bus.send(Placed(17))
+            await eventually(lambda: orders.count("circuits") == 1, within=20, what="the latch")
+            assert orders.count("outgoing_envelopes") == 1
+
+
+# Plaintext --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("declare", "settings"),
+    [
+        (lambda bus: bus.route(Placed, to="http://billing.example"), {}),
+        (lambda bus: bus.route(Placed, to="http://192.0.2.7:8001/in"), {"http_secret": SECRET}),
+        (lambda bus: bus.listen("http://0.0.0.0:0"), {"http_secret": SECRET}),
+        (lambda bus: bus.listen("http://[::]:0"), {"http_secret": SECRET}),
+        (lambda bus: bus.route(Placed, to="rabbitmq://default/queue/q"), {"amqp_url": "amqp://u:tops3cret@mq.example"}),
+        (
+            lambda bus: bus.route(Placed, to="rabbitmq://second/queue/q"),
+            {"amqp_brokers": {"second": "amqp://u:tops3cret@192.0.2.7"}},
+        ),
+    ],
+    ids=["http", "signed http", "listen", "listen on IPv6", "amqp", "another broker"],
+)
+def test_plaintext_to_other_hosts_starts_only_where_it_is_allowed(
+    declare: Callable[[Bus], None], settings: dict[str, Any]
+) -> None:
+    def check(**more: Any) -> None:
+        bus = Bus("orders", "postgresql://127.0.0.1:1/none", **settings, **more)
+        declare(bus)
+        bus.runtime._check_wiring()
+
+    with pytest.raises(InvalidSetting, match=r"^allow_plaintext: .*everybody on the way could read") as refused:
+        check(allow_plaintext=False)
+    assert "tops3cret" not in str(refused.value)
+    check(allow_plaintext=True)
+
+
+@pytest.mark.parametrize("uri", ["https://billing.example", "http://127.0.0.1:1", "http://[::1]:1", "http://localhost"])
+def test_encrypted_and_local_addresses_need_no_permission(uri: str) -> None:
+    HttpTransport(load_settings(), service="orders", messages=dict).check(uri)
