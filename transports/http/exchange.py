@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
@@ -29,8 +29,8 @@ from starlette.responses import Response
 from durable.settings import Settings
 from durable.transports.base import Receiver
 from durable.transports.http import auth as http_auth
+from durable.transports.http import local as http_local
 from durable.transports.http.answers import proved_with
-from durable.transports.plaintext import is_loopback
 
 PROBLEM: Final = "application/problem+json"
 RETRY_SOON: Final = {"Retry-After": "1"}
@@ -71,7 +71,8 @@ class Door:
     """Admission of requests to the endpoints of one app.
 
     `receiver` returns None while this process is not ready to store anything. `endpoint` is the stable key under which
-    envelopes are stored and recognised. `messages` are the classes handled here, by message type.
+    envelopes are stored and recognised. `messages` are the classes handled here, by message type. `allow_local`: where
+    no secret is set, programs on this machine may come in.
     """
 
     receiver: Callable[[], Receiver | None]
@@ -79,6 +80,7 @@ class Door:
     service: str
     settings: Settings
     messages: Callable[[], Mapping[str, type]]
+    allow_local: bool
     room: Room = field(default_factory=Room)
     counts: Counter[str] = field(default_factory=lambda: Counter(batches=0, envelopes=0, refused=0))
 
@@ -103,7 +105,7 @@ async def admitted(
     `max_frame_bytes` unless given. Raises HTTPException.
     """
     announced = _announced(request)
-    signature = _authenticated(request, door.settings, announced)
+    signature = _authenticated(request, door, announced)
     if content_types:
         require_content_type(request, *content_types)
     most_bytes = door.settings.max_frame_bytes if most_bytes is None else most_bytes
@@ -168,16 +170,13 @@ def _too_large(most_bytes: int) -> HTTPException:
 # Authentication ---------------------------------------------------------------------------------------------------
 
 
-def _authenticated(request: Request, settings: Settings, announced: int | None) -> http_auth.Signature | None:
+def _authenticated(request: Request, door: Door, announced: int | None) -> http_auth.Signature | None:
     """Raise HTTPException (401) unless the credentials are good; of a signature, all but the body is judged here."""
-    secrets = _secrets(settings)
-    if not secrets and is_local(request.scope):
-        return None
+    secrets = _secrets(door.settings)
     if not secrets:
-        raise _unauthenticated(
-            "this service has no secret and answers only its own machine: set http_secret on both ends"
-        )
-    skew_seconds = settings.http_clock_skew.total_seconds()
+        _require_local(request, door)
+        return None
+    skew_seconds = door.settings.http_clock_skew.total_seconds()
     match http_auth.parse(request.headers.get("authorization", "")):
         case http_auth.Bearer() as bearer if bearer.matches(secrets):
             return None
@@ -201,9 +200,21 @@ def _authenticated(request: Request, settings: Settings, announced: int | None) 
             raise _unauthenticated("show http_secret, as a signature or as a bearer token")
 
 
-def is_local(scope: Mapping[str, Any]) -> bool:
-    """True when both ends of the connection are this machine. A proxy must not make strangers look local."""
-    return all(scope.get(end) and is_loopback(str(scope[end][0])) for end in ("server", "client"))
+def _require_local(request: Request, door: Door) -> None:
+    """Raise HTTPException (401) unless a program on this machine has sent the request, and nobody through it."""
+    if not door.allow_local:
+        raise _unauthenticated(
+            "this service has no secret, and bus.asgi() refuses every request: set http_secret on both ends, or say"
+            " bus.asgi(allow_local=True) for programs on this machine"
+        )
+    if not http_local.is_local(request.scope):
+        raise _unauthenticated(
+            "this service has no secret and answers only its own machine: set http_secret on both ends"
+        )
+    if reason := http_local.passed_on(request.headers.raw):
+        raise _unauthenticated(
+            f"this service has no secret and answers only programs on its own machine, and {reason}: set http_secret"
+        )
 
 
 def _secrets(settings: Settings) -> list[str]:

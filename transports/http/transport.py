@@ -28,6 +28,7 @@ from starlette.types import ASGIApp
 
 from durable.errors import InvalidSetting
 from durable.settings import Settings
+from durable.telemetry import log
 from durable.transports.base import Receiver
 from durable.transports.http.address import SCHEMES, HttpAddress, parse
 from durable.transports.http.app import make_app
@@ -92,16 +93,25 @@ class HttpTransport:
         return HttpListener(address, endpoint, self._settings, service=self._service, messages=self._messages, tls=tls)
 
     def app(
-        self, endpoint: str, receiver: Callable[[], Receiver | None], counts: Counter[str] | None = None
+        self,
+        endpoint: str,
+        receiver: Callable[[], Receiver | None],
+        counts: Counter[str] | None = None,
+        *,
+        allow_local: bool = False,
     ) -> ASGIApp:
         """The endpoints as an ASGI app, to be mounted in an application.
 
         What comes in is stored under the key `endpoint`, and counted in `counts`. While `receiver` returns None the app
-        answers 503.
+        answers 503. Without a secret it takes requests from this machine if `allow_local`, and otherwise none.
         """
         counts = Counter() if counts is None else counts
         counts.update(batches=0, envelopes=0, refused=0)
-        return make_app(Door(receiver, endpoint, self._service, self._settings, self._messages, counts=counts))
+        settings = self._settings
+        if not allow_local and settings.http_secret is None and settings.http_previous_secret is None:
+            log.warning("bus.asgi() has no secret and refuses every request: set http_secret, or give allow_local=True")
+        door = Door(receiver, endpoint, self._service, settings, self._messages, allow_local, counts=counts)
+        return make_app(door)
 
     def _secret_for(self, address: HttpAddress) -> str | None:
         """Return the secret for this peer; raises InvalidSetting when it must not be sent there."""

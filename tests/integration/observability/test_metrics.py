@@ -406,7 +406,7 @@ async def test_opentelemetry_has_what_prometheus_has(database_url: str) -> None:
 
 async def test_mounted_app_counts_what_it_receives_from_run_to_run(database_url: str) -> None:
     bus = make_bus("shop", database_url)
-    transport = httpx.ASGITransport(bus.asgi())
+    transport = httpx.ASGITransport(bus.asgi(allow_local=True))
 
     @bus.handles(Placed)
     async def handle(placed: Placed) -> None: ...

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+from fastapi import FastAPI
 
 from durable import Bus, message
+from durable.asgi import DurableMiddleware
 from durable.embedded import Embedded
 from durable.errors import InvalidSetting
 from durable.outcomes import DUPLICATE, STORED, Outcome, Rejected
@@ -19,8 +23,9 @@ from durable.testing import eventually
 from durable.transports.http import auth as http_auth
 from durable.transports.http.transport import HttpTransport
 from durable.transports.http.wire import OUTCOMES, encode_outcomes
-from tests.support.raw_http import FakeHttpServer, Handle, response
+from tests.support.raw_http import FakeHttpServer, Handle, RawHttpClient, RawResponse, request, response
 from tests.support.tables import Tables, shared_tables
+from tests.support.web import served
 
 SECRET, OTHER = "correct horse battery", "staple staple staple"
 QUICK: dict[str, Any] = {
@@ -69,48 +74,48 @@ Say = Callable[[bytes, int, bytes], dict[str, str]]
 """Makes the headers of an impostor's answer, of the request, the status and the body."""
 
 
-def shown(request: bytes) -> http_auth.Signature:
+def shown(asked: bytes) -> http_auth.Signature:
     """The signature of a request, which whoever it reaches can read."""
-    [line] = [line for line in request.split(b"\r\n") if line.lower().startswith(b"authorization:")]
+    [line] = [line for line in asked.split(b"\r\n") if line.lower().startswith(b"authorization:")]
     signature = http_auth.parse(line.partition(b": ")[2].decode())
     assert isinstance(signature, http_auth.Signature)
     return signature
 
 
-def nothing(request: bytes, status: int, body: bytes) -> dict[str, str]:
+def nothing(asked: bytes, status: int, body: bytes) -> dict[str, str]:
     return {}
 
 
-def another_secret(request: bytes, status: int, body: bytes) -> dict[str, str]:
-    return {"authentication_info": http_auth.sign_answer(OTHER, shown(request), status, body)}
+def another_secret(asked: bytes, status: int, body: bytes) -> dict[str, str]:
+    return {"authentication_info": http_auth.sign_answer(OTHER, shown(asked), status, body)}
 
 
-def the_request_itself(request: bytes, status: int, body: bytes) -> dict[str, str]:
-    return {"authentication_info": f"signature={shown(request).digest}"}
+def the_request_itself(asked: bytes, status: int, body: bytes) -> dict[str, str]:
+    return {"authentication_info": f"signature={shown(asked).digest}"}
 
 
-def recorded(request: bytes, status: int, body: bytes) -> dict[str, str]:
+def recorded(asked: bytes, status: int, body: bytes) -> dict[str, str]:
     """The peer's own answer to another request of this sender."""
     before = http_auth.sign(SECRET, "POST", b"/batches", b"before", timestamp=1, nonce="0123456789abcdef")
     return {"authentication_info": http_auth.sign_answer(SECRET, before, status, body)}
 
 
-def of_another_body(request: bytes, status: int, body: bytes) -> dict[str, str]:
-    return {"authentication_info": http_auth.sign_answer(SECRET, shown(request), status, b"")}
+def of_another_body(asked: bytes, status: int, body: bytes) -> dict[str, str]:
+    return {"authentication_info": http_auth.sign_answer(SECRET, shown(asked), status, b"")}
 
 
 def impostor(server: FakeHttpServer, say: Say, outcome: Outcome | None) -> Handle:
     """Answers everything with this outcome, or with 413."""
 
     async def handle(writer: asyncio.StreamWriter) -> None:
-        request = server.requests[-1]
-        if request.startswith(b"POST /ping "):
-            writer.write(response("204 No Content", b"", **{"content_length": "", **say(request, 204, b"")}))
+        asked = server.requests[-1]
+        if asked.startswith(b"POST /ping "):
+            writer.write(response("204 No Content", b"", **{"content_length": "", **say(asked, 204, b"")}))
         elif outcome is None:
-            writer.write(response("413 Content Too Large", b"", **say(request, 413, b"")))
+            writer.write(response("413 Content Too Large", b"", **say(asked, 413, b"")))
         else:
             body = encode_outcomes([outcome])
-            writer.write(response("200 OK", body, content_type=OUTCOMES, **say(request, 200, body)))
+            writer.write(response("200 OK", body, content_type=OUTCOMES, **say(asked, 200, body)))
 
     return handle
 
@@ -197,3 +202,97 @@ def test_plaintext_to_other_hosts_starts_only_where_it_is_allowed(
 @pytest.mark.parametrize("uri", ["https://billing.example", "http://127.0.0.1:1", "http://[::1]:1", "http://localhost"])
 def test_encrypted_and_local_addresses_need_no_permission(uri: str) -> None:
     HttpTransport(load_settings(), service="orders", messages=dict).check(uri)
+
+
+# Without a secret -------------------------------------------------------------------------------------------------
+
+FROM_STRANGERS = [
+    {"forwarded": "for=203.0.113.9"},
+    {"X-Forwarded-For": "203.0.113.9"},
+    {"x-forwarded-for": "127.0.0.1"},
+    {"X-Forwarded-Proto": "https"},
+    {"x-forwarded-host": "orders.example"},
+    {"Via": "1.1 tunnel"},
+    {"x-real-ip": "127.0.0.1"},
+    {"cf-connecting-ip": "203.0.113.9"},
+    {"Origin": "https://page.example"},
+    {"origin": "null"},
+    {"origin": "http://127.0.0.1:8001"},
+    {"Sec-Fetch-Site": "cross-site"},
+    {"host": "rebound.example"},
+    {"host": "rebound.example:8001"},
+    {"host": "127.0.0.1.rebound.example"},
+    {"host": "127.0.0.1@rebound.example"},
+    {"host": "localhost:80:80"},
+    {"host": ""},
+    {"host": "10.0.0.7"},
+]
+
+
+@asynccontextmanager
+async def mounted(bus: Bus, **options: Any) -> AsyncIterator[str]:
+    app = FastAPI()
+    app.add_middleware(DurableMiddleware, bus=bus)
+    app.mount("/durable", bus.asgi(**options))
+    async with served(app) as url:
+        yield f"{url}/durable"
+
+
+@asynccontextmanager
+async def listening(bus: Bus) -> AsyncIterator[str]:
+    bus.listen("http://127.0.0.1:0")
+    async with bus:
+        assert bus.runtime.node is not None
+        yield bus.runtime.node.listeners[0].address
+
+
+def taking_placed(tables: Tables, **settings: Any) -> Bus:
+    bus = Bus("billing", tables.url, **QUICK, **settings)
+
+    @bus.handles(Placed)
+    async def bill(placed: Placed) -> None: ...
+
+    return bus
+
+
+async def post(url: str, **headers: str) -> RawResponse:
+    body = b'{"number": 1}'
+    path = f"{urlsplit(url).path}/messages/identity.placed"
+    async with RawHttpClient(url) as client:
+        data = request(path, body, content_type="application/json", **headers)
+        if headers.get("host") == "":
+            data = data.replace(b"HTTP/1.1", b"HTTP/1.0")
+        return await client.ask(data)
+
+
+@pytest.mark.parametrize("door", [lambda bus: mounted(bus, allow_local=True), listening], ids=["mounted", "listening"])
+async def test_node_without_a_secret_takes_messages_of_local_programs_only(
+    billing: Tables, door: Callable[[Bus], AbstractAsyncContextManager[str]]
+) -> None:
+    async with door(taking_placed(billing)) as url:
+        for headers in FROM_STRANGERS:
+            refusal = await post(url, **headers)
+            assert (headers, refusal.status) == (headers, 401)
+            assert "this service has no secret and answers only" in refusal.problem["detail"]
+        assert billing.count("received_ids") == 0
+        for host in ("127.0.0.1", "127.0.0.1:8001", "localhost", "LocalHost:1", "[::1]:1", "127.8.0.1"):
+            assert (await post(url, host=host)).status == 202
+
+
+async def test_mounted_app_without_a_secret_refuses_everybody(
+    billing: Tables, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with mounted(taking_placed(billing)) as url:
+        refusal = await post(url)
+        assert refusal.status == 401
+        assert "set http_secret on both ends, or say bus.asgi(allow_local=True)" in refusal.problem["detail"]
+        async with RawHttpClient(url) as client:
+            assert (await client.ask(request("/durable/health/ready", method="GET"))).status == 204
+        assert billing.count("received_ids") == 0
+    assert "bus.asgi() has no secret and refuses every request" in caplog.text
+
+
+async def test_proxies_change_nothing_for_who_knows_the_secret(billing: Tables) -> None:
+    async with mounted(taking_placed(billing, http_secret=SECRET)) as url:
+        for headers in FROM_STRANGERS:
+            assert (await post(url, authorization=f"Bearer {SECRET}", **headers)).status == 202

@@ -336,7 +336,7 @@ async def test_an_app_behind_a_proxy_that_takes_a_prefix_away_knows_it_by_its_ro
 
 
 async def test_an_app_without_a_receiver_is_not_ready(receiver: MemoryReceiver) -> None:
-    app = transport().app("shop-in", lambda: None)
+    app = transport().app("shop-in", lambda: None, allow_local=True)
     async with served(app) as root, RawHttpClient(root) as client:
         with pytest.raises(ConnectionFailed, match="503 Service Unavailable: this process is not ready"):
             await send(root)
@@ -354,6 +354,9 @@ async def test_health_is_open_to_all_and_says_when_nothing_can_be_stored(receive
             "nothing can be stored now"
         )
         assert (await client.ask(request("/health/live", method="GET"))).status == 204
+
+
+HOST = [(b"host", b"localhost")]
 
 
 @pytest.mark.parametrize(
@@ -377,8 +380,8 @@ async def test_without_a_secret_an_app_answers_only_its_own_machine(
     async def ask() -> Message:
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    scope = {"type": "http", "method": "POST", "path": "/ping", "query_string": b"", "headers": []}
-    app = transport().app("shop-in", lambda: receiver)
+    scope = {"type": "http", "method": "POST", "path": "/ping", "query_string": b"", "headers": HOST}
+    app = transport().app("shop-in", lambda: receiver, allow_local=True)
     await app({**scope, "server": server, "client": client}, ask, answer)
     assert answers[0]["status"] == 401
     assert b"set http_secret on both ends" in answers[1]["body"]
@@ -396,7 +399,7 @@ async def test_websockets_are_refused(receiver: MemoryReceiver) -> None:
     async def ask() -> Message:
         return {"type": "websocket.connect"}
 
-    app = transport().app("shop-in", lambda: receiver)
+    app = transport().app("shop-in", lambda: receiver, allow_local=True)
     await app({"type": "websocket", "path": "/batches", "headers": []}, ask, answer)
     assert [sent["type"] for sent in answers] == ["websocket.close"]
 
@@ -404,7 +407,7 @@ async def test_websockets_are_refused(receiver: MemoryReceiver) -> None:
 async def test_a_request_that_is_refused_inside_an_application_is_a_problem_all_the_same(
     receiver: MemoryReceiver,
 ) -> None:
-    app = transport().app("shop-in", lambda: receiver)
+    app = transport().app("shop-in", lambda: receiver, allow_local=True)
     async with served(in_fastapi(app)) as root, RawHttpClient(root) as client:
         assert (await client.ask(request("/durable/nowhere"))).problem["status"] == 404
         refusal = await client.ask(request("/durable/batches", method="GET"))
