@@ -87,6 +87,7 @@ CREATE TABLE "{schema}".received_ids (
     id uuid NOT NULL,
     endpoint text NOT NULL,
     message_digest bigint NOT NULL,
+    terms bigint NOT NULL DEFAULT 0,
     received_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (id, endpoint)
 ) PARTITION BY RANGE (id);
@@ -97,6 +98,7 @@ CREATE TABLE "{schema}".undated_ids (
     id uuid NOT NULL,
     endpoint text NOT NULL,
     message_digest bigint NOT NULL,
+    terms bigint NOT NULL DEFAULT 0,
     received_at timestamptz NOT NULL DEFAULT now(),
     sent_at timestamptz NOT NULL,
     given_up boolean NOT NULL DEFAULT false,

@@ -84,7 +84,11 @@ async def _store(door: Door, envelope: Envelope, cls: type, *, key: str) -> Resp
         case Duplicate(other_body=False):
             status = 200
         case Duplicate():
-            raise HTTPException(422, f"this {key} was used with another body, which was stored; this one was not")
+            raise HTTPException(
+                422,
+                f"this {key} was used with another body, other headers or other times: that message was stored; this "
+                "one was not",
+            )
         case Rejected(reason):
             raise HTTPException(422, reason)
         case Busy():

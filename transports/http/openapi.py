@@ -98,7 +98,7 @@ _WHY: Final = {
     408: "The body did not arrive in time",
     413: "The body is too large",
     415: "A content type that is not understood, or a Content-Encoding",
-    422: "The message can never be handled, or its key was used with another body",
+    422: "The message can never be handled, or its key was used with another message",
     429: "As many bytes as may be are under way: try again soon",
     503: "Nothing can be stored now: try again soon, under the same key",
 }

@@ -78,16 +78,16 @@ GENERATED: Final = f"{_VERSION} IN (7, 8)"
 REMEMBERED: Final = "id, endpoint, message_digest, sent_at"
 
 
-def remember_undated(rows: str) -> str:
+def remember_undated(rows: str, columns: str = REMEMBERED) -> str:
     """The insert of these ids without a day, which returns those that are new.
 
     New is also what was cancelled, or discarded as a dead letter, and is sent again; not what a peer without an answer
     repeats of it, which has the time at which it was sent then.
     """
-    return f"""INSERT INTO {{schema}}.undated_ids AS known (id, endpoint, message_digest, sent_at)
+    return f"""INSERT INTO {{schema}}.undated_ids AS known ({columns})
     {rows}
-    ON CONFLICT (id, endpoint) DO UPDATE SET message_digest = excluded.message_digest, sent_at = excluded.sent_at,
-        received_at = now(), given_up = false
+    ON CONFLICT (id, endpoint) DO UPDATE SET message_digest = excluded.message_digest, terms = excluded.terms,
+        sent_at = excluded.sent_at, received_at = now(), given_up = false
     WHERE known.given_up AND known.sent_at <> excluded.sent_at
     RETURNING id, endpoint"""
 

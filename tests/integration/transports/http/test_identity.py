@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +19,7 @@ from durable.embedded import Embedded
 from durable.errors import InvalidSetting
 from durable.outcomes import DUPLICATE, STORED, Outcome, Rejected
 from durable.settings import load_settings
+from durable.telemetry import Event, Subject
 from durable.testing import eventually
 from durable.transports.http import auth as http_auth
 from durable.transports.http.transport import HttpTransport
@@ -256,7 +257,7 @@ def taking_placed(tables: Tables, **settings: Any) -> Bus:
 
 
 async def post(url: str, **headers: str) -> RawResponse:
-    body = b'{"number": 1}'
+    body = b'{"number":17}'
     path = f"{urlsplit(url).path}/messages/identity.placed"
     async with RawHttpClient(url) as client:
         data = request(path, body, content_type="application/json", **headers)
@@ -296,3 +297,53 @@ async def test_proxies_change_nothing_for_who_knows_the_secret(billing: Tables) 
     async with mounted(taking_placed(billing, http_secret=SECRET)) as url:
         for headers in FROM_STRANGERS:
             assert (await post(url, authorization=f"Bearer {SECRET}", **headers)).status == 202
+
+
+# Ids that were taken ----------------------------------------------------------------------------------------------
+
+REAL = b'{"number": 17}'
+# What somebody sends first under the id of another's message. Only the terms differ, at most.
+TAKEN: dict[str, dict[str, str]] = {
+    "with a time to live of nothing": {"durable_time_to_live": "0"},
+    "with a deadline that has passed": {"durable_deliver_by": "2020-01-01T00:00:00Z"},
+    "for much later": {"durable_execute_at": (datetime.now(UTC) + timedelta(days=5)).isoformat()},
+    "with a key": {"durable_partition_key": "another"},
+    "with a header": {"durable_header_reply_to": "http://127.0.0.1:1"},
+}
+
+
+@pytest.mark.parametrize("taken", TAKEN.values(), ids=TAKEN.keys())
+async def test_message_under_an_id_that_was_taken_is_no_silent_duplicate(
+    billing: Tables, taken: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    bus = taking_placed(billing, http_secret=SECRET)
+    async with listening(bus) as url:
+        path = "/messages/identity.placed"
+        key = {"idempotency_key": "order-17", "content_type": "application/json", "authorization": f"Bearer {SECRET}"}
+        async with RawHttpClient(url) as client:
+            assert (await client.ask(request(path, REAL, **key, **taken))).status == 202
+            refusal = await client.ask(request(path, REAL, **key))
+            assert (refusal.status, (await client.ask(request(path, REAL, **key, **taken))).status) == (422, 200)
+        assert "another body, other headers or other times" in refusal.problem["detail"]
+        assert billing.rows("SELECT body FROM durable.dead_letters") == [REAL]
+        assert "another message was received under the same id before" in caplog.text
+        assert bus.statistics().tallies[Subject.ENDPOINT]["billing"].counts[Event.QUARANTINED] == 1
+        async with RawHttpClient(url) as client:
+            assert (await client.ask(request(path, REAL, **key))).status == 422
+        assert billing.count("dead_letters") == 1
+
+
+async def test_peers_message_under_an_id_that_was_taken_is_kept(orders: Tables, billing: Tables) -> None:
+    """The id of the outbox is known to somebody, who is faster."""
+    there = taking_placed(billing, http_secret=SECRET)
+    async with listening(there) as url:
+        bus = Bus("orders", orders.url, http_secret=SECRET, **QUICK)
+        bus.route(Placed, to=url)
+        async with bus.unit_of_work():
+            bus.send(Placed(17))
+        [body] = orders.rows("SELECT body FROM durable.outgoing_envelopes")
+        taken = {"idempotency_key": str(orders.one("SELECT id FROM durable.outgoing_envelopes"))}
+        assert (await post(url, authorization=f"Bearer {SECRET}", **taken, durable_time_to_live="0")).status == 202
+        async with bus:
+            await eventually(lambda: orders.count("outgoing_envelopes") == 0, within=20, what="the answer")
+        assert billing.rows("SELECT body FROM durable.dead_letters") == [body]

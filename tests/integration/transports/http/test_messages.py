@@ -390,7 +390,7 @@ class TestWhatCannotBeStoredNow:
 
     async def ask(self, receiver: MemoryReceiver | None, message_type: str) -> httpx.Response:
         """The answer of an app on this receiver, to a message of this type."""
-        door = Door(lambda: receiver, "shop", "shop", load_settings(), lambda: {message_type: Sold})
+        door = Door(lambda: receiver, "shop", "shop", load_settings(), lambda: {message_type: Sold}, allow_local=True)
         here = httpx.ASGITransport(make_app(door))
         async with httpx.AsyncClient(transport=here, base_url="http://127.0.0.1") as client:
             return await client.post(f"/messages/{message_type}", json={"number": 1})
