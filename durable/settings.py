@@ -15,7 +15,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypedDict
 
-from pydantic import BeforeValidator, Field, PostgresDsn, SecretStr, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PostgresDsn,
+    SecretStr,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from durable.duration import duration
@@ -47,8 +57,34 @@ def _by_name(value: Any) -> Any:
 
 
 Count = Annotated[int, Field(ge=1)]
+Secret = Annotated[SecretStr, Field(min_length=16)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
 Secrets = Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_by_name)]
 Duration = Annotated[timedelta, BeforeValidator(_span), Field(gt=timedelta(0), le=timedelta(days=36_500))]
+
+
+def _whole_peer(value: Any) -> Any:
+    """A text is the only secret of a peer."""
+    return {"secrets": {"1": value}} if isinstance(value, str | SecretStr) else value
+
+
+class Peer(BaseModel):
+    """A service, or another client, that proves its name by secrets of its own.
+
+    `secrets` are by ids of your choice: all are accepted, the first signs. `at` are the addresses below which it
+    receives. `types` are the message types that it may send (`billing.*` those that begin so; default: any), and
+    `endpoints` the listeners that it may send to (default: any).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    secrets: dict[Name, Secret] = Field(min_length=1)
+    at: tuple[str, ...] = ()
+    types: tuple[str, ...] | None = None
+    endpoints: tuple[str, ...] | None = None
+
+
+Peers = Annotated[dict[Name, Annotated[Peer, BeforeValidator(_whole_peer)]], NoDecode, BeforeValidator(_by_name)]
 
 
 def _listed(value: Any) -> Any:
@@ -263,9 +299,10 @@ class Settings(BaseSettings):
         min_length=16,
         description="former secret, accepted too while http_secret is being changed everywhere",
     )
-    http_peer_secrets: Secrets = Field(
+    peers: Peers = Field(
         default={},
-        description="secrets that are shown to single peers instead: a JSON object of secrets by scheme://host:port",
+        description="services with secrets of their own: a JSON object by name, of their secrets, addresses (at), and "
+        "what they may send (types, endpoints)",
     )
     http_auth: Literal["hmac", "bearer"] = Field(
         default="hmac",
@@ -437,7 +474,8 @@ def _described(error: ValidationError) -> str:
 
 
 def _may_hold_a_secret(name: str) -> bool:
-    return "SecretStr" in str(Settings.model_fields[name].annotation) if name in Settings.model_fields else False
+    annotation = str(Settings.model_fields[name].annotation) if name in Settings.model_fields else ""
+    return "SecretStr" in annotation or "Peer" in annotation
 
 
 def check_database_url(url: str) -> None:

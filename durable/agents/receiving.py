@@ -28,6 +28,7 @@ from durable.failpoints import failpoint
 from durable.messages import validation as screening
 from durable.messages.digest import conflicts, terms_digest
 from durable.messages.ordering import OrderingRules
+from durable.messages.scope import listener_of
 from durable.outcomes import (
     BUSY,
     DUPLICATE,
@@ -116,7 +117,7 @@ class ReceivingAgent:
 
     async def receive(self, endpoint: str, batch: Sequence[Envelope]) -> list[Outcome]:
         weight = sum(envelope.weight_bytes for envelope in batch)
-        if self._stopping or endpoint in self._paused or not self._has_room(len(batch), weight):
+        if self._stopping or listener_of(endpoint) in self._paused or not self._has_room(len(batch), weight):
             return [BUSY] * len(batch)
         waiting = _Waiting(endpoint, batch)
         self._queue.append(waiting)

@@ -42,7 +42,7 @@ class HttpAddress:
 
     @property
     def origin(self) -> str:
-        """The key in `http_peer_secrets`: scheme, host and port, the port always written."""
+        """Scheme, host and port, the port always written."""
         port = _DEFAULT_PORTS[self.scheme] if self.port is None else self.port
         return f"{self.scheme}://{self._written_host}:{port}"
 

@@ -19,9 +19,9 @@ from durable.transports.http import auth as http_auth
 _PROOF: Final = "durable.proof"
 
 
-def proved_with(scope: MutableMapping[str, Any], secret: str, signature: http_auth.Signature) -> None:
-    """Have the answer to this request signed: its own signature was found to be made with this secret."""
-    scope[_PROOF].append((secret, signature))
+def proved_with(scope: MutableMapping[str, Any], secret: str, signature: http_auth.Signature, service: str) -> None:
+    """Have the answer to this request signed by the service: its signature was found to be made with this secret."""
+    scope[_PROOF].append((secret, signature, service))
 
 
 class SignedAnswers:
@@ -34,7 +34,7 @@ class SignedAnswers:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        proofs: list[tuple[str, http_auth.Signature]] = []
+        proofs: list[tuple[str, http_auth.Signature, str]] = []
         begun: list[Message] = []
 
         async def sign_and_send(message: Message) -> None:
@@ -51,6 +51,6 @@ class SignedAnswers:
         await self._app({**scope, _PROOF: proofs}, receive, sign_and_send)
 
 
-def _sign(start: Message, body: bytes, secret: str, signature: http_auth.Signature) -> None:
-    value = http_auth.sign_answer(secret, signature, start["status"], body)
+def _sign(start: Message, body: bytes, secret: str, signature: http_auth.Signature, service: str) -> None:
+    value = http_auth.sign_answer(secret, signature, service, start["status"], body)
     start["headers"] = [*start["headers"], (http_auth.ANSWERED.lower().encode(), value.encode())]

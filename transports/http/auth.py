@@ -1,14 +1,20 @@
 """Authentication by a shared secret: a signature of the request and of its answer, or the secret itself.
 
-    Authorization: Durable-HMAC-SHA256 timestamp=1767225600, nonce=K7gN..., body=e3b0c442..., signature=9f86d081...
+    Authorization: Durable-HMAC-SHA256 to=billing, from=orders, key=2026-11, timestamp=1767225600, nonce=K7gN...,
+        body=e3b0c442..., signature=9f86d081...
     Authorization: Bearer SECRET
 
-`body` is the SHA-256 of the body, in hexadecimal. The signature is the HMAC-SHA-256, in hexadecimal, of these lines
+`to` is the name of the service that is asked, so that nobody can repeat the request at another. `from` and `key` name
+the sender and the id of its secret, where it has one of its own; they are left out where all know one. `body` is the
+SHA-256 of the body, in hexadecimal. The signature is the HMAC-SHA-256, in hexadecimal, of these lines
 joined by line feeds:
 
     Durable-HMAC-SHA256
     the method
     the path and query, byte for byte as the client wrote them in the request line
+    to
+    from, or nothing
+    key, or nothing
     the timestamp, in seconds since 1970
     the nonce
     the Content-Length, or nothing for a body in chunks
@@ -22,12 +28,13 @@ five minutes brings what is known already: its envelopes are duplicates.
 
 The answer to a signed request is signed in turn, whatever it says, so that nobody else can answer for a peer:
 
-    Authentication-Info: signature=5feceb66...
+    Authentication-Info: service=billing, signature=5feceb66...
 
 It is the HMAC of these lines with the same secret:
 
     Durable-HMAC-SHA256 answer
     the signature of the request
+    the name of the service that answers
     the status
     the SHA-256 of the body of the answer, in hexadecimal
 """
@@ -37,7 +44,7 @@ from __future__ import annotations
 import hmac
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Final
 
@@ -49,7 +56,10 @@ ANSWERED: Final = "Authentication-Info"
 
 Headers = Iterable[tuple[bytes, bytes]]
 
+_NAME: Final = "[A-Za-z0-9._-]"
+_ANSWER: Final = re.compile(rf"service=({_NAME}{{1,200}}), ?signature=([0-9a-f]{{64}})")
 _PARAMETERS: Final = re.compile(
+    rf"to=({_NAME}{{0,200}}), ?(?:from=({_NAME}{{1,200}}), ?key=({_NAME}{{1,100}}), ?)?"
     r"timestamp=([0-9]{1,15}), ?nonce=([A-Za-z0-9_-]{16,100}), ?body=([0-9a-f]{64}), ?signature=([0-9a-f]{64})"
 )
 
@@ -58,16 +68,18 @@ _PARAMETERS: Final = re.compile(
 class Bearer:
     """The secret itself."""
 
-    token: str
-
-    def matches(self, secrets: Iterable[str]) -> bool:
-        return _equal_one(self.token, list(secrets)) is not None
+    token: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A signature of a request, and the digest of the body that it was made for."""
+    """A signature of a request, and the digest of the body that it was made for. `to` is empty where the sender asks
+    who is there; `sender` and `key` are where the secret is not its own.
+    """
 
+    to: str
+    sender: str
+    key: str
     timestamp: int
     nonce: str
     body: str
@@ -75,7 +87,9 @@ class Signature:
 
     def __str__(self) -> str:
         """The value of Authorization."""
-        return f"{SCHEME} timestamp={self.timestamp}, nonce={self.nonce}, body={self.body}, signature={self.digest}"
+        who = f"to={self.to}, from={self.sender}, key={self.key}" if self.key else f"to={self.to}"
+        when = f"timestamp={self.timestamp}, nonce={self.nonce}"
+        return f"{SCHEME} {who}, {when}, body={self.body}, signature={self.digest}"
 
     def is_timely(self, now: float, skew_seconds: float) -> bool:
         """Tell whether the signature was made at most so long before or after `now`."""
@@ -86,7 +100,7 @@ class Signature:
     ) -> str | None:
         """Return the secret that this request was signed with; None when it was none of these, or another request."""
         known = list(secrets)
-        lines = _lines(method, target, length, self.body, self.timestamp, self.nonce, headers)
+        lines = _lines(self, method, target, length, headers)
         found = _equal_one(self.digest, [_digest(secret, lines) for secret in known])
         return None if found is None else known[found]
 
@@ -101,7 +115,10 @@ def parse(header: str) -> Bearer | Signature | None:
     if scheme.lower() == "bearer":
         return Bearer(parameters.strip())
     found = _PARAMETERS.fullmatch(parameters.strip()) if scheme.lower() == SCHEME.lower() else None
-    return Signature(int(found[1]), found[2], found[3], found[4]) if found else None
+    if not found:
+        return None
+    to, sender, key, timestamp, nonce, body, digest = found.groups(default="")
+    return Signature(to, sender, key, int(timestamp), nonce, body, digest)
 
 
 def bearer(secret: str) -> str:
@@ -109,34 +126,37 @@ def bearer(secret: str) -> str:
     return f"Bearer {secret}"
 
 
-def sign(
-    secret: str, method: str, target: bytes, body: bytes, *, timestamp: int, nonce: str, headers: Headers = ()
-) -> Signature:
-    """Sign this request; of its headers, those that say something of a message."""
-    hashed = sha256(body).hexdigest()
-    lines = _lines(method, target, len(body), hashed, timestamp, nonce, headers)
-    return Signature(timestamp, nonce, hashed, _digest(secret, lines))
+def sign(secret: str, said: Signature, method: str, target: bytes, length: int, headers: Headers = ()) -> Signature:
+    """Sign a request of this length; of its headers, those that say something of a message."""
+    return replace(said, digest=_digest(secret, _lines(said, method, target, length, headers)))
 
 
-def sign_answer(secret: str, signature: Signature, status: int, body: bytes) -> str:
-    """Return the value of Authentication-Info for the answer to this request."""
-    lines = [f"{SCHEME} answer", signature.digest, str(status), sha256(body).hexdigest()]
-    return f"signature={_digest(secret, chr(10).join(lines).encode())}"
+def unsigned(body: bytes, *, to: str, timestamp: int, nonce: str, sender: str = "", key: str = "") -> Signature:
+    """Return what a signature says, before it is one. `sender` is said only together with the key of its secret."""
+    return Signature(to, sender if key else "", key, timestamp, nonce, sha256(body).hexdigest(), "")
 
 
-def is_answer_of(shown: str, secret: str, signature: Signature, status: int, body: bytes) -> bool:
-    """Tell whether a value of Authentication-Info was made with the secret, for this answer to this request."""
-    return _equal_one(shown, [sign_answer(secret, signature, status, body)]) is not None
+def sign_answer(secret: str, signature: Signature, service: str, status: int, body: bytes) -> str:
+    """Return the value of Authentication-Info for the answer of this service to this request."""
+    lines = [f"{SCHEME} answer", signature.digest, service, str(status), sha256(body).hexdigest()]
+    return f"service={service}, signature={_digest(secret, chr(10).join(lines).encode())}"
 
 
-def _lines(
-    method: str, target: bytes, length: int | None, body: str, timestamp: int, nonce: str, headers: Headers
-) -> bytes:
+def answering(shown: str, secret: str, signature: Signature, status: int, body: bytes) -> str:
+    """Return the name of the service that answers; nothing if Authentication-Info was not made with the secret, or for
+    another answer.
+    """
+    found = _ANSWER.fullmatch(shown)
+    if found is None or _equal_one(shown, [sign_answer(secret, signature, found[1], status, body)]) is None:
+        return ""
+    return found[1]
+
+
+def _lines(said: Signature, method: str, target: bytes, length: int | None, headers: Headers) -> bytes:
     size = "" if length is None else str(length)
-    lines = [SCHEME, method, str(timestamp), nonce, size, body]
-    signed = [line.encode() for line in lines]
-    signed.insert(2, target)
-    return b"\n".join([*signed, *sorted(_of_message(headers))])
+    before = [SCHEME.encode(), method.encode(), target]
+    lines = [said.to, said.sender, said.key, str(said.timestamp), said.nonce, size, said.body]
+    return b"\n".join([*before, *(line.encode() for line in lines), *sorted(_of_message(headers))])
 
 
 def _of_message(headers: Headers) -> Iterator[bytes]:

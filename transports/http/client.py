@@ -31,6 +31,7 @@ from durable.failpoints import failpoint, is_armed
 from durable.settings import Settings
 from durable.transports.http import auth as http_auth
 from durable.transports.http.address import HttpAddress
+from durable.transports.http.peers import Credentials
 from durable.version import __version__
 
 _MOST_BYTES_UNLESS_OK: Final = 1 << 16
@@ -90,10 +91,20 @@ class Endpoint:
 class HttpClient:
     """The connections to one peer. An async context manager: leaving it closes them."""
 
-    def __init__(self, address: HttpAddress, settings: Settings, secret: str | None, tls: ssl.SSLContext) -> None:
+    def __init__(
+        self,
+        address: HttpAddress,
+        settings: Settings,
+        credentials: Credentials | None,
+        tls: ssl.SSLContext,
+        *,
+        service: str,
+    ) -> None:
         self._peer = str(address)
         self._shows_secret = settings.http_auth == "bearer"
-        self._secret = secret
+        self._credentials = credentials
+        self._service = service
+        self._to = credentials.peer if credentials else ""
         self._tls = tls
         self._send_seconds = settings.send_timeout.total_seconds()
         self._connect_seconds = settings.connect_timeout.total_seconds()
@@ -144,18 +155,21 @@ class HttpClient:
         raise AssertionError("the last try has returned or raised")
 
     def _sign(self, endpoint: Endpoint, body: bytes) -> http_auth.Signature | None:
-        if self._secret is None or self._shows_secret:
+        known = self._credentials
+        if known is None or self._shows_secret:
             return None
-        target, now = endpoint.url.raw_path, int(time.time())
-        return http_auth.sign(self._secret, "POST", target, body, timestamp=now, nonce=uuid4().hex)
+        said = http_auth.unsigned(
+            body, to=self._to, sender=self._service, key=known.key, timestamp=int(time.time()), nonce=uuid4().hex
+        )
+        return http_auth.sign(known.secret, said, "POST", endpoint.url.raw_path, len(body))
 
     def _request(
         self, endpoint: Endpoint, body: bytes, signature: http_auth.Signature | None, connection: _Connection
     ) -> httpx.Request:
         headers = [*endpoint.headers, (b"content-length", b"%d" % len(body))]
-        if self._secret is not None:
-            credentials = http_auth.bearer(self._secret) if signature is None else str(signature)
-            headers.append((b"authorization", credentials.encode()))
+        if self._credentials is not None:
+            shown = http_auth.bearer(self._credentials.secret) if signature is None else str(signature)
+            headers.append((b"authorization", shown.encode()))
         breaks_off = body and (is_armed("C6") or is_armed("C7"))
         stream = _InHalves(body) if breaks_off else httpx.ByteStream(body)
         extensions = {"timeout": {"connect": self._connect_seconds}, "trace": connection.trace}
@@ -177,9 +191,18 @@ class HttpClient:
         return Answer(status, response.headers, bytes(body), is_proven)
 
     def _is_proven(self, response: httpx.Response, signature: http_auth.Signature, body: bytes) -> bool:
-        assert self._secret is not None
+        """Judge the answer, and remember which service it is that answers here."""
+        assert self._credentials is not None
         shown = response.headers.get(http_auth.ANSWERED, "")
-        return http_auth.is_answer_of(shown, self._secret, signature, response.status_code, body)
+        service = http_auth.answering(shown, self._credentials.secret, signature, response.status_code, body)
+        if service and not self._credentials.peer:
+            self._to = service
+        return bool(service)
+
+    @property
+    def knows_who(self) -> bool:
+        """Tell whether requests can be signed for the service at this address; a ping finds out which it is."""
+        return bool(self._to) or self._credentials is None or self._shows_secret
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
@@ -30,9 +30,11 @@ from durable.settings import Settings
 from durable.transports.base import Receiver
 from durable.transports.http import auth as http_auth
 from durable.transports.http import local as http_local
+from durable.transports.http import peers as http_peers
 from durable.transports.http.answers import proved_with
 
 PROBLEM: Final = "application/problem+json"
+PING: Final = "/ping"
 RETRY_SOON: Final = {"Retry-After": "1"}
 
 _CHARSET: Final = frozenset({"", "charset=utf-8", 'charset="utf-8"'})
@@ -95,25 +97,41 @@ class Door:
 # Coming in --------------------------------------------------------------------------------------------------------
 
 
+class Entry(NamedTuple):
+    """The body of a request that came in, and the name that its sender has proven, if it has."""
+
+    body: bytes
+    peer: str | None
+
+
+class _Caller(NamedTuple):
+    """What is known of the sender before its body is read."""
+
+    peer: str | None = None
+    signature: http_auth.Signature | None = None
+
+
 @asynccontextmanager
 async def admitted(
     request: Request, door: Door, *content_types: str, most_bytes: int | None = None
-) -> AsyncIterator[bytes]:
-    """The body of a request that may come in; inside the block its bytes count as under way.
+) -> AsyncIterator[Entry]:
+    """A request that may come in; inside the block the bytes of its body count as under way.
 
     `content_types` are those that are understood: none means that the endpoint looks for itself. `most_bytes` is
     `max_frame_bytes` unless given. Raises HTTPException.
     """
     announced = _announced(request)
-    signature = _authenticated(request, door, announced)
+    caller = _authenticated(request, door, announced)
+    if not http_peers.may_use(door.settings, caller.peer, door.endpoint):
+        raise HTTPException(403, f"{caller.peer} may not send to {door.endpoint}: see endpoints in peers")
     if content_types:
         require_content_type(request, *content_types)
     most_bytes = door.settings.max_frame_bytes if most_bytes is None else most_bytes
     with door.room.share(door.settings.buffer_bytes) as take:
         body = await _read(request, door.settings, announced, most_bytes, take)
-        if signature is not None and not signature.is_for(body):
+        if caller.signature is not None and not caller.signature.is_for(body):
             raise _unauthenticated("the signature is for another body: it was changed on the way")
-        yield body
+        yield Entry(body, caller.peer)
 
 
 def require_content_type(request: Request, *understood: str) -> str:
@@ -170,34 +188,45 @@ def _too_large(most_bytes: int) -> HTTPException:
 # Authentication ---------------------------------------------------------------------------------------------------
 
 
-def _authenticated(request: Request, door: Door, announced: int | None) -> http_auth.Signature | None:
+def _authenticated(request: Request, door: Door, announced: int | None) -> _Caller:
     """Raise HTTPException (401) unless the credentials are good; of a signature, all but the body is judged here."""
-    secrets = _secrets(door.settings)
-    if not secrets:
+    settings = door.settings
+    if not http_peers.has_secrets(settings):
         _require_local(request, door)
-        return None
-    skew_seconds = door.settings.http_clock_skew.total_seconds()
+        return _Caller()
+    skew_seconds = settings.http_clock_skew.total_seconds()
     match http_auth.parse(request.headers.get("authorization", "")):
-        case http_auth.Bearer() as bearer if bearer.matches(secrets):
-            return None
+        case http_auth.Bearer(token):
+            if (known := http_peers.token(settings, token)) is None:
+                raise _unauthenticated("this is no secret that is known here: see http_secret and peers on both ends")
+            return _Caller(known.peer)
         case http_auth.Signature() as signature if signature.is_timely(time.time(), skew_seconds):
-            secret = signature.secret_of(secrets, *_signed(request), announced, request.headers.raw)
-            if secret is None:
-                raise _unauthenticated(
-                    "the signature does not fit: another http_secret, or path, headers or length were changed on the"
-                    " way"
-                )
-            proved_with(request.scope, secret, signature)
-            return signature
+            return _Caller(_signer(request, door, signature, announced), signature)
         case http_auth.Signature():
             raise _unauthenticated(
                 f"the timestamp is more than http_clock_skew ({skew_seconds:g} s) off: the two clocks differ, or it is "
                 "a replay"
             )
-        case http_auth.Bearer():
-            raise _unauthenticated("this is not the secret: http_secret must be the same on both ends")
         case None:
-            raise _unauthenticated("show http_secret, as a signature or as a bearer token")
+            raise _unauthenticated("show a secret, as a signature or as a bearer token")
+
+
+def _signer(request: Request, door: Door, signature: http_auth.Signature, announced: int | None) -> str | None:
+    """Return the name of the peer that has signed the request; raises HTTPException."""
+    known = http_peers.signing(door.settings, signature.sender, signature.key)
+    secrets = [each.secret for each in known]
+    secret = signature.secret_of(secrets, *_signed(request), announced, request.headers.raw)
+    if secret is None:
+        raise _unauthenticated(
+            "the signature does not fit: another secret, or path, headers or length were changed on the way"
+        )
+    proved_with(request.scope, secret, signature, door.service)
+    asks_who = not signature.to and request.scope["path"].endswith(PING)
+    if signature.to != door.service and not asks_who:
+        raise HTTPException(
+            421, f"this is the service {door.service}, and the request was signed for {signature.to or 'nobody'}"
+        )
+    return known[0].peer
 
 
 def _require_local(request: Request, door: Door) -> None:
@@ -215,11 +244,6 @@ def _require_local(request: Request, door: Door) -> None:
         raise _unauthenticated(
             f"this service has no secret and answers only programs on its own machine, and {reason}: set http_secret"
         )
-
-
-def _secrets(settings: Settings) -> list[str]:
-    known = (settings.http_secret, settings.http_previous_secret)
-    return [secret.get_secret_value() for secret in known if secret is not None]
 
 
 def _signed(request: Request) -> tuple[str, bytes]:

@@ -28,6 +28,7 @@ from durable.settings import Settings
 from durable.transports.frames import MAX_ENVELOPES
 from durable.transports.http.address import HttpAddress
 from durable.transports.http.client import Answer, Endpoint, HttpClient
+from durable.transports.http.peers import Credentials
 from durable.transports.http.wire import BATCH, OUTCOMES, decode_outcomes, encode_batch
 
 _GONE: Final = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
@@ -39,11 +40,19 @@ class HttpSender:
 
     keeps_order = True
 
-    def __init__(self, address: HttpAddress, settings: Settings, secret: str | None, tls: ssl.SSLContext) -> None:
+    def __init__(
+        self,
+        address: HttpAddress,
+        settings: Settings,
+        credentials: Credentials | None,
+        tls: ssl.SSLContext,
+        *,
+        service: str,
+    ) -> None:
         self._peer = str(address)
         self._most_bytes = settings.max_frame_bytes
         self._too_many_bytes = sys.maxsize  # of a batch, as far as the peer has said
-        self._client = HttpClient(address, settings, secret, tls)
+        self._client = HttpClient(address, settings, credentials, tls, service=service)
         self._batches = Endpoint.at(f"{address}/batches", content_type=BATCH)
         self._pings = Endpoint.at(f"{address}/ping")
 
@@ -96,6 +105,8 @@ class HttpSender:
             raise InvalidMessage(f"a request of {len(body):,} bytes; at most {self._most_bytes:,} are sent")
         if len(body) >= self._too_many_bytes and len(envelopes) > 1:
             raise InvalidMessage(f"a request of {len(body):,} bytes; the peer did not take one like it")
+        if not self._client.knows_who:
+            await self.ping()
         answer = await self._client.post(self._batches, body)
         match answer.status:
             case HTTPStatus.OK if answer.content_type == OUTCOMES:
@@ -117,13 +128,13 @@ class HttpSender:
         if not answer.is_proven:
             raise ProtocolViolation(
                 f"{self._peer}: the answer {answer} is not signed with the secret that it was asked with: another"
-                " process listens there, or the peer has no http_secret"
+                " process listens there, or the peer has another secret"
             )
 
     def _failure(self, answer: Answer) -> TransportError:
         said = f"{self._peer}: the peer answered {answer}"
         if answer.status in _FORBIDDEN:
-            return TransportError(f"{said}; check http_secret and http_peer_secrets on both ends")
+            return TransportError(f"{said}; check http_secret and peers on both ends")
         if answer.status in _GONE:
             return ConnectionFailed(said)
         if 300 <= answer.status < 400:

@@ -25,7 +25,7 @@ from durable.settings import Settings, load_settings
 from durable.testing import eventually
 from durable.transports.base import Listener, Sender
 from durable.transports.frames import MAX_ENVELOPES
-from durable.transports.http.auth import sign
+from durable.transports.http.auth import sign, unsigned
 from durable.transports.http.transport import HttpTransport
 from durable.transports.http.wire import BATCH, OUTCOMES, decode_outcomes, encode_batch, encode_outcomes
 from tests.support.raw_http import FakeHttpServer, Handle, RawHttpClient, RawResponse, request, response, saying
@@ -109,7 +109,8 @@ async def hasty_house() -> AsyncIterator[House]:
 
 def signed(body: bytes, target: str = "/in/batches", secret: str = SECRET, age: int = 0) -> str:
     timestamp = int(time.time()) - age
-    return str(sign(secret, "POST", target.encode(), body, timestamp=timestamp, nonce="0123456789abcdef"))
+    said = unsigned(body, to="billing", timestamp=timestamp, nonce="0123456789abcdef")
+    return str(sign(secret, said, "POST", target.encode(), len(body)))
 
 
 def post(body: bytes, target: str = "/in/batches", **headers: str) -> bytes:

@@ -254,9 +254,8 @@ class TestASignature:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         pairs = [(name.encode(), value.encode()) for name, value in named.items()]
         now = int(datetime.now(UTC).timestamp())
-        shown = http_auth.sign(
-            SECRET, "POST", SOLD.encode(), body, timestamp=now, nonce=uuid.uuid4().hex, headers=pairs
-        )
+        said = http_auth.unsigned(body, to="shop", timestamp=now, nonce=uuid.uuid4().hex)
+        shown = http_auth.sign(SECRET, said, "POST", SOLD.encode(), len(body), pairs)
         return {**named, "authorization": str(shown)}
 
     async def test_lets_a_message_in(self, guarded: HttpShop) -> None:
@@ -313,6 +312,7 @@ class TestTheDocumentation:
             process = await asyncio.create_subprocess_exec(
                 node,
                 tmp_path / "send.mjs",
+                "shop",
                 guarded.url + SOLD,
                 "order-17",
                 '{"number": 1}',

@@ -330,7 +330,8 @@ async def test_an_app_behind_a_proxy_that_takes_a_prefix_away_knows_it_by_its_ro
     receiver: MemoryReceiver,
 ) -> None:
     app = transport(http_secret=SECRET).app("shop-in", lambda: receiver)
-    signed = http_auth.sign(SECRET, "POST", b"/api/ping", b"", timestamp=int(time.time()), nonce="n" * 16)
+    said = http_auth.unsigned(b"", to="billing", timestamp=int(time.time()), nonce="n" * 16)
+    signed = http_auth.sign(SECRET, said, "POST", b"/api/ping", 0)
     async with served(app, root_path="/api") as root, RawHttpClient(root) as client:
         assert (await client.ask(request("/ping", authorization=str(signed)))).status == 204
 
@@ -427,11 +428,12 @@ async def test_a_secret_is_changed_without_a_pause(receiver: MemoryReceiver, how
 
 
 async def test_a_peer_may_have_a_secret_of_its_own(receiver: MemoryReceiver) -> None:
-    async with listening(receiver, f"{HERE}/in", http_secret=OTHER) as listener:
-        own = {listener.address.removesuffix("/in"): OTHER}
-        await send(listener.address, http_secret=SECRET, http_peer_secrets=own)
+    async with listening(receiver, f"{HERE}/in", peers={"billing": OTHER}) as listener:
+        at = listener.address.removesuffix("/in")
+        await send(listener.address, http_secret=SECRET, peers={"billing": {"secrets": {"1": OTHER}, "at": [at]}})
         with pytest.raises(TransportError, match="401"):
-            await send(listener.address, http_secret=SECRET, http_peer_secrets={"http://127.0.0.1": OTHER})
+            await send(listener.address, http_secret=SECRET, peers={"billing": {"secrets": {"1": OTHER}}})
+    assert receiver.endpoints == {"billing-in<-billing"}
 
 
 async def test_a_sender_with_a_secret_believes_no_listener_without(receiver: MemoryReceiver) -> None:
@@ -440,10 +442,10 @@ async def test_a_sender_with_a_secret_believes_no_listener_without(receiver: Mem
             await send(listener.address, http_secret=SECRET)
 
 
-@pytest.mark.parametrize("peer", ["billing:80", "http://billing:80/path", "http://billing:80?reuse_port=1", ""])
-def test_a_secret_of_no_peer_is_an_invalid_setting(peer: str) -> None:
-    with pytest.raises(InvalidSetting):
-        transport(http_peer_secrets={peer: SECRET})
+@pytest.mark.parametrize("at", ["billing:80", "http://billing:80?query", "http://user@billing:80", ""])
+def test_a_peer_at_no_address_is_an_invalid_setting(at: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"^peers: billing: "):
+        transport(peers={"billing": {"secrets": {"1": SECRET}, "at": [at]}})
 
 
 def test_the_secret_itself_is_not_shown_where_others_could_read_it() -> None:

@@ -15,11 +15,12 @@ from durable.transports.http.auth import (
     SCHEME,
     Bearer,
     Signature,
+    answering,
     bearer,
-    is_answer_of,
     parse,
     sign,
     sign_answer,
+    unsigned,
 )
 
 SECRET, OTHER = "correct horse battery", "staple staple staple"
@@ -29,16 +30,18 @@ DIGEST = "0" * 64
 
 
 def signed(secret: str = SECRET, target: bytes = b"/batches?a=1", body: bytes = b"body") -> Signature:
-    credentials = parse(str(sign(secret, "POST", target, body, timestamp=NOW, nonce=NONCE)))
+    said = unsigned(body, to="billing", timestamp=NOW, nonce=NONCE, sender="orders", key="2026-11")
+    credentials = parse(str(sign(secret, said, "POST", target, len(body))))
     assert isinstance(credentials, Signature)
     return credentials
 
 
 def test_the_signature_covers_what_the_documentation_says() -> None:
     hashed = hashlib.sha256(b"body").hexdigest()
-    lines = ["Durable-HMAC-SHA256", "POST", "/batches?a=1", "1767225600", "0123456789abcdef", "4", hashed]
+    who = ("billing", "orders", "2026-11")
+    lines = ["Durable-HMAC-SHA256", "POST", "/batches?a=1", *who, "1767225600", "0123456789abcdef", "4", hashed]
     expected = hmac.digest(SECRET.encode(), "\n".join(lines).encode(), "sha256").hex()
-    assert signed() == Signature(NOW, NONCE, hashed, expected)
+    assert signed() == Signature(*who, NOW, NONCE, hashed, expected)
 
 
 def test_a_signature_matches_the_request_that_it_was_made_for() -> None:
@@ -63,26 +66,37 @@ def test_a_signature_matches_no_other_request(method: str, target: bytes, length
     assert signed().secret_of([SECRET], method, target, length) is None
 
 
-@pytest.mark.parametrize("change", [{"timestamp": NOW + 1}, {"nonce": NONCE + "0"}, {"body": "0" * 64}], ids=str)
+CHANGES = [
+    {"timestamp": NOW + 1},
+    {"nonce": NONCE + "0"},
+    {"body": "0" * 64},
+    {"to": "shipping"},
+    {"sender": "shop"},
+    {"key": "1"},
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_no_part_of_a_signature_can_be_exchanged(change: dict[str, Any]) -> None:
     assert dataclasses.replace(signed(), **change).secret_of([SECRET], "POST", b"/batches?a=1", 4) is None
 
 
 def test_an_answer_is_signed_for_one_request() -> None:
     hashed = hashlib.sha256(b"stored").hexdigest()
-    lines = ["Durable-HMAC-SHA256 answer", signed().digest, "200", hashed]
+    lines = ["Durable-HMAC-SHA256 answer", signed().digest, "billing", "200", hashed]
     expected = hmac.digest(SECRET.encode(), "\n".join(lines).encode(), "sha256").hex()
-    shown = sign_answer(SECRET, signed(), 200, b"stored")
-    assert shown == f"signature={expected}"
-    assert is_answer_of(shown, SECRET, signed(), 200, b"stored")
+    shown = sign_answer(SECRET, signed(), "billing", 200, b"stored")
+    assert shown == f"service=billing, signature={expected}"
+    assert answering(shown, SECRET, signed(), 200, b"stored") == "billing"
     for other in (
-        is_answer_of(shown, OTHER, signed(), 200, b"stored"),
-        is_answer_of(shown, SECRET, signed(target=b"/ping"), 200, b"stored"),
-        is_answer_of(shown, SECRET, signed(), 413, b"stored"),
-        is_answer_of(shown, SECRET, signed(), 200, b"Stored"),
-        is_answer_of("", SECRET, signed(), 200, b"stored"),
-        is_answer_of("signature=\udcff", SECRET, signed(), 200, b"stored"),
-        is_answer_of(f"signature={signed().digest}", SECRET, signed(), 200, b"stored"),
+        answering(shown, OTHER, signed(), 200, b"stored"),
+        answering(shown, SECRET, signed(target=b"/ping"), 200, b"stored"),
+        answering(shown, SECRET, signed(), 413, b"stored"),
+        answering(shown, SECRET, signed(), 200, b"Stored"),
+        answering("", SECRET, signed(), 200, b"stored"),
+        answering(shown.replace("billing", "shipping"), SECRET, signed(), 200, b"stored"),
+        answering("service=billing, signature=\udcff", SECRET, signed(), 200, b"stored"),
+        answering(f"service=billing, signature={signed().digest}", SECRET, signed(), 200, b"stored"),
     ):
         assert not other
 
@@ -95,6 +109,9 @@ def test_the_signature_covers_the_headers_that_say_something_of_the_message() ->
         "Durable-HMAC-SHA256",
         "POST",
         "/messages",
+        "billing",
+        "",
+        "",
         "1767225600",
         "0123456789abcdef",
         "4",
@@ -103,7 +120,8 @@ def test_the_signature_covers_the_headers_that_say_something_of_the_message() ->
         "durable-source:till",
         "idempotency-key:order-17",
     ]
-    shown = sign(SECRET, "POST", b"/messages", b"body", timestamp=NOW, nonce=NONCE, headers=HEADERS)
+    said = unsigned(b"body", to="billing", timestamp=NOW, nonce=NONCE)
+    shown = sign(SECRET, said, "POST", b"/messages", 4, HEADERS)
     credentials = parse(str(shown))
     assert isinstance(credentials, Signature)
     assert credentials.digest == hmac.digest(SECRET.encode(), "\n".join(lines).encode(), "sha256").hex()
@@ -125,12 +143,10 @@ def test_a_signature_with_another_secret_does_not_match() -> None:
 @pytest.mark.parametrize("known", [[SECRET, OTHER], [OTHER, SECRET]])
 def test_either_of_two_secrets_will_do_while_one_is_being_changed(known: list[str]) -> None:
     assert signed().secret_of(known, "POST", b"/batches?a=1", 4) == SECRET
-    assert Bearer(SECRET).matches(known)
 
 
 def test_without_a_secret_nothing_matches() -> None:
     assert signed().secret_of([], "POST", b"/batches?a=1", 4) is None
-    assert not Bearer("").matches([])
 
 
 @pytest.mark.parametrize(("off", "timely"), [(0, True), (300, True), (-300, True), (301, False), (-301, False)])
@@ -142,14 +158,12 @@ def test_a_bearer_token_is_the_secret() -> None:
     credentials = parse(bearer(SECRET))
     assert credentials == Bearer(SECRET)
     assert isinstance(credentials, Bearer)
-    assert credentials.matches([SECRET])
-    assert not credentials.matches([OTHER])
-    assert not credentials.matches([SECRET + "x", SECRET[:-1]])
+    assert SECRET not in repr(credentials)
 
 
 def test_the_names_of_the_schemes_are_matched_in_any_case() -> None:
     assert parse("bearer abc") == Bearer("abc")
-    shown = str(sign(SECRET, "POST", b"/", b"", timestamp=NOW, nonce=NONCE))
+    shown = str(signed())
     assert parse(shown.replace(SCHEME, SCHEME.lower())) == parse(shown)
 
 
@@ -160,18 +174,22 @@ def test_the_names_of_the_schemes_are_matched_in_any_case() -> None:
         "Basic dXNlcjpwYXNz",
         SCHEME,
         f"{SCHEME} ",
-        f"{SCHEME} timestamp=x, nonce={NONCE}, body={DIGEST}, signature={DIGEST}",
-        f"{SCHEME} timestamp=-1, nonce={NONCE}, body={DIGEST}, signature={DIGEST}",
-        f"{SCHEME} timestamp={'9' * 5_000}, nonce={NONCE}, body={DIGEST}, signature={DIGEST}",
-        f"{SCHEME} timestamp=\N{ARABIC-INDIC DIGIT ONE}, nonce={NONCE}, body={DIGEST}, signature={DIGEST}",
-        f"{SCHEME} timestamp=1, nonce={NONCE}, signature={DIGEST}",
-        f"{SCHEME} timestamp=1, nonce={NONCE}, body={DIGEST[1:]}, signature={DIGEST}",
-        f"{SCHEME} timestamp=1, nonce=short, body={DIGEST}, signature={DIGEST}",
-        f"{SCHEME} timestamp=1, nonce={'n' * 101}, body={DIGEST}, signature={DIGEST}",
-        f"{SCHEME} timestamp=1, nonce=with\nline+feed+in+it, body={DIGEST}, signature={DIGEST}",
-        f"{SCHEME} timestamp=1, nonce={NONCE}, body={DIGEST}, signature={DIGEST}0",
-        f"{SCHEME} timestamp=1, nonce={NONCE}, signature={DIGEST[:-1]}",
-        f"{SCHEME} timestamp=1, nonce={NONCE}, body={DIGEST}, signature={DIGEST}, timestamp=2",
+        f"{SCHEME} to=a, timestamp=x, nonce={NONCE}, body={DIGEST}, signature={DIGEST}",
+        f"{SCHEME} to=a, timestamp=-1, nonce={NONCE}, body={DIGEST}, signature={DIGEST}",
+        f"{SCHEME} to=a, timestamp={'9' * 5_000}, nonce={NONCE}, body={DIGEST}, signature={DIGEST}",
+        f"{SCHEME} to=a, timestamp=\N{ARABIC-INDIC DIGIT ONE}, nonce={NONCE}, body={DIGEST}, signature={DIGEST}",
+        f"{SCHEME} to=a, timestamp=1, nonce={NONCE}, signature={DIGEST}",
+        f"{SCHEME} to=a, timestamp=1, nonce={NONCE}, body={DIGEST[1:]}, signature={DIGEST}",
+        f"{SCHEME} timestamp=1, nonce={NONCE}, body={DIGEST}, signature={DIGEST}",
+        f"{SCHEME} to=a b, timestamp=1, nonce={NONCE}, body={DIGEST}, signature={DIGEST}",
+        f"{SCHEME} to=a, from=b, timestamp=1, nonce={NONCE}, body={DIGEST}, signature={DIGEST}",
+        f"{SCHEME} to=a, key=1, timestamp=1, nonce={NONCE}, body={DIGEST}, signature={DIGEST}",
+        f"{SCHEME} to=a, timestamp=1, nonce=short, body={DIGEST}, signature={DIGEST}",
+        f"{SCHEME} to=a, timestamp=1, nonce={'n' * 101}, body={DIGEST}, signature={DIGEST}",
+        f"{SCHEME} to=a, timestamp=1, nonce=with\nline+feed+in+it, body={DIGEST}, signature={DIGEST}",
+        f"{SCHEME} to=a, timestamp=1, nonce={NONCE}, body={DIGEST}, signature={DIGEST}0",
+        f"{SCHEME} to=a, timestamp=1, nonce={NONCE}, signature={DIGEST[:-1]}",
+        f"{SCHEME} to=a, timestamp=1, nonce={NONCE}, body={DIGEST}, signature={DIGEST}, timestamp=2",
     ],
 )
 def test_what_is_neither_is_nothing(header: str) -> None:
@@ -182,6 +200,4 @@ def test_what_is_neither_is_nothing(header: str) -> None:
 @example("Bearer \udcff")
 @example("Bearer ä")
 def test_any_header_is_parsed_and_judged_without_an_error(header: str) -> None:
-    credentials = parse(header)
-    if isinstance(credentials, Bearer):
-        assert not credentials.matches([SECRET])
+    assert parse(header) is None or isinstance(parse(header), Bearer)
