@@ -20,7 +20,7 @@ _PROOF: Final = "durable.proof"
 
 
 def proved_with(scope: MutableMapping[str, Any], secret: str, signature: http_auth.Signature, service: str) -> None:
-    """Have the answer to this request signed by the service: its signature was found to be made with this secret."""
+    """Mark this request: its answer is to be signed with the secret that its own signature was made with."""
     scope[_PROOF].append((secret, signature, service))
 
 

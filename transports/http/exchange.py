@@ -105,7 +105,7 @@ class Entry(NamedTuple):
 
 
 class _Caller(NamedTuple):
-    """What is known of the sender before its body is read."""
+    """Sender of a request, as far as it is known before the body is read."""
 
     peer: str | None = None
     signature: http_auth.Signature | None = None

@@ -362,7 +362,7 @@ bus.listen("http://0.0.0.0:1")
 """
 
 
-def test_doctor_lists_addresses_that_are_not_encrypted(
+def test_doctor_lists_unencrypted_addresses(
     agent: Agent, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DURABLE_ALLOW_PLAINTEXT", "yes")
