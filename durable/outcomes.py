@@ -61,7 +61,7 @@ def all_settled(outcomes: Sequence[Outcome]) -> bool:
     return not any(isinstance(outcome, Busy | Failed) for outcome in outcomes)
 
 
-def merged(received: Sequence[Outcome], rejected: Mapping[int, Rejected]) -> list[Outcome]:
+def merged(received: Sequence[Outcome], rejected: Mapping[int, Outcome]) -> list[Outcome]:
     """Merge the receiver's outcomes with those of envelopes that it was not given, by their positions."""
     outcomes = list(received)
     for position, verdict in sorted(rejected.items()):  # ascending: each insertion is in its final place

@@ -10,13 +10,20 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypedDict
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from durable import database_url
@@ -52,11 +59,36 @@ def _by_name(value: Any) -> Any:
         raise ValueError('must be a JSON object, such as {"name": "value"}') from None
 
 
-_ORIGIN: Final = re.compile(r"https?://[^@\s/?#]+/?", re.IGNORECASE)
-
 Count = Annotated[int, Field(ge=1)]
+Secret = Annotated[SecretStr, Field(min_length=16)]
+Address = Annotated[str, Field(pattern=r"^https?://[^@\s?#]+$")]  # a secret may be in the place of a user
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
 Secrets = Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_by_name)]
 Duration = Annotated[timedelta, BeforeValidator(_span), Field(gt=timedelta(0), le=timedelta(days=36_500))]
+
+
+def _whole_peer(value: Any) -> Any:
+    """A text is the only secret of a peer."""
+    return {"secrets": {"1": value}} if isinstance(value, str | SecretStr) else value
+
+
+class Peer(BaseModel):
+    """A service, or another client, that proves its name by secrets of its own.
+
+    `secrets` are by ids of your choice: all are accepted, the first signs. `at` are the addresses below which it
+    receives. `types` are the message types that it may send (`billing.*` those that begin so; default: any), and
+    `endpoints` the listeners that it may send to (default: any).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    secrets: dict[Name, Secret] = Field(min_length=1)
+    at: tuple[Address, ...] = ()
+    types: tuple[str, ...] | None = None
+    endpoints: tuple[str, ...] | None = None
+
+
+Peers = Annotated[dict[Name, Annotated[Peer, BeforeValidator(_whole_peer)]], NoDecode, BeforeValidator(_by_name)]
 
 
 def _listed(value: Any) -> Any:
@@ -205,7 +237,7 @@ class Settings(BaseSettings):
     """time after which an undeclared address is forgotten, when no message waits for it"""
 
     amqp_url: SecretStr | None = None
-    """URL of the RabbitMQ broker 'default', such as amqp://user:***@host:5672/vhost"""
+    """URL of the RabbitMQ broker 'default', such as amqps://user:***@host:5671/vhost"""
     amqp_brokers: Secrets = {}
     """more brokers: a JSON object of URLs by name"""
     amqp_exchange: str = Field(default="durable", min_length=1, max_length=100)
@@ -226,12 +258,17 @@ class Settings(BaseSettings):
     """secret that HTTP peers must know, and that is shown to them"""
     http_previous_secret: SecretStr | None = Field(default=None, min_length=16)
     """former secret, accepted too while http_secret is being changed everywhere"""
-    http_peer_secrets: Secrets = {}
-    """secrets that are shown to single peers instead: a JSON object of secrets by scheme://host:port"""
+    peers: Peers = Field(
+        default={},
+        description="services with secrets of their own: a JSON object by name, of their secrets, addresses (at), and "
+        "what they may send (types, endpoints)",
+    )
     http_auth: Literal["hmac", "bearer"] = "hmac"
     """form in which the secret is shown to peers: a signature, or itself; both are accepted"""
     http_clock_skew: Duration = timedelta(minutes=5)
     """largest difference of two HTTP peers' clocks, with the time of a request; as Kerberos allows"""
+    allow_plaintext: bool = False
+    """reach other hosts, and be reached by them, over http:// and amqp://, which everybody on the way can read"""
     tls_certificate: Path | None = None
     """certificate chain of https:// and tcp:// listeners and of tcp:// senders, PEM"""
     tls_key: Path | None = None
@@ -360,8 +397,6 @@ class Settings(BaseSettings):
         for address in self.answer_to:
             if "*" in address and address != "*" and (not address.endswith("/*") or address.count("*") > 1):
                 raise ValueError(f"answer_to: {address!r}: a * stands alone, or at the end behind a slash")
-        if not all(map(_ORIGIN.fullmatch, self.http_peer_secrets)):  # a secret may be in the place of the name
-            raise ValueError("http_peer_secrets: a name is more than scheme://host:port, or less; values are secrets")
         if self.dedupe_window < timedelta(hours=1):
             raise ValueError("dedupe_window must be at least an hour: retries and recovered work arrive late")
         if self.clock_lead > timedelta(days=self.partitions_ahead):
@@ -416,6 +451,7 @@ def _secrets_of(settings: Settings) -> list[str]:
     for name in Settings.model_fields:
         value = getattr(settings, name)
         each = value.values() if isinstance(value, dict) else [value]
+        each = [one for part in each for one in (part.secrets.values() if isinstance(part, Peer) else [part])]
         found += [one.get_secret_value() for one in each if isinstance(one, SecretStr)]
     return found
 
@@ -426,7 +462,8 @@ def secret_names() -> list[str]:
 
 
 def _may_hold_a_secret(name: str) -> bool:
-    return "SecretStr" in str(Settings.model_fields[name].annotation) if name in Settings.model_fields else False
+    annotation = str(Settings.model_fields[name].annotation) if name in Settings.model_fields else ""
+    return "SecretStr" in annotation or "Peer" in annotation
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

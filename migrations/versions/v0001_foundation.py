@@ -87,6 +87,7 @@ CREATE TABLE "{schema}".received_ids (
     id uuid NOT NULL,
     endpoint text NOT NULL,
     message_digest bigint NOT NULL,
+    terms bigint NOT NULL DEFAULT 0,
     received_at timestamptz NOT NULL DEFAULT now(),
     carried bigint,
     PRIMARY KEY (id, endpoint)
@@ -98,6 +99,7 @@ CREATE TABLE "{schema}".undated_ids (
     id uuid NOT NULL,
     endpoint text NOT NULL,
     message_digest bigint NOT NULL,
+    terms bigint NOT NULL DEFAULT 0,
     received_at timestamptz NOT NULL DEFAULT now(),
     sent_at timestamptz NOT NULL,
     given_up boolean NOT NULL DEFAULT false,

@@ -19,7 +19,7 @@ from pydantic import SecretStr
 from durable import Bus, message, redaction
 from durable.errors import DurableError
 from durable.redaction import redacted
-from durable.settings import Settings, load_settings
+from durable.settings import load_settings, secret_names
 from durable.telemetry import log
 from tests.support.command import Agent
 
@@ -37,7 +37,7 @@ SEPARATORS = {
 }
 SECRETS = {name: MARKS[0].join(("Ca", separator)) + MARKS[1] + "9x" for name, separator in SEPARATORS.items()}
 
-SECRET_FIELDS = sorted(name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation))
+SECRET_FIELDS = sorted(secret_names())
 
 _DATABASE = (
     "postgresql+psycopg://app:{}@127.0.0.1:1/orders",
@@ -66,12 +66,13 @@ PLACES: dict[str, tuple[Any, ...]] = {
     "lock_database_url": _DATABASE,
     "amqp_url": _BROKER,
     "amqp_brokers": (*({"main": url} for url in _BROKER), ["{}"], "{}"),
-    "http_peer_secrets": (
-        {"http://127.0.0.1:1": "correct {} battery staple"},
+    "peers": (
+        {"billing": "correct {} battery staple"},
         {"correct {} battery staple": "http://127.0.0.1:1"},
-        {"http://app:{}@127.0.0.1:1": "correct horse battery"},
-        {"http://127.0.0.1:1/{}": "correct horse battery"},
-        {"http://127.0.0.1:1": ["{}"]},
+        {"billing": {"secrets": {"1": "correct {} battery staple"}, "at": ["http://127.0.0.1:1"]}},
+        {"billing": {"secrets": {"correct {} battery staple": "correct horse battery"}}},
+        {"billing": {"secrets": {"1": "correct horse battery"}, "at": ["http://app:{}@127.0.0.1:1"]}},
+        {"billing": ["{}"]},
         ["{}"],
         "{}",
     ),
@@ -161,11 +162,7 @@ def show_everywhere(field: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("secret", SECRETS.values(), ids=SECRETS)
 @pytest.mark.parametrize(
     ("field", "template"),
-    [
-        case
-        for case in CASES
-        if case.values[0] in ("database_url", "lock_database_url", "amqp_url", "http_peer_secrets")
-    ],
+    [case for case in CASES if case.values[0] in ("database_url", "lock_database_url", "amqp_url", "peers")],
 )
 async def test_a_bus_that_cannot_use_a_secret_does_not_show_it(
     field: str, template: Any, secret: str, logged: Callable[[], str]

@@ -39,7 +39,7 @@ def request(
     `content_type=...` is the header Content-Type; an empty value leaves a header out.
     """
     announced = str(len(body) if length is None else length)
-    named = {"host": "test", "content_length": announced, **headers}
+    named = {"host": "127.0.0.1", "content_length": announced, **headers}
     lines = [f"{name.replace('_', '-')}: {value}" for name, value in named.items() if value]
     return "\r\n".join([f"{method} {target} HTTP/1.1", *lines, "", ""]).encode("latin-1") + body
 

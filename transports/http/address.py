@@ -15,6 +15,7 @@ from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from durable.errors import InvalidSetting
+from durable.transports.plaintext import is_loopback
 
 SCHEMES: Final = ("http", "https")
 
@@ -41,7 +42,7 @@ class HttpAddress:
 
     @property
     def origin(self) -> str:
-        """The key in `http_peer_secrets`: scheme, host and port, the port always written."""
+        """Scheme, host and port, the port always written."""
         port = _DEFAULT_PORTS[self.scheme] if self.port is None else self.port
         return f"{self.scheme}://{self._written_host}:{port}"
 
@@ -81,13 +82,6 @@ def parse(uri: str) -> HttpAddress:
     if not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/")):
         raise InvalidSetting(f"{uri}: the path is not one of plain, percent-encoded segments; {_EXAMPLE}")
     return HttpAddress(parts.scheme, _host(uri, parts), port, path, reuse_port=bool(parts.query))
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _host(uri: str, parts: SplitResult) -> str:

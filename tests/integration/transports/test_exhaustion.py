@@ -28,7 +28,7 @@ from durable.settings import Settings, load_settings
 from durable.testing import eventually
 from durable.transports.base import Sender
 from durable.transports.frames import Frame, Hello, Welcome
-from durable.transports.http.auth import signature
+from durable.transports.http.auth import sign, unsigned
 from durable.transports.http.transport import HttpTransport
 from durable.transports.http.wire import BATCH
 from durable.transports.tcp.transport import TcpTransport
@@ -342,8 +342,9 @@ async def test_bodies_of_strangers_keep_no_peer_out(tables: Tables, tmp_path: Pa
     settings = {"buffer_bytes": 4 * MIB, "http_connections": 5}
     async with fortress(tables, tmp_path, "http", **settings) as node, node.sender("http") as peer:
         assert await peer.send([envelope("web.sold", b'{"number": 1}')]) == [STORED]
-        nonsense = signature("wrong", "POST", b"/batches", b"", timestamp=int(time.time()), nonce="0" * 16)
-        head = request("/batches", length=MIB, content_type=BATCH, authorization=nonsense)
+        said = unsigned(bytes(MIB), to="shop", timestamp=int(time.time()), nonce="0" * 16)
+        recorded = str(sign(SECRET, said, "POST", b"/batches", MIB))
+        head = request("/batches", length=MIB, content_type=BATCH, authorization=recorded)
         await crowd.come(node.addresses["http"], STRANGERS, head + bytes(MIB // 4))
         note = b'{"number": 1, "note": "%s"}' % (b"x" * (MIB // 2))
         assert await peer.send([envelope("web.sold", note)]) == [STORED]

@@ -25,7 +25,7 @@ from durable.settings import Settings, load_settings
 from durable.testing import eventually
 from durable.transports.base import Listener, Sender
 from durable.transports.frames import MAX_ENVELOPES
-from durable.transports.http.auth import signature
+from durable.transports.http.auth import sign, unsigned
 from durable.transports.http.transport import HttpTransport
 from durable.transports.http.wire import BATCH, OUTCOMES, decode_outcomes, encode_batch, encode_outcomes
 from tests.support.raw_http import FakeHttpServer, Handle, RawHttpClient, RawResponse, request, response, saying
@@ -51,7 +51,7 @@ def batch(*items: object, version: int = 1, count: int | None = None) -> bytes:
     return msgspec.msgpack.Encoder(uuid_format="bytes").encode(held)
 
 
-def transport(settings: Settings, secret: str = SECRET) -> HttpTransport:
+def transport(settings: Settings, secret: str | None = SECRET) -> HttpTransport:
     known = load_settings(http_secret=secret).http_secret
     return HttpTransport(settings.model_copy(update={"http_secret": known}), service="billing", messages=dict)
 
@@ -112,13 +112,17 @@ async def hasty_house() -> AsyncIterator[House]:
 
 def signed(body: bytes, target: str = "/in/batches", secret: str = SECRET, age: int = 0) -> str:
     timestamp = int(time.time()) - age
-    return signature(secret, "POST", target.encode(), body, timestamp=timestamp, nonce="0123456789abcdef")
+    said = unsigned(body, to="billing", timestamp=timestamp, nonce="0123456789abcdef")
+    return str(sign(secret, said, "POST", target.encode(), len(body)))
 
 
 def post(body: bytes, target: str = "/in/batches", **headers: str) -> bytes:
     """A request that is good, but for what is given."""
     good = {"content_type": BATCH, "authorization": signed(body, target)}
     return request(target, body, **{**good, **headers})
+
+
+TOKEN = f"Bearer {SECRET}"
 
 
 async def ask(house: House, data: bytes) -> RawResponse:
@@ -138,6 +142,7 @@ STRANGERS: Mapping[str, Callable[[], str]] = {
     "the beginning of the secret": lambda: f"Bearer {SECRET[:-1]}",
     "a signature with another secret": lambda: signed(GOOD, secret="wrong horse battery"),
     "a signature of another body": lambda: signed(GOOD + b"x"),
+    "a signature of another length": lambda: signed(GOOD[:-1]),
     "a signature for another path": lambda: signed(GOOD, "/batches"),
     "a signature that is too old": lambda: signed(GOOD, age=310),
     "a signature from the future": lambda: signed(GOOD, age=-310),
@@ -186,7 +191,7 @@ REQUESTS: Mapping[str, tuple[Callable[[], bytes], int, str]] = {
     "gzip": (lambda: post(gzip.compress(GOOD), content_encoding="gzip"), 415, "without Content-Encoding"),
     "two encodings": (lambda: post(GOOD, content_encoding="identity, br"), 415, "without Content-Encoding"),
     "a body that is announced too large": (
-        lambda: post(b"", length=str(LIMIT + 1), authorization=signed(b"")),
+        lambda: post(b"", length=str(LIMIT + 1), authorization=TOKEN),
         413,
         f"at most {LIMIT} bytes",
     ),
@@ -253,7 +258,7 @@ async def test_unknown_path_gets_404(house: House, path: str) -> None:
 
 async def test_endless_chunks_get_413_and_a_cut_connection(house: House) -> None:
     async with house.mallory() as mallory:
-        mallory.say(post(b"", length="", transfer_encoding="chunked"))
+        mallory.say(post(b"", length="", transfer_encoding="chunked", authorization=TOKEN))
         chunk = b"2000\r\n" + b"x" * 0x2000 + b"\r\n"
         for _ in range(LIMIT // 0x2000 + 1):
             mallory.say(chunk)
@@ -423,7 +428,7 @@ async def test_two_lengths_get_400_before_anything_else_whatever_the_server_lets
 
 async def test_body_shorter_than_its_length_gets_400(house: House) -> None:
     async with house.mallory() as mallory:
-        mallory.say(post(GOOD, length=str(len(GOOD) + 1)))
+        mallory.say(post(GOOD, length=str(len(GOOD) + 1), authorization=TOKEN))
         mallory.end()
         assert (await mallory.cut()).startswith(b"HTTP/1.1 400 ")
     await house.is_unharmed(refused=1, dropped=1)
@@ -526,11 +531,12 @@ async def test_false_length_gets_400_on_any_server(brought: int) -> None:
         "method": "POST",
         "path": "/batches",
         "query_string": b"",
-        "headers": [(b"content-type", BATCH.encode()), (b"content-length", b"500")],
+        "headers": [(b"host", b"localhost"), (b"content-type", BATCH.encode()), (b"content-length", b"500")],
         "server": ("127.0.0.1", 80),
         "client": ("127.0.0.1", 5),
     }
-    await HttpTransport(SETTINGS, service="billing", messages=dict).app("in", lambda: receiver)(scope, bring, hear)
+    app = HttpTransport(SETTINGS, service="billing", messages=dict).app("in", lambda: receiver, allow_local=True)
+    await app(scope, bring, hear)
     assert answers[0]["status"] == 400
     assert f"Content-Length says 500, and {brought} bytes came".encode() in answers[1]["body"]
 
@@ -780,7 +786,7 @@ ANSWERS: Mapping[str, tuple[Handle, type[TransportError], str]] = {
 async def test_sender_rejects_a_bad_server_and_finds_a_good_one(
     handle: Handle, error: type[TransportError], reason: str
 ) -> None:
-    async with FakeHttpServer(handle) as server, transport(SETTINGS).sender(server.uri) as sender:
+    async with FakeHttpServer(handle) as server, transport(SETTINGS, None).sender(server.uri) as sender:
         with pytest.raises(error, match=reason) as raised:
             await sender.send(envelopes(2))
         assert type(raised.value) is error
@@ -795,7 +801,7 @@ async def test_sender_rejects_a_bad_server_and_finds_a_good_one(
 )
 async def test_silent_server_costs_one_timeout(first: bytes) -> None:
     settings = SETTINGS.model_copy(update={"send_timeout": timedelta(seconds=0.3)})
-    async with FakeHttpServer(saying(first)) as server, transport(settings).sender(server.uri) as sender:
+    async with FakeHttpServer(saying(first)) as server, transport(settings, None).sender(server.uri) as sender:
         with pytest.raises(PeerTimeout, match=r"no answer within 0\.3 seconds"):
             await sender.send(envelopes(2))
         server.handle = saying(ANSWER)
@@ -804,14 +810,14 @@ async def test_silent_server_costs_one_timeout(first: bytes) -> None:
 
 async def test_server_answering_429_is_busy() -> None:
     busy = saying(response("429 Too Many Requests", retry_after="3600"))
-    async with FakeHttpServer(busy) as server, transport(SETTINGS).sender(server.uri) as sender:
+    async with FakeHttpServer(busy) as server, transport(SETTINGS, None).sender(server.uri) as sender:
         assert await sender.send(envelopes(2)) == [BUSY] * 2
 
 
 async def test_a_redirect_is_not_followed_with_the_secret() -> None:
     async with FakeHttpServer(saying(ANSWER)) as elsewhere:
         redirect = saying(response("307 Temporary Redirect", location=f"{elsewhere.uri}/batches"))
-        async with FakeHttpServer(redirect) as server, transport(SETTINGS).sender(server.uri) as sender:
+        async with FakeHttpServer(redirect) as server, transport(SETTINGS, None).sender(server.uri) as sender:
             with pytest.raises(TransportError, match="redirects are not followed"):
                 await sender.send(envelopes(2))
         assert elsewhere.connections == 0
