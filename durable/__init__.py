@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from durable.application.circuit_breaker import CircuitBreaker
-    from durable.application.handlers import Context, Depends, Incoming
+    from durable.application.incoming import Context, Incoming
+    from durable.application.injection import Depends
     from durable.application.middleware import HandleNext, Middleware, SendNext
     from durable.application.retry import Retry, RetryAfter
     from durable.bus import Bus
@@ -92,12 +93,12 @@ _HOMES = {
     "Bus": "durable.bus",
     "CircuitBreaker": "durable.application.circuit_breaker",
     "Codec": "durable.messages.codec",
-    "Context": "durable.application.handlers",
-    "Depends": "durable.application.handlers",
+    "Context": "durable.application.incoming",
+    "Depends": "durable.application.injection",
     "DurableError": "durable.errors",
     "Envelope": "durable.envelope",
     "HandleNext": "durable.application.middleware",
-    "Incoming": "durable.application.handlers",
+    "Incoming": "durable.application.incoming",
     "InvalidMessage": "durable.errors",
     "InvalidSetting": "durable.errors",
     "JsonCodec": "durable.messages.codecs.json",

@@ -1,6 +1,6 @@
 """Time, as something that can be given: the wall clock for what is written down, the monotonic one for waiting.
 
-What is due, expired or stale is decided by the database's clock in SQL; these serve messages and timeouts.
+The database's clock decides in SQL which rows are due, expired or stale; these clocks serve messages and timeouts.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ MOST_PREFETCHED: Final = 1_000
 """Deliveries of one queue that are prefetched by default, at most: ten batches keep the inbox busy."""
 
 ENVELOPE_BYTES: Final = 64 << 10
-"""What an envelope may take on the wire besides its body: its headers, its key and its names, in any alphabet."""
+"""The bytes of an envelope on the wire besides its body: its headers, its key and its names, in any alphabet."""
 
 
 def _span(value: Any) -> Any:
@@ -71,304 +71,219 @@ PauseBefore = Annotated[timedelta, BeforeValidator(_span), Field(ge=timedelta(0)
 class Settings(BaseSettings):
     """The operator's settings. Unknown names are refused, with the nearest known one."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    database_url: SecretStr | None = Field(default=None, description="SQLAlchemy URL of the application's own Postgres")
-    lock_database_url: SecretStr | None = Field(
-        default=None,
-        description="URL of a direct connection for the node's advisory lock, when database_url goes through a pooler",
-    )
-    pooler: Literal["auto", "none", "transaction"] = Field(
-        default="auto",
-        description="pooler in transaction mode (PgBouncer) on the way of database_url; auto: find out",
-    )
-    db_schema: str = Field(
-        default="durable", pattern=r"^[a-z_][a-z0-9_]{0,62}$", description="schema that holds the tables"
-    )
-    pool_size: Count = Field(default=10, description="connections for units of work and handlers")
-    agent_pool_size: Count = Field(
-        default=4, description="connections for the agents, so that a busy application starves none"
-    )
-    pool_timeout: Duration = Field(
-        default=timedelta(seconds=30),
-        description="longest wait for a free connection for units of work and handlers; SQLAlchemy's default",
-    )
-    statement_timeout: Duration = Field(
-        default=timedelta(seconds=15),
-        description="longest statement of the agents, which take milliseconds; 5 s later its connection is given up",
-    )
-    tcp_user_timeout: Duration = Field(
-        default=timedelta(seconds=8),
-        description="longest wait for the database's machine to acknowledge a packet; below any wait for a lock",
-    )
+    database_url: SecretStr | None = None
+    """SQLAlchemy URL of the application's own Postgres"""
+    lock_database_url: SecretStr | None = None
+    """URL of a direct connection for the node's advisory lock, when database_url goes through a pooler"""
+    pooler: Literal["auto", "none", "transaction"] = "auto"
+    """pooler in transaction mode (PgBouncer) on the way of database_url; auto: find out"""
+    db_schema: str = Field(default="durable", pattern=r"^[a-z_][a-z0-9_]{0,62}$")
+    """schema that holds the tables"""
+    pool_size: Count = 10
+    """connections for units of work and handlers"""
+    agent_pool_size: Count = 4
+    """connections for the agents, so that a busy application starves none"""
+    pool_timeout: Duration = timedelta(seconds=30)
+    """longest wait for a free connection for units of work and handlers; SQLAlchemy's default"""
+    statement_timeout: Duration = timedelta(seconds=15)
+    """longest statement of the agents, which take milliseconds; 5 s later its connection is given up"""
+    tcp_user_timeout: Duration = timedelta(seconds=8)
+    """longest wait for the database's machine to acknowledge a packet; below any wait for a lock"""
 
-    batch_size: Annotated[int, Field(ge=1, le=1000)] = Field(
-        default=100, description="envelopes in a batch; 100 rows in one statement is where the measured gain flattens"
-    )
-    batch_bytes: Count = Field(default=1 << 20, description="bytes in a batch")
-    batches_in_flight: Count = Field(default=4, description="full batches under way to one destination")
-    buffer_size: Count = Field(default=2_000, description="envelopes in memory for each destination and each handler")
-    buffer_bytes: Count = Field(default=32 << 20, description="bytes in memory for each destination and each handler")
-    max_message_bytes: Count = Field(default=1 << 20, description="largest body of one message")
-    validate_sent: bool = Field(
-        default=True,
-        description="check at send() that a receiver reads every field of the message as it was sent",
-    )
-    max_headers: Annotated[int, Field(ge=1, le=1_000)] = Field(default=100, description="headers of one message")
-    max_header_bytes: Annotated[int, Field(ge=1, le=32 << 10)] = Field(
-        default=8 << 10, description="bytes in the headers of one message; web servers take as much"
-    )
-    max_frame_bytes: Count = Field(default=4 << 20, description="largest TCP frame")
+    batch_size: Annotated[int, Field(ge=1, le=1000)] = 100
+    """envelopes in a batch; 100 rows in one statement is where the measured gain flattens"""
+    batch_bytes: Count = 1 << 20
+    """bytes in a batch"""
+    batches_in_flight: Count = 4
+    """full batches under way to one destination"""
+    buffer_size: Count = 2_000
+    """envelopes in memory for each destination and each handler"""
+    buffer_bytes: Count = 32 << 20
+    """bytes in memory for each destination and each handler"""
+    max_message_bytes: Count = 1 << 20
+    """largest body of one message"""
+    validate_sent: bool = True
+    """check at send() that a receiver reads every field of the message as it was sent"""
+    max_headers: Annotated[int, Field(ge=1, le=1_000)] = 100
+    """headers of one message"""
+    max_header_bytes: Annotated[int, Field(ge=1, le=32 << 10)] = 8 << 10
+    """bytes in the headers of one message; web servers take as much"""
+    max_frame_bytes: Count = 4 << 20
+    """largest TCP frame"""
 
-    failures_to_latch: Count = Field(
-        default=3, description="batches that fail in a row before a destination is latched"
-    )
-    ping_interval: Duration = Field(
-        default=timedelta(seconds=1), description="time between pings of a latched destination"
-    )
-    send_timeout: Duration = Field(
-        default=timedelta(seconds=10), description="longest wait for the answer to one batch"
-    )
-    connect_timeout: Duration = Field(
-        default=timedelta(seconds=5), description="longest time for a connection and its handshake"
-    )
-    idle_timeout: Duration = Field(
-        default=timedelta(seconds=30), description="silence after which a connection is dropped"
-    )
-    frame_timeout: Duration = Field(
-        default=timedelta(seconds=10), description="longest time for a frame to arrive, from its first byte"
-    )
-    busy_pause: Duration = Field(
-        default=timedelta(milliseconds=20),
-        description="pause before the next batch to a peer, or into an inbox, that was busy; it doubles each time",
-    )
-    busy_pause_longest: Duration = Field(
-        default=timedelta(seconds=1),
-        description="longest pause between batches to a peer, or into an inbox, that stays busy",
-    )
-    reconnect_pause: Duration = Field(
-        default=timedelta(milliseconds=200),
-        description="pause before a lost connection of a RabbitMQ listener is opened again; it doubles each time",
-    )
-    reconnect_pause_longest: Duration = Field(
-        default=timedelta(seconds=5),
-        description="longest pause between attempts to open a connection of a RabbitMQ listener again",
-    )
-    tcp_connections: Count = Field(default=100, description="peers connected to one TCP listener; each needs one")
-    http_connections: Count = Field(
-        default=500,
-        description="connections of one HTTP listener whose clients have shown a secret; the idle give way",
-    )
-    stranger_connections: Count = Field(
-        default=100,
-        description="connections of one listener whose peers have not proved yet who they are; the oldest give way",
-    )
-    connections_per_address: Count = Field(
-        default=100,
-        description="connections of one listener from one address; more where a proxy stands before it",
-    )
-    delete_linger: Duration = Field(
-        default=timedelta(milliseconds=50),
-        description="time for which acknowledged rows gather before one statement deletes them",
-    )
+    failures_to_latch: Count = 3
+    """batches that fail in a row before a destination is latched"""
+    ping_interval: Duration = timedelta(seconds=1)
+    """time between pings of a latched destination"""
+    send_timeout: Duration = timedelta(seconds=10)
+    """longest wait for the answer to one batch"""
+    connect_timeout: Duration = timedelta(seconds=5)
+    """longest time for a connection and its handshake"""
+    idle_timeout: Duration = timedelta(seconds=30)
+    """silence after which a connection is dropped"""
+    frame_timeout: Duration = timedelta(seconds=10)
+    """longest time for a frame to arrive, from its first byte"""
+    busy_pause: Duration = timedelta(milliseconds=20)
+    """pause before the next batch to a peer, or into an inbox, that was busy; it doubles each time"""
+    busy_pause_longest: Duration = timedelta(seconds=1)
+    """longest pause between batches to a peer, or into an inbox, that stays busy"""
+    reconnect_pause: Duration = timedelta(milliseconds=200)
+    """pause before a lost connection of a RabbitMQ listener is opened again; it doubles each time"""
+    reconnect_pause_longest: Duration = timedelta(seconds=5)
+    """longest pause between attempts to open a connection of a RabbitMQ listener again"""
+    tcp_connections: Count = 100
+    """peers connected to one TCP listener; each needs one"""
+    http_connections: Count = 500
+    """connections of one HTTP listener whose clients have shown a secret; the idle give way"""
+    stranger_connections: Count = 100
+    """connections of one listener whose peers have not proved yet who they are; the oldest give way"""
+    connections_per_address: Count = 100
+    """connections of one listener from one address; more where a proxy stands before it"""
+    delete_linger: Duration = timedelta(milliseconds=50)
+    """time for which acknowledged rows gather before one statement deletes them"""
 
-    concurrency: Count = Field(
-        default=8, description="messages that one handler runs at once, unless it says otherwise"
-    )
-    on_dead_letter: Literal["continue", "park"] = Field(
-        default="continue",
-        description="effect of a dead letter on its key: later messages go on, or the key is parked",
-    )
-    on_expiry: Literal["forget", "dead-letter"] = Field(
-        default="forget",
-        description="end of a message whose deliver_by has passed: left to the history, or a dead letter",
-    )
-    handler_timeout: Duration = Field(default=timedelta(seconds=60), description="longest attempt of a handler")
-    unit_of_work_timeout: Duration = Field(
-        default=timedelta(seconds=60),
-        description="longest statement of a unit of work, and longest pause between statements of its transaction",
-    )
-    drain_timeout: Duration = Field(
-        default=timedelta(seconds=10), description="time for work under way when the node stops"
-    )
-    start_timeout: Duration = Field(
-        default=timedelta(seconds=30), description="longest wait of a starting process for a database that is away"
-    )
-    step_timeout: Duration = Field(
-        default=timedelta(minutes=2),
-        description="longest step of an agent, beyond its own deadlines, before its node ends and joins again",
-    )
-    membership_timeout: Duration = Field(
-        default=timedelta(minutes=5),
-        description="longest time without a node while the database can be used, or of an event loop's standstill",
-    )
+    concurrency: Count = 8
+    """messages that one handler runs at once, unless it says otherwise"""
+    on_dead_letter: Literal["continue", "park"] = "continue"
+    """effect of a dead letter on its key: later messages go on, or the key is parked"""
+    on_expiry: Literal["forget", "dead-letter"] = "forget"
+    """end of a message whose deliver_by has passed: left to the history, or a dead letter"""
+    handler_timeout: Duration = timedelta(seconds=60)
+    """longest attempt of a handler"""
+    unit_of_work_timeout: Duration = timedelta(seconds=60)
+    """longest statement of a unit of work, and longest pause between statements of its transaction"""
+    drain_timeout: Duration = timedelta(seconds=10)
+    """time for work under way when the node stops"""
+    start_timeout: Duration = timedelta(seconds=30)
+    """longest wait of a starting process for a database that is away"""
+    step_timeout: Duration = timedelta(minutes=2)
+    """longest step of an agent, beyond its own deadlines, before its node ends and joins again"""
+    membership_timeout: Duration = timedelta(minutes=5)
+    """longest time without a node while the database can be used, or of an event loop's standstill"""
     on_stuck: Literal["exit", "report"] | None = Field(
         default=None,
         description="end the process when an agent cannot be stopped or membership_timeout has passed, or only report "
         "it; by default a process of the bus alone (bus.run(), bus.serve()) ends, and one of an application reports",
     )
-    retry_immediate: Annotated[int, Field(ge=0, le=1_000)] = Field(
-        default=2, description="attempts at once after a failure, for handlers without a retry= of their own"
+    retry_immediate: Annotated[int, Field(ge=0, le=1_000)] = 2
+    """attempts at once after a failure, for handlers without a retry= of their own"""
+    retry_delays: Annotated[tuple[PauseBefore, ...], NoDecode, BeforeValidator(_listed)] = (
+        timedelta(seconds=1),
+        timedelta(seconds=10),
+        timedelta(seconds=60),
     )
-    retry_delays: Annotated[tuple[PauseBefore, ...], NoDecode, BeforeValidator(_listed)] = Field(
-        default=(timedelta(seconds=1), timedelta(seconds=10), timedelta(seconds=60)),
-        description="pauses before the attempts after those, such as 1s,10s,60s: most faults have passed by then",
-    )
-    retry_jitter: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.1, description="part by which each pause varies, so that failures do not come back all together"
-    )
-    retry_max_age: Duration | None = Field(
-        default=None, description="age of a message from which on it runs no more attempts"
-    )
-    kept_attempts: Annotated[int, Field(ge=1, le=1_000)] = Field(
-        default=20, description="failed attempts of one message that are kept with their tracebacks, the last ones"
-    )
-    settling_time: Duration = Field(
-        default=timedelta(seconds=10),
-        description="time beyond handler_timeout for a node to report the result of a stopped handler's trial",
-    )
-    check_pending: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
-        default=1_000,
-        description="messages of each type that are decoded before a node starts, the oldest and the newest; 0: none",
-    )
-    pause_undecodable: bool = Field(
-        default=False, description="pause the types that do not decode then, on every node, instead of not starting"
-    )
+    """pauses before the attempts after those, such as 1s,10s,60s: most faults have passed by then"""
+    retry_jitter: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """part by which each pause varies, so that failures do not come back all together"""
+    retry_max_age: Duration | None = None
+    """age of a message from which on it runs no more attempts"""
+    kept_attempts: Annotated[int, Field(ge=1, le=1_000)] = 20
+    """failed attempts of one message that are kept with their tracebacks, the last ones"""
+    settling_time: Duration = timedelta(seconds=10)
+    """time beyond handler_timeout for a node to report the result of a stopped handler's trial"""
+    check_pending: Annotated[int, Field(ge=0, le=1_000_000)] = 1_000
+    """messages of each type that are decoded before a node starts, the oldest and the newest; 0: none"""
+    pause_undecodable: bool = False
+    """pause the types that do not decode then, on every node, instead of not starting"""
 
     answer_to: tuple[str, ...] = Field(
         default=(),
         description="addresses for answers besides declared destinations: a JSON array; an address that ends with /* "
         "allows those below it, * any",
     )
-    address_idle: Duration = Field(
-        default=timedelta(minutes=10),
-        description="time after which an undeclared address is forgotten, when no message waits for it",
-    )
+    address_idle: Duration = timedelta(minutes=10)
+    """time after which an undeclared address is forgotten, when no message waits for it"""
 
-    amqp_url: SecretStr | None = Field(
-        default=None, description="URL of the RabbitMQ broker 'default', such as amqp://user:secret@host:5672/vhost"
-    )
-    amqp_brokers: Secrets = Field(default={}, description="more brokers: a JSON object of URLs by name")
-    amqp_exchange: str = Field(
-        default="durable", min_length=1, max_length=100, description="topic exchange of addresses with topic"
-    )
-    amqp_queue_type: Literal["quorum", "classic"] = Field(
-        default="quorum", description="type of the declared queues, unless their URI names another"
-    )
-    amqp_expiration: bool = Field(
-        default=False,
-        description="give deliver_by to the broker as expiration: for queues that dead-letter, as others lose it",
-    )
-    amqp_ordered: bool = Field(
-        default=False,
-        description="one listener at a time has all of a queue, so that keys keep their order; or as its URI says",
-    )
-    amqp_prefetch: Annotated[int, Field(ge=1, le=65_535)] | None = Field(
-        default=None,
-        description="unacknowledged deliveries of one queue; by default a batch, or as many of the largest messages as "
-        "buffer_bytes holds",
-    )
+    amqp_url: SecretStr | None = None
+    """URL of the RabbitMQ broker 'default', such as amqp://user:secret@host:5672/vhost"""
+    amqp_brokers: Secrets = {}
+    """more brokers: a JSON object of URLs by name"""
+    amqp_exchange: str = Field(default="durable", min_length=1, max_length=100)
+    """topic exchange of addresses with topic"""
+    amqp_queue_type: Literal["quorum", "classic"] = "quorum"
+    """type of the declared queues, unless their URI names another"""
+    amqp_expiration: bool = False
+    """give deliver_by to the broker as expiration: for queues that dead-letter, as others lose it"""
+    amqp_ordered: bool = False
+    """one listener at a time has all of a queue, so that keys keep their order; or as its URI says"""
+    amqp_prefetch: Annotated[int, Field(ge=1, le=65_535)] | None = None
+    """unacknowledged deliveries of one queue; by default a batch, or as many of the largest messages as buffer_bytes
+    holds"""
 
-    http_secret: SecretStr | None = Field(
-        default=None, min_length=16, description="secret that HTTP peers must know, and that is shown to them"
-    )
-    http_previous_secret: SecretStr | None = Field(
-        default=None,
-        min_length=16,
-        description="former secret, accepted too while http_secret is being changed everywhere",
-    )
-    http_peer_secrets: Secrets = Field(
-        default={},
-        description="secrets that are shown to single peers instead: a JSON object of secrets by scheme://host:port",
-    )
-    http_auth: Literal["hmac", "bearer"] = Field(
-        default="hmac",
-        description="form in which the secret is shown to peers: a signature, or itself; both are accepted",
-    )
-    http_clock_skew: Duration = Field(
-        default=timedelta(minutes=5),
-        description="largest difference of two HTTP peers' clocks, with the time of a request; as Kerberos allows",
-    )
-    tls_certificate: Path | None = Field(default=None, description="certificate chain of https:// listeners, PEM")
-    tls_key: Path | None = Field(default=None, description="private key of tls_certificate, PEM")
-    tls_ca: Path | None = Field(
-        default=None, description="authorities that sign the certificates of peers, PEM, instead of the public ones"
-    )
+    http_secret: SecretStr | None = Field(default=None, min_length=16)
+    """secret that HTTP peers must know, and that is shown to them"""
+    http_previous_secret: SecretStr | None = Field(default=None, min_length=16)
+    """former secret, accepted too while http_secret is being changed everywhere"""
+    http_peer_secrets: Secrets = {}
+    """secrets that are shown to single peers instead: a JSON object of secrets by scheme://host:port"""
+    http_auth: Literal["hmac", "bearer"] = "hmac"
+    """form in which the secret is shown to peers: a signature, or itself; both are accepted"""
+    http_clock_skew: Duration = timedelta(minutes=5)
+    """largest difference of two HTTP peers' clocks, with the time of a request; as Kerberos allows"""
+    tls_certificate: Path | None = None
+    """certificate chain of https:// listeners, PEM"""
+    tls_key: Path | None = None
+    """private key of tls_certificate, PEM"""
+    tls_ca: Path | None = None
+    """authorities that sign the certificates of peers, PEM, instead of the public ones"""
 
-    heartbeat_interval: Duration = Field(default=timedelta(seconds=2), description="time between heartbeats of a node")
-    heartbeat_stale: Duration = Field(
-        default=timedelta(seconds=20),
-        description="age of a heartbeat at which a node that holds its lock is dormant all the same",
-    )
-    dormant_grace: Duration = Field(
-        default=timedelta(seconds=2),
-        description="time for which a lock must be absent, on two sweeps, before its node is dormant",
-    )
-    sweep_interval: Duration = Field(default=timedelta(seconds=1), description="time between looks for dormant nodes")
-    poll_interval: Duration = Field(
-        default=timedelta(seconds=1), description="time between looks for unowned and due work"
-    )
-    recovery_batch_size: Annotated[int, Field(ge=1, le=100_000)] = Field(
-        default=1_000, description="rows that one statement releases, makes due or expires; it takes some 10 ms"
-    )
-    forgotten_after: Duration = Field(
-        default=timedelta(seconds=15),
-        description="time after which a node releases rows that it owns and does not work on",
-    )
+    heartbeat_interval: Duration = timedelta(seconds=2)
+    """time between heartbeats of a node"""
+    heartbeat_stale: Duration = timedelta(seconds=20)
+    """age of a heartbeat at which a node that holds its lock is dormant all the same"""
+    dormant_grace: Duration = timedelta(seconds=2)
+    """time for which a lock must be absent, on two sweeps, before its node is dormant"""
+    sweep_interval: Duration = timedelta(seconds=1)
+    """time between looks for dormant nodes"""
+    poll_interval: Duration = timedelta(seconds=1)
+    """time between looks for unowned and due work"""
+    recovery_batch_size: Annotated[int, Field(ge=1, le=100_000)] = 1_000
+    """rows that one statement releases, makes due or expires; it takes some 10 ms"""
+    forgotten_after: Duration = timedelta(seconds=15)
+    """time after which a node releases rows that it owns and does not work on"""
 
-    dedupe_window: Duration = Field(default=timedelta(days=7), description="time for which a duplicate is recognised")
-    clock_lead: Duration = Field(
-        default=timedelta(days=1),
-        description="time by which the id and sent_at of an arriving message may be ahead; it is a dead letter beyond",
-    )
-    history_retention: Duration = Field(default=timedelta(days=30), description="time for which the history is kept")
-    history_bodies: bool = Field(
-        default=False, description="keep bodies and headers in the history, to replay messages from an archive of it"
-    )
-    lake: str | None = Field(
-        default=None, description="place where the pipeline keeps history: a folder, or the URL of an object store"
-    )
-    pipeline_local_rows: Annotated[int, Field(ge=0)] = Field(
-        default=200_000, description="rows up to which the pipeline avoids Spark: they are read sooner than it starts"
-    )
-    pipeline_compact_above: Count = Field(
-        default=100, description="files of a day of the lake above which an archive makes few large ones of them"
-    )
-    pipeline_keep_replaced: Duration = Field(
-        default=timedelta(days=7), description="time for which files of the lake stay after others have replaced them"
-    )
-    dead_letter_retention: Duration = Field(
-        default=timedelta(days=90), description="time for which a dead letter is kept after it was resolved"
-    )
-    partitions_ahead: Count = Field(default=7, description="days for which partitions are made ahead")
-    maintenance_interval: Duration = Field(
-        default=timedelta(minutes=10), description="time between runs of the maintenance task"
-    )
+    dedupe_window: Duration = timedelta(days=7)
+    """time for which a duplicate is recognised"""
+    clock_lead: Duration = timedelta(days=1)
+    """time by which the id and sent_at of an arriving message may be ahead; it is a dead letter beyond"""
+    history_retention: Duration = timedelta(days=30)
+    """time for which the history is kept"""
+    history_bodies: bool = False
+    """keep bodies and headers in the history, to replay messages from an archive of it"""
+    lake: str | None = None
+    """place where the pipeline keeps history: a folder, or the URL of an object store"""
+    pipeline_local_rows: Annotated[int, Field(ge=0)] = 200_000
+    """rows up to which the pipeline avoids Spark: they are read sooner than it starts"""
+    pipeline_compact_above: Count = 100
+    """files of a day of the lake above which an archive makes few large ones of them"""
+    pipeline_keep_replaced: Duration = timedelta(days=7)
+    """time for which files of the lake stay after others have replaced them"""
+    dead_letter_retention: Duration = timedelta(days=90)
+    """time for which a dead letter is kept after it was resolved"""
+    partitions_ahead: Count = 7
+    """days for which partitions are made ahead"""
+    maintenance_interval: Duration = timedelta(minutes=10)
+    """time between runs of the maintenance task"""
 
-    purge_batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
-        default=10_000, description="old ids and rows of history that one statement of the maintenance task deletes"
-    )
-    purge_letters_batch_size: Annotated[int, Field(ge=1, le=100_000)] = Field(
-        default=1_000, description="old dead letters that one statement deletes; fewer, for each has a body"
-    )
+    purge_batch_size: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    """old ids and rows of history that one statement of the maintenance task deletes"""
+    purge_letters_batch_size: Annotated[int, Field(ge=1, le=100_000)] = 1_000
+    """old dead letters that one statement deletes; fewer, for each has a body"""
 
-    metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = Field(
-        default=None, description="serve /metrics to Prometheus, and /health, on this port; 0: on a free one"
-    )
-    metrics_host: str = Field(default="127.0.0.1", min_length=1, description="host address of metrics_port")
-    health_unattended: Duration = Field(
-        default=timedelta(minutes=1),
-        description="time for which work may wait without a live node, or be overdue, until the service is unhealthy",
-    )
-    health_lag: Duration | None = Field(
-        default=None, description="age of a waiting message from which on the service is unhealthy"
-    )
-    health_latched: Duration | None = Field(
-        default=None, description="time for which a destination may be latched until the service is unhealthy"
-    )
-    health_dead_letters: Annotated[int, Field(ge=1, le=1_000)] | None = Field(
-        default=None, description="unresolved dead letters from which on the service is unhealthy"
-    )
+    metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
+    """serve /metrics to Prometheus, and /health, on this port; 0: on a free one"""
+    metrics_host: str = Field(default="127.0.0.1", min_length=1)
+    """host address of metrics_port"""
+    health_unattended: Duration = timedelta(minutes=1)
+    """time for which work may wait without a live node, or be overdue, until the service is unhealthy"""
+    health_lag: Duration | None = None
+    """age of a waiting message from which on the service is unhealthy"""
+    health_latched: Duration | None = None
+    """time for which a destination may be latched until the service is unhealthy"""
+    health_dead_letters: Annotated[int, Field(ge=1, le=1_000)] | None = None
+    """unresolved dead letters from which on the service is unhealthy"""
 
     if not TYPE_CHECKING:  # checkers know the fields, and would know nothing of **values
 

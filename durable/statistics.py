@@ -32,7 +32,7 @@ class SendingStatistics:
     latched: bool
     paused: bool
     oldest_sent_at: datetime | None
-    """When the first of those that wait was sent by the application."""
+    """The time at which the application sent the first of the waiting messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class HandlingStatistics:
     running: int
     buffer_bytes: int
     paused: bool
-    """Is it paused, or its circuit open?"""
+    """True if the handler is paused, or its circuit open."""
     oldest_sent_at: datetime | None
-    """When the first of those that wait was sent by the application."""
+    """The time at which the application sent the first of the waiting messages."""
     stuck_threads: int
     """Threads whose handler has overrun its timeout and not returned."""
 
@@ -76,8 +76,8 @@ class Statistics:
     handling: Mapping[str, HandlingStatistics]
     receiving: ReceivingStatistics | None
     listeners: Mapping[str, Mapping[str, int]]
-    """What each listener has counted since it was bound, by its address."""
+    """The counts of each listener since it was bound, by its address."""
     pools: Mapping[str, PoolStatistics]
     tallies: Mapping[Subject, Mapping[str, Tally]]
     loop_lag: Distribution
-    """By how much the event loop was late, measured twice a second."""
+    """The delay of the event loop, measured twice a second."""

@@ -32,7 +32,7 @@ class IdleAddresses:
         self._agents = agents
         self._declared = declared
         self._unused_since: dict[str, tuple[int, float]] = {}
-        """By address: how much its agent had been given then, and when that was."""
+        """For each address, the accepted envelopes of its agent at the last change, and the time of that change."""
 
     async def poll(self) -> None:
         """Forget every address that has been idle for long enough."""

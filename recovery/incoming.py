@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Mapping
 
@@ -94,8 +93,7 @@ async def bury_unknown(context: AgentContext, message_type: str, claim: ClaimOfT
 
 def _nobody_handles(conn: Connection, schema: str, message_type: str) -> bool:
     """Tell whether no node handles this type: while a deploy is under way, nodes with newer code may know it."""
-    known = (json.loads(node.capabilities).get("message_types", []) for node in nodes.read(conn, schema))
-    return not any(message_type in types for types in known)
+    return not any(message_type in node.message_types for node in nodes.read(conn, schema))
 
 
 def _claim_any(conn: Connection, schema: str, message_type: str, node: NodeId) -> list[LeasedEnvelope]:

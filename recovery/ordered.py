@@ -6,7 +6,7 @@ looked    the keys that have unowned rows, lane by lane: what other nodes left, 
     lane: a message type or destination --page--page--page--> its end, or no room --> goes on there at the next look
 
 A look takes a page of each lane in turn, and only of lanes whose agent has room: the keys of a handler that is paused
-or full cost nothing, and those of one lane delay no other. What is found and cannot be claimed is no progress: a look
+or full cost nothing, and those of one lane delay no other. Keys found that cannot be claimed are no progress: a look
 that has claimed nothing is followed by a rest, which is longer the longer it took.
 
 A hint that comes to nothing is forgotten: a look finds the key. While a lane has more keys than room, hints are not
@@ -81,7 +81,7 @@ class OrderedClaims:
         self._walks: dict[Lane, _Walk] = {}
         self.hinted = asyncio.Event()
         self.asked = asyncio.Event()
-        """Is there to be a look?"""
+        """Set when a look is due."""
 
     def hint(self, destination: str | None, key: str) -> None:
         """Note a key that may have unowned rows; call it in the loop. Destination None is the inbox."""

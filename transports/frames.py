@@ -10,8 +10,8 @@
     PING, PONG   client, server: can a batch be stored now?
     GOODBYE      either   nothing new from me; what is under way will be finished
 
-Each is an array on the wire: later versions add fields at the end, which earlier ones skip. What is said when is told
-in durable.transports.tcp.conversation, how it becomes bytes in durable.transports.wire.
+Each frame is an array on the wire: later versions add fields at the end, which earlier ones skip.
+durable.transports.tcp.conversation defines the order of frames, durable.transports.wire their bytes.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
                                                                       |
                                                    fewer rows than leases: LeaseLost, and nothing has happened
 
-Async handlers run in the loop, sync ones in threads of their own, with their session. What goes wrong is raised as it
-is: what becomes of the message then is not decided here. The handler's time begins when it is entered: waits for a
-connection or a thread are not its own. A thread whose handler overran its time is stuck, and another takes its place:
-see durable.agents.stuck_threads.
+Async handlers run in the loop, sync ones in threads of their own, with their session. Errors are raised unchanged; the
+settlement of the message is decided elsewhere (durable.agents.delivery). The handler's time begins when the handler is
+entered: waits for a connection or a thread do not count. A thread whose handler overran its time is stuck, and another
+takes its place: see durable.agents.stuck_threads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from durable.agents.runner import Here, InLoop, InSteps, NoRoom, Run, finished, 
 from durable.agents.stuck_threads import StuckThreads
 from durable.agents.threads import Threads, last_step, run_in_thread
 from durable.application.context import PauseRequest
-from durable.application.handlers import Context, Handler, Incoming
+from durable.application.handlers import Handler
+from durable.application.incoming import Context, Incoming
 from durable.application.middleware import MiddlewareStack
 from durable.envelope import LeasedEnvelope
 from durable.errors import LeaseLost
@@ -78,7 +79,7 @@ class Entry:
     def __init__(self, when_entered: Callable[[], None]) -> None:
         self._when_entered = when_entered
         self.last_job: Callable[[], Future[Any] | None] = lambda: None
-        """What runs for the attempt in a thread, or ran there last."""
+        """The step that runs for the attempt in a thread, or ran there last."""
         self._lock = threading.Lock()
         self._is_entered = self._is_given_up = False
 

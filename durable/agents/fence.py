@@ -72,9 +72,9 @@ class Fence:
         self._root = session.get_transaction() or session.begin()
         self._begun: list[_Begun] = []
         self.has_lost_connection = False
-        """Has the database ended a connection of the session, or the way to it?"""
+        """True if the database has ended a connection of the session, or the way to it is lost."""
         self.is_complete = False
-        """Is the next COMMIT ours?"""
+        """True if the next COMMIT is that of the runner."""
         session.info[_KEY] = self
 
     @property

@@ -35,7 +35,7 @@ class HandlerCircuit:
     def __init__(self, message_type: str, breaker: CircuitBreaker | None, context: AgentContext) -> None:
         self.is_open = False
         self.probing = False
-        """Is it for a single message to close it again?"""
+        """True if a single message is tried, to close the circuit again."""
         self.generation = 0
         """Changes when this node opens it: what was read of `circuits` before that is old news."""
         self._message_type = message_type

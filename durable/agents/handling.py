@@ -96,8 +96,8 @@ class HandlingAgent:
         self._changed.set()
 
     def observe_circuits(self, is_probing: Mapping[str, bool], generation: int) -> None:
-        """Follow what `circuits` said of the open ones at a time when this one was at `generation`; older news is
-        ignored. Those of older versions wait alone."""
+        """Follow the open circuits as read from `circuits` when this one was at `generation`; older readings are
+        ignored. Messages of a paused older version wait alone."""
         if generation != self.circuit.generation:
             return
         own = self.handler.message_type

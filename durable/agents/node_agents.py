@@ -43,7 +43,7 @@ class NodeAgents:
         self.node_id = ANY_NODE
         """The node, while rows are stored as its own."""
         self.woken = asyncio.Event()
-        """Is there work to claim?"""
+        """Set when there is work to claim."""
         self.senders: dict[str, SendingAgent] = {}
         self.handlers: dict[str, HandlingAgent] = {}
         self.by_type: dict[str, HandlingAgent] = {}
@@ -51,7 +51,7 @@ class NodeAgents:
         self.receiver: ReceivingAgent | None = None
         self.sending: set[asyncio.Task[None]] = set()
         self.tasks: Crew
-        """Where the senders run."""
+        """The crew in which the tasks of the senders run."""
         self._application = application
         self._context = context
         self._sessions = sessions

@@ -3,9 +3,9 @@
     open --> prepare --> entered --> call, call, ... --> flush, completion --> end: COMMIT
              a connection            the fence between   the fence
 
-It is the same for each place where the work of a session is done: InLoop (an AsyncSession), Here (a Session, in the
-thread that this runs in) and InSteps (a Session, each piece of its work in a thread, waited for in the loop). What goes
-wrong is raised as it is, but for two cases that tell nothing about the handler: NoRoom and Outage.
+The steps are the same for each place where the work of a session is done: InLoop (an AsyncSession), Here (a Session, in
+the present thread) and InSteps (a Session, each piece of its work in a thread, awaited in the loop). Errors are raised
+unchanged, except for two cases without a fault of the handler: NoRoom and Outage.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 
 from durable.agents.fence import Fence
 from durable.agents.threads import closing_in_thread, run_in_thread
-from durable.application.handlers import Incoming
+from durable.application.incoming import Incoming
 from durable.errors import NoUnitOfWork, StorageUnavailable, TransactionEnded, text_of
 from durable.outbox.outbox import Outbox
 from durable.outbox.sessions import Sessions

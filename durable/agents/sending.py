@@ -23,6 +23,7 @@ from itertools import chain
 
 from durable.agents.buffer import is_due
 from durable.agents.context import AgentContext
+from durable.agents.deletions import Deletions
 from durable.agents.fair_queue import FairQueue
 from durable.agents.latch import Latch
 from durable.agents.pace import Pace
@@ -41,8 +42,6 @@ from durable.tasks.crew import Crew, raise_if_cancelled
 from durable.tasks.forgiving import forgiving
 from durable.telemetry import BatchSpans, Event, log
 from durable.transports.base import Sender, keeps_order
-
-_DELETE_AT_ONCE = 1_000
 
 
 class SendingAgent:
@@ -81,20 +80,16 @@ class SendingAgent:
         self._clock = context.clock
         self._spans = spans
         self._on_key_released = on_key_released
-        self._awaited = False
         self._in_flight: dict[int, Sequence[LeasedEnvelope]] = {}
-        self._sent: list[LeasedEnvelope] = []
-        self._deleting: list[LeasedEnvelope] = []
+        self._deletions = Deletions(context, self._done)
         self._changed = asyncio.Event()
-        self._acknowledged = asyncio.Event()
         self._stopping = False
-        self._all_sent = False
         self._busy_pause = 0.0
         self._first_busy_pause = settings.busy_pause.total_seconds()
         self._longest_busy_pause = settings.busy_pause_longest.total_seconds()
         self._busy_until = 0.0
         self.accepted_count = 0
-        """How much it was ever given: whether it was used since somebody looked."""
+        """The number of envelopes accepted so far; a changed number shows that the address was used."""
 
     # ------------------------------------------------------------------ what others tell it
 
@@ -145,7 +140,7 @@ class SendingAgent:
     def held(self) -> set[LeaseKey]:
         """Return the keys of all rows that this agent works on."""
         batches = chain.from_iterable(self._in_flight.values())
-        return {lease.key for lease in chain(self.buffer.waiting(), batches, self._sent, self._deleting)}
+        return {lease.key for lease in chain(self.buffer.waiting(), batches, self._deletions.under_way())}
 
     def statistics(self) -> SendingStatistics:
         first = self.buffer.first
@@ -153,7 +148,7 @@ class SendingAgent:
             waiting=len(self.buffer),
             in_flight=sum(map(len, self._in_flight.values())),
             batches_in_flight=len(self._in_flight),
-            acknowledged=len(self._sent) + len(self._deleting),
+            acknowledged=len(self._deletions.under_way()),
             buffer_bytes=self.buffer.used_bytes,
             latched=self.circuit.latched,
             paused=self.paused,
@@ -166,11 +161,10 @@ class SendingAgent:
         async with AsyncExitStack() as opened, Crew() as tasks:
             if not await self._open(opened):
                 return
-            tasks.create_task(self._delete_acknowledged(), name=f"delete sent to {self.destination}")
+            tasks.create_task(self._deletions.run(), name=f"delete sent to {self.destination}")
             async with Crew() as batches:
                 await self._send_batches(batches)
-            self._all_sent = True
-            self._acknowledged.set()
+            self._deletions.close()
 
     async def _open(self, opened: AsyncExitStack) -> bool:
         """Open the sender, trying again for as long as that fails. False when the agent is stopped before."""
@@ -216,8 +210,8 @@ class SendingAgent:
                 await self._send_timely(timely, ticket)
         finally:
             del self._in_flight[id(batch)]
-            # Where nothing is left of a key, the rest of it can be claimed once these are deleted: no lingering then.
-            self._awaited |= bool(self.buffer.settled(batch))
+            if self.buffer.settled(batch):  # nothing is left of a key: the rest of it is claimed once these are deleted
+                self._deletions.hurry()
             self._changed.set()
 
     async def _send_timely(self, batch: Sequence[LeasedEnvelope], ticket: int) -> None:
@@ -262,6 +256,7 @@ class SendingAgent:
         return outcomes
 
     async def _settle(self, batch: Sequence[LeasedEnvelope], outcomes: Sequence[Outcome], ticket: int) -> None:
+        stored: list[LeasedEnvelope] = []
         keep: list[LeasedEnvelope] = []
         failed: list[LeasedEnvelope] = []
         rejected: list[tuple[LeasedEnvelope, Letter]] = []
@@ -269,7 +264,7 @@ class SendingAgent:
         for lease, outcome in zip(batch, outcomes, strict=True):
             match outcome:
                 case Stored() | Duplicate():
-                    self._sent.append(lease)
+                    stored.append(lease)
                 case Rejected(reason=why):
                     rejected.append((lease, Letter.because(why, "rejected by the peer")))
                 case Busy():
@@ -277,8 +272,8 @@ class SendingAgent:
                 case Failed(reason=reason):
                     keep.append(lease)
                     failed.append(lease)
-        if self._sent:
-            self._acknowledged.set()
+        if stored:
+            self._deletions.add(stored)
         if rejected:
             await self._dead_letter(rejected)
         if len(failed) == len(batch):
@@ -319,30 +314,6 @@ class SendingAgent:
         )
         self._counters.add(Event.REJECTED, len(rejected))
         self._done([lease for lease, _ in rejected])
-
-    async def _delete_acknowledged(self) -> None:
-        """Gather for a moment, so that one commit deletes the rows of many batches."""
-        linger = self._settings.delete_linger.total_seconds()
-        while not (self._all_sent and not self._sent):
-            await self._acknowledged.wait()
-            if len(self._sent) < _DELETE_AT_ONCE and not self._all_sent and not self._awaited:
-                await asyncio.sleep(linger)
-            self._acknowledged.clear()
-            self._awaited = False
-            self._deleting, self._sent = self._sent, []
-            if self._deleting:
-                failpoint("C12")
-                await self._delete(self._deleting)
-                failpoint("C13")
-                self._done(self._deleting)
-                self._deleting = []
-
-    async def _delete(self, sent: Sequence[LeasedEnvelope]) -> None:
-        keep_body = self._settings.history_bodies
-        deleted = await self._database.transaction_with_retry(outbox.delete_sent, self._node, sent, keep_body=keep_body)
-        self._counters.add(Event.SENT, deleted)
-        if deleted < len(sent):
-            self._counters.add(Event.LEASE_LOST, len(sent) - deleted)
 
     # ------------------------------------------------------------------ the latch
 

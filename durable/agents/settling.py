@@ -36,7 +36,7 @@ class Settling:
     def __init__(self, handler: Handler, context: AgentContext) -> None:
         settings = context.settings
         self.parks = (handler.on_dead_letter or settings.on_dead_letter) == "park"
-        """Does a dead letter stop its key, or its ordered handler?"""
+        """True if a dead letter stops its key, or its ordered handler."""
         self._handler = handler.message_type
         self._share_of = handler.share_of
         self._database = context.database

@@ -4,9 +4,9 @@
                                                                         |
                                    UndecodableMessages, or with pause_undecodable: that type is paused on every node
 
-Types that this code does not handle are not its business: while a deploy is under way, other nodes have them. What is
-paused without an end is not looked at, because nothing is done with it. Where very much of a type is in flight, a
-bounded number is looked at, the oldest and the newest: what was sent before a change, and what was sent last.
+Types without a handler in this code are not checked: during a deploy, other nodes handle them. Types paused without an
+end are not checked, because none of their messages is handled. When very many messages of a type are in flight, a
+bounded number is checked, the oldest and the newest: those sent before a change, and those sent last.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DecodeCheck:
         self.tried = 0
         self.failed = 0
         self.error = ""
-        """What was wrong with the first."""
+        """The error of the first undecodable message."""
         self.ids: list[UUID] = []
         """The first of those that do not decode."""
         self._cls = cls

@@ -4,7 +4,7 @@
     as many as the concurrency   --> the handler begins nothing more in this process      its node stands
     the handler returns          --> its thread is no longer stuck
 
-They belong to the process and outlive their node, so the bound holds however often the process joins again.
+Stuck threads belong to the process and outlive their node, so the bound holds however often the process joins again.
 """
 
 from __future__ import annotations

@@ -39,12 +39,12 @@ class Application:
     routes: Routes = field(default_factory=Routes)
     handlers: dict[str, Handler] = field(default_factory=dict)
     retry: Retry = field(default_factory=Retry)
-    """Of handlers without one of their own."""
+    """The retry policy of handlers without one of their own."""
     by_error: dict[type[Exception], Retry | RetryAfter] = field(default_factory=dict)
     listeners: list[Listening] = field(default_factory=list)
     transports: list[Transport] = field(default_factory=list)
     mounted: dict[str, Counter[str]] = field(default_factory=dict)
-    """What the apps of bus.asgi() have counted since they were made, by `asgi:` and their endpoint."""
+    """The counts of the apps of bus.asgi() since they were made, by `asgi:` and their endpoint."""
     stack: MiddlewareStack = field(default_factory=MiddlewareStack)
     batch_spans: BatchSpans | None = None
     schedules: dict[str, Schedule] = field(default_factory=dict)

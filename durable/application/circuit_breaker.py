@@ -7,8 +7,8 @@
        +--------------------------------------------- one message at a time, over all nodes: HALF-OPEN
                                                            failed: OPEN again, for longer
 
-A message counts once, when it was handled or when its immediate attempts are used up. What a handler decides about a
-message (Reject, RetryLater, Release, PauseListener) and what cannot be decoded tell nothing about the handler.
+A message counts once, when it was handled or when its immediate attempts are used up. Verdicts of the handler on a
+message (Reject, RetryLater, Release, PauseListener) and undecodable messages do not count.
 
 All nodes count together: each counts what it has handled itself, and hears from time to time what the others count.
 The state is a row of `circuits`, which all of them obey.

@@ -43,11 +43,10 @@ class CircuitControl:
         reason: str = "opened by its handler",
         destination: str | None = None,
     ) -> None:
-        """Let no node run this handler any more, or send to this destination, for this time (seconds, "10m" or a
-        timedelta).
+        """Stop this handler, or sending to this destination, on every node for a time (seconds, "10m" or a timedelta).
 
-        Without a time it lasts until somebody resumes it. It takes effect when the attempt ends, whether it commits or
-        fails; what becomes of this message is for the handler to say, by its return or its exception.
+        Without a time the circuit stays open until an operator resumes it. It opens when the attempt ends, whether the
+        attempt commits or fails; the handler decides on its message as usual, by its return or its exception.
         """
         time = None if for_ is None else length_of_time("circuit.open", "for_", for_)
         if time is not None and time <= timedelta(0):

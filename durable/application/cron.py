@@ -5,9 +5,10 @@
 
 due_occurrences() finds the occurrence that a schedule waited for, and those that passed since. `misfire` says which of
 them run, and the schedule waits for the next one. Expressions mean what they mean to Debian's cron.
-What names hours and minutes runs once for each on a day when the clocks change, at the end of the gap if it falls into
-it; what runs every hour or every few minutes runs whenever the clock shows such a time. cronsim reads the expressions,
-for a clock without a zone; what a change of the clocks does is found here, because it may be of half an hour.
+An expression that names hours and minutes runs once for each on a day when the clocks change, at the end of the gap if
+the time falls into the gap; an expression of every hour or every few minutes runs whenever the clock shows such a time.
+cronsim reads the expressions, for a clock without a zone; changes of the clocks are handled here, because a change may
+be of half an hour.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal, get_args
 from uuid import UUID
 
-from durable.application.handlers import Incoming
+from durable.application.incoming import Incoming
 from durable.errors import InvalidSetting, WiringError
 from durable.outbox.envelope_factory import Outgoing, Send
 

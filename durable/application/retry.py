@@ -66,9 +66,9 @@ class Pause:
     time: timedelta
     reason: str
     listener: bool = False
-    """Is nothing more to be received, either, where the message came from?"""
+    """True if the listener of the message is paused as well."""
     counts: bool = False
-    """Is the attempt counted? The message is handed back uncounted otherwise."""
+    """True if the attempt is counted; the message is handed back uncounted otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
     bus.every("0 3 * * *", Compact(), name="nightly", tz="Europe/Vienna")
     bus.every("*/15 * * * *", lambda at: Report(upto=at), name="quarters")
 
-Each occurrence is one message, whose id follows from the service, the type, the name and the time: whoever makes it
-makes the same one. Its headers say of which schedule and which occurrence it is.
+Each occurrence is one message, whose id follows from the service, the type, the name and the time: every node makes the
+same message. Its headers name the schedule and the occurrence.
 """
 
 from __future__ import annotations

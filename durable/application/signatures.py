@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn, Union, get_args, get_origin
 from durable.errors import InvalidSetting
 
 _SEVERAL = (list, tuple)
-"""What a handler may return several messages in."""
+"""The classes in which a handler may return several messages."""
 
 
 def dotted_name(function: Any) -> str:

@@ -26,7 +26,7 @@ from opentelemetry.context import Context as TraceContext
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from durable.application.handlers import Incoming
+from durable.application.incoming import Incoming
 from durable.application.middleware import HandleNext, Middleware, SendNext
 from durable.envelope import Envelope
 from durable.errors import Reject, Verdict, text_of
@@ -49,7 +49,7 @@ ATTEMPT: Final = "durable.attempt"
 VERDICT: Final = "durable.verdict"
 
 _NOWHERE: Final = TraceContext()
-"""Of no trace: agents run in the context of whoever has started the bus, which their spans do not belong to."""
+"""The context of agents, without a trace: their spans are no children of the span that started the bus."""
 _W3C: Final = TraceContextTextMapPropagator()
 _TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _LONGEST_CONTEXT: Final = 700  # characters: a traceparent of 55, a tracestate of 512, and their names

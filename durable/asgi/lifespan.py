@@ -45,7 +45,7 @@ class Lifespan:
         self._phase = _Phase.NEW
         self._has_started_bus = False
         self._answer: Message | None = None
-        """What the server is told in the end, instead of shutdown.complete."""
+        """The message that the server gets at the end, instead of shutdown.complete."""
 
     async def run(self, app: ASGIApp, scope: MutableMapping[str, Any]) -> None:
         try:

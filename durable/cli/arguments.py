@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 from durable.duration import duration
 from durable.errors import InvalidSetting, WiringError
@@ -27,6 +28,29 @@ def parse_duration(text: str, *, option: str) -> timedelta:
     if not timedelta(0) < span < _LONGEST:
         raise InvalidSetting(f"{option}: {text} is not a duration above 0; write one such as 60 or 1h30m")
     return span
+
+
+def parse_span(text: str, *, option: str) -> timedelta:
+    """Read a number with one unit, such as `10m`. Raises InvalidSetting."""
+    match = re.fullmatch(r"([0-9]{1,9}) ?(s|m|min|h|d)", text.strip())
+    if match is None or (seconds := int(match[1]) * _UNITS[match[2]]) > _LONGEST.total_seconds():
+        raise InvalidSetting(f"{option}: {text!r} is no duration; write 90s, 30m, 2h or 7d")
+    return timedelta(seconds=seconds)
+
+
+def parse_days(given: float, *, option: str) -> timedelta:
+    """Read a number of days above 0. Raises InvalidSetting."""
+    if not 0 < given <= _LONGEST.days:
+        raise InvalidSetting(f"{option}: {given:g} is no number of days; write such as 30")
+    return timedelta(days=given)
+
+
+def parse_id(text: str) -> UUID:
+    """Read the id of a message. Raises InvalidSetting."""
+    try:
+        return UUID(text)
+    except ValueError:
+        raise InvalidSetting(f"--id: {text!r} is no UUID of a message") from None
 
 
 def parse_coming_time(text: str, now: datetime, *, option: str) -> datetime:

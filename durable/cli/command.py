@@ -3,47 +3,65 @@
     @on_target()                       target: Target        APP:BUS --database --schema
     @over_letters(work=work_options)   chosen: Chosen        letters and filters; work: Work     --all --limit --by
 
-Every command that `taking` makes also has --json, which `emit` obeys, and --debug, which `main` reads.
+A reader may itself be made of readers, by `reading`. Every command that `taking` makes also has --json, which `emit`
+obeys, and --debug, which `main` reads.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from durable.cli.output import print_as_json
+from durable.cli.output import print_as_json, print_debug
+from durable.errors import InvalidSetting
+
+T = TypeVar("T")
 
 Command = Callable[..., None]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON document")]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
 
 
-def taking(**readers: Callable[..., object]) -> Callable[[Command], Command]:
-    """Replace parameters of a command by the options of the functions that compute their values."""
+def reading(**readers: Callable[..., object]) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Replace parameters of a function by the options of the functions that compute their values."""
 
-    def decorate(command: Command) -> Command:
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
         options = {name: _parameters(reader) for name, reader in readers.items()}
-        own = [parameter for parameter in _parameters(command) if parameter.name not in readers]
-        names = {parameter.name for parameter in own}
-        common = [parameter for parameter in _parameters(_common) if parameter.name not in names]
+        own = [parameter for parameter in _parameters(function) if parameter.name not in readers]
 
-        def run(**given: Any) -> None:
-            print_as_json(given["json"])
+        @wraps(function)
+        def read(**given: Any) -> T:
+            _refuse_bytes(given)
             values = {
                 name: reader(**{option.name: given[option.name] for option in options[name]})
                 for name, reader in readers.items()
             }
-            command(**values, **{name: given[name] for name in names})
+            return function(**values, **{parameter.name: given[parameter.name] for parameter in own})
 
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
-        parameters = [*(option for group in options.values() for option in group), *own, *common]
-        keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters]
-        run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
-        run.__annotations__ = {}
-        return run
+        return _with_parameters(read, [*(option for group in options.values() for option in group), *own])
+
+    return decorate
+
+
+def taking(**readers: Callable[..., object]) -> Callable[[Command], Command]:
+    """Make a command of a function whose parameters these functions read."""
+
+    def decorate(function: Command) -> Command:
+        command = reading(**readers)(function)
+        names = {parameter.name for parameter in _parameters(command)}
+        common = [parameter for parameter in _parameters(_common) if parameter.name not in names]
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            print_as_json(given["json"])
+            print_debug(given["debug"])
+            command(**{name: given[name] for name in names})
+
+        return _with_parameters(run, [*_parameters(command), *common])
 
     return decorate
 
@@ -67,3 +85,18 @@ def _common(json: Json = False, debug: Debug = False) -> None:
 
 def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
     return list(inspect.signature(function, eval_str=True).parameters.values())
+
+
+def _with_parameters(function: Callable[..., T], parameters: list[inspect.Parameter]) -> Callable[..., T]:
+    keywords = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters]
+    function.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    function.__annotations__ = {}
+    return function
+
+
+def _refuse_bytes(options: Mapping[str, Any]) -> None:
+    """Refuse bytes of the command line that are no UTF-8: as lone surrogates they would break a connection later."""
+    for name, given in options.items():
+        for each in given if isinstance(given, list) else [given]:
+            if isinstance(each, str) and any("\ud800" <= character <= "\udfff" for character in each):
+                raise InvalidSetting(f"{name.strip('_')}: {each!r} is no text in UTF-8; write it in UTF-8")

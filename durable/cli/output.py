@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from rich.console import Console, Group, JustifyMethod, RenderableType
@@ -16,21 +17,29 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as RichTable
 from rich.text import Text
 
-Cell = str | int | None
+Cell = str | int | date | UUID | None
+Columns = Mapping[str, str | Callable[[Any], Cell]]
+"""Titles of columns, each with a field of the rows or a function of them."""
 Show = Callable[[int, int], None]
 """Called with the number done and the total."""
 _NEVER_FOLDED = 20  # characters, such as those of a fingerprint, which users copy
 
 _as_json: ContextVar[bool] = ContextVar("as_json", default=False)
+_debug: ContextVar[bool] = ContextVar("debug", default=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under a title. Numbers are aligned to the right; None is an empty cell."""
+    """Rows under a title. Numbers are aligned to the right; times are in UTC; None is an empty cell."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
+
+    @classmethod
+    def of(cls, title: str, rows: Iterable[Any], columns: Columns) -> Table:
+        """Make a table of mappings or objects."""
+        return cls(title, list(columns), [[_value(row, column) for column in columns.values()] for row in rows])
 
 
 Block = str | Table
@@ -44,6 +53,16 @@ def print_as_json(wanted: bool) -> None:
 def is_json() -> bool:
     """Tell whether --json is given."""
     return _as_json.get()
+
+
+def print_debug(wanted: bool) -> None:
+    """Choose whether tracebacks and the output of started processes are shown."""
+    _debug.set(wanted)
+
+
+def is_debug() -> bool:
+    """Tell whether --debug is given."""
+    return _debug.get()
 
 
 def emit(document: object, *blocks: Block) -> None:
@@ -125,6 +144,11 @@ def age(duration: timedelta) -> str:
     return f"{seconds} s"
 
 
+def utc(moment: datetime) -> str:
+    """Write a time to the second, in UTC."""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
+
+
 def one_line(text: object) -> str:
     """Remove line breaks, and characters that a terminal would obey."""
     return safe(" ".join(str(text).split()))
@@ -166,5 +190,14 @@ def _numeric(table: Table) -> list[bool]:
     return [all(isinstance(row[index], int) for row in table.rows) for index in range(len(table.columns))]
 
 
+def _value(row: Any, column: str | Callable[[Any], Cell]) -> Cell:
+    if callable(column):
+        return column(row)
+    value: Cell = row[column] if isinstance(row, Mapping) else getattr(row, column)
+    return value
+
+
 def _shown(cell: Cell) -> str:
+    if isinstance(cell, datetime):
+        return utc(cell)
     return "" if cell is None else one_line(cell)

@@ -16,8 +16,6 @@ import typer
 from sqlalchemy import Connection, pool
 
 from durable.bus import Bus
-from durable.cli.command import Debug as Debug
-from durable.cli.command import Json as Json
 from durable.cli.command import taking
 from durable.errors import InvalidSetting, WiringError
 from durable.settings import Settings, load_settings, suggestion

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
-from durable.cli.output import Block, Table, age
+from durable.cli.output import Block, Columns, Table, age
 from durable.observability.health import NodeState, node_states
 from durable.storage.circuits import CircuitKind, OpenCircuit
 from durable.storage.leases import Backlog
@@ -93,33 +93,33 @@ def status(report: Row) -> list[Block]:
 
 
 def nodes(rows: Sequence[Row]) -> list[Block]:
-    columns = ("node", "service", "process", "version", "started", "heartbeat", "lock", "outgoing", "incoming", "state")
-    cells = [
-        (
-            row["node_id"],
-            row["service"],
-            row["description"],
-            row["version"],
-            _time(row["started_at"]),
-            _seconds_ago(row["heartbeat_age_seconds"]),
-            "held" if row["holds_lock"] else "absent",
-            row["owned_outgoing"],
-            row["owned_incoming"],
-            row["state"],
-        )
-        for row in rows
-    ]
-    return [Table("nodes", columns, cells)] if cells else ["no registered node"]
+    columns: Columns = {
+        "node": "node_id",
+        "service": "service",
+        "process": "description",
+        "version": "version",
+        "started": "started_at",
+        "heartbeat": lambda row: _seconds_ago(row["heartbeat_age_seconds"]),
+        "lock": lambda row: "held" if row["holds_lock"] else "absent",
+        "outgoing": "owned_outgoing",
+        "incoming": "owned_incoming",
+        "state": "state",
+    }
+    return [Table.of("nodes", rows, columns)] if rows else ["no registered node"]
 
 
 def circuits(rows: Sequence[Row]) -> list[Block]:
-    columns = ("kind", "key", "state", "waiting", "for", "until", "reason", "by")
-    cells = [
-        (row["kind"], row["key"], row["state"], row["waiting"], age(timedelta(seconds=row["open_seconds"])),
-         _end(row), row["reason"], row["actor"])
-        for row in rows
-    ]  # fmt: skip
-    return [Table("open circuits", columns, cells)] if cells else ["no open circuit"]
+    columns: Columns = {
+        "kind": "kind",
+        "key": "key",
+        "state": "state",
+        "waiting": "waiting",
+        "for": lambda row: _age(row["open_seconds"]),
+        "until": _end,
+        "reason": "reason",
+        "by": "actor",
+    }
+    return [Table.of("open circuits", rows, columns)] if rows else ["no open circuit"]
 
 
 def _backlog_row(name: str, group: Backlog) -> Row:
@@ -134,13 +134,15 @@ def _backlog_row(name: str, group: Backlog) -> Row:
 
 
 def _backlog_table(title: str, name: str, rows: Sequence[Row]) -> Block:
-    columns = (name.replace("_", " "), "waiting", "unowned", "scheduled", "oldest", "oldest unowned")
-    cells = [
-        (row[name], row["waiting"], row["unowned"], row["scheduled"], _age(row["oldest_age_seconds"]),
-         _age(row["oldest_unowned_age_seconds"]))
-        for row in rows
-    ]  # fmt: skip
-    return Table(title, columns, cells) if cells else f"{title}: none waiting"
+    columns: Columns = {
+        name.replace("_", " "): name,
+        "waiting": "waiting",
+        "unowned": "unowned",
+        "scheduled": "scheduled",
+        "oldest": lambda row: _age(row["oldest_age_seconds"]),
+        "oldest unowned": lambda row: _age(row["oldest_unowned_age_seconds"]),
+    }
+    return Table.of(title, rows, columns) if rows else f"{title}: none waiting"
 
 
 def _overdue(seconds: float | None) -> list[Block]:
@@ -148,21 +150,19 @@ def _overdue(seconds: float | None) -> list[Block]:
 
 
 def _dead_letters(rows: Sequence[Row]) -> list[Block]:
-    columns = ("message type", "exception", "count", "first", "last")
-    cells = [
-        (row["message_type"], row["exception_type"], row["count"], _time(row["first"]), _time(row["last"]))
-        for row in rows
-    ]
-    return [Table("dead letters", columns, cells)] if cells else ["no dead letters"]
+    columns = {
+        "message type": "message_type",
+        "exception": "exception_type",
+        "count": "count",
+        "first": "first",
+        "last": "last",
+    }
+    return [Table.of("dead letters", rows, columns)] if rows else ["no dead letters"]
 
 
-def _end(circuit: Row) -> str | None:
+def _end(circuit: Row) -> str | datetime | None:
     is_endless = circuit["until"] is None and not circuit["probing"]
-    return "until it is resumed" if is_endless else _time(circuit["until"])
-
-
-def _time(moment: datetime | None) -> str | None:
-    return None if moment is None else f"{moment:%Y-%m-%d %H:%M:%S%z}"
+    return "until it is resumed" if is_endless else circuit["until"]
 
 
 def _seconds(duration: timedelta | None) -> float | None:

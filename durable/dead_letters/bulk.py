@@ -43,7 +43,7 @@ class Count(Protocol[S_contra]):
 
 
 Resolution = Change[Selection]
-"""What becomes of letters: dead_letters.replay or discard, with the rest of their arguments."""
+"""The resolution of letters: dead_letters.replay or discard, with the rest of their arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,11 @@ class RunOptions(TypedDict, total=False):
     replayable: bool
     """Only what can be replayed counts."""
     rate: float | None
-    """At most so many letters a second."""
+    """The bound of letters a second."""
     limit: int | None
     stopping: asyncio.Event | None
     tell: Callable[[Run], None]
-    """Is told of each batch."""
+    """The function called after each batch."""
 
 
 async def resolve(

@@ -51,7 +51,7 @@ _TOLD: Final[Mapping[Callable[..., Any], str]] = {
     schedules.ask: "run schedule {0} now",
     schedules.reschedule: "move schedule {0} to {at}",
 }
-"""What each of them does, which a handler calls by its bus."""
+"""The description of each call of the bus by a handler."""
 
 
 class _ObservedOutbox(Outbox):
@@ -71,7 +71,7 @@ class JoinedSessions(Sessions):
         super().__init__(runtime.settings, runtime.envelope_factory, runtime, runtime.sessions.scope)
         self.sent: list[Sent] = []
         self.done: list[str] = []
-        """What was done besides: by `bus.pause()`, `ctx.circuit.open()` and the like."""
+        """Other changes: by `bus.pause()`, `ctx.circuit.open()` and the like."""
         self._runtime = runtime
         self._real = runtime.sessions
         self._schema = runtime.settings.db_schema

@@ -22,7 +22,8 @@ from sqlalchemy.orm import Session
 from durable.agents.attempts import Task, calls
 from durable.agents.runner import Here, InLoop, Place, Run, commit, nothing
 from durable.application.context import PauseRequest
-from durable.application.handlers import Handler, Incoming
+from durable.application.handlers import Handler
+from durable.application.incoming import Incoming
 from durable.application.middleware import HandleNext
 from durable.bus import Bus
 from durable.dead_letters.joined_sessions import JoinedSessions, RehearsalRuntime
@@ -48,7 +49,7 @@ class Rehearsed:
     outcome: Outcome
     sends: Sequence[Envelope] = ()
     does: Sequence[str] = ()
-    """What it would do to circuits, schedules and messages that wait."""
+    """The changes that a handler would make to circuits, schedules and delayed messages."""
     error: Exception | None = None
 
 

@@ -21,16 +21,16 @@ from durable.demo.observer import Observer
 from durable.demo.outages import Outages
 
 KILLS = 2
-"""On each side, and one more for every FLIGHTS_PER_KILL."""
+"""Kills on each side; one more for every FLIGHTS_PER_KILL."""
 OUTAGES = 1
-"""Of the broker, and one more for every FLIGHTS_PER_KILL."""
+"""Kills of the broker; one more for every FLIGHTS_PER_KILL."""
 FLIGHTS_PER_KILL = 60_000
 PATIENCE = 0.1
 """The share of all flights for which a kill waits for a victim with work in hand."""
 COMMIT_SECONDS = 0.2
-"""For statements of a stopped node that the database had begun."""
+"""Time for statements of a stopped node that the database had begun."""
 LATE_SECONDS = 0.5
-"""How long a paused node stays so after it was struck off."""
+"""Time for which a paused node stays paused after its registration was removed."""
 
 
 class MishapKind(Enum):
@@ -76,7 +76,7 @@ class Pause:
     owned: list[UUID]
     began: float
     dormant_at: datetime | None = None
-    """When it was seen that the others had struck it off, by the database's clock."""
+    """The time at which the removed registration was seen, by the database's clock."""
     dormant_seconds: float = 0.0
     seconds: float = 0.0
     is_resumed: bool = False
@@ -101,7 +101,7 @@ class Misfortune:
     ) -> None:
         self.kills: dict[str, int] = dict.fromkeys(SERVICES, 0)
         self.in_hand: dict[str, int] = dict.fromkeys(SERVICES, 0)
-        """What the victims had in hand that others were to take."""
+        """The messages in the memory of the victims, for other nodes to take."""
         self.pauses: list[Pause] = []
         self._waiting = mishaps
         self._rng = rng

@@ -20,7 +20,7 @@ from durable import Bus
 from durable.demo import airline, punctuality
 
 COUNT_SECONDS = 0.2
-"""How old the written counts of a killed node can be."""
+"""The greatest age of the written counts of a killed node."""
 
 
 def main() -> None:

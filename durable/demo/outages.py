@@ -14,7 +14,7 @@ from durable.demo.events import Events
 from durable.embedded.rabbitmq import Broker
 
 AWAY_SECONDS = 1.5
-"""Before it starts again: long enough for the nodes to notice and to latch."""
+"""Time before the broker starts again: long enough for the nodes to notice and to latch."""
 SETTLED_SECONDS = 3.0
 """After which RabbitMQ has written down that there is a queue; it takes two, and a kill before that would lose it."""
 

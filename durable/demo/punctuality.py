@@ -53,7 +53,7 @@ ON CONFLICT (carrier, added_by) DO UPDATE SET
     arrival_minutes = total.arrival_minutes + excluded.arrival_minutes
 """)
 PAUSE_SECONDS = float(os.environ.get("PUNCTUALITY_PAUSE_SECONDS", "0"))
-"""For each flight, where a few of them are to last."""
+"""Time for each flight, when a few of them are to last."""
 
 bus = Bus("punctuality")
 bus.listen(os.environ.get("PUNCTUALITY_LISTENS_ON", "tcp://127.0.0.1:2302"))

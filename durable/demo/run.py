@@ -21,7 +21,7 @@ from durable.errors import DurableError, InvalidSetting
 
 DEFAULT_FLIGHTS = 20_000
 WIDTH = 120
-"""Of the report where there is no terminal."""
+"""The width of the report without a terminal."""
 
 
 class Wish(NamedTuple):

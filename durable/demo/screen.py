@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 LINE_SECONDS = 2.0
-"""Between lines of progress where there is no terminal."""
+"""Seconds between lines of progress without a terminal."""
 
 
 class Screen(Protocol):

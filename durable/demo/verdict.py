@@ -116,11 +116,11 @@ class Evidence:
     """By the counts that the receiving nodes write down: what a killed one counted in its last 0.2 s is missing."""
     recovered_outgoing: int
     recovered_incoming: int
-    """How often an envelope was taken from a node that was dead or silent, by the history of each side."""
+    """The number of take-overs of envelopes from a dead or silent node, by the history of each side."""
     failed_sends: int
     leases_lost_at_least: int
     latches: int
-    """By the same counts."""
+    """The total by the same counts."""
     latched: Sequence[Latch]
     """What was seen in the databases of it: latches of moments only may be missing."""
     kills: Mapping[str, int]
@@ -128,10 +128,10 @@ class Evidence:
     """Messages that the nodes had in hand when they were killed or paused, by service: so many were to be recovered."""
     pauses: Sequence[PauseFacts]
     broker_away_seconds: Sequence[float]
-    """How long the broker was away, each time that it was killed; empty where there is none."""
+    """The time for which the broker was away at each kill; empty without a broker."""
     events: Sequence[Event]
     began: datetime
-    """When the first flight was recorded."""
+    """The time at which the first flight was recorded."""
     seconds: float
     p50_seconds: float
     p99_seconds: float

@@ -54,7 +54,7 @@ from durable.messages.upcasting import newer_types, oldest_type
 from durable.messages.validation import MAX_TEXT_BYTES, utf8_bytes
 
 _WHOLE: Final = "\x1f"
-"""Before the name of an ordered destination or handler. It is a control character, which no key can have."""
+"""The prefix of the name of an ordered destination or handler: a control character, which no key can have."""
 
 BY_KEY: Final = "key"
 
@@ -97,7 +97,7 @@ class Rule(NamedTuple):
 
 
 BY_ITS_KEY: Final = Rule()
-"""Where nothing was declared."""
+"""The rule for types and destinations without a declaration."""
 
 
 @dataclass
@@ -107,7 +107,7 @@ class OrderingRules:
     ordered_types: set[str] = field(default_factory=set)
     ordered_destinations: set[str] = field(default_factory=set)
     shared: dict[str, str] = field(default_factory=dict)
-    """Message types whose handlers are fair, and by which header."""
+    """Message types whose handlers are fair, and the header by which they are."""
     fair_destinations: dict[str, Fairness] = field(default_factory=dict)
 
     def declare_destination(

@@ -25,7 +25,7 @@ class Routes:
         self._subscribers: dict[str, list[str]] = {}
         self._local: set[str] = set()
         self.places = OrderingRules()
-        """What was declared of order and fairness."""
+        """The declarations of order and fairness."""
 
     def route(self, message_type: str, to: str) -> None:
         known = self._commands.setdefault(message_type, to)

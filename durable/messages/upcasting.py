@@ -64,7 +64,7 @@ class Encoded(Protocol):
 
 
 _steps: dict[str, Upcaster] = {}
-"""By the type that they lead from."""
+"""The upcasters by the type that they convert."""
 
 
 @checked

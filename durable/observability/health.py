@@ -14,7 +14,6 @@ these rules.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from enum import StrEnum
@@ -28,15 +27,15 @@ from durable.storage.gauges import MOST_COUNTED, Gauges, Side, Unowned
 _NEEDED_DAYS = 2
 
 Waits = Mapping[tuple[Side, str], timedelta]
-"""For how long the oldest message of each destination, or message type, has waited."""
+"""The wait of the oldest message of each destination, or message type."""
 
 
 class NodeState(StrEnum):
     ALIVE = "alive"
     STALE = "stale"
-    """It holds its lock and writes no heartbeat: paused, or behind a half-open connection."""
+    """The node holds its lock and writes no heartbeat: it is paused, or behind a half-open connection."""
     DEAD = "dead"
-    """Its lock is gone."""
+    """The node has lost its lock."""
 
 
 def owners(gauges: Gauges) -> set[NodeId]:
@@ -111,7 +110,7 @@ def unclaimed(gauges: Gauges, settings: Settings) -> list[Unowned]:
     """
     states = node_states(gauges, settings.heartbeat_stale)
     alive = [node for node in gauges.nodes if states[node.node_id] is NodeState.ALIVE]
-    handled = {name for node in alive for name in json.loads(node.capabilities).get("message_types", [])}
+    handled = {name for node in alive for name in node.message_types}
     stopped = {circuit.key for circuit in gauges.circuits if circuit.kind == CircuitKind.HANDLER}
     return [
         group

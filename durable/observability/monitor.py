@@ -60,7 +60,7 @@ class Monitor:
         self._policy = DormancyPolicy(grace=settings.dormant_grace, stale=settings.heartbeat_stale)
         self._looking = asyncio.Lock()
         self.last: Reading | None = None
-        """What was found at the last look."""
+        """The gauges of the last look."""
         self._read_at = 0.0
 
     async def read(self) -> Reading:

@@ -67,9 +67,9 @@ class SendOptions(TypedDict, total=False):
     key: str | None
     """Such as "order-17": messages of one key are handled one after another, in the order of their commits."""
     tenant: str | None
-    """Whose message it is, for handlers that are fair: a header of this name."""
+    """The tenant of the message, for fair handlers: a header of this name."""
     reply_to: str | None
-    """Where `ctx.reply()` sends the answer."""
+    """The address to which `ctx.reply()` sends the answer."""
     id_from: str | None
     """A business key, such as "invoice-17": messages of this service and type under one key are one message."""
 
@@ -111,9 +111,9 @@ class Outgoing(msgspec.Struct, frozen=True, eq=False):
     """Was it sent, published, returned by a handler, or sent to where a message asked for its answer? A cascade is an
     event if it has subscribers, else a command; an answer is a command to an address that must be allowed."""
     to: str | None = None
-    """This destination instead of the declared one; events have none."""
+    """The destination used instead of the declared one; events have none."""
     options: SendOptions = {}
-    """What was given to send() besides the message."""
+    """The arguments of send() besides the message."""
     caused_by: Envelope | None = None
     """The message that is being handled meanwhile, if it is one."""
 

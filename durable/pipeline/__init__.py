@@ -13,7 +13,7 @@
     session    the Spark session: in this process, on a cluster, or over Spark Connect
     lake       the Delta tables: what was committed, up to where, and how Spark reads it
     describing what the tables say of themselves: comments, properties, their format
-    erasing    content of chosen messages goes for good: blanking · erasures, the record of it
+    erasing    content of chosen messages goes for good: lake_erasure · blanking · leftovers · erasures (the record)
     iceberg    the same files as Iceberg tables
     publish    a DataFrame as messages, and their ids: publishable · screens · contents · writer
     replay     archived messages once more; choosing says which

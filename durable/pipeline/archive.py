@@ -20,7 +20,8 @@ transaction numbers. Numbers of earlier generations tell nothing of what was arc
     rows of earlier generations ──> those that the lake does not have, by their keys ──> one commit, up to the new base
 
 A lake that is behind what was archived from here was restored itself. What Postgres still has is archived again, as the
-lake's offset says, and what is gone on both sides is named.
+lake's offset says, and what is gone on both sides is named, and kept as a gap with the commit: an audit must not take
+such rows for lost messages.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
@@ -43,12 +44,13 @@ from durable.pipeline.compaction import compact
 from durable.pipeline.copying import copy, opened
 from durable.pipeline.files import TaskFiles
 from durable.pipeline.known import KnownRows
-from durable.pipeline.lake import SOURCES, DataFile, Lake, LakeTable, Span, Whose
-from durable.pipeline.origin import Origin, locked
+from durable.pipeline.lake import SOURCES, DataFile, Lake, LakeTable, Whose
+from durable.pipeline.origin import Origin, app_id, locked
 from durable.pipeline.progress import Show, collected
 from durable.pipeline.session import spark_errors
+from durable.pipeline.spans import Gap, Span, after, merged
 from durable.storage import archives, slices
-from durable.storage.archives import Archive, Place
+from durable.storage.archives import Archive, Place, midnight
 from durable.storage.slices import Share, Snapshot, exported_snapshot, joined
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
 _TASK_BLOCKS = 16_384  # 128 MiB: a task of a few seconds, and files of some ten MiB
 _MOST_TASKS = 10_000
 _QUIET = timedelta(minutes=1)  # of a service that has nothing to archive, until the lake says so
+_MICROSECOND = timedelta(microseconds=1)
 _FILE_DDL = "path string, day date, rows bigint, size bigint, stats string"
 
 Spark = Callable[[], "SparkSession"]
@@ -106,10 +109,11 @@ def archive(
         begun = _begun(conn, lake, table, origin, is_new_lake=is_new_lake, is_successor=is_successor)
         low = _low(conn, lake, table, origin, begun, is_successor=is_successor)
         gone = archives.gone(conn, origin.schema, SOURCES[table], low, begun.archived_below)
+        whose = Whose(origin.service, archives.database(conn, origin.schema))
+        gaps = _gaps(conn, origin, table, gone, lake.span(table, whose).until)
         archives.rewind(conn, origin.schema, SOURCES[table], low)
         base = archives.generation_base(conn, origin.schema)
-        whose = Whose(origin.service, archives.database(conn, origin.schema))
-        span = Span(archives.begins_at(conn, origin.schema), archives.complete_until(conn, origin.schema))
+        span = Span(archives.begins_at(conn, origin.schema), archives.complete_until(conn, origin.schema), gaps)
         with exported_snapshot(engine) as snapshot:
             run = _Run(spark, local_rows, lake, table, origin, whose, begun.app_id, snapshot, span)
             with joined(engine, snapshot) as seen:
@@ -136,9 +140,10 @@ def _begun(
     conn: Connection, lake: Lake, table: LakeTable, origin: Origin, *, is_new_lake: bool, is_successor: bool
 ) -> Archive:
     """Begin to archive a table: from here on maintenance drops only rows that are archived."""
-    source, lake_id = SOURCES[table], lake.create(table)
+    source, is_new = SOURCES[table], is_new_lake or archives.find(conn, origin.schema, SOURCES[table]) is None
+    lake_id = lake.create(table) if is_new or lake.exists(table) else ""  # a misspelt place stays empty
     name = archives.database(conn, origin.schema)
-    place = Place(origin.service, f"{origin.service}:{name}.{origin.schema}.{source}", lake.table_url(table), lake_id)
+    place = Place(origin.service, app_id(origin.service, name, origin.schema, source), lake.table_url(table), lake_id)
     if archives.find(conn, origin.schema, source) is None and archives.is_numbered_anew(conn, origin.schema, source):
         archives.begin_generation(conn, origin.schema)  # it was restored before it was ever archived
     begun = archives.begin(conn, origin.schema, source, place)
@@ -188,6 +193,24 @@ def _low(conn: Connection, lake: Lake, table: LakeTable, origin: Origin, begun: 
     return low
 
 
+def _gaps(
+    conn: Connection, origin: Origin, table: LakeTable, gone: Mapping[date, int], until: datetime | None
+) -> tuple[Gap, ...]:
+    """The gaps of the archive: of rows that were dropped while nothing archived them, and of those that are gone.
+
+    The database keeps them all, for a lake that is restored once more. The lake has every row of before `until`, so
+    that of a day in which it ends only the rest is gone.
+    """
+    whole = {day: (midnight(day), midnight(day + timedelta(days=1)) - _MICROSECOND) for day in gone}
+    lost = {day: (until if until and first < until <= last else first, last) for day, (first, last) in whole.items()}
+    if lost:
+        archives.note_gaps(conn, origin.schema, SOURCES[table], lost)
+    known = [Gap(first, last + _MICROSECOND) for first, last in archives.gaps(conn, origin.schema, SOURCES[table])]
+    if table == "dead_letters":  # a letter that was resolved has another transaction, and the lake its first state
+        return after(known, until)
+    return merged(known)
+
+
 class _Part(NamedTuple):
     """Archived part of the transactions [low, high)."""
 
@@ -225,7 +248,7 @@ class _Run:
         with joined(engine, self.snapshot) as seen:
             found = slices.survey(seen, schema, source, first, high)
         rows = sum(each.rows for each in found)
-        if not rows and not reconciles and not self._is_marked_long_ago():
+        if not rows and not reconciles and not self._has_marks():
             return _Part(low, low)
         archives.claim(conn, schema, source, high)
         shares = slices.of_survey(schema, found, first, high, _task_count(found)) if rows else []
@@ -238,15 +261,17 @@ class _Run:
             counts[file.day] += file.rows
         archives.note_commit(conn, schema, source, low, high, counts)
         failpoint("A1")
-        span = Span(self.span.begin) if reconciles else self.span
+        span = self.span._replace(until=None) if reconciles else self.span
         self.lake.commit(self.table, files, app_id=self.app_id, low=low, high=high, whose=self.whose, span=span)
         failpoint("A2")
         archives.confirm(conn, schema, source, high)
         return _Part(low, high, rows - known, known, files)
 
-    def _is_marked_long_ago(self) -> bool:
-        """Tell whether an audit would gain from a mark that no row has come since."""
-        until = self.lake.span(self.table, self.whose).until
+    def _has_marks(self) -> bool:
+        """Tell whether an audit would gain from a mark that no row has come since, or from one of a gap."""
+        _, until, gaps = self.lake.span(self.table, self.whose)
+        if merged([*gaps, *self.span.gaps]) != gaps:
+            return True
         return self.span.until is not None and (until is None or self.span.until - until > _QUIET)
 
     def _write(self, shares: list[Share], rows: int, name: str, show: Show, *, reconciles: bool) -> Sequence[DataFile]:

@@ -2,7 +2,8 @@
 
     lakes ──> totals ──> edges: what can be judged ──> ledger: suspicious ids ──> findings ──> Verdict
 
-It fails when anything is lost or was handled twice. What is alien or late is shown, and so is what is still open.
+It fails when anything is lost or was handled twice. What is alien or late is shown, and so is what is still open, and
+what cannot be judged because an archive has a gap there.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ with needs_spark():
 
 from durable.pipeline import ledger
 from durable.pipeline.erasures import recorded
-from durable.pipeline.lake import Lake, LakeTable, Span, Whose
-from durable.pipeline.matching import FINDINGS, Edges, History, common, findings, inside, joint, of, once, unbalanced
+from durable.pipeline.lake import Lake, LakeTable, Whose
+from durable.pipeline.matching import FINDINGS, Edges, History, findings, inside, of, once, unbalanced
 from durable.pipeline.rows import records
+from durable.pipeline.spans import Span, common, joint, settled
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +48,7 @@ class Verdict:
     sent_until: datetime | None
     received_until: datetime | None
     spans: Sequence[Mapping[str, Any]]
-    """From when to when each service's history can be judged."""
+    """From when to when each service's history can be judged, but for its gaps."""
     totals: Sequence[Mapping[str, Any]]
     counts: Mapping[str, int]
     examples: Sequence[Mapping[str, Any]]
@@ -208,7 +210,13 @@ def _edges(
 
 def _shown_spans(edges: Edges) -> list[dict[str, Any]]:
     return [
-        {"service": service, "side": side, "begin": span.begin, "until": span.until}
+        {
+            "service": service,
+            "side": side,
+            "begin": span.begin,
+            "until": span.until,
+            "gaps": [{"begin": gap.begin, "end": gap.end} for gap in span.gaps],
+        }
         for side, spans in (("outgoing", edges.senders), ("incoming", edges.receivers))
         for service, span in sorted(spans.items())
     ]
@@ -221,7 +229,7 @@ def _service_spans(
     have one.
     """
     urls = {lake.url: lake for lake in lakes}
-    found: dict[tuple[str, str | None], list[Span]] = {}
+    found: dict[tuple[str, str | None], list[tuple[Span, datetime]]] = {}
     for url, service, database in sorted({_whose(row) for row in counted if row["lake"] in urls}, key=str):
         lake = urls[url]
         first = min(row["first"] for row in counted if _whose(row) == (url, service, database))
@@ -230,20 +238,20 @@ def _service_spans(
         else:
             spans = [lake.span(table, Whose(service, database)) for table in tables if lake.exists(table)]
             spans = [span if span.until else span._replace(until=lake.archived_at("history")) for span in spans]
-        found.setdefault((service, database), []).append(common(_settled(span, first, question) for span in spans))
+        found.setdefault((service, database), []).append((common(spans), first))
     of_services: dict[str, list[Span]] = {}
-    for (service, _), spans in found.items():
-        of_services.setdefault(service, []).append(joint(spans))
-    return {service: common(spans) for service, spans in of_services.items()}
+    for (service, _), in_lakes in found.items():
+        begin = min(span.begin or first for span, first in in_lakes)
+        of_services.setdefault(service, []).append(joint(span for span, _ in in_lakes)._replace(begin=begin))
+    return {service: _judged(common(spans), question) for service, spans in of_services.items()}
 
 
 def _whose(row: Mapping[str, Any]) -> tuple[str, str, str | None]:
     return row["lake"], row["service"], row["database"]
 
 
-def _settled(span: Span, first: datetime, question: Question) -> Span:
-    until = question.archived_until or span.until
-    return Span(span.begin or first, until and until - question.settle)
+def _judged(span: Span, question: Question) -> Span:
+    return settled(span._replace(until=question.archived_until or span.until), question.settle)
 
 
 def _examples(found: DataFrame, kinds: Collection[str], count: int) -> list[dict[str, Any]]:

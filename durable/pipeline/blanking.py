@@ -46,8 +46,9 @@ class Wanted:
 
     ids: Sequence[UUID] = ()
     keys: Sequence[str] = ()
-    service: str | None = None
-    """None: of any service."""
+    whose: Sequence[Whose] = ()
+    """Owners of the rows; none: of any owner. Rows of the first version, which name no database, are of each database
+    of their service."""
 
     def condition(self) -> ds.Expression:
         import pyarrow as pa
@@ -57,7 +58,11 @@ class Wanted:
             "partition_key"
         ).isin(pa.array(list(self.keys), pa.string()))
         found = chosen & ds.field("erasure_id").is_null()
-        return found if self.service is None else found & (ds.field("service") == self.service)
+        if not self.whose:
+            return found
+        databases = pa.array([whose.database for whose in self.whose], pa.string())
+        owned = ds.field("database").isin(databases) | ds.field("database").is_null()
+        return found & (ds.field("service") == self.whose[0].service) & owned
 
     def mask(self, rows: pa.RecordBatch) -> pa.Array:
         """Return the mask of the matching rows."""
@@ -68,7 +73,11 @@ class Wanted:
         by_id = pc.is_in(rows["id"], value_set=pa.array([each.bytes for each in self.ids], pa.binary()))
         by_key = pc.is_in(rows["partition_key"], value_set=pa.array(list(self.keys), pa.string()))
         found = pc.and_(pc.or_(by_id, by_key), pc.is_null(rows["erasure_id"]))
-        return pc.fill_null(pc.and_(found, pc.equal(rows["service"], self.service)), False)
+        if self.whose:
+            databases = pa.array([whose.database for whose in self.whose], pa.string())
+            owned = pc.or_(pc.is_in(rows["database"], value_set=databases), pc.is_null(rows["database"]))
+            found = pc.and_(pc.and_(found, owned), pc.equal(rows["service"], self.whose[0].service))
+        return pc.fill_null(found, False)
 
 
 def count(lake: Lake, table: LakeTable, wanted: Wanted) -> Counter[Whose]:
@@ -80,12 +89,36 @@ def count(lake: Lake, table: LakeTable, wanted: Wanted) -> Counter[Whose]:
     return found
 
 
-def count_erased(lake: Lake, table: LakeTable, erasure_id: UUID) -> int:
-    """Count the rows of the table that this erasure has emptied."""
+def count_erased(lake: Lake, table: LakeTable, below: Mapping[UUID, int]) -> Counter[UUID] | None:
+    """Count the rows of the table that these erasures have emptied, of the transactions below those named.
+
+    None when a file cannot be read; verify() names it.
+    """
     import pyarrow.dataset as ds
 
-    of_erasure = ds.field("erasure_id") == erasure_id.bytes
-    return sum(_dataset(lake, table, path).count_rows(filter=of_erasure) for path in _paths(lake, table))
+    found: Counter[UUID] = Counter()
+    paths = [*_paths(lake, table)]
+    if not (paths and below):
+        return found
+    data = places.dataset(lake.table_url(table), paths, file_schema(table))
+    erased = ds.field("erasure_id").is_valid()
+    try:
+        for rows in data.to_batches(columns=["erasure_id", "xid"], filter=erased):
+            for erasure, xid in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+                found[UUID(bytes=erasure)] += xid < below.get(UUID(bytes=erasure), 0)
+    except (OSError, ValueError):  # Arrow's errors are of these kinds
+        return None
+    return found
+
+
+def erased_rows(lake: Lake, table: LakeTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield these columns of the rows of the table that were emptied."""
+    import pyarrow.dataset as ds
+
+    for path in _paths(lake, table):
+        yield from _dataset(lake, table, path).to_batches(
+            columns=list(columns), filter=ds.field("erasure_id").is_valid()
+        )
 
 
 def rewritten(

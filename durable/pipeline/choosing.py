@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from durable.errors import InvalidSetting
+from durable.pipeline.columns import LETTER
 from durable.pipeline.session import spark_errors
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 DONE: Final = ("sent", "handled")
 MOMENT: Final[Mapping[LakeTable, str]] = {"history": "finished_at", "dead_letters": "failed_at"}
 """The column by which a table of the lake is in order."""
-LETTER: Final = ("service", "database", "letter_id")
-"""What a letter of the lake is known by, in all of its states. The database of rows of older versions is NULL."""
 _OPTIONAL: Final = {
     "service": "string",
     "correlation_id": "binary",
@@ -155,11 +154,12 @@ def _unresolved(letters: DataFrame) -> DataFrame:
     """The lake holds each state of each letter: one that was resolved later is none of them."""
     from pyspark.sql import functions as F
 
-    resolved = letters.where(F.col("resolved_at").isNotNull()).select(*LETTER)
+    known_by = ("service", "database", *LETTER)  # the database of rows of older versions is NULL
+    resolved = letters.where(F.col("resolved_at").isNotNull()).select(*known_by)
     open_letters = letters.where(F.col("resolved_at").isNull() & F.col("replayable"))
     one, other = open_letters.alias("one"), resolved.alias("other")
-    same = [F.col(f"one.{name}").eqNullSafe(F.col(f"other.{name}")) for name in LETTER]
-    return one.join(other, same, "left_anti").dropDuplicates(list(LETTER))
+    same = [F.col(f"one.{name}").eqNullSafe(F.col(f"other.{name}")) for name in known_by]
+    return one.join(other, same, "left_anti").dropDuplicates(list(known_by))
 
 
 def _narrowed(rows: DataFrame, where: str) -> DataFrame:

@@ -80,7 +80,7 @@ def _first_field(by: str, kind: StructType, bound: Any, *, is_low: bool) -> Colu
     return column >= first if is_low else column.isNull() | (column <= first)
 
 
-def _struct(value: Any, kind: StructType) -> Column:
+def _struct(value: Any, kind: Any) -> Column:
     from pyspark.sql import functions as F
 
     return F.struct(*(_literal(value[each.name], each.dataType).alias(each.name) for each in kind.fields))
@@ -90,6 +90,8 @@ def _literal(value: Any, kind: DataType) -> Column:
     """Write a literal by its text: a time is the same in any time zone, and a number keeps its last digit."""
     from pyspark.sql import functions as F
 
+    if isinstance(value, dict):
+        return _struct(value, kind)
     if value is None or isinstance(value, bytes):
         return F.lit(None if value is None else bytearray(value)).cast(kind)
     return F.lit(value.isoformat(sep=" ") if hasattr(value, "hour") else str(value)).cast(kind)

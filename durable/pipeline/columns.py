@@ -6,7 +6,7 @@
     bigint        x                    int64                  BIGINT
     integer       x                    int32                  INT
     boolean       x                    bool                   BOOLEAN
-    timestamptz   x                    timestamp[us, UTC]     TIMESTAMP
+    timestamptz   x, from 1900 on      timestamp[us, UTC]     TIMESTAMP    (durable.storage.sql.times)
     bytea         x                    binary                 BINARY
     jsonb         CAST(x AS text)      string                 STRING
 
@@ -22,12 +22,17 @@ from sqlalchemy import BigInteger, Boolean, DateTime, Integer, LargeBinary, Meta
 from sqlalchemy.dialects.postgresql import JSONB
 
 from durable.storage import tables
+from durable.storage.sql.times import in_range
 
 if TYPE_CHECKING:
     import pyarrow
 
 READABLE: Final = ("envelope_history", "dead_letters", "outgoing_envelopes", "incoming_envelopes")
 """The tables that the pipeline reads."""
+
+LETTER: Final = ("letter_id", "id", "failed_at")
+"""What a letter of one database is known by, in all of its states. Its number alone does not tell: a database that was
+restored gives the numbers of lost letters to new ones."""
 
 _UUID: Final = "uuid"
 _DDL: Final[dict[str, str]] = {
@@ -68,6 +73,9 @@ class Column:
                 return f'uuid_send("{self.name}") AS "{self.name}"'
             case "jsonb":
                 return f'CAST("{self.name}" AS text) AS "{self.name}"'
+            case "timestamptz":
+                quoted = f'"{self.name}"'
+                return f"{in_range(quoted)} AS {quoted}"
             case _:
                 return f'"{self.name}"'
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from durable.errors import InvalidSetting
 from durable.pipeline.lake import Lake, LakeTable
+from durable.pipeline.leftovers import remove_erased
 from durable.pipeline.progress import Show
 
 TARGET_BYTES: Final = 128 << 20
@@ -46,12 +47,15 @@ def compact(lake: Lake, table: LakeTable, *, above: int = 2, show: Show = lambda
     for done, (day, count) in enumerate(crowded.items()):
         show(done, len(crowded))
         after += count
-        with suppress(CommitFailedError):
+        try:
             metrics = lake.opened(table).optimize.compact(
                 partition_filters=[("day", "=", str(day))],
                 target_size=TARGET_BYTES,
                 writer_properties=WriterProperties(compression="ZSTD"),
             )
+        except CommitFailedError:
+            remove_erased(lake, table)  # an erasure may have been first, and this has written what it has erased
+        else:
             after += metrics["numFilesAdded"] - metrics["numFilesRemoved"]
             days += 1
     show(len(crowded), len(crowded))
@@ -59,7 +63,8 @@ def compact(lake: Lake, table: LakeTable, *, above: int = 2, show: Show = lambda
 
 
 def vacuum(lake: Lake, table: LakeTable, keep: timedelta) -> int:
-    """Remove the files that have been no part of the table for `keep`; returns how many.
+    """Remove the files that have been no part of the table for `keep`, and those that dead writers have left with
+    content that was erased since; returns how many.
 
     Readers of a version that is older than that may miss them. Raises InvalidSetting when `keep` is below an hour.
     """
@@ -68,10 +73,10 @@ def vacuum(lake: Lake, table: LakeTable, keep: timedelta) -> int:
         return 0
     from deltalake.exceptions import CommitFailedError
 
-    hours = int(keep.total_seconds() // 3_600)
+    hours, removed = int(keep.total_seconds() // 3_600), remove_erased(lake, table)
     with suppress(CommitFailedError):
-        return len(lake.opened(table).vacuum(hours, dry_run=False, enforce_retention_duration=False))
-    return 0
+        removed += len(lake.opened(table).vacuum(hours, dry_run=False, enforce_retention_duration=False))
+    return removed
 
 
 def check_keep(keep: timedelta) -> None:

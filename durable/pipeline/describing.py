@@ -64,7 +64,7 @@ _ONLY: Final[Mapping[Table, Mapping[str, str]]] = {
         "day": "the UTC day of finished_at",
     },
     "dead_letters": {
-        "letter_id": "the number of the letter within its database",
+        "letter_id": "the number of the letter within its database; with id and failed_at it tells letters apart",
         "exception_type": "the class of the last exception",
         "reason": "the text of the last exception",
         "traceback": "where it was raised",

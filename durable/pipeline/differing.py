@@ -14,6 +14,8 @@ from durable.pipeline.lake_digests import ROW_KEYS, Rows, lake_files, readable_b
 from durable.pipeline.origin import Origin
 from durable.storage.archives import Key
 from durable.storage.slices import Slice, Snapshot, relation
+from durable.storage.sql.archive import ERASURE
+from durable.storage.sql.times import FIRST, LAST
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,13 +38,15 @@ def _keyed(batches: Iterator[pa.RecordBatch], of: Rows, wanted: set[Key]) -> Ite
         for index, key in enumerate(keys):
             if key in wanted:
                 row = batch.slice(index, 1)
-                yield key, {name: _value(row.column(name)) for name in row.schema.names}
+                yield key, {name: _value(name, row.column(name)) for name in row.schema.names}
 
 
-def _value(one: pa.Array) -> object:
-    """A time as its microseconds: not every time of Postgres is a datetime."""
+def _value(name: str, one: pa.Array) -> object:
+    """A time as its microseconds: not every time of Postgres is a datetime. Of an erasure whether there was one."""
     import pyarrow as pa
 
+    if name == ERASURE:
+        return one[0].is_valid
     return one.cast(pa.int64())[0].as_py() if pa.types.is_timestamp(one.type) else one[0].as_py()
 
 
@@ -56,12 +60,13 @@ def _of_database(
 ) -> Iterator[pa.RecordBatch]:
     source = SOURCES[of.table]
     begin, time = f"CAST('{day} 00:00:00+00' AS timestamptz)", DAY_OF[of.table]
-    filters = (
-        f"{ROW_KEYS[of.table][0]} IN ({', '.join(_literal(key[0]) for key in keys)})",
-        f"{time} >= {begin} AND {time} < {begin} + interval '24 hours'",
-    )
+    filters = [f"{ROW_KEYS[of.table][0]} IN ({', '.join(_literal(key[0]) for key in keys)})"]
+    if day > FIRST.date():
+        filters.append(f"{time} >= {begin}")
+    if day < LAST.date():
+        filters.append(f"{time} < {begin} + interval '24 hours'")
     columns = [column.sql for column in COLUMNS[source]]
-    whole = Slice(relation(origin.schema, source), filters=filters)
+    whole = Slice(relation(origin.schema, source), filters=tuple(filters))
     return copy(origin.url, (whole,), columns, snapshot=snapshot.name)
 
 

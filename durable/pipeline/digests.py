@@ -4,7 +4,8 @@
     lake        the same bytes, out of Arrow     ──> 64 bits of each row ──> their sum, for each block
 
 A record is the number of its columns, and for each of them the type, the length and the value as Postgres sends it; a
-NULL has the length -1. A block is a part of the rows of one side of a day, chosen by their ids.
+NULL has the length -1. Of an erasure a record has only whether there was one. A block is a part of the rows of one side
+of a day, chosen by their ids.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from durable.pipeline.columns import COLUMNS, Column
 from durable.pipeline.lake import SOURCES, LakeTable
-from durable.storage.sql.archive import BLOCKS
+from durable.storage.sql.archive import BLOCKS, ERASURE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,7 +65,12 @@ def _records(rows: pa.RecordBatch, columns: Sequence[Column]) -> list[bytes]:
     import pyarrow as pa
     from pyarrow.compute import call_function
 
-    fields = [_field(rows.column(column.name), column.kind) for column in columns]
+    fields = [
+        _field(rows.column(each.name).is_valid(), "boolean")
+        if each.name == ERASURE
+        else _field(rows.column(each.name), each.kind)
+        for each in columns
+    ]
     head = pa.repeat(pa.scalar(struct.pack(">i", len(columns)), pa.large_binary()), rows.num_rows)
     joined = call_function("binary_join_element_wise", [head, *fields, pa.scalar(b"", pa.large_binary())])
     return list(joined.to_pylist())

@@ -7,9 +7,11 @@
     5. finish     the database notes how many rows of the lake it were
 
 Rows stay, with ids, types, addresses, times and counts, and with the id of the erasure: so an audit, a comparison or a
-report still finds each message, and nothing looks like loss. Who dies on the way has begun an erasure that
-`pipeline status` names; the same choice once more goes on with it. A database, or a lake, that was restored to an
-earlier state has the content again: that is seen by its missing record, and the same choice erases it again.
+report still finds each message, and nothing looks like loss. An erasure concerns the rows of one database: what others
+have archived into the same lake, also those of the same service, is erased from there. Who dies on the way has begun an
+erasure that `pipeline status` names; the same choice once more goes on with it. A database, or a lake, that was
+restored to an earlier state has the content again: that is seen by its missing record, or by missing rows of the
+erasure, and the same choice erases it again.
 
 Files that were replaced stay for readers of older versions until scrub(), or vacuum.
 """
@@ -17,28 +19,26 @@ Files that were replaced stay for readers of older versions until scrub(), or va
 from __future__ import annotations
 
 import hashlib
-import zlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Final
 from uuid import UUID, uuid4
 
 from sqlalchemy import Connection
 
-from durable.errors import ArchiveConflict, InvalidSetting
+from durable.errors import InvalidSetting
 from durable.failpoints import failpoint
 from durable.pipeline import blanking
 from durable.pipeline.blanking import Wanted
 from durable.pipeline.copying import opened
-from durable.pipeline.describing import properties, refuse_unknown_columns
-from durable.pipeline.erasures import Recorded, State, record, recorded, states
+from durable.pipeline.describing import refuse_unknown_columns
+from durable.pipeline.erasures import Recorded, State, recorded, states
 from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose
+from durable.pipeline.lake_erasure import LakeErasure
+from durable.pipeline.leftovers import Scrubbed
 from durable.pipeline.origin import Origin, locked
 from durable.storage import archives, erasures
 from durable.storage.erasures import Chosen, Erasure, Here
-
-_TRIES: Final = 5  # against who compacts the same days meanwhile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,9 @@ class Survey:
 
     here: Here
     lake: Mapping[LakeTable, int]
-    """Rows of this service."""
+    """Rows of this database."""
     others: Mapping[Whose, int] = field(default_factory=dict)
-    """Rows of other services in the lake, which are erased from their databases."""
+    """Rows of other databases in the lake, which are erased from there."""
 
     @property
     def is_empty(self) -> bool:
@@ -64,57 +64,70 @@ class Listed:
     state: State
 
 
-def survey(origin: Origin, lake: Lake | None, chosen: Chosen) -> Survey:
-    """Count what is there of these messages, and change nothing."""
+def survey(origin: Origin, lake: Lake | None, chosen: Chosen, lost: Sequence[str] = ()) -> Survey:
+    """Count what is there of these messages, and change nothing.
+
+    `lost`: databases of this service that exist no more, by the names that the lake has for them.
+    """
     with opened(origin.url) as engine, engine.connect() as conn:
-        _refuse_half(conn, origin, lake)
+        lakes = _lakes(conn, origin, lake)
         here = erasures.count(conn, origin.schema, chosen)
-    found: dict[LakeTable, int] = {}
-    others: dict[Whose, int] = {}
+        ours = {Whose(origin.service, each) for each in (archives.known_database(conn, origin.schema), *lost) if each}
+    found: Counter[LakeTable] = Counter()
+    others: Counter[Whose] = Counter()
     for table in SOURCES:
-        rows = blanking.count(lake, table, Wanted(chosen.ids, chosen.keys)) if lake is not None else {}
-        found[table] = sum(count for whose, count in rows.items() if whose.service == origin.service)
-        for whose, count in rows.items():
-            if whose.service != origin.service:
-                others[whose] = others.get(whose, 0) + count
-    return Survey(here=here, lake=found, others=others)
+        for place in lakes:
+            for whose, rows in blanking.count(place, table, Wanted(chosen.ids, chosen.keys)).items():
+                is_ours = whose in ours or (whose.service == origin.service and whose.database is None)
+                if is_ours:
+                    found[table] += rows
+                else:
+                    others[whose] += rows
+    return Survey(here=here, lake={table: found[table] for table in SOURCES}, others=others)
 
 
 def earlier(origin: Origin, lake: Lake | None, chosen: Chosen) -> list[Listed]:
     """The erasures of the same choice, the oldest first."""
     with opened(origin.url) as engine, engine.connect() as conn:
-        return _of_choice(conn, origin, lake, chosen)
+        return _of_choice(conn, origin, _lakes(conn, origin, lake), chosen)
 
 
-def erase(origin: Origin, lake: Lake | None, chosen: Chosen, *, actor: str, reason: str) -> Erasure:
+def erase(
+    origin: Origin, lake: Lake | None, chosen: Chosen, *, actor: str, reason: str, lost: Sequence[str] = ()
+) -> Erasure:
     """Empty them, in the database and in the lake, and return the record.
 
+    They go from the lake that is named, and from the one that the database is archived into. `lost`: as in survey().
     Raises ArchiveConflict while an archiver is at work, or others keep replacing the same files; InvalidSetting where
     the lake is missing, or was written by a newer version.
     """
     with opened(origin.url) as engine, locked(engine, origin.schema) as conn:
-        _refuse_half(conn, origin, lake)
-        if lake is not None:
-            for table in _tables(lake):
-                refuse_unknown_columns(lake.opened(table), table, lake.url)
-        erasure = _begun(conn, origin, lake, chosen, actor, reason)
-        erasures.begin(conn, origin.schema, erasure)
-        with engine.begin() as work:
-            erasures.erase(work, origin.schema, erasure, chosen)
-        failpoint("E1")
-        if lake is not None:
-            erasure = _erased_in_lake(conn, origin, lake, chosen, erasure)
-        erasures.finish(conn, origin.schema, erasure)
-        return next(each for each in erasures.read(conn, origin.schema) if each.erasure_id == erasure.erasure_id)
+        lakes = _lakes(conn, origin, lake)
+        for place in lakes:
+            for table in place.tables():
+                refuse_unknown_columns(place.opened(table), table, place.url)
+        work = LakeErasure(conn, origin, lakes, chosen, lost)
+        unfinished = [each.erasure for each in _of_choice(conn, origin, lakes, chosen) if each.state is not State.DONE]
+        for erasure in unfinished or [_new(origin, chosen, actor, reason)]:
+            erasures.begin(conn, origin.schema, erasure)
+            with engine.begin() as emptying:
+                erasures.erase(emptying, origin.schema, erasure, chosen)
+            failpoint("E1")
+            erasures.finish(conn, origin.schema, work.erase(erasure))
+        ended = (unfinished or [erasure])[0].erasure_id
+        return next(each for each in erasures.read(conn, origin.schema) if each.erasure_id == ended)
 
 
-def scrub(origin: Origin, lake: Lake) -> int:
-    """Remove every file that is no part of the lake's tables now, and the logs that tell of them; returns how many.
+def scrub(origin: Origin, lake: Lake, chosen: Chosen, lost: Sequence[str] = ()) -> Scrubbed:
+    """Remove the files that hold erased content and are no part of the lake's tables now, and the logs that tell of
+    them. To be called after erase(), with the same choice.
 
     Older versions of the tables cannot be read any more, and readers that have begun with one fail.
     """
     with opened(origin.url) as engine, locked(engine, origin.schema) as conn:
-        return sum(_scrubbed(conn, origin, lake, table) for table in _tables(lake))
+        lakes = _lakes(conn, origin, lake)
+        work = LakeErasure(conn, origin, lakes, chosen, lost)
+        return sum((work.scrub(place, table) for place in lakes for table in place.tables()), Scrubbed())
 
 
 def listed(conn: Connection, origin_schema: str, lake: Lake | None) -> list[Listed]:
@@ -122,7 +135,7 @@ def listed(conn: Connection, origin_schema: str, lake: Lake | None) -> list[List
     here = erasures.read(conn, origin_schema)
     database = archives.known_database(conn, origin_schema)
     there = [] if lake is None else [each for each in recorded(lake) if each.database == database]
-    found = states(here, there, None if lake is None else lake.table_id("history"))
+    found = states(here, there, lake)
     known = {each.erasure_id: each for each in [*map(_as_erasure, there), *here]}
     return [Listed(erasure=known[each], state=state) for each, state in found.items()]
 
@@ -130,25 +143,30 @@ def listed(conn: Connection, origin_schema: str, lake: Lake | None) -> list[List
 # ---------------------------------------------------------------- steps
 
 
-def _refuse_half(conn: Connection, origin: Origin, lake: Lake | None) -> None:
-    """Content must not stay behind in a lake that nobody has named."""
-    archive = archives.find(conn, origin.schema, SOURCES["history"])
-    if lake is None:
-        if archive is not None:
+def _lakes(conn: Connection, origin: Origin, named: Lake | None) -> list[Lake]:
+    """The lake of this database and the one that is named: content must not stay behind in one of them."""
+    if named is not None and not named.tables():
+        raise InvalidSetting(f"lake {named.url}: there is no lake; name the one that this database is archived into")
+    found = []
+    for table, source in SOURCES.items():
+        archive = archives.find(conn, origin.schema, source)
+        if archive is None:
+            continue
+        if named is None:
             raise InvalidSetting(f"lake: not set, and this database is archived into {archive.lake}; give --lake")
-    elif not _tables(lake):
-        raise InvalidSetting(f"lake {lake.url}: there is no lake; name the one that this database is archived into")
+        if named.table_id(table) != archive.lake_id:
+            own = Lake(archive.lake.removesuffix(f"/{table}"))
+            if own.table_id(table) != archive.lake_id:
+                raise InvalidSetting(
+                    f"lake {named.url}: the database is archived into {archive.lake}, which is not there; name the "
+                    "place where it is now"
+                )
+            found.append(own)
+    unique = {each.url: each for each in [*found, *([named] if named is not None else [])]}
+    return list(unique.values())
 
 
-def _tables(lake: Lake) -> list[LakeTable]:
-    return [table for table in SOURCES if lake.exists(table)]
-
-
-def _begun(conn: Connection, origin: Origin, lake: Lake | None, chosen: Chosen, actor: str, reason: str) -> Erasure:
-    """The record of this erasure: that of an earlier one of the same choice which is not done, or a new one."""
-    for each in _of_choice(conn, origin, lake, chosen):
-        if each.state is not State.DONE:
-            return each.erasure
+def _new(origin: Origin, chosen: Chosen, actor: str, reason: str) -> Erasure:
     erasure_id = uuid4()
     chosen_by, count = ("id", len(chosen.ids)) if chosen.ids else ("key", len(chosen.keys))
     return Erasure(
@@ -162,119 +180,22 @@ def _begun(conn: Connection, origin: Origin, lake: Lake | None, chosen: Chosen, 
     )
 
 
-def _of_choice(conn: Connection, origin: Origin, lake: Lake | None, chosen: Chosen) -> list[Listed]:
-    """The erasures of the same choice."""
-    return [
-        each
-        for each in listed(conn, origin.schema, lake)
-        if each.erasure.chosen_count == len(chosen.ids) + len(chosen.keys)
-        and each.erasure.choice_digest == _digest(chosen, each.erasure.erasure_id)
-    ]
+def _of_choice(conn: Connection, origin: Origin, lakes: Sequence[Lake], chosen: Chosen) -> list[Listed]:
+    """The erasures of the same choice, each with its state in the lake where it is not done."""
+    found: dict[UUID, Listed] = {}
+    for lake in lakes or (None,):
+        for each in listed(conn, origin.schema, lake):
+            if each.erasure.erasure_id not in found or each.state is not State.DONE:
+                found[each.erasure.erasure_id] = each
+    count = len(chosen.ids) + len(chosen.keys)
+    same = [each for each in found.values() if each.erasure.chosen_count == count]
+    return [each for each in same if each.erasure.choice_digest == _digest(chosen, each.erasure.erasure_id)]
 
 
 def _digest(chosen: Chosen, erasure_id: UUID) -> bytes:
     """Costly to compute, so that a list of likely keys is of no use against it."""
     words = sorted([*(f"id {each}" for each in chosen.ids), *(f"key {each}" for each in chosen.keys)])
     return hashlib.scrypt("\0".join(words).encode(), salt=erasure_id.bytes, n=1 << 14, r=8, p=1, dklen=32)
-
-
-def _erased_in_lake(conn: Connection, origin: Origin, lake: Lake, chosen: Chosen, erasure: Erasure) -> Erasure:
-    wanted = Wanted(chosen.ids, chosen.keys, origin.service)
-    counts: dict[LakeTable, int] = dict.fromkeys(SOURCES, 0)
-    for table in _tables(lake):
-        lake.create(table)  # adds the column that marks such rows, to a lake of an earlier version
-        _rewrite(conn, origin, lake, table, wanted, erasure.erasure_id)
-        failpoint("E2")
-        counts[table] = blanking.count_erased(lake, table, erasure.erasure_id)
-    done = erasure._replace(
-        lake=lake.url,
-        lake_id=lake.table_id("history"),
-        lake_history_rows=counts["history"],
-        lake_letter_rows=counts["dead_letters"],
-    )
-    record(lake, _as_recorded(done, archives.database(conn, origin.schema)))
-    failpoint("E3")
-    return done
-
-
-def _rewrite(conn: Connection, origin: Origin, lake: Lake, table: LakeTable, wanted: Wanted, erasure_id: UUID) -> None:
-    """Rewrite the files; repeat when another writer replaces the same files meanwhile, up to a limit."""
-    for tries_left in reversed(range(_TRIES)):
-        offsets = _offsets(conn, origin, lake, table)
-        replaced, written = blanking.rewritten(lake, table, wanted, erasure_id, _name(offsets))
-        if not replaced:
-            return
-        try:
-            lake.replace(table, replaced, written, offsets)
-        except ArchiveConflict:
-            for file in written:
-                lake.remove(table, file.path)
-            if not tries_left:
-                raise ArchiveConflict(
-                    f"lake {lake.url}: {table} was changed by others {_TRIES} times meanwhile; erase once more"
-                ) from None
-        else:
-            return
-
-
-def _offsets(conn: Connection, origin: Origin, lake: Lake, table: LakeTable) -> dict[str, int]:
-    """Return this database's offset in the lake, which must not move meanwhile."""
-    archive = archives.find(conn, origin.schema, SOURCES[table])
-    if archive is None or archive.lake_id != lake.table_id(table):
-        return {}
-    return {archive.app_id: lake.offset(archive.app_id, table)}
-
-
-def _name(offsets: Mapping[str, int]) -> str:
-    """Name files as an archive does, so that it cleans up after an erasure that has died."""
-    app_id, low = next(iter(offsets.items()), ("", 0))
-    return f"{_app(app_id)}-{low}-{uuid4().hex[:8]}"
-
-
-def _app(app_id: str) -> str:
-    return f"{zlib.crc32(app_id.encode()):08x}"
-
-
-def _scrubbed(conn: Connection, origin: Origin, lake: Lake, table: LakeTable) -> int:
-    removed = len(lake.opened(table).vacuum(0, dry_run=False, enforce_retention_duration=False))
-    names = {_app(app_id) for app_id in (*_offsets(conn, origin, lake, table), "")}
-    for day in lake.files_by_day(table):
-        for path in lake.unlisted(table, day):
-            parts = path.rpartition("/")[2].split("-")
-            if len(parts) == 6 and parts[0] == "part" and parts[1] in names:
-                lake.remove(table, path)
-                removed += 1
-    _forget_log(lake, table)
-    return removed
-
-
-def _forget_log(lake: Lake, table: LakeTable) -> None:
-    """Earlier versions have written statistics into the log, with the lowest and highest of keys and headers."""
-    of = properties(table)
-    none = {name: "interval 0 seconds" for name in of if name.endswith("RetentionDuration")}
-    lake.opened(table).alter.set_table_properties(none)
-    lake.opened(table).create_checkpoint()
-    lake.opened(table).cleanup_metadata()
-    lake.opened(table).alter.set_table_properties({name: of[name] for name in none})
-
-
-# ---------------------------------------------------------------- records
-
-
-def _as_recorded(erasure: Erasure, database: str) -> Recorded:
-    return Recorded(
-        erasure_id=erasure.erasure_id,
-        service=erasure.service,
-        database=database,
-        actor=erasure.actor,
-        reason=erasure.reason,
-        chosen_by=erasure.chosen_by,
-        chosen_count=erasure.chosen_count,
-        choice_digest=erasure.choice_digest,
-        erased_at=datetime.now(UTC),
-        history_rows=erasure.lake_history_rows,
-        letter_rows=erasure.lake_letter_rows,
-    )
 
 
 def _as_erasure(found: Recorded) -> Erasure:

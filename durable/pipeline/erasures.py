@@ -3,7 +3,8 @@
     LAKE/erasures/<erasure>.json     one for each; no commit names them, nothing ever removes them
 
 Of the two records one may be missing: an erasure was interrupted, or one of the places was restored to an earlier
-state, in which the content is there again. Such an erasure is named until it was done once more.
+state, in which the content is there again. Where both are there, the tables of the lake may have been put back: then
+they lack the mark of the erasure, or rows that it has emptied. Such an erasure is named until it was done once more.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from uuid import UUID
 import msgspec
 
 from durable.pipeline import places
-from durable.pipeline.lake import Lake
+from durable.pipeline.blanking import count_erased
+from durable.pipeline.lake import SOURCES, Lake, LakeTable
 from durable.storage.erasures import Erasure
 
 _FOLDER: Final = "erasures"
@@ -63,18 +65,55 @@ def recorded(lake: Lake) -> list[Recorded]:
     return sorted(found, key=lambda each: (each.erased_at, each.erasure_id))
 
 
-def states(here: Iterable[Erasure], there: Iterable[Recorded], lake_id: str | None) -> Mapping[UUID, State]:
-    """Compare the database's records of erasures with those that the lake has of this database, and return the state of
-    each.
+def mark(erasure_id: UUID) -> str:
+    """The name under which a table's log keeps that this erasure has come to it, and up to which transaction."""
+    return f"durable:erased:{erasure_id}"
+
+
+def states(here: Iterable[Erasure], there: Iterable[Recorded], lake: Lake | None) -> Mapping[UUID, State]:
+    """Compare the database's records of erasures with those that the lake has of this database, and both with the rows
+    that are erased in the lake; return the state of each.
     """
-    in_lake = {each.erasure_id for each in there}
-    found = {each.erasure_id: _state(each, in_lake, lake_id) for each in here}
+    in_database = {each.erasure_id: each for each in here}
+    if lake is None:
+        return {each: _state_here(erasure) for each, erasure in in_database.items()}
+    in_lake = {each.erasure_id: each for each in there}
+    lake_id = lake.table_id("history")
+    of_lake = {each.erasure_id: each for each in in_database.values() if each.lake_id == lake_id}
+    known = {**_expected_there(in_lake.values()), **_expected_here(of_lake.values())}
+    lost = {each for each in of_lake if each not in in_lake} | _lost_rows(lake, known)
+    found = {each: _state_here(erasure) for each, erasure in in_database.items()}
+    found |= {each: State.LAKE_RESTORED for each in lost if found.get(each) is State.DONE}
     return found | {each: State.DATABASE_RESTORED for each in in_lake if each not in found}
 
 
-def _state(erasure: Erasure, in_lake: set[UUID], lake_id: str | None) -> State:
-    if erasure.finished_at is None:
-        return State.INTERRUPTED
-    if lake_id is not None and erasure.lake_id == lake_id and erasure.erasure_id not in in_lake:
-        return State.LAKE_RESTORED
-    return State.DONE
+def _state_here(erasure: Erasure) -> State:
+    return State.INTERRUPTED if erasure.finished_at is None else State.DONE
+
+
+_Rows = Mapping[LakeTable, int]
+
+
+def _expected_here(found: Iterable[Erasure]) -> dict[UUID, _Rows]:
+    return {e.erasure_id: {"history": e.lake_history_rows, "dead_letters": e.lake_letter_rows} for e in found}
+
+
+def _expected_there(found: Iterable[Recorded]) -> dict[UUID, _Rows]:
+    return {e.erasure_id: {"history": e.history_rows, "dead_letters": e.letter_rows} for e in found}
+
+
+def _lost_rows(lake: Lake, expected: Mapping[UUID, _Rows]) -> set[UUID]:
+    """The erasures of which a table lacks the mark, or erased rows: it was put back to a state before them.
+
+    The mark shows it where the whole table was put back, the rows where a later version of it restores an older one.
+    """
+    lost: set[UUID] = set()
+    for table in SOURCES:
+        wanted = {each: rows[table] for each, rows in expected.items() if rows[table]}
+        marks = lake.marks(table, [mark(each) for each in wanted])
+        below = {each: marks[mark(each)] for each in wanted if mark(each) in marks}
+        lost |= wanted.keys() - below.keys()
+        counts = count_erased(lake, table, below)
+        if counts is not None:
+            lost |= {each for each in below if counts[each] < wanted[each]}
+    return lost

@@ -131,10 +131,9 @@ def duration(milliseconds: float) -> str:
 def _windows(report: Report) -> Iterator[datetime]:
     """Every window of the span: one in which nothing happened has a rate too."""
     step = timedelta(seconds=report.window_seconds)
-    window = min((row["window"] for row in report.throughput), default=report.first)
-    while window < report.last:
-        yield window
-        window += step
+    first = min((row["window"] for row in report.throughput), default=report.first)
+    for number in range(-((first - report.last) // step)):
+        yield first + number * step
 
 
 def _over_time(report: Report, side: str, name: str) -> dict[str, dict[datetime, int]]:

@@ -26,6 +26,8 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from durable.storage.sql.times import FIRST, LAST
+
 _COMPARISONS: Mapping[type[Filter], str] = {
     EqualTo: "=",
     EqualNullSafe: "IS NOT DISTINCT FROM",
@@ -75,7 +77,7 @@ def _literal(value: Any, kind: str) -> str | None:
             return f"'\\x{bytes(value).hex()}'::bytea"
         case "text", str() if "\0" not in value:
             return sql.Literal(value).as_string(None)
-        case "timestamptz", datetime() if value.tzinfo is not None:
+        case "timestamptz", datetime() if value.tzinfo is not None and FIRST < value < LAST:  # else rows have others
             return f"'{value.isoformat()}'::timestamptz"
         case "boolean", bool():
             return "true" if value else "false"

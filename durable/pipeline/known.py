@@ -2,7 +2,7 @@
 
 A database that was restored into another cluster numbers its transactions anew, so that a number no longer tells
 whether its row was archived. An outcome is written once: its id, side, address, outcome and time are its key. A letter
-is known by its number, and by when it was resolved, because each of its states is archived.
+has a row for each of its states, which are told apart by when it was resolved.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Final, Self
 
 from durable.pipeline import places
+from durable.pipeline.columns import LETTER
 from durable.pipeline.lake import DAY_OF, Lake, LakeTable, Whose, file_schema
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 KEYS: Final[Mapping[LakeTable, tuple[str, ...]]] = {
     "history": ("id", "side", "address", "outcome", "finished_at"),
-    "dead_letters": ("letter_id", "replay_count", "failed_at", "resolved_at"),
+    "dead_letters": (*LETTER, "replay_count", "resolved_at"),
 }
 
 
@@ -90,7 +91,8 @@ def _joinable(keys: pa.Table) -> pa.Table:
     for index, name in enumerate(keys.schema.names):
         column = keys.column(index)
         if pa.types.is_timestamp(column.type):
-            keys = keys.set_column(
-                index, name, call_function("coalesce", [column.cast(pa.int64()), pa.scalar(0, pa.int64())])
-            )
+            column = call_function("coalesce", [column.cast(pa.int64()), pa.scalar(0, pa.int64())])
+        elif pa.types.is_binary(column.type):
+            column = call_function("coalesce", [column, pa.scalar(b"", pa.binary())])
+        keys = keys.set_column(index, name, column)
     return keys

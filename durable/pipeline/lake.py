@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 from urllib.parse import unquote
 
@@ -26,7 +27,9 @@ from durable.errors import ArchiveConflict, InvalidSetting
 from durable.pipeline import places
 from durable.pipeline.columns import COLUMNS
 from durable.pipeline.describing import DESCRIPTIONS, commented, describe, properties, refuse_newer
+from durable.pipeline.places import StoredFile
 from durable.pipeline.session import needs_spark
+from durable.pipeline.spans import NO_SPAN, Gap, Span, merged
 
 if TYPE_CHECKING:
     import pyarrow
@@ -67,16 +70,6 @@ class Whose(NamedTuple):
 
     service: str
     database: str
-
-
-class Span(NamedTuple):
-    """Span of time from which every row is there; None where a limit is not known."""
-
-    begin: datetime | None = None
-    until: datetime | None = None
-
-
-NO_SPAN: Final = Span()
 
 
 class Lake:
@@ -133,6 +126,10 @@ class Lake:
         with _readable(self.url):
             return _adds(self.opened(table))
 
+    def tables(self) -> list[LakeTable]:
+        """The tables that something was archived into."""
+        return [table for table in SOURCES if self.exists(table)]
+
     def exists(self, table: LakeTable) -> bool:
         with needs_spark():
             from deltalake import DeltaTable
@@ -145,6 +142,14 @@ class Lake:
             named = table.replace("_", " ")
             raise InvalidSetting(f"lake {self.url}: no {named}; fill it with durable-agent pipeline archive")
 
+    def require_any(self) -> None:
+        """Raise InvalidSetting unless there is a lake."""
+        if not any(self.exists(table) for table in SOURCES):
+            raise InvalidSetting(
+                f"lake {self.url}: there is no lake; name the one that was archived into, or make it with "
+                "durable-agent pipeline archive"
+            )
+
     def offset(self, app_id: str, table: LakeTable) -> int:
         """Return the transaction below which rows were archived here; 0 if never. It is always read anew."""
         if not self.exists(table):
@@ -152,15 +157,25 @@ class Lake:
         with _readable(self.url):
             return self.opened(table).transaction_version(app_id) or 0
 
+    def marks(self, table: LakeTable, names: Sequence[str]) -> dict[str, int]:
+        """Return the numbers that the table's log keeps for these names, where it has one."""
+        if not self.exists(table):
+            return {}
+        with _readable(self.url):
+            opened = self.opened(table)
+            found = {name: opened.transaction_version(name) for name in names}
+        return {name: number for name, number in found.items() if number is not None}
+
     def span(self, table: LakeTable, whose: Whose) -> Span:
         """Return the span of which the table has every row of this database. Rows archived by older versions have no
         span.
         """
         if not self.exists(table):
-            return Span()
+            return NO_SPAN
         with _readable(self.url):
             opened = self.opened(table)
-            return Span(*(_moment(opened.transaction_version(name)) for name in _marks(whose)))
+            begin, until = (_moment(opened.transaction_version(name)) for name in _edges(whose))
+            return Span(begin, until, _gaps(opened, whose))
 
     def table_id(self, table: LakeTable) -> str | None:
         """Return the unique id of a table; None where there is no table."""
@@ -218,7 +233,8 @@ class Lake:
     ) -> None:
         """Make these files part of the table and move the offset of `app_id` from `low` to `high`: both or neither.
 
-        `span`: from when to when the table then has every row of `whose`; the first beginning that is named stays.
+        `span`: from when to when the table then has every row of `whose`; the first beginning that is named stays, and
+        so do all gaps.
         Raises ArchiveConflict when the offset is not `low` any more: somebody else has archived these rows.
         """
         from deltalake import CommitProperties
@@ -247,11 +263,12 @@ class Lake:
         replaced: Sequence[tuple[date, str]],
         files: Sequence[DataFile],
         offsets: Mapping[str, int],
+        marks: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """Let these files take the place of those, whose rows they hold, in one commit.
 
-        `offsets` of archivers stay as they are. Raises ArchiveConflict when one of them has moved, or somebody else has
-        replaced a file.
+        `offsets` of archivers stay as they are; `marks` are numbers that the table's log keeps for these names. Raises
+        ArchiveConflict when an offset has moved, or somebody else has replaced a file.
         """
         from deltalake import CommitProperties
         from deltalake.exceptions import CommitFailedError
@@ -266,7 +283,7 @@ class Lake:
             raise ArchiveConflict  # Delta takes the removal of a file that is gone already
         properties = CommitProperties(
             custom_metadata={_REPLACES: "true"},
-            app_transactions=[Transaction(name, offset) for name, offset in offsets.items() if offset],
+            app_transactions=[Transaction(name, number) for name, number in {**offsets, **marks}.items() if number],
         )
         try:
             opened.create_write_transaction(
@@ -285,11 +302,17 @@ class Lake:
 
         if whose is None:
             return []
-        begin, until = _marks(whose)
-        marks = [Transaction(until, _micros(span.until))] if span.until else []
+        begin, until = _edges(whose)
+        marks = {until: _micros(span.until)} if span.until else {}
         if span.begin and opened.transaction_version(begin) is None:
-            marks.append(Transaction(begin, _micros(span.begin)))
-        return marks
+            marks[begin] = _micros(span.begin)
+        known = _gaps(opened, whose)
+        gaps = merged([*known, *span.gaps])
+        if gaps != known:
+            marks[_gap_count(whose)] = len(gaps)
+            for number, gap in enumerate(gaps):
+                marks |= zip(_edges_of_gap(whose, number), map(_micros, gap), strict=True)
+        return [Transaction(name, value) for name, value in marks.items()]
 
     # ---------------------------------------------------------------- files that are no part of it
 
@@ -304,6 +327,19 @@ class Lake:
         committed = [*self.files_by_day(table).get(day, []), *replaced]
         listed = {file.rpartition("/")[2] for file in committed}
         return [f"{folder}/{name}" for name in places.names(self.table_url(table), folder) if name not in listed]
+
+    def orphans(self, table: LakeTable) -> list[StoredFile]:
+        """The data files below the folder of the table, of any day, that are part of no version of it.
+
+        The folder is read first: a file that is committed meanwhile is none of them.
+        """
+        found = [file for file in places.files(self.table_url(table)) if file.path.startswith("day=")]
+        with _readable(self.url):
+            opened = self.opened(table)
+            replaced = opened.vacuum(0, dry_run=True, enforce_retention_duration=False)
+            committed = [*(path for _, path, _ in _adds(opened)), *replaced]
+        listed = {path.rpartition("/")[2] for path in committed}
+        return [file for file in found if file.path.rpartition("/")[2] not in listed]
 
     def remove(self, table: LakeTable, path: str) -> None:
         places.remove(self.table_url(table), path)
@@ -352,9 +388,31 @@ def file_schema(table: LakeTable) -> pyarrow.Schema:
 # ---------------------------------------------------------------- spans
 
 
-def _marks(whose: Whose) -> tuple[str, str]:
+def _edges(whose: Whose) -> tuple[str, str]:
     """The names under which a table's log keeps the span of this database."""
-    return tuple(f"durable:{edge}:{whose.service}:{whose.database}" for edge in ("begin", "until"))  # type: ignore[return-value]
+    return _mark("begin", whose), _mark("until", whose)
+
+
+def _gap_count(whose: Whose) -> str:
+    return _mark("gaps", whose)
+
+
+def _edges_of_gap(whose: Whose, number: int) -> tuple[str, str]:
+    return _mark(f"gap-{number}-begin", whose), _mark(f"gap-{number}-end", whose)
+
+
+def _mark(what: str, whose: Whose) -> str:
+    return f"durable:{what}:{whose.service}:{whose.database}"
+
+
+def _gaps(opened: DeltaTable, whose: Whose) -> tuple[Gap, ...]:
+    """The gaps that a table's log knows of."""
+    found = []
+    for number in range(opened.transaction_version(_gap_count(whose)) or 0):
+        begin, end = (_moment(opened.transaction_version(name)) for name in _edges_of_gap(whose, number))
+        if begin is not None and end is not None:
+            found.append(Gap(begin, end))
+    return tuple(found)
 
 
 def _micros(moment: datetime) -> int:

@@ -172,14 +172,21 @@ def routes(tasks: Tasks, sent: Sequence[Source], received: Sequence[Source]) -> 
     for side, whither in ((sent, "address"), (received, "service")):
         shares = _shared(side)
         sampled.append(tasks(len(shares), partial(_sample, shares, whither, every), f"id BINARY, {whither} STRING"))
-    leads: dict[str, set[str]] = {}
-    if all(sampled):
-        sends, receipts = (pa.Table.from_batches(batches) for batches in sampled)
-        for row in (
-            sends.join(receipts, "id", join_type="inner").group_by(["address", "service"]).aggregate([]).to_pylist()
-        ):
-            leads.setdefault(row["address"], set()).add(row["service"])
-    return leads
+    if not all(sampled):
+        return {}
+    sends, receipts = (pa.Table.from_batches(batches) for batches in sampled)
+    copies = sends.group_by("id").aggregate([("address", "count_distinct")])
+    alone = copies.filter(pc.equal(copies["address_count_distinct"], 1))["id"].combine_chunks()
+    of_one = sends.filter(pc.is_in(sends["id"], alone))  # the copies of an event do not tell which of them came where
+    return _leads(sends, receipts) | _leads(of_one, receipts)
+
+
+def _leads(sends: pa.Table, receipts: pa.Table) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    met = sends.join(receipts, "id", join_type="inner").group_by(["address", "service"]).aggregate([])
+    for row in met.to_pylist():
+        found.setdefault(row["address"], set()).add(row["service"])
+    return found
 
 
 def rows(spark: SparkSession, of: Sequence[Source], ids: Sequence[bytes]) -> DataFrame:

@@ -3,7 +3,7 @@
                                outgoing rows of the senders          incoming rows of the receivers
     every row                         └────────────> ledger <────────────┘       one pass, grouped by id
     the few ids that do not balance                    │
-    their rows once more                               └─> findings: lost · open · alien · twice
+    their rows once more                               └─> findings: lost · open · unarchived · alien · twice
 
 A delivery is an id and a destination; a receipt is an id, a service and an endpoint. Which destination leads to which
 endpoint is known to nobody but the network, so an id balances when it has as many receipts as deliveries: an event
@@ -17,7 +17,7 @@ expired are all ends, and so is a quarantined dead letter, which has no row of h
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -26,12 +26,15 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from durable.messages.routing import LOCAL
-from durable.pipeline.lake import NO_SPAN, Span
 from durable.pipeline.rows import records
+from durable.pipeline.spans import NO_SPAN, Span, common
 from durable.pipeline.transform import uuid_text
 
-FINDINGS: Final = ("lost", "twice", "alien", "late", "open")
-_SPAN_DDL: Final = "{key} STRING, begin TIMESTAMP, end TIMESTAMP"
+FINDINGS: Final = ("lost", "twice", "alien", "late", "open", "unarchived")
+_SPAN_DDL: Final = (
+    "{key} STRING, begin TIMESTAMP, end TIMESTAMP, "
+    "gaps ARRAY<STRUCT<service: STRING, address: STRING, begin: TIMESTAMP, end: TIMESTAMP>>"
+)
 _COLUMNS: Final = (
     "finding",
     "id",
@@ -87,29 +90,16 @@ class Edges:
     routes: Mapping[str, Collection[str]] = field(default_factory=dict)
     """Which services have received what was sent to an address. What an unknown one leads to may be any receiver."""
 
-    def of_address(self, address: str) -> Span:
-        """The span within which all receivers of an address are complete."""
-        return common(self.receivers.get(name, NO_SPAN) for name in self.routes.get(address) or self.receivers)
-
-
-def joint(spans: Iterable[Span]) -> Span:
-    """Join the spans that several lakes have of one database, each from where the one before it ends."""
-    found = list(spans)
-    begins, ends = [span.begin for span in found if span.begin], [span.until for span in found if span.until]
-    return Span(min(begins, default=None), max(ends, default=None))
-
-
-def common(spans: Iterable[Span]) -> Span:
-    """Return the overlap of all spans."""
-    found = list(spans)
-    begins, ends = [span.begin for span in found if span.begin], [span.until for span in found if span.until]
-    return Span(max(begins, default=None), min(ends, default=None))
+    def of_address(self, address: str) -> dict[str, Span]:
+        """The spans of the services that receive what is sent to an address."""
+        names = self.routes.get(address) or self.receivers
+        return {name: self.receivers.get(name, NO_SPAN) for name in sorted(names)}
 
 
 def findings(
     of_suspects: History | None, received: DataFrame, edges: Edges, late_after: timedelta | None = None
 ) -> DataFrame:
-    """A row for each: lost, open, alien and twice among all rows of suspicious ids, and late among all received."""
+    """A row for each: late among all received, and the others among all rows of suspicious ids."""
     found = late(received, late_after)
     if of_suspects is not None:
         found = found.unionByName(compared(of_suspects, edges))
@@ -170,7 +160,7 @@ def _count(first_bit: int) -> Column:
 
 
 def compared(history: History, edges: Edges) -> DataFrame:
-    """Lost, open, alien and twice, exactly, among all rows of these ids."""
+    """Lost, open, unarchived, alien and twice, exactly, among all rows of these ids."""
     remote = history.received.where(F.col("address") != LOCAL)
     return (
         _missing(history.sent, remote, history.quarantined, edges)
@@ -180,7 +170,9 @@ def compared(history: History, edges: Edges) -> DataFrame:
 
 
 def _missing(sent: DataFrame, remote: DataFrame, quarantined: DataFrame, edges: Edges) -> DataFrame:
-    """Sent to more places than it was seen at; open while the last copy may still be on its way to an end."""
+    """Sent to more places than it was seen at; open while the last copy may still be on its way to an end, unarchived
+    where its end may lie in a gap of a receiver's history.
+    """
     addresses = [row["address"] for row in records(sent.select("address").distinct())]
     spans = _spans(sent.sparkSession, "address", {name: edges.of_address(name) for name in addresses})
     deliveries = (
@@ -194,6 +186,7 @@ def _missing(sent: DataFrame, remote: DataFrame, quarantined: DataFrame, edges: 
             F.max("finished_at").alias("finished_at"),
             F.max("begin").alias("begin"),
             F.min("end").alias("end"),
+            F.flatten(F.collect_list("gaps")).alias("gaps"),
         )
         .where(_may_be_judged())
     )
@@ -202,7 +195,10 @@ def _missing(sent: DataFrame, remote: DataFrame, quarantined: DataFrame, edges: 
         remote.select(*places)
         .unionByName(quarantined.select(*places))
         .groupBy("id")
-        .agg(F.array_sort(F.collect_set(F.concat_ws(" ", "service", "address"))).alias("seen"))
+        .agg(
+            F.array_sort(F.collect_set(F.concat_ws(" ", "service", "address"))).alias("seen"),
+            F.collect_set(F.struct("service", "address")).alias("places"),
+        )
     )
     seen = F.coalesce("seen", F.array().cast("array<string>"))
     copies = F.size("destinations") - F.size(seen)
@@ -210,16 +206,19 @@ def _missing(sent: DataFrame, remote: DataFrame, quarantined: DataFrame, edges: 
         deliveries.join(receipts, "id", "left")
         .withColumn("copies", copies)
         .where("copies > 0")
-        .withColumn("finding", F.when(_may_come(), "open").otherwise("lost"))
+        .withColumn("finding", _finding("lost", F.expr(_IN_GAP_OF_RECEIVER)))
         .withColumn("address", F.concat_ws(" ", "destinations"))
         .withColumn("detail", _listed("seen only at ", seen, "seen nowhere"))
+        .withColumn("detail", _explained("a receiver's history"))
         .select(*_COLUMNS)
     )
 
 
 def _alien(sent: DataFrame, remote: DataFrame, senders: Collection[str], edges: Edges) -> DataFrame:
-    """Received, and no sender has a row of it, whatever its outcome; open while that row may still be archived."""
-    spans = _spans(sent.sparkSession, "source", edges.senders)
+    """Received, and no sender has a row of it, whatever its outcome; open while that row may still be archived,
+    unarchived where it may lie in a gap of the sender's history.
+    """
+    spans = _spans(sent.sparkSession, "source", {name: {name: span} for name, span in edges.senders.items()})
     why = F.when(F.col("source").isin(list(senders)), "its source has no record of it")
     why = why.otherwise("its source is none of the senders")
     return (
@@ -233,7 +232,8 @@ def _alien(sent: DataFrame, remote: DataFrame, senders: Collection[str], edges: 
         )
         .join(F.broadcast(spans), "source", "left")
         .where(_may_be_judged())
-        .withColumn("finding", F.when(_may_come(), "open").otherwise("alien"))
+        .withColumn("finding", _finding("alien", F.expr(_IN_GAP)))
+        .withColumn("detail", _explained("its source's history"))
         .withColumn("copies", F.lit(1))
         .select(*_COLUMNS)
     )
@@ -298,14 +298,39 @@ def _within(column: str, edges: Edges) -> Column:
     return low & high
 
 
-def _spans(spark: SparkSession, key: str, spans: Mapping[str, Span]) -> DataFrame:
-    """Make a table of spans with the key, `begin` and `end`."""
-    return spark.createDataFrame([(name, *span) for name, span in spans.items()], _SPAN_DDL.format(key=key))
+# A message came to its end between the times that both sides know. Of a service that was seen at as many places as it
+# has addresses nothing is missing.
+_IN_GAP: Final = "COALESCE(exists(gaps, gap -> finished_at >= gap.begin AND sent_at < gap.end), false)"
+_IN_GAP_OF_RECEIVER: Final = """
+COALESCE(exists(gaps, gap -> finished_at >= gap.begin AND sent_at < gap.end
+    AND size(filter(COALESCE(places, array()), place -> place.service = gap.service))
+        < size(array_distinct(transform(filter(gaps, each -> each.service = gap.service), each -> each.address)))
+), false)
+"""
+
+
+def _spans(spark: SparkSession, key: str, spans: Mapping[str, Mapping[str, Span]]) -> DataFrame:
+    """Make a table of the overlap of the services' spans for each key, and all of their gaps."""
+    rows = []
+    for name, of_services in spans.items():
+        whole = common(of_services.values())
+        gaps = [(service, name, *gap) for service, span in of_services.items() for gap in span.gaps]
+        rows.append((name, whole.begin, whole.until, gaps))
+    return spark.createDataFrame(rows, _SPAN_DDL.format(key=key))
 
 
 def _may_be_judged() -> Column:
     """Tell whether a row can be judged: the counterpart of a message sent before a history begins may lie before it."""
     return F.col("begin").isNull() | (F.col("sent_at") >= F.col("begin"))
+
+
+def _finding(otherwise: str, is_in_gap: Column) -> Column:
+    return F.when(_may_come(), "open").when(is_in_gap, "unarchived").otherwise(otherwise)
+
+
+def _explained(whose: str) -> Column:
+    gap = F.concat("detail", F.lit(f"; {whose} has a gap there"))
+    return F.when(F.col("finding") == "unarchived", gap).otherwise(F.col("detail"))
 
 
 def _may_come() -> Column:

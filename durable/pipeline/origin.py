@@ -29,6 +29,11 @@ class Origin:
     service: str
 
 
+def app_id(service: str, database: str, schema: str, source: str) -> str:
+    """The name under which a lake keeps the offset of a table of this database."""
+    return f"{service}:{database}.{schema}.{source}"
+
+
 def find_origin(settings: Settings, service: str | None) -> Origin:
     """The database of these settings. Its service is what is given here, or the one whose nodes use it.
 

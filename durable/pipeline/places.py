@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import pyarrow
@@ -43,6 +44,25 @@ def names(table_url: str, folder: str) -> list[str]:
 
     found = _store(table_url).get_file_info(FileSelector(folder, allow_not_found=True))
     return sorted(each.base_name for each in found if each.is_file)
+
+
+class StoredFile(NamedTuple):
+    """A file below a table's folder: `path` is relative to it."""
+
+    path: str
+    modified: datetime
+
+
+def files(table_url: str) -> list[StoredFile]:
+    """Every file of the table, in all folders; none where there is no table."""
+    from pyarrow.fs import FileSelector, LocalFileSystem
+
+    if "://" in table_url:
+        found, root = _store(table_url).get_file_info(FileSelector("", allow_not_found=True, recursive=True)), ""
+    else:
+        root = f"{table_url}/"
+        found = LocalFileSystem().get_file_info(FileSelector(table_url, allow_not_found=True, recursive=True))
+    return [StoredFile(info.path.removeprefix(root), info.mtime) for info in found if info.is_file]
 
 
 def read(table_url: str, path: str) -> bytes:

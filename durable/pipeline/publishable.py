@@ -74,6 +74,8 @@ FIELDS: Final[Mapping[str, Field]] = {
 }
 STAGED: Final = tuple(name for name in FIELDS if name not in ("seq", "order_by"))
 """The columns that are staged as they are."""
+CARRIED: Final = tuple(name for name in STAGED if name not in ("id", "destination"))
+"""The columns that reach the receiver of a message, besides its id; `sent_at` counts where it was given."""
 IDS: Final = ("id", "correlation_id", "causation_id")
 TEXTS: Final = ("destination", "endpoint", "message_type", "source", "partition_key", "content_type", "headers")
 TIMES: Final = ("sent_at", "deliver_by", "execution_time")
@@ -123,13 +125,18 @@ def order_of(batch: pa.RecordBatch) -> pa.Array | None:
     return pa.StructArray.from_arrays([batch.column(name) for name in given], names=given) if given else None
 
 
-def staged(batch: pa.RecordBatch, local: pa.BooleanArray, queueing: Mapping[str, pa.Array]) -> pa.RecordBatch:
-    """A whole batch as a staging table holds it: ids are uuids, local rows have their digest, each has its place."""
+def dated(batch: pa.RecordBatch) -> pa.BooleanArray:
+    """Return the mask of the rows of a batch, as it was given, that come with a `sent_at` of their own."""
+    return pc.is_valid(_column(batch, "sent_at"))
+
+
+def staged(batch: pa.RecordBatch, local: pa.BooleanArray, more: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """A whole batch as a staging table holds it, with `more` columns: ids are uuids, local rows have their digest."""
     columns = {name: batch.column(name) for name in STAGED}
     for name in IDS:
         columns[name] = pa.ExtensionArray.from_storage(pa.uuid(), columns[name].cast(pa.binary(16)))
     columns["message_digest"] = _digests(batch, local)
-    return pa.RecordBatch.from_pydict({**columns, **queueing})
+    return pa.RecordBatch.from_pydict({**columns, **more})
 
 
 def is_local(batch: pa.RecordBatch) -> pa.BooleanArray:

@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 
 Record = Mapping[str, Any]
 
-_WINDOWS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 43_200, 86_400)  # seconds
+_DAY: Final = 86_400
+_WINDOWS: Final = (
+    *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 43_200),
+    *(_DAY, 7 * _DAY, 30 * _DAY, 365 * _DAY, 3_650 * _DAY, 36_500 * _DAY),
+)
+"""In seconds. A single row with an odd time makes a history last for thousands of years."""
 _MOST_WINDOWS: Final = 180
 _MINUTE: Final = 60
 _MOST_VALUES: Final = 25

@@ -69,6 +69,8 @@ def _table(conn: Connection, schema: str, lake: Lake | None, table: LakeTable) -
             table=table, lake=None, offset=None, confirmed=None, archived_at=None, lag_rows=lag.rows, lag_age=lag.age
         )
     confirmed = archive.archived_below
+    if lake is not None:
+        lake.require_any()
     offset = confirmed if lake is None else lake.offset(archive.app_id, table)
     problem = problem_of(conn, schema, archive, offset, source)
     is_other = archive.identity != archives.identity(conn, schema)  # then no number says what was archived

@@ -24,6 +24,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from durable.messages.routing import LOCAL
+from durable.pipeline.columns import LETTER
 
 __all__ = ["causes", "daily", "lifetimes", "minutes", "nodes", "slowest", "summed", "threads", "throughput", "volume"]
 
@@ -165,7 +166,7 @@ def volume(history: DataFrame, dimension: Column, count: int) -> DataFrame:
 def causes(letters: DataFrame) -> DataFrame:
     """Dead letters by fingerprint: each letter once, though the lake has a row for each of its states."""
     return (
-        letters.groupBy("service", "database", "letter_id")
+        letters.groupBy("service", "database", *LETTER)
         .agg(F.max_by(F.struct(*letters.columns), "xid").alias("letter"))
         .select("letter.*")
         .groupBy("fingerprint", "service", "side", "message_type", "exception_type")

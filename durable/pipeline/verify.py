@@ -86,7 +86,7 @@ class Claimed:
 
 def claimed(conn: Connection, lake: Lake, table: LakeTable, origin: Origin) -> Claimed:
     """Read the archived contents that the database records. Raises InvalidSetting where none were archived, or from
-    another database.
+    another database, or into another lake.
     """
     source = SOURCES[table]
     archive = archives.find(conn, origin.schema, source)
@@ -97,6 +97,9 @@ def claimed(conn: Connection, lake: Lake, table: LakeTable, origin: Origin) -> C
             f"{source}: another database was archived into {archive.lake}; run: durable-agent pipeline "
             "archive, which says what to do"
         )
+    lake.require_any()
+    if lake.table_id(table) != archive.lake_id:
+        raise InvalidSetting(f"lake {lake.table_url(table)}: {source} is archived into {archive.lake}; name that")
     low = lake.offset(archive.app_id, table)
     return Claimed(
         table=table,

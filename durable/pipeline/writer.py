@@ -30,7 +30,7 @@ from durable.pipeline import contents
 from durable.pipeline.contents import Contents
 from durable.pipeline.copying import connection, libpq_url
 from durable.pipeline.positions import positions
-from durable.pipeline.publishable import check_schema, is_local, order_of, staged, whole
+from durable.pipeline.publishable import check_schema, dated, is_local, order_of, staged, whole
 from durable.pipeline.queueing import queueing
 from durable.pipeline.screens import Limits, flaw
 from durable.settings import load_settings, suggestion
@@ -82,8 +82,8 @@ class EnvelopeWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         written = _sound(self._target, messages)
-        found = contents.name_of(contents.merged(each.contents for each in written))
-        name = self._target.batch or found
+        found = contents.merged(each.contents for each in written)
+        name = self._target.batch or contents.name_of(found)
         with connection(self._target.url) as conn:
             if self._target.mode == "atomic":
                 parts = [each.staged for each in written]
@@ -91,7 +91,7 @@ class EnvelopeWriter(DataSourceArrowWriter):
                     conn,
                     self._target.schema,
                     self._target.job,
-                    Batch(name, contents=found),
+                    Batch(name, contents=contents.written(found)),
                     parts,
                     once=self._target.once,
                 )
@@ -199,8 +199,10 @@ class _Intake:
                 raise _Flawed
             self.rows += batch.num_rows
             self.local_rows += pc.sum(local).as_py()
-            self.contents = contents.merged([self.contents, contents.of(batch)])
-            yield staged(batch, local, queues)
+            given_times = dated(given)
+            words = contents.words(batch, given_times)
+            self.contents = contents.merged([self.contents, contents.of(words)])
+            yield staged(batch, local, {**queues, "carried": contents.carried(words), "dated": given_times})
 
     def _queueing(self, given: pa.RecordBatch, batch: pa.RecordBatch, local: pa.BooleanArray) -> dict[str, pa.Array]:
         lie = {"partition": self._partition, "first_row": self.rows, "count": batch.num_rows}

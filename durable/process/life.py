@@ -37,7 +37,7 @@ class Life:
     ) -> None:
         self.node: Node | None = None
         self.owns_process = False
-        """Whether the process is the bus's own, so that what cannot be survived ends it."""
+        """True if the process is the bus's own, so that a fault without recovery ends the process."""
         self._settings = settings
         self._make_node = make_node
         self._empty_pools = empty_pools

@@ -62,7 +62,7 @@ class AsyncpgConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg ha
 
     _config: Any
     at_begin = ""
-    """What is said together with each BEGIN, for no round trip of its own."""
+    """Statements sent together with each BEGIN, without a round trip of their own."""
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:  # noqa: ASYNC109
         if self.at_begin and query.startswith("BEGIN"):

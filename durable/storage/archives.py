@@ -28,6 +28,8 @@ from durable.storage.locks import Job, jobs_class
 from durable.storage.outages import sqlstate
 from durable.storage.slices import relation
 from durable.storage.sql import archive as statements
+from durable.storage.sql import gaps as gap_statements
+from durable.storage.sql.times import FIRST, LAST
 
 _KEEP_COMMITS: Final = timedelta(days=365)
 _LOCKED: Final = "55P03"
@@ -35,7 +37,7 @@ _BATCH_SIZE: Final = 10_000
 _WORD: Final = (1 << 64) - 1
 
 Key: TypeAlias = tuple[Any, ...]
-"""What a row is known by: the values of archive_statements.KEYS, an id as its 16 bytes."""
+"""The identity of a row: the values of archive_statements.KEYS, an id as its 16 bytes."""
 
 
 class Place(NamedTuple):
@@ -58,9 +60,9 @@ class Archive(NamedTuple):
     archived_below: int
     archived_at: datetime | None
     identity: str
-    """Of the cluster, timeline and database that the numbers are of."""
+    """The identity of the cluster, timeline and database to which the numbers belong."""
     ended_at: datetime | None
-    """Since when it is archived no more; then maintenance drops what is past its retention."""
+    """The time at which archiving was ended; since then maintenance drops rows past their retention."""
 
 
 class Lag(NamedTuple):
@@ -188,6 +190,19 @@ def note_commit(conn: Connection, schema: str, table: str, low: int, high: int, 
     conn.execute(statements.NOTE_COMMIT.within(schema), params | counts)
 
 
+def gaps(conn: Connection, schema: str, table: str) -> list[tuple[datetime, datetime]]:
+    """The first and the last times of rows that were dropped and not archived, day by day."""
+    rows = conn.execute(gap_statements.READ_GAPS.within(schema), {"table": table})
+    return [(row.first_at, row.last_at) for row in rows]
+
+
+def note_gaps(conn: Connection, schema: str, table: str, gone: Mapping[date, tuple[datetime, datetime]]) -> None:
+    """Note that rows of these days and times are neither in the lake any more, nor here."""
+    firsts, lasts = [first for first, _ in gone.values()], [last for _, last in gone.values()]
+    params = {"table": table, "days": list(gone), "firsts": firsts, "lasts": lasts}
+    conn.execute(gap_statements.NOTE_GAPS.within(schema), params)
+
+
 def rewind(conn: Connection, schema: str, table: str, low: int) -> None:
     """The lake was found to end at `low`: what is beyond is not archived any more."""
     conn.execute(statements.REWIND_ARCHIVE.within(schema), {"table": table, "low": low})
@@ -275,7 +290,7 @@ def digests(
     conn: Connection, schema: str, table: str, high: int, since: date | None = None, until: date | None = None
 ) -> dict[Block, Digest]:
     """The content of what is archived and here, by block; `since` is included, `until` is not."""
-    params = {"high": high, "since": _midnight(since), "until": _midnight(until)}
+    params = {"high": high, "since": _from(since), "until": _to(until)}
     rows = conn.execute(statements.BY_TRANSACTION[table].digest_blocks.within(schema), params)
     return {Block(row.day, row.side, row.block): Digest(row.rows, int(row.digest) & _WORD) for row in rows}
 
@@ -284,15 +299,15 @@ def row_digests(
     conn: Connection, schema: str, table: str, high: int, day: date, blocks: Sequence[int]
 ) -> Iterator[tuple[Key, int]]:
     """The key of each archived row of these blocks of a day, and the digest of its content, 64 bits."""
-    params = {"high": high, "since": _midnight(day), "until": _midnight_after(day), "blocks": list(blocks)}
+    params = {"high": high, "since": _from(day), "until": _to(day + timedelta(days=1)), "blocks": list(blocks)}
     for row in conn.execute(statements.BY_TRANSACTION[table].digest_rows.within(schema), params):
-        first, *rest, digest = row
-        yield (first.bytes if isinstance(first, UUID) else first, *rest), digest & _WORD
+        *key, digest = row
+        yield tuple(each.bytes if isinstance(each, UUID) else each for each in key), digest & _WORD
 
 
 def unarchived_days(conn: Connection, schema: str, low: int, until: date) -> dict[date, int]:
     """Count the rows of the days before `until` that are not archived, by day."""
-    params = {"low": low, "until": _midnight(until)}
+    params = {"low": low, "until": midnight(until)}
     return {row.day: row.rows for row in conn.execute(statements.COUNT_UNARCHIVED.within(schema), params)}
 
 
@@ -310,13 +325,13 @@ def first_day_kept(conn: Connection, schema: str, keep: timedelta) -> date:
 
 def stray_rows(conn: Connection, schema: str, high: int, until: date) -> int:
     """Count the archived rows of the days before `until` that lie in no day's partition."""
-    params = {"high": high, "until": _midnight(until)}
+    params = {"high": high, "until": midnight(until)}
     return int(conn.execute(statements.COUNT_STRAY_HISTORY.within(schema), params).scalar_one())
 
 
 def drop_stray_rows(conn: Connection, schema: str, high: int, until: date) -> int:
     """Delete them, and return how many."""
-    params = {"high": high, "until": _midnight(until), "batch_size": _BATCH_SIZE}
+    params = {"high": high, "until": midnight(until), "batch_size": _BATCH_SIZE}
     return _drained(conn, statements.PURGE_STRAY_HISTORY.within(schema), params)
 
 
@@ -349,13 +364,19 @@ def _drained(conn: Connection, statement: TextClause, params: Mapping[str, Any])
     return count
 
 
-def _midnight_after(day: date) -> datetime | None:
-    """Return the midnight after a day; None after the last day of the calendar."""
-    return None if day == date.max else _midnight(day + timedelta(days=1))
+def midnight(day: date) -> datetime:
+    """Return the time when a UTC day begins."""
+    return datetime.combine(day, time.min, UTC)
 
 
-def _midnight(day: date | None) -> datetime | None:
-    return None if day is None else datetime.combine(day, time.min, UTC)
+def _from(day: date | None) -> datetime | None:
+    """The begin of a day; None for the first day of all, which has the earlier times, too."""
+    return None if day is None or day <= FIRST.date() else midnight(day)
+
+
+def _to(day: date | None) -> datetime | None:
+    """The end of the day before; None behind the last day of all, which has the later times, too."""
+    return None if day is None or day > LAST.date() else midnight(day)
 
 
 def _lock(schema: str) -> dict[str, int]:

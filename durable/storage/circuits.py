@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -28,10 +28,10 @@ class OpenCircuit(NamedTuple):
     reason: str
     since: datetime
     until: datetime | None
-    """When it ends, or is tried again."""
+    """The time at which the circuit closes, or is tried again."""
     actor: str
     probing: bool
-    """Was it opened by failures, and closes when something gets through?"""
+    """True if failures opened the circuit, so that a success closes it."""
 
 
 def open_circuit(
@@ -45,15 +45,14 @@ def open_circuit(
     duration: timedelta | None = None,
 ) -> None:
     """Open a circuit because of failures, until close_circuit(), to be tried after this time. An open one stays."""
-    conn.execute(
-        circuit_statements.OPEN_CIRCUIT.within(schema),
-        _named(schema, kind, key) | {"reason": reason, "duration": _bounded(duration), "actor": actor},
-    )
+    params = _named(schema, kind, key) | _said(reason, actor, duration)
+    conn.execute(circuit_statements.OPEN_CIRCUIT.within(schema), params)
     _forget_counts(conn, schema, kind, key)
 
 
-def _bounded(duration: timedelta | None) -> timedelta | None:
-    return None if duration is None else within_calendar(duration)
+def _said(reason: str, actor: str, duration: timedelta | None) -> dict[str, Any]:
+    bounded = None if duration is None else within_calendar(duration)
+    return {"reason": reason, "actor": actor, "duration": bounded}
 
 
 def close_circuit(conn: Connection, schema: str, kind: CircuitKind, key: str) -> bool:
@@ -66,10 +65,8 @@ def pause(
     conn: Connection, schema: str, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None
 ) -> None:
     """Open it now, for this time or until resume(), and tell the nodes at once: the word of an operator."""
-    conn.execute(
-        circuit_statements.PAUSE.within(schema),
-        _named(schema, kind, key) | {"reason": reason, "duration": _bounded(duration), "actor": actor},
-    )
+    params = _named(schema, kind, key) | _said(reason, actor, duration)
+    conn.execute(circuit_statements.PAUSE.within(schema), params)
     _forget_counts(conn, schema, kind, key)
 
 
@@ -77,10 +74,8 @@ def pause_at_least(
     conn: Connection, schema: str, kind: CircuitKind, key: str, *, reason: str, actor: str, duration: timedelta | None
 ) -> None:
     """Open it for this time or until resume(), as code does: a pause is lengthened by it, and never cut short."""
-    conn.execute(
-        circuit_statements.PAUSE_AT_LEAST.within(schema),
-        _named(schema, kind, key) | {"reason": reason, "duration": _bounded(duration), "actor": actor},
-    )
+    params = _named(schema, kind, key) | _said(reason, actor, duration)
+    conn.execute(circuit_statements.PAUSE_AT_LEAST.within(schema), params)
 
 
 def resume(conn: Connection, schema: str, kind: CircuitKind, key: str) -> bool:

@@ -10,10 +10,10 @@ it older than its retention. A message that fails again is another letter, with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -28,6 +28,8 @@ from durable.storage.sql.statement import Statement
 
 Side = Literal["incoming", "outgoing"]
 
+_RESOLVE: Final = "resolve dead letter"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
@@ -35,7 +37,7 @@ class Selection:
 
     letters: Sequence[int] | None = None
     ids: Sequence[UUID] | None = None
-    """Of messages: with `letters`, one or the other."""
+    """The ids of messages; give `letters` or these, not both."""
     side: Side | None = None
     message_type: str | None = None
     exception_type: str | None = None
@@ -184,7 +186,7 @@ class Resolved(NamedTuple):
     done: list[int]
     left: list[int]
     taken: Sequence[int] = ()
-    """Those of the left whose ids were used meanwhile."""
+    """The left letters whose ids were used again meanwhile."""
 
 
 # ---------------------------------------------------------------- reading
@@ -244,18 +246,21 @@ def replay(
 ) -> Resolved:
     """Put the messages of a stretch back to where they failed, as new, with another body if one is given.
 
-    Left are those whose message waits there already, and those whose id was used meanwhile: by another message, or by
-    the same one that came in once more. What is no whole envelope is passed over.
+    Letters are left when their message waits there already, and when their id was used meanwhile: by another message,
+    or by the same one that came in once more. Letters without a whole envelope are passed over.
     """
     params = {"actor": actor, "reason": reason, "body": body, "channel": channel(schema)}
-    return _resolve(conn, schema, statements.REPLAY_LETTERS, selection, stretch, params)
+    change = Change(statements.REPLAY_LETTERS, statements.NEXT_LETTERS, _RESOLVE)
+    return change_range(conn, schema, change, selection.parameters() | {"replayable": True}, stretch, params)
 
 
 def discard(
     conn: Connection, schema: str, selection: Selection, stretch: LetterRange, *, actor: str, reason: str
 ) -> Resolved:
     """Give the letters of a stretch up for good."""
-    return _resolve(conn, schema, statements.DISCARD_LETTERS, selection, stretch, {"actor": actor, "reason": reason})
+    change = Change(statements.DISCARD_LETTERS, statements.NEXT_LETTERS, _RESOLVE)
+    params = {"actor": actor, "reason": reason}
+    return change_range(conn, schema, change, selection.parameters() | {"replayable": False}, stretch, params)
 
 
 def handle(
@@ -282,55 +287,47 @@ def purge_attempts(conn: Connection, schema: str, *, keep: timedelta, batch_size
     return maintenance.purge(conn, schema, statements.PURGE_ATTEMPTS, keep=keep, batch_size=batch_size)
 
 
-def in_stretches(
-    conn: Connection,
-    stretch: LetterRange,
-    work: Callable[[LetterRange], Sequence[Row[Any]]],
-    numbers: Callable[[], Sequence[int]],
-    doing: str,
-) -> Resolved:
-    """Do the work for a range of letters; those that the database refuses are left.
+class Change(NamedTuple):
+    """A change of the selected rows of a range.
 
-    `work` returns rows of a number and whether it was done, NULL where its id was used meanwhile; `numbers` are those
-    of the stretch, in their order.
+    `statement` returns a number and whether it was done for each row, NULL where its id was used meanwhile; `numbers`
+    returns the numbers of the range, in their order.
     """
+
+    statement: Statement
+    numbers: Statement
+    what: str
+
+
+def change_range(
+    conn: Connection,
+    schema: str,
+    change: Change,
+    selected: Mapping[str, Any],
+    stretch: LetterRange,
+    params: Mapping[str, Any],
+) -> Resolved:
+    """Change the rows of a range; those that the database refuses are left."""
     refused: list[int] = []
-    tell = left_alone(doing)
+    tell = left_alone(change.what)
 
     def leave(number: int, reason: str) -> None:
         refused.append(number)
         tell(number, reason)
 
-    def part(of: Sequence[int]) -> Sequence[Row[Any]]:
-        return work(LetterRange(of[0] - 1, of[-1], len(of)) if of else LetterRange(0, 0, 0))
+    def work(part: LetterRange) -> Sequence[Row[Any]]:
+        return conn.execute(change.statement.within(schema), {**selected, **part._asdict(), **params}).all()
+
+    def work_on(numbers: Sequence[int]) -> Sequence[Row[Any]]:
+        return work(LetterRange(numbers[0] - 1, numbers[-1], len(numbers)) if numbers else LetterRange(0, 0, 0))
 
     parts, reason = tried(conn, lambda: work(stretch))
     if reason is not None:
-        parts = isolated(conn, numbers(), part, leave)
+        numbers = conn.execute(change.numbers.within(schema), {**selected, **stretch._asdict()}).scalars()
+        parts = isolated(conn, list(numbers), work_on, leave)
     found = sorted((row[0], row.done) for rows in parts for row in rows if row[0] is not None)
     left = sorted([*refused, *(number for number, done in found if not done)])
     return Resolved([n for n, done in found if done], left, tuple(n for n, done in found if done is None))
-
-
-def _resolve(
-    conn: Connection,
-    schema: str,
-    statement: Statement,
-    selection: Selection,
-    stretch: LetterRange,
-    params: dict[str, Any],
-) -> Resolved:
-    selected = selection.parameters()
-    replayable = statement is statements.REPLAY_LETTERS
-
-    def work(part: LetterRange) -> Sequence[Row[Any]]:
-        return conn.execute(statement.within(schema), selected | part._asdict() | params).all()
-
-    def numbers() -> Sequence[int]:
-        next_letters = selected | stretch._asdict() | {"replayable": replayable}
-        return list(conn.execute(statements.NEXT_LETTERS.within(schema), next_letters).scalars())
-
-    return in_stretches(conn, stretch, work, numbers, "resolve dead letter")
 
 
 def _dead_letter(*row: Any) -> DeadLetter:

@@ -8,16 +8,16 @@ waiting --promoted--> due                          by the nodes, when the time h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple, get_args
 from uuid import UUID
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
 from durable.storage.database import channel
-from durable.storage.dead_letters import LetterRange, Resolved, Survey, in_stretches
+from durable.storage.dead_letters import Change, LetterRange, Resolved, Survey, change_range
 from durable.storage.sql import schedules as statements
 from durable.storage.sql.schedules import Waiting
 from durable.storage.sql.statement import Statement
@@ -147,17 +147,10 @@ def _change(
     statement: Statement,
     selection: Selection,
     stretch: LetterRange,
-    params: dict[str, Any],
+    params: Mapping[str, Any],
 ) -> Resolved:
-    selected = selection.parameters()
-
-    def work(part: LetterRange) -> Sequence[Row[Any]]:
-        return conn.execute(statement.within(schema), selected | part._asdict() | params).all()
-
-    def numbers() -> Sequence[int]:
-        return list(conn.execute(waiting.numbers.within(schema), selected | stretch._asdict()).scalars())
-
-    return in_stretches(conn, stretch, work, numbers, "change the delayed message")
+    change = Change(statement, waiting.numbers, "change the delayed message")
+    return change_range(conn, schema, change, selection.parameters(), stretch, params)
 
 
 # ---------------------------------------------------------------- one message, wherever it waits

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from durable.storage.answering import Answering, AsyncpgConnection
 
 GRACE: Final = timedelta(seconds=5)
-"""By which the server is earlier with a limit than we are, so that its error is met and not a connection lost."""
+"""The margin by which the server's limit is shorter than ours: its error arrives before a connection is lost."""
 
 LONGEST: Final = "durable_longest"
 """The execution option that holds a transaction's own limit, a timedelta."""

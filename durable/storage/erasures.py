@@ -4,7 +4,7 @@
     dead_letters        the same, with reason and traceback; an open letter is discarded first
     failed_attempts     reason and traceback go
 
-So whoever counts and compares messages finds each of them. What still waits has its history before it, and is counted
+So counts and comparisons still find each message. Messages that still wait are not in the history yet, and are counted
 only.
 """
 

@@ -25,7 +25,7 @@ from sqlalchemy.exc import DBAPIError
 from durable.envelope import LeaseKey, NodeId
 from durable.errors import InvalidMessage
 from durable.storage.outages import is_passing, sqlstate
-from durable.storage.rows import Letter, storable
+from durable.storage.rows import REFUSED, Letter, storable
 from durable.storage.sql.recovery import REFUSED_OWNER, Recovery
 from durable.storage.sql.statement import Batched
 from durable.telemetry import log
@@ -46,7 +46,7 @@ class Refusal(NamedTuple):
     """An error of a statement that may be the fault of a row."""
 
     reason: str
-    """In one line and without the row."""
+    """The error in one line and without the row."""
     error: DBAPIError
 
     @property
@@ -135,7 +135,7 @@ def batch(
 ) -> list[Row[Any]]:
     """Run a statement over the next rows; where the database refuses one of them, over the others.
 
-    `refused` takes the row as the statement's `key` names it. What it can do nothing about stays in the way: the next
+    `refused` takes the row as the statement's `key` names it. A row that cannot be put aside stays in the way: the next
     rows behind it are taken all the same.
     """
     done, reason = tried(conn, lambda: conn.execute(statement.whole.within(schema), params).all())
@@ -165,7 +165,7 @@ def quarantining(conn: Connection, schema: str, table: Recovery, node: NodeId, d
     def refused(row: LeaseKey, reason: str) -> None:
         envelope_id, address, epoch = row
         key = {"id": envelope_id, "address": address, "epoch": epoch}
-        letter = Letter.because(f"the database refuses to {doing} this row: {reason}", "refused by the database")
+        letter = Letter.because(f"the database refuses to {doing} this row: {reason}", REFUSED)
         params = key | {"node": node} | letter.parameters()
         buried, why_not = tried(conn, lambda: conn.execute(table.quarantine.within(schema), params).all())
         if why_not is None:

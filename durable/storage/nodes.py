@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -23,6 +25,12 @@ class Node(NamedTuple):
     heartbeat_at: datetime
     heartbeat_age: timedelta
     capabilities: str
+
+    @property
+    def message_types(self) -> Sequence[str]:
+        """The types that the node has said it handles."""
+        types: list[str] = json.loads(self.capabilities).get("message_types", [])
+        return types
 
 
 def read(conn: Connection, schema: str) -> list[Node]:

@@ -48,7 +48,7 @@ class Turns(NamedTuple):
     handlers: Mapping[str, str] = MappingProxyType({})
     """The type of the handler, which may be a newer version, by message type."""
     is_trial: bool = False
-    """Are messages of a stopped handler claimed, to try it?"""
+    """True if messages of a stopped handler are claimed, to try the handler."""
 
     @property
     def scope(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class _Run:
         self._longest = longest
         self._room = room
         self.beheaded: list[str] = []
-        """The keys whose head was put aside: what comes behind it may be claimed."""
+        """The keys whose head was put aside: messages behind may be claimed."""
 
     def claim(self, keys: Sequence[str]) -> list[LeasedEnvelope]:
         parts: list[list[LeasedEnvelope]] = []

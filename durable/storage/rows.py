@@ -83,7 +83,8 @@ def leased(row: Row[Any]) -> LeasedEnvelope:
 
 
 QUARANTINED: Final = "quarantined on arrival"
-"""The kind of a letter whose message never was stored to be handled, and so never held its id."""
+REFUSED: Final = "refused by the database"
+"""The kind of a letter whose message was never stored for handling, and so never held its id."""
 
 
 class Letter(msgspec.Struct, frozen=True):
@@ -134,7 +135,7 @@ class Tried(NamedTuple):
     counted: int = 1
     failures: Sequence[Failure] = ()
     kept: int = KEPT_ATTEMPTS
-    """How many failed attempts of one message are kept, these among them."""
+    """The number of failed attempts of one message that are kept, these included."""
 
     def columns(self) -> dict[str, Any]:
         """Return one array for each column of the kept failures, and the number of earlier ones that stay with them."""

@@ -34,7 +34,7 @@ class Slice:
     """Some rows of one relation: those of these blocks and of these transactions, where they are given."""
 
     relation: str
-    """As it stands in SQL: quoted, and with its schema."""
+    """The name as it stands in SQL: quoted, and with its schema."""
     blocks: tuple[int, int] | None = None
     xids: tuple[int, int] | None = None
     filters: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Slice:
 
 
 Share: TypeAlias = tuple[Slice, ...]
-"""What one task reads."""
+"""The slices that one task reads."""
 
 
 class Extent(NamedTuple):

@@ -7,13 +7,16 @@
 Rows that come in an order (messages.ordering) are inserted by one statement, sorted by their positions, however many
 tables they lie in, so that `seq` follows it. Others are moved table by table, in the order of their ids.
 
-An attempt that dies takes its table with it, because it makes the table in the transaction of its COPY. What moves is
-what the caller names; every other table of the job is dropped with it, and those of jobs that died after a day.
+An attempt that dies takes its table with it, because it makes the table in the transaction of its COPY. The tables that
+the caller names are moved; every other table of the job is dropped with them, and tables of dead jobs are dropped after
+a day.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -32,6 +35,9 @@ LONGEST_JOB: Final = timedelta(days=1)
 """A job that has not published after this time has lost its rows, and must be run again."""
 
 
+_NOT_KEPT: Final = "what is not kept of messages that were sent or handled"
+
+
 class Staged(NamedTuple):
     """Rows staged by one attempt. `local_rows` are those for the inbox, `ordered_rows` those that come in an order."""
 
@@ -46,8 +52,8 @@ class Batch(NamedTuple):
 
     name: str
     number: int | None = None
-    contents: str | None = None
-    """What its rows come to. Other rows under the same name are refused."""
+    contents: Mapping[str, str] | None = None
+    """The fingerprint of its rows, by column. Other rows under the same name are refused."""
 
 
 class Published(NamedTuple):
@@ -76,7 +82,8 @@ def publish(
     None when the batch was published before: then nothing moves. Raises InvalidMessage when two messages have one id,
     here or with what is there, or when the batch had other rows; and StorageUnavailable when staged rows are gone.
     """
-    params = {"batch": batch.name, "job": job, "number": batch.number, "contents": batch.contents}
+    contents = batch.contents and json.dumps(batch.contents)
+    params = {"batch": batch.name, "job": job, "number": batch.number, "contents": contents}
     begun = conn.execute(statements.BEGIN_BATCH.within(schema), params).first()
     published = None
     if begun is not None:
@@ -84,7 +91,7 @@ def publish(
         published = Published(batch.name, sum(each.rows for each in staged), added)
         _record(conn, schema, published)
     elif batch.contents is not None:
-        _refuse_other_contents(conn, schema, batch)
+        _refuse_other_contents(conn, schema, batch, [each.table for each in staged if each.rows])
     drop(conn, schema, job)
     failpoint("P1")
     return published
@@ -192,30 +199,52 @@ def _refuse_ambiguous(conn: Connection, schema: str, tables: Sequence[str]) -> N
     ambiguous = conn.execute(_over(statements.FIND_AMBIGUOUS, schema, *tables)).first()
     if ambiguous is not None:
         raise InvalidMessage(
-            f"two rows of type {ambiguous.message_type} have the id {ambiguous.id} and different {ambiguous.what}: "
-            "choose a key that is another for each message"
+            f"two rows of type {ambiguous.message_type} have the id {ambiguous.id} and differ in "
+            f"{', '.join(ambiguous.columns)}: choose a key that is another for each message"
         )
 
 
 def _refuse_changed(conn: Connection, schema: str, tables: Sequence[str]) -> None:
-    """Refuse changed messages: rows that were not new must equal the stored messages, or a correction would be dropped
-    without a word.
+    """Refuse changed messages: rows that were not new must equal those that are there, or a correction would be
+    dropped without a word.
     """
-    changed = conn.execute(_over(statements.FIND_CHANGED, schema, *tables)).one()
-    if changed.rows:
+    changed = conn.execute(_over(statements.FIND_CHANGED, schema, *tables)).all()
+    if any(each.columns is None for each in changed):
+        changed = [each for each in changed if each.columns is not None]
+        changed += conn.execute(_over(statements.NAME_CHANGED, schema, *tables)).all()
+    if changed:
+        counts: Counter[str] = Counter()
+        for each in changed:
+            counts.update(dict.fromkeys(each.columns or [_NOT_KEPT], each.rows))
+        columns = ", ".join(f"{column} ({count:,})" for column, count in counts.items())
         raise InvalidMessage(
-            f"{changed.rows:,} rows were published before, under the same ids and with other bodies, such as "
-            f"{changed.id}; nothing was published: give corrections keys of their own, such as with a revision"
+            f"{sum(each.rows for each in changed):,} rows were published before, under the same ids, and differ in "
+            f"{columns}, such as {min(each.id for each in changed)}; nothing was published: "
+            "give corrections keys of their own, such as with a revision"
         )
 
 
-def _refuse_other_contents(conn: Connection, schema: str, batch: Batch) -> None:
+def _refuse_other_contents(conn: Connection, schema: str, batch: Batch, tables: Sequence[str]) -> None:
+    """Refuse other rows under the name of a batch; those that still wait are counted."""
     known = conn.execute(statements.READ_CONTENTS.within(schema), {"batch": batch.name}).scalar_one()
-    if known is not None and known != batch.contents:
-        raise InvalidMessage(
-            f"batch {batch.name!r} was published before with other rows or bodies; nothing was published: "
-            "give these another name"
-        )
+    if known is None or known == batch.contents:
+        return
+    if tables:
+        _refuse_changed(conn, schema, tables)
+    raise InvalidMessage(
+        f"batch {batch.name!r} was published before, {_difference(known, batch.contents or {})}; nothing was "
+        "published: publish the same rows, or give others a name and keys of their own"
+    )
+
+
+def _difference(known: Mapping[str, str], given: Mapping[str, str]) -> str:
+    """Name the columns; which rows were sent since is not kept."""
+    if known["rows"] != given["rows"]:
+        return f"with other rows ({known['rows']}, and now {given['rows']})"
+    if known["id"] != given["id"]:
+        return "with other rows"
+    columns = [name for name in given if known.get(name) != given[name] and name != "whole"]
+    return f"with other values in {', '.join(columns)}" if columns else "with the same values in other rows"
 
 
 def _over(statement: Statement, schema: str, *tables: str) -> TextClause:

@@ -54,7 +54,7 @@ class StatusSnapshot(NamedTuple):
     owned_incoming: Mapping[NodeId, int]
     dead_letters: list[DeadLetterCount]
     parked: Mapping[str, int]
-    """How much waits of each key that is paused."""
+    """The number of waiting messages of each paused key."""
 
 
 def read(conn: Connection, schema: str) -> StatusSnapshot:

@@ -22,7 +22,7 @@ import signal
 from typing import Literal
 from uuid import UUID
 
-from durable.application.handlers import Incoming
+from durable.application.incoming import Incoming
 from durable.application.middleware import HandleNext, Middleware, SendNext
 from durable.errors import InvalidSetting
 from durable.outbox.envelope_factory import Outgoing

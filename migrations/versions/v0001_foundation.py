@@ -88,6 +88,7 @@ CREATE TABLE "{schema}".received_ids (
     endpoint text NOT NULL,
     message_digest bigint NOT NULL,
     received_at timestamptz NOT NULL DEFAULT now(),
+    carried bigint,
     PRIMARY KEY (id, endpoint)
 ) PARTITION BY RANGE (id);
 CREATE TABLE "{schema}".received_ids_default PARTITION OF "{schema}".received_ids DEFAULT;
@@ -100,6 +101,7 @@ CREATE TABLE "{schema}".undated_ids (
     received_at timestamptz NOT NULL DEFAULT now(),
     sent_at timestamptz NOT NULL,
     given_up boolean NOT NULL DEFAULT false,
+    carried bigint,
     PRIMARY KEY (id, endpoint)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.05);
 CREATE INDEX undated_ids_by_age ON "{schema}".undated_ids (received_at);
@@ -215,6 +217,14 @@ CREATE TABLE "{schema}".archive_commits (
     PRIMARY KEY (table_name, high, day)
 );
 
+CREATE TABLE "{schema}".archive_gaps (
+    table_name text NOT NULL,
+    day date NOT NULL,
+    first_at timestamptz NOT NULL,
+    last_at timestamptz NOT NULL,
+    PRIMARY KEY (table_name, day)
+);
+
 CREATE TABLE "{schema}".erasures (
     erasure_id uuid PRIMARY KEY,
     service text NOT NULL,
@@ -307,7 +317,7 @@ CREATE TABLE "{schema}".published_batches (
     number bigint,
     row_count bigint NOT NULL DEFAULT 0,
     added_count bigint NOT NULL DEFAULT 0,
-    contents text,
+    contents jsonb,
     published_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
@@ -389,6 +399,14 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     FROM "{schema}".archives WHERE table_name = archived_table AND ended_at IS NULL
 $$;
 
+-- Up to which xid a table was archived before that ended: NULL where it never was. What is dropped from there on is a
+-- gap, which the next archive notes in the lake.
+CREATE FUNCTION "{schema}".gap_begins(archived_table text) RETURNS bigint
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    SELECT CASE WHEN identity = "{schema}".cluster_identity() THEN archived_below ELSE 0 END
+    FROM "{schema}".archives WHERE table_name = archived_table
+$$;
+
 -- The locks wait for every transaction that has written under the last generation: after them no row of it appears.
 CREATE FUNCTION "{schema}".begin_generation() RETURNS bigint
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '2s' AS $$
@@ -415,6 +433,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock
 SET timezone = 'UTC' AS $$
 DECLARE
     child text := parent || to_char(day, '"_"YYYYMMDD');
+    part text := '"{schema}".' || quote_ident(child);
+    gap_begins bigint := "{schema}".gap_begins(parent);
 BEGIN
     IF keep < interval '1 hour' THEN
         RAISE EXCEPTION 'a retention below an hour would forget messages that are still under way';
@@ -432,7 +452,15 @@ BEGIN
     ELSIF parent <> 'received_ids' THEN
         RAISE EXCEPTION USING MESSAGE = parent || ' is not kept in days';
     END IF;
-    EXECUTE 'DROP TABLE IF EXISTS "{schema}".' || quote_ident(child);
+    IF gap_begins IS NOT NULL AND to_regclass(part) IS NOT NULL THEN
+        EXECUTE 'LOCK TABLE ' || part || ' IN ACCESS EXCLUSIVE MODE';
+        EXECUTE 'INSERT INTO "{schema}".archive_gaps AS gap (table_name, day, first_at, last_at) '
+            'SELECT $1, $2, min(finished_at), max(finished_at) FROM ' || part || ' WHERE xid >= $3 '
+            'HAVING count(*) > 0 ON CONFLICT ON CONSTRAINT archive_gaps_pkey DO UPDATE SET '
+            'first_at = LEAST(gap.first_at, excluded.first_at), last_at = GREATEST(gap.last_at, excluded.last_at)'
+            USING parent, day, gap_begins;
+    END IF;
+    EXECUTE 'DROP TABLE IF EXISTS ' || part;
     RETURN true;
 END $$;
 
@@ -479,7 +507,8 @@ BEGIN
         'id uuid NOT NULL, message_type text NOT NULL, source text NOT NULL, correlation_id uuid NOT NULL, '
         'causation_id uuid, partition_key text, content_type text NOT NULL, headers text NOT NULL, '
         'body bytea NOT NULL, sent_at timestamptz NOT NULL, deliver_by timestamptz, execution_time timestamptz, '
-        'message_digest bigint, ordering_key text, fair_key text, position bytea)';
+        'message_digest bigint, carried bigint NOT NULL, dated boolean NOT NULL, ordering_key text, fair_key text, '
+        'position bytea)';
     EXECUTE 'GRANT SELECT, INSERT ON "{schema}".' || staging || ' TO ' || quote_ident(for_role);
 END $$;
 
@@ -517,12 +546,13 @@ DROP FUNCTION "{schema}".begin_generation();
 DROP FUNCTION "{schema}".drop_partition(text, date, interval);
 DROP FUNCTION "{schema}".make_partition(text, date);
 DROP FUNCTION "{schema}".first_id(date);
+DROP FUNCTION "{schema}".gap_begins(text);
 DROP FUNCTION "{schema}".archived_below(text);
 DROP FUNCTION "{schema}".generation_base();
 DROP TABLE "{schema}".published_batches, "{schema}".placements, "{schema}".schedules, "{schema}".handler_counts,
     "{schema}".circuits, "{schema}".nodes,
-    "{schema}".failed_attempts, "{schema}".erasures, "{schema}".archive_commits, "{schema}".archives,
-    "{schema}".generations,
+    "{schema}".failed_attempts, "{schema}".erasures, "{schema}".archive_commits, "{schema}".archive_gaps,
+    "{schema}".archives, "{schema}".generations,
     "{schema}".dead_letters, "{schema}".envelope_history, "{schema}".received_ids, "{schema}".undated_ids,
     "{schema}".incoming_envelopes, "{schema}".outgoing_envelopes CASCADE;
 DROP FUNCTION "{schema}".cluster_identity();

@@ -128,7 +128,7 @@ def leaving_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), list(combinations(FEATURES, 2)))
-async def test_pair_of_features_comes_to_the_same_on_postgres_and_in_memory(
+async def test_pair_of_features_behaves_the_same_on_postgres_and_in_memory(
     database: Tables, first: str, second: str
 ) -> None:
     ends: list[End] = []

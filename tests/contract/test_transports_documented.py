@@ -37,7 +37,7 @@ def test_the_documented_transport_passes_the_whole_suite(folder: Path) -> None:
     assert f"\n{tests} passed in" in output, output
 
 
-def test_the_suite_finds_an_answer_before_the_commit_and_shows_what_it_compared(folder: Path) -> None:
+def test_suite_finds_an_answer_before_the_commit_and_shows_the_comparison(folder: Path) -> None:
     code = (folder / "lines.py").read_text()
     careless = code.replace(
         "await receiver.receive(self.endpoint, fitting) if fitting",
@@ -46,13 +46,13 @@ def test_the_suite_finds_an_answer_before_the_commit_and_shows_what_it_compared(
     assert careless != code
     (folder / "lines.py").write_text(careless.replace("    async def _store(", TOO_EARLY + "\n    async def _store("))
 
-    output = run(folder, "pytest", "-q", "-k", "could_not_store or before_it_is_stored")
+    output = run(folder, "pytest", "-q", "-k", "failed_at_the_receiver or follows_the_storing")
 
     assert "2 failed" in output, output
     assert "assert [Stored(), Stored()] == [Failed(" in output, output
 
 
-def test_applications_can_be_tested_without_what_the_suite_needs(folder: Path) -> None:
+def test_bus_in_memory_needs_no_pytest(folder: Path) -> None:
     (folder / "without.py").write_text(
         "import sys\nsys.modules['pytest'] = None\nimport durable.testing\nprint(durable.testing.InMemoryBus.__name__)"
     )

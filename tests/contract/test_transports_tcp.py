@@ -77,7 +77,7 @@ class TestConnections:
                 tasks.create_task(sender.ping())
         assert link.proxy.connections == 1
 
-    async def test_a_cut_connection_fails_all_who_wait_and_the_next_send_opens_another(self, link: Wire) -> None:
+    async def test_cut_connection_fails_every_waiting_send_and_the_next_send_opens_another(self, link: Wire) -> None:
         link.receiver.hold()
         async with link.sender() as sender:
             async with asyncio.TaskGroup() as tasks:
@@ -89,14 +89,14 @@ class TestConnections:
             assert await sender.send(envelopes(1)) == [STORED]
         assert link.proxy.connections == 2
 
-    async def test_all_who_wait_for_a_dead_peer_share_one_attempt_to_connect(self, link: Wire) -> None:
+    async def test_sends_to_a_dead_peer_share_one_attempt_to_connect(self, link: Wire) -> None:
         link.proxy.refuse()
         async with link.sender() as sender, asyncio.TaskGroup() as tasks:
             sends = [tasks.create_task(error_of(sender.send(envelopes(1)))) for _ in range(5)]
         assert {type(send.result()) for send in sends} == {ConnectionFailed}
         assert link.proxy.connections == 1
 
-    async def test_a_peer_that_accepts_and_says_nothing_costs_one_connect_timeout(self, link: Wire) -> None:
+    async def test_silent_peer_costs_one_connect_timeout(self, link: Wire) -> None:
         link.proxy.swallow(DOWN)
         settings = PATIENT.model_copy(update={"connect_timeout": timedelta(seconds=0.2)})
         async with link.sender(settings) as sender:
@@ -105,7 +105,7 @@ class TestConnections:
             link.proxy.restore()
             assert await sender.send(envelopes(1)) == [STORED]
 
-    async def test_what_is_swallowed_on_its_way_to_the_peer_costs_one_timeout(self, link: Wire) -> None:
+    async def test_batch_lost_on_its_way_costs_one_timeout(self, link: Wire) -> None:
         async with link.sender(HASTY) as sender:
             await sender.ping()
             link.proxy.swallow(UP)
@@ -116,7 +116,7 @@ class TestConnections:
         assert len(link.receiver.stored) == 1
         assert link.proxy.connections == 2  # the one that lost something is not used again
 
-    async def test_an_answer_that_is_lost_makes_duplicates_of_what_is_sent_again(self, link: Wire) -> None:
+    async def test_batch_sent_again_after_a_lost_answer_is_a_duplicate(self, link: Wire) -> None:
         batch = envelopes(2)
         async with link.sender(HASTY) as sender:
             await sender.ping()
@@ -132,7 +132,7 @@ class TestConnections:
         async with link.sender() as sender:
             assert await sender.send(envelopes(100, body=b"x" * 2_000)) == [STORED] * 100
 
-    async def test_a_sender_that_is_closed_tells_those_who_still_wait(self, link: Wire) -> None:
+    async def test_closed_sender_fails_its_waiting_sends(self, link: Wire) -> None:
         link.receiver.hold()
         async with asyncio.TaskGroup() as tasks:
             async with link.sender() as sender:
@@ -141,7 +141,7 @@ class TestConnections:
             assert isinstance(await send, ConnectionFailed)
             link.receiver.release()
 
-    async def test_a_sender_that_is_closed_while_it_connects_tells_those_who_wait(self, link: Wire) -> None:
+    async def test_sender_closed_during_connecting_fails_its_waiting_sends(self, link: Wire) -> None:
         link.proxy.hold(DOWN)
         async with asyncio.TaskGroup() as tasks:
             async with link.sender() as sender:
@@ -153,9 +153,7 @@ class TestConnections:
         with pytest.raises(RuntimeError, match="async with"):
             await link.sender().send(envelopes(1))
 
-    async def test_after_goodbye_new_batches_take_a_new_connection_while_old_ones_are_answered(
-        self, link: Wire
-    ) -> None:
+    async def test_new_batches_take_a_new_connection_after_goodbye_and_old_ones_are_answered(self, link: Wire) -> None:
         link.receiver.hold()
         successor = TcpTransport(PATIENT, "billing", 3).listener(link.listener.address, "billing-in")
         fresh = MemoryReceiver()
@@ -176,7 +174,7 @@ class TestConnections:
                 await closing
         await successor.close()
 
-    async def test_a_listener_that_closes_waits_longer_for_batches_than_for_farewells(
+    async def test_closing_listener_waits_longer_for_batches_than_for_farewells(
         self, link: Wire, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(tcp_listener, "LINGER_SECONDS", 0.01)
@@ -190,7 +188,7 @@ class TestConnections:
             link.receiver.release()
             assert await send == [STORED]
 
-    async def test_a_send_that_is_cancelled_just_when_its_answer_arrives_harms_no_other(
+    async def test_send_cancelled_at_the_arrival_of_its_answer_harms_no_other(
         self, link: Wire, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def hear_and_cancel(side: ClientSide, item: Received) -> Answered | Ponged | Stray | None:
@@ -253,9 +251,7 @@ class TestLiveness:
         assert link.proxy.connections == 1
         assert link.listener.statistics()["dropped"] == 0
 
-    async def test_a_connection_on_which_the_peer_fell_silent_is_replaced(
-        self, link: Wire, serving_settings: Settings
-    ) -> None:
+    async def test_connection_to_a_silent_peer_is_replaced(self, link: Wire, serving_settings: Settings) -> None:
         async with link.sender(serving_settings) as sender:
             await sender.ping()
             link.proxy.swallow(DOWN)
@@ -264,7 +260,7 @@ class TestLiveness:
             assert await sender.send(envelopes(1)) == [STORED]
         assert link.proxy.connections == 2
 
-    async def test_the_listener_drops_a_client_that_fell_silent(self, link: Wire, serving_settings: Settings) -> None:
+    async def test_listener_drops_a_silent_client(self, link: Wire, serving_settings: Settings) -> None:
         async with link.sender(PATIENT) as sender:  # its heartbeats come too late for this listener
             await sender.ping()
             await link.proxy.closed(1)
@@ -292,7 +288,7 @@ class TestCredit:
         assert [send.result() for send in sends] == [[STORED] * 10] * 30
         assert link.receiver.most_under_way <= 20
 
-    async def test_room_that_appears_without_an_answer_is_granted(self, link: Wire) -> None:
+    async def test_credit_is_granted_when_room_appears_without_an_answer(self, link: Wire) -> None:
         link.receiver.room = 0
         async with link.sender() as sender, asyncio.TaskGroup() as tasks:
             await sender.ping()
@@ -344,7 +340,7 @@ class TestLargeBatches:
             case other:
                 pytest.fail(f"unexpected: {other}")
 
-    async def test_an_envelope_that_cannot_be_encoded_is_rejected_alone(self, link: Wire) -> None:
+    async def test_unencodable_envelope_is_rejected_alone(self, link: Wire) -> None:
         batch = [*envelopes(3), envelope("\ud800"), *envelopes(2)]
         async with link.sender() as sender:
             outcomes = await sender.send(batch)

@@ -125,7 +125,7 @@ async def test_an_agents_statement_is_given_up(database_url: str, driver: str, o
 
 
 @pytest.mark.parametrize("fault", ["stranded", "cut"])
-async def test_a_pooled_connection_that_is_dead_is_replaced_without_an_error(
+async def test_dead_pooled_connection_is_replaced_without_an_error(
     database_url: str, driver: str, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "_CHECKED_AFTER", 0.0)
@@ -306,9 +306,7 @@ async def assert_silence_is_noticed(silence: Silence, asking: Awaitable[int]) ->
 
 
 @pytest.mark.parametrize("pooler", ["auto", "none", "transaction"])
-async def test_a_connection_that_falls_silent_while_it_begins_is_given_up(
-    database_url: str, driver: str, pooler: str
-) -> None:
+async def test_connection_falling_silent_at_its_start_is_given_up(database_url: str, driver: str, pooler: str) -> None:
     async def begin(chunks: int) -> None:
         async with Silence(database_url, chunks) as silence:
             url = behind(database_url, driver, silence)
@@ -320,9 +318,7 @@ async def test_a_connection_that_falls_silent_while_it_begins_is_given_up(
         await asyncio.gather(*map(begin, CHUNKS))
 
 
-async def test_a_handler_whose_connection_falls_silent_while_it_begins_is_not_at_fault(
-    database_url: str, driver: str
-) -> None:
+async def test_connection_falling_silent_at_its_start_raises_an_outage(database_url: str, driver: str) -> None:
     async def begin(chunks: int) -> None:
         async with Silence(database_url, chunks) as silence:
             database = Database(load_settings(database_url=behind(database_url, driver, silence), **QUICK))
@@ -339,7 +335,7 @@ async def test_a_handler_whose_connection_falls_silent_while_it_begins_is_not_at
 
 
 @pytest.mark.parametrize("pooler", ["auto", "none", "transaction"])
-async def test_a_sync_connection_that_falls_silent_while_it_begins_is_given_up(database_url: str, pooler: str) -> None:
+async def test_sync_connection_falling_silent_at_its_start_is_given_up(database_url: str, pooler: str) -> None:
     from durable.cli.target import connection
 
     def ask(settings: Settings) -> int:
@@ -408,7 +404,7 @@ async def test_a_node_outlives_a_hole_in_its_pools(
 
 
 @pytest.mark.parametrize("driver", ["asyncpg"])
-async def test_a_node_whose_lock_connection_is_in_a_hole_joins_again(
+async def test_node_with_a_silent_lock_connection_joins_again(
     tables: Tables, driver: str, open_hole: Hole, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The wake-ups of other processes come over the same connection."""

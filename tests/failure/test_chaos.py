@@ -18,7 +18,7 @@ comes after a few messages that were handled well."""
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_handlers_that_crash_leave_one_effect_of_each_message(pair: Pair, when: str) -> None:
+async def test_crashing_handlers_leave_one_effect_of_each_message(pair: Pair, when: str) -> None:
     orders = pair.start(pair.orders, work=WORK)
     for seed in SEEDS[when]:
         unlucky = replace(pair.billing, chaos={"crash": 0.2, "only": "handle", "seed": seed})
@@ -32,7 +32,7 @@ async def test_handlers_that_crash_leave_one_effect_of_each_message(pair: Pair, 
     pair.stop()
 
 
-async def test_handlers_that_fail_and_dawdle_leave_one_effect_of_each_message(pair: Pair) -> None:
+async def test_failing_and_slow_handlers_leave_one_effect_of_each_message(pair: Pair) -> None:
     """Or none, of those that became dead letters."""
     troubled = {"fail": 0.3, "delay": 0.5, "longest_delay": 0.02, "only": "handle", "seed": 1}
     pair.start(replace(pair.billing, chaos=troubled))
@@ -44,7 +44,7 @@ async def test_handlers_that_fail_and_dawdle_leave_one_effect_of_each_message(pa
     pair.stop()
 
 
-async def test_a_sender_that_crashes_sends_whole_transactions_or_nothing_of_them(pair: Pair) -> None:
+async def test_crashing_sender_sends_whole_transactions_or_nothing_of_them(pair: Pair) -> None:
     pair.start(pair.billing)
     unlucky = replace(pair.orders, chaos={"crash": 0.05, "only": "send", "seed": 3})  # at the 13th message
     crashed = pair.start(unlucky, work=WORK)

@@ -90,7 +90,7 @@ async def idle(agent: HandlingAgent) -> None:
 
 
 @both_ways
-async def test_a_node_that_was_declared_dead_leaves_no_second_effect(
+async def test_node_declared_dead_leaves_no_second_effect(
     shop: str, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
     if not guarded:
@@ -117,7 +117,7 @@ async def test_a_node_that_was_declared_dead_leaves_no_second_effect(
 
 
 @both_ways
-async def test_a_node_that_was_declared_dead_cannot_finish_what_another_owns(
+async def test_node_declared_dead_cannot_finish_a_message_of_another_owner(
     shop: str, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
     if not guarded:
@@ -140,7 +140,7 @@ async def test_a_node_that_was_declared_dead_cannot_finish_what_another_owns(
 
 @both_ways
 @pytest.mark.parametrize("name", ["RETRY_LATER", "DEAD_LETTER_INCOMING"])
-async def test_a_node_that_was_declared_dead_cannot_settle_the_failure_of_what_another_owns(
+async def test_node_declared_dead_cannot_settle_a_failure_of_a_message_of_another_owner(
     shop: str, monkeypatch: pytest.MonkeyPatch, guarded: bool, name: str
 ) -> None:
     if not guarded:
@@ -166,7 +166,7 @@ async def test_a_node_that_was_declared_dead_cannot_settle_the_failure_of_what_a
 
 
 @both_ways
-async def test_an_envelope_that_comes_again_after_it_was_handled_is_a_duplicate(
+async def test_envelope_repeated_after_its_handling_is_a_duplicate(
     shop: str, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
     if not guarded:
@@ -187,7 +187,7 @@ async def test_an_envelope_that_comes_again_after_it_was_handled_is_a_duplicate(
 
 
 @both_ways
-async def test_an_answer_before_the_commit_would_lose_what_the_commit_refuses(
+async def test_answer_follows_the_commit(
     make_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
     orders, billing = make_database("orders"), make_database("billing")
@@ -238,7 +238,7 @@ def answer_at_once(receive: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @both_ways
-async def test_what_a_dead_node_owned_is_handled_by_another(
+async def test_rows_of_a_dead_node_are_handled_by_another(
     shop: str, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
     if not guarded:
@@ -257,7 +257,7 @@ async def test_what_a_dead_node_owned_is_handled_by_another(
 
 
 @both_ways
-async def test_what_a_lost_reply_left_behind_is_handled_in_the_end(
+async def test_rows_left_by_a_lost_reply_are_handled_in_the_end(
     shop: str, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
     if not guarded:
@@ -275,7 +275,7 @@ async def test_what_a_lost_reply_left_behind_is_handled_in_the_end(
 
 
 @both_ways
-async def test_a_message_that_kills_every_node_comes_to_an_end(
+async def test_message_killing_every_node_becomes_a_dead_letter(
     shop: str, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
     if not guarded:
@@ -304,7 +304,7 @@ async def do_nothing(self: object) -> int:
 
 
 @both_ways
-async def test_what_was_sent_in_a_transaction_that_is_rolled_back_is_forgotten(
+async def test_messages_of_a_rolled_back_transaction_are_discarded(
     shop: str, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
     if not guarded:
@@ -322,7 +322,7 @@ async def test_what_was_sent_in_a_transaction_that_is_rolled_back_is_forgotten(
 
 
 @both_ways
-async def test_what_was_sent_in_a_savepoint_that_is_rolled_back_is_forgotten(
+async def test_messages_of_a_rolled_back_savepoint_are_discarded(
     shop: str, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
     if not guarded:
@@ -341,7 +341,7 @@ async def test_what_was_sent_in_a_savepoint_that_is_rolled_back_is_forgotten(
 
 
 @both_ways
-async def test_a_handler_that_commits_its_session_itself_has_no_effect(
+async def test_handler_committing_its_session_has_no_effect(
     shop: str, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
     if not guarded:
@@ -380,7 +380,7 @@ async def handle_all(bench: Workbench) -> None:
 
 
 @both_ways
-async def test_a_node_that_stops_in_good_order_owns_nothing(
+async def test_node_stopped_in_good_order_owns_nothing(
     shop: str, monkeypatch: pytest.MonkeyPatch, guarded: bool
 ) -> None:
     if not guarded:

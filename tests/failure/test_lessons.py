@@ -129,7 +129,7 @@ async def test_a_commit_after_a_rollback_sends_only_its_own(shop: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["release", "roll back"])
-async def test_what_was_sent_in_a_savepoint_shares_its_end(shop: str, end: str) -> None:
+async def test_messages_of_a_savepoint_share_its_end(shop: str, end: str) -> None:
     engine = async_engine(shop)
     async with Bus("orders", shop, mode="send-only") as bus, AsyncSession(engine) as session:
         with bus.enlist(session) as outbox:
@@ -145,7 +145,7 @@ async def test_what_was_sent_in_a_savepoint_shares_its_end(shop: str, end: str) 
     assert {row.id for row in read_books(shop).pending} == kept
 
 
-async def test_a_savepoint_that_was_released_is_forgotten_with_the_one_around_it(shop: str) -> None:
+async def test_released_savepoint_is_discarded_with_the_outer_one(shop: str) -> None:
     engine = async_engine(shop)
     async with Bus("orders", shop, mode="send-only") as bus, AsyncSession(engine) as session:
         with bus.enlist(session) as outbox:
@@ -179,7 +179,7 @@ async def test_send_never_flushes_or_commits_or_opens_a_connection(shop: str) ->
     await engine.dispose()
 
 
-async def test_a_failure_in_the_callers_transaction_is_the_callers_and_is_not_retried(shop: str) -> None:
+async def test_failure_in_the_transaction_of_the_caller_is_raised_and_not_retried(shop: str) -> None:
     with psycopg.connect(shop) as conn:
         conn.execute("ALTER TABLE durable.outgoing_envelopes ADD CONSTRAINT refuse CHECK (false)")
     engine = async_engine(shop)
@@ -245,7 +245,7 @@ async def test_only_failures_in_a_row_latch_a_destination(shop: str) -> None:
         assert unsent(shop) == 1
 
 
-async def test_an_agent_that_was_unlatched_sends_what_came_before_during_and_after_the_outage(
+async def test_unlatched_agent_sends_messages_from_before_during_and_after_the_outage(
     make_database: Callable[[str], str],
 ) -> None:
     orders, billing = make_database("orders"), make_database("billing")
@@ -276,7 +276,7 @@ def is_latched(database: str) -> bool:
         return conn.execute("SELECT FROM durable.circuits WHERE key = %s", (PEER,)).fetchone() is not None
 
 
-async def test_an_agent_never_gives_up_what_it_has_to_write(shop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_agent_repeats_a_failing_delete_until_success(shop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     failures = iter(range(4))
     delete = outbox.delete_sent
 
@@ -296,7 +296,7 @@ async def test_an_agent_never_gives_up_what_it_has_to_write(shop: str, monkeypat
         assert sender.batches == 1, "it was sent once; only the delete is repeated"
 
 
-async def test_what_could_not_be_stored_is_not_acknowledged(shop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unstored_batch_is_answered_failed(shop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any) -> None:
         raise StorageUnavailable("the disk is full")
 
@@ -443,7 +443,7 @@ async def test_recovery_goes_on_while_a_purge_is_stuck(shop: str) -> None:
 
 
 @pytest.mark.parametrize("group", [1, 5], ids=["alone", "grouped"])
-async def test_a_message_that_kills_its_node_does_not_take_its_neighbours_with_it(shop: str, group: int) -> None:
+async def test_message_killing_its_node_spares_its_neighbours(shop: str, group: int) -> None:
     orders = [leftovers.envelope(order_id) for order_id in range(5)]
     poison = orders[0].id
     leftovers.received_orders(shop, shop, orders)

@@ -264,7 +264,7 @@ class Standing(MemoryTransport):
         return Sender()
 
 
-async def test_agent_that_stands_is_reported_and_its_node_joins_again(
+async def test_agent_standing_still_is_reported_and_its_node_joins_again(
     database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bus = Bus("shop", database_url, **{**PATIENT, "step_timeout": timedelta(seconds=6)})
@@ -312,7 +312,7 @@ class PassThrough(Middleware):
 
 
 @pytest.mark.parametrize("in_steps", [False, True], ids=["in one thread", "in steps"])
-async def test_thread_that_hangs_is_replaced_and_reported(database_url: str, in_steps: bool) -> None:
+async def test_hanging_thread_is_replaced_and_reported(database_url: str, in_steps: bool) -> None:
     bus = Bus("shop", database_url, **QUICK)
     go_on, handled = threading.Event(), list[int]()
 
@@ -415,7 +415,7 @@ async def test_handler_without_a_connection_is_reported(database_url: str) -> No
 # ---------------------------------------------------------------- the lock's connection, and that of the tables
 
 
-async def test_start_without_the_connection_of_the_lock_does_not_tell_that_the_bus_has_ended(
+async def test_start_without_the_lock_connection_logs_no_end_of_the_bus(
     database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     nobody = "postgresql://postgres@127.0.0.1:1/nobody"
@@ -558,7 +558,7 @@ async def message_waits(database_url: str) -> None:
 
 @pytest.mark.usefixtures("message_waits")
 @pytest.mark.parametrize("handler", [STUBBORN, BLOCKING, HUNG_THREAD], ids=["stubborn", "blocking", "thread"])
-async def test_process_obeys_sigterm_whatever_a_handler_does(start: Callable[..., Process], handler: str) -> None:
+async def test_process_obeys_sigterm_despite_any_handler(start: Callable[..., Process], handler: str) -> None:
     process = start(handler)
     await process.says("begun")
     process.process.send_signal(signal.SIGTERM)
@@ -567,7 +567,7 @@ async def test_process_obeys_sigterm_whatever_a_handler_does(start: Callable[...
 
 
 @pytest.mark.usefixtures("message_waits")
-async def test_process_ends_at_once_at_the_second_signal(start: Callable[..., Process]) -> None:
+async def test_second_signal_ends_the_process_at_once(start: Callable[..., Process]) -> None:
     process = start(STUBBORN, DURABLE_DRAIN_TIMEOUT="300")
     await process.says("begun")
     process.process.send_signal(signal.SIGTERM)
@@ -578,7 +578,7 @@ async def test_process_ends_at_once_at_the_second_signal(start: Callable[..., Pr
 
 
 @pytest.mark.usefixtures("message_waits")
-async def test_process_whose_handler_refuses_to_end_ends_when_its_membership_is_lost(
+async def test_process_with_a_stubborn_handler_ends_when_its_membership_is_lost(
     start: Callable[..., Process], database_url: str
 ) -> None:
     process = start(STUBBORN)
@@ -589,7 +589,7 @@ async def test_process_whose_handler_refuses_to_end_ends_when_its_membership_is_
 
 
 @pytest.mark.usefixtures("message_waits")
-async def test_process_whose_threads_all_hang_ends(start: Callable[..., Process]) -> None:
+async def test_process_ends_when_all_its_threads_hang(start: Callable[..., Process]) -> None:
     process = start(HUNG_THREAD, DURABLE_HANDLER_TIMEOUT="1", DURABLE_STEP_TIMEOUT="2")
     await process.says("begun")
     assert await process.exit_code() == EXIT_STUCK
@@ -597,7 +597,7 @@ async def test_process_whose_threads_all_hang_ends(start: Callable[..., Process]
 
 
 @pytest.mark.usefixtures("message_waits")
-async def test_watchdog_ends_a_process_whose_event_loop_stands(start: Callable[..., Process]) -> None:
+async def test_watchdog_ends_a_process_with_a_blocked_event_loop(start: Callable[..., Process]) -> None:
     process = start(BLOCKING, DURABLE_MEMBERSHIP_TIMEOUT="4")
     await process.says("begun")
     assert await process.exit_code() == EXIT_NO_MEMBER

@@ -107,9 +107,7 @@ async def proxied(database: str) -> AsyncIterator[tuple[ChaosProxy, str]]:
 
 
 @pytest.mark.parametrize("commit", COMMITS)
-async def test_a_commit_whose_reply_is_lost_leads_to_one_effect(
-    make_database: Callable[[str], str], commit: str
-) -> None:
+async def test_commit_with_a_lost_reply_leads_to_one_effect(make_database: Callable[[str], str], commit: str) -> None:
     orders, billing = make_database("orders"), make_database("billing")
     open_books(orders, billing)
     memory = MemoryTransport(load_settings(database_url=orders, **QUICK))
@@ -158,7 +156,7 @@ def own_server() -> Iterator[Embedded]:
         yield server
 
 
-async def test_nothing_is_lost_when_postgres_is_restarted_under_traffic(own_server: Embedded) -> None:
+async def test_restart_of_postgres_under_traffic_loses_nothing(own_server: Embedded) -> None:
     orders, billing = migrated(own_server, "orders"), migrated(own_server, "billing")
     open_books(orders, billing)
     memory = MemoryTransport(load_settings(database_url=orders, **QUICK))
@@ -203,7 +201,7 @@ async def keep_placing(bus: Bus) -> None:
 # ---------------------------------------------------------------- processes
 
 
-async def test_a_message_that_kills_its_process_becomes_a_dead_letter_and_its_neighbours_are_handled(
+async def test_message_killing_its_process_becomes_a_dead_letter_and_its_neighbours_are_handled(
     pair: Pair,
 ) -> None:
     work = Work(transactions=1, rolled_back=(), behaviours={3: "kills"})
@@ -228,7 +226,7 @@ async def keep_alive(pair: Pair) -> None:
         await eventually(lambda: not process.is_running(), within=60)  # noqa: B023
 
 
-async def test_a_node_that_was_paused_and_given_up_leaves_no_second_effect(pair: Pair) -> None:
+async def test_paused_and_replaced_node_leaves_no_second_effect(pair: Pair) -> None:
     work = Work(transactions=1, rolled_back=(), behaviours=dict.fromkeys(range(1, 6), "waits"))
     paused = pair.start(pair.billing)
     pair.start(pair.orders, work=work)
@@ -263,7 +261,7 @@ def open_gate(database: str) -> None:
         conn.execute("INSERT INTO gate VALUES (true)")
 
 
-async def test_nothing_is_lost_when_the_whole_application_is_killed_and_started_again(pair: Pair) -> None:
+async def test_application_killed_and_started_again_loses_nothing(pair: Pair) -> None:
     pair.start(pair.billing)
     pair.start(pair.orders, work=MANY)
     await eventually(lambda: pair.books().effects.total() >= 5)
@@ -276,7 +274,7 @@ async def test_nothing_is_lost_when_the_whole_application_is_killed_and_started_
     pair.stop()
 
 
-async def test_a_service_that_starts_long_after_its_messages_gets_them_all(pair: Pair) -> None:
+async def test_service_started_long_after_its_messages_gets_them_all(pair: Pair) -> None:
     pair.start(pair.orders, work=MANY)
     await eventually(lambda: is_latched(pair.orders.database))
     pair.start(pair.billing)

@@ -157,7 +157,7 @@ async def test_outage_of_rabbitmq_is_told_once_with_its_cause(
 # ---------------------------------------------------------------- at the start
 
 
-async def test_process_that_starts_while_postgres_is_away_waits_for_it(
+async def test_process_started_during_an_outage_of_postgres_waits(
     own_server: Embedded, caplog: pytest.LogCaptureFixture
 ) -> None:
     bus = Bus("shop", migrated(own_server), **QUICK, start_timeout=timedelta(minutes=2))
@@ -175,7 +175,7 @@ async def test_process_that_starts_while_postgres_is_away_waits_for_it(
 
 
 @pytest.mark.parametrize("mode", ["full", "send-only"])
-async def test_process_gives_up_a_database_that_stays_away(own_server: Embedded, mode: Any) -> None:
+async def test_process_gives_up_an_unreachable_database_after_start_timeout(own_server: Embedded, mode: Any) -> None:
     bus = Bus("shop", migrated(own_server), mode=mode, start_timeout=timedelta(seconds=1))
     await asyncio.to_thread(stop_at_once, own_server)
     try:
@@ -185,9 +185,7 @@ async def test_process_gives_up_a_database_that_stays_away(own_server: Embedded,
         await asyncio.to_thread(own_server.server.ensure_postgres_running)
 
 
-async def test_process_waits_for_no_database_that_does_not_exist(
-    database_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_missing_database_raises_at_once(database_url: str, caplog: pytest.LogCaptureFixture) -> None:
     bus = Bus("shop", database_url.replace("/app_", "/no_app_"), start_timeout=timedelta(hours=1))
     async with asyncio.timeout(60):
         with pytest.raises(StorageUnavailable, match="does not exist"):

@@ -94,7 +94,7 @@ async def test_an_occurrence_is_neither_lost_nor_doubled_when_its_node_dies(
     assert is_whole(clockwork.database)
 
 
-async def test_the_others_go_on_when_a_node_is_killed_in_the_middle(clockwork: Clockwork) -> None:
+async def test_other_nodes_proceed_when_a_node_is_killed_during_an_occurrence(clockwork: Clockwork) -> None:
     nodes = [Running(clockwork) for _ in range(3)]
     try:
         await until_it_has_run(clockwork.database, 2)

@@ -90,13 +90,13 @@ def answer_before_the_commit(transport: str, early: Early, monkeypatch: pytest.M
 Test = Callable[[Any, Link], Awaitable[None]]
 
 OF_DIRECT: Sequence[Test] = (
-    DirectContract.test_nothing_is_answered_before_it_is_stored,
-    DirectContract.test_what_the_receiver_could_not_store_is_failed_and_can_be_sent_again,
+    DirectContract.test_answer_follows_the_storing_of_the_batch,
+    DirectContract.test_envelope_failed_at_the_receiver_is_answered_failed_and_can_be_sent_again,
 )
 OF_BROKERED: Sequence[Test] = (
-    BrokeredContract.test_nothing_is_acknowledged_before_it_is_stored,
-    BrokeredContract.test_what_was_not_stored_when_the_connection_broke_is_delivered_again,
-    BrokeredContract.test_what_the_receiver_could_not_store_is_delivered_again,
+    BrokeredContract.test_acknowledgement_follows_the_storing_of_the_batch,
+    BrokeredContract.test_envelopes_unstored_at_a_lost_connection_are_delivered_again,
+    BrokeredContract.test_envelope_failed_at_the_receiver_is_delivered_again,
 )
 NOTICING = {**dict.fromkeys(DIRECT, OF_DIRECT), "rabbitmq": OF_BROKERED}
 
@@ -138,7 +138,7 @@ async def failure_of(test: Awaitable[None]) -> BaseException | None:
 
 @both_ways
 @pytest.mark.parametrize("transport", [*DIRECT, "rabbitmq"])
-async def test_an_answer_before_the_commit_would_lose_what_the_commit_refuses(
+async def test_answer_follows_the_commit(
     transport: str,
     link_over: LinkOver,
     make_database: Callable[[str], str],

@@ -18,7 +18,7 @@ from tests.failure.workbench import Workbench
 
 
 @pytest.mark.parametrize("transport", ["memory", "tcp", "unix", "http", "rabbitmq"])
-async def test_an_outage_latches_and_the_first_ping_after_it_unlatches(
+async def test_outage_latches_the_destination_and_the_first_ping_afterwards_unlatches(
     transport: str, link_over: LinkOver, database_url: str
 ) -> None:
     open_books(database_url)

@@ -91,7 +91,7 @@ def start(make_database: Callable[[str], str], tmp_path: Path) -> Iterator[Calla
         yield start
 
 
-async def test_every_2xx_is_handled_once_though_a_worker_is_killed(start: Callable[[], WebService]) -> None:
+async def test_every_2xx_is_handled_once_when_a_worker_is_killed(start: Callable[[], WebService]) -> None:
     shop, answers = start(), Answers()
     await shop.ready()
     traffic = asyncio.create_task(post_orders(shop.url, range(1, REQUESTS + 1), answers))
@@ -105,7 +105,7 @@ async def test_every_2xx_is_handled_once_though_a_worker_is_killed(start: Callab
     assert read_books(shop.database).violations_after_shutdown() == []
 
 
-async def test_every_2xx_is_handled_once_though_the_service_is_stopped_in_the_middle(
+async def test_every_2xx_is_handled_once_when_the_service_is_stopped_under_load(
     start: Callable[[], WebService],
 ) -> None:
     """What was not done when it stopped belongs to nobody, and is done when it runs again."""

@@ -99,7 +99,7 @@ def test_a_bad_setting_is_refused_in_code(agent: Agent, name: str, value: str, n
     refuses(agent("run", f"{module}:bus"), named)
 
 
-def test_a_bad_schema_is_refused_by_every_command_that_takes_one(agent: Agent, database: str) -> None:
+def test_bad_schema_is_refused_by_every_command(agent: Agent, database: str) -> None:
     for command in ("migrate", "status", "nodes", "circuits", "doctor"):
         refuses(agent(command, "--schema", 'a";drop'), "db_schema")
 
@@ -113,7 +113,7 @@ def test_an_unknown_setting_is_refused_with_a_suggestion(agent: Agent, monkeypat
     refuses(agent("status"), "DURABLE_BATCHSIZE", "'batch_size'")
 
 
-def test_no_database_at_all_is_refused(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_database_url_is_refused(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DURABLE_DATABASE_URL", raising=False)
 
     for command in ("migrate", "status", "nodes", "circuits", "doctor"):
@@ -151,7 +151,7 @@ def test_a_retention_below_the_retry_horizon_is_refused(agent: Agent, database: 
         ("MODULE:bus", "bus = Bus('orders', mode='send-only')", ["send-only"]),
     ],
 )  # fmt: skip
-def test_an_application_that_cannot_be_run_is_refused(agent: Agent, name: str, source: str, named: list[str]) -> None:
+def test_application_unable_to_run_is_refused(agent: Agent, name: str, source: str, named: list[str]) -> None:
     module = agent.application(f"\n{source}")
 
     ended = agent("run", name.replace("MODULE", module))
@@ -159,13 +159,13 @@ def test_an_application_that_cannot_be_run_is_refused(agent: Agent, name: str, s
     refuses(ended, *(word.replace("MODULE", module) for word in named))
 
 
-def test_the_traceback_is_shown_only_on_demand(agent: Agent) -> None:
+def test_traceback_is_shown_only_on_demand(agent: Agent) -> None:
     module = agent.application("\n1 / 0")
 
     assert "Traceback" in agent("run", f"{module}:bus", "--debug").err
 
 
-def test_a_port_that_another_process_has_is_refused(agent: Agent, database: str) -> None:
+def test_occupied_port_is_refused(agent: Agent, database: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         uri = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         refuses(agent("run", f"{agent.application(f'bus.listen({uri!r})')}:bus"), uri, "in use")
@@ -230,7 +230,7 @@ def test_a_newer_schema_is_not_migrated(agent: Agent, own_database: str) -> None
         ("SERVER/nosuchdatabase", "nosuchdatabase"),
     ],
 )
-def test_a_database_that_cannot_be_reached_is_told_in_a_line(
+def test_unreachable_database_is_reported_in_one_line(
     agent: Agent, database: str, url: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = urlsplit(database)
@@ -290,7 +290,7 @@ def test_bad_arguments_are_refused(agent: Agent, database: str, arguments: list[
     refuses(ended, *(word.replace("MODULE", module) for word in named))
 
 
-def test_a_message_that_is_too_large_is_refused_from_standard_input(agent: Agent, database: str) -> None:
+def test_too_large_message_from_standard_input_is_refused(agent: Agent, database: str) -> None:
     module = agent.application()
     arguments = ("send", f"{module}:bus", f"{module}.order-placed", "-")
 
@@ -298,7 +298,7 @@ def test_a_message_that_is_too_large_is_refused_from_standard_input(agent: Agent
     refuses(agent(*arguments, stdin=b"\xff\xfe"), "JSON")
 
 
-def test_a_role_without_rights_is_told_what_to_run(
+def test_role_without_rights_is_told_the_command_to_run(
     agent: Agent, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with psycopg.connect(database, autocommit=True) as conn:
@@ -315,7 +315,7 @@ def test_a_role_without_rights_is_told_what_to_run(
 
 
 @pytest.mark.parametrize("arguments", [["status", "--json"], ["migrate", "--sql"], ["--help"]])
-def test_nothing_is_said_when_nobody_reads_the_output(agent: Agent, database: str, arguments: list[str]) -> None:
+def test_closed_output_ends_a_command_silently(agent: Agent, database: str, arguments: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with agent.process(*arguments, stdout=writing) as process:

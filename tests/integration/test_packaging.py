@@ -126,7 +126,7 @@ def test_the_wheel_holds_every_file_of_the_folders_once_and_nothing_else(built: 
     assert files_in_wheel(built.wheel) == files_of(checkout)
 
 
-def test_the_wheel_says_that_it_is_typed(built: Built) -> None:
+def test_wheel_declares_its_types(built: Built) -> None:
     assert "durable/py.typed" in files_in_wheel(built.wheel)
 
 
@@ -274,7 +274,7 @@ def test_a_plain_spark_session_finds_the_data_source_of_a_checkout_on_its_path(
     assert done.stdout.split() == ["read", "0", "pushed", "0"], done.stdout + done.stderr
 
 
-def test_durable_without_its_extra_hides_no_other_data_source(python: Path, built: Built, checkout: Path) -> None:
+def test_missing_extra_hides_no_other_data_source(python: Path, built: Built, checkout: Path) -> None:
     install_wheel(python, built, checkout)
     without = "import sys; sys.modules['pyarrow'] = None; sys.modules['adbc_driver_manager'] = None; "
     without += "sys.modules['pyspark'] = None; import pyspark_durable; print(hasattr(pyspark_durable, 'DefaultSource'))"
@@ -282,14 +282,14 @@ def test_durable_without_its_extra_hides_no_other_data_source(python: Path, buil
 
 
 @pytest.mark.parametrize("name", ["transports", "recovery"])
-def test_a_folder_imported_by_its_bare_name_says_what_to_import(name: str, checkout: Path) -> None:
+def test_import_by_a_bare_folder_name_raises_with_the_full_name(name: str, checkout: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", f"import {name}"], cwd=checkout, capture_output=True, text=True, check=False
     )
     assert f"ImportError: import durable.{name}, not {name}" in done.stderr
 
 
-def test_every_requirement_is_pinned_to_a_version_that_it_allows() -> None:
+def test_every_requirement_is_pinned_to_an_allowed_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = (ROOT / "requirements" / "dev.txt").read_text().splitlines()
     pinned = [line for line in lines if not line.startswith("#")]

@@ -54,9 +54,7 @@ async def bus(tables: Tables) -> AsyncIterator[Bus]:
         yield bus
 
 
-async def test_a_node_that_was_struck_off_comes_back_under_another_id_and_listens_where_it_did(
-    bus: Bus, tables: Tables
-) -> None:
+async def test_unregistered_node_comes_back_under_another_id_with_its_listener(bus: Bus, tables: Tables) -> None:
     transport = bus.runtime.transports().of(HERE)
     first = bus.runtime.node_id
     await tables.change("DELETE FROM durable.nodes")
@@ -65,7 +63,7 @@ async def test_a_node_that_was_struck_off_comes_back_under_another_id_and_listen
     assert tables.count("nodes") == 1
 
 
-async def test_bus_that_is_ended_from_outside_says_so(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bus_ended_from_outside_is_reported(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
     """As by an application that cancels every task of its loop."""
     for task in asyncio.all_tasks():
         if task.get_name() == "durable":
@@ -77,7 +75,7 @@ async def test_bus_that_is_ended_from_outside_says_so(bus: Bus, caplog: pytest.L
         await bus.runtime.life.ended()
 
 
-async def test_a_node_that_stops_owns_nothing_and_is_no_node_any_more(tables: Tables) -> None:
+async def test_stopped_node_owns_nothing_and_is_unregistered(tables: Tables) -> None:
     bus = Bus("shop", tables.url, drain_timeout=timedelta(milliseconds=200))
     bus.route(Placed, to="tcp://127.0.0.1:1")  # nobody is there
     async with bus, bus.unit_of_work():

@@ -24,7 +24,7 @@ MIDNIGHT = datetime(2026, 11, 20, tzinfo=UTC)
 # ---------------------------------------------------------------- what is archived
 
 
-def test_what_is_new_is_archived_and_only_once(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
+def test_archive_adds_only_rows_new_since_the_last_run(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
     add_history(conn, 100)
     first = archiver.run()
     assert (first.rows, archiver.ids()) == (100, [*range(1, 101)])
@@ -82,7 +82,7 @@ def test_rows_of_many_days_are_archived_in_one_run(archiver: Archiver, conn: psy
     assert {row.day: row["count"] for row in counted} == {today - timedelta(days=day): 5 for day in days}
 
 
-def test_a_letter_is_archived_again_when_it_is_resolved(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
+def test_letter_is_archived_again_when_resolved(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
     add_letters(conn, 2)
     assert archiver.run("dead_letters").rows == 2
     with opened(archiver.origin.url) as engine, engine.begin() as storage:
@@ -113,7 +113,7 @@ def test_last_day_of_the_calendar_is_archived_and_compared(
 # ---------------------------------------------------------------- exactly once
 
 
-def test_a_transaction_that_commits_late_is_archived_then(
+def test_rows_of_a_transaction_committed_late_are_archived_by_the_next_run(
     archiver: Archiver, conn: psycopg.Connection[Any], database_url: str
 ) -> None:
     add_history(conn, 5)
@@ -125,7 +125,7 @@ def test_a_transaction_that_commits_late_is_archived_then(
     assert archiver.ids() == [*range(1, 11)]
 
 
-def test_files_of_others_are_left_alone(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
+def test_foreign_files_are_left_unchanged(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
     add_history(conn, 5, finished_at=MIDNIGHT)
     archiver.run()
     folder = archiver.files()[0].parent
@@ -142,7 +142,7 @@ def test_files_of_others_are_left_alone(archiver: Archiver, conn: psycopg.Connec
     assert set(others) <= set(archiver.files())
 
 
-def test_two_archivers_do_not_work_at_once(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
+def test_second_concurrent_archiver_is_refused(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
     add_history(conn, 5)
     with opened(archiver.origin.url) as engine, engine.connect() as other:
         assert archives.try_lock(other, "durable")
@@ -151,7 +151,7 @@ def test_two_archivers_do_not_work_at_once(archiver: Archiver, conn: psycopg.Con
     assert archiver.run().rows == 5
 
 
-def test_of_two_archivers_that_do_not_see_each_others_lock_one_commits(
+def test_second_of_two_archivers_raises_a_conflict_when_neither_sees_the_lock_of_the_other(
     archiver: Archiver, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when the connection that holds the lock is cut, and its driver lives on."""
@@ -171,7 +171,7 @@ def test_of_two_archivers_that_do_not_see_each_others_lock_one_commits(
     assert archiver.ids() == [*range(1, 21)]
 
 
-def test_history_that_moves_between_partitions_meanwhile_is_archived_once(
+def test_history_moved_between_partitions_during_a_run_is_archived_once(
     archiver: Archiver, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A day that is made late takes its rows out of the default partition."""
@@ -187,7 +187,7 @@ def test_history_that_moves_between_partitions_meanwhile_is_archived_once(
     assert archiver.ids() == [*range(1, 41)]
 
 
-def test_when_the_tasks_did_not_write_what_is_there_nothing_is_archived(
+def test_archive_commits_nothing_when_tasks_wrote_fewer_rows_than_counted(
     archiver: Archiver, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_history(conn, 5)
@@ -206,7 +206,7 @@ def test_when_the_tasks_did_not_write_what_is_there_nothing_is_archived(
 # ---------------------------------------------------------------- refusals
 
 
-def test_a_second_lake_is_refused_unless_it_is_meant(
+def test_second_lake_is_refused_without_the_option_new_lake(
     archiver: Archiver, conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     add_history(conn, 5)
@@ -218,7 +218,7 @@ def test_a_second_lake_is_refused_unless_it_is_meant(
     assert archiver.run().rows == 0
 
 
-def test_a_database_that_was_restored_to_an_earlier_state_is_told(
+def test_archive_refuses_a_database_restored_to_an_earlier_state(
     archiver: Archiver, conn: psycopg.Connection[Any]
 ) -> None:
     add_history(conn, 5)
@@ -240,7 +240,7 @@ def test_two_databases_of_one_service_have_offsets_of_their_own(
     assert archiver.ids() == [1, 2, 100, 101, 102]
 
 
-def test_a_database_that_goes_away_while_tasks_read_is_told(
+def test_archive_raises_storage_unavailable_when_the_database_goes_away_during_reading(
     archiver: Archiver, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_history(conn, 5)

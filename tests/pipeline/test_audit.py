@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from durable.errors import InvalidSetting
 from durable.pipeline import ledger
 from durable.pipeline.audit import Question, Verdict, audit, audit_here
 from durable.pipeline.choosing import Choice, choose
-from durable.pipeline.lake import SOURCES, Lake, Span, Whose
+from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose
 from durable.pipeline.matching import Edges, History, findings, inside, of, unbalanced
 from durable.pipeline.rows import records
+from durable.pipeline.spans import Gap, Span
 from tests.support.lakes import SHOP, at, fill, frame, handled, letter, many, message_id, sent, table
 
-NOTHING = {"lost": 0, "twice": 0, "alien": 0, "late": 0, "open": 0}
+NOTHING = {"lost": 0, "twice": 0, "alien": 0, "late": 0, "open": 0, "unarchived": 0}
 EVERYTHING = Edges()
 Rows = Sequence[Mapping[str, Any]]
 
@@ -35,46 +37,48 @@ def found(
     return {(row["finding"], int(row["id"].replace("-", ""), 16)) for row in rows}
 
 
-def test_a_message_that_was_sent_and_handled_once_is_no_finding(spark: SparkSession) -> None:
+def test_message_sent_and_handled_once_is_no_finding(spark: SparkSession) -> None:
     assert found(spark, [sent(1), sent(2)], [handled(1), handled(2)]) == set()
 
 
-def test_each_kind_is_found_among_its_neighbours(spark: SparkSession) -> None:
+def test_each_kind_of_finding_is_found_among_its_neighbours(spark: SparkSession) -> None:
     sends = [sent(1), sent(2), sent(3)]
     receipts = [handled(1), handled(3), handled(3, finished_at=at(9)), handled(4)]
     assert found(spark, sends, receipts) == {("lost", 2), ("twice", 3), ("alien", 4)}
 
 
 @pytest.mark.parametrize("outcome", ["dead-lettered", "expired"])
-def test_what_came_to_another_end_at_the_receiver_is_not_lost(spark: SparkSession, outcome: str) -> None:
+def test_message_dead_lettered_or_expired_by_its_receiver_is_not_lost(spark: SparkSession, outcome: str) -> None:
     assert found(spark, [sent(1)], [handled(1, outcome=outcome)]) == set()
 
 
 @pytest.mark.parametrize("outcome", ["dead-lettered", "expired"])
-def test_what_never_left_the_sender_is_neither_lost_nor_alien(spark: SparkSession, outcome: str) -> None:
+def test_message_dead_lettered_or_expired_by_its_sender_is_neither_lost_nor_alien(
+    spark: SparkSession, outcome: str
+) -> None:
     ended = sent(1, outcome=outcome)
     assert found(spark, [ended], []) == set()
     # Its acknowledgement was lost: the sender has given it up, and the receiver has it.
     assert found(spark, [ended], [handled(1)]) == set()
 
 
-def test_a_replayed_dead_letter_that_was_handled_is_not_twice(spark: SparkSession) -> None:
+def test_dead_letter_handled_after_a_replay_is_not_reported_as_twice(spark: SparkSession) -> None:
     receipts = [handled(1, outcome="dead-lettered"), handled(1, finished_at=at(60))]
     assert found(spark, [sent(1)], receipts) == set()
 
 
-def test_a_dead_letter_of_the_sender_that_was_replayed_is_sent_once(spark: SparkSession) -> None:
+def test_dead_letter_of_the_sender_counts_as_sent_once_when_replayed(spark: SparkSession) -> None:
     sends = [sent(1, outcome="dead-lettered"), sent(1, finished_at=at(60))]
     assert found(spark, sends, [handled(1, finished_at=at(61))]) == set()
     assert found(spark, sends, []) == {("lost", 1)}
 
 
-def test_what_the_receiver_quarantined_is_not_lost_though_no_history_tells(spark: SparkSession) -> None:
+def test_message_quarantined_by_its_receiver_is_not_lost_without_history(spark: SparkSession) -> None:
     assert found(spark, [sent(1), sent(2)], [], [letter(1)]) == {("lost", 2)}
     assert found(spark, [sent(1)], [], [letter(7, id=None)]) == {("lost", 1)}
 
 
-def test_an_event_must_be_seen_at_as_many_places_as_it_was_sent_to(spark: SparkSession) -> None:
+def test_event_is_lost_unless_each_receiver_handled_its_copy(spark: SparkSession) -> None:
     sends = [sent(n, address=address) for n in (1, 2, 3) for address in ("tcp://billing:1", "tcp://shipping:1")]
     both = [handled(1), handled(1, service="shipping")]
     one = [handled(2), handled(2, finished_at=at(9))]  # twice here, and never there
@@ -86,7 +90,7 @@ def test_an_event_may_be_handled_at_two_endpoints_of_one_service(spark: SparkSes
     assert found(spark, sends, [handled(1, address="main"), handled(1, address="reports")]) == set()
 
 
-def test_a_broker_that_copies_a_message_makes_no_aliens(spark: SparkSession) -> None:
+def test_copies_made_by_a_broker_are_no_aliens(spark: SparkSession) -> None:
     assert found(spark, [sent(1)], [handled(1), handled(1, service="shipping")]) == set()
 
 
@@ -100,29 +104,29 @@ def test_a_local_copy_of_an_event_hides_no_lost_remote_one(spark: SparkSession) 
     assert found(spark, [sent(1)], [handled(1, service=SHOP, address="local")]) == {("lost", 1)}
 
 
-def test_what_was_resent_under_its_id_after_it_was_acknowledged_is_one_delivery(spark: SparkSession) -> None:
+def test_message_sent_again_under_its_id_after_the_acknowledgement_is_one_delivery(spark: SparkSession) -> None:
     assert found(spark, [sent(1), sent(1, finished_at=at(60))], [handled(1)]) == set()
 
 
-def test_late_is_what_was_handled_after_the_bound(spark: SparkSession) -> None:
+def test_message_handled_after_the_given_bound_is_late(spark: SparkSession) -> None:
     receipts = [handled(1), handled(2, finished_at=at(12.5)), handled(3, finished_at=at(99), outcome="expired")]
     sends = [sent(1), sent(2), sent(3)]
     assert found(spark, sends, receipts, late_after=timedelta(seconds=10)) == {("late", 2)}
     assert found(spark, sends, receipts, late_after=timedelta(seconds=11)) == set()
 
 
-def test_late_is_what_was_handled_after_its_deadline(spark: SparkSession) -> None:
+def test_message_handled_after_its_deadline_is_late(spark: SparkSession) -> None:
     receipts = [handled(1, deliver_by=at(1.024)), handled(2, deliver_by=at(2.026)), handled(3)]
     assert found(spark, [sent(1), sent(2), sent(3)], receipts) == {("late", 1)}
 
 
-def test_what_is_too_new_to_be_judged_is_open(spark: SparkSession) -> None:
+def test_message_too_new_for_the_archives_is_open(spark: SparkSession) -> None:
     edges = Edges(senders={SHOP: Span(until=at(60))}, receivers={"billing": Span(until=at(40))})
     sends, receipts = [sent(30), sent(50)], [handled(31), handled(70)]
     assert found(spark, sends, receipts, edges=edges) == {("lost", 30), ("open", 50), ("alien", 31), ("open", 70)}
 
 
-def test_what_was_sent_before_the_lakes_begin_is_not_judged(spark: SparkSession) -> None:
+def test_message_sent_before_the_lakes_begin_is_not_judged(spark: SparkSession) -> None:
     edges = Edges(since=at(10), until=at(20))
     assert found(spark, [sent(n) for n in (9, 10, 20)], [handled(n) for n in (8, 11, 21)], edges=edges) == {
         ("lost", 10),
@@ -130,7 +134,7 @@ def test_what_was_sent_before_the_lakes_begin_is_not_judged(spark: SparkSession)
     }
 
 
-def test_a_time_that_lost_its_precision_on_the_way_has_its_counterpart(spark: SparkSession) -> None:
+def test_times_rounded_on_the_way_match_their_counterparts(spark: SparkSession) -> None:
     edges = Edges(since=at(10), until=at(20))
     sends = [sent(10, sent_at=at(10.0004)), sent(20, sent_at=at(19.9996))]
     receipts = [handled(10, sent_at=at(9.9996)), handled(20, sent_at=at(20.0004))]
@@ -157,14 +161,14 @@ def million(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, Lake]:
     )
 
 
-def test_what_was_planted_among_a_million_is_found_exactly(
+def test_audit_of_a_million_messages_finds_exactly_the_planted_losses(
     spark: SparkSession, million: tuple[Lake, Lake], tmp_path: Path
 ) -> None:
     sender, receiver = million
     out = str(tmp_path / "findings")
     verdict = audit(spark, [sender], [receiver], Question(late_after=timedelta(minutes=15)), out=out)
     assert verdict.failed
-    assert verdict.counts == {"lost": 3, "twice": 2, "alien": 4, "late": 3, "open": 0}
+    assert verdict.counts == {"lost": 3, "twice": 2, "alien": 4, "late": 3, "open": 0, "unarchived": 0}
     shown = {(row["finding"], row["id"]) for row in verdict.examples}
     planted = {"lost": LOST, "twice": TWICE, "alien": ALIEN, "late": LATE}
     assert shown == {(kind, str(message_id(n))) for kind, numbers in planted.items() for n in numbers}
@@ -202,17 +206,17 @@ def test_slices_of_files_and_a_shuffle_suspect_the_same_ids(spark: SparkSession,
         assert sorted(int.from_bytes(row["id"]) for row in records(found)) == [2, 3, 5, 6, 8, 9, 11, 12, 13]
 
 
-def test_of_too_many_suspects_the_rows_are_joined(
+def test_audit_joining_the_rows_of_too_many_suspects_counts_the_same(
     spark: SparkSession, million: tuple[Lake, Lake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender, receiver = million
     monkeypatch.setattr("durable.pipeline.audit._FEW", 3)
     monkeypatch.setattr("durable.pipeline.ledger.MOST_SLICES", 0)
     verdict = audit(spark, [sender], [receiver], Question(late_after=timedelta(minutes=15)))
-    assert verdict.counts == {"lost": 3, "twice": 2, "alien": 4, "late": 3, "open": 0}
+    assert verdict.counts == {"lost": 3, "twice": 2, "alien": 4, "late": 3, "open": 0, "unarchived": 0}
 
 
-def test_one_lake_may_hold_both_sides(spark: SparkSession, tmp_path: Path) -> None:
+def test_lake_may_hold_both_sides(spark: SparkSession, tmp_path: Path) -> None:
     numbers = np.arange(1_000)
     lake = fill(Lake(str(tmp_path / "lake")), many(numbers, "outgoing"), many(numbers, "incoming"))
     verdict = audit(spark, [lake], [lake], Question())
@@ -223,7 +227,7 @@ def test_one_lake_may_hold_both_sides(spark: SparkSession, tmp_path: Path) -> No
     ]
 
 
-def test_what_a_receiver_has_had_no_time_to_archive_is_open(spark: SparkSession, tmp_path: Path) -> None:
+def test_message_too_new_for_the_archive_of_its_receiver_is_open(spark: SparkSession, tmp_path: Path) -> None:
     sender = fill(Lake(str(tmp_path / "sender")), table([sent(1), sent(2, finished_at=datetime.now(UTC))]))
     receiver = fill(Lake(str(tmp_path / "receiver")), table([handled(0)]))
     verdict = audit(spark, [sender], [receiver], Question(since=at(1)))
@@ -276,7 +280,7 @@ FLAWS: Mapping[str, Rows] = {
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
-def test_each_flaw_among_few_rows_is_left_to_spark(tmp_path: Path, flaw: str) -> None:
+def test_flaw_among_few_rows_is_left_to_spark(tmp_path: Path, flaw: str) -> None:
     lake = fill(Lake(str(tmp_path / "lake")), table([*GOOD, *FLAWS[flaw]]))
     assert audit_here([lake], [lake], Question()) is None
     elsewhere = Question(until=at(5))
@@ -313,26 +317,42 @@ class Archives:
         self.folder = folder
         self.lakes: dict[str, Lake] = {}
 
-    def add(self, lake: str, service: str, rows: Rows, begin: float, until: float, database: str = "a") -> None:
-        """These rows, and that the service's history is whole from `begin` to `until`."""
+    def add(
+        self,
+        lake: str,
+        service: str,
+        rows: Rows,
+        begin: float,
+        until: float,
+        database: str = "a",
+        gaps: Sequence[tuple[float, float]] = (),
+        of: Sequence[LakeTable] = ("history", "dead_letters"),
+    ) -> None:
+        """These rows, and that the service's history is whole from `begin` to `until`, but for the gaps of one table or
+        both.
+        """
         where = self.lakes.setdefault(lake, Lake(str(self.folder / lake)))
         fill(where, table([{**row, "service": service, "database": f"{service}-{database}"} for row in rows]))
         app, whose = f"{service}-{database}", Whose(service, f"{service}-{database}")
         for name in SOURCES:
             where.create(name)
-            low, span = where.offset(app, name), Span(at(begin), at(until))
+            missing = tuple(Gap(at(first), at(end)) for first, end in gaps) if name in of else ()
+            low, span = where.offset(app, name), Span(at(begin), at(until), missing)
             where.commit(name, [], app_id=app, low=low, high=low + 1, whose=whose, span=span)
 
-    def audit(self, spark: SparkSession) -> set[tuple[str, str]]:
+    def audit(self, spark: SparkSession, settle: float = 1, since: datetime | None = None) -> set[tuple[str, str]]:
         lakes = list(self.lakes.values())
-        verdict = audited(spark, lakes, lakes, Question(settle=timedelta(seconds=1), example_count=1_000))
+        question = Question(settle=timedelta(seconds=settle), since=since, example_count=1_000)
+        verdict = audited(spark, lakes, lakes, question)
+        assert verdict.failed == any(verdict.counts[kind] for kind in ("lost", "twice"))
         return {(row["finding"], row["id"]) for row in verdict.examples if row["finding"] != "open"}
 
 
 TO = {"billing": "tcp://billing:2302", "shipping": "tcp://shipping:2302"}
+LAKES = [("one", "one", "one"), ("a", "b", "c"), ("a", "a", "b")]
 
 
-@pytest.mark.parametrize("lakes", [("one", "one", "one"), ("a", "b", "c"), ("a", "a", "b")])
+@pytest.mark.parametrize("lakes", LAKES)
 @pytest.mark.parametrize(
     ("billing", "shipping"),
     [
@@ -363,6 +383,144 @@ def test_audit_judges_each_service_within_its_own_history(
     archives.add(lakes[2], "shipping", receipts["shipping"], *shipping)
     assert len(planted) > 10
     assert archives.audit(spark) == planted
+
+
+GAPS: Mapping[str, Sequence[tuple[float, float]]] = {
+    "none": (),
+    "one": ((300, 400),),
+    "two": ((200, 250), (700, 710)),
+    "two that touch": ((300, 350), (350, 420)),
+    "at the beginning": ((-50, 60),),
+    "at the end": ((500, 2_000),),
+}
+LATER = 8.0
+"""By so many seconds a message is handled after it was acknowledged, and so long the audit lets messages settle."""
+_HOLED = [
+    (side, shape, LAKES[number % 3], (1_000.0, 600.0)[number % 2])
+    for number, (side, shape) in enumerate(product(("sender", "receiver", "both"), GAPS))
+]
+
+
+def lies_in(gaps: Sequence[tuple[float, float]], moment: float) -> bool:
+    return any(first <= moment < end for first, end in gaps)
+
+
+def may_lie_in(gaps: Sequence[tuple[float, float]], sent_at: float, seen_at: float) -> bool:
+    """Of a row whose time is unknown: it is of after `sent_at`, and not much later than the other side saw it."""
+    return any(seen_at >= first - LATER and sent_at < end for first, end in gaps)
+
+
+@pytest.mark.parametrize(("side", "shape", "lakes", "until"), _HOLED)
+def test_audit_separates_rows_in_a_gap_from_lost_rows(
+    spark: SparkSession, tmp_path: Path, side: str, shape: str, lakes: tuple[str, ...], until: float
+) -> None:
+    """Every fifth message was lost; of the others each side has its row, unless that lies in a gap or is yet to come.
+
+    Billing's history ends at `until`, and shipping's has no gap.
+    """
+    of_shop, of_billing = (GAPS[shape] if side in (each, "both") else () for each in ("sender", "receiver"))
+    receivers = {"billing": (of_billing, until), "shipping": ((), 1_000.0)}
+    expected: set[tuple[str, str]] = set()
+    sends: list[Mapping[str, Any]] = []
+    receipts: dict[str, list[Mapping[str, Any]]] = {"billing": [], "shipping": []}
+    for number, (service, (gaps, end)) in product(range(1, 990, 7), receivers.items()):
+        n = number + (service == "shipping")
+        acknowledged, ended = n + 0.01, n + 0.01 + LATER
+        has_sent = not lies_in(of_shop, acknowledged)
+        has_received = n % 5 != 0 and ended < end and not lies_in(gaps, ended)
+        if has_sent:
+            sends.append(sent(n, address=TO[service]))
+        if has_received:
+            receipts[service].append(handled(n, service=service, finished_at=at(ended)))
+        if has_sent and not has_received and acknowledged < end - LATER:
+            expected.add(("unarchived" if may_lie_in(gaps, n, acknowledged) else "lost", str(message_id(n))))
+        if has_received and not has_sent and ended < 1_000 - LATER:
+            expected.add(("unarchived", str(message_id(n))))
+    archives = Archives(tmp_path)
+    archives.add(lakes[0], SHOP, sends, 0, 1_000, gaps=of_shop)
+    archives.add(lakes[1], "billing", receipts["billing"], 0, until, gaps=of_billing)
+    archives.add(lakes[2], "shipping", receipts["shipping"], 0, 1_000)
+    assert len([kind for kind, _ in expected if kind == "lost"]) > 5
+    assert bool(GAPS[shape]) == any(kind == "unarchived" for kind, _ in expected)
+    assert archives.audit(spark, settle=LATER) == expected
+
+
+@pytest.mark.parametrize("of", [("history",), ("dead_letters",)])
+def test_audit_knows_the_gaps_of_either_table(spark: SparkSession, tmp_path: Path, of: Sequence[LakeTable]) -> None:
+    archives = Archives(tmp_path)
+    archives.add("lake", SHOP, [sent(150), sent(350), sent(450)], 0, 1_000)
+    archives.add("lake", "billing", [handled(1)], 0, 1_000, gaps=[(300, 400)], of=of)
+    assert archives.audit(spark, since=at(100)) == {
+        ("lost", str(message_id(150))),
+        ("unarchived", str(message_id(350))),
+        ("lost", str(message_id(450))),
+    }
+
+
+@pytest.mark.parametrize(
+    ("seen_at", "finding"),
+    [
+        pytest.param([], "unarchived", id="seen nowhere"),
+        pytest.param(["billing"], "lost", id="not seen by the service without a gap"),
+        pytest.param(["shipping"], "unarchived", id="not seen by the service with the gap"),
+    ],
+)
+def test_missing_copy_of_an_event_is_unknown_only_for_the_service_with_the_gap(
+    spark: SparkSession, tmp_path: Path, seen_at: Sequence[str], finding: str
+) -> None:
+    archives = Archives(tmp_path)
+    known = [sent(n, address=TO[service]) for n, service in ((1, "billing"), (2, "shipping"))]
+    event = [sent(350, address=address) for address in TO.values()]
+    receipts = {service: [handled(n, service=service)] for n, service in ((1, "billing"), (2, "shipping"))}
+    for service in seen_at:
+        receipts[service].append(handled(350, service=service))
+    archives.add("lake", SHOP, [*known, *event], 0, 1_000)
+    archives.add("lake", "billing", receipts["billing"], 0, 1_000, gaps=[(300, 400)])
+    archives.add("lake", "shipping", receipts["shipping"], 0, 1_000)
+    assert archives.audit(spark) == {(finding, str(message_id(350)))}
+
+
+@pytest.mark.parametrize(
+    ("second", "finding"),
+    [
+        pytest.param((300, 1_000), "lost", id="that begins before the first ends"),
+        pytest.param((400, 1_000), "unarchived", id="that begins after the first has ended"),
+    ],
+)
+def test_time_between_two_lakes_of_one_database_is_a_gap(
+    spark: SparkSession, tmp_path: Path, second: tuple[float, float], finding: str
+) -> None:
+    archives = Archives(tmp_path)
+    archives.add("lake", SHOP, [sent(350), sent(100), sent(800)], 0, 1_000)
+    archives.add("old", "billing", [handled(100)], 0, 300)
+    archives.add("new", "billing", [handled(800)], *second)
+    assert archives.audit(spark) == {(finding, str(message_id(350)))}
+
+
+def test_lake_without_a_gap_fills_the_gap_of_another(spark: SparkSession, tmp_path: Path) -> None:
+    archives = Archives(tmp_path)
+    archives.add("lake", SHOP, [sent(350), sent(100), sent(800), sent(500)], 0, 1_000)
+    archives.add("old", "billing", [handled(100, xid=1)], 0, 1_000, gaps=[(300, 400), (700, 900)])
+    archives.add("new", "billing", [handled(500, xid=2)], 200, 600)
+    assert archives.audit(spark) == {("lost", str(message_id(350))), ("unarchived", str(message_id(800)))}
+
+
+def test_gaps_of_a_lake_stay_through_later_commits(tmp_path: Path) -> None:
+    lake, whose = Lake(str(tmp_path)), Whose("billing", "billing-a")
+    lake.create("history")
+    commits: list[tuple[float, float, list[tuple[float, float]]]] = [
+        (0, 10, [(3, 4)]),
+        (5, 20, []),
+        (0, 30, [(12, 14), (3.5, 6)]),
+        (0, 40, [(14, 15), (1, 2)]),
+    ]
+    for low, (begin, until, gaps) in enumerate(commits):
+        missing = tuple(Gap(at(first), at(end)) for first, end in gaps)
+        span = Span(at(begin), at(until), missing)
+        lake.commit("history", [], app_id="a", low=low, high=low + 1, whose=whose, span=span)
+    found = [(1, 2), (3, 6), (12, 15)]
+    assert lake.span("history", whose) == Span(at(0), at(40), tuple(Gap(at(first), at(end)) for first, end in found))
+    assert lake.span("history", Whose("billing", "billing-b")) == Span()
 
 
 def test_rows_of_an_old_and_a_new_lake_are_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:

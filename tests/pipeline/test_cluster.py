@@ -80,7 +80,7 @@ def filled(url: str, count: int) -> None:
         add_history(conn, count)
 
 
-def test_a_job_that_is_submitted_to_a_cluster_brings_durable_along(database_url: str, tmp_path: Path) -> None:
+def test_job_submitted_to_a_cluster_brings_durable_along(database_url: str, tmp_path: Path) -> None:
     filled(database_url, 500)
     script = tmp_path / "job.py"
     script.write_text(PUBLISH + SUBMITTED)

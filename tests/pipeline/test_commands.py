@@ -52,7 +52,7 @@ def partitions(conn: psycopg.Connection[Any]) -> set[str]:
 # ---------------------------------------------------------------- archive and status
 
 
-def test_archive_tells_what_it_did_and_status_what_is_left(agent: Agent, conn: psycopg.Connection[Any]) -> None:
+def test_archive_prints_its_rows_and_status_prints_the_rows_left(agent: Agent, conn: psycopg.Connection[Any]) -> None:
     add_history(conn, 7, age=timedelta(hours=2))
     add_letters(conn, 2)
     before = document(agent, "status")
@@ -70,7 +70,7 @@ def test_archive_tells_what_it_did_and_status_what_is_left(agent: Agent, conn: p
     assert "rows behind" in agent("pipeline", "status").out
 
 
-def test_status_names_the_transaction_that_holds_the_archive_back(
+def test_status_names_the_transaction_holding_the_archive_back(
     agent: Agent, conn: psycopg.Connection[Any], database_url: str
 ) -> None:
     with psycopg.connect(database_url, application_name="the culprit") as late:
@@ -83,7 +83,7 @@ def test_status_names_the_transaction_that_holds_the_archive_back(
         assert "the culprit" in agent("pipeline", "status").out
 
 
-def test_a_node_tells_whose_history_it_is(agent: Agent, conn: psycopg.Connection[Any]) -> None:
+def test_archive_takes_the_service_name_from_a_registered_node(agent: Agent, conn: psycopg.Connection[Any]) -> None:
     add_history(conn, 1)
     unknown = agent("pipeline", "archive")
     assert (unknown.code, "give APP:BUS or --service NAME" in unknown.err) == (2, True)
@@ -91,7 +91,7 @@ def test_a_node_tells_whose_history_it_is(agent: Agent, conn: psycopg.Connection
     assert document(agent, "archive")["service"] == "billing"
 
 
-def test_archiving_can_be_ended_and_taken_up_again(agent: Agent, conn: psycopg.Connection[Any]) -> None:
+def test_archiving_can_be_interrupted_and_continued(agent: Agent, conn: psycopg.Connection[Any]) -> None:
     """In the same lake: what was written meanwhile, and is still here, is archived once."""
     add_history(conn, 5)
     archive(agent)
@@ -116,7 +116,7 @@ def test_archiving_can_be_ended_and_taken_up_again(agent: Agent, conn: psycopg.C
 # ---------------------------------------------------------------- verify
 
 
-def test_verify_finds_what_is_missing_in_the_lake(agent: Agent, conn: psycopg.Connection[Any], tmp_path: Path) -> None:
+def test_verify_finds_rows_missing_in_the_lake(agent: Agent, conn: psycopg.Connection[Any], tmp_path: Path) -> None:
     add_history(conn, 20)
     add_history(conn, 10, first=101, side="outgoing", outcome="sent")
     conn.execute("UPDATE durable.envelope_history SET id = gen_random_uuid() WHERE side = 'outgoing'")
@@ -133,7 +133,7 @@ def test_verify_finds_what_is_missing_in_the_lake(agent: Agent, conn: psycopg.Co
     assert (lacking["tables"][0]["missing"], lacking["tables"][0]["twice"]) == (1, 0)
 
 
-def test_verify_finds_a_row_that_is_in_the_lake_twice(agent: Agent, conn: psycopg.Connection[Any]) -> None:
+def test_verify_finds_rows_twice_in_the_lake(agent: Agent, conn: psycopg.Connection[Any]) -> None:
     add_history(conn, 5)
     archive(agent)
     lake = Lake(str(agent.folder / "lake"))
@@ -150,7 +150,7 @@ def test_verify_finds_a_row_that_is_in_the_lake_twice(agent: Agent, conn: psycop
 # ---------------------------------------------------------------- purge
 
 
-def test_purge_drops_whole_days_that_are_archived_and_old(agent: Agent, conn: psycopg.Connection[Any]) -> None:
+def test_purge_drops_whole_days_archived_and_past_retention(agent: Agent, conn: psycopg.Connection[Any]) -> None:
     old, recent = add_old_day(conn, 40, 5), add_old_day(conn, 20, 5, first=6)
     archive(agent)
     due = document(agent, "status")["days_to_purge"]
@@ -164,7 +164,7 @@ def test_purge_drops_whole_days_that_are_archived_and_old(agent: Agent, conn: ps
     assert [each["whole"] for each in document(agent, "verify")["tables"]] == [True, True]
 
 
-def test_purge_refuses_a_retention_that_would_pass_the_offset(agent: Agent, conn: psycopg.Connection[Any]) -> None:
+def test_purge_refuses_a_retention_reaching_rows_not_yet_archived(agent: Agent, conn: psycopg.Connection[Any]) -> None:
     old = add_old_day(conn, 40, 5)
     archive(agent)
     late = add_old_day(conn, 39, 2, first=6)
@@ -174,7 +174,7 @@ def test_purge_refuses_a_retention_that_would_pass_the_offset(agent: Agent, conn
     assert {old, late} <= partitions(conn)
 
 
-def test_purge_drops_nothing_that_the_lake_has_lost(agent: Agent, conn: psycopg.Connection[Any]) -> None:
+def test_purge_drops_nothing_when_the_lake_lacks_rows(agent: Agent, conn: psycopg.Connection[Any]) -> None:
     old = add_old_day(conn, 40, 5)
     archive(agent)
     conn.execute("UPDATE durable.envelope_history SET id = gen_random_uuid()")
@@ -183,7 +183,7 @@ def test_purge_drops_nothing_that_the_lake_has_lost(agent: Agent, conn: psycopg.
     assert old in partitions(conn)
 
 
-def test_the_database_itself_refuses_to_drop_a_day_that_is_not_archived(conn: psycopg.Connection[Any]) -> None:
+def test_database_refuses_to_drop_a_day_not_fully_archived(conn: psycopg.Connection[Any]) -> None:
     add_old_day(conn, 40, 5)
     day = (datetime.now(UTC) - timedelta(days=40)).date()
     with pytest.raises(psycopg.errors.RaiseException, match="not archived whole"):
@@ -193,7 +193,9 @@ def test_the_database_itself_refuses_to_drop_a_day_that_is_not_archived(conn: ps
         conn.execute("SELECT durable.drop_archived_history(%s)", (day,))
 
 
-def test_purge_wants_an_archive_and_the_right_lake(agent: Agent, conn: psycopg.Connection[Any], tmp_path: Path) -> None:
+def test_purge_requires_an_archive_and_the_right_lake(
+    agent: Agent, conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
     assert "is not archived; run" in agent("pipeline", "purge", "--service", "shop").err
     archive(agent)
     elsewhere = agent("pipeline", "purge", "--service", "shop", "--lake", str(tmp_path / "elsewhere"))
@@ -205,7 +207,7 @@ def test_purge_wants_an_archive_and_the_right_lake(agent: Agent, conn: psycopg.C
 # ---------------------------------------------------------------- rights
 
 
-def test_a_role_that_only_runs_nodes_archives_verifies_and_purges(
+def test_runtime_role_archives_verifies_and_purges(
     agent: Agent, conn: psycopg.Connection[Any], database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = add_old_day(conn, 40, 5)
@@ -218,7 +220,7 @@ def test_a_role_that_only_runs_nodes_archives_verifies_and_purges(
     assert old not in partitions(conn)
 
 
-def test_such_a_role_archives_days_that_came_after_its_rights(
+def test_runtime_role_archives_partitions_made_after_its_grants(
     agent: Agent, conn: psycopg.Connection[Any], database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with runtime_role(database_url) as url:
@@ -229,7 +231,7 @@ def test_such_a_role_archives_days_that_came_after_its_rights(
         assert archive(agent)["tables"][0]["rows"] == 5
 
 
-def test_a_role_that_may_not_read_a_day_is_told_how_to_get_the_right(
+def test_archive_tells_how_to_grant_a_missing_right(
     agent: Agent, conn: psycopg.Connection[Any], database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_history(conn, 5)
@@ -292,14 +294,15 @@ def test_missing_lake_is_told_before_spark_starts(
     def start(*_: object, **__: object) -> None:
         raise AssertionError("Spark was started")
 
-    for module in ("report", "conversations", "replay", "audit"):
-        monkeypatch.setattr(f"durable.cli.pipeline.{module}.open_session", start)
+    monkeypatch.setattr("durable.cli.pipeline.options.spark_session", start)
     ended = agent("pipeline", *arguments)
     assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
     assert "no history; fill it with durable-agent pipeline archive" in ended.err
 
 
-def test_without_java_it_says_how_to_get_one(agent: Agent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_archive_tells_how_to_install_java_when_none_is_found(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setattr(session, "_JVMS", tmp_path)
@@ -317,9 +320,7 @@ def test_without_java_it_says_how_to_get_one(agent: Agent, monkeypatch: pytest.M
         (("--remote", "http://127.0.0.1"), "The URL must start with 'sc://'"),
     ],
 )
-def test_a_place_where_spark_does_not_run_is_refused_in_one_line(
-    agent: Agent, where: tuple[str, str], said: str
-) -> None:
+def test_unusable_spark_master_is_refused_in_one_line(agent: Agent, where: tuple[str, str], said: str) -> None:
     with agent.process("pipeline", "archive", "--service", "shop", *where) as process:
         _, err = process.communicate()
     assert (process.returncode, err.count(b"\n")) == (2, 1)

@@ -43,7 +43,7 @@ def test_compaction_keeps_every_row_in_few_files(archiver: Archiver, conn: psyco
     assert compact(archiver.lake, "history").days == 0
 
 
-def test_reader_of_the_version_before_goes_on(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
+def test_reader_of_the_previous_version_is_undisturbed(archiver: Archiver, conn: psycopg.Connection[Any]) -> None:
     archive_often(archiver, conn, 5, compact_above=None)
     before = archiver.lake.read(archiver.spark, "history")
     compact(archiver.lake, "history")
@@ -67,7 +67,7 @@ def test_vacuum_removes_replaced_files_only(
     assert archiver.lake.read(archiver.spark, "history").count() == 10
 
 
-def test_vacuum_refuses_to_remove_what_queries_may_read(archiver: Archiver) -> None:
+def test_vacuum_refuses_to_remove_files_younger_than_an_hour(archiver: Archiver) -> None:
     with pytest.raises(InvalidSetting, match="is below an hour"):
         vacuum(archiver.lake, "history", timedelta(minutes=59))
 
@@ -82,7 +82,7 @@ def test_archive_compacts_a_day_of_many_files_by_itself(archiver: Archiver, conn
     assert is_whole(archiver)
 
 
-def test_commands_compact_and_vacuum(
+def test_compact_and_vacuum_commands_report_their_work(
     archiver: Archiver, conn: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     from tests.support.command import Agent
@@ -100,7 +100,7 @@ def test_commands_compact_and_vacuum(
     assert agent("pipeline", "vacuum", "--lake", archiver.lake.url, "--keep", "0.01").code == 2
 
 
-def test_files_open_at_once_are_few_however_many_days_there_are(
+def test_files_open_at_once_are_few_for_any_number_of_days(
     archiver: Archiver, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from durable.pipeline import files

@@ -57,7 +57,9 @@ def test_conversations_are_followed_over_services(overview: Callable[..., Any], 
     assert (other["depth"], other["seconds"]) == (1, 0.025)
 
 
-def test_one_is_found_by_its_id_and_by_that_of_each_message(find: Callable[..., Any], lakes: list[Lake]) -> None:
+def test_conversation_is_found_by_its_id_and_by_the_id_of_each_message(
+    find: Callable[..., Any], lakes: list[Lake]
+) -> None:
     for wanted in (ROOT, message_id(2)):
         found = find(lakes, wanted)
         assert (UUID(bytes=found.correlation_id), found.depth, len(found.messages)) == (ROOT, 2, 2)
@@ -65,12 +67,14 @@ def test_one_is_found_by_its_id_and_by_that_of_each_message(find: Callable[..., 
         find(lakes, message_id(77))
 
 
-def test_the_order_is_that_which_was_asked_for(overview: Callable[..., Any], lakes: list[Lake]) -> None:
+def test_overview_lists_the_largest_conversation_first_when_asked(
+    overview: Callable[..., Any], lakes: list[Lake]
+) -> None:
     (largest,) = overview(lakes[:2], order="largest", count=1).chosen
     assert (largest["correlation_id"], largest["messages"]) == (str(ROOT), 2)
 
 
-def test_lakes_of_which_some_have_no_history_are_read(
+def test_lakes_without_history_are_read_with_the_others(
     overview: Callable[..., Any], find: Callable[..., Any], lakes: list[Lake], tmp_path: Path
 ) -> None:
     empty, created = Lake(str(tmp_path / "nothing")), Lake(str(tmp_path / "created"))

@@ -17,15 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from durable.errors import ArchiveConflict
+from durable.errors import ArchiveConflict, InvalidSetting
 from durable.failpoints import EXIT_STATUS
 from durable.pipeline import erasing
 from durable.pipeline.audit import Question, audit
 from durable.pipeline.blanking import Wanted
-from durable.pipeline.compaction import compact
+from durable.pipeline.compaction import compact, vacuum
 from durable.pipeline.copying import opened
 from durable.pipeline.erasures import State
-from durable.pipeline.lake import Lake
+from durable.pipeline.lake import Lake, Whose
+from durable.pipeline.leftovers import Scrubbed
 from durable.storage import archives
 from durable.storage.erasures import Chosen, Erasure
 from tests.support.archiving import Archiver
@@ -173,7 +174,7 @@ def test_erased_letter_is_discarded_and_archived_so(filled: Archiver, conn: psyc
     assert is_whole(filled)
 
 
-def test_row_that_is_not_archived_yet_is_archived_without_its_content(
+def test_row_not_archived_yet_is_archived_without_its_erased_content(
     filled: Archiver, conn: psycopg.Connection[Any]
 ) -> None:
     add(conn, 5, first=21)
@@ -195,7 +196,7 @@ def test_rows_of_another_service_in_the_same_lake_are_left(
     assert filled.lake.read(spark, "history").where("service = 'billing'").first().partition_key == ANNA  # type: ignore[union-attr]
 
 
-def test_erasing_the_same_again_changes_nothing(filled: Archiver, conn: psycopg.Connection[Any]) -> None:
+def test_repeated_erasure_changes_nothing(filled: Archiver, conn: psycopg.Connection[Any]) -> None:
     first = erase(filled, Chosen(ids=of_anna(5)))
     version = filled.lake.opened("history").version()
     again = erase(filled, Chosen(ids=of_anna(5)))
@@ -209,24 +210,23 @@ _IDS, _WORDS = st.sampled_from([*range(4)]), st.sampled_from(["a", "b", "", None
 
 
 @given(
-    rows=st.lists(
-        st.tuples(_IDS, _WORDS, st.sampled_from(["shop", "billing"]), st.sampled_from([None, 9])), max_size=8
-    ),
+    rows=st.lists(st.tuples(_IDS, _WORDS, _SERVICES, st.sampled_from(["a", "b", None]), _ERASED), max_size=8),
     ids=st.lists(_IDS, max_size=2),
     keys=st.lists(st.sampled_from(["a", "b", ""]), max_size=2),
 )
-def test_rows_that_are_emptied_are_those_that_were_counted(
-    rows: list[tuple[int, str | None, str, int | None]], ids: list[int], keys: list[str]
+def test_mask_and_count_of_an_erasure_choose_the_same_rows(
+    rows: list[tuple[int, str | None, str, str | None, int | None]], ids: list[int], keys: list[str]
 ) -> None:
     stored = [
-        handled(number, partition_key=key, service=service, erasure_id=None if erased is None else UUID(int=erased))
-        for number, key, service, erased in rows
+        handled(number, partition_key=key, service=service, database=database, erasure_id=erased and UUID(int=erased))
+        for number, key, service, database, erased in rows
     ]
     batch = table(stored).drop_columns("day").combine_chunks()
-    wanted = Wanted([UUID(int=number) for number in ids], keys, "shop")
+    wanted = Wanted([UUID(int=number) for number in ids], keys, [Whose("shop", "a")])
     found = [batch.slice(n, 1).filter(wanted.condition()).num_rows == 1 for n in range(len(rows))]
     assert found == [
-        service == "shop" and erased is None and (number in ids or key in keys) for number, key, service, erased in rows
+        service == "shop" and database != "b" and erased is None and (number in ids or key in keys)
+        for number, key, service, database, erased in rows
     ]
     for part in batch.to_batches():
         assert wanted.mask(part).to_pylist() == found
@@ -235,7 +235,7 @@ def test_rows_that_are_emptied_are_those_that_were_counted(
 # ---------------------------------------------------------------- nothing looks like loss
 
 
-def test_audit_finds_no_loss_and_says_what_was_erased(
+def test_audit_reports_the_erasure_and_no_loss(
     filled: Archiver, conn: psycopg.Connection[Any], spark: SparkSession
 ) -> None:
     add(conn, 20, side="outgoing", outcome="sent")
@@ -246,7 +246,7 @@ def test_audit_finds_no_loss_and_says_what_was_erased(
     assert [(each["service"], each["rows"], each["reason"]) for each in verdict.erased] == [("shop", 5, "request 4711")]
 
 
-def test_moment_of_the_last_archive_is_not_that_of_an_erasure(filled: Archiver) -> None:
+def test_time_of_the_last_archive_is_unchanged_by_an_erasure(filled: Archiver) -> None:
     before = filled.lake.archived_at("history")
     erase(filled)
     assert filled.lake.archived_at("history") == before
@@ -266,9 +266,9 @@ def test_replaced_files_hold_the_content_until_they_are_scrubbed(
     left_behind = filled.files()[0].with_name(f"part-{app}-1-aaaaaaaa-1-0.parquet")
     left_behind.write_bytes(next(file for file in in_files(filled) if "history" in file.parts).read_bytes())
     stranger = filled.files()[0].with_name("part-of-something-else.parquet")
-    stranger.write_bytes(filled.files()[0].read_bytes())
+    stranger.write_bytes(b"not ours")
 
-    assert erasing.scrub(filled.origin, filled.lake) > 2
+    assert erasing.scrub(filled.origin, filled.lake, BY_KEY).removed > 2
 
     stranger.unlink()
     assert in_files(filled) == []
@@ -285,7 +285,7 @@ def test_compaction_writes_no_content_into_the_log(filled: Archiver) -> None:
     assert [file.name for file in log.iterdir() if b"customer" in file.read_bytes()] == []
 
 
-def test_day_that_is_compacted_meanwhile_is_erased_all_the_same(
+def test_day_compacted_during_an_erasure_is_erased(
     filled: Archiver, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace = Lake.replace
@@ -303,7 +303,7 @@ def test_day_that_is_compacted_meanwhile_is_erased_all_the_same(
     assert filled.ids() == [*range(1, 21)]
 
 
-def test_erasure_waits_for_no_archiver(filled: Archiver) -> None:
+def test_erasure_does_not_wait_for_an_archiver(filled: Archiver) -> None:
     with opened(filled.origin.url) as engine, engine.connect() as other:
         assert archives.try_lock(other, "durable")
         with pytest.raises(ArchiveConflict, match="another archiver is at work"):
@@ -336,7 +336,7 @@ def test_interrupted_erasure_is_named_and_finished_by_the_same_choice(
     assert is_whole(filled)
 
 
-def test_lake_that_was_restored_is_erased_by_the_same_choice(
+def test_restored_lake_is_erased_by_the_same_choice(
     filled: Archiver, conn: psycopg.Connection[Any], tmp_path: Path
 ) -> None:
     import shutil
@@ -351,9 +351,7 @@ def test_lake_that_was_restored_is_erased_by_the_same_choice(
     assert mentions(filled, conn) == []
 
 
-def test_database_that_was_restored_is_erased_by_the_same_choice(
-    filled: Archiver, conn: psycopg.Connection[Any]
-) -> None:
+def test_restored_database_is_erased_by_the_same_choice(filled: Archiver, conn: psycopg.Connection[Any]) -> None:
     conn.execute("CREATE TABLE kept AS SELECT * FROM durable.envelope_history")
     first = erase(filled)
     conn.execute("TRUNCATE durable.envelope_history")
@@ -364,6 +362,131 @@ def test_database_that_was_restored_is_erased_by_the_same_choice(
     again = erase(filled)
     assert (again.erasure_id, again.history_rows, states(filled)) == (first.erasure_id, 4, [State.DONE])
     assert mentions(filled, conn) == []
+
+
+# ---------------------------------------------------------------- other lakes, other databases, other writers
+
+
+def test_erasure_reaches_the_lake_of_the_database_and_the_named_lake(
+    filled: Archiver, conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    old, filled.lake = filled.lake, Lake(str(tmp_path / "new"))
+    for of in ("history", "dead_letters"):
+        filled.run(of, local_rows=1_000, is_new_lake=True)
+    own, filled.lake = filled.lake, old
+    assert erasing.survey(filled.origin, old, BY_KEY).lake == {"history": 8, "dead_letters": 2}
+    done = erase(filled)
+    assert (done.lake, done.lake_history_rows, states(filled)) == (own.url, 4, [State.DONE])
+    erasing.scrub(filled.origin, old, BY_KEY)
+    assert in_files(filled) == []
+    filled.lake = own
+    assert (in_files(filled), states(filled), is_whole(filled)) == ([], [State.DONE], True)
+
+
+def test_erasure_is_refused_when_the_lake_of_the_database_is_missing(
+    filled: Archiver, conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    fill(Lake(str(tmp_path / "other")), table([sent(1)]))
+    Path(filled.lake.url).rename(tmp_path / "moved")
+    with pytest.raises(InvalidSetting, match=r"the database is archived into .*, which is not there"):
+        erasing.erase(filled.origin, Lake(str(tmp_path / "other")), BY_KEY, actor="a test", reason="r")
+    filled.lake = Lake(str(tmp_path / "moved"))
+    assert erase(filled).lake_history_rows == 4
+
+
+def test_rows_of_a_lost_database_are_erased_with_its_name(filled: Archiver, conn: psycopg.Connection[Any]) -> None:
+    fill(filled.lake, table([sent(1, service="shop", database="lost", partition_key=ANNA)]))
+    there = erasing.survey(filled.origin, filled.lake, BY_KEY)
+    assert (there.lake["history"], [(*whose, rows) for whose, rows in there.others.items()]) == (
+        4,
+        [("shop", "lost", 1)],
+    )
+    assert erase(filled).lake_history_rows == 4
+    there = erasing.survey(filled.origin, filled.lake, BY_KEY, ["lost"])
+    assert (there.lake["history"], there.others) == (1, {})
+    done = erasing.erase(filled.origin, filled.lake, BY_KEY, actor="a test", reason="r", lost=["lost"])
+    assert (done.lake_history_rows, states(filled)) == (1, [State.DONE, State.DONE])
+    assert mentions(filled, conn) == []
+
+
+_OF_COMPACTION = "part-00000-11111111-2222-4333-8444-555555555555-c000.zstd.parquet"
+_OF_ERASURE = "part-0a0a0a0a-7-x1234567-0-0.parquet"
+_OF_ARCHIVER = "part-0a0a0a0a-7-12345678-0-0.parquet"
+
+
+@pytest.mark.parametrize(
+    ("name", "minutes", "found"),
+    [
+        (_OF_COMPACTION, 1, Scrubbed(busy=1)),
+        (f"{_OF_COMPACTION}#1", 1, Scrubbed(busy=1)),
+        (_OF_ERASURE, 1, Scrubbed(busy=1)),
+        (_OF_COMPACTION, 61, Scrubbed(removed=1)),
+        (f"{_OF_COMPACTION}#1", 61, Scrubbed(removed=1)),
+        (_OF_ERASURE, 61, Scrubbed(removed=1)),
+        (_OF_ARCHIVER, 61, Scrubbed()),
+        ("of-somebody-else.parquet", 61, Scrubbed()),
+    ],
+)
+def test_unreadable_file_is_left_to_its_writer_for_an_hour(
+    filled: Archiver, name: str, minutes: int, found: Scrubbed
+) -> None:
+    erase(filled)
+    erasing.scrub(filled.origin, filled.lake, BY_KEY)
+    unreadable = filled.files()[0].with_name(name)
+    unreadable.write_bytes(b"PAR1 half of a file")
+    moment = (datetime.now(UTC) - timedelta(minutes=minutes)).timestamp()
+    os.utime(unreadable, (moment, moment))
+    assert erasing.scrub(filled.origin, filled.lake, BY_KEY) == found
+    assert unreadable.exists() == (found.removed == 0)
+    assert is_whole(filled)
+
+
+def test_file_of_a_writer_at_work_stays_unless_its_content_was_erased(
+    filled: Archiver, conn: psycopg.Connection[Any]
+) -> None:
+    """A compaction of rows that no erasure concerns may still commit."""
+    add(conn, 4, first=31)  # Bert's
+    filled.run(local_rows=1_000)
+    of_bert = max(filled.files(), key=lambda file: file.stat().st_mtime_ns)
+    at_work = of_bert.with_name(_OF_COMPACTION)
+    at_work.write_bytes(of_bert.read_bytes())
+    with_anna = of_bert.with_name(_OF_COMPACTION.replace("0000-", "0001-"))
+    with_anna.write_bytes(min(filled.files(), key=lambda file: file.stat().st_mtime_ns).read_bytes())
+    erase(filled)
+    erasing.scrub(filled.origin, filled.lake, BY_KEY)
+    assert (at_work.exists(), with_anna.exists(), in_files(filled)) == (True, False, [])
+
+
+def test_vacuum_removes_erased_content_of_a_dead_compaction(filled: Archiver) -> None:
+    left = filled.files()[0].with_name(_OF_COMPACTION)
+    left.write_bytes(filled.files()[0].read_bytes())
+    erase(filled)
+    assert vacuum(filled.lake, "history", timedelta(days=7)) == 1
+    assert not left.exists()
+
+
+def test_archive_of_a_successor_names_the_undone_erasures(
+    agent: Agent, filled: Archiver, conn: psycopg.Connection[Any]
+) -> None:
+    erase(filled)
+    conn.execute("TRUNCATE durable.erasures")  # as in a dump from before
+    ended = agent("pipeline", "archive", "--service", "shop", "--successor")
+    assert (ended.code, ended.err) == (1, "")
+    assert "erased once, and brought back by a restored database or lake" in ended.out
+    assert "run durable-agent pipeline erase with the same --id or --key again" in ended.out
+    erase_command(agent, "--key", ANNA, "--yes")
+    assert agent("pipeline", "archive", "--service", "shop", "--successor").code == 0
+
+
+def test_verify_gives_advice_about_a_row_erased_in_one_place(
+    agent: Agent, filled: Archiver, conn: psycopg.Connection[Any]
+) -> None:
+    erase(filled)
+    conn.execute("UPDATE durable.envelope_history SET erasure_id = gen_random_uuid() WHERE erasure_id IS NOT NULL")
+    assert agent("pipeline", "verify", "--service", "shop").code == 0
+    conn.execute("UPDATE durable.envelope_history SET erasure_id = NULL WHERE id = %s", (UUID(int=5),))
+    ended = agent("pipeline", "verify", "--service", "shop")
+    assert (ended.code, "erased in one of the places only: run durable-agent pipeline erase" in ended.out) == (1, True)
 
 
 # ---------------------------------------------------------------- the command
@@ -400,7 +523,7 @@ def test_rehearsal_counts_and_changes_nothing(agent: Agent, filled: Archiver, co
     assert conn.execute("SELECT count(*) FROM durable.erasures").fetchone() == (0,)
 
 
-def test_command_erases_and_status_verify_and_record_say_so(
+def test_status_verify_and_the_record_report_an_erasure_by_command(
     agent: Agent, filled: Archiver, conn: psycopg.Connection[Any]
 ) -> None:
     told = erase_command(agent, "--key", ANNA, "--yes", "--vacuum", "--by", "anna's lawyer")
@@ -420,7 +543,7 @@ def test_command_erases_and_status_verify_and_record_say_so(
 
 
 @pytest.mark.parametrize(("answer", "code", "erased"), [(b"n\n", 1, 0), (b"y\n", 0, 4)])
-def test_command_asks_on_a_terminal(
+def test_command_asks_for_confirmation_on_a_terminal(
     agent: Agent, conn: psycopg.Connection[Any], answer: bytes, code: int, erased: int
 ) -> None:
     ours, theirs = os.openpty()
@@ -433,6 +556,16 @@ def test_command_asks_on_a_terminal(
     assert (process.returncode, b"would be erased" in out, b"erase them for good?" in err) == (code, True, True), err
     row = conn.execute("SELECT count(*) FROM durable.envelope_history WHERE erasure_id IS NOT NULL").fetchone()
     assert row == (erased,)
+
+
+def test_empty_key_is_erased_and_every_text_may_stand_in_its_record(
+    agent: Agent, conn: psycopg.Connection[Any]
+) -> None:
+    conn.execute("UPDATE durable.envelope_history SET partition_key = '' WHERE id = %s", (UUID(int=3),))
+    told = erase_command(agent, "--key", "", "--yes")
+    assert (told["erasure"]["history_rows"], told["found"]["history"]) == (1, 1)
+    row = conn.execute("SELECT body FROM durable.envelope_history WHERE id = %s", (UUID(int=3),)).fetchone()
+    assert row == (None,)
 
 
 def test_command_ends_with_1_while_messages_wait(agent: Agent, conn: psycopg.Connection[Any]) -> None:
@@ -450,12 +583,14 @@ def test_command_ends_with_1_while_messages_wait(agent: Agent, conn: psycopg.Con
         ([], "choose messages by --id or by --key, one of both"),
         (["--id", str(UUID(int=5)), "--key", ANNA], "choose messages by --id or by --key, one of both"),
         (["--id", "17"], "--id: '17' is no UUID of a message"),
-        (["--key", ""], "--key: the key is empty"),
         (["--key", "nobody", "--yes"], "no message of these ids or keys is here; nothing was erased"),
         (["--key", ANNA, "--json"], "erased messages cannot be brought back; give --yes, or --dry-run"),
         (["--key", ANNA], "erased messages cannot be brought back; give --yes, or --dry-run"),
         (["--key", ANNA, "--reason", " "], "--reason: printable text"),
-        (["--key", ANNA, "--reason", f"{ANNA} wants it"], "--reason: the reason holds the key that is to be erased"),
+        (["--key", ANNA, "--reason", f"{ANNA} wants it"], "--reason: it holds the key that is to be erased"),
+        (["--key", ANNA, "--reason", f"{ANNA.title()} wants it"], "--reason: it holds the key that is to be erased"),
+        (["--key", ANNA, "--by", f"the clerk of {ANNA}"], "--by: it holds the key that is to be erased"),
+        (["--key", "7", "--reason", "request of 7"], "--reason: it holds the key that is to be erased"),
         (["--key", ANNA, "--lake", "/nowhere/at/all", "--yes"], "there is no lake"),
     ],
 )
@@ -496,4 +631,4 @@ def test_lake_in_an_object_store_is_erased_and_recorded(
     assert (done.lake_history_rows, states(archiver)) == (2, [State.DONE])
     there = erasing.survey(archiver.origin, archiver.lake, BY_KEY)
     assert (there.is_empty, archiver.lake.sizes("history") != {}) == (True, True)
-    assert erasing.scrub(archiver.origin, archiver.lake) == 1
+    assert erasing.scrub(archiver.origin, archiver.lake, BY_KEY) == Scrubbed(removed=1)

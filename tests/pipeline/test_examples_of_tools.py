@@ -19,7 +19,7 @@ import yaml  # type: ignore[import-untyped]
 from durable.cli.app import app
 from durable.pipeline.lake import Lake, LakeTable
 from tests.support.command import ROOT
-from tests.support.lakes import at, fill, handled, letter, sent, table
+from tests.support.lakes import at, fill, handled, letter, message_id, sent, table
 
 EXAMPLES: Final = ROOT / "docs" / "examples" / "pipeline"
 DBT: Final = EXAMPLES / "dbt"
@@ -83,12 +83,12 @@ def test_every_command_of_the_dags_is_understood() -> None:
     assert sorted(found) == ["archive", "audit", "compact", "purge", "report", "vacuum", "verify"]
 
 
-def test_misspelt_option_of_a_dag_would_be_found() -> None:
+def test_misspelt_option_of_a_dag_is_found() -> None:
     with pytest.raises(typer.TyperException):
         understood("durable-agent pipeline compact --laek x")
 
 
-def test_nothing_is_purged_before_it_was_verified() -> None:
+def test_purge_tasks_depend_on_their_verify_tasks() -> None:
     of_purge = [task for task in tasks() if task.name.startswith("purge")]
     assert [[before.name for before in task.before] for task in of_purge] == [["verify_orders"], ["verify_billing"]]
 
@@ -149,9 +149,9 @@ def lake(tmp_path: Path) -> Lake:
     lake = Lake(str(tmp_path / "lake"))
     fill(lake, table([sent(1), handled(1), handled(2, erasure_id=UUID(int=7)), handled(3, attempts=2)]))
     resolved = {"resolution": "discarded", "xid": 9}
-    return fill(
-        lake, table([letter(1), letter(2), letter(2, **resolved), letter(3)], "dead_letters"), of="dead_letters"
-    )
+    again = letter(2, id=message_id(9), failed_at=at(99))  # of a database that was restored
+    letters = [letter(1), letter(2), letter(2, **resolved), letter(3), again]
+    return fill(lake, table(letters, "dead_letters"), of="dead_letters")
 
 
 @pytest.fixture
@@ -171,17 +171,17 @@ def volume(project: Project) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_models_of_the_dbt_project_compute_what_they_say(project: Project) -> None:
+def test_models_of_the_dbt_project_compute_the_expected_rows(project: Project) -> None:
     assert volume(project) == [
         (date(2026, 1, 1), "billing", "incoming", "handled", 3, 2),
         (date(2026, 1, 1), "shop", "outgoing", "sent", 1, 0),
     ]
     assert [only(row, "fastest_ms", "slowest_ms") for row in project.rows("daily_volume")] == [(25, 25), (10, 10)]
     causes = project.rows("open_causes")
-    assert [only(row, "service", "exception_type", "letters") for row in causes] == [("billing", "LookupError", 2)]
+    assert [only(row, "service", "exception_type", "letters") for row in causes] == [("billing", "LookupError", 3)]
 
 
-def test_incremental_model_of_the_dbt_project_takes_late_rows_in(project: Project, lake: Lake) -> None:
+def test_incremental_model_of_the_dbt_project_includes_late_rows(project: Project, lake: Lake) -> None:
     later = at(86_400 + 7)
     fill(lake, table([handled(4), handled(5, sent_at=later, finished_at=later)]))
     project.build(is_incremental=True)

@@ -38,7 +38,7 @@ def test_rows_of_one_message_type_lie_together_in_their_order(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("column", ["message_type", "finished_at"])
-def test_the_page_index_lets_readers_pass_over_what_they_do_not_want(tmp_path: Path, column: str) -> None:
+def test_archived_files_have_a_page_index(tmp_path: Path, column: str) -> None:
     file = written(tmp_path, 90)
     described = file.metadata.row_group(0).column(file.schema_arrow.get_field_index(column))
     assert described.has_column_index

@@ -70,9 +70,7 @@ def test_every_flight_is_archived_audited_and_reported_and_a_day_is_replayed(fir
     assert "Volume by body.carrier" in page
 
 
-def test_a_demo_that_is_there_is_used_again_and_what_is_lost_then_is_found(
-    first: tuple[int, Any], folder: Path
-) -> None:
+def test_kept_demo_is_used_again_and_a_lost_message_is_found(first: tuple[int, Any], folder: Path) -> None:
     with postgres(folder / "demo") as server, psycopg.connect(server.url("airline")) as conn:
         conn.execute(SEND_ONE_MORE)
 
@@ -86,9 +84,7 @@ def test_a_demo_that_is_there_is_used_again_and_what_is_lost_then_is_found(
         run(folder, 1_001)
 
 
-def test_step_uses_its_own_settings_and_what_it_cannot_do_ends_the_job(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_uses_its_own_settings_and_raises_its_error(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DURABLE_DB_SCHEMA", "theirs")
     taken = steps.Steps(Console(), run_step, silent=True)
     document = taken.pipeline(
@@ -106,7 +102,7 @@ def test_step_uses_its_own_settings_and_what_it_cannot_do_ends_the_job(
     assert (os.environ["DURABLE_DB_SCHEMA"], "DURABLE_DATABASE_URL" in os.environ) == ("theirs", False)
 
 
-def test_it_has_a_folder_of_its_own(
+def test_demo_refuses_keep_together_with_pipeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     agent = Agent(tmp_path, monkeypatch, capsys)

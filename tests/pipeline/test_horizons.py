@@ -78,7 +78,7 @@ def status(archiver: Archiver) -> Status:
 # ---------------------------------------------------------------- prepared transactions
 
 
-def test_prepared_transaction_is_archived_when_it_is_committed(
+def test_prepared_transaction_is_archived_when_committed(
     archiver: Archiver, conn: psycopg.Connection[Any], database_url: str
 ) -> None:
     add_history(conn, 5)
@@ -128,7 +128,7 @@ def test_status_names_the_transaction_with_the_oldest_number(
         assert "elder" in held.who
 
 
-def test_status_names_a_transaction_that_its_role_may_not_see(
+def test_status_names_a_transaction_hidden_from_its_role(
     shared: Cluster, conn: psycopg.Connection[Any], database_url: str
 ) -> None:
     role = f"reader{next(_numbers)}"
@@ -142,7 +142,7 @@ def test_status_names_a_transaction_that_its_role_may_not_see(
         assert f"process {hidden.info.backend_pid} " in held.who
 
 
-def test_purge_names_the_transaction_that_uses_the_history(
+def test_purge_names_the_transaction_using_the_history(
     archiver: Archiver, conn: psycopg.Connection[Any], database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_old_day(conn, 41, 4)
@@ -183,7 +183,7 @@ def test_purge_waits_for_a_short_transaction(
     assert (len(done.days), len(tried)) == (1, 3)
 
 
-def test_successor_with_a_prepared_transaction_is_archived_when_that_has_ended(
+def test_successor_with_a_prepared_transaction_is_archived_after_its_commit(
     made: Clusters, spark: SparkSession, tmp_path: Path
 ) -> None:
     primary = made.new()
@@ -213,7 +213,7 @@ def test_successor_with_a_prepared_transaction_is_archived_when_that_has_ended(
 # ---------------------------------------------------------------- numbers far ahead
 
 
-def test_rows_are_archived_and_streamed_once_over_the_end_of_the_numbers(
+def test_rows_are_archived_and_streamed_once_across_a_wraparound_of_transaction_numbers(
     made: Clusters, spark: SparkSession, tmp_path: Path
 ) -> None:
     cluster = made.new()
@@ -264,7 +264,7 @@ def test_rows_are_archived_and_streamed_once_over_the_end_of_the_numbers(
         assert archiver.run().rows == 0
 
 
-def test_stream_begins_where_the_rows_begin(conn: psycopg.Connection[Any], shared: Cluster, database_url: str) -> None:
+def test_stream_begins_at_the_first_rows(conn: psycopg.Connection[Any], shared: Cluster, database_url: str) -> None:
     """Its tasks share the numbers of a batch among them: from 0 on, all rows would be in the last one's."""
     shared.use_up(1_000)
     for first in range(1, 41):
@@ -280,7 +280,7 @@ def test_stream_begins_where_the_rows_begin(conn: psycopg.Connection[Any], share
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
-def test_stream_begins_before_its_target_when_transactions_go_on(
+def test_stream_begins_before_its_target_with_transactions_under_way(
     shared: Cluster, database_url: str, start: str
 ) -> None:
     reader = EnvelopeStreamReader(

@@ -70,14 +70,14 @@ def test_export_holds_every_row_and_copies_none(lake: Lake) -> None:
     assert read(done, row_filter="side = 'outgoing'") == [(1, "outgoing")]
 
 
-def test_days_are_partitions_that_readers_pass_over(lake: Lake) -> None:
+def test_export_partitions_history_by_day(lake: Lake) -> None:
     found = StaticTable.from_metadata(export(lake, "history").metadata)
     parts = [row["partition"] for row in found.inspect.partitions().to_pylist()]
     assert sorted(row["finished_at_day"] for row in parts) == [date(2026, 1, 1), date(2026, 1, 2)]
     assert len(list(found.scan(row_filter="finished_at >= '2026-01-02T00:00:00+00:00'").plan_files())) == 1
 
 
-def test_second_export_adds_what_is_new_and_changes_nothing_without(lake: Lake) -> None:
+def test_second_export_adds_new_rows_and_keeps_the_first_version(lake: Lake) -> None:
     first = export(lake, "history")
     assert export(lake, "history").version == 1
     fill(lake, table([handled(2)]))
@@ -130,7 +130,7 @@ def test_letters_are_exported_too(tmp_path: Path) -> None:
     assert (done.version, again.version, len(read(again))) == (1, 2, 4)
 
 
-def test_columns_that_were_added_since_are_exported_also_those_of_newer_versions(tmp_path: Path) -> None:
+def test_export_adds_new_columns_and_columns_of_newer_versions(tmp_path: Path) -> None:
     lake = lake_of_earlier_version(tmp_path)
     before = export(lake, "history")
     assert "erasure_id" not in columns(before)

@@ -250,7 +250,7 @@ def replay_with_restarts(chosen: DataFrame, url: str, case: Case, count: int = C
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-async def test_what_is_replayed_into_the_inbox_is_handled_in_the_order_of_its_keys(
+async def test_messages_replayed_into_the_inbox_are_handled_in_the_order_of_their_keys(
     spark: SparkSession, database_url: str, case: Case
 ) -> None:
     rows = generated(case)
@@ -264,7 +264,7 @@ async def test_what_is_replayed_into_the_inbox_is_handled_in_the_order_of_its_ke
 
 
 @pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[6]], ids=str)
-async def test_what_is_replayed_to_a_destination_is_handled_there_in_the_order_of_its_keys(
+async def test_messages_replayed_to_a_destination_are_handled_there_in_the_order_of_their_keys(
     spark: SparkSession, make_database: Callable[[str], str], tmp_path: Path, case: Case
 ) -> None:
     here, there = make_database("shop"), make_database("billing")
@@ -281,7 +281,7 @@ async def test_what_is_replayed_to_a_destination_is_handled_there_in_the_order_o
     assert inversions(rows, handled, case.order) == 0
 
 
-async def test_what_was_handled_is_replayed_in_the_order_of_its_commits(spark: SparkSession, database_url: str) -> None:
+async def test_replayed_history_is_handled_in_the_order_of_its_commits(spark: SparkSession, database_url: str) -> None:
     """Also where the times at which it was sent are level: history knows the order of commits."""
     shop = Service(database_url, ordered=True)
     shop.bus.configure(history_bodies=True)
@@ -319,7 +319,7 @@ class Routed(msgspec.Struct):
 
 
 @pytest.mark.parametrize("declared", DECLARED)
-async def test_a_published_row_has_the_place_that_send_gives_it(
+async def test_published_row_has_the_same_placement_as_a_message_sent(
     spark: SparkSession, database_url: str, declared: str
 ) -> None:
     """Without the code of the service: what a node of it has declared is in the database."""
@@ -382,7 +382,7 @@ async def test_an_ordered_handler_handles_published_rows_of_all_keys_in_their_or
     assert inversions([row._replace(key="all") for row in rows], handled, "by default") == 0
 
 
-async def test_a_node_that_starts_without_a_declaration_takes_it_back(database_url: str) -> None:
+async def test_node_started_without_a_declaration_revokes_the_stored_one(database_url: str) -> None:
     special = "SELECT name, ordering_key IS NOT NULL FROM durable.placements WHERE side = 'incoming'"
     await Service(database_url, ordered=True).handle(0)
     assert Outbox(database_url).rows(special) == [("key-order.counted", True)]
@@ -396,7 +396,7 @@ async def place(order: OrderPlaced) -> None: ...
 """
 
 
-def test_a_replay_that_is_given_the_bus_obeys_what_it_declares_before_a_node_has_started(
+def test_replay_given_the_bus_obeys_its_declarations_before_any_node_has_started(
     spark: SparkSession, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     agent = Agent(tmp_path, monkeypatch, capsys)
@@ -452,7 +452,7 @@ def test_two_rows_under_one_id_are_refused_when_they_are_two_messages(
 ) -> None:
     one = messages(frame(spark, [Row(0, "a", None, None, None)], 1), destination).withColumn("headers", F.lit("{}"))
     two = one.withColumns({name: F.expr(sql) for name, sql in OTHERS[what].items()})
-    with pytest.raises(InvalidMessage, match=f"have the id .* and different {what}: choose a key"):
+    with pytest.raises(InvalidMessage, match=f"have the id .* and differ in {next(iter(OTHERS[what]))}: choose a key"):
         publish.publish(one.unionByName(two).coalesce(partitions), load_settings(database_url=database_url))
     outbox = Outbox(database_url)
     assert (outbox.rows("SELECT 1 FROM durable.incoming_envelopes"), outbox.batches, outbox.leftovers) == ([], [], [])
@@ -461,13 +461,13 @@ def test_two_rows_under_one_id_are_refused_when_they_are_two_messages(
 def test_a_row_without_a_key_is_another_message_than_one_with_a_key(spark: SparkSession, database_url: str) -> None:
     one = messages(frame(spark, [Row(0, "a", None, None, None)], 1))
     two = one.withColumn("partition_key", F.lit(None).cast("string"))
-    with pytest.raises(InvalidMessage, match="and different keys"):
+    with pytest.raises(InvalidMessage, match="and differ in partition_key"):
         publish.publish(one.unionByName(two), load_settings(database_url=database_url))
     empty = two.withColumn("partition_key", F.lit(""))
     assert publish.publish(two.unionByName(empty), load_settings(database_url=database_url)), "an empty key is none"
 
 
-def test_the_mode_fast_refuses_rows_that_come_in_an_order(spark: SparkSession, database_url: str) -> None:
+def test_fast_mode_refuses_ordered_rows(spark: SparkSession, database_url: str) -> None:
     rows = generated(Case(keys=2, partitions=2, order="by default"), 10)
     with pytest.raises(
         InvalidMessage, match=r"not all parts were published: .* rows of a task have a key.*use the mode 'atomic'"
@@ -476,7 +476,7 @@ def test_the_mode_fast_refuses_rows_that_come_in_an_order(spark: SparkSession, d
     assert Outbox(database_url).rows("SELECT 1 FROM durable.incoming_envelopes") == []
 
 
-def test_a_column_of_order_that_does_not_sort_is_refused(spark: SparkSession, database_url: str) -> None:
+def test_order_by_refuses_a_column_without_a_sort_order(spark: SparkSession, database_url: str) -> None:
     rows = frame(spark, generated(CASES[0], 3), 1)
     settings = load_settings(database_url=database_url)
     with pytest.raises(InvalidSetting, match=r"column order_by: is .*map<.*, must be decimal, .* or a struct of these"):
@@ -507,7 +507,7 @@ TIMES: dict[str, Callable[[int], datetime | None]] = {
         ("level", 0, 9),
     ],
 )
-def test_chunks_have_so_many_rows_whatever_their_times_are(
+def test_chunks_have_the_given_number_of_rows_for_any_times(
     spark: SparkSession, database_url: str, times: str, count: int, size: int
 ) -> None:
     rows = [Row(number, "k", TIMES[times](number), None, None) for number in range(count)]
@@ -527,7 +527,7 @@ def test_chunks_have_so_many_rows_whatever_their_times_are(
 
 
 @pytest.mark.parametrize("times", ["missing", "level"])
-def test_the_rate_paces_by_count_whatever_their_times_are(
+def test_replay_rate_paces_by_count_for_any_times(
     spark: SparkSession, database_url: str, times: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [Row(number, None, TIMES[times](number), None, None) for number in range(100)]

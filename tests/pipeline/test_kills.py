@@ -25,7 +25,7 @@ ROWS, ROWS_IN_TIME = 5_000, 1_000
 # ---------------------------------------------------------------- drivers
 
 
-def test_a_driver_that_is_killed_before_the_commit_has_archived_nothing(
+def test_driver_killed_before_the_commit_has_archived_nothing(
     archiver: Archiver, conn: psycopg.Connection[Any]
 ) -> None:
     add_history(conn, 50)
@@ -39,7 +39,7 @@ def test_a_driver_that_is_killed_before_the_commit_has_archived_nothing(
     assert not set(left_behind) & set(archiver.files()), "what the dead attempt has written is removed"
 
 
-def test_a_driver_that_is_killed_after_the_commit_has_archived_everything(
+def test_driver_killed_after_the_commit_has_archived_everything(
     archiver: Archiver, conn: psycopg.Connection[Any]
 ) -> None:
     add_history(conn, 50)
@@ -56,7 +56,7 @@ def test_a_driver_that_is_killed_after_the_commit_has_archived_everything(
 # ---------------------------------------------------------------- workers
 
 
-def test_a_worker_that_is_killed_amid_its_task_archives_its_rows_once(
+def test_worker_killed_during_its_task_archives_its_rows_once(
     archiver: Archiver, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     add_history(conn, ROWS)
@@ -79,7 +79,7 @@ def test_a_worker_that_is_killed_amid_its_task_archives_its_rows_once(
     assert archiver.lake.files("history") == [f"file://{whole}"]
 
 
-def test_a_worker_that_is_killed_amid_a_read_gives_its_rows_once(
+def test_worker_killed_during_a_read_returns_its_rows_once(
     spark: SparkSession, conn: psycopg.Connection[Any], database_url: str, tmp_path: Path
 ) -> None:
     add_history(conn, ROWS)

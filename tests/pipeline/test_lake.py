@@ -57,7 +57,7 @@ def test_an_empty_lake_is_read_as_no_rows(spark: SparkSession, tmp_path: Path) -
     assert empty.offset("shop", "history") == 0
 
 
-def test_what_was_committed_is_read_by_days(spark: SparkSession, lake: Lake) -> None:
+def test_committed_files_are_read_by_day(spark: SparkSession, lake: Lake) -> None:
     files = [data_file(lake, date(2026, 11, day), rows=day) for day in (19, 20, 21)]
     lake.commit("history", files, app_id="shop", low=0, high=900)
     data_file(lake)  # of an attempt that died
@@ -70,7 +70,7 @@ def test_what_was_committed_is_read_by_days(spark: SparkSession, lake: Lake) -> 
     assert (row.service, row.finished_at, len(row.id)) == ("x", datetime(2026, 11, 21), 16)
 
 
-def test_of_two_commits_from_one_offset_one_is_refused(any_lake: Lake) -> None:
+def test_second_of_two_commits_from_one_offset_is_refused(any_lake: Lake) -> None:
     any_lake.commit("history", [data_file(any_lake)], app_id="shop", low=0, high=900)
     with pytest.raises(ArchiveConflict, match="Run the command again"):
         any_lake.commit("history", [data_file(any_lake)], app_id="shop", low=0, high=950)
@@ -78,7 +78,7 @@ def test_of_two_commits_from_one_offset_one_is_refused(any_lake: Lake) -> None:
     assert len(any_lake.files("history")) == 1
 
 
-def test_of_two_who_commit_at_the_same_moment_one_is_refused(any_lake: Lake) -> None:
+def test_second_of_two_concurrent_commits_is_refused(any_lake: Lake) -> None:
     """Both have read the log before either wrote to it."""
     before = any_lake.opened("history")
     any_lake.commit("history", [data_file(any_lake)], app_id="shop", low=0, high=900)
@@ -100,7 +100,7 @@ def test_a_table_is_made_once_and_keeps_its_id(any_lake: Lake) -> None:
     assert any_lake.create("history") == any_lake.create("history")
 
 
-def test_files_that_no_commit_names_are_seen_and_removed(any_lake: Lake) -> None:
+def test_files_named_by_no_commit_are_listed_and_removed(any_lake: Lake) -> None:
     part, left_behind = data_file(any_lake), data_file(any_lake)
     any_lake.commit("history", [part], app_id="shop", low=0, high=900)
     assert any_lake.unlisted("history", DAY) == [left_behind.path]
@@ -110,6 +110,6 @@ def test_files_that_no_commit_names_are_seen_and_removed(any_lake: Lake) -> None
 
 
 @pytest.mark.parametrize("place", ["gopher://lake", "/proc/nowhere"])
-def test_a_place_that_cannot_be_used_is_named(place: str) -> None:
+def test_unusable_place_is_named_in_the_error(place: str) -> None:
     with pytest.raises(InvalidSetting, match=place):
         Lake(place).create("history")

@@ -42,7 +42,7 @@ def test_each_row_is_archived_once(
     assert ids(lake) == [*range(1, 301)]
 
 
-def test_spark_without_a_connector_says_so(
+def test_missing_connector_of_spark_is_named(
     spark: SparkSession, lake: Lake, conn: psycopg.Connection[Any], database_url: str
 ) -> None:
     add_history(conn, 1)
@@ -51,7 +51,7 @@ def test_spark_without_a_connector_says_so(
         lake.read(spark, "history")
 
 
-def test_a_bucket_that_is_not_there_is_told_in_one_line(store_url: str) -> None:
+def test_missing_bucket_raises_an_error_of_one_line(store_url: str) -> None:
     with pytest.raises(InvalidSetting, match=r"^lake s3://nowhere/lake: .*NoSuchBucket") as raised:
         Lake("s3://nowhere/lake").create("history")
     assert "\n" not in str(raised.value)

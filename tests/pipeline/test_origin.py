@@ -34,7 +34,7 @@ def can_lock(conn: Connection) -> bool:
     return got
 
 
-def test_it_is_given_back_at_once_also_after_an_error(engine: Engine) -> None:
+def test_lock_is_released_at_once_also_after_an_error(engine: Engine) -> None:
     with locked(engine, "durable"):
         assert not is_free(engine)
     assert is_free(engine)
@@ -43,7 +43,7 @@ def test_it_is_given_back_at_once_also_after_an_error(engine: Engine) -> None:
     assert is_free(engine)
 
 
-def test_that_of_one_that_has_just_died_is_waited_for(engine: Engine) -> None:
+def test_lock_of_a_dying_archiver_is_awaited(engine: Engine) -> None:
     with engine.connect() as dead:
         assert archives.try_lock(dead, "durable")
         dying = threading.Timer(0.3, dead.invalidate)
@@ -53,12 +53,12 @@ def test_that_of_one_that_has_just_died_is_waited_for(engine: Engine) -> None:
         dying.join()
 
 
-def test_that_of_one_that_works_is_not_waited_for_long(engine: Engine) -> None:
+def test_lock_of_a_live_archiver_raises_conflict(engine: Engine) -> None:
     second = locked(engine, "durable")
     with locked(engine, "durable"), pytest.raises(ArchiveConflict, match="another archiver is at work"):
         second.__enter__()
 
 
-def test_a_connection_that_was_lost_ends_with_the_error_of_its_work(engine: Engine) -> None:
+def test_lost_connection_of_the_lock_raises_the_error_of_the_work(engine: Engine) -> None:
     with pytest.raises(StorageUnavailable, match="terminating connection"), locked(engine, "durable") as conn:
         conn.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")

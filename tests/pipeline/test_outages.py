@@ -58,7 +58,7 @@ def whole(archiver: Archiver) -> None:
 
 @pytest.mark.parametrize("local_rows", [0, ROWS], ids=["on Spark", "here"])
 @pytest.mark.parametrize("ends", [crash, crash_and_recover])
-def test_postgres_gone_amid_the_copy_is_told_and_its_rows_are_archived_by_the_next_run(
+def test_loss_of_postgres_during_the_copy_is_reported_and_the_next_run_archives_the_rows(
     archiver: Archiver,
     cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
@@ -94,7 +94,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_postgres_gone_before_a_step_of_the_driver_leaves_all_or_nothing(
+def test_loss_of_postgres_before_a_step_of_the_driver_leaves_all_or_nothing(
     archiver: Archiver, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     where, name, is_archived = STEPS[step]

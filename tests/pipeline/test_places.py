@@ -53,6 +53,6 @@ def test_every_command_reads_and_writes_the_lake(
             assert (command[0], ended.code, ended.err) == (command[0], 0, "")
 
 
-def test_path_that_reads_as_another_one_is_refused(tmp_path: Path) -> None:
+def test_path_with_encoded_characters_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="a path with per cent signs is read as another one"):
         Lake(str(tmp_path / "50%25"))

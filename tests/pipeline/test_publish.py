@@ -59,7 +59,7 @@ def settings(database_url: str) -> Settings:
 # ---------------------------------------------------------------- what is published
 
 
-def test_a_row_becomes_an_unowned_envelope_whose_id_follows_from_its_key(spark: SparkSession, outbox: Outbox) -> None:
+def test_row_becomes_an_unowned_envelope_with_an_id_derived_from_its_key(spark: SparkSession, outbox: Outbox) -> None:
     rows = orders(spark, 2).withColumn("tenant", F.lit("a"))
     made = publish.envelopes(
         rows,
@@ -106,7 +106,7 @@ def test_an_event_goes_to_each_destination_under_one_id(spark: SparkSession, out
 
 
 @MODES
-def test_the_nodes_are_told(spark: SparkSession, outbox: Outbox, mode: str) -> None:
+def test_publishing_wakes_the_nodes(spark: SparkSession, outbox: Outbox, mode: str) -> None:
     with psycopg.connect(outbox.url, autocommit=True) as listening:
         listening.execute(f"LISTEN {channel(SCHEMA)}".encode())
         write(messages(orders(spark, 3)), outbox.url, mode=mode)
@@ -117,7 +117,7 @@ def test_the_nodes_are_told(spark: SparkSession, outbox: Outbox, mode: str) -> N
 
 
 @MODES
-def test_a_repeat_adds_nothing(spark: SparkSession, outbox: Outbox, settings: Settings, mode: str) -> None:
+def test_repeated_batch_adds_nothing(spark: SparkSession, outbox: Outbox, settings: Settings, mode: str) -> None:
     first = publish.publish(messages(orders(spark, 100)), settings, mode=mode)
     again = publish.publish(messages(orders(spark, 150, partitions=3)), settings, mode=mode)
     assert first is not None
@@ -127,7 +127,7 @@ def test_a_repeat_adds_nothing(spark: SparkSession, outbox: Outbox, settings: Se
     assert outbox.leftovers == []
 
 
-def test_a_batch_that_was_published_adds_nothing_also_after_it_was_sent(
+def test_batch_published_again_adds_nothing_even_when_sent_meanwhile(
     spark: SparkSession, outbox: Outbox, settings: Settings
 ) -> None:
     publish.publish(messages(orders(spark, 100)), settings)
@@ -136,7 +136,7 @@ def test_a_batch_that_was_published_adds_nothing_also_after_it_was_sent(
     assert publish.publish(messages(orders(spark, 10)), settings, batch="May") is not None
     outbox.empty()
     assert publish.publish(messages(orders(spark, 10)), settings, batch="May") is None
-    with pytest.raises(InvalidMessage, match="batch 'May' was published before with other rows or bodies"):
+    with pytest.raises(InvalidMessage, match=r"batch 'May' was published before, with other rows .10, and now 20."):
         publish.publish(messages(orders(spark, 20)), settings, batch="May")
     assert (outbox.orders, outbox.leftovers) == ([], [])
 
@@ -149,13 +149,13 @@ def test_corrected_bodies_under_published_keys_are_refused(
     """With and without a name of its own the correction is another batch; its rows would be dropped in silence."""
     publish.publish(messages(orders(spark, 10), destination), settings)
     corrected = orders(spark, 12).withColumn("total", F.lit(-1))
-    with pytest.raises(InvalidMessage, match=r"10 rows were published before, .* with other bodies, such as"):
+    with pytest.raises(InvalidMessage, match=r"10 rows were published before, .* differ in body \(10\), such as"):
         publish.publish(messages(corrected, destination), settings, batch=batch)
     assert len([*outbox.orders, *outbox.inbox]) == 10
     assert outbox.leftovers == []
 
 
-def test_with_once_a_row_adds_nothing_also_after_it_was_sent(
+def test_row_published_again_with_once_adds_nothing_even_when_sent_meanwhile(
     spark: SparkSession, outbox: Outbox, settings: Settings
 ) -> None:
     publish.publish(messages(orders(spark, 10)), settings, once=True)
@@ -165,7 +165,7 @@ def test_with_once_a_row_adds_nothing_also_after_it_was_sent(
     assert (again.rows, again.added, outbox.orders) == (15, 5, [10, 11, 12, 13, 14])
 
 
-def test_rows_that_are_copies_are_one_message(spark: SparkSession, outbox: Outbox) -> None:
+def test_copies_of_a_row_are_one_message(spark: SparkSession, outbox: Outbox) -> None:
     write(messages(orders(spark, 10).union(orders(spark, 10))), outbox.url)
     assert (outbox.orders, outbox.batches) == (list(range(10)), [(20, 10)])
 
@@ -177,12 +177,12 @@ def test_two_messages_under_one_key_are_refused(
 ) -> None:
     other = orders(spark, 10).withColumn("total", F.lit(-1))
     both = messages(orders(spark, 10).union(other).coalesce(partitions), destination)
-    with pytest.raises(InvalidMessage, match=r"have the id .* and different bodies: choose a key"):
+    with pytest.raises(InvalidMessage, match=r"have the id .* and differ in body: choose a key"):
         publish.publish(both, settings)
     assert (outbox.orders, outbox.inbox, outbox.batches, outbox.leftovers) == ([], [], [], [])
 
 
-def test_staged_rows_that_a_crash_has_emptied_are_missed(outbox: Outbox) -> None:
+def test_publishing_raises_when_a_crash_has_emptied_staged_rows(outbox: Outbox) -> None:
     """An unlogged table is empty after a crash of the server; a batch of nothing would be lost for good."""
     job = uuid4()
     with transaction(outbox.url) as conn:
@@ -205,7 +205,7 @@ def test_a_dataframe_without_rows_publishes_nothing(spark: SparkSession, outbox:
 
 @MODES
 @pytest.mark.parametrize("end", ["in mid-copy", "after its copy"])
-def test_a_task_that_is_tried_again_publishes_its_rows_once(
+def test_retried_task_publishes_its_rows_once(
     spark: SparkSession, outbox: Outbox, tmp_path: Path, mode: str, end: str
 ) -> None:
     """Killed in mid-copy it leaves nothing; after its copy it leaves rows as a speculative attempt does."""
@@ -220,7 +220,7 @@ def test_a_task_that_is_tried_again_publishes_its_rows_once(
     assert outbox.leftovers == []
 
 
-def test_what_a_job_that_died_has_staged_is_swept(outbox: Outbox) -> None:
+def test_staged_rows_of_a_dead_job_are_swept(outbox: Outbox) -> None:
     old, young = (
         f"staged_{int((datetime.now(UTC) - age).timestamp() * 1_000):012x}{'7' * 20}_1"
         for age in (staging.LONGEST_JOB + timedelta(minutes=1), timedelta(0))
@@ -242,7 +242,7 @@ def test_what_a_job_that_died_has_staged_is_swept(outbox: Outbox) -> None:
 @pytest.mark.parametrize(
     "name", ["nodes", "staged_x", 'staged_1"; DROP TABLE nodes; --', "staged_" + "0" * 32 + "_1; x"]
 )
-def test_only_staging_tables_are_made_and_dropped(outbox: Outbox, name: str) -> None:
+def test_staging_functions_refuse_names_of_other_tables(outbox: Outbox, name: str) -> None:
     with pytest.raises(psycopg.Error, match="is no name of a staging table"):
         outbox.rows("SELECT durable.make_staging(%s, current_user::text)", name)
     assert outbox.rows("SELECT durable.drop_staging(%s, interval '-1 day')", name) == []
@@ -268,7 +268,7 @@ BAD_COLUMNS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("bad", BAD_COLUMNS)
-def test_a_column_that_does_not_fit_is_named_with_what_is_expected(
+def test_unfit_column_is_named_with_the_expected_type(
     spark: SparkSession, outbox: Outbox, settings: Settings, bad: str
 ) -> None:
     change, reason = BAD_COLUMNS[bad]
@@ -287,7 +287,7 @@ BAD_ROWS = {
 
 
 @pytest.mark.parametrize("bad", BAD_ROWS)
-def test_a_row_that_send_would_refuse_is_named_and_nothing_is_published(
+def test_row_unfit_for_send_is_named_and_nothing_is_published(
     spark: SparkSession, outbox: Outbox, settings: Settings, bad: str
 ) -> None:
     columns, reason = BAD_ROWS[bad]
@@ -309,7 +309,7 @@ def test_a_row_that_send_would_refuse_is_named_and_nothing_is_published(
     ],
     ids=["overwrite", "mode", "unknown option", "no tables", "a limit"],
 )
-def test_a_write_that_is_put_wrongly_says_what_to_do(
+def test_write_with_wrong_options_names_the_fault(
     spark: SparkSession, outbox: Outbox, options: dict[str, str], reason: str
 ) -> None:
     with pytest.raises(PySparkException, match=reason):

@@ -34,7 +34,7 @@ def outbox(database_url: str) -> Outbox:
 
 
 @pytest.mark.parametrize(("point", "published"), [("P1", 0), ("P2", 1_000)], ids=["before COMMIT", "after COMMIT"])
-def test_a_driver_that_is_killed_in_its_commit_has_published_all_or_nothing(
+def test_driver_killed_during_its_commit_has_published_all_or_nothing(
     spark: SparkSession, outbox: Outbox, point: str, published: int
 ) -> None:
     dies_at(point, "publishing", outbox.url)
@@ -68,7 +68,7 @@ def come_in(spark: SparkSession, folder: Path, first: int) -> None:
     orders(spark, 10, first=first).write.mode("append").parquet(str(folder / "orders"))
 
 
-def test_a_query_that_is_started_again_on_its_checkpoint_publishes_each_batch_once(
+def test_query_restarted_from_its_checkpoint_publishes_each_batch_once(
     spark: SparkSession, outbox: Outbox, run: Callable[..., None], tmp_path: Path
 ) -> None:
     come_in(spark, tmp_path, 0)
@@ -91,7 +91,7 @@ def test_a_query_that_is_started_again_on_its_checkpoint_publishes_each_batch_on
     assert batch[1:] == (1, 10)
 
 
-def test_another_query_publishes_for_itself(
+def test_another_query_publishes_separately(
     spark: SparkSession, outbox: Outbox, run: Callable[..., None], tmp_path: Path
 ) -> None:
     come_in(spark, tmp_path, 0)
@@ -102,7 +102,7 @@ def test_another_query_publishes_for_itself(
     assert outbox.one("SELECT count(*) FROM durable.published_batches") == 2
 
 
-def test_a_query_writes_atomically_or_not_at_all(
+def test_streaming_query_must_write_atomically(
     spark: SparkSession, outbox: Outbox, run: Callable[..., None], tmp_path: Path
 ) -> None:
     come_in(spark, tmp_path, 0)

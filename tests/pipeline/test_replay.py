@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -20,6 +22,7 @@ from durable.errors import InvalidSetting
 from durable.pipeline import choosing, replay
 from durable.pipeline.archive import archive
 from durable.pipeline.choosing import Choice
+from durable.pipeline.chunks import chunks
 from durable.pipeline.lake import Lake, LakeTable
 from durable.pipeline.origin import Origin
 from durable.settings import load_settings
@@ -72,7 +75,7 @@ def archived(spark: SparkSession, lake: Lake, url: str, service: str = "shop", t
 # ---------------------------------------------------------------- from one end to the other
 
 
-async def test_what_was_handled_is_handled_once_more_for_each_name(
+async def test_handled_message_is_handled_once_more_for_each_replay_name(
     spark: SparkSession, lake: Lake, again: Callable[..., dict[str, Any]], database_url: str
 ) -> None:
     handled: list[tuple[int, UUID, UUID]] = []
@@ -110,7 +113,7 @@ async def test_what_was_handled_is_handled_once_more_for_each_name(
 WAITING = "SELECT 1 FROM durable.incoming_envelopes UNION ALL SELECT 1 FROM durable.outgoing_envelopes"
 
 
-async def test_with_the_same_ids_only_a_receiver_that_never_saw_a_message_handles_it(
+async def test_replay_with_same_ids_is_handled_only_by_receivers_without_the_message(
     spark: SparkSession,
     lake: Lake,
     again: Callable[..., dict[str, Any]],
@@ -212,14 +215,14 @@ CHOICES: dict[str, tuple[dict[str, Any], list[int]]] = {
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_messages_are_chosen_by_all_that_is_given(spark: SparkSession, name: str) -> None:
+def test_replay_chooses_messages_matching_all_conditions(spark: SparkSession, name: str) -> None:
     given, numbers = CHOICES[name]
     rows = choosing.matching(choosing.complete(history(spark)), Choice(**given))
     found = sorted(int.from_bytes(row.id) for row in rows.select("id").collect())
     assert found == numbers
 
 
-def test_a_survey_counts_what_was_chosen_and_what_has_no_body(spark: SparkSession) -> None:
+def test_survey_counts_chosen_messages_and_those_without_a_body(spark: SparkSession) -> None:
     rows = choosing.complete(history(spark, 5, body="IF(n < 3, NULL, CAST('{}' AS BINARY))"))
     groups = [(g.service, g.side, g.message_type, g.messages, g.without_body) for g in choosing.survey(rows)]
     assert groups == [("shop", "outgoing", "even", 3, 2), ("shop", "outgoing", "odd", 2, 1)]
@@ -229,7 +232,7 @@ def test_a_survey_counts_what_was_chosen_and_what_has_no_body(spark: SparkSessio
 # ---------------------------------------------------------------- publishing in chunks
 
 
-def test_chunks_follow_in_time_and_each_is_one_batch(spark: SparkSession, database_url: str) -> None:
+def test_chunks_follow_in_time_and_are_one_batch_each(spark: SparkSession, database_url: str) -> None:
     shown: list[tuple[int, int]] = []
     chosen = replay.messages(choosing.complete(history(spark, 10)), name="x")
     done = replay.replay(
@@ -254,7 +257,7 @@ def test_chunks_follow_in_time_and_each_is_one_batch(spark: SparkSession, databa
     assert kept == [(uuid(1003), uuid(2003), replay.new_id_of(uuid(3), name="x"), 0)]
 
 
-def test_the_rate_bounds_how_soon_the_next_chunk_follows(spark: SparkSession, database_url: str) -> None:
+def test_rate_bounds_the_start_of_the_next_chunk(spark: SparkSession, database_url: str) -> None:
     pauses: list[float] = []
     chosen = replay.messages(choosing.complete(history(spark, 10)), name="x")
     settings = load_settings(database_url=database_url)
@@ -263,6 +266,37 @@ def test_the_rate_bounds_how_soon_the_next_chunk_follows(spark: SparkSession, da
     assert len(pauses) == 2, "five seconds' worth at once"
     assert pauses[0] == 0
     assert 0 <= pauses[1] <= 5
+
+
+ORDERS: dict[str, str] = {
+    "a struct": "named_struct('tens', n div 4, 'rest', named_struct('ones', CAST(n AS STRING), 'none', NULLIF(n, n)))",
+    "a struct that is NULL": "IF(n < 3, NULL, named_struct('n', n))",
+    "a text": "concat('\\'\\\\', n)",
+    "bytes": "CAST(CAST(n AS STRING) AS BINARY)",
+    "a decimal": "CAST(n / 1000 AS DECIMAL(38, 18))",
+    "a truth": "n >= 5",
+    "a day": "date_add(DATE'0001-01-01', CAST(n AS INT))",
+    "a time": "timestamp_micros(-62135596800000000 + n)",
+    "a float": "IF(n < 3, NULL, CAST(n / 3 AS FLOAT))",
+    "NaN": "IF(n < 8, CAST(n AS DOUBLE), CAST('NaN' AS DOUBLE))",
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_chunks_follow_each_other_in_columns_of_every_kind(spark: SparkSession, name: str) -> None:
+    rows = choosing.complete(history(spark, 10, o=ORDERS[name]))
+    chosen = replay.messages(rows, name="x", same_ids=True, order_by=["o"])
+    parts = [part.select("id").collect() for part in chunks(chosen, "order_by", total=10, size=4)]
+    assert [len(part) for part in parts] == [4, 4, 2]
+    numbers = [int.from_bytes(row.id) for part in parts for row in part]
+    assert sorted(numbers) == list(range(10))
+    assert all(max(a.id for a in one) < min(b.id for b in other) for one, other in pairwise(parts))
+
+
+@pytest.mark.parametrize("sql", ["array(n)", "map(n, n)", "make_interval(n)", "NULL"])
+def test_a_column_without_an_order_is_refused_before_anything_is_written(spark: SparkSession, sql: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"order_by: column o is \w+.*, must be decimal, tinyint"):
+        replay.messages(choosing.complete(history(spark, 10, o=sql)), name="x", order_by=["o"])
 
 
 # ---------------------------------------------------------------- the command
@@ -275,6 +309,20 @@ def parquet(spark: SparkSession, tmp_path: Path) -> str:
     return place
 
 
+@pytest.mark.parametrize("folder", ["l[a]{b}*", "a b#?%20é", "'q\\"])
+def test_a_place_of_files_is_taken_by_its_letters(
+    again: Callable[..., dict[str, Any]],
+    spark: SparkSession,
+    database_url: str,
+    tmp_path: Path,
+    parquet: str,
+    folder: str,
+) -> None:
+    place = tmp_path / folder
+    shutil.copytree(parquet, place)
+    assert again(database_url, "--name", "x", "--parquet", str(place), "--all", "--dry-run")["messages"] == 10
+
+
 def test_a_dry_run_counts_and_changes_nothing(
     again: Callable[..., dict[str, Any]], database_url: str, parquet: str
 ) -> None:
@@ -285,12 +333,16 @@ def test_a_dry_run_counts_and_changes_nothing(
     assert Outbox(database_url).orders == []
 
 
-def test_they_can_be_sent_elsewhere(again: Callable[..., dict[str, Any]], database_url: str, parquet: str) -> None:
+def test_replayed_messages_go_to_the_given_destination(
+    again: Callable[..., dict[str, Any]], database_url: str, parquet: str
+) -> None:
     again(database_url, "--name", "x", "--parquet", parquet, "--all", "--destination", "local", "--chunk", "6")
     assert Outbox(database_url).inbox == list(range(10))
 
 
-def test_it_tells_people_what_it_did(agent: Agent, spark: SparkSession, database_url: str, parquet: str) -> None:
+def test_replay_prints_the_numbers_of_replayed_and_added_messages(
+    agent: Agent, spark: SparkSession, database_url: str, parquet: str
+) -> None:
     ended = agent("pipeline", "replay", "--name", "x", "--parquet", parquet, "--all", "--database", database_url)
     assert ended.code == 0
     assert "10 messages replayed, 10 of them added" in ended.out
@@ -308,7 +360,7 @@ REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_command_that_is_put_wrongly_ends_with_one_line(
+def test_replay_with_wrong_arguments_fails_with_one_line(
     agent: Agent, spark: SparkSession, database_url: str, parquet: str, name: str
 ) -> None:
     arguments, reason = REFUSALS[name]
@@ -336,7 +388,7 @@ WRONG_ROWS: dict[str, tuple[dict[str, str], tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG_ROWS)
-def test_messages_that_cannot_be_replayed_are_refused_before_anything_happens(
+def test_unfit_messages_are_refused_before_any_is_replayed(
     agent: Agent, spark: SparkSession, database_url: str, tmp_path: Path, name: str
 ) -> None:
     columns: dict[str, Any]
@@ -350,14 +402,14 @@ def test_messages_that_cannot_be_replayed_are_refused_before_anything_happens(
     assert Outbox(database_url).orders == []
 
 
-def test_files_without_what_a_message_needs_are_refused(spark: SparkSession) -> None:
+def test_files_without_required_columns_are_refused(spark: SparkSession) -> None:
     with pytest.raises(InvalidSetting, match="column body: missing; a replay needs"):
         choosing.complete(history(spark).drop("body"))
     plain = history(spark).withColumn("destination", F.col("address")).drop("side", "address", "service", "headers")
     assert replay.messages(choosing.complete(plain), name="x").count() == 10
 
 
-def test_history_without_bodies_says_which_setting_keeps_them(
+def test_replay_of_history_without_bodies_names_the_setting_history_bodies(
     spark: SparkSession, lake: Lake, agent: Agent, database_url: str
 ) -> None:
     with psycopg.connect(database_url, autocommit=True) as conn:

@@ -31,7 +31,7 @@ def lake(tmp_path: Path) -> Lake:
     return fill(Lake(str(tmp_path / "lake")), history(1, 2, 3), history(DAY, DAY + 600))
 
 
-def test_days_are_computed_once_and_again_when_rows_have_come(spark: SparkSession, lake: Lake) -> None:
+def test_days_are_computed_once_and_again_after_new_rows(spark: SparkSession, lake: Lake) -> None:
     first = report(spark, lake)
     assert (first.days_computed, first.totals["sent"], first.totals["handled"]) == (2, 5, 5)
     again = report(spark, lake)
@@ -42,7 +42,7 @@ def test_days_are_computed_once_and_again_when_rows_have_come(spark: SparkSessio
     assert [row["total"] for row in more.nodes] == [6, 6]
 
 
-def test_days_that_were_not_asked_for_do_not_count(spark: SparkSession, lake: Lake) -> None:
+def test_report_counts_only_the_chosen_days(spark: SparkSession, lake: Lake) -> None:
     second = report(spark, lake, since=(BEGAN + timedelta(days=1)).date())
     assert (second.totals["handled"], second.days_computed) == (2, 1)
     first = report(spark, lake, until=(BEGAN + timedelta(days=1)).date())
@@ -51,7 +51,7 @@ def test_days_that_were_not_asked_for_do_not_count(spark: SparkSession, lake: La
         report(spark, lake, since=(BEGAN + timedelta(days=9)).date())
 
 
-def test_windows_are_as_wide_as_a_plot_shows_well(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
+def test_windows_have_a_width_suited_to_a_plot(spark: SparkSession, lake: Lake, tmp_path: Path) -> None:
     assert report(spark, lake).window_seconds == 600
     short = report(spark, fill(Lake(str(tmp_path / "short")), history(1, 2, 3)))
     assert short.window_seconds == 1
@@ -59,7 +59,7 @@ def test_windows_are_as_wide_as_a_plot_shows_well(spark: SparkSession, lake: Lak
     assert short.last == at(4)  # rather than the end of the minute
 
 
-def test_what_history_shows_is_marked_and_so_is_what_is_told(spark: SparkSession, lake: Lake) -> None:
+def test_report_marks_starts_of_nodes_interruptions_and_given_marks(spark: SparkSession, lake: Lake) -> None:
     fill(lake, history(DAY + 1_200, interruptions=1, node_id=2))
     found = report(spark, lake, marks=[Mark(at(30), "release 7")])
     assert [mark.label for mark in found.marks] == [
@@ -74,7 +74,7 @@ def test_what_history_shows_is_marked_and_so_is_what_is_told(spark: SparkSession
     assert [len(trace["x"]) for trace in plot["data"] if trace.get("yaxis") == "y2"] == [1, 4]
 
 
-def test_volume_is_by_columns_and_by_fields_of_bodies(spark: SparkSession, lake: Lake) -> None:
+def test_volume_is_grouped_by_columns_and_by_fields_of_bodies(spark: SparkSession, lake: Lake) -> None:
     if "body" not in table([]).column_names:
         raise AssertionError("the history has bodies")
     fill(lake, history(DAY + 9, partition_key="UA", body=b'{"flight": {"carrier": "AA"}}'))
@@ -124,7 +124,7 @@ def rendered(found: Report) -> tuple[Page, list[Any]]:
     return page, json.loads(page.scripts[0])
 
 
-def test_the_page_needs_no_network(spark: SparkSession, lake: Lake) -> None:
+def test_page_needs_no_network(spark: SparkSession, lake: Lake) -> None:
     page, plots = rendered(report(spark, lake, dimensions=["message_type"]))
     loads = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "href")]
     assert loads == []
@@ -141,7 +141,7 @@ def test_the_page_of_a_sender_alone_has_no_latencies(spark: SparkSession, tmp_pa
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_name_that_looks_like_a_template_stays_as_it_is(spark: SparkSession, tmp_path: Path, name: str) -> None:
+def test_message_type_resembling_a_template_is_shown_unchanged(spark: SparkSession, tmp_path: Path, name: str) -> None:
     lake = fill(Lake(str(tmp_path / "lake")), table([handled(1, message_type=name)]))
     found = report(spark, lake)
     page, _ = rendered(found)

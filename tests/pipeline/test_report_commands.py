@@ -36,7 +36,7 @@ def audited(agent: Agent, *arguments: str) -> list[str]:
     return ["audit", "--sender", lake, "--receiver", lake, *arguments]
 
 
-def test_an_audit_that_finds_something_lost_ends_with_1(agent: Agent) -> None:
+def test_audit_exits_with_1_when_a_message_is_lost(agent: Agent) -> None:
     ended = agent("pipeline", *audited(agent, "--since", "2026-01-01T00:00:01Z"))
     assert ended.code == 1
     assert "FAILED" in ended.out
@@ -46,24 +46,24 @@ def test_an_audit_that_finds_something_lost_ends_with_1(agent: Agent) -> None:
     assert list((agent.folder / "findings").glob("*.parquet"))
 
 
-def test_an_audit_that_finds_nothing_ends_with_0(agent: Agent) -> None:
+def test_audit_exits_with_0_when_no_message_is_lost(agent: Agent) -> None:
     within = ["--since", "2026-01-01T00:00:01Z", "--until", "2026-01-01T00:00:02Z"]
     assert document(agent, *audited(agent, *within))["counts"]["lost"] == 0
 
 
-def test_what_was_sent_after_the_lakes_were_archived_is_open(agent: Agent) -> None:
+def test_message_sent_after_the_lakes_were_archived_is_open(agent: Agent) -> None:
     within = ["--since", "2026-01-01T00:00:01Z", "--archived-until", "2026-01-01T00:15:01Z"]
     assert document(agent, *audited(agent, *within))["counts"]["open"] == 1
 
 
-def test_a_report_is_a_page_and_its_tables(agent: Agent) -> None:
+def test_report_command_writes_a_page_and_its_tables(agent: Agent) -> None:
     found = document(agent, "report", "--out", "r.html", "--by", "message_type", "--mark", "2026-01-01T00:00Z=release")
     assert (found["totals"]["sent"], found["marks"][0]["label"]) == (2, "release")
     assert (agent.folder / "r.html").stat().st_size > 4_000_000
     assert "4 rows of history, 0 days computed anew" in agent("pipeline", "report").out
 
 
-def test_a_conversation_is_a_tree(agent: Agent) -> None:
+def test_conversation_is_printed_as_a_tree(agent: Agent) -> None:
     tree = agent("pipeline", "conversations", "--id", str(message_id(1)))
     assert tree.code == 0
     assert "* orders.placed  +0.0 ms, took 25.0 ms  (sent shop tcp://billing:2302, handled billing main)" in tree.out
@@ -105,7 +105,7 @@ def test_conversations_of_few_rows_need_no_java(
         (["audit", "--sender", "lake", "--receiver", "empty"], "empty: no history; fill it with"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(agent: Agent, arguments: list[str], said: str) -> None:
+def test_wrong_argument_is_told_in_one_line(agent: Agent, arguments: list[str], said: str) -> None:
     ended = agent("pipeline", *arguments)
     assert (ended.code, ended.out) == (2, "")
     assert said in ended.err.lower() if said.islower() else said in ended.err

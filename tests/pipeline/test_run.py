@@ -86,7 +86,7 @@ def test_steps_run_one_after_the_other_on_the_lake_of_the_run(agent: Agent, hist
     assert (agent.folder / "report.html").exists()
 
 
-def test_the_lake_of_a_run_goes_to_every_step(
+def test_lake_of_a_run_is_passed_to_every_step(
     agent: Agent, history: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("DURABLE_LAKE")
@@ -96,14 +96,14 @@ def test_the_lake_of_a_run_goes_to_every_step(
     assert {row["lake"] for row in found["steps"][1]["document"]["totals"]} == {other}
 
 
-def test_a_person_is_shown_each_step_and_a_summary(agent: Agent, history: None) -> None:
+def test_summary_and_each_step_are_printed(agent: Agent, history: None) -> None:
     ended = agent("pipeline", "run", "--steps", "archive,status")
     assert (ended.code, ended.err) == (0, "")
     for shown in ("1/2 archive", "archived into", "2/2 status", "rows behind", "the run", "1. archive"):
         assert shown in ended.out
 
 
-def test_a_run_ends_at_the_first_step_that_fails_with_its_exit_code(agent: Agent) -> None:
+def test_run_ends_at_the_first_failed_step_with_its_exit_code(agent: Agent) -> None:
     lake_with_a_loss(agent)
     file = steps_file(
         agent, f'[[step]]\nrun = "compact"\n[[step]]\nrun = "audit"\nsince = {SINCE}\n[[step]]\nrun = "report"'
@@ -128,7 +128,7 @@ def test_a_run_ends_at_the_first_step_that_fails_with_its_exit_code(agent: Agent
         ("compact,report,status", None, 2, "no history; fill it"),
     ],
 )
-def test_a_step_that_breaks_off_ends_the_run_with_the_exit_code_of_its_error(
+def test_run_ends_with_the_exit_code_of_the_error_of_a_step(
     agent: Agent, steps: str, database: str | None, code: int, said: str
 ) -> None:
     arguments = ["--steps", steps, *(["--database", database] if database else [])]
@@ -141,7 +141,7 @@ def test_a_step_that_breaks_off_ends_the_run_with_the_exit_code_of_its_error(
     assert ended.err.endswith("run the same command with --from 2\n")
 
 
-def test_a_run_goes_on_where_it_is_told_to(agent: Agent, history: None) -> None:
+def test_run_continues_from_the_given_step(agent: Agent, history: None) -> None:
     done = document(agent, "--steps", "archive,status,verify", "--from", "2", code=2)
     assert [(step["number"], step["step"]) for step in done["steps"]] == [(2, "status"), (3, "verify")]
     document(agent, "--steps", "archive")
@@ -223,7 +223,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_is_wrong_with_any_step_is_said_before_the_first_one_begins(agent: Agent, text: str) -> None:
+def test_fault_of_any_step_is_told_before_the_first_step_begins(agent: Agent, text: str) -> None:
     file = steps_file(agent, f'[[step]]\nrun = "archive"\nservice = "shop"\n{text}\n')
     ended = agent("pipeline", "run", "--file", file)
     assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
@@ -244,13 +244,13 @@ def test_what_is_wrong_with_any_step_is_said_before_the_first_one_begins(agent: 
         (["--steps", "archive,audit", "--master", "local", "--remote", "sc://x"], "give one of them"),
     ],
 )
-def test_a_run_that_cannot_be_is_refused(agent: Agent, arguments: list[str], said: str) -> None:
+def test_run_with_wrong_arguments_is_refused(agent: Agent, arguments: list[str], said: str) -> None:
     ended = agent("pipeline", "run", *arguments)
     assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
     assert said in ended.err
 
 
-def test_without_a_lake_nothing_begins(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_begins_no_step_without_a_required_option(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DURABLE_LAKE")
     ended = agent("pipeline", "run", "--steps", "archive,report")
     assert (ended.code, "step 1, archive: lake: not set" in ended.err) == (2, True)

@@ -13,18 +13,18 @@ from durable.pipeline import session
 from durable.pipeline.session import find_java, spark_errors, spark_session
 
 
-def test_a_session_that_exists_is_used_again_and_counts_in_utc(spark: SparkSession) -> None:
+def test_existing_session_is_used_again_and_keeps_utc(spark: SparkSession) -> None:
     assert spark_session() is spark
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert spark.sql("SELECT CAST(TIMESTAMP '2026-01-01 00:00:00Z' AS string)").collect()[0][0] == "2026-01-01 00:00:00"
 
 
-def test_a_session_is_in_one_place() -> None:
+def test_session_takes_either_master_or_remote() -> None:
     with pytest.raises(InvalidSetting, match="give one of them"):
         spark_session(master="local", remote="sc://localhost")
 
 
-def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_spark_extra_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
     with pytest.raises(InvalidSetting, match=r"pip install 'durable-bus\[spark\]'"):
         spark_session()
@@ -47,21 +47,21 @@ def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_java_is_looked_for_until_one_is_new_enough(no_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_java_tries_each_place_until_one_is_new_enough(no_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(java(no_java / "old", "1.8.0_402")))
     java(no_java / "jvm" / "java-11", "11.0.2")
     expected = java(no_java / "jvm" / "java-21", "21.0.1")
     assert find_java() == expected
 
 
-def test_a_java_that_is_too_old_is_named(no_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outdated_java_is_named_in_the_error(no_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = java(no_java / "old", "11.0.2")
     monkeypatch.setenv("JAVA_HOME", str(home))
     with pytest.raises(InvalidSetting, match=f"there is none .{home} is version 11.*openjdk-17"):
         find_java()
 
 
-def test_an_error_of_a_task_is_raised_as_what_it_was_there(spark: SparkSession) -> None:
+def test_error_of_a_task_keeps_its_type_in_the_driver(spark: SparkSession) -> None:
     def fail(batches: object) -> object:
         raise StorageUnavailable("the database went away")
 

@@ -39,7 +39,7 @@ def ids(frame: DataFrame) -> list[int]:
 # ---------------------------------------------------------------- tables and columns
 
 
-def test_history_comes_with_every_column_as_it_was_written(
+def test_history_is_read_with_every_column_unchanged(
     source: SparkSession, conn: psycopg.Connection[Any], database_url: str
 ) -> None:
     moment = datetime(2026, 11, 20, 23, 59, 59, 999_999, UTC)
@@ -74,7 +74,7 @@ def test_dead_letters_are_read_with_their_headers_as_json(
     ]
 
 
-def test_only_the_columns_that_are_asked_for_leave_the_database(
+def test_source_reads_only_the_chosen_columns(
     source: SparkSession, conn: psycopg.Connection[Any], database_url: str
 ) -> None:
     add_history(conn, 3)
@@ -100,7 +100,7 @@ FILTERS = {
 
 
 @pytest.mark.parametrize("name", FILTERS)
-def test_a_filter_means_the_same_wherever_it_is_answered(
+def test_filter_chooses_the_same_rows_in_spark_and_in_postgres(
     source: SparkSession, conn: psycopg.Connection[Any], database_url: str, name: str
 ) -> None:
     noon = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -127,7 +127,7 @@ def test_filters_are_answered_by_postgres(
 # ---------------------------------------------------------------- one state of a changing table
 
 
-def test_tasks_within_one_snapshot_see_one_state_of_a_table_that_changes(
+def test_tasks_of_one_snapshot_read_one_state_of_a_changing_table(
     source: SparkSession, conn: psycopg.Connection[Any], database_url: str
 ) -> None:
     """Rows are moved all the time, of which there are always as many."""
@@ -156,14 +156,14 @@ def test_tasks_within_one_snapshot_see_one_state_of_a_table_that_changes(
     assert frame.rdd.getNumPartitions() >= 8
 
 
-def test_without_a_snapshot_the_table_is_read_by_one_statement(
+def test_table_is_read_by_one_statement_without_a_snapshot(
     source: SparkSession, conn: psycopg.Connection[Any], database_url: str
 ) -> None:
     add_history(conn, 10)
     assert read(source, database_url).rdd.getNumPartitions() == 1
 
 
-def test_a_snapshot_that_is_over_is_told(source: SparkSession, database_url: str) -> None:
+def test_expired_snapshot_is_named_in_the_error(source: SparkSession, database_url: str) -> None:
     with consistent(database_url) as options:
         pass
     with pytest.raises(PySparkException, match=r"reading .*snapshot"):
@@ -209,7 +209,7 @@ BAD_SCHEMAS = {
 
 
 @pytest.mark.parametrize("said", BAD_SCHEMAS)
-def test_a_schema_that_does_not_fit_is_refused(said: str) -> None:
+def test_unfit_schema_is_refused(said: str) -> None:
     with pytest.raises(InvalidSetting, match=said):
         checked(BAD_SCHEMAS[said], "envelope_history")
 
@@ -222,7 +222,7 @@ REFUSED_BY_SPARK: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("said", REFUSED_BY_SPARK)
-def test_what_planning_finds_out_reaches_the_caller(source: SparkSession, database_url: str, said: str) -> None:
+def test_error_of_planning_reaches_the_caller(source: SparkSession, database_url: str, said: str) -> None:
     with pytest.raises(PySparkException) as refused:
         read(source, **({"url": database_url} | REFUSED_BY_SPARK[said])).count()
     assert said in str(refused.value)
@@ -247,7 +247,7 @@ def test_a_stream_goes_on_from_its_checkpoint(stream: Stream, conn: psycopg.Conn
     assert stream.batches == 0, "writes elsewhere make no empty batches"
 
 
-def test_a_stream_does_not_pass_over_a_transaction_that_commits_late(
+def test_stream_waits_for_a_transaction_committed_late(
     stream: Stream, conn: psycopg.Connection[Any], database_url: str
 ) -> None:
     with psycopg.connect(database_url) as late:
@@ -257,7 +257,7 @@ def test_a_stream_does_not_pass_over_a_transaction_that_commits_late(
     assert stream.run() == [*range(1, 12)]
 
 
-def test_a_stream_from_the_latest_reads_what_comes(stream: Stream, conn: psycopg.Connection[Any]) -> None:
+def test_stream_starting_at_the_latest_reads_only_new_rows(stream: Stream, conn: psycopg.Connection[Any]) -> None:
     add_history(conn, 3)
     assert stream.run(start="latest") == []
     add_history(conn, 2, first=4)

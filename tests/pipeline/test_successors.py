@@ -18,15 +18,19 @@ import pytest
 from pyspark.sql import SparkSession
 
 from durable.errors import InvalidSetting
+from durable.pipeline.choosing import Choice, choose
 from durable.pipeline.copying import connection
-from durable.pipeline.lake import Lake
+from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose
 from durable.pipeline.purge import Retention, purge
+from durable.pipeline.rows import records
+from durable.pipeline.spans import Gap
 from durable.pipeline.status import read_status
-from durable.storage import migrator
+from durable.pipeline.transform import causes
+from durable.storage import archives, dead_letters, migrator
 from tests.support.archiving import Archiver, origin_of
 from tests.support.clusters import Cluster, Clusters, clusters
 from tests.support.history import add_history, add_letters, add_old_day
-from tests.support.partitions import drop_partitions
+from tests.support.partitions import drop_partitions, purge_undated
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -68,9 +72,19 @@ def drop_history(database: str, keep: timedelta) -> list[str]:
     return [name for name in dropped if name.startswith("envelope_history")]
 
 
-def letters(cluster: Cluster, count: int) -> None:
+def letters(cluster: Cluster, count: int, *, first: int = 1) -> None:
     with psycopg.connect(url(cluster), autocommit=True) as conn:
-        add_letters(conn, count)
+        add_letters(conn, count, first=first)
+
+
+def resolve_letters(cluster: Cluster, first: int) -> None:
+    """Those with this number and above."""
+    with psycopg.connect(url(cluster), autocommit=True) as conn:
+        conn.execute(
+            "UPDATE durable.dead_letters SET resolution = 'discarded', resolved_at = now(), xid = DEFAULT "
+            "WHERE letter_id >= %s",
+            (first,),
+        )
 
 
 class Succession:
@@ -197,6 +211,48 @@ def test_second_restored_dump_is_archived_whole(made: Clusters, primary: Cluster
     succession.is_whole()
 
 
+@pytest.mark.parametrize("way", ["dump", "files"])
+@pytest.mark.parametrize("are_readable", [True, False])
+@pytest.mark.parametrize("are_resolved", [True, False])
+def test_letters_are_told_from_lost_ones_of_the_same_numbers_when_a_database_is_restored(
+    made: Clusters, primary: Cluster, succession: Succession, *, way: str, are_readable: bool, are_resolved: bool
+) -> None:
+    """The restored database gives its new letters the numbers of those that were written after the dump."""
+    archiver = succession.archiver
+    letters(primary, 5)
+    succession.archive()
+    restored = made.empty() if way == "files" else made.new()
+    if way == "files":
+        primary.back_up(restored)
+    else:
+        primary.copy_dump("shop", restored)
+    letters(primary, 10, first=101)
+    succession.archive()
+    if are_resolved:
+        resolve_letters(primary, 6)
+        succession.archive()
+    primary.stop("immediate")
+    if way == "files":
+        restored.start()
+
+    letters(restored, 10, first=201)
+    if not are_readable:
+        with psycopg.connect(url(restored), autocommit=True) as conn:
+            conn.execute("UPDATE durable.dead_letters SET id = NULL, message_type = NULL WHERE letter_id > 5")
+    succession.take_over(restored)
+    assert succession.archive(is_successor=True) == (0, 10)
+    succession.is_whole()
+    rows = archiver.lake.read(archiver.spark, "dead_letters")
+    still_open = 15 if are_resolved else 25
+    chosen = choose(archiver.spark, archiver.lake, Choice(table="dead_letters"))
+    assert chosen.count() == still_open
+    assert [row.letter_id for row in chosen.where("id IS NULL OR hex(id) > repeat('0', 30) || 'C8'").collect()] == [
+        *range(6, 16)
+    ]
+    found = records(causes(rows))
+    assert (sum(row["total"] for row in found), sum(row["unresolved"] for row in found)) == (25, still_open)
+
+
 def test_copy_within_one_cluster_is_refused(primary: Cluster, succession: Succession) -> None:
     write(primary, 5, first=1)
     succession.archive()
@@ -205,7 +261,7 @@ def test_copy_within_one_cluster_is_refused(primary: Cluster, succession: Succes
     succession.refuses()
 
 
-def test_promoted_standby_is_archived_from_where_it_was(
+def test_promoted_standby_is_archived_from_its_last_position(
     made: Clusters, primary: Cluster, succession: Succession
 ) -> None:
     write(primary, 20, first=1)
@@ -251,7 +307,9 @@ def test_files_of_an_earlier_state_are_archived_from_there(
     succession.is_whole()
 
 
-def test_upgraded_cluster_is_archived_from_where_it_was(made: Clusters, spark: SparkSession, tmp_path: Path) -> None:
+def test_upgraded_cluster_is_archived_from_its_last_position(
+    made: Clusters, spark: SparkSession, tmp_path: Path
+) -> None:
     old = new_service(made.new(16))
     succession = Succession(spark, tmp_path, old)
     write(old, 20, first=1)
@@ -290,7 +348,7 @@ def backed_up(archiver: Archiver, conn: psycopg.Connection[Any]) -> Archiver:
     return archiver
 
 
-def test_restored_lake_is_told_and_filled_again(backed_up: Archiver) -> None:
+def test_restored_lake_is_reported_and_filled_again(backed_up: Archiver) -> None:
     status = read_status(backed_up.origin.url, "durable", backed_up.lake).tables[0]
     assert "the lake ends before what was archived" in str(status.problem)
     assert backed_up.verify().missing == 200
@@ -314,7 +372,74 @@ def test_rows_gone_from_restored_lake_and_database_are_named(
     assert backed_up.ids() == [*range(1, 156)]
 
 
-def test_nothing_is_dropped_between_restoring_a_lake_and_archiving_again(
+def gaps_of(archiver: Archiver, table: LakeTable = "history") -> tuple[Gap, ...]:
+    with connection(archiver.origin.url) as conn:
+        whose = Whose("shop", archives.database(conn, "durable"))
+    return archiver.lake.span(table, whose).gaps
+
+
+def test_rows_gone_from_restored_lake_and_database_are_kept_as_a_gap(
+    backed_up: Archiver, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when an archiver dies before it has said so, and when the lake is restored once more."""
+    day = (datetime.now(UTC) - timedelta(days=40)).date()
+    begin = datetime(day.year, day.month, day.day, tzinfo=UTC)
+    conn.execute(f"DROP TABLE durable.envelope_history_{day:%Y%m%d}".encode())
+    lake, backup = Path(backed_up.lake.url), Path(backed_up.lake.url).with_name("backup")
+    with monkeypatch.context() as patch:
+        patch.setattr(Lake, "commit", lambda *_, **__: pytest.fail("dies before the lake has anything"))
+        with pytest.raises(pytest.fail.Exception):
+            backed_up.run()
+    assert gaps_of(backed_up) == ()
+    for _ in range(2):
+        backed_up.run()
+        assert gaps_of(backed_up) == (Gap(begin, begin + timedelta(days=1)),)
+        shutil.rmtree(lake)
+        shutil.copytree(backup, lake)
+
+
+def test_rows_dropped_while_nothing_archives_are_kept_as_gaps(
+    archiver: Archiver, conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    """Of history by day and in no day, and letters of messages that have no history. Each lake is told of them."""
+    midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    add_old_day(conn, 41, 2, first=1)
+    add_old_day(conn, 40, 2, first=11)
+    for table in SOURCES:
+        archiver.run(table)
+    with connection(archiver.origin.url) as of:
+        archives.end(of, "durable")
+    first, last = (midnight - timedelta(days=40, hours=-hour) for hour in (3, 4))
+    add_history(conn, 1, first=101, finished_at=first)
+    add_history(conn, 1, first=102, finished_at=last)
+    stray = midnight - timedelta(days=60)
+    add_history(conn, 1, first=103, finished_at=stray)
+    add_letters(conn, 2, first=201)
+    letter = midnight + timedelta(days=400)  # behind what the lake has already
+    conn.execute(
+        "UPDATE durable.dead_letters SET failed_at = %s, resolved_at = now() - interval '40 days', "
+        "resolution = 'discarded', exception_type = CASE letter_id WHEN 1 THEN 'quarantined on arrival' ELSE 'x' END",
+        (letter,),
+    )
+    conn.execute("UPDATE durable.dead_letters SET failed_at = failed_at + interval '1 day' WHERE letter_id = 2")
+    assert len(drop_history(archiver.origin.url, timedelta(days=30))) == 2
+    with connection(archiver.origin.url) as of:
+        assert sum(purge_undated(of, "durable", keep_ids=timedelta(days=8), keep_history=timedelta(days=30))) == 1
+        assert dead_letters.purge(of, "durable", keep=timedelta(days=30)) == 2
+
+    microsecond = timedelta(microseconds=1)
+    expected = (Gap(stray, stray + microsecond), Gap(first, last + microsecond))
+    for lake in (archiver.lake, Lake(str(tmp_path / "other"))):
+        archiver.lake = lake
+        for table in SOURCES:
+            archiver.run(table, is_new_lake=True)
+        assert (gaps_of(archiver), gaps_of(archiver, "dead_letters")) == (
+            expected,
+            (Gap(letter, letter + microsecond),),
+        )
+
+
+def test_history_is_not_dropped_between_restoring_a_lake_and_archiving_again(
     backed_up: Archiver, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(*_: Any, **__: Any) -> None:

@@ -20,7 +20,7 @@ def only(rows: DataFrame) -> dict[str, Any]:
     return row
 
 
-def test_counts_are_by_outcome_with_what_was_retried_and_interrupted(spark: SparkSession) -> None:
+def test_minutes_count_outcomes_retries_and_interruptions(spark: SparkSession) -> None:
     rows = [
         handled(1),
         handled(2, attempts=2),
@@ -49,14 +49,14 @@ def test_windows_begin_at_whole_minutes_and_can_be_added_up(spark: SparkSession)
     assert [row["window"] for row in seconds] == [at(0), at(50), at(60), at(3_590), at(3_600)]
 
 
-def test_latencies_are_of_what_was_handled(spark: SparkSession) -> None:
+def test_latencies_cover_handled_messages_only(spark: SparkSession) -> None:
     rows = [sent(1), handled(1), handled(2, outcome="dead-lettered", finished_at=at(99))]
     summed = only(transform.summed(transform.daily(frame(spark, rows))))
     assert [summed[f"{name}_count"] for name in transform.LATENCIES] == [1, 1, 1]
     assert [summed[f"{name}_p50"] for name in transform.LATENCIES] == pytest.approx([5.0, 20.0, 25.0])
 
 
-def test_a_local_message_has_no_way_to_its_store(spark: SparkSession) -> None:
+def test_local_message_has_no_latency_to_its_store(spark: SparkSession) -> None:
     local = handled(1, address="local", received_at=at(0.9))
     summed = only(transform.summed(transform.daily(frame(spark, [local]))))
     assert (summed["commit_to_stored_count"], summed["commit_to_stored_p99"]) == (0, None)
@@ -79,13 +79,13 @@ def test_percentiles_of_many_days_are_those_of_all_rows(spark: SparkSession) -> 
         assert sum(value <= found for value in took) / len(took) == pytest.approx(rank, abs=0.0165)
 
 
-def test_rates_are_of_all_that_came_to_an_end(spark: SparkSession) -> None:
+def test_rates_divide_by_all_finished_messages(spark: SparkSession) -> None:
     rows = [handled(1), handled(2, attempts=1), handled(3), handled(4, outcome="dead-lettered")]
     summed = only(transform.summed(transform.daily(frame(spark, rows)), "message_type"))
     assert (summed["retry_rate"], summed["dead_letter_rate"]) == (0.25, 0.25)
 
 
-def test_nodes_live_from_what_they_finished_first_to_what_they_finished_last(spark: SparkSession) -> None:
+def test_nodes_live_from_their_first_to_their_last_finished_message(spark: SparkSession) -> None:
     rows = [handled(1, node_id=7), handled(DAY, node_id=7), handled(5, node_id=8), handled(6, node_id=0)]
     lives = records(transform.lifetimes(transform.nodes(frame(spark, rows))))
     assert [(row["node_id"], row["first"], row["last"], row["total"]) for row in lives] == [
@@ -94,7 +94,7 @@ def test_nodes_live_from_what_they_finished_first_to_what_they_finished_last(spa
     ]
 
 
-def test_a_conversation_that_goes_on_over_midnight_is_measured_as_a_whole(spark: SparkSession) -> None:
+def test_conversation_running_over_midnight_is_measured_as_a_whole(spark: SparkSession) -> None:
     conversation = message_id(1)
     rows = [
         handled(1, correlation_id=conversation),
@@ -106,19 +106,19 @@ def test_a_conversation_that_goes_on_over_midnight_is_measured_as_a_whole(spark:
     assert other["seconds"] == 40
 
 
-def test_volume_is_by_any_dimension_the_largest_first(spark: SparkSession) -> None:
+def test_volume_is_grouped_by_any_dimension_from_the_largest(spark: SparkSession) -> None:
     rows = [handled(1, partition_key="UA"), handled(2, partition_key="UA"), handled(3, partition_key="AA"), handled(4)]
     found = records(transform.volume(frame(spark, rows), F.col("partition_key"), 2))
     assert [(row["value"], row["total"]) for row in found] == [("UA", 2), (None, 1)]
 
 
-def test_a_letter_is_counted_once_in_the_state_it_came_to(spark: SparkSession) -> None:
+def test_letter_is_counted_once_in_its_final_state(spark: SparkSession) -> None:
     letters = [letter(1), letter(1, resolved_at=at(60), resolution="replayed", xid=2), letter(2, reason="no such town")]
     found = only(transform.causes(frame(spark, letters, "dead_letters")))
     assert (found["total"], found["unresolved"], found["example"]) == (2, 1, "no such town")
 
 
-def test_ids_are_written_as_people_write_them(spark: SparkSession) -> None:
+def test_ids_are_written_in_the_usual_form(spark: SparkSession) -> None:
     row = frame(spark, [sent(0x1234)]).select(transform.uuid_text("id").alias("id")).first()
     assert row is not None
     assert row.id == str(message_id(0x1234))

@@ -28,7 +28,7 @@ def numbers(ids: list[bytes]) -> list[int]:
     return [int.from_bytes(each) for each in ids]
 
 
-def test_the_critical_path_leads_to_what_ended_last() -> None:
+def test_critical_path_leads_to_the_message_ended_last() -> None:
     #   1 ──> 2 ──> 4
     #    └──> 3
     found = conversation([row(1, None, 0, 10), row(2, 1, 5, 20), row(3, 1, 6, 90), row(4, 2, 15, 40)])
@@ -36,14 +36,14 @@ def test_the_critical_path_leads_to_what_ended_last() -> None:
     assert numbers([message.id for message in found.path]) == [1, 3]
 
 
-def test_a_message_is_one_node_however_many_rows_it_has() -> None:
+def test_message_with_several_rows_is_one_node() -> None:
     found = conversation([row(1, None, 0, 5), row(1, None, 0, 30), row(2, 1, 9, 20)])
     assert len(found.messages) == 2
     first = found.messages[(1).to_bytes(16)]
     assert (len(first.rows), first.ended_at) == (2, 30)
 
 
-def test_the_order_of_rows_does_not_matter() -> None:
+def test_order_of_rows_is_irrelevant() -> None:
     rows = [row(3, 2, 20, 30), row(1, None, 0, 10), row(2, 1, 10, 20)]
     for given in (rows, rows[::-1]):
         found = conversation(given)
@@ -51,12 +51,12 @@ def test_the_order_of_rows_does_not_matter() -> None:
         assert sorted(depths(found.messages).values()) == [1, 2, 3]
 
 
-def test_what_was_caused_by_a_message_that_is_not_there_is_a_root() -> None:
+def test_message_with_an_unknown_cause_is_a_root() -> None:
     found = conversation([row(5, 4, 0, 10), row(6, 5, 3, 20)])
     assert (found.depth, numbers([message.id for message in found.path])) == (2, [5, 6])
 
 
-def test_rows_that_cause_each_other_are_cut_and_none_is_missing() -> None:
+def test_rows_causing_each_other_are_cut_and_none_is_missing() -> None:
     found = conversation([row(1, 3, 0, 10), row(2, 1, 5, 20), row(3, 2, 9, 30), row(4, 4, 10, 40)])
     below = children(found.messages)
     assert sorted(numbers([each.id for messages in below.values() for each in messages])) == [1, 2, 3, 4]
@@ -68,7 +68,7 @@ def test_a_chain_of_any_length_is_followed() -> None:
     assert (found.depth, len(found.path)) == (20_000, 20_000)
 
 
-def test_rows_are_taken_conversation_by_conversation() -> None:
+def test_rows_are_read_conversation_by_conversation() -> None:
     rows = [row(1, None, 0, 10, conversation=1), row(2, 1, 3, 20, conversation=1), row(3, None, 5, 6, conversation=2)]
     assert [(len(found.messages), found.ended_at) for found in conversations(rows)] == [(2, 20), (1, 6)]
     assert list(conversations([])) == []

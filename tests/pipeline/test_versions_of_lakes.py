@@ -84,7 +84,7 @@ def test_lake_of_an_earlier_version_is_read(earlier: Archiver) -> None:
     assert sorted(row.letter_id for row in earlier.lake.read(earlier.spark, "dead_letters").collect()) == [1, 1, 2]
 
 
-def test_lake_of_an_earlier_version_is_archived_into_from_where_it_ended(
+def test_lake_of_an_earlier_version_is_archived_from_its_last_offset(
     earlier: Archiver, conn: psycopg.Connection[Any]
 ) -> None:
     add_history(conn, 2, first=10, finished_at=MIDNIGHT)
@@ -98,7 +98,9 @@ def test_lake_of_an_earlier_version_is_archived_into_from_where_it_ended(
     assert earlier.run(local_rows=1_000).rows == 0
 
 
-def test_lake_of_an_earlier_version_is_known_by_its_successor(earlier: Archiver, conn: psycopg.Connection[Any]) -> None:
+def test_lake_of_an_earlier_version_is_recognised_by_its_successor(
+    earlier: Archiver, conn: psycopg.Connection[Any]
+) -> None:
     conn.execute("UPDATE durable.archives SET identity = 'another cluster'")
     add_history(conn, 2, first=10, finished_at=MIDNIGHT)
     done = earlier.run(is_successor=True, local_rows=1_000)
@@ -117,7 +119,7 @@ def test_lake_of_an_earlier_version_is_erased_to_its_logs(earlier: Archiver) -> 
     assert any(b"customer-0" in file.read_bytes() for file in log.iterdir()), "as statistics of a compacted file"
     done = erasing.erase(earlier.origin, earlier.lake, Chosen(keys=["customer-0"]), actor="a test", reason="4711")
     assert (done.history_rows, done.lake_history_rows) == (4, 4)
-    erasing.scrub(earlier.origin, earlier.lake)
+    erasing.scrub(earlier.origin, earlier.lake, Chosen(keys=["customer-0"]))
     assert [file.name for file in log.rglob("*") if file.is_file() and b"customer-0" in file.read_bytes()] == []
     assert earlier.ids() == [*range(1, 10)]
     assert is_whole(earlier)
@@ -147,7 +149,7 @@ def assert_described(lake: Lake, table: LakeTable) -> None:
 
 
 @pytest.mark.parametrize("table", ["history", "dead_letters"])
-def test_new_table_says_what_its_columns_mean_in_one_commit(tmp_path: Path, table: LakeTable) -> None:
+def test_new_table_describes_its_columns_in_one_commit(tmp_path: Path, table: LakeTable) -> None:
     lake = Lake(str(tmp_path / "lake"))
     lake.create(table)
     assert_described(lake, table)
@@ -186,7 +188,7 @@ def test_lake_with_a_newer_column_is_read_and_archived_into(newer: Archiver, con
     assert moods(newer) == [None, None, "merry", "merry", "merry"]
 
 
-def test_erasure_refuses_a_column_that_it_would_not_carry_over(newer: Archiver, conn: psycopg.Connection[Any]) -> None:
+def test_erasure_refuses_a_table_with_unknown_columns(newer: Archiver, conn: psycopg.Connection[Any]) -> None:
     with pytest.raises(InvalidSetting, match=r"columns that this version of durable does not know \(mood\)"):
         erasing.erase(newer.origin, newer.lake, Chosen(ids=[UUID(int=1)]), actor="a test", reason="4711")
     assert moods(newer) == ["merry"] * 3
@@ -194,7 +196,7 @@ def test_erasure_refuses_a_column_that_it_would_not_carry_over(newer: Archiver, 
 
 
 @pytest.mark.parametrize("given", ["2", "two"])
-def test_newer_format_is_refused_by_whatever_touches_the_lake(
+def test_newer_format_of_a_lake_is_refused_by_every_operation(
     newer: Archiver, spark: SparkSession, conn: psycopg.Connection[Any], given: str
 ) -> None:
     lake = newer.lake

@@ -111,7 +111,7 @@ def test_condition_beyond_one_row_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("name", FAILING)
-def test_condition_that_fails_for_a_row_ends_in_one_line(
+def test_condition_failing_for_a_row_is_reported_in_one_line(
     agent: Agent, database_url: str, messages: str, name: str
 ) -> None:
     where, reason = FAILING[name]

@@ -21,7 +21,7 @@ INSERT INTO durable.dead_letters (side, address, id, message_type, source, corre
 SELECT 'incoming', 'shop', CAST(lpad(to_hex(n), 32, '0') AS uuid), 'orders.order-placed', 'orders',
     CAST(lpad(to_hex(n), 32, '0') AS uuid), 'application/json', '{"tenant": "a"}', CAST('{}' AS bytea), now(),
     'ValueError', 'a test', 'aa', 7, true
-FROM generate_series(1, CAST(%(count)s AS bigint)) AS n
+FROM generate_series(CAST(%(first)s AS bigint), CAST(%(first)s AS bigint) + CAST(%(count)s AS bigint) - 1) AS n
 """
 _MAKE_DAY = "SELECT durable.make_partition('envelope_history', %s)"
 
@@ -55,8 +55,8 @@ def add_old_day(conn: psycopg.Connection[Any], days: int, count: int, first: int
     return name
 
 
-def add_letters(conn: psycopg.Connection[Any], count: int) -> None:
-    conn.execute(_LETTERS, {"count": count})
+def add_letters(conn: psycopg.Connection[Any], count: int, *, first: int = 1) -> None:
+    conn.execute(_LETTERS, {"count": count, "first": first})
 
 
 def numbers(ids: list[Any]) -> list[int]:

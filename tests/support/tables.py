@@ -29,6 +29,7 @@ _TABLES = (
     "published_batches",
     "placements",
     "archive_commits",
+    "archive_gaps",
     "archives",
     "generations",
 )

@@ -277,7 +277,7 @@ def test_rule_for_no_error_is_refused() -> None:
         Bus("a").on_error(retry=Retry())
 
 
-def test_everything_public_is_among_these() -> None:
+def test_all_public_names_are_among_the_calls() -> None:
     told = {"Context": "Context.send", "Outbox": "Outbox.send"}
     covered = {call.name for call in CALLS}
     for name in durable.__all__:
@@ -335,12 +335,12 @@ def test_mistake_in_a_handler_names_the_handler() -> None:
 
 
 @pytest.mark.parametrize("wrong", [17, "name", Odd, Odd()])
-def test_handler_that_is_no_function_is_refused(wrong: Any) -> None:
+def test_handler_other_than_a_function_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidSetting, match="give a function"):
         Bus("a").handles(Placed)(wrong)
 
 
-def test_handler_that_yields_is_refused() -> None:
+def test_generator_handler_is_refused() -> None:
     def gives(order: Placed) -> Iterator[Old]:
         yield Old()
 
@@ -369,7 +369,7 @@ async def marked_by_the_class(order: Placed, now: Annotated[int, Depends] = 1) -
 
 
 @pytest.mark.parametrize("function", [of_ours, of_others, marked_by_others, marked_by_the_class])
-def test_dependency_that_would_not_be_called_is_refused(function: Callable[..., Any]) -> None:
+def test_dependency_without_a_call_is_refused(function: Callable[..., Any]) -> None:
     with pytest.raises(InvalidSetting, match=r"parameter 'now': write now: Annotated\[int, Depends\("):
         Bus("a").handles(Placed)(function)
 
@@ -380,7 +380,7 @@ async def optional_session(order: Placed, session: AsyncSession | None = None) -
 
 
 @pytest.mark.parametrize("function", [by_position, optional_message, optional_session])
-def test_parameter_that_would_be_given_nothing_is_refused(function: Callable[..., Any]) -> None:
+def test_parameter_without_a_value_is_refused(function: Callable[..., Any]) -> None:
     with pytest.raises(InvalidSetting, match=f"{function.__name__}: parameter"):
         Bus("a").handles(Placed)(function)
 
@@ -392,7 +392,7 @@ def depends_on_itself(value: Annotated[int, "replaced below"]) -> int:
 depends_on_itself.__annotations__["value"] = Annotated[int, Depends(depends_on_itself)]
 
 
-def test_provider_that_depends_on_itself_is_refused() -> None:
+def test_provider_depending_on_itself_is_refused() -> None:
     async def reserve(order: Placed, value: Annotated[int, Depends(depends_on_itself)]) -> None: ...
 
     reserve.__annotations__["value"] = Annotated[int, Depends(depends_on_itself)]
@@ -413,7 +413,7 @@ def test_block_without_async_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "My Service!", "a" * 101, "a\nb", "-a", "a b", "a/b", "ä"])
-def test_service_of_a_name_that_addresses_cannot_carry_is_refused(name: str) -> None:
+def test_service_name_unfit_for_addresses_is_refused(name: str) -> None:
     with pytest.raises(InvalidSetting, match="service="):
         Bus(name)
 
@@ -435,7 +435,7 @@ def test_class_instead_of_a_message_is_refused() -> None:
 
 
 @pytest.mark.parametrize("option", sorted(SendOptions.__annotations__))
-def test_option_of_none_is_as_good_as_none_given(option: str) -> None:
+def test_option_of_none_equals_an_omitted_option(option: str) -> None:
     bus = Bus("a")
     bus.route(Placed, to="tcp://127.0.0.1:2302")
     outbox = made_outbox(bus)
@@ -473,7 +473,7 @@ def test_length_of_time_is_read(written: Any, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("written", ["", "s", "1 fortnight", "1y", "5 mi", "1h30", "h1", "1,5h", "1e3", "--1", "1m1x"])
-def test_text_that_is_no_length_of_time_is_refused(written: str) -> None:
+def test_text_of_no_duration_is_refused(written: str) -> None:
     with pytest.raises(ValueError, match="is no length of time; give seconds, a timedelta, or text such as"):
         duration(written)
 
@@ -524,6 +524,8 @@ async def nowhere(*_: Any) -> None: ...
         (Bus("a").unit_of_work, {"timeot": 5}, "unknown parameter 'timeot'; did you mean 'timeout'"),
     ],
 )
-def test_door_into_the_bus_says_what_it_takes(make: Callable[..., object], given: dict[str, Any], said: str) -> None:
+def test_misspelt_argument_of_an_entry_point_is_refused_with_its_fault(
+    make: Callable[..., object], given: dict[str, Any], said: str
+) -> None:
     with pytest.raises(InvalidSetting, match=re.escape(said)):
         make(**given)

@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_bar_names_each_phase_as_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bar_names_the_current_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
@@ -28,7 +28,7 @@ def test_bar_names_each_phase_as_it_begins(monkeypatch: pytest.MonkeyPatch) -> N
     assert "3/8" in screen.getvalue()
 
 
-def test_nothing_is_drawn_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bar_is_not_drawn_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()
     monkeypatch.setattr(sys, "stderr", file)
     with phases("audit") as phase:

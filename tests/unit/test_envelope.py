@@ -25,14 +25,14 @@ def make(**changes: object) -> Envelope:
     return msgspec.structs.replace(given, **changes)
 
 
-def test_ids_sort_in_the_order_in_which_they_were_made() -> None:
+def test_ids_sort_in_the_order_of_their_creation() -> None:
     ids = [new_id() for _ in range(1_000)]
     assert ids == sorted(ids)
     assert len(set(ids)) == 1_000
     assert {made.version for made in ids} == {7}
 
 
-def test_an_id_carries_the_time_when_it_was_made() -> None:
+def test_id_carries_the_time_of_its_creation() -> None:
     before = time.time_ns() // 1_000_000
     made_ms = unix_ms(new_id())
     assert made_ms is not None
@@ -44,13 +44,13 @@ def test_an_id_of_another_kind_carries_no_time() -> None:
     assert unix_ms(UUID(int=0)) is None
 
 
-def test_an_envelope_of_an_older_version_gets_the_defaults_of_what_it_lacks() -> None:
+def test_envelope_of_an_older_version_gets_defaults_for_missing_fields() -> None:
     given = make()
     short = msgspec.to_builtins(given)[:7]
     assert msgspec.convert(short, Envelope) == given
 
 
-def test_what_a_newer_version_adds_at_the_end_is_passed_over() -> None:
+def test_fields_added_by_a_newer_version_are_passed_over() -> None:
     given = make(headers={"a": "b"})
     longer = [*msgspec.msgpack.decode(msgspec.msgpack.encode(given)), "a field of tomorrow"]
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(longer), type=Envelope) == given

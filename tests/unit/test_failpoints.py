@@ -27,12 +27,12 @@ def arm(monkeypatch: pytest.MonkeyPatch, name: str, count: int = 1) -> None:
     monkeypatch.setattr(failpoints, "_remaining", count)
 
 
-def test_a_failpoint_that_was_not_asked_for_does_nothing() -> None:
+def test_unarmed_failpoint_does_nothing() -> None:
     for number in range(22):
         failpoint(f"C{number}")
 
 
-def test_the_process_ends_where_it_was_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_armed_failpoint_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     arm(monkeypatch, "C5")
     failpoint("C4")
     failpoint("C55")
@@ -40,7 +40,7 @@ def test_the_process_ends_where_it_was_asked_to(monkeypatch: pytest.MonkeyPatch)
         failpoint("C5")
 
 
-def test_the_process_ends_at_the_third_time_when_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_ends_at_the_third_passage_when_armed_so(monkeypatch: pytest.MonkeyPatch) -> None:
     arm(monkeypatch, "C5", 3)
     failpoint("C5")
     failpoint("C5")
@@ -48,6 +48,6 @@ def test_the_process_ends_at_the_third_time_when_asked_to(monkeypatch: pytest.Mo
         failpoint("C5")
 
 
-def test_a_failpoint_tells_whether_it_is_armed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failpoint_is_armed_only_under_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     arm(monkeypatch, "C6")
     assert (is_armed("C6"), is_armed("C5")) == (True, False)

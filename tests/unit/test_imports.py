@@ -52,7 +52,7 @@ def test_unknown_name_is_refused() -> None:
         durable.Buss  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_missing_libpq_is_told_with_what_to_install() -> None:
+def test_missing_libpq_is_reported_with_install_advice() -> None:
     code = "import durable; durable.Bus('orders', database='postgresql://localhost/orders').runtime.database"
     done = run(NO_LIBPQ + code)
 
@@ -61,7 +61,7 @@ def test_missing_libpq_is_told_with_what_to_install() -> None:
 
 
 @pytest.mark.parametrize("command", ["doctor", "migrate", "status"])
-def test_command_ends_with_what_to_install_when_libpq_is_missing(command: str) -> None:
+def test_command_ends_with_install_advice_when_libpq_is_missing(command: str) -> None:
     arguments = [command, "--database", "postgresql://localhost/orders"]
     done = run(f"{NO_LIBPQ}from durable.cli import main\nmain({arguments})")
 

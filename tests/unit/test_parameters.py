@@ -56,5 +56,5 @@ def test_functions_take_at_most_seven_parameters() -> None:
 
 
 @pytest.mark.parametrize(("path", "names"), OPTIONS.items())
-def test_every_exception_is_needed(path: str, names: set[str]) -> None:
+def test_every_listed_exception_is_needed(path: str, names: set[str]) -> None:
     assert names <= {name for where, name, given in functions() if where == path and count(given) > MOST}

@@ -33,13 +33,13 @@ def _no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"DURABLE_{name.upper()}", raising=False)
 
 
-def test_every_setting_has_a_description_and_a_default_that_is_valid() -> None:
+def test_every_setting_has_a_description_and_a_valid_default() -> None:
     assert all(field.description for field in Settings.model_fields.values())
     defaults = {name: field.default for name, field in Settings.model_fields.items() if field.default is not None}
     assert load_settings(**defaults) == load_settings()
 
 
-def test_the_environment_is_read_and_what_is_given_in_code_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_read_and_arguments_in_code_take_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DURABLE_BATCH_SIZE", "50")
     monkeypatch.setenv("DURABLE_POOL_SIZE", "3")
 
@@ -88,7 +88,7 @@ def test_seconds_mean_the_same_as_a_number_and_as_text(seconds: int) -> None:
         ("db_schema", "a" * 64),
     ],
 )
-def test_a_value_that_must_not_be_is_refused_by_the_name_of_its_setting(name: str, value: Any) -> None:
+def test_invalid_value_is_refused_with_the_name_of_its_setting(name: str, value: Any) -> None:
     with pytest.raises(InvalidSetting, match=f"^{name}: "):
         load_settings(**{name: value})
 
@@ -101,7 +101,7 @@ def test_a_value_that_must_not_be_is_refused_by_the_name_of_its_setting(name: st
         ({"dedupe_window": 3_599}, "dedupe_window"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(settings: dict[str, Any], named: str) -> None:
+def test_contradictory_settings_are_refused(settings: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidSetting, match=named):
         load_settings(**settings)
 
@@ -116,7 +116,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_known_one(monkeypatch: p
         load_settings()
 
 
-def test_variables_that_are_no_settings_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_variables_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DURABLE_FAILPOINT", "C1")
     monkeypatch.setenv("DURABLE_TEST_SOMETHING", "x")
 
@@ -163,7 +163,7 @@ def test_settings_cannot_be_changed() -> None:
 # ------------------------------------------------------------------ the page
 
 
-def test_page_of_settings_says_what_its_defaults_are() -> None:
+def test_page_of_settings_shows_the_defaults() -> None:
     rows = [line.split(" | ") for line in render().splitlines() if line.startswith("| `")]
     shown = {row[0].strip("| `"): row[2].strip("`") for row in rows}
 
@@ -195,7 +195,7 @@ def test_pauses_between_attempts_are_a_list(written: Any, expected: list[int], m
 
 
 @pytest.mark.parametrize("written", ["soon", "1s,later", "-1", [None]])
-def test_pause_between_attempts_that_is_none_is_refused(written: Any) -> None:
+def test_invalid_retry_delay_is_refused(written: Any) -> None:
     with pytest.raises(InvalidSetting, match=r"^retry_delays: "):
         load_settings(retry_delays=written)
 
@@ -206,7 +206,7 @@ def test_first_pause_above_the_longest_is_refused(name: str) -> None:
         load_settings(**{name: "1h"})
 
 
-def test_handlers_without_a_policy_of_their_own_have_that_of_the_settings() -> None:
+def test_handler_without_a_policy_uses_the_retry_settings() -> None:
     bus = Bus("a", retry_immediate=0, retry_delays="5s", retry_jitter=0, retry_max_age="1h")
     bus.handles(Unhandled)(handle_unhandled)
     handler = bus.application.handlers["settings.unhandled"]

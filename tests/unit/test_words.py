@@ -1,7 +1,4 @@
-"""The words of the project: docstrings, errors, log messages, help texts and names of tests are plain English.
-
-A folder of tests joins TEST_FOLDERS once its names keep the rules.
-"""
+"""The words of the project: docstrings, errors, log messages, help texts and names of tests are plain English."""
 
 from __future__ import annotations
 
@@ -54,7 +51,8 @@ FOLDERS: Final = (
     "transports/rabbitmq",
     "transports/tcp",
 )
-TEST_FOLDERS: Final = ("tests/integration/cli", "tests/unit/cli")
+TEST_FOLDERS: Final = ("durable/testing", "tests")
+"""Folders with names of tests, below which all folders count."""
 
 
 def words(text: str) -> frozenset[str]:
@@ -178,8 +176,8 @@ def literal(call: ast.Call) -> str | None:
             return None
 
 
-def findings(folder: str, *checks: Check) -> list[str]:
-    paths = sorted((ROOT / folder).glob("*.py"))
+def findings(folder: str, *checks: Check, pattern: str = "*.py") -> list[str]:
+    paths = sorted((ROOT / folder).glob(pattern))
     assert paths, f"{folder} has no modules"
     return [
         f"{path.relative_to(ROOT)}:{found.line}: {found.rule}: {found.text!r}"
@@ -196,7 +194,7 @@ def test_source_follows_the_rules_for_words(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", TEST_FOLDERS)
 def test_names_of_tests_follow_their_pattern(folder: str) -> None:
-    assert findings(folder, names_of_tests) == []
+    assert findings(folder, names_of_tests, pattern="**/*.py") == []
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from typing import Final
 
 SCHEME: Final = "Durable-HMAC-SHA256"
 CHALLENGE: Final = f'{SCHEME}, Bearer realm="durable"'
-"""What WWW-Authenticate says."""
+"""The value of WWW-Authenticate."""
 
 Headers = Iterable[tuple[bytes, bytes]]
 

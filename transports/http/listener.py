@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import ssl
 from collections import Counter
@@ -10,12 +9,11 @@ from collections.abc import Callable, Mapping
 
 from durable.errors import InvalidSetting
 from durable.settings import Settings
-from durable.telemetry import log
 from durable.transports.base import Receiver
 from durable.transports.http.address import HttpAddress
 from durable.transports.http.app import make_app
 from durable.transports.http.exchange import Door
-from durable.transports.http.server import BACKLOG, Server
+from durable.transports.http.server import BACKLOG, Server, Serving
 
 
 class HttpListener:
@@ -39,8 +37,7 @@ class HttpListener:
         self._messages = messages
         self._tls = tls
         self._counts: Counter[str] = Counter(connections=0, dropped=0, batches=0, envelopes=0, refused=0)
-        self._server: Server | None = None
-        self._tasks: asyncio.TaskGroup | None = None
+        self._serving: Serving | None = None
 
     @property
     def endpoint(self) -> str:
@@ -62,23 +59,14 @@ class HttpListener:
             lambda: receiver, self._endpoint, self._service, self._settings, self._messages, counts=self._counts
         )
         app = make_app(door, self._address.path)
-        self._server = Server(app, self._settings, self._uri, self._counts, self._tls)
-        self._tasks = await asyncio.TaskGroup().__aenter__()
-        self._serving = self._server.open(listening, self._tasks)
+        self._serving = Serving(Server(app, self._settings, self._uri, self._counts, self._tls), self._uri)
+        await self._serving.begin(listening)
 
     async def close(self) -> None:
         """Accept nothing new, answer the requests under way within `drain_timeout`, and close."""
-        if self._server is None or self._tasks is None:
-            return
-        server, self._server = self._server, None
-        server.leave()
-        try:
-            await asyncio.wait([self._serving], timeout=self._settings.drain_timeout.total_seconds())
-        finally:
-            if not self._serving.done():
-                log.warning("listener %s closes with requests under way, which were not answered in time", self._uri)
-                server.give_up()
-            await self._tasks.__aexit__(None, None, None)
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            await serving.end(self._settings.drain_timeout.total_seconds())
 
     def _bind(self) -> socket.socket:
         # One name, one socket: `localhost` could stand for two addresses, with a port each.

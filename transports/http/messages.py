@@ -7,11 +7,11 @@
     200  was stored before: a repeat         503  not now: send it again, under the same key
 
 A client is told at once what a peer would find among the dead letters of this service: a message is stored only if a
-handler of this service can decode it. What recognises a repeat is the id of the envelope, which is made of
+handler of this service can decode it. A repeat is recognised by the id of the envelope, which is made of
 
     Idempotency-Key, a UUID     this UUID
     Idempotency-Key, any text   a UUIDv5 of the endpoint, the type and the key
-    none, but a signature       a UUIDv5 of the signature: somebody else's recording of the request is a repeat
+    none, but a signature       a UUIDv5 of the signature: a recording of the request, sent again, is a repeat
     nothing                     a new UUIDv7: each request is a message
 """
 

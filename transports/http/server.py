@@ -2,9 +2,9 @@
 
     socket --> Connection (h11) --> _Requests --> app
 
-Signals and logging stay with the application. What a client can make us hold is bounded: connections in number, by the
-doorkeeper; each TLS handshake, each request from its first byte to its last, and the taking of each answer in time,
-however it trickles. A connection on which no request has shown a secret has seconds between its requests.
+Signals and logging stay with the application. The resources of a client are bounded: connections in number, by the
+doorkeeper; each TLS handshake, each request from its first byte to its last, and the reading of each answer in time,
+however slowly the bytes arrive. A connection on which no request has shown a secret has seconds between its requests.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from uvicorn.server import ServerState
 
 from durable.settings import Settings
 from durable.tasks.crew import contained
+from durable.telemetry import log
 from durable.transports.doorkeeper import Doorkeeper
 from durable.transports.http.problems import CLOSE, problem
 from durable.transports.http.strict import StrictConnection
@@ -37,7 +38,7 @@ BACKLOG: Final = 256
 
 _MOST_HEAD_BYTES: Final = 16 << 10
 _LINGER_SECONDS: Final = 1.0
-"""For a client that was too slow, or is refused, to hear so."""
+"""Time to tell a slow or refused client so."""
 
 _MOST_DISCARDED_BYTES: Final = 256 << 10
 
@@ -110,6 +111,30 @@ class Server(uvicorn.Server):
 
     def _connection(self, visit: Visit) -> Connection:
         return Connection(self.config, self.server_state, self._keeper, visit, self._deadlines)
+
+
+class Serving:
+    """A server at work on a socket, until end(). `name` is that of the log."""
+
+    def __init__(self, server: Server, name: str) -> None:
+        self._server = server
+        self._name = name
+
+    async def begin(self, listening: socket.socket) -> None:
+        """Serve in a task of its own."""
+        self._tasks = await asyncio.TaskGroup().__aenter__()
+        self._task = self._server.open(listening, self._tasks)
+
+    async def end(self, patience: float) -> None:
+        """Accept nothing new, answer the requests under way within these seconds, and break off the others."""
+        self._server.leave()
+        try:
+            await asyncio.wait([self._task], timeout=patience)
+        finally:
+            if not self._task.done():
+                log.warning("server of %s closes with requests under way, which were not answered in time", self._name)
+                self._server.give_up()
+            await self._tasks.__aexit__(None, None, None)
 
 
 class _Requests:

@@ -90,9 +90,9 @@ class SubscriptionAddress:
 
 Address = QueueAddress | TopicAddress | ExchangeAddress | SubscriptionAddress
 Destination = QueueAddress | ExchangeAddress
-"""What a sender is made for."""
+"""The addresses that a sender is made for."""
 Source = QueueAddress | SubscriptionAddress
-"""What a listener is made for."""
+"""The addresses that a listener is made for."""
 
 
 def parse(uri: str) -> Address:

@@ -6,7 +6,7 @@
     Unmappable           anything else, or in a circle of      kept as a dead letter, with what is known of it
                          queues (x-death)
 
-An id is what duplicates are recognised by: a broker delivers again whatever was not acknowledged.
+Duplicates are recognised by the id: a broker delivers again every message without an acknowledgement.
 """
 
 from __future__ import annotations

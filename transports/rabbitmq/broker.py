@@ -3,9 +3,9 @@
     Brokers --- Broker `default` --+-- publishing   one connection for all senders of this process
                                    +-- consuming    one for all listeners: a broker that blocks publishers stops no acks
 
-Plain connections of aio-pika, not its robust ones: those restore channels and consumers behind the back of whoever
-must know that what was unanswered is lost. Here a connection that breaks is gone, and whoever needs one opens the
-next; senders and listeners decide when.
+Plain connections of aio-pika, not its robust ones: those restore channels and consumers without telling the senders
+that unanswered messages are lost. Here a broken connection is gone, and senders and listeners open the next one when
+they need it.
 
 Channels are those of aiormq, on which aio-pika is built: publishing and acknowledging a whole batch in one write,
 without a task for each message, takes a third of the time (see rabbitmq_publisher and rabbitmq_consumers).
@@ -36,7 +36,7 @@ from durable.transports.rabbitmq.socket import CANNOT_BE_READ, Socket
 T = TypeVar("T")
 
 CLOSING_SECONDS: Final = 5.0
-"""For the broker to answer that a connection is closed; it is cut off then."""
+"""Time for the broker to confirm that a connection is closed; the connection is cut off then."""
 _HEARTBEATS_TO_BE_LOST: Final = 3  # aiormq drops a connection after three intervals, and three seconds, of silence
 
 

@@ -3,8 +3,8 @@
     declare    makes what is missing; raises InvalidSetting for what is there with other arguments
     inspect    looks, and changes nothing
 
-The broker answers a refused declaration by closing its channel, so these use channels of their own. What was declared
-before a refusal stays, and harms nobody: exchanges come first, then queues, and bindings last.
+The broker answers a refused declaration by closing its channel, so both functions use channels of their own.
+Declarations before a refusal stay, and do no harm: exchanges come first, then queues, and bindings last.
 """
 
 from __future__ import annotations

@@ -6,10 +6,11 @@
 
     DOWN --declare, consume every queue--> UP --connection or channel lost, queue deleted--> DOWN, and soon again
 
-Deliveries of all queues gather while a batch is being stored. What was stored is acknowledged, each by its own tag and
-never before; what can be no envelope is kept as a dead letter first. What is not acknowledged when its channel is lost
-is delivered again, here or elsewhere, and the receiver knows duplicates. What is held is bounded by the prefetch of
-each queue, which allows for the largest messages; nothing is sent back to the broker while the listener is up.
+Deliveries of all queues gather while a batch is being stored. A delivery is acknowledged, by its own tag, when its
+envelope is stored and never before; a delivery that is no envelope is kept as a dead letter first. Deliveries without
+an acknowledgement when their channel is lost are delivered again, here or elsewhere, and the receiver knows duplicates.
+The prefetch of each queue, which allows for the largest messages, bounds the deliveries held; no delivery is sent back
+to the broker while the listener is up.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class RabbitListener:
         be given what comes behind the deliveries that are held here. Its channel is closed instead, which puts them
         back in front, for the next one to begin with.
 
-        What is not acknowledged then is delivered again, to whoever else consumes the queues.
+        Deliveries without an acknowledgement are then delivered again, to the other consumers of the queues.
         """
         if not self._is_serving:
             return

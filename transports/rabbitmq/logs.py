@@ -1,8 +1,8 @@
 """Logs of aiormq and aio-pika: nothing from INFO on about durable's own connections.
 
-They tell of each lost connection and each failed try, several times and with tracebacks. durable says the same in one
-line where it decides what follows: a listener that is down, a batch that failed, a destination that is latched. What
-they say goes to durable's own log at DEBUG. Connections that an application opens by itself are left alone.
+The libraries log each lost connection and each failed try, several times and with tracebacks. durable logs the same in
+one line where it decides what follows: a listener is down, a batch failed, a destination is latched. The lines of the
+libraries go to durable's own log at DEBUG. Connections that an application opens by itself are not changed.
 """
 
 from __future__ import annotations

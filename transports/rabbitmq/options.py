@@ -28,11 +28,11 @@ class QueueOptions:
     max_length: int | None = None
     prefetch: int | None = None
     ordered: Literal["yes", "no"] | None = None
-    """Does one consumer at a time have all of a queue?"""
+    """True if one consumer at a time gets all messages of a queue."""
 
 
 AS_SET: Final = QueueOptions()
-"""Nothing is said."""
+"""Options that leave every value to the settings."""
 
 
 def short(name: str, what: str, longest: int = LONGEST_NAME) -> str:

@@ -44,7 +44,7 @@ class RabbitSender:
         self._shared = Shared(lambda: self._open(broker.publishing), lambda publisher: publisher.is_usable)
         self._held = AsyncExitStack()
         self._returned: Envelope | None = None
-        """Of the last batch, the first message that no queue has taken."""
+        """The first message of the last batch that no queue has taken."""
 
     async def __aenter__(self) -> Self:
         await self._held.enter_async_context(self._broker.publishing)
@@ -77,9 +77,9 @@ class RabbitSender:
     async def ping(self) -> None:
         """Ask the broker for the queue or exchange; raise TransportError if it is not there, or takes nothing now.
 
-        It travels to the broker and no further: whether the consumer's database can be reached, nobody knows here. AMQP
-        has no question for the bindings of an exchange: after a message was returned because of a missing one, the ping
-        carries that message, which its consumer may see twice therefore.
+        The ping reaches the broker and no further: the state of the consumer's database is unknown here. AMQP has no
+        question for the bindings of an exchange: after a message was returned because of a missing binding, the ping
+        carries that message, so its consumer may see it twice.
         """
         await self._refuse_if_blocked()
         await self._shared.get()

@@ -1,11 +1,11 @@
 """Addresses of TCP and Unix sockets: `tcp://127.0.0.1:2301` or `unix:///run/orders.sock`.
 
 Several nodes of one service on a machine can share a port: each listens on `tcp://127.0.0.1:2301?reuse_port=1`, and
-the kernel deals out new connections among them (SO_REUSEPORT). It says how to listen; to a sender it means nothing.
+the kernel deals out new connections among them (SO_REUSEPORT). The option is for listeners; senders ignore it.
 
-Only this machine can be named: the connections are neither encrypted nor authenticated yet, so whoever reaches the
-port may send. A Unix socket is for its user alone (mode 0600). When its file is there already, it is replaced if
-nobody listens on it any more, as after a crash; never when somebody does, nor when it is no socket.
+Only this machine can be named: the connections are neither encrypted nor authenticated yet, so any process that reaches
+the port may send. A Unix socket is for its user alone (mode 0600). An existing socket file is replaced if no process
+listens on it any more, as after a crash; never when a process does, nor when the file is no socket.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ left than a batch needs, it is spent on a part of the batch: waiting for more mi
     ServerSide   AWAITING_HELLO --HELLO--> OPEN --leave()--> LEAVING
                     '--^ no version in common: REFUSED, and the client may try another
 
-An end that is LEAVING takes part in nothing new: what is under way is answered, then the connection is closed. What
-an end may not hear in its state raises ProtocolViolation, and the connection is dropped.
+An end that is LEAVING starts no new exchange: batches under way are answered, then the connection is closed. A frame
+that is not allowed in the state of an end raises ProtocolViolation, and the connection is dropped.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class Deliver:
     size_bytes: int
     rejected: dict[int, Rejected] = field(default_factory=dict)
     clock: datetime | None = None
-    """What the client's said, when one of the envelopes has a deadline."""
+    """The clock of the client, sent when one of the envelopes has a deadline."""
 
     def outcomes(self, received: list[Outcome]) -> list[Outcome]:
         """Return an outcome for each envelope of the batch: the receiver's, and Rejected for those it was not given."""

@@ -23,7 +23,7 @@ SMALL_FRAME_BYTES: Final = 16 << 10
 """Size of the frames of a peer that has not proved yet who it is, and of those that need no room to be read."""
 
 LINGER_SECONDS: Final = 1.0
-"""For what was written to be sent, and for the peer to close its end, when a connection ends in peace."""
+"""Time to send the written bytes, and for the peer to close its end, when a connection ends in order."""
 
 
 @contextlib.contextmanager

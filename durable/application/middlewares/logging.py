@@ -4,8 +4,9 @@
     handled type=orders.order-placed id=0192... correlation=0192... attempt=1 handler=orders.app.reserve ms=3.18
     failed type=orders.order-placed id=0192... correlation=0192... attempt=2 handler=... ms=1.02 error=LookupError
 
-It is written within the transaction: whether that commits is told by the history. The same fields are in the record's
-`durable`, for formatters that write JSON. Of an error only its class is told, because its text may quote the body.
+The line is written within the transaction; the history shows whether that transaction committed. The same fields are in
+the record's `durable`, for formatters that write JSON. Only the class of an error is logged, because its text may quote
+the body.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections.abc import Mapping
 from uuid import UUID
 
-from durable.application.handlers import Incoming
+from durable.application.incoming import Incoming
 from durable.application.middleware import HandleNext, Middleware, SendNext
 from durable.messages.registry import name_of
 from durable.outbox.envelope_factory import Outgoing

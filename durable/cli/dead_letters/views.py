@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any
 
 from durable.cli.dead_letters import bodies as letter_bodies
-from durable.cli.output import Block, Table, one_line
+from durable.cli.output import Block, Columns, Table, one_line, utc
 from durable.dead_letters.bulk import Run
 from durable.dead_letters.rehearsal import Rehearsed
 from durable.envelope import Envelope
@@ -86,40 +85,32 @@ def _sent_row(envelope: Envelope) -> Row:
 
 
 def groups(rows: Sequence[Row]) -> list[Block]:
-    columns = ("fingerprint", "side", "message type", "exception", "count", "first", "last", "example")
-    cells = [
-        (
-            row["fingerprint"],
-            row["side"],
-            row["message_type"],
-            row["exception_type"],
-            row["count"],
-            _time(row["first"]),
-            _time(row["last"]),
-            _short(row["example"]),
-        )
-        for row in rows
-    ]
-    return [Table("dead letters by cause", columns, cells)] if cells else ["no dead letters"]
+    columns: Columns = {
+        "fingerprint": "fingerprint",
+        "side": "side",
+        "message type": "message_type",
+        "exception": "exception_type",
+        "count": "count",
+        "first": "first",
+        "last": "last",
+        "example": lambda row: _short(row["example"]),
+    }
+    return [Table.of("dead letters by cause", rows, columns)] if rows else ["no dead letters"]
 
 
 def summaries(rows: Sequence[Row], following: int | None) -> list[Block]:
-    columns = ("letter", "failed", "side", "message type", "attempts", "replays", "exception", "reason", "state")
-    cells = [
-        (
-            row["letter_id"],
-            _time(row["failed_at"]),
-            row["side"],
-            row["message_type"],
-            row["attempts"],
-            row["replay_count"],
-            row["exception_type"],
-            _short(row["reason"]),
-            row["resolution"] or ("" if row["replayable"] else "only bytes"),
-        )
-        for row in rows
-    ]
-    table: list[Block] = [Table("dead letters, the newest first", columns, cells)] if cells else ["no dead letters"]
+    columns: Columns = {
+        "letter": "letter_id",
+        "failed": "failed_at",
+        "side": "side",
+        "message type": "message_type",
+        "attempts": "attempts",
+        "replays": "replay_count",
+        "exception": "exception_type",
+        "reason": lambda row: _short(row["reason"]),
+        "state": lambda row: row["resolution"] or ("" if row["replayable"] else "only bytes"),
+    }
+    table: list[Block] = [Table.of("dead letters, the newest first", rows, columns) if rows else "no dead letters"]
     return [*table, "", f"more letters: --before {following}"] if following is not None else table
 
 
@@ -127,13 +118,13 @@ def letter(row: Row, attempts: Sequence[Row], relatives: Sequence[Row]) -> list[
     """Show one letter: its envelope, its bodies, and each failed attempt."""
     facts = {
         "id": row["id"],
-        "sent": f"{_time(row['sent_at'])} by {row['source']}" if row["sent_at"] else None,
+        "sent": f"{utc(row['sent_at'])} by {row['source']}" if row["sent_at"] else None,
         "conversation": row["correlation_id"],
         "caused by": row["causation_id"],
         "key": row["partition_key"],
         "headers": ", ".join(f"{name}={value}" for name, value in row["headers"].items()) or None,
-        "deliver by": _time(row["deliver_by"]),
-        "failed": f"{_time(row['failed_at'])} on node {row['node_id']}",
+        "deliver by": row["deliver_by"] and utc(row["deliver_by"]),
+        "failed": f"{utc(row['failed_at'])} on node {row['node_id']}",
         "attempts": f"{row['attempts']}{_deaths(row['interruptions'])}",
         "replays": row["replay_count"],
         "fingerprint": row["fingerprint"],
@@ -149,7 +140,7 @@ def letter(row: Row, attempts: Sequence[Row], relatives: Sequence[Row]) -> list[
         *_body_lines("edited_body", row),
     ]
     for attempt in attempts:
-        title = f"attempt {attempt['number']}, {_time(attempt['failed_at'])} on node {attempt['node_id']}"
+        title = f"attempt {attempt['number']}, {utc(attempt['failed_at'])} on node {attempt['node_id']}"
         blocks += ["", f"{title}: {one_line(attempt['exception_type'])}", _indented(attempt["traceback"])]
     if not attempts and row["traceback"]:
         blocks += ["", "traceback", _indented(row["traceback"])]
@@ -215,28 +206,24 @@ def _cut(title: str, columns: Sequence[str], cells: Sequence[Any]) -> list[Block
 
 
 def _relatives(rows: Sequence[Row]) -> list[Block]:
-    columns = ("where", "letter", "message type", "at", "sent", "state", "id", "caused by")
-    cells = [
-        (
-            row["place"],
-            row["letter_id"],
-            row["message_type"],
-            row["address"],
-            _time(row["sent_at"]),
-            row["state"],
-            str(row["id"]),
-            str(row["causation_id"] or ""),
-        )
-        for row in rows
-    ]
-    return [Table("same conversation", columns, cells)] if cells else []
+    columns = {
+        "where": "place",
+        "letter": "letter_id",
+        "message type": "message_type",
+        "at": "address",
+        "sent": "sent_at",
+        "state": "state",
+        "id": "id",
+        "caused by": "causation_id",
+    }
+    return [Table.of("same conversation", rows, columns)] if rows else []
 
 
 def _resolution(row: Row) -> str | None:
     if row["resolution"] is None:
         return None
     why = f": {row['resolution_reason']}" if row["resolution_reason"] else ""
-    return f"{row['resolution']} {_time(row['resolved_at'])} by {row['resolved_by']}{why}"
+    return f"{row['resolution']} {utc(row['resolved_at'])} by {row['resolved_by']}{why}"
 
 
 def _deaths(interruptions: int) -> str:
@@ -260,7 +247,3 @@ def _indented(text: str) -> str:
 def _short(text: str) -> str:
     line = one_line(text)
     return line if len(line) <= _SHORT else f"{line[: _SHORT - 1]}\N{HORIZONTAL ELLIPSIS}"
-
-
-def _time(moment: datetime | None) -> str | None:
-    return None if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from json import loads
 from typing import Final, Literal
 from uuid import UUID
 
@@ -170,7 +169,7 @@ def _others(conn: Connection, schema: str, service: str) -> dict[str, str]:
         message_type: node.service
         for node in nodes.read(conn, schema)
         if node.service != service
-        for message_type in loads(node.capabilities).get("message_types", [])
+        for message_type in node.message_types
     }
 
 

@@ -13,9 +13,9 @@ from durable.bus import Bus
 from durable.cli.doctor.checks import Check, attempted, fail, ok, warn
 from durable.storage.engines import is_pooled
 from durable.storage.outages import LOST_STATEMENTS, sqlstate
+from durable.storage.sql import housekeeping
 
 _ROUNDS = 12  # psycopg prepares a statement when it is executed for the sixth time
-_COUNT_PREPARED = "SELECT count(*) FROM pg_prepared_statements WHERE name <> ''"
 _UNPREPARED = (
     "asyncpg: connect_args={'statement_cache_size': 0, 'prepared_statement_cache_size': 0, "
     "'prepared_statement_name_func': lambda: ''}; psycopg: connect_args={'prepare_threshold': None}"
@@ -64,7 +64,7 @@ def _check(name: str, conn: Connection) -> Check:
 def _prepares(conn: Connection) -> bool:
     """Find out by running statements, which holds for every driver and configuration."""
     try:
-        found = [conn.exec_driver_sql(_COUNT_PREPARED).scalar_one() for _ in range(_ROUNDS)]
+        found = [conn.execute(housekeeping.COUNT_PREPARED.within("")).scalar_one() for _ in range(_ROUNDS)]
     except DBAPIError as error:  # another client of the pooler has taken the name
         if sqlstate(error) not in LOST_STATEMENTS:
             raise
@@ -75,6 +75,6 @@ def _prepares(conn: Connection) -> bool:
 
 def _unlimited(conn: Connection) -> Iterator[str]:
     for setting in ("statement_timeout", "idle_in_transaction_session_timeout"):
-        if conn.exec_driver_sql(f"SHOW {setting}").scalar_one() == "0":
+        if conn.execute(housekeeping.READ_SERVER_SETTING.within(""), {"name": setting}).scalar_one() == "0":
             yield setting
     conn.rollback()

@@ -11,13 +11,13 @@ from uuid import UUID
 
 import typer
 
-from durable.cli.output import Block, Table, phases
-from durable.cli.pipeline.options import Master, Remote, few_rows, find_lake, open_session, row_count
+from durable.cli.arguments import parse_id
+from durable.cli.command import reading
+from durable.cli.output import Block, Columns, Table, phases
+from durable.cli.pipeline.options import SparkPlace, find_lake, row_count
 from durable.cli.pipeline.report import Since, Until, parse_day
 from durable.cli.pipeline.steps import Ended, Step
-from durable.cli.target import Debug
-from durable.errors import InvalidSetting
-from durable.pipeline.session import check_session, needs_spark, spark_errors
+from durable.pipeline.session import needs_spark, spark_errors
 from durable.settings import load_settings
 
 if TYPE_CHECKING:
@@ -42,25 +42,24 @@ Sort = Annotated[Order, typer.Option("--sort", help="order of the conversations"
 Count = Annotated[int, typer.Option("--count", min=1, max=10_000, help="conversations that are listed")]
 
 
+@reading(spark=SparkPlace)
 def conversations(
+    spark: SparkPlace,
     lake: Lakes = None,
     id_: Id = None,
     sort: Sort = Order.SLOWEST,
     count: Count = 20,
     since: Since = None,
     until: Until = None,
-    master: Master = None,
-    remote: Remote = None,
-    debug: Debug = False,
 ) -> Step:
     """List conversations by duration, depth or size; or show one as a tree of what caused what."""
     settings = load_settings()
     places = [find_lake(place, settings) for place in (lake or (None,))]
     days = parse_day(since, "--since"), parse_day(until, "--until")
-    wanted = None if id_ is None else _uuid(id_)
-    local_rows = few_rows(settings, master, remote)
+    wanted = None if id_ is None else parse_id(id_)
+    local_rows = spark.few_rows(settings)
     if not local_rows:
-        check_session(master, remote)
+        spark.check()
     with needs_spark():
         from durable.pipeline import conversations, few_conversations
     yield
@@ -70,8 +69,8 @@ def conversations(
         find, overview = few_conversations.find, few_conversations.overview
         if row_count(places) > local_rows:
             phase("starting Spark")
-            spark = open_session(master, remote, debug=debug, lakes=places)
-            find, overview = partial(conversations.find, spark), partial(conversations.overview, spark)
+            session = spark.open_session(places)
+            find, overview = partial(conversations.find, session), partial(conversations.overview, session)
         phase("reading history")
         with spark_errors():
             if wanted is not None:
@@ -81,28 +80,20 @@ def conversations(
     return Ended(asdict(seen), _list(seen, sort))
 
 
-def _uuid(text: str) -> UUID:
-    try:
-        return UUID(text)
-    except ValueError:
-        raise InvalidSetting(f"--id: {text!r} is no UUID; name a message or a conversation") from None
-
-
 def _list(seen: Overview, order: Order) -> list[Block]:
-    cells = [
-        (
-            row["correlation_id"],
-            f"{row['seconds']:.3f} s",
-            row["messages"],
-            row["depth"],
-            " > ".join(f"{step['message_type']} {step['milliseconds']:,.0f} ms" for step in row["path"]),
-        )
-        for row in seen.chosen
-    ]
+    columns: Columns = {
+        "conversation": "correlation_id",
+        "took": lambda row: f"{row['seconds']:.3f} s",
+        "messages": "messages",
+        "depth": "depth",
+        "critical path": lambda row: " > ".join(
+            f"{step['message_type']} {step['milliseconds']:,.0f} ms" for step in row["path"]
+        ),
+    }
     return [
         f"{seen.conversations:,} conversations of {seen.messages:,} messages; {_quantiles(seen)}, "
         f"the deepest has {seen.deepest} levels",
-        Table(f"the {order.value}", ("conversation", "took", "messages", "depth", "critical path"), cells),
+        Table.of(f"the {order.value}", seen.chosen, columns),
     ]
 
 

@@ -1,4 +1,9 @@
-"""Options that the commands of `durable-agent pipeline` share: the places of Spark and of the lake."""
+"""Options that the commands of `durable-agent pipeline` share: the places of the service, of its lake and of Spark.
+
+@reading(place=load_place)   place: Place        APP:BUS --database --schema --lake --service
+@reading(lake=load_lake)     lake: Lake          --lake
+@reading(spark=SparkPlace)   spark: SparkPlace   --master --remote
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,18 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
+from durable.cli.command import reading
+from durable.cli.output import is_debug
+from durable.cli.target import Target, load_target
 from durable.errors import InvalidSetting
 from durable.pipeline.lake import SOURCES, Lake
-from durable.pipeline.session import FEW_ROWS, needs_spark, spark_session
+from durable.pipeline.origin import Origin, find_origin
+from durable.pipeline.session import FEW_ROWS, check_session, needs_spark, spark_session
 from durable.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -38,45 +48,97 @@ Service = Annotated[
 _ERROR = re.compile(r'^(?:Exception in thread "main" (?:[\w.$]+: )?|\S+ \S+ ERROR \S+ )(.+)$', re.MULTILINE)
 
 
-def find_lake(place: str | None, settings: Settings) -> Lake:
-    """The lake that is named here, or else in the settings. Raises InvalidSetting."""
-    named = place or settings.lake
-    if not named:
-        raise InvalidSetting("lake: not set; give --lake PLACE or DURABLE_LAKE")
-    return Lake(named)
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The database of a service, and the lake of its history if one is named."""
+
+    settings: Settings
+    lake: Lake | None
+    service: str | None
+
+    def require_lake(self) -> Lake:
+        """Return the lake. Raises InvalidSetting."""
+        return _required(self.lake)
+
+    def find_origin(self) -> Origin:
+        """Find the service's tables. Raises InvalidSetting, SchemaMismatch, StorageUnavailable."""
+        return find_origin(self.settings, self.service)
 
 
-def open_session(
-    master: str | None, remote: str | None, *, debug: bool, lakes: Sequence[Lake] | None = None
-) -> SparkSession:
-    """The session that is there, or one whose JVM says nothing on this terminal, unless everything is asked for.
-
-    `lakes`: all that is going to be read, if that is known; few rows take a JVM that starts quickly. Raises
-    InvalidSetting, with what the JVM complained of, when it does not start.
-    """
-    with needs_spark():
-        from py4j.protocol import Py4JError
-        from pyspark.errors import PySparkException
-    _show_queries(debug)
-    few = few_rows(load_settings(), master, remote)
-    settings = FEW_ROWS if few and lakes is not None and row_count(lakes) <= few else {}
-    with nullcontext() if debug else _errors_aside() as aside:
-        try:
-            return spark_session(master=master, remote=remote, app_name="durable-agent", settings=settings)
-        except (PySparkException, Py4JError) as error:
-            said = _complaint(aside) if aside else None
-            raise InvalidSetting(f"Spark did not start: {said or error}; --debug shows all that it said") from error
+@reading(target=load_target)
+def load_place(target: Target, lake: LakeUrl = None, service: Service = None) -> Place:
+    """Load the settings; the lake and the service are those named here, or else those of the settings and the bus."""
+    bus, settings = target
+    return Place(settings, named_lake(lake, settings), service or (bus.service if bus is not None else None))
 
 
-def few_rows(settings: Settings, master: str | None, remote: str | None) -> int:
-    """Return the number of rows that are read in this process, without Spark: none where Spark's place is named."""
-    return settings.pipeline_local_rows if master is None and remote is None else 0
+def load_lake(lake: LakeUrl = None) -> Lake:
+    """Return the lake that is named here, or else in the settings. Raises InvalidSetting."""
+    return find_lake(lake, load_settings())
+
+
+def find_lake(url: str | None, settings: Settings) -> Lake:
+    """Return the lake of this URL, or else of the settings. Raises InvalidSetting."""
+    return _required(named_lake(url, settings))
+
+
+def named_lake(url: str | None, settings: Settings) -> Lake | None:
+    """Return the lake of this URL, or else of the settings, if there is one."""
+    named = url or settings.lake
+    return Lake(named) if named else None
+
+
+@dataclass(frozen=True, slots=True)
+class SparkPlace:
+    """The place of Spark: this process, unless another one is named."""
+
+    master: Master = None
+    remote: Remote = None
+
+    @property
+    def is_named(self) -> bool:
+        return self.master is not None or self.remote is not None
+
+    def check(self) -> None:
+        """Raise InvalidSetting for what can be known before Spark is started."""
+        check_session(self.master, self.remote)
+
+    def few_rows(self, settings: Settings) -> int:
+        """Return the number of rows that are read in this process, without Spark: none where Spark's place is named."""
+        return 0 if self.is_named else settings.pipeline_local_rows
+
+    def open_session(self, lakes: Sequence[Lake] | None = None) -> SparkSession:
+        """Return the existing session, or one whose JVM is silent on this terminal, unless --debug is given.
+
+        `lakes`: all that is going to be read, if that is known; few rows take a JVM that starts quickly. Raises
+        InvalidSetting, with what the JVM complained of, when it does not start.
+        """
+        with needs_spark():
+            from py4j.protocol import Py4JError
+            from pyspark.errors import PySparkException
+        _show_queries(is_debug())
+        few = self.few_rows(load_settings())
+        settings = FEW_ROWS if few and lakes is not None and row_count(lakes) <= few else {}
+        with nullcontext() if is_debug() else _errors_aside() as aside:
+            try:
+                return spark_session(
+                    master=self.master, remote=self.remote, app_name="durable-agent", settings=settings
+                )
+            except (PySparkException, Py4JError) as error:
+                said = _complaint(aside) if aside else None
+                raise InvalidSetting(f"Spark did not start: {said or error}; --debug shows all that it said") from error
 
 
 def row_count(lakes: Iterable[Lake]) -> int:
     """Count the rows of these lakes by their logs."""
     each = {lake.url: lake for lake in lakes}.values()
     return sum(sum(lake.sizes(table).values()) for lake in each for table in SOURCES)
+
+
+def _required(lake: Lake | None) -> Lake:
+    if lake is None:
+        raise InvalidSetting("lake: not set; give --lake PLACE or DURABLE_LAKE")
+    return lake
 
 
 def _show_queries(wanted: bool) -> None:

@@ -32,9 +32,10 @@ from durable.cli.pipeline import compact as pipeline_compact
 from durable.cli.pipeline import conversations as pipeline_conversations
 from durable.cli.pipeline import replay as pipeline_replay
 from durable.cli.pipeline import report as pipeline_report
+from durable.cli.pipeline import status as pipeline_status
 from durable.cli.pipeline.options import LakeUrl, Master, Remote, Service
 from durable.cli.pipeline.steps import Step, begun, finished
-from durable.cli.target import DatabaseUrl, Debug, OptionalBusName, SchemaName, load_bus
+from durable.cli.target import DatabaseUrl, OptionalBusName, SchemaName, load_bus
 from durable.errors import InvalidSetting, WiringError
 from durable.settings import load_settings, suggestion
 
@@ -44,7 +45,7 @@ STEPS: Final[Mapping[str, Callable[..., Step]]] = {
         pipeline_archive.archive,
         pipeline_archive.verify,
         pipeline_archive.purge,
-        pipeline_archive.status,
+        pipeline_status.status,
         pipeline_compact.compact,
         pipeline_compact.vacuum,
         pipeline_report.report,
@@ -55,21 +56,27 @@ STEPS: Final[Mapping[str, Callable[..., Step]]] = {
 }
 """The steps by name."""
 
-SHARED: Final[Mapping[str, object]] = {
-    "app": OptionalBusName,
-    "lake": LakeUrl,
-    "service": Service,
-    "database": DatabaseUrl,
-    "schema": SchemaName,
-    "master": Master,
-    "remote": Remote,
-    "debug": Debug,
-}
-"""Options of a run, which its steps share: a step has one of them where it names it by the same type."""
+
+def shared_options(
+    app: OptionalBusName = None,
+    lake: LakeUrl = None,
+    service: Service = None,
+    database: DatabaseUrl = None,
+    schema: SchemaName = None,
+    master: Master = None,
+    remote: Remote = None,
+) -> dict[str, str]:
+    """Return the options of a run that are given; its steps share them."""
+    names = {"app": app, "lake": lake, "service": service, "database": database, "schema": schema}
+    names |= {"master": master, "remote": remote}
+    return {name: value for name, value in names.items() if value is not None}
+
+
+_SHARED: Final = inspect.signature(shared_options, eval_str=True).parameters
+"""A step has one of these options where it names it by the same type."""
 _LAKES: Final[Mapping[str, Sequence[str]]] = {"audit": ("sender", "receiver"), "conversations": ("lake",)}
 """Options that name any number of lakes, and are the run's lake where they are not given."""
-_ONE_PLACE: Final = ("master", "remote")
-_OF_A_FILE: Final = ("app", "lake", "service", "database", "schema", *_ONE_PLACE)
+_OF_THE_RUN: Final = ("master", "remote", "debug")
 
 
 class Asked(NamedTuple):
@@ -115,8 +122,8 @@ def read(path: Path) -> Plan:
     if not isinstance(listed, list) or not listed or not all(isinstance(each, dict) for each in listed):
         raise InvalidSetting(f'--file {path}: has no steps; write [[step]], and run = "archive" below it')
     for key, value in document.items():
-        if key not in _OF_A_FILE:
-            near = suggestion(key, _OF_A_FILE) or f"; there are {', '.join(_OF_A_FILE)}"
+        if key not in _SHARED:
+            near = suggestion(key, _SHARED) or f"; there are {', '.join(_SHARED)}"
             raise InvalidSetting(f"--file {path}: a run has no option {key!r}{near}")
         if not isinstance(value, str):
             raise InvalidSetting(f"--file {path}: {key}: {value!r} is no text")
@@ -192,15 +199,15 @@ def _with_shared(step: Asked, shared: Mapping[str, Any]) -> dict[str, Any]:
     known = inspect.signature(STEPS[step.name], eval_str=True).parameters
     passed = {
         name: shared[name]
-        for name, kind in SHARED.items()
-        if shared.get(name) and name in known and known[name].annotation is kind
+        for name, option in _SHARED.items()
+        if shared.get(name) and name in known and known[name].annotation is option.annotation
     }
     lakes = {name: [shared["lake"]] for name in _LAKES.get(step.name, ()) if shared["lake"]}
     return {**passed, **lakes, **_own(step)}
 
 
 def _own(step: Asked) -> Mapping[str, Any]:
-    for name in (*_ONE_PLACE, "debug"):
+    for name in _OF_THE_RUN:
         if name in step.options:
             raise InvalidSetting(f"{name}: belongs to the whole run, whose steps share one session")
     return step.options

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
-from uuid import UUID
 
 import typer
 
-from durable.cli.arguments import parse_time
+from durable.cli.arguments import parse_id, parse_time
+from durable.cli.command import reading
 from durable.cli.dead_letters.selection import SideName
 from durable.cli.output import Table, phases, progress
-from durable.cli.pipeline.options import LakeUrl, Master, Remote, find_lake, open_session
+from durable.cli.pipeline.options import LakeUrl, SparkPlace, find_lake
 from durable.cli.pipeline.steps import Ended, Step
-from durable.cli.target import DatabaseUrl, Debug, OptionalBusName, SchemaName, connection, load_target
+from durable.cli.target import Target, connection, load_target
 from durable.errors import InvalidSetting
-from durable.pipeline.session import check_session, needs_spark, spark_errors
+from durable.pipeline.session import needs_spark, spark_errors
 from durable.storage import migrator, placements
 
 if TYPE_CHECKING:
@@ -90,9 +90,11 @@ Rate = Annotated[float | None, typer.Option("--rate", metavar="N", min=0.1, help
 Chunk = Annotated[int, typer.Option("--chunk", metavar="N", min=1, help="messages in one transaction")]
 
 
+@reading(target=load_target, spark=SparkPlace)
 def replay(
+    target: Target,
+    spark: SparkPlace,
     name: Name,
-    app: OptionalBusName = None,
     lake: LakeUrl = None,
     origin: From = Origin.HISTORY,
     parquet: Parquet = None,
@@ -111,11 +113,6 @@ def replay(
     dry_run: DryRun = False,
     rate: Rate = None,
     chunk: Chunk = 50_000,
-    database: DatabaseUrl = None,
-    schema: SchemaName = None,
-    master: Master = None,
-    remote: Remote = None,
-    debug: Debug = False,
 ) -> Step:
     """Send archived messages again, or have them handled again. The same replay a second time adds nothing."""
     from durable.pipeline.choosing import Choice
@@ -129,16 +126,16 @@ def replay(
         side=None if side is None else side.value,
         types=types or (),
         addresses=addresses or (),
-        ids=[_parse_id(each) for each in ids or ()],
+        ids=[parse_id(each) for each in ids or ()],
         since=None if since is None else parse_time(since, now, option="--since"),
         until=None if until is None else parse_time(until, now, option="--until"),
         where=where,
     )
     if not every and not choice.is_narrowed:
         raise InvalidSetting("replay: filter the messages, such as by --type or --since; or give --all")
-    bus, settings = load_target(app, database, schema)
+    bus, settings = target
     place = None if parquet is not None else find_lake(lake, settings)
-    check_session(master, remote)
+    spark.check()
     yield
     if place is not None:
         place.require(choice.table)
@@ -146,9 +143,9 @@ def replay(
         _declare(bus, settings)
     with phases("replay") as phase:
         phase("starting Spark")
-        spark = open_session(master, remote, debug=debug, lakes=[place] if place else None)
+        session = spark.open_session([place] if place else None)
         phase("counting messages")
-        rows, groups = _chosen(spark, choice, place, parquet)
+        rows, groups = _chosen(session, choice, place, parquet)
     with needs_spark():
         from durable.pipeline.replay import ORDER, messages
     named = messages(rows, name=name, same_ids=same_ids, destination=destination, order_by=order_by or ORDER)
@@ -175,7 +172,8 @@ def _chosen(
         rows = choosing.choose(spark, lake, choice)
     else:
         with spark_errors():
-            rows = choosing.matching(choosing.complete(spark.read.parquet(parquet or "")), choice)
+            files = spark.read.option("__globPaths__", "false").parquet(parquet or "")  # brackets are no patterns
+            rows = choosing.matching(choosing.complete(files), choice)
     groups = choosing.survey(rows)
     for option, named in (("--service", {g.service for g in groups}), ("--side", {g.side for g in groups})):
         if len(named) > 1:
@@ -210,24 +208,9 @@ def _replay(
     return {"messages": total, "without_body": without_body, "added": added}
 
 
-def _parse_id(word: str) -> UUID:
-    try:
-        return UUID(word)
-    except ValueError:
-        raise InvalidSetting(f"--id: {word!r} is no UUID of a message") from None
-
-
 def _table(groups: Sequence[Group]) -> Table:
-    rows = [
-        (g.service, g.side, g.message_type, g.address, g.messages, g.without_body, _time(g.first), _time(g.last))
-        for g in groups
-    ]
-    columns = ("service", "side", "message type", "address", "messages", "without body", "first", "last")
-    return Table("chosen", columns, rows)
-
-
-def _time(moment: datetime | None) -> str | None:
-    return None if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
+    columns = ("service", "side", "message_type", "address", "messages", "without_body", "first", "last")
+    return Table.of("chosen", groups, {column.replace("_", " "): column for column in columns})
 
 
 def _sentence(outcome: dict[str, int], dry_run: bool) -> str:

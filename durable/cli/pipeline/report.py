@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from durable.cli.arguments import parse_time
+from durable.cli.command import reading
 from durable.cli.output import phases
-from durable.cli.pipeline.options import LakeUrl, Master, Remote, find_lake, open_session
+from durable.cli.pipeline.options import SparkPlace, load_lake
 from durable.cli.pipeline.steps import Ended, Step
-from durable.cli.target import Debug
 from durable.errors import InvalidSetting
-from durable.pipeline.session import check_session, spark_errors
-from durable.settings import load_settings
+from durable.pipeline.lake import Lake
+from durable.pipeline.session import spark_errors
 
 if TYPE_CHECKING:
     from durable.pipeline.report import Mark
@@ -38,20 +38,18 @@ Marks = Annotated[
 ]
 
 
+@reading(lake=load_lake, spark=SparkPlace)
 def report(
-    lake: LakeUrl = None,
+    lake: Lake,
+    spark: SparkPlace,
     out: Out = Path("report.html"),
     title: Title = "What became of the messages",
     since: Since = None,
     until: Until = None,
     by: By = None,
     mark: Marks = None,
-    master: Master = None,
-    remote: Remote = None,
-    debug: Debug = False,
 ) -> Step:
     """Write a page of plots about throughput, latencies and failures. The page needs no network."""
-    place = find_lake(lake, load_settings())
     days = parse_day(since, "--since"), parse_day(until, "--until")
     from durable.pipeline import rollups
     from durable.pipeline.page import render
@@ -62,14 +60,14 @@ def report(
         raise InvalidSetting(f"--out: there is no folder {out.parent}")
     for name in by or ():
         check_dimension(name)
-    rollups.check_place(place)
-    check_session(master, remote)
+    rollups.check_place(lake)
+    spark.check()
     yield
-    place.require("history")
+    lake.require("history")
     with spark_errors(), phases("report") as phase:
         phase("starting Spark")
-        spark = open_session(master, remote, debug=debug, lakes=[place])
-        found = report(spark, place, since=days[0], until=days[1], dimensions=by or (), marks=marks, phase=phase)
+        session = spark.open_session([lake])
+        found = report(session, lake, since=days[0], until=days[1], dimensions=by or (), marks=marks, phase=phase)
         phase("writing the page")
         out.write_text(render(found, title))
     said = f"{out}: {found.totals['total']:,} rows of history, {found.days_computed} days computed anew"

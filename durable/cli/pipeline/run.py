@@ -12,13 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
+from durable.cli.command import taking
 from durable.cli.endings import ending_of
-from durable.cli.output import Table, one_line, print_blocks, print_json
+from durable.cli.output import Table, emit, is_debug, is_json, one_line, print_blocks
 from durable.cli.pipeline import plan as pipeline_plan
-from durable.cli.pipeline.options import LakeUrl, Master, Remote, Service
-from durable.cli.pipeline.plan import Checked, Plan
+from durable.cli.pipeline.plan import Checked, Plan, shared_options
 from durable.cli.pipeline.steps import Ended, finished
-from durable.cli.target import DatabaseUrl, Debug, Json, OptionalBusName, SchemaName
 from durable.errors import InvalidSetting
 
 Steps = Annotated[
@@ -43,20 +42,8 @@ class Taken:
     error: str | None = None
 
 
-def run(
-    app: OptionalBusName = None,
-    steps: Steps = None,
-    file: File = None,
-    begin: From = 1,
-    lake: LakeUrl = None,
-    service: Service = None,
-    database: DatabaseUrl = None,
-    schema: SchemaName = None,
-    json: Json = False,
-    master: Master = None,
-    remote: Remote = None,
-    debug: Debug = False,
-) -> None:
+@taking(shared=shared_options)
+def run(shared: Mapping[str, str], steps: Steps = None, file: File = None, begin: From = 1) -> None:
     """Run several steps in one Spark session, until one of them fails; ends with its exit code.
 
     The options of all steps are checked before the first one begins.
@@ -64,39 +51,34 @@ def run(
     if (steps is None) == (file is None):
         raise InvalidSetting("run: name the steps, by --steps archive,audit,report or by --file FILE; not both")
     plan = pipeline_plan.named(steps) if steps is not None else pipeline_plan.read(file or Path())
-    given = {"app": app, "lake": lake, "service": service, "database": database, "schema": schema}
-    given |= {"master": master, "remote": remote}
-    shared = {**plan.shared, **{name: value for name, value in given.items() if value is not None}, "debug": debug}
-    checked = pipeline_plan.checked(replace(plan, shared=shared), begin)
-    taken = _all(plan, checked, json=json, debug=debug)
+    checked = pipeline_plan.checked(replace(plan, shared={**plan.shared, **shared}), begin)
+    taken = _all(plan, checked)
     last = taken[-1]
     resume = last.number if last.exit_code else None
-    if json:
-        print_json({"exit_code": last.exit_code, "resume": resume, "steps": [asdict(each) for each in taken]})
-    else:
-        print_blocks([_summary(taken)])
+    document = {"exit_code": last.exit_code, "resume": resume, "steps": [asdict(each) for each in taken]}
+    emit(document, _summary(taken))
     if last.exit_code:
         print(f"error: {_said(plan, last)}", file=sys.stderr)
         raise typer.Exit(last.exit_code)
 
 
-def _all(plan: Plan, checked: Sequence[Checked], *, json: bool, debug: bool) -> list[Taken]:
+def _all(plan: Plan, checked: Sequence[Checked]) -> list[Taken]:
     """Run the steps until one fails."""
     taken: list[Taken] = []
     for step in checked:
-        if not json or sys.stderr.isatty():
+        if not is_json() or sys.stderr.isatty():
             title = f"{step.number}/{len(plan.steps)} {step.name}"
-            print(f"\n{title}", file=sys.stderr if json else sys.stdout, flush=True)
+            print(f"\n{title}", file=sys.stderr if is_json() else sys.stdout, flush=True)
         began = time.monotonic()
         try:
             ended = finished(step.work)
         except (Exception, KeyboardInterrupt) as error:
-            if debug:
+            if is_debug():
                 traceback.print_exc()
             ending = ending_of(error)
             taken.append(Taken(step.number, step.name, ending.code, _since(began), error=ending.message))
             break
-        if not json:
+        if not is_json():
             print_blocks(ended.blocks)
         taken.append(_taken(step, ended, began))
         if ended.failed:

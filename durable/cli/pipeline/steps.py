@@ -8,7 +8,6 @@ and the application; then it does what it is for, and returns what it came to.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -16,10 +15,9 @@ from typing import Any, TypeAlias
 
 import typer
 
+from durable.cli.command import Command, taking
 from durable.cli.endings import FAILED
-from durable.cli.output import Block, print_blocks, print_json
-from durable.cli.target import Json
-from durable.errors import InvalidSetting
+from durable.cli.output import Block, emit
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,35 +41,11 @@ def begun(step: Callable[..., Step]) -> Callable[..., Step]:
 
     @wraps(step)
     def begin(**given: Any) -> Step:
-        _refuse_bytes(given)
         work = step(**given)
         next(work)
         return work
 
     return begin
-
-
-def in_text(command: Callable[..., None]) -> Callable[..., None]:
-    """Refuse bytes that are no text, which would break the connection to the JVM, before a command runs."""
-
-    @wraps(command)
-    def checked(**given: Any) -> None:
-        _refuse_bytes(given)
-        command(**given)
-
-    return checked
-
-
-def _refuse_bytes(options: Mapping[str, Any]) -> None:
-    for name, given in options.items():
-        for each in given if isinstance(given, list) else [given]:
-            if isinstance(each, str) and not _is_text(each):
-                raise InvalidSetting(f"{name.strip('_')}: {each!r} is no text in UTF-8; write it in UTF-8")
-
-
-def _is_text(given: str) -> bool:
-    """True for text. Bytes of the command line that are no UTF-8 arrive as lone surrogates."""
-    return not any("\ud800" <= character <= "\udfff" for character in given)
 
 
 def finished(work: Step) -> Ended:
@@ -84,21 +58,14 @@ def finished(work: Step) -> Ended:
     raise RuntimeError("a step yields once, when its options are checked")
 
 
-def alone(step: Callable[..., Step]) -> Callable[..., None]:
-    """The command that takes this step only, with --json beside its options."""
-    begin = begun(step)
+def alone(step: Callable[..., Step]) -> Command:
+    """The command that takes this step only."""
 
-    def command(*, json: bool, **given: Any) -> None:
-        ended = finished(begin(**given))
-        print_json(ended.document) if json else print_blocks(ended.blocks)
+    def command(work: Step) -> None:
+        ended = finished(work)
+        emit(ended.document, *ended.blocks)
         if ended.failed:
             raise typer.Exit(ended.exit_code)
 
-    own = inspect.signature(step, eval_str=True).parameters.values()
-    as_json = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
-    options = [*(each for each in own if each.name != "debug"), as_json, *(e for e in own if e.name == "debug")]
-    keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in options]
     command.__name__, command.__doc__ = step.__name__, step.__doc__
-    command.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
-    command.__annotations__ = {}
-    return command
+    return taking(work=begun(step))(command)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
-from durable.cli.output import Block, Table, age
+from durable.cli.output import Block, Columns, Table, age
 from durable.dead_letters.bulk import Run
 from durable.storage.delayed import Delayed
 from durable.storage.schedules import Row
@@ -45,27 +44,31 @@ def told(run: Run, verb: str, schedules: int) -> list[Block]:
 def tables(recurring: Sequence[Row], messages: Sequence[Delayed], *, more: bool) -> list[Block]:
     blocks: list[Block] = []
     if recurring:
-        columns = ("name", "cron", "time zone", "message type", "state", "next", "last", "error")
-        rows = [
-            (row.name, row.cron, row.tz, row.message_type, state(row), _next(row), _time(row.last_at), row.error)
-            for row in recurring
-        ]
-        blocks.append(Table("recurring schedules", columns, rows))
+        blocks.append(Table.of("recurring schedules", recurring, _SCHEDULES))
     if messages:
-        headings = ("id", "side", "message type", "address", "kind", "due", "in", "expires")
-        found = [
-            (str(m.id), m.side, m.message_type, m.address, kind(m), _time(m.due_at), age(m.due_in), _time(m.deliver_by))
-            for m in messages
-        ]
-        blocks.append(Table("delayed messages", headings, found))
+        blocks.append(Table.of("delayed messages", messages, _MESSAGES))
     if more:
         blocks.append("more messages: raise --limit")
     return blocks or ["no schedule and no delayed message"]
 
 
-def _next(row: Row) -> str | None:
-    return None if row.is_paused or not row.is_live else _time(row.due_at)
-
-
-def _time(moment: datetime | None) -> str | None:
-    return None if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
+_SCHEDULES: Columns = {
+    "name": "name",
+    "cron": "cron",
+    "time zone": "tz",
+    "message type": "message_type",
+    "state": state,
+    "next": lambda row: None if row.is_paused or not row.is_live else row.due_at,
+    "last": "last_at",
+    "error": "error",
+}
+_MESSAGES: Columns = {
+    "id": "id",
+    "side": "side",
+    "message type": "message_type",
+    "address": "address",
+    "kind": kind,
+    "due": "due_at",
+    "in": lambda row: age(row.due_in),
+    "expires": "deliver_by",
+}

@@ -10,7 +10,6 @@ says otherwise.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -32,7 +31,7 @@ from durable.observability.metrics.prometheus import expose
 from durable.observability.monitor import Monitor
 from durable.settings import Settings
 from durable.telemetry import log
-from durable.transports.http.server import BACKLOG, Server
+from durable.transports.http.server import BACKLOG, Server, Serving
 
 _LAST_ANSWERS: Final = 1.0  # seconds for requests under way when it closes
 
@@ -81,29 +80,21 @@ class MetricsServer:
     def __init__(self, monitor: Monitor, settings: Settings) -> None:
         self._app = make_app(lambda: monitor, REGISTRY)
         self._settings = settings
-        self._server: Server | None = None
+        self._serving: Serving | None = None
 
     async def open(self) -> None:
         """Bind and return; raises InvalidSetting when the address cannot be bound."""
         listening = self._bind()
         host, port = listening.getsockname()[:2]
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self._server = Server(self._app, self._settings, self.address, Counter())
-        self._tasks = await asyncio.TaskGroup().__aenter__()
-        self._serving = self._server.open(listening, self._tasks)
+        self._serving = Serving(Server(self._app, self._settings, self.address, Counter()), "metrics")
+        await self._serving.begin(listening)
         log.info("metrics at %s/metrics, health at %s/health", self.address, self.address)
 
     async def close(self) -> None:
-        if self._server is None:
-            return
-        server, self._server = self._server, None
-        server.leave()
-        try:
-            await asyncio.wait([self._serving], timeout=_LAST_ANSWERS)
-        finally:
-            if not self._serving.done():
-                server.give_up()
-            await self._tasks.__aexit__(None, None, None)
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            await serving.end(_LAST_ANSWERS)
 
     def _bind(self) -> socket.socket:
         host, port = self._settings.metrics_host, self._settings.metrics_port or 0

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import MetaData, Text
+from sqlalchemy import DateTime, MetaData, Text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from durable.storage import tables
 from durable.storage.sql.statement import Statement
+from durable.storage.sql.times import in_range
 
 # ---------------------------------------------------------------- snapshots and parts of tables
 
@@ -51,24 +52,42 @@ _BLOCK: Final = {
 }
 
 
-# By what a row is known.
+# By what a row is known. Numbers of letters, and of transactions, come again where a database was restored.
 KEYS: Final = {
     "envelope_history": ("id", "side", "address", "outcome", "xid"),
-    "dead_letters": ("letter_id", "side", "xid"),
+    "dead_letters": ("letter_id", "id", "failed_at", "side", "xid"),
 }
+
+
+ERASURE: Final = "erasure_id"
+"""The column that tells that a row was erased, and by which erasure."""
+
+
+def _day(table: str) -> str:
+    return f"CAST({in_range(DAYS[table])} AT TIME ZONE 'UTC' AS date)"
+
+
+def _keys(table: str) -> str:
+    """Select the key of a row."""
+    return ", ".join(f"{in_range(name)} AS {name}" if name == DAYS[table] else name for name in KEYS[table])
 
 
 def _record(table: str) -> str:
     """A row as bytes, the same on every server and for every client: what durable.pipeline.digests makes of a lake's.
 
-    record_send() writes each column with its type and length. Texts are UTF-8, whatever the client's encoding.
+    record_send() writes each column with its type and length. Texts are UTF-8, whatever the client's encoding. Of an
+    erasure counts that there was one: after a restore another one may have come to the row first, here or in the lake.
     """
     columns = tables.define(MetaData())[table].columns
     return f"record_send(ROW({', '.join(_sent(each.name, each.type) for each in columns)}))"
 
 
 def _sent(name: str, kind: object) -> str:
+    if name == ERASURE:
+        return f"({name} IS NOT NULL)"
     match kind:
+        case DateTime():
+            return in_range(name)
         case JSONB():
             return f"convert_to(CAST({name} AS text), 'UTF8')"
         case Text():
@@ -111,13 +130,13 @@ SELECT EXISTS (SELECT FROM {{schema}}.{table} WHERE xid >=
 """)
         # By UTC day, the rows of these transactions that are still here.
         self.count_days = Statement(f"""
-SELECT CAST({DAYS[table]} AT TIME ZONE 'UTC' AS date) AS day, count(*) AS rows
+SELECT {_day(table)} AS day, count(*) AS rows
 FROM {{schema}}.{table} WHERE xid >= :low AND xid < :high GROUP BY 1
 """)
         # The archived rows of some days. A digest is 64 bits of a row's SHA-256; a block's is their sum.
         keys = ", ".join(KEYS[table])
         digested = f"""
-SELECT CAST({DAYS[table]} AT TIME ZONE 'UTC' AS date) AS day, {keys}, {_BLOCK[table]} AS block,
+SELECT {_day(table)} AS day, {_keys(table)}, {_BLOCK[table]} AS block,
     CAST(CAST('x' || encode(substr(sha256({_record(table)}), 1, 8), 'hex') AS bit(64)) AS bigint) AS digest
 FROM {{schema}}.{table} WHERE xid < :high
     AND (CAST(:since AS timestamptz) IS NULL OR {DAYS[table]} >= CAST(:since AS timestamptz))
@@ -131,7 +150,7 @@ FROM ({digested}) AS digested GROUP BY day, side, block
 SELECT {keys}, digest FROM ({digested}    AND {_BLOCK[table]} = ANY (CAST(:blocks AS integer[]))) AS digested
 """)
         self.lag = Statement(f"""
-SELECT count(*) AS rows, clock_timestamp() - min({time}) AS age FROM {{schema}}.{table} WHERE xid >= :low
+SELECT count(*) AS rows, clock_timestamp() - min({in_range(time)}) AS age FROM {{schema}}.{table} WHERE xid >= :low
 """)
 
 
@@ -294,8 +313,8 @@ WITH picked AS (
 )
 DELETE FROM {schema}.dead_letters AS letter USING picked WHERE letter.letter_id = picked.letter_id
 """)
-COUNT_UNARCHIVED = Statement("""
-SELECT CAST(finished_at AT TIME ZONE 'UTC' AS date) AS day, count(*) AS rows FROM {schema}.envelope_history
+COUNT_UNARCHIVED = Statement(f"""
+SELECT {_day("envelope_history")} AS day, count(*) AS rows FROM {{schema}}.envelope_history
 WHERE xid >= :low AND finished_at < CAST(:until AS timestamptz) GROUP BY 1 ORDER BY 1
 """)
 DROP_ARCHIVED_HISTORY = Statement("SELECT {schema}.drop_archived_history(CAST(:day AS date))")

@@ -8,11 +8,6 @@ ENVELOPE: Final = (
     "id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, body, sent_at, "
     "deliver_by"
 )
-# What a claim returns, in the order of durable.storage.rows.leased.
-CLAIMED: Final = (
-    f"{ENVELOPE.replace('headers', 'CAST(headers AS text) AS headers')}, %s, epoch, attempts, interruptions, "
-    "ordering_key"
-)
 UNNEST_ENVELOPE: Final = """
     CAST(:id AS uuid[]), CAST(:message_type AS text[]), CAST(:source AS text[]), CAST(:correlation_id AS uuid[]),
     CAST(:causation_id AS uuid[]), CAST(:partition_key AS text[]), CAST(:content_type AS text[]),
@@ -27,67 +22,39 @@ UNNEST_QUEUEING: Final = "CAST(:owner_id AS integer[]), CAST(:ordering_key AS te
 MINE: Final = (
     "unnest(CAST(:ids AS uuid[]), CAST(:addresses AS text[]), CAST(:epochs AS integer[])) AS mine (id, address, epoch)"
 )
-# `+ 0` hides the owner from the planner: without statistics it takes the index of owned rows, which are all of a
-# node's, for the shorter way, and compares each of them with each id.
-FENCE: Final = "row.id = mine.id AND row.epoch = mine.epoch AND row.owner_id + 0 = :node"
 
 HISTORY: Final = (
     "id, side, outcome, address, message_type, source, correlation_id, causation_id, partition_key, sent_at, "
     "deliver_by, received_at, attempts, interruptions, seq, content_type, headers, body, node_id, error"
 )
-# Without the setting history_bodies these three stay NULL, and cost nothing.
-_KEPT: Final = ", ".join(
-    f"CASE WHEN CAST(:keep_body AS boolean) THEN {column} END" for column in ("content_type", "headers", "body")
-)
-FROM_OUTGOING: Final = (
-    "destination, message_type, source, correlation_id, causation_id, partition_key, sent_at, deliver_by, "
-    f"CAST(NULL AS timestamptz), attempts, interruptions, seq, {_KEPT}"
-)
-FROM_INCOMING: Final = (
-    "endpoint, message_type, source, correlation_id, causation_id, partition_key, sent_at, deliver_by, received_at, "
-    f"attempts, interruptions, seq, {_KEPT}"
-)
 # The unowned rows that are due, by whether their place among others matters; word for word as in the partial indexes.
-FREE_OUTGOING: Final = "owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL AND fair_key IS NULL"
-QUEUED_OUTGOING: Final = (
-    "owner_id = 0 AND execution_time IS NULL AND (ordering_key IS NOT NULL OR fair_key IS NOT NULL)"
-)
-FREE_INCOMING: Final = FREE_OUTGOING
-QUEUED_INCOMING: Final = QUEUED_OUTGOING
+FREE: Final = "owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL AND fair_key IS NULL"
+QUEUED: Final = "owner_id = 0 AND execution_time IS NULL AND (ordering_key IS NOT NULL OR fair_key IS NOT NULL)"
 LETTER: Final = (
     "side, address, id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, "
     "body, sent_at, deliver_by, attempts, interruptions, exception_type, reason, traceback, fingerprint, node_id, "
     "message_digest, replayable, epoch, replay_count, ordering_key, fair_key"
 )
-
-# A message that was replayed and failed again is another letter, and the count goes on.
-REPLAYS: Final = """(
-        SELECT COALESCE(max(replay_count), 0) FROM {schema}.dead_letters AS earlier
-        WHERE earlier.id = moved.id AND earlier.address = moved.%s)"""
-# The dead letter of a row that the database refuses to change, whoever owned it.
-LETTER_FROM_MOVED: Final = f"""INSERT INTO {{schema}}.dead_letters ({LETTER})
-SELECT '%(side)s', %(address)s, {ENVELOPE}, attempts, interruptions, :exception_type, :reason, :traceback,
-    :fingerprint, :node, %(digest)s, true, epoch, {REPLAYS.replace("%s", "%(address)s")}, ordering_key, fair_key
-FROM moved"""
 _VERSION: Final = "(get_byte(uuid_send(id), 6) >> 4)"
 DATED: Final = f"{_VERSION} = 7"
 """An id that carries its day lies in received_ids, any other in undated_ids: so none fills the default partition."""
 GENERATED: Final = f"{_VERSION} IN (7, 8)"
 
 
-REMEMBERED: Final = "id, endpoint, message_digest, sent_at"
+REMEMBERED: Final = "id, endpoint, message_digest, sent_at, CAST(NULL AS bigint)"
+"""What is remembered of a message that did not come in bulk."""
 
 
 def remember_undated(rows: str) -> str:
-    """The insert of these ids without a day, which returns those that are new.
+    """The insert of these ids without a day, which returns those that are new; `rows` have the columns of REMEMBERED.
 
     New is also what was cancelled, or discarded as a dead letter, and is sent again; not what a peer without an answer
     repeats of it, which has the time at which it was sent then.
     """
-    return f"""INSERT INTO {{schema}}.undated_ids AS known (id, endpoint, message_digest, sent_at)
+    return f"""INSERT INTO {{schema}}.undated_ids AS known (id, endpoint, message_digest, sent_at, carried)
     {rows}
     ON CONFLICT (id, endpoint) DO UPDATE SET message_digest = excluded.message_digest, sent_at = excluded.sent_at,
-        received_at = now(), given_up = false
+        carried = excluded.carried, received_at = now(), given_up = false
     WHERE known.given_up AND known.sent_at <> excluded.sent_at
     RETURNING id, endpoint"""
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.rows import QUARANTINED
+from durable.storage.rows import QUARANTINED, REFUSED
 from durable.storage.sql.columns import DATED, give_up
+from durable.storage.sql.gaps import noting
 from durable.storage.sql.statement import Batched, Statement
 
 # What is NULL does not matter.
@@ -130,7 +131,7 @@ def _remember(letters: str) -> str:
     INSERT INTO {{schema}}.undated_ids AS known (id, endpoint, message_digest, sent_at)
     SELECT id, address, message_digest, sent_at {known} AND NOT {DATED}
     ON CONFLICT (id, endpoint) DO UPDATE SET message_digest = excluded.message_digest, sent_at = excluded.sent_at,
-        received_at = now(), given_up = false
+        carried = CASE WHEN NOT known.given_up THEN known.carried END, received_at = now(), given_up = false
     WHERE known.given_up OR (
         known.message_digest = excluded.message_digest AND known.sent_at = excluded.sent_at
         AND (known.id, known.endpoint) IN (SELECT id, address FROM {letters} WHERE {_WAS_STORED}))
@@ -244,6 +245,8 @@ SELECT count(*) FROM handled
 
 # ---------------------------------------------------------------- forgetting
 
+# Of other letters the history tells that their messages came to an end.
+_ONLY_A_LETTER: Final = f"side = 'incoming' AND id IS NOT NULL AND exception_type IN ('{QUARANTINED}', '{REFUSED}')"
 # Their attempts go with them, by the foreign key. Only what was resolved goes; what is archived only `pipeline purge`
 # lets go, which compares it with the lake before.
 PURGE_LETTERS = Batched(
@@ -252,7 +255,11 @@ PURGE_LETTERS = Batched(
         AND {schema}.archived_below('dead_letters') IS NULL{only}
     ORDER BY resolved_at LIMIT :batch_size {lock}""",
     """, purged AS (
-    DELETE FROM {schema}.dead_letters AS letter USING picked WHERE letter.letter_id = picked.letter_id RETURNING 1
+    DELETE FROM {schema}.dead_letters AS letter USING picked WHERE letter.letter_id = picked.letter_id
+    RETURNING letter.side, letter.id, letter.exception_type, letter.failed_at, letter.xid
+), noted AS ("""
+    + noting("dead_letters", "failed_at", "purged", _ONLY_A_LETTER)
+    + """
 )
 SELECT count(*) FROM purged
 """,

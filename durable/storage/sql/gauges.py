@@ -6,56 +6,42 @@ as one of :limit. Groups are found by a loose scan, one step each, and only the 
 
 from __future__ import annotations
 
-from durable.storage.sql.columns import FREE_INCOMING, FREE_OUTGOING, QUEUED_INCOMING, QUEUED_OUTGOING
+from durable.storage.sql.columns import FREE, QUEUED
 from durable.storage.sql.statement import Statement
+from durable.storage.sql.work import INBOX, OUTBOX, WorkTable
 
 
-def _unowned(table: str, group: str, which: str) -> Statement:
+def _unowned(table: WorkTable, which: str) -> Statement:
     """Count, for each group, the unowned rows, and find when the first of them was sent."""
     return Statement(f"""
-WITH RECURSIVE found AS (
-    (SELECT {group} AS name FROM {{schema}}.{table} WHERE {which} ORDER BY {group} LIMIT 1)
-    UNION ALL
-    SELECT (SELECT {group} FROM {{schema}}.{table} WHERE {which} AND {group} > found.name ORDER BY {group} LIMIT 1)
-    FROM found WHERE found.name IS NOT NULL
-), named AS (
+WITH RECURSIVE {table.distinct(table.lane, which)}, named AS (
     SELECT name FROM found WHERE name IS NOT NULL LIMIT :groups
 )
 SELECT name,
     (SELECT count(*) FROM (
-        SELECT FROM {{schema}}.{table} WHERE {which} AND {group} = name
+        SELECT FROM {table.rows} WHERE {which} AND {table.lane} = name
         ORDER BY seq LIMIT :limit) AS counted) AS count,
-    clock_timestamp() - (SELECT sent_at FROM {{schema}}.{table} WHERE {which} AND {group} = name
+    clock_timestamp() - (SELECT sent_at FROM {table.rows} WHERE {which} AND {table.lane} = name
         ORDER BY seq LIMIT 1) AS oldest_age
 FROM named
 """)
 
 
-def _owned(table: str) -> Statement:
+def _owned(table: WorkTable) -> Statement:
     return Statement(f"""
-WITH RECURSIVE found AS (
-    (SELECT owner_id FROM {{schema}}.{table} WHERE owner_id <> 0 ORDER BY owner_id LIMIT 1)
-    UNION ALL
-    SELECT (SELECT owner_id FROM {{schema}}.{table} WHERE owner_id <> 0 AND owner_id > found.owner_id
-            ORDER BY owner_id LIMIT 1)
-    FROM found WHERE found.owner_id IS NOT NULL
-)
-SELECT owner_id,
+WITH RECURSIVE {table.distinct("owner_id", "owner_id <> 0")}
+SELECT name AS owner_id,
     (SELECT count(*) FROM (
-        SELECT FROM {{schema}}.{table} AS row WHERE row.owner_id <> 0 AND row.owner_id = found.owner_id
+        SELECT FROM {table.rows} AS row WHERE row.owner_id <> 0 AND row.owner_id = found.name
         LIMIT :limit) AS counted) AS count
-FROM found WHERE owner_id IS NOT NULL LIMIT :groups
+FROM found WHERE name IS NOT NULL LIMIT :groups
 """)
 
 
-READ_UNOWNED_OUTGOING = [
-    _unowned("outgoing_envelopes", "destination", which) for which in (FREE_OUTGOING, QUEUED_OUTGOING)
-]
-READ_UNOWNED_INCOMING = [
-    _unowned("incoming_envelopes", "message_type", which) for which in (FREE_INCOMING, QUEUED_INCOMING)
-]
-READ_OWNED_OUTGOING = _owned("outgoing_envelopes")
-READ_OWNED_INCOMING = _owned("incoming_envelopes")
+READ_UNOWNED_OUTGOING = [_unowned(OUTBOX, which) for which in (FREE, QUEUED)]
+READ_UNOWNED_INCOMING = [_unowned(INBOX, which) for which in (FREE, QUEUED)]
+READ_OWNED_OUTGOING = _owned(OUTBOX)
+READ_OWNED_INCOMING = _owned(INBOX)
 
 # What is put off, and by how much the first of it is overdue: a running node makes it claimable within poll_interval.
 READ_SCHEDULED = Statement("""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from durable.storage.sql.gaps import noting
 from durable.storage.sql.statement import Batched, Statement, by_key
 
 # ---------------------------------------------------------------- nodes, locks
@@ -86,7 +87,11 @@ PURGE_DEFAULT_HISTORY = Batched(
         AND {schema}.archived_below('envelope_history') IS NULL{only}
     LIMIT :batch_size {lock}""",
     """, purged AS (
-    DELETE FROM {schema}.envelope_history_default WHERE ctid = ANY (ARRAY(SELECT place FROM picked)) RETURNING 1
+    DELETE FROM {schema}.envelope_history_default WHERE ctid = ANY (ARRAY(SELECT place FROM picked))
+    RETURNING finished_at, xid
+), noted AS ("""
+    + noting("envelope_history", "finished_at", "purged")
+    + """
 )
 SELECT count(*) FROM purged
 """,
@@ -108,6 +113,8 @@ SELECT current_setting('server_version') AS version, CAST(current_setting('serve
     current_database() AS database, current_user AS role, pg_backend_pid() AS pid
 """)
 READ_CLOCK = Statement("SELECT clock_timestamp()")
+COUNT_PREPARED = Statement("SELECT count(*) FROM pg_prepared_statements WHERE name <> ''")
+READ_SERVER_SETTING = Statement("SELECT current_setting(:name)")
 # How many days from today each daily partition is; the parents are partitioned by UTC days.
 READ_PARTITION_DAYS = Statement("""
 SELECT p.relname AS parent,

@@ -5,26 +5,21 @@ from __future__ import annotations
 from typing import Final
 
 from durable.storage.sql.columns import (
-    CLAIMED,
     DATED,
     ENVELOPE,
-    FENCE,
-    FROM_INCOMING,
-    HISTORY,
+    FREE,
     LETTER,
-    MINE,
     QUEUEING,
     REMEMBERED,
-    REPLAYS,
     SELECT_ENVELOPE,
     UNNEST_ENVELOPE,
     UNNEST_QUEUEING,
     known_digest,
     remember_undated,
 )
-from durable.storage.sql.statement import Batched, Statement, by_key
+from durable.storage.sql.statement import Statement
+from durable.storage.sql.work import INBOX
 
-_FENCE_INCOMING: Final = f"{FENCE} AND row.endpoint = mine.address"
 _THIS: Final = "id = :id AND endpoint = :endpoint AND owner_id + 0 = :node AND epoch = :epoch"
 _FAILURES: Final = """unnest(
         CAST(:failed_number AS integer[]), CAST(:failed_at AS timestamptz[]), CAST(:failed_type AS text[]),
@@ -80,26 +75,14 @@ WHERE NOT EXISTS (
 )
 """)
 
-CLAIM_INCOMING = Batched(
-    """
-    SELECT id, endpoint, epoch FROM {schema}.incoming_envelopes
-    WHERE message_type = :message_type AND owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL
-        AND fair_key IS NULL AND (deliver_by IS NULL OR deliver_by > now())
+CLAIM_INCOMING = INBOX.next(
+    f"""message_type = :message_type AND {FREE} AND (deliver_by IS NULL OR deliver_by > now())
         AND (CAST(:is_trial AS boolean) OR NOT EXISTS (
-            SELECT FROM {schema}.circuits
+            SELECT FROM {{schema}}.circuits
             WHERE kind = 'handler' AND key IN (:message_type, :handler) AND (probing OR until IS NULL OR until > now())
-        )){only}
-    ORDER BY seq LIMIT :batch_size {lock}""",
-    f""", claimed AS (
-    UPDATE {{schema}}.incoming_envelopes AS row SET owner_id = :node, epoch = row.epoch + 1
-    FROM picked WHERE row.id = picked.id AND row.endpoint = picked.endpoint
-    RETURNING row.*
-)
-SELECT {CLAIMED % "endpoint"}
-FROM claimed ORDER BY seq
-""",
-    key="id, endpoint, epoch",
-    only=by_key("endpoint"),
+        )){{only}}
+    ORDER BY seq LIMIT :batch_size""",
+    f", {INBOX.claimed()}",
 )
 
 # ---------------------------------------------------------------- handling
@@ -107,14 +90,8 @@ FROM claimed ORDER BY seq
 # In the handler's own transaction. The caller compares the count: fewer rows than leases means that a lease was lost.
 FINISH_HANDLED = Statement(f"""
 WITH handled AS (
-    DELETE FROM {{schema}}.incoming_envelopes AS row
-    USING {MINE}
-    WHERE {_FENCE_INCOMING}
-    RETURNING row.*
-), history AS (
-    INSERT INTO {{schema}}.envelope_history ({HISTORY})
-    SELECT id, 'incoming', 'handled', {FROM_INCOMING}, :node, NULL FROM handled
-)
+    DELETE FROM {INBOX.rows} AS row USING {INBOX.mine} RETURNING row.*
+), {INBOX.history("handled", "handled")}
 SELECT count(*) FROM handled
 """)
 
@@ -164,18 +141,14 @@ WITH put_off AS (
 SELECT id FROM put_off
 """)
 
+_DIGEST: Final = f"COALESCE({known_digest('moved')}, CAST(:message_digest AS bigint))"
 DEAD_LETTER_INCOMING = Statement(f"""
 WITH moved AS (
     DELETE FROM {{schema}}.incoming_envelopes
     WHERE {_THIS}
     RETURNING *
 ), letters AS (
-    INSERT INTO {{schema}}.dead_letters ({LETTER})
-    SELECT 'incoming', endpoint, {ENVELOPE}, attempts + :counted, interruptions,
-        :exception_type, :reason, :traceback, :fingerprint, :node,
-        COALESCE({known_digest("moved")}, CAST(:message_digest AS bigint)), true, epoch,
-        {REPLAYS % "endpoint"}, ordering_key, fair_key
-    FROM moved
+    {INBOX.letters(counted=" + :counted", digest=_DIGEST)}
     RETURNING letter_id, id, address
 ), last AS (
     INSERT INTO {{schema}}.failed_attempts
@@ -184,10 +157,7 @@ WITH moved AS (
 ), earlier AS (
     UPDATE {{schema}}.failed_attempts AS attempt SET letter_id = letters.letter_id
     FROM letters WHERE attempt.id = letters.id AND attempt.endpoint = letters.address AND attempt.letter_id IS NULL
-), history AS (
-    INSERT INTO {{schema}}.envelope_history ({HISTORY})
-    SELECT id, 'incoming', 'dead-lettered', {FROM_INCOMING}, :node, :reason FROM moved
-)
+), {INBOX.history("dead-lettered", "moved", error=":reason")}
 SELECT count(*) FROM moved
 """)
 
@@ -197,9 +167,6 @@ WITH expired AS (
     DELETE FROM {{schema}}.incoming_envelopes
     WHERE {_THIS} AND deliver_by < clock_timestamp() + CAST(:within AS interval)
     RETURNING *
-), history AS (
-    INSERT INTO {{schema}}.envelope_history ({HISTORY})
-    SELECT id, 'incoming', 'expired', {FROM_INCOMING}, :node, CAST(:reason AS text) FROM expired
-)
+), {INBOX.history("expired", "expired", error="CAST(:reason AS text)")}
 SELECT count(*) FROM expired
 """)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.sql.columns import CLAIMED
 from durable.storage.sql.statement import Batched, Statement, by_key
+from durable.storage.sql.work import INBOX, OUTBOX, WorkTable
 
 # Word for word the predicates of the partial indexes: otherwise the planner does not take them.
 _UNOWNED: Final = "ordering_key IS NOT NULL AND owner_id = 0 AND execution_time IS NULL"
@@ -39,9 +39,9 @@ class Ordered:
     """
 
     def __init__(
-        self, table: str, address: str, *, within: str, lane: str, may_start: str, is_open: str, fits_head: str
+        self, table: WorkTable, *, within: str, lane: str, may_start: str, is_open: str, fits_head: str
     ) -> None:
-        rows = f"{{schema}}.{table}"
+        rows, address = table.rows, table.address
         head = f"""
         SELECT id, {address}, epoch, seq, message_type, partition_key FROM {rows}
         WHERE {within}{_UNOWNED} AND ordering_key = found.key AND {_IN_TIME} ORDER BY seq LIMIT 1"""
@@ -90,12 +90,7 @@ WITH heads AS MATERIALIZED (
         ) AS row
     ) AS each
     WHERE each.fits ORDER BY each.round LIMIT :batch_size
-), claimed AS (
-    UPDATE {rows} AS row SET owner_id = :node, epoch = row.epoch + 1
-    FROM run WHERE row.id = run.id AND row.{address} = run.{address} AND row.owner_id = 0
-    RETURNING row.*
-)
-SELECT {CLAIMED % address} FROM claimed ORDER BY seq
+), {table.claimed("run", " AND row.owner_id = 0")}
 """)
         # The row that a claim of each of these keys begins with.
         self.heads = Statement(f"""
@@ -122,8 +117,7 @@ ALONG_THE_INDEX: Final = Statement(
 )
 
 OUTGOING: Final = Ordered(
-    "outgoing_envelopes",
-    "destination",
+    OUTBOX,
     within="destination = :destination AND ",
     lane="destination = :destination",
     may_start=_NOT_LATCHED,
@@ -131,8 +125,7 @@ OUTGOING: Final = Ordered(
     fits_head="true",
 )
 INCOMING: Final = Ordered(
-    "incoming_envelopes",
-    "endpoint",
+    INBOX,
     within="",
     lane="message_type = :lane",
     may_start=_HANDLED_HERE,
@@ -140,27 +133,8 @@ INCOMING: Final = Ordered(
     fits_head=f"message_type = heads.message_type AND {_NOT_PARKED}",
 )
 
-ORDERED_DESTINATIONS: Final = Statement(f"""
-WITH RECURSIVE found AS (
-    (SELECT destination AS name FROM {{schema}}.outgoing_envelopes WHERE {_UNOWNED} ORDER BY destination LIMIT 1)
-    UNION ALL
-    SELECT (SELECT destination FROM {{schema}}.outgoing_envelopes
-            WHERE {_UNOWNED} AND destination > found.name ORDER BY destination LIMIT 1)
-    FROM found WHERE found.name IS NOT NULL
-)
-SELECT name FROM found WHERE name IS NOT NULL
-""")
-
-ORDERED_TYPES: Final = Statement(f"""
-WITH RECURSIVE found AS (
-    (SELECT message_type AS name FROM {{schema}}.incoming_envelopes WHERE {_UNOWNED} ORDER BY message_type LIMIT 1)
-    UNION ALL
-    SELECT (SELECT message_type FROM {{schema}}.incoming_envelopes
-            WHERE {_UNOWNED} AND message_type > found.name ORDER BY message_type LIMIT 1)
-    FROM found WHERE found.name IS NOT NULL
-)
-SELECT name FROM found WHERE name IS NOT NULL
-""")
+ORDERED_DESTINATIONS: Final = Statement(OUTBOX.names("destination", _UNOWNED))
+ORDERED_TYPES: Final = Statement(INBOX.names("message_type", _UNOWNED))
 
 # ---------------------------------------------------------------- shares
 
@@ -169,17 +143,9 @@ class Shared:
     """The statements for one of the two tables of work; a share is what waits of one tenant in a lane, which is a
     message type or a destination. `may_start` says whether it is stopped."""
 
-    def __init__(self, table: str, address: str, lane: str, may_start: str) -> None:
-        rows = f"{{schema}}.{table}"
-        self.lanes = Statement(f"""
-WITH RECURSIVE found AS (
-    (SELECT {lane} AS name FROM {rows} WHERE {_SHARED} ORDER BY {lane} LIMIT 1)
-    UNION ALL
-    SELECT (SELECT {lane} FROM {rows} WHERE {_SHARED} AND {lane} > found.name ORDER BY {lane} LIMIT 1)
-    FROM found WHERE found.name IS NOT NULL
-)
-SELECT name FROM found WHERE name IS NOT NULL
-""")
+    def __init__(self, table: WorkTable, may_start: str) -> None:
+        rows, address, lane = table.rows, table.address, table.lane
+        self.lanes = Statement(table.names(lane, _SHARED))
         # The next tenants that have unowned work, one step for each, however much that is.
         self.next = Statement(f"""
 WITH RECURSIVE shares AS (
@@ -206,25 +172,15 @@ SELECT key FROM shares WHERE key IS NOT NULL
     ) AS each
     WHERE {may_start}
     LIMIT :batch_size""",
-            f""", claimed AS (
-    UPDATE {rows} AS row SET owner_id = :node, epoch = row.epoch + 1
-    FROM picked WHERE row.id = picked.id AND row.{address} = picked.{address}
-    RETURNING row.*
-)
-SELECT {CLAIMED % address} FROM claimed ORDER BY seq
-""",
-            key=f"id, {address}, epoch",
+            f", {table.claimed()}",
+            key=table.key,
             only=by_key(address),
         )
 
 
-SHARED_OUTGOING: Final = Shared(
-    "outgoing_envelopes", "destination", "destination", _NOT_LATCHED.replace(":destination", ":lane")
-)
+SHARED_OUTGOING: Final = Shared(OUTBOX, _NOT_LATCHED.replace(":destination", ":lane"))
 SHARED_INCOMING: Final = Shared(
-    "incoming_envelopes",
-    "endpoint",
-    "message_type",
+    INBOX,
     f"""CAST(:is_trial AS boolean) OR NOT EXISTS (
         SELECT FROM {{schema}}.circuits WHERE kind = 'handler' AND key IN (:lane, :handler) AND {_OPEN})""",
 )

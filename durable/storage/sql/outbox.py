@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from durable.storage.sql.columns import (
-    CLAIMED,
     ENVELOPE,
-    FENCE,
-    FROM_OUTGOING,
+    FREE,
     GENERATED,
-    HISTORY,
-    LETTER,
-    MINE,
     QUEUEING,
     REMEMBERED,
-    REPLAYS,
     SELECT_ENVELOPE,
     UNNEST_ENVELOPE,
     UNNEST_QUEUEING,
     remember_undated,
 )
-from durable.storage.sql.statement import Batched, Statement, by_key
-
-_FENCE_OUTGOING: Final = f"{FENCE} AND row.destination = mine.address"
+from durable.storage.sql.statement import Statement
+from durable.storage.sql.work import OUTBOX
 
 # Everything that one commit sends, in one statement: local messages go straight into the inbox. `seq` follows the order
 # in which they were sent, which a join alone might turn around. Returns what was there already, under an id that is a
@@ -58,26 +49,14 @@ WAKE_NODES = Statement("SELECT pg_notify(CAST(:channel AS text), '')")
 
 # The latch is looked at here too: a node that latches releases its rows, and no other must take them in the moment
 # before it has read `circuits` again.
-CLAIM_OUTGOING = Batched(
-    """
-    SELECT id, destination, epoch FROM {schema}.outgoing_envelopes
-    WHERE destination = :destination AND owner_id = 0 AND execution_time IS NULL AND ordering_key IS NULL
-        AND fair_key IS NULL AND (deliver_by IS NULL OR deliver_by > now())
+CLAIM_OUTGOING = OUTBOX.next(
+    f"""destination = :destination AND {FREE} AND (deliver_by IS NULL OR deliver_by > now())
         AND NOT EXISTS (
-            SELECT FROM {schema}.circuits
+            SELECT FROM {{schema}}.circuits
             WHERE kind = 'destination' AND key = :destination AND (probing OR until IS NULL OR until > now())
-        ){only}
-    ORDER BY seq LIMIT :batch_size {lock}""",
-    f""", claimed AS (
-    UPDATE {{schema}}.outgoing_envelopes AS row SET owner_id = :node, epoch = row.epoch + 1
-    FROM picked WHERE row.id = picked.id AND row.destination = picked.destination
-    RETURNING row.*
-)
-SELECT {CLAIMED % "destination"}
-FROM claimed ORDER BY seq
-""",
-    key="id, destination, epoch",
-    only=by_key("destination"),
+        ){{only}}
+    ORDER BY seq LIMIT :batch_size""",
+    f", {OUTBOX.claimed()}",
 )
 
 WAITED_FOR_OUTGOING = Statement("""
@@ -87,36 +66,21 @@ WHERE destination = ANY (CAST(:destinations AS text[]))
 
 DELETE_SENT = Statement(f"""
 WITH sent AS (
-    DELETE FROM {{schema}}.outgoing_envelopes AS row USING {MINE}
-    WHERE {_FENCE_OUTGOING}
-    RETURNING row.*
-), history AS (
-    INSERT INTO {{schema}}.envelope_history ({HISTORY})
-    SELECT id, 'outgoing', 'sent', {FROM_OUTGOING}, :node, NULL FROM sent
-)
+    DELETE FROM {OUTBOX.rows} AS row USING {OUTBOX.mine} RETURNING row.*
+), {OUTBOX.history("sent", "sent")}
 SELECT count(*) FROM sent
 """)
 
 COUNT_FAILED_SEND = Statement(f"""
-UPDATE {{schema}}.outgoing_envelopes AS row SET attempts = row.attempts + 1
-FROM {MINE} WHERE {_FENCE_OUTGOING}
+UPDATE {OUTBOX.rows} AS row SET attempts = row.attempts + 1 FROM {OUTBOX.mine}
 """)
 
 DEAD_LETTER_OUTGOING = Statement(f"""
 WITH moved AS (
-    DELETE FROM {{schema}}.outgoing_envelopes AS row USING {MINE}
-    WHERE {_FENCE_OUTGOING}
-    RETURNING row.*
+    DELETE FROM {OUTBOX.rows} AS row USING {OUTBOX.mine} RETURNING row.*
 ), letters AS (
-    INSERT INTO {{schema}}.dead_letters ({LETTER})
-    SELECT 'outgoing', destination, {ENVELOPE}, attempts, interruptions,
-        :exception_type, :reason, :traceback, :fingerprint, :node, NULL, true, epoch, {REPLAYS % "destination"},
-        ordering_key, fair_key
-    FROM moved
-), history AS (
-    INSERT INTO {{schema}}.envelope_history ({HISTORY})
-    SELECT id, 'outgoing', 'dead-lettered', {FROM_OUTGOING}, :node, :reason FROM moved
-)
+    {OUTBOX.letters()}
+), {OUTBOX.history("dead-lettered", "moved", error=":reason")}
 SELECT count(*) FROM moved
 """)
 
@@ -124,15 +88,9 @@ SELECT count(*) FROM moved
 # expired by an earlier run of this statement, whose reply was lost, and it must not be sent then.
 EXPIRE_OWNED_OUTGOING = Statement(f"""
 WITH expired AS (
-    DELETE FROM {{schema}}.outgoing_envelopes AS row USING {MINE}
-    WHERE {_FENCE_OUTGOING} AND row.deliver_by < clock_timestamp()
-    RETURNING row.*
-), history AS (
-    INSERT INTO {{schema}}.envelope_history ({HISTORY})
-    SELECT id, 'outgoing', 'expired', {FROM_OUTGOING}, :node, 'expired before it was sent' FROM expired
-)
+    DELETE FROM {OUTBOX.rows} AS row USING {OUTBOX.mine} AND row.deliver_by < clock_timestamp() RETURNING row.*
+), {OUTBOX.history("expired", "expired", error="'expired before it was sent'")}
 SELECT id, true AS expired FROM expired
 UNION ALL
-SELECT row.id, false FROM {{schema}}.outgoing_envelopes AS row, {MINE}
-WHERE {_FENCE_OUTGOING} AND row.id NOT IN (SELECT id FROM expired)
+SELECT row.id, false FROM {OUTBOX.rows} AS row, {OUTBOX.mine} AND row.id NOT IN (SELECT id FROM expired)
 """)

@@ -14,8 +14,9 @@ from typing import Final
 
 from durable.envelope import DUE
 from durable.storage.sql.circuits import SINCE, UNTIL
-from durable.storage.sql.columns import FROM_INCOMING, FROM_OUTGOING, HISTORY, give_up
+from durable.storage.sql.columns import give_up
 from durable.storage.sql.statement import Statement
+from durable.storage.sql.work import INBOX, OUTBOX, WorkTable
 
 # ---------------------------------------------------------------- recurring schedules
 
@@ -119,14 +120,15 @@ _SELECTED: Final = """execution_time IS NOT NULL
 class Waiting:
     """The statements about what waits for its time in one of the two tables of work."""
 
-    def __init__(self, side: str, table: str, address: str, history: str, fits: str) -> None:
+    def __init__(self, table: WorkTable, fits: str) -> None:
+        rows, side, address = table.rows, table.side, table.address
         selected = _SELECTED % address
         next_ones = f"""
-    SELECT id, {address}, seq FROM {{schema}}.{table}
+    SELECT id, {address}, seq FROM {rows}
     WHERE {selected} AND owner_id = 0 AND seq > :after AND seq <= :newest
     ORDER BY seq LIMIT :batch_size"""
         chosen = f"{next_ones} FOR UPDATE"
-        this = f"row.id = chosen.id AND row.{address} = chosen.{address}"
+        this = table.same_as("chosen")
         told = """
 UNION ALL
 SELECT NULL, CAST(pg_notify(CAST(:channel AS text), '') AS text) IS NULL WHERE EXISTS (SELECT FROM changed)"""
@@ -134,41 +136,38 @@ SELECT NULL, CAST(pg_notify(CAST(:channel AS text), '') AS text) IS NULL WHERE E
 SELECT '{side}' AS side, id, message_type, {address} AS address, source,
     LEAST(execution_time, TIMESTAMPTZ '9999-12-30 00:00:00Z') AS execution_time,
     execution_time - now() AS due_in, attempts, sent_at, deliver_by
-FROM {{schema}}.{table} AS row WHERE {selected} ORDER BY row.execution_time, seq LIMIT :limit
+FROM {rows} AS row WHERE {selected} ORDER BY row.execution_time, seq LIMIT :limit
 """)
         self.survey = Statement(f"""
-SELECT count(*) AS total, COALESCE(max(seq), 0) AS newest FROM {{schema}}.{table} WHERE {selected}
+SELECT count(*) AS total, COALESCE(max(seq), 0) AS newest FROM {rows} WHERE {selected}
 """)
         self.numbers = Statement(f"SELECT seq FROM ({next_ones}) AS next")
         # Another message may be sent under the same business key then. What waits to be sent holds no id here.
         freed = (
-            f"""
-), freed AS (
-    {give_up("changed", address)}"""
+            f""", freed AS (
+    {give_up("changed", address)}
+)"""
             if side == "incoming"
             else ""
         )
         self.cancel = Statement(f"""
 WITH chosen AS ({chosen}
 ), changed AS (
-    DELETE FROM {{schema}}.{table} AS row USING chosen WHERE {this} RETURNING row.*
-), history AS (
-    INSERT INTO {{schema}}.envelope_history ({HISTORY})
-    SELECT id, '{side}', 'cancelled', {history}, 0, CAST(:reason AS text) FROM changed{freed}
-)
+    DELETE FROM {rows} AS row USING chosen WHERE {this} RETURNING row.*
+), {table.history("cancelled", "changed", error="CAST(:reason AS text)", node="0")}{freed}
 SELECT seq, true AS done FROM changed
 """)
         self.run_now = Statement(f"""
 WITH chosen AS ({chosen}
 ), changed AS (
-    UPDATE {{schema}}.{table} AS row SET execution_time = NULL FROM chosen WHERE {this} RETURNING row.seq
+    UPDATE {rows} AS row SET execution_time = NULL FROM chosen WHERE {this} RETURNING row.seq
 )
 SELECT seq, true AS done FROM changed{told}
 """)
         self.reschedule = Statement(f"""
 WITH chosen AS ({chosen}
 ), changed AS (
-    UPDATE {{schema}}.{table} AS row SET execution_time = CAST(:at AS timestamptz),
+    UPDATE {rows} AS row SET execution_time = CAST(:at AS timestamptz),
         headers = CASE WHEN jsonb_exists(headers, '{DUE}')
             THEN jsonb_set(headers, '{{{DUE}}}', to_jsonb(CAST(:at AS timestamptz))) ELSE headers END
     FROM chosen WHERE {this} AND (row.deliver_by IS NULL OR row.deliver_by > CAST(:at AS timestamptz)) AND {fits}
@@ -180,16 +179,8 @@ SELECT seq, seq IN (SELECT seq FROM changed) AS done FROM chosen{told}
 
 # An id that left later than it is remembered by the receiver could not be told from a duplicate.
 WAITING: Final = {
-    "incoming": Waiting(
-        "incoming", "incoming_envelopes", "endpoint", FROM_INCOMING, "CAST(:dedupe_window AS interval) IS NOT NULL"
-    ),
-    "outgoing": Waiting(
-        "outgoing",
-        "outgoing_envelopes",
-        "destination",
-        FROM_OUTGOING,
-        "CAST(:at AS timestamptz) < row.sent_at + CAST(:dedupe_window AS interval)",
-    ),
+    "incoming": Waiting(INBOX, "CAST(:dedupe_window AS interval) IS NOT NULL"),
+    "outgoing": Waiting(OUTBOX, "CAST(:at AS timestamptz) < row.sent_at + CAST(:dedupe_window AS interval)"),
 }
 
 # Where a message is that does not wait for its time, unless it is finished: for whoever wanted to change it.

@@ -40,10 +40,10 @@ MOVE_REMOTE = Statement(f"{_MOVE_REMOTE} ON CONFLICT DO NOTHING")
 
 def _fresh(address: str, digest: str, those: str) -> str:
     """The keys of staged rows that were not known; they are known from now on."""
-    rows = f"SELECT DISTINCT ON (id, {address}) id, {address}, {digest}, sent_at FROM {{staged}} WHERE {those}"
+    rows = f"SELECT DISTINCT ON (id, {address}) id, {address}, {digest}, sent_at, carried FROM {{staged}} WHERE {those}"
     return f"""dated AS (
-    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
-    SELECT id, {address}, {digest} FROM {{staged}} WHERE {those} AND {DATED}
+    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest, carried)
+    SELECT id, {address}, {digest}, carried FROM {{staged}} WHERE {those} AND {DATED}
     ORDER BY id
     ON CONFLICT DO NOTHING RETURNING id, endpoint
 ), undated AS (
@@ -83,37 +83,105 @@ MOVE_LOCAL = _move_local("endpoint IS NOT NULL")
 MOVE_LOCAL_ONCE = _move_local("""endpoint IS NOT NULL AND NOT EXISTS (
         SELECT FROM {schema}.envelope_history AS past
         WHERE past.id = staged.id AND past.side = 'incoming' AND past.address = staged.endpoint)""")
+# What reaches the receiver of a message, besides its id and its address.
+_NAMED: Final = (
+    *("message_type", "source", "body", "correlation_id", "causation_id", "partition_key", "content_type", "headers"),
+    *("sent_at", "deliver_by", "execution_time"),
+)
+_NOT_IN_HISTORY: Final = ("execution_time",)
+_KEPT_WITH_BODIES: Final = ("content_type", "headers", "body")
+
+
+# An empty key is none, headers are compared whatever their order, and a time that was not given is that of staging.
+_VALUES: Final = {
+    "partition_key": "NULLIF({0}.partition_key, '')",
+    "headers": "CAST({0}.headers AS jsonb)",
+    "sent_at": "CASE WHEN {0}.dated THEN {0}.sent_at END",
+}
+
+
+def _copied(column: str) -> str:
+    value = _VALUES.get(column, f"staged.{column}").format("staged")
+    return f"CASE WHEN count(DISTINCT ROW({value})) > 1 THEN '{column}' END"
+
+
 # Two rows under one id that are two messages: one of them would be lost without a word.
-FIND_AMBIGUOUS = Statement("""
-SELECT id, message_type, CASE WHEN bodies > 1 THEN 'bodies' WHEN types > 1 THEN 'types' WHEN keys > 1 THEN 'keys'
-    ELSE 'headers' END AS what
-FROM (
-    SELECT id, min(message_type) AS message_type, count(DISTINCT body) AS bodies, count(DISTINCT message_type) AS types,
-        count(DISTINCT COALESCE(partition_key, '')) AS keys,
-        count(DISTINCT (content_type, CAST(headers AS jsonb))) AS headers
-    FROM {staged} GROUP BY id, destination, endpoint HAVING count(*) > 1
-) AS copies
-WHERE bodies > 1 OR types > 1 OR keys > 1 OR headers > 1 LIMIT 1
+FIND_AMBIGUOUS = Statement(f"""
+SELECT id, min(message_type) AS message_type, array_remove(ARRAY[{", ".join(map(_copied, _NAMED))}], NULL) AS columns
+FROM {{staged}} GROUP BY id, destination, endpoint HAVING count(DISTINCT carried) > 1 LIMIT 1
 """)
 
-# Staged rows under whose ids other messages are there: in the outbox, or among what was received here.
-FIND_CHANGED = Statement("""
-SELECT count(*) AS rows, min(CAST(id AS text)) AS id FROM (
-    SELECT staged.id FROM {staged} JOIN {schema}.outgoing_envelopes AS known USING (id, destination)
-    WHERE staged.endpoint IS NULL AND (known.body <> staged.body OR known.message_type <> staged.message_type)
+
+def _differs(known: str, column: str) -> str:
+    differs = f"{known}.{column} IS DISTINCT FROM staged.{column}"
+    if column in ("headers", "partition_key"):
+        differs = f"{_VALUES[column].format(known)} IS DISTINCT FROM {_VALUES[column].format('staged')}"
+    if column == "sent_at":
+        differs += " AND staged.dated"
+    elif column == "deliver_by":  # taken away where a dead letter is sent once more
+        differs += f" AND ({known}.deliver_by IS NOT NULL OR staged.deliver_by > now())"
+    elif column == "execution_time":  # taken away when it has come; an attempt that failed has another
+        differs += f" AND {known}.attempts = 0 AND ({known}.{column} IS NOT NULL OR staged.{column} > now())"
+    elif known == "past" and column in _KEPT_WITH_BODIES:
+        differs += " AND past.content_type IS NOT NULL"
+    return f"CASE WHEN {differs} THEN '{column}' END"
+
+
+def _differing(known: str) -> str:
+    """The array of the columns in which a staged row differs from a known message."""
+    columns = [column for column in _NAMED if known != "past" or column not in _NOT_IN_HISTORY]
+    return f"array_remove(ARRAY[{', '.join(_differs(known, column) for column in columns)}], NULL)"
+
+
+def _remembered(ids: str, condition: str = "") -> str:
+    return f"""SELECT staged.*, known.endpoint AS address FROM {{staged}}
+    JOIN {{schema}}.{ids} AS known ON known.id = staged.id AND known.endpoint = COALESCE(staged.endpoint, destination)
+    WHERE (known.carried <> staged.carried OR known.message_digest <> staged.message_digest){condition}"""
+
+
+# Messages that wait in the outbox are compared as they are, others by what is remembered with their ids.
+_REMEMBERED: Final = f"""remembered AS (
+    SELECT * FROM (
+        {_remembered("received_ids")} UNION ALL {_remembered("undated_ids", " AND NOT known.given_up")}
+    ) AS each
+    WHERE endpoint IS NOT NULL OR NOT EXISTS (
+        SELECT FROM {{schema}}.outgoing_envelopes AS row WHERE row.id = each.id AND row.destination = each.destination)
+)"""
+_COUNTED: Final = "SELECT columns, count(*) AS rows, min(CAST(id AS text)) AS id"
+
+# Staged rows under whose ids other messages are there: how many differ in these columns; NULL: it has to be looked up.
+FIND_CHANGED = Statement(f"""
+WITH {_REMEMBERED}, changed AS (
+    SELECT DISTINCT staged.id, destination, {_differing("known")} AS columns
+    FROM {{staged}} JOIN {{schema}}.outgoing_envelopes AS known USING (id, destination) WHERE staged.endpoint IS NULL
     UNION ALL
-    SELECT staged.id FROM {staged} JOIN {schema}.received_ids AS known USING (id, endpoint)
-    WHERE known.message_digest <> staged.message_digest
-    UNION ALL
-    SELECT staged.id FROM {staged} JOIN {schema}.undated_ids AS known USING (id, endpoint)
-    WHERE known.message_digest <> staged.message_digest AND NOT known.given_up
-) AS changed
+    SELECT DISTINCT id, address, CAST(NULL AS text[]) FROM remembered
+)
+{_COUNTED} FROM changed WHERE columns IS NULL OR columns <> '{{}}' GROUP BY columns
+""")
+# The same for those that are remembered, with the columns as far as they are kept: history has no index by id.
+NAME_CHANGED = Statement(f"""
+WITH {_REMEMBERED}, past AS (
+    SELECT DISTINCT ON (history.id, history.side, history.address) history.*
+    FROM {{schema}}.envelope_history AS history JOIN remembered ON remembered.id = history.id
+        AND remembered.address = history.address AND history.side = CASE
+            WHEN remembered.endpoint IS NULL THEN 'outgoing' ELSE 'incoming' END
+    WHERE erasure_id IS NULL ORDER BY history.id, history.side, history.address, finished_at
+), changed AS (
+    SELECT DISTINCT staged.id, staged.address, CASE WHEN waiting.id IS NOT NULL THEN {_differing("waiting")}
+        WHEN past.id IS NOT NULL THEN {_differing("past")} ELSE '{{}}' END AS columns
+    FROM remembered AS staged
+    LEFT JOIN {{schema}}.incoming_envelopes AS waiting
+        ON waiting.id = staged.id AND waiting.endpoint = staged.endpoint
+    LEFT JOIN past ON past.id = staged.id AND past.address = staged.address
+)
+{_COUNTED} FROM changed GROUP BY columns
 """)
 # A row comes back unless this batch, or this or a later micro-batch of a stream, was published before. Who publishes
 # the same batch at the same time waits here for the first.
 BEGIN_BATCH = Statement("""
 INSERT INTO {schema}.published_batches AS known (batch, job, number, contents)
-VALUES (:batch, CAST(:job AS uuid), CAST(:number AS bigint), CAST(:contents AS text))
+VALUES (:batch, CAST(:job AS uuid), CAST(:number AS bigint), CAST(:contents AS jsonb))
 ON CONFLICT (batch) DO UPDATE SET job = excluded.job, number = excluded.number, published_at = clock_timestamp()
 WHERE known.number < excluded.number
 RETURNING batch

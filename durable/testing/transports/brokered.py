@@ -40,7 +40,7 @@ class BrokeredContract(TransportContract):
 
     # ------------------------------------------------------------------ what Stored means
 
-    async def test_the_broker_keeps_what_is_stored_while_nobody_listens(self, link: Link) -> None:
+    async def test_broker_keeps_stored_envelopes_without_a_listener(self, link: Link) -> None:
         batch = envelopes(3)
         await link.listener.close()
         async with link.sender() as sender:
@@ -50,7 +50,7 @@ class BrokeredContract(TransportContract):
         await link.receiver.stores(3)
         assert link.receiver.envelopes == batch
 
-    async def test_a_receiver_that_hangs_costs_the_sender_nothing(self, link: Link) -> None:
+    async def test_hanging_receiver_does_not_delay_the_sender(self, link: Link) -> None:
         link.receiver.hold()
         async with link.sender() as sender:
             assert await sender.send(envelopes(2)) == [STORED] * 2
@@ -62,7 +62,7 @@ class BrokeredContract(TransportContract):
 
     # ------------------------------------------------------------------ acknowledgements
 
-    async def test_nothing_is_acknowledged_before_it_is_stored(self, link: Link) -> None:
+    async def test_acknowledgement_follows_the_storing_of_the_batch(self, link: Link) -> None:
         """The listener ends while the receiver holds the batch: a successor gets all of it."""
         await link.replace_listener(settings=ABRUPT)
         batch, successor = envelopes(5), MemoryReceiver()
@@ -75,7 +75,7 @@ class BrokeredContract(TransportContract):
         await successor.stores(5)
         assert successor.envelopes == batch
 
-    async def test_what_was_not_stored_when_the_connection_broke_is_delivered_again(self, link: Link) -> None:
+    async def test_envelopes_unstored_at_a_lost_connection_are_delivered_again(self, link: Link) -> None:
         way, batch = needed(link.listener_way), envelopes(5)
         link.receiver.hold()
         async with link.sender() as sender:
@@ -89,7 +89,7 @@ class BrokeredContract(TransportContract):
         await link.receiver.stores(5)
         assert set(link.receiver.stored) == {each.id for each in batch}
 
-    async def test_what_the_receiver_could_not_store_is_delivered_again(self, link: Link) -> None:
+    async def test_envelope_failed_at_the_receiver_is_delivered_again(self, link: Link) -> None:
         batch = envelopes(3)
         link.receiver.broken = "the disk is full"
         async with link.sender() as sender:
@@ -99,7 +99,7 @@ class BrokeredContract(TransportContract):
         await link.receiver.stores(3)
         assert set(link.receiver.stored) == {each.id for each in batch}
 
-    async def test_what_the_receiver_rejects_is_kept_there_as_a_letter(self, link: Link) -> None:
+    async def test_envelope_rejected_by_the_receiver_is_kept_there_as_a_letter(self, link: Link) -> None:
         rejected = envelope(REJECTED_TYPE, body=b"the rejected body")
         async with link.sender() as sender:
             assert await sender.send([envelope(), rejected, envelope()]) == [STORED] * 3
@@ -110,7 +110,7 @@ class BrokeredContract(TransportContract):
         assert "a type that the test rejects" in reason
         await self._is_left(link, [])
 
-    async def test_what_was_stored_is_acknowledged_and_never_delivered_again(self, link: Link) -> None:
+    async def test_stored_envelope_is_acknowledged_and_never_delivered_again(self, link: Link) -> None:
         async with link.sender() as sender:
             assert await sender.send(envelopes(20)) == [STORED] * 20
             await link.receiver.stores(20)
@@ -118,7 +118,7 @@ class BrokeredContract(TransportContract):
         await link.receiver.until(lambda: link.receiver.arrivals == 40, "all of it to arrive again")
         await self._is_left(link, [])
 
-    async def test_a_listener_that_closes_acknowledges_what_is_under_way(self, link: Link) -> None:
+    async def test_closing_listener_acknowledges_the_envelopes_under_way(self, link: Link) -> None:
         batch = envelopes(5)
         link.receiver.hold()
         async with link.sender() as sender, asyncio.TaskGroup() as tasks:
@@ -144,7 +144,7 @@ class BrokeredContract(TransportContract):
 
     # ------------------------------------------------------------------ bounds
 
-    async def test_a_receiver_that_hangs_holds_no_more_than_the_prefetch(self, link: Link) -> None:
+    async def test_hanging_receiver_holds_at_most_the_prefetch(self, link: Link) -> None:
         """The rest lies at the broker: a neighbour gets it."""
         neighbour, batch = MemoryReceiver(), envelopes(4 * self.prefetch)
         link.receiver.hold()
@@ -157,7 +157,7 @@ class BrokeredContract(TransportContract):
         link.receiver.release()
         await eventually(lambda: _have_all(batch, link.receiver, neighbour), what="all of it at one or the other")
 
-    async def test_the_receiver_is_never_given_more_than_it_has_room_for(self, link: Link) -> None:
+    async def test_receiver_is_never_given_more_than_its_room(self, link: Link) -> None:
         link.receiver.room = 7
         link.receiver.handles_at_once = True
         link.receiver.hold()
@@ -169,7 +169,7 @@ class BrokeredContract(TransportContract):
         await link.receiver.stores(100)
         assert link.receiver.most_under_way <= 7
 
-    async def test_what_finds_no_room_arrives_when_there_is_some(self, link: Link) -> None:
+    async def test_envelopes_without_room_arrive_when_room_is_free(self, link: Link) -> None:
         batch = envelopes(10)
         link.receiver.room = 0
         async with link.sender() as sender:
@@ -184,7 +184,7 @@ class BrokeredContract(TransportContract):
             await link.receiver.stores(10)
         assert set(link.receiver.stored) == {each.id for each in batch}
 
-    async def test_listeners_at_one_address_share_what_arrives(self, link: Link) -> None:
+    async def test_listeners_at_one_address_share_the_envelopes(self, link: Link) -> None:
         neighbour, batch = MemoryReceiver(), envelopes(4 * self.prefetch)
         await link.listen(neighbour)
         for receiver in (link.receiver, neighbour):
@@ -199,7 +199,7 @@ class BrokeredContract(TransportContract):
 
     # ------------------------------------------------------------------ outages of the listener
 
-    async def test_a_listener_reconnects_after_each_outage(self, link: Link) -> None:
+    async def test_listener_reconnects_after_each_outage(self, link: Link) -> None:
         way = needed(link.listener_way)
         async with link.sender() as sender:
             for outage in range(1, 4):

@@ -74,7 +74,7 @@ class TransportContract:
         assert [without_deadline(envelope) for envelope in arrived] == [without_deadline(sent) for sent in batch]
         assert link.receiver.endpoints == {link.listener.endpoint} == {"billing-in"}
 
-    async def test_a_deadline_is_as_far_away_when_it_arrives(self, link: Link) -> None:
+    async def test_deadline_is_equally_far_away_on_arrival(self, link: Link) -> None:
         """A transport may count what is left of it by the receiver's clock, which is this one."""
         async with link.sender() as sender:
             await sender.send([ODD])
@@ -84,14 +84,14 @@ class TransportContract:
         assert arrived.deliver_by is not None
         assert abs(arrived.deliver_by - ODD.deliver_by) < timedelta(minutes=1)
 
-    async def test_an_empty_batch_has_no_outcomes_and_reaches_nobody(self, link: Link) -> None:
+    async def test_empty_batch_has_no_outcomes_and_is_not_received(self, link: Link) -> None:
         async with link.sender() as sender:
             assert await sender.send([]) == []
             await sender.send(envelopes(1))
             await link.receiver.stores(1)
         assert [len(batch) for batch in link.receiver.batches] == [1]
 
-    async def test_a_batch_of_thousands_is_delivered_in_order(self, link: Link) -> None:
+    async def test_batch_of_thousands_is_delivered_in_order(self, link: Link) -> None:
         batch = envelopes(2_500)
         async with link.sender(UNHURRIED) as sender:
             assert await sender.send(batch) == [STORED] * 2_500
@@ -105,7 +105,7 @@ class TransportContract:
             assert [task.result() for task in sends] == [[STORED] * 5] * 40
             await link.receiver.stores(200)
 
-    async def test_what_is_sent_again_is_stored_once(self, link: Link) -> None:
+    async def test_batch_sent_again_is_stored_once(self, link: Link) -> None:
         batch = envelopes(3)
         async with link.sender() as sender:
             assert await sender.send(batch) == [STORED] * 3
@@ -123,7 +123,7 @@ class TransportContract:
 
     # ------------------------------------------------------------------ sizes
 
-    async def test_a_batch_above_every_limit_is_delivered_in_parts_and_in_order(self, link: Link) -> None:
+    async def test_batch_above_every_limit_is_delivered_in_parts_and_in_order(self, link: Link) -> None:
         await link.replace_listener(settings=SMALL)
         batch = envelopes(50, body=b"x" * 10_000)
         async with link.sender(SMALL) as sender:
@@ -131,14 +131,14 @@ class TransportContract:
             await link.receiver.stores(50)
         assert link.receiver.envelopes == batch
 
-    async def test_an_envelope_that_is_too_large_harms_no_other(self, link: Link) -> None:
+    async def test_too_large_envelope_harms_no_other(self, link: Link) -> None:
         """Assert that the envelope is Rejected, or told to the receiver as a letter, or left to the receiver to judge;
         never lost.
         """
         await link.replace_listener(settings=SMALL)
         await self._goes_alone(link, envelope(body=b"x" * 150_000))
 
-    async def test_an_envelope_that_cannot_be_encoded_harms_no_other(self, link: Link) -> None:
+    async def test_unencodable_envelope_harms_no_other(self, link: Link) -> None:
         await self._goes_alone(link, envelope("\ud800"))
 
     async def _goes_alone(self, link: Link, strange: Envelope) -> None:
@@ -152,7 +152,7 @@ class TransportContract:
 
     # ------------------------------------------------------------------ pings and outages
 
-    async def test_a_ping_succeeds_only_while_the_way_is_open(self, link: Link) -> None:
+    async def test_ping_succeeds_only_over_an_open_way(self, link: Link) -> None:
         way = needed(link.way)
         async with link.sender() as sender:
             await sender.ping()
@@ -163,7 +163,7 @@ class TransportContract:
             await eventually(lambda: _succeeds(sender), what="a ping over the way that was restored")
         assert link.receiver.batches == []
 
-    async def test_a_sender_reconnects_after_each_outage(self, link: Link) -> None:
+    async def test_sender_reconnects_after_each_outage(self, link: Link) -> None:
         way = needed(link.way)
         async with link.sender() as sender:
             for outage in range(3):
@@ -175,7 +175,7 @@ class TransportContract:
             assert await sender.send(envelopes(1)) == [STORED]
             await link.receiver.stores(4)
 
-    async def test_a_peer_that_does_not_answer_costs_one_timeout(self, link: Link) -> None:
+    async def test_silent_peer_costs_one_timeout(self, link: Link) -> None:
         way = needed(link.way)
         batch = envelopes(3)
         async with link.sender(HASTY) as sender:
@@ -192,7 +192,7 @@ class TransportContract:
             await link.receiver.stores(3)
         assert link.receiver.envelopes == batch
 
-    async def test_a_way_that_breaks_in_mid_batch_leaves_the_fate_of_the_batch_unknown(self, link: Link) -> None:
+    async def test_way_broken_within_a_batch_leaves_the_fate_of_the_batch_unknown(self, link: Link) -> None:
         way = needed(link.way)
         batch = envelopes(3)
         async with link.sender() as sender:
@@ -209,7 +209,7 @@ class TransportContract:
             await link.receiver.stores(3)
         assert link.receiver.envelopes == batch
 
-    async def test_failures_latch_nothing_but_pings_is_sent_and_the_first_good_one_unlatches(self, link: Link) -> None:
+    async def test_failures_latch_the_destination_until_the_first_answered_ping(self, link: Link) -> None:
         """Drive the circuit of the sending agents as they drive it."""
         way, circuit = needed(link.way), Latch(failures_to_latch=3)
         batch = envelopes(2)
@@ -230,7 +230,7 @@ class TransportContract:
 
     # ------------------------------------------------------------------ cancelling, closing
 
-    async def test_sends_that_are_cancelled_at_any_moment_harm_no_other(self, link: Link) -> None:
+    async def test_sends_cancelled_at_any_moment_harm_no_other(self, link: Link) -> None:
         others = envelopes(30)
         async with link.sender() as sender:
             for turns, other in enumerate(others):
@@ -245,11 +245,11 @@ class TransportContract:
                     assert await send == [STORED]
             await link.receiver.until(lambda: {e.id for e in others} <= link.receiver.stored.keys(), "the others")
 
-    async def test_closing_twice_is_closing(self, link: Link) -> None:
+    async def test_closing_twice_is_allowed(self, link: Link) -> None:
         await link.listener.close()
         await link.listener.close()
 
-    async def test_a_sender_finds_the_next_listener_at_the_same_address(self, link: Link) -> None:
+    async def test_sender_finds_the_next_listener_at_the_same_address(self, link: Link) -> None:
         batch = envelopes(2)
         async with link.sender() as sender:
             assert await sender.send(batch[:1]) == [STORED]
@@ -259,12 +259,12 @@ class TransportContract:
             await link.receiver.stores(2)
         assert link.receiver.envelopes == batch
 
-    async def test_a_listener_that_was_never_served_can_be_closed(self, link: Link) -> None:
+    async def test_unserved_listener_can_be_closed(self, link: Link) -> None:
         await link.transport(PATIENT).listener(link.listener.address, "another").close()
 
     # ------------------------------------------------------------------ addresses
 
-    async def test_a_uri_that_can_never_work_is_an_invalid_setting(self, link: Link) -> None:
+    async def test_impossible_uri_is_an_invalid_setting(self, link: Link) -> None:
         transport = link.transport(PATIENT)
         for uri in ("", "nothing", "another-scheme://name", *self.impossible_uris):
             with pytest.raises(InvalidSetting):
@@ -274,13 +274,13 @@ class TransportContract:
             with pytest.raises(InvalidSetting):
                 transport.listener(uri, "x")
 
-    async def test_the_addresses_that_are_used_are_valid_and_of_a_known_scheme(self, link: Link) -> None:
+    async def test_addresses_in_use_are_valid_and_of_a_known_scheme(self, link: Link) -> None:
         transport = link.transport(PATIENT)
         for uri in (link.destination, link.listener.address):
             transport.check(uri)
             assert uri.partition("://")[0] in transport.schemes
 
-    async def test_resolving_what_is_resolved_changes_nothing(self, link: Link) -> None:
+    async def test_resolving_twice_changes_nothing(self, link: Link) -> None:
         transport = link.transport(PATIENT)
         resolved = transport.resolve(link.destination, "order placed")
         assert transport.resolve(resolved, "order placed") == resolved

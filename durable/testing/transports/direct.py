@@ -34,7 +34,7 @@ class DirectContract(TransportContract):
                 STORED,
             ]
 
-    async def test_nothing_is_answered_before_it_is_stored(self, link: Link) -> None:
+    async def test_answer_follows_the_storing_of_the_batch(self, link: Link) -> None:
         link.receiver.hold()
         async with link.sender() as sender, asyncio.TaskGroup() as tasks:
             send = tasks.create_task(sender.send(envelopes(2)))
@@ -46,7 +46,7 @@ class DirectContract(TransportContract):
             link.receiver.release()
             assert await send == [STORED] * 2
 
-    async def test_what_the_receiver_could_not_store_is_failed_and_can_be_sent_again(self, link: Link) -> None:
+    async def test_envelope_failed_at_the_receiver_is_answered_failed_and_can_be_sent_again(self, link: Link) -> None:
         batch = envelopes(2)
         link.receiver.broken = "the disk is full"
         async with link.sender() as sender:
@@ -54,7 +54,7 @@ class DirectContract(TransportContract):
             link.receiver.broken = ""
             assert await sender.send(batch) == [STORED] * 2
 
-    async def test_a_sender_that_keeps_order_sends_nothing_behind_a_part_that_was_not_stored(self, link: Link) -> None:
+    async def test_sender_keeping_order_sends_nothing_behind_an_unstored_part(self, link: Link) -> None:
         await link.replace_listener(settings=SMALL)
         link.receiver.broken = "the disk is full"
         async with link.sender(SMALL) as sender:
@@ -62,7 +62,7 @@ class DirectContract(TransportContract):
             assert all(isinstance(outcome, Failed | Busy) for outcome in outcomes)
             assert len(link.receiver.batches) == 1 or not keeps_order(sender)
 
-    async def test_batches_under_way_are_answered_as_they_are_stored(self, link: Link) -> None:
+    async def test_batches_under_way_are_each_answered_once_stored(self, link: Link) -> None:
         link.receiver.hold()
         async with link.sender() as sender, asyncio.TaskGroup() as tasks:
             first = tasks.create_task(sender.send(envelopes(1)))
@@ -83,13 +83,13 @@ class DirectContract(TransportContract):
 
     # ------------------------------------------------------------------ busy peers
 
-    async def test_a_receiver_without_room_makes_the_sender_see_busy(self, link: Link) -> None:
+    async def test_receiver_without_room_answers_busy(self, link: Link) -> None:
         link.receiver.room = 0
         async with link.sender(HASTY) as sender:
             assert await sender.send(envelopes(3)) == [BUSY] * 3
         assert link.receiver.stored == {}
 
-    async def test_what_exceeds_the_room_is_busy_and_the_rest_is_stored(self, link: Link) -> None:
+    async def test_envelopes_beyond_the_room_are_busy_and_the_others_stored(self, link: Link) -> None:
         link.receiver.room = 2
         batch = envelopes(5)
         async with link.sender(HASTY) as sender:
@@ -97,7 +97,7 @@ class DirectContract(TransportContract):
             link.receiver.room = 100
             assert await sender.send(batch) == [DUPLICATE] * 2 + [STORED] * 3
 
-    async def test_the_receiver_is_never_given_more_than_it_has_room_for(self, link: Link) -> None:
+    async def test_receiver_is_never_given_more_than_its_room(self, link: Link) -> None:
         link.receiver.room = 50
         link.receiver.hold()
         async with link.sender(HASTY) as sender, asyncio.TaskGroup() as tasks:
@@ -108,7 +108,7 @@ class DirectContract(TransportContract):
 
     # ------------------------------------------------------------------ pings
 
-    async def test_a_ping_succeeds_only_while_a_batch_could_be_stored(self, link: Link) -> None:
+    async def test_ping_succeeds_only_with_a_receiver_able_to_store(self, link: Link) -> None:
         async with link.sender() as sender:
             await sender.ping()
             link.receiver.is_ready = False
@@ -117,7 +117,7 @@ class DirectContract(TransportContract):
             link.receiver.is_ready = True
             await sender.ping()
 
-    async def test_without_a_listener_nothing_is_delivered(self, link: Link) -> None:
+    async def test_batch_is_not_delivered_without_a_listener(self, link: Link) -> None:
         await link.listener.close()
         async with link.sender() as sender:
             with pytest.raises(ConnectionFailed):
@@ -127,9 +127,7 @@ class DirectContract(TransportContract):
 
     # ------------------------------------------------------------------ outages
 
-    async def test_a_peer_that_dies_in_mid_batch_leaves_its_fate_unknown_and_it_can_be_sent_again(
-        self, link: Link
-    ) -> None:
+    async def test_batch_to_a_dying_peer_has_an_unknown_fate_and_can_be_sent_again(self, link: Link) -> None:
         way = needed(link.way)
         batch = envelopes(3)
         link.receiver.hold()
@@ -143,7 +141,7 @@ class DirectContract(TransportContract):
             assert set(await sender.send(batch)) <= {STORED, DUPLICATE}
         assert link.receiver.envelopes == batch
 
-    async def test_a_receiver_that_hangs_costs_one_timeout(self, link: Link) -> None:
+    async def test_hanging_receiver_costs_one_timeout(self, link: Link) -> None:
         link.receiver.hold()
         async with link.sender(HASTY) as sender:
             async with asyncio.timeout(LATE_SECONDS):
@@ -152,7 +150,7 @@ class DirectContract(TransportContract):
             link.receiver.release()
             assert await sender.send(envelopes(1)) == [STORED]
 
-    async def test_a_send_that_is_cancelled_while_it_waits_harms_no_other(self, link: Link) -> None:
+    async def test_send_cancelled_during_its_wait_harms_no_other(self, link: Link) -> None:
         link.receiver.hold()
         async with link.sender() as sender, asyncio.TaskGroup() as tasks:
             cancelled = tasks.create_task(sender.send(envelopes(1)))
@@ -168,7 +166,7 @@ class DirectContract(TransportContract):
 
     # ------------------------------------------------------------------ stopping
 
-    async def test_a_listener_that_closes_answers_the_batches_under_way(self, link: Link) -> None:
+    async def test_closing_listener_answers_the_batches_under_way(self, link: Link) -> None:
         link.receiver.hold()
         async with link.sender() as sender, asyncio.TaskGroup() as tasks:
             sends = [tasks.create_task(sender.send(envelopes(2))) for _ in range(3)]
@@ -182,7 +180,7 @@ class DirectContract(TransportContract):
             with pytest.raises(ConnectionFailed):
                 await sender.send(envelopes(1))
 
-    async def test_a_listener_that_hangs_is_closed_at_the_deadline(self, link: Link) -> None:
+    async def test_hanging_listener_is_closed_at_the_deadline(self, link: Link) -> None:
         """Close while a batch hangs: it breaks off or is answered later; the sender is never told an untrue outcome."""
         await link.replace_listener(settings=PATIENT.model_copy(update={"drain_timeout": timedelta(seconds=0.1)}))
         link.receiver.hold()
@@ -195,6 +193,6 @@ class DirectContract(TransportContract):
             link.receiver.release()
             assert isinstance(await send, ConnectionFailed) or link.receiver.envelopes == batch
 
-    async def test_an_address_that_is_taken_is_an_invalid_setting(self, link: Link) -> None:
+    async def test_occupied_address_is_an_invalid_setting(self, link: Link) -> None:
         with pytest.raises(InvalidSetting, match=link.listener.address):
             await link.listen(MemoryReceiver())

@@ -33,7 +33,7 @@ HASTY = PATIENT.model_copy(update={"send_timeout": timedelta(seconds=0.5)})
 """Settings of senders that are to run into their timeout."""
 
 LATE_SECONDS = 3.0
-"""When a hasty sender must have run into it, also on a machine with much else to do."""
+"""Time by which a hasty sender must have timed out, also on a loaded machine."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def oracle(database: str, address: str, **settings: Any) -> Bus:
 
 
 @pytest.mark.parametrize("how", ["stranger", "allowed", "declared"])
-async def test_an_answer_goes_to_addresses_that_are_declared_or_allowed_alone(
+async def test_answer_goes_only_to_declared_or_allowed_addresses(
     make_database: Any, database_url: str, how: str
 ) -> None:
     here, there = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
@@ -80,7 +80,7 @@ async def test_an_answer_goes_to_addresses_that_are_declared_or_allowed_alone(
         assert rows(database_url, "SELECT destination FROM durable.outgoing_envelopes") == []
 
 
-async def test_an_answer_to_what_is_no_address_is_a_dead_letter_at_once(make_database: Any, database_url: str) -> None:
+async def test_answer_to_an_invalid_address_is_a_dead_letter_at_once(make_database: Any, database_url: str) -> None:
     here = f"tcp://127.0.0.1:{free_port()}"
     bus, asker = oracle(database_url, here), Bus("asker", make_database("asker"), **QUICK)
     asker.route(Question, to=here)
@@ -94,7 +94,7 @@ async def test_an_answer_to_what_is_no_address_is_a_dead_letter_at_once(make_dat
 
 
 class TestIdleAddresses:
-    async def test_an_address_that_was_used_once_is_forgotten_and_used_again(
+    async def test_address_used_once_is_forgotten_and_can_be_used_again(
         self, make_database: Any, database_url: str
     ) -> None:
         address = f"tcp://127.0.0.1:{free_port()}"
@@ -121,7 +121,7 @@ class TestIdleAddresses:
             await eventually(lambda: len(node.agents.sending) == 1, within=20)
             assert bus.runtime.counters.snapshot()["sent"] == 2, "the sum keeps what was counted"
 
-    async def test_a_latched_address_is_pinged_while_something_waits_for_it_and_forgotten_then(
+    async def test_latched_address_is_pinged_while_messages_wait_and_forgotten_afterwards(
         self, database_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         nobody = f"tcp://127.0.0.1:{free_port()}"

@@ -126,7 +126,7 @@ async def test_failures_of_all_nodes_open_a_circuit_together(database_url: str) 
     assert rows(database_url, "SELECT * FROM durable.handler_counts") == []
 
 
-async def test_failures_stop_the_handler_on_every_node_and_one_message_starts_it_again(shop: Shop) -> None:
+async def test_failures_stop_the_handler_on_every_node_until_one_trial_succeeds(shop: Shop) -> None:
     first, second = shop.nodes
     shop.warehouse.is_down = True
     async with first, second:
@@ -144,7 +144,7 @@ async def test_failures_stop_the_handler_on_every_node_and_one_message_starts_it
         assert shop.count(Event.DEAD_LETTERED) == 0
 
 
-async def test_it_is_tried_with_one_message_at_a_time_over_all_nodes_and_ever_less_often(shop: Shop) -> None:
+async def test_open_handler_circuit_is_tried_with_one_message_over_all_nodes_at_growing_intervals(shop: Shop) -> None:
     shop.warehouse.is_down = True
     async with shop.nodes[0], shop.nodes[1]:
         await place(shop.nodes[0], *range(40))
@@ -159,7 +159,7 @@ async def test_it_is_tried_with_one_message_at_a_time_over_all_nodes_and_ever_le
         assert len(rows(shop.database, "SELECT 1 FROM durable.incoming_envelopes")) == 40
 
 
-async def test_a_success_from_before_the_outage_does_not_close_it(database_url: str) -> None:
+async def test_success_of_an_attempt_begun_before_the_outage_does_not_close_the_circuit(database_url: str) -> None:
     bus = Bus("shop", database_url, **QUICK)
     slow = asyncio.Event()
 
@@ -178,7 +178,7 @@ async def test_a_success_from_before_the_outage_does_not_close_it(database_url: 
         assert bus.runtime.counters[Event.CIRCUIT_CLOSED] == 0
 
 
-async def test_what_was_read_before_it_was_opened_here_is_old_news(database_url: str) -> None:
+async def test_reading_from_before_a_local_opening_does_not_close_the_circuit(database_url: str) -> None:
     bus = Bus("shop", database_url, **{**QUICK, "poll_interval": timedelta(minutes=5)})
 
     @bus.handles(Placed, concurrency=1)
@@ -198,7 +198,7 @@ async def test_what_was_read_before_it_was_opened_here_is_old_news(database_url:
         assert not agent.circuit.is_open
 
 
-async def test_what_a_handler_decides_about_a_message_is_no_failure_of_the_handler(database_url: str) -> None:
+async def test_verdict_of_a_handler_on_a_message_is_no_failure_for_the_breaker(database_url: str) -> None:
     bus = Bus("shop", database_url, **QUICK)
 
     @bus.handles(Placed, circuit_breaker=CircuitBreaker(failure_rate=0.1, at_least=1))
@@ -212,7 +212,7 @@ async def test_what_a_handler_decides_about_a_message_is_no_failure_of_the_handl
         assert rows(database_url, "SELECT 1 FROM durable.circuits") == []
 
 
-async def test_an_operator_who_pauses_an_open_circuit_has_the_last_word(shop: Shop) -> None:
+async def test_pause_by_an_operator_replaces_an_open_circuit(shop: Shop) -> None:
     shop.warehouse.is_down = True
     async with shop.nodes[0]:
         await place(shop.nodes[0], *range(10))
@@ -229,7 +229,7 @@ async def test_an_operator_who_pauses_an_open_circuit_has_the_last_word(shop: Sh
 
 
 @pytest.mark.parametrize("asks_by", ["an error", "its circuit"])
-async def test_operators_pause_outlasts_the_attempt_that_was_under_way(database_url: str, asks_by: str) -> None:
+async def test_pause_by_an_operator_outlasts_the_attempt_under_way(database_url: str, asks_by: str) -> None:
     bus = Bus("shop", database_url, **QUICK)
     bus.on_error(RateLimited, retry=RetryAfter(longest=0.1, shortest=0.1))
     begun, paused = asyncio.Event(), asyncio.Event()
@@ -253,7 +253,7 @@ async def test_operators_pause_outlasts_the_attempt_that_was_under_way(database_
         assert rows(database_url, "SELECT reason, until FROM durable.circuits") == [("stocktaking", None)]
 
 
-async def test_a_trial_whose_node_dies_is_followed_by_another(shop: Shop) -> None:
+async def test_trial_of_a_dead_node_is_followed_by_another(shop: Shop) -> None:
     async with shop.nodes[0]:
         with psycopg.connect(shop.database) as conn:  # as a node leaves it that was killed in the middle of a trial
             conn.execute(
@@ -265,7 +265,7 @@ async def test_a_trial_whose_node_dies_is_followed_by_another(shop: Shop) -> Non
         assert shop.circuits() == []
 
 
-async def test_a_trial_that_cannot_be_decoded_tells_nothing_and_the_next_follows(shop: Shop) -> None:
+async def test_undecodable_trial_leaves_the_circuit_open_until_the_next_trial(shop: Shop) -> None:
     with psycopg.connect(shop.database) as conn:
         conn.execute(
             "INSERT INTO durable.circuits (kind, key, reason, until, actor, probing)"
@@ -279,7 +279,7 @@ async def test_a_trial_that_cannot_be_decoded_tells_nothing_and_the_next_follows
         await eventually(lambda: shop.circuits() == [])
 
 
-async def test_an_error_that_says_when_to_come_back_stops_the_handler_until_then(database_url: str) -> None:
+async def test_error_with_a_retry_time_stops_the_handler_until_then(database_url: str) -> None:
     bus = Bus("shop", database_url, **QUICK)
     bus.on_error(RateLimited, retry=RetryAfter())
     calls: list[int] = []
@@ -336,7 +336,7 @@ async def test_a_handler_opens_its_own_circuit_whether_its_attempt_commits_or_fa
         assert bus.runtime.counters[Event.HANDLED] == (0 if fails else 1)
 
 
-async def test_a_destination_that_a_handler_closes_is_sent_nothing_by_any_node(database_url: str) -> None:
+async def test_destination_closed_by_a_handler_is_sent_nothing_by_any_node(database_url: str) -> None:
     transport = MemoryTransport(load_settings())
     first, second = (Bus("shop", database_url, transports=[transport], **QUICK) for _ in range(2))
     for bus in (first, second):
@@ -365,7 +365,7 @@ def paused(bus: Bus) -> bool:
     return node is not None and PEER in node.agents.senders and node.agents.senders[PEER].paused
 
 
-async def test_the_other_node_obeys_long_before_it_would_look(database_url: str) -> None:
+async def test_opened_circuit_is_obeyed_by_the_other_node_before_its_next_poll(database_url: str) -> None:
     slow = {**QUICK, "poll_interval": timedelta(minutes=5)}
     first, second = (Bus("shop", database_url, **slow) for _ in range(2))
     for bus in (first, second):
@@ -386,7 +386,7 @@ async def test_the_other_node_obeys_long_before_it_would_look(database_url: str)
 
 
 @pytest.mark.parametrize("seconds", [0, -1])
-async def test_a_time_that_is_over_before_it_begins_is_refused_in_a_handler(database_url: str, seconds: float) -> None:
+async def test_circuit_open_refuses_a_span_not_above_zero(database_url: str, seconds: float) -> None:
     bus = Bus("shop", database_url, **QUICK)
     refused: list[str] = []
 

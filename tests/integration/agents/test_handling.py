@@ -88,7 +88,7 @@ class TestOneTransaction:
             ("dead-lettered", "no such customer")
         ]
 
-    async def test_a_commit_that_the_database_refuses_is_a_failed_attempt(self, shop: Shop) -> None:
+    async def test_commit_refused_by_the_database_is_a_failed_attempt(self, shop: Shop) -> None:
         await shop.tables.change("INSERT INTO once VALUES (1)")
         attempts: list[int] = []
 
@@ -119,7 +119,7 @@ class TestOneTransaction:
             await shop.settled()
         assert (shop.effects(), shop.sent(), shop.inbox()) == ([2], [2], [])
 
-    async def test_a_group_has_one_transaction_and_one_message_of_it_that_fails_is_run_alone(self, shop: Shop) -> None:
+    async def test_group_has_one_transaction_and_its_failing_message_runs_alone(self, shop: Shop) -> None:
         async def handle(order: Placed, session: AsyncSession) -> Billed:
             await shop.write(session, order.number)
             if order.number == 2:
@@ -160,7 +160,7 @@ class TestConcurrency:
         assert max(most) == 3
         assert shop.counters[Event.HANDLED] == 20
 
-    async def test_a_message_that_takes_long_does_not_hold_up_the_others(self, shop: Shop) -> None:
+    async def test_slow_message_does_not_delay_the_others(self, shop: Shop) -> None:
         slow = asyncio.Event()
 
         async def handle(order: Placed) -> None:
@@ -187,7 +187,7 @@ class TestConcurrency:
 
 
 class TestTheFence:
-    async def test_a_message_that_was_taken_away_meanwhile_leaves_no_effect(self, shop: Shop) -> None:
+    async def test_message_taken_away_during_its_handling_leaves_no_effect(self, shop: Shop) -> None:
         leases: list[LeasedEnvelope] = []
 
         async def handle(order: Placed, session: AsyncSession) -> Billed:
@@ -226,9 +226,7 @@ class TestTheFence:
         [LookupError(), Reject("no"), Release()],
         ids=["put off", "dead letter", "release"],
     )
-    async def test_a_failure_of_a_message_that_was_taken_away_settles_nothing(
-        self, shop: Shop, verdict: Exception
-    ) -> None:
+    async def test_failure_of_a_message_taken_away_settles_nothing(self, shop: Shop, verdict: Exception) -> None:
         leases: list[LeasedEnvelope] = []
 
         async def handle(order: Placed) -> None:
@@ -244,7 +242,7 @@ class TestTheFence:
 
 
 class TestRetrying:
-    async def test_an_attempt_that_is_put_off_waits_in_the_database_without_an_owner(self, shop: Shop) -> None:
+    async def test_delayed_retry_waits_in_the_database_without_an_owner(self, shop: Shop) -> None:
         async def handle(order: Placed) -> None:
             raise LookupError
 
@@ -283,7 +281,7 @@ class TestRetrying:
 
 
 class TestSuspects:
-    async def test_the_attempt_of_a_message_that_killed_nodes_is_counted_before_it_runs(self, shop: Shop) -> None:
+    async def test_attempt_of_a_suspect_is_counted_before_its_run(self, shop: Shop) -> None:
         seen: list[tuple[int, Any]] = []
 
         async def handle(order: Placed, ctx: Context) -> None:
@@ -296,7 +294,7 @@ class TestSuspects:
         assert seen == [(2, [(NODE, 0, 2, None)])]
         assert shop.inbox() == []
 
-    async def test_what_has_killed_too_many_nodes_is_a_dead_letter_and_does_not_run(self, shop: Shop) -> None:
+    async def test_suspect_with_too_many_interruptions_is_dead_lettered_without_a_run(self, shop: Shop) -> None:
         async def handle(order: Placed) -> None:
             pytest.fail("it runs")
 
@@ -307,7 +305,7 @@ class TestSuspects:
         (letter,) = shop.tables.dead_letters()
         assert letter[1:3] == ("killed its node", "its node died 4 times while it was being handled")
 
-    async def test_an_attempt_that_was_counted_before_is_not_counted_again_when_it_fails(self, shop: Shop) -> None:
+    async def test_attempt_of_a_suspect_is_not_counted_again_by_its_failure(self, shop: Shop) -> None:
         attempts: list[int] = []
 
         async def handle(order: Placed, ctx: Context) -> None:
@@ -337,7 +335,7 @@ class TestSuspects:
         assert shop.tables.rows("SELECT count(*) FROM effects GROUP BY xmin::text") == [1] * 8
         assert shop.tables.count("dead_letters") == 0
 
-    async def test_a_message_whose_node_died_once_is_handled_like_any_other(self, shop: Shop) -> None:
+    async def test_message_with_one_interruption_is_handled_like_any_other(self, shop: Shop) -> None:
         async def handle(order: Placed, session: AsyncSession) -> None:
             await shop.write(session, order.number)
 
@@ -350,7 +348,7 @@ class TestSuspects:
 
 
 class TestExpiry:
-    async def test_what_is_late_is_not_handled_and_is_in_the_history(self, shop: Shop) -> None:
+    async def test_late_message_is_expired_and_recorded_in_the_history(self, shop: Shop) -> None:
         async def handle(order: Placed) -> None:
             pytest.fail("it runs")
 
@@ -362,9 +360,7 @@ class TestExpiry:
         assert shop.tables.rows("SELECT outcome FROM durable.envelope_history") == ["expired"]
         assert shop.counters[Event.EXPIRED] == 1
 
-    async def test_a_node_whose_clock_is_fast_expires_nothing_that_is_not_late(
-        self, shop: Shop, clock: ManualClock
-    ) -> None:
+    async def test_node_with_a_fast_clock_expires_no_message_in_time(self, shop: Shop, clock: ManualClock) -> None:
         seen: list[int] = []
 
         async def handle(order: Placed) -> None:
@@ -379,7 +375,7 @@ class TestExpiry:
 
 
 class TestStopping:
-    async def test_it_finishes_what_runs_and_leaves_the_rest_in_the_database(self, shop: Shop) -> None:
+    async def test_stopping_agent_finishes_the_running_message_and_releases_the_others(self, shop: Shop) -> None:
         begun, go_on = asyncio.Event(), asyncio.Event()
 
         async def handle(order: Placed, session: AsyncSession) -> None:
@@ -397,7 +393,7 @@ class TestStopping:
         assert shop.effects() == [1]
         assert len(shop.inbox()) == 2
 
-    async def test_a_handler_that_is_cancelled_with_its_node_leaves_nothing(self, shop: Shop) -> None:
+    async def test_handler_cancelled_with_its_node_leaves_no_effect(self, shop: Shop) -> None:
         begun = asyncio.Event()
 
         async def handle(order: Placed, session: AsyncSession) -> None:
@@ -415,7 +411,7 @@ class TestStopping:
         assert (shop.effects(), shop.inbox()) == ([], [(NODE, 0, 0, None)])
         assert shop.tables.count("dead_letters") == 0
 
-    async def test_a_worker_outlives_a_handler_whose_work_was_cancelled(self, shop: Shop) -> None:
+    async def test_worker_survives_a_handler_awaiting_a_cancelled_task(self, shop: Shop) -> None:
         async def handle(order: Placed, session: AsyncSession) -> None:
             await shop.write(session, order.number)
             if order.number == 1:

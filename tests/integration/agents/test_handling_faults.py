@@ -80,7 +80,7 @@ async def kill_connections(tables: Tables) -> None:
 class TestBeingCancelled:
     @pytest.mark.parametrize("group", [1, 3])
     @pytest.mark.parametrize("ticks", [0, 1, 2, 3, 5, 8, 13, 40])
-    async def test_an_agent_that_is_cancelled_while_its_connections_die_ends(
+    async def test_agent_ends_when_cancelled_while_its_connections_die(
         self, shop: Shop, ticks: int, group: int
     ) -> None:
         begun = asyncio.Event()
@@ -103,9 +103,7 @@ class TestBeingCancelled:
         assert done
         assert (shop.effects(), shop.tables.count("dead_letters")) == ([], 0)
 
-    async def test_what_insists_on_the_database_ends_when_it_is_cancelled_on_a_dead_connection(
-        self, shop: Shop
-    ) -> None:
+    async def test_retried_transaction_ends_when_cancelled_on_a_dead_connection(self, shop: Shop) -> None:
         begun = asyncio.Event()
 
         def wait_on_a_dead_connection(conn: Connection, schema: str) -> None:
@@ -121,7 +119,7 @@ class TestBeingCancelled:
         assert done
         assert insisting.cancelled()
 
-    async def test_a_worker_outlives_a_handler_that_cancels_its_own_task(self, shop: Shop) -> None:
+    async def test_worker_survives_a_handler_cancelling_its_own_task(self, shop: Shop) -> None:
         async def handle(order: Placed, session: AsyncSession) -> None:
             await shop.write(session, order.number)
             if order.number in (1, 2) and (task := asyncio.current_task()):
@@ -159,7 +157,7 @@ class TestNoAttempt:
         assert (attempts, sorted(shop.effects()), shop.tables.count("dead_letters")) == ([1, 1], [1, 2], 0)
         await shop.close()
 
-    async def test_a_wait_of_a_message_that_killed_nodes_is_no_attempt(self, tables: Tables) -> None:
+    async def test_wait_of_a_suspect_is_no_attempt(self, tables: Tables) -> None:
         shop, attempts = Shop(tables, SystemClock(), pool_size=1), list[int]()
 
         async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
@@ -216,7 +214,7 @@ class TestNoAttempt:
 
     @pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
     @pytest.mark.parametrize("where", ["handler", "completion"])
-    async def test_a_database_that_goes_away_is_no_attempt(self, shop: Shop, where: str, is_async: bool) -> None:
+    async def test_loss_of_the_database_is_no_attempt(self, shop: Shop, where: str, is_async: bool) -> None:
         attempts = list[int]()
 
         def act(session: Session, order: Placed, ctx: Context) -> None:
@@ -243,7 +241,7 @@ class TestNoAttempt:
 
     @pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
     @pytest.mark.parametrize("ends", ["sends", "closes and sends", "returns nothing", "says so"])
-    async def test_a_database_that_goes_away_is_no_attempt_when_the_handler_swallows_it(
+    async def test_loss_of_the_database_is_no_attempt_when_the_handler_swallows_the_error(
         self, shop: Shop, ends: str, is_async: bool
     ) -> None:
         attempts = list[int]()
@@ -277,7 +275,7 @@ class TestNoAttempt:
         assert (attempts, shop.effects(), shop.inbox()) == ([1, 1], [1], [])
         assert shop.tables.count("dead_letters") == 0
 
-    async def test_a_handler_that_breaks_its_connection_each_time_comes_to_its_end(self, shop: Shop) -> None:
+    async def test_handler_breaking_its_connection_each_time_ends_as_a_dead_letter(self, shop: Shop) -> None:
         attempts = list[int]()
 
         async def handle(order: Placed, session: AsyncSession, ctx: Context) -> None:
@@ -310,27 +308,27 @@ class PanickingMiddleware(Middleware):
 
 
 class TestBaseExceptions:
-    async def test_a_provider_that_panics_is_a_failed_attempt(self, shop: Shop) -> None:
+    async def test_panicking_provider_is_a_failed_attempt(self, shop: Shop) -> None:
         async def handle(order: Placed, number: Annotated[int, Depends(panicking)]) -> None: ...
 
         await self.fails(shop, handle, {}, f"{__name__}.Panic", number=1)
 
     @pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
-    async def test_a_provider_that_exits_at_its_end_is_a_failed_attempt(self, shop: Shop, is_async: bool) -> None:
+    async def test_provider_exiting_at_its_end_is_a_failed_attempt(self, shop: Shop, is_async: bool) -> None:
         async def handle(order: Placed, number: Annotated[int, Depends(panicking_at_its_end)]) -> None: ...
 
         def handle_sync(order: Placed, number: Annotated[int, Depends(panicking_at_its_end)]) -> None: ...
 
         await self.fails(shop, handle if is_async else handle_sync, {}, "SystemExit", number=1)
 
-    async def test_a_middleware_that_panics_is_a_failed_attempt(self, shop: Shop) -> None:
+    async def test_panicking_middleware_is_a_failed_attempt(self, shop: Shop) -> None:
         async def handle(order: Placed) -> None: ...
 
         onion = MiddlewareStack()
         onion.use(PanickingMiddleware(), "core")
         await self.fails(shop, handle, {"onion": onion}, f"{__name__}.Panic", number=1)
 
-    async def test_a_message_whose_validator_exits_is_a_dead_letter(self, shop: Shop) -> None:
+    async def test_message_with_an_exiting_validator_is_a_dead_letter(self, shop: Shop) -> None:
         async def handle(order: Hostile) -> None: ...
 
         await self.fails(shop, handle, {"cls": Hostile}, "durable.errors.InvalidMessage", number=1)
@@ -352,7 +350,7 @@ class TestBaseExceptions:
 class TestStoppingAGroup:
     """A group that failed is run one by one for as long as its handler is to run."""
 
-    async def test_a_breaker_that_opens_stops_the_rest_of_a_group(self, shop: Shop) -> None:
+    async def test_opened_breaker_stops_the_rest_of_a_group(self, shop: Shop) -> None:
         calls = list[int]()
 
         async def handle(order: Placed) -> None:
@@ -368,7 +366,7 @@ class TestStoppingAGroup:
         assert [row[:3] for row in shop.inbox()] == [(0, 1, 0)] * 47
         assert shop.tables.count("dead_letters") == 3
 
-    async def test_an_error_that_asks_for_a_pause_stops_the_rest_of_a_group(self, shop: Shop) -> None:
+    async def test_error_asking_for_a_pause_stops_the_rest_of_a_group(self, shop: Shop) -> None:
         calls = list[int]()
 
         async def handle(order: Placed) -> None:
@@ -446,7 +444,7 @@ class TestStoppingAGroup:
         assert calls == [1]
 
 
-async def test_a_list_sends_the_same_ids_in_each_attempt(shop: Shop) -> None:
+async def test_list_handler_sends_the_same_ids_in_each_attempt(shop: Shop) -> None:
     ids: list[list[Any]] = []
 
     async def handle(orders: list[Placed], session: AsyncSession) -> list[Billed]:
@@ -464,7 +462,7 @@ async def test_a_list_sends_the_same_ids_in_each_attempt(shop: Shop) -> None:
     assert shop.sent() == [1, 100]
 
 
-async def test_a_message_that_is_put_back_waits_last_and_in_the_share_of_its_new_headers(shop: Shop) -> None:
+async def test_message_put_back_waits_last_in_the_share_of_its_new_headers(shop: Shop) -> None:
     places: list[int] = []
 
     async def handle(order: Placed) -> None:
@@ -486,7 +484,7 @@ async def test_a_message_that_is_put_back_waits_last_and_in_the_share_of_its_new
     assert shop.tables.one("SELECT seq FROM durable.incoming_envelopes") > places[0]
 
 
-async def test_a_message_that_was_taken_away_is_not_put_back(shop: Shop) -> None:
+async def test_message_taken_away_is_not_put_back(shop: Shop) -> None:
     leases: list[LeasedEnvelope] = []
 
     async def handle(order: Placed) -> None:

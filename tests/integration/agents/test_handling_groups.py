@@ -208,12 +208,12 @@ async def compare(tables: Tables, kind: str, actions: list[str]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("does", ACTIONS)
-async def test_a_message_between_others_leaves_them_alone(database: Tables, kind: str, does: str) -> None:
+async def test_message_between_others_leaves_its_neighbours_unchanged(database: Tables, kind: str, does: str) -> None:
     await compare(database, kind, ["mutate and return", "send", does, "succeed", "send"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_message_that_hangs_leaves_its_neighbours_alone(database: Tables, kind: str) -> None:
+async def test_hanging_message_leaves_its_neighbours_unchanged(database: Tables, kind: str) -> None:
     await compare(database, kind, ["succeed", "hang", "send"])
 
 

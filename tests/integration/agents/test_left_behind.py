@@ -29,7 +29,7 @@ def count_others(url: str) -> int:
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
-async def test_an_async_connection_that_is_left_behind_is_closed(database_url: str, driver: str) -> None:
+async def test_async_connection_left_behind_is_closed(database_url: str, driver: str) -> None:
     engine = create_async_engine(database_url.replace("postgresql://", f"postgresql+{driver}://", 1))
     close_left_behind(engine.sync_engine)
     async with engine.connect() as conn:
@@ -39,7 +39,7 @@ async def test_an_async_connection_that_is_left_behind_is_closed(database_url: s
     await eventually(lambda: count_others(database_url) == 0)
 
 
-async def test_a_sync_connection_that_is_left_behind_is_closed(database_url: str) -> None:
+async def test_sync_connection_left_behind_is_closed(database_url: str) -> None:
     engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://", 1))
     close_left_behind(engine)
     with engine.connect() as conn:
@@ -49,7 +49,7 @@ async def test_a_sync_connection_that_is_left_behind_is_closed(database_url: str
     await eventually(lambda: count_others(database_url) == 0)
 
 
-async def test_an_engine_that_is_used_again_pools_its_connections(database_url: str) -> None:
+async def test_engine_used_again_pools_its_connections(database_url: str) -> None:
     engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://", 1))
     close_left_behind(engine)
     engine.dispose()

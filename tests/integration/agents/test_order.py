@@ -105,7 +105,7 @@ def rows(database: str, query: str) -> list[tuple[Any, ...]]:
 
 class TestAKey:
     @pytest.mark.parametrize("group", [1, 10])
-    async def test_is_handled_in_order_over_two_nodes_whatever_fails(self, database_url: str, group: int) -> None:
+    async def test_key_is_handled_in_order_over_two_nodes_despite_failures(self, database_url: str, group: int) -> None:
         log, rng = Log(), random.Random(group)
         nodes = [Bus("workshop", database_url, batch_size=7, **QUICK) for _ in range(2)]
 
@@ -127,7 +127,7 @@ class TestAKey:
             await eventually(lambda: all(_committed(log, key) == list(range(15)) for key in "abcde"), within=30)
         assert log.overlaps == []
 
-    async def test_that_fails_waits_for_its_retry_and_others_go_on(self, database_url: str) -> None:
+    async def test_failing_key_waits_for_its_retry_and_other_keys_proceed(self, database_url: str) -> None:
         log, mended = Log(), asyncio.Event()
         bus = Bus("workshop", database_url, **QUICK)
 
@@ -152,7 +152,7 @@ class TestAKey:
         followers = "SELECT attempts FROM durable.envelope_history WHERE partition_key = 'bad' ORDER BY sent_at, id"
         assert [count > 0 for (count,) in rows(database_url, followers)] == [True, False, False]
 
-    async def test_is_claimed_again_at_once_without_waiting_for_the_next_look(self, database_url: str) -> None:
+    async def test_key_is_claimed_again_without_waiting_for_the_next_poll(self, database_url: str) -> None:
         log = Log()
         bus = node(database_url, log, {**SLOW_TO_LOOK, "batch_size": 3, "buffer_size": 3})
         async with bus:
@@ -161,7 +161,7 @@ class TestAKey:
             await send(bus, Step("hot", 20))
             await eventually(lambda: log.count() == 21, within=20)
 
-    async def test_spans_types_that_have_their_handlers_on_different_nodes(self, database_url: str) -> None:
+    async def test_key_spans_types_handled_on_different_nodes(self, database_url: str) -> None:
         """Each node wakes the other when its turn has come."""
         log = Log()
         steps, strides = (Bus("workshop", database_url, **SLOW_TO_LOOK) for _ in range(2))
@@ -180,7 +180,7 @@ class TestAKey:
                 await send(steps, Step("k", number) if number % 2 else Stride("k", number))
             await eventually(lambda: log.done["k"] == list(range(6)), within=20)
 
-    async def test_is_told_to_the_nodes_that_can_handle_it_by_one_that_cannot(self, database_url: str) -> None:
+    async def test_key_is_hinted_to_capable_nodes_by_a_node_without_the_handler(self, database_url: str) -> None:
         log = Log()
         without = Bus("workshop", database_url, **SLOW_TO_LOOK)
         without.application.routes.handled_here("order.step")
@@ -188,7 +188,7 @@ class TestAKey:
             await send(without, *(Step("k", number) for number in range(3)))
             await eventually(lambda: log.done["k"] == [0, 1, 2])
 
-    async def test_is_tried_in_its_turn_when_failures_have_stopped_its_handler(self, database_url: str) -> None:
+    async def test_key_is_tried_in_its_turn_when_its_circuit_is_open(self, database_url: str) -> None:
         log, mended = Log(), asyncio.Event()
         bus = Bus("workshop", database_url, **QUICK)
         breaker = CircuitBreaker(failure_rate=0.5, at_least=2, open_for=0.05, longest=0.1)
@@ -206,7 +206,7 @@ class TestAKey:
             await eventually(lambda: log.done["a"] == log.done["b"] == [0, 1, 2], within=20)
             await eventually(lambda: rows(database_url, "SELECT kind FROM durable.circuits") == [])
 
-    async def test_orders_what_a_schedule_brings_too(self, database_url: str) -> None:
+    async def test_key_orders_messages_of_a_schedule(self, database_url: str) -> None:
         log = Log()
         bus = node(database_url, log)
         bus.every("0 0 1 1 *", Step("k", 1), name="yearly", key="k")
@@ -219,7 +219,7 @@ class TestAKey:
             await bus.resume(key="k")
             await eventually(lambda: log.done["k"] == [1])
 
-    async def test_more_keys_than_there_is_room_for_all_have_their_turn(self, database_url: str) -> None:
+    async def test_all_keys_have_their_turn_when_more_than_the_room(self, database_url: str) -> None:
         log = Log()
         bus = node(database_url, log, {**QUICK, "batch_size": 5, "buffer_size": 10})
         async with bus:
@@ -228,7 +228,7 @@ class TestAKey:
         assert all(done == sorted(done) for done in log.done.values())
         assert log.overlaps == []
 
-    async def test_lets_what_was_sent_with_a_delay_take_its_place_when_it_is_due(self, database_url: str) -> None:
+    async def test_key_places_a_delayed_message_by_its_due_time(self, database_url: str) -> None:
         log = Log()
         bus = node(database_url, log)
         async with bus:
@@ -236,7 +236,7 @@ class TestAKey:
             await send(bus, Step("k", 2))
             await eventually(lambda: log.done["k"] == [2, 1])
 
-    async def test_goes_on_after_a_dead_letter_and_what_is_replayed_comes_last(self, database_url: str) -> None:
+    async def test_key_proceeds_after_a_dead_letter_and_a_replayed_letter_comes_last(self, database_url: str) -> None:
         log, mended = Log(), asyncio.Event()
         bus = Bus("workshop", database_url, **QUICK)
 
@@ -255,7 +255,7 @@ class TestAKey:
             await bus.runtime.database.transaction(replay, Selection(), LetterRange(0, 1_000, 10))
             await eventually(lambda: log.done["k"] == [0, 2, 1])
 
-    async def test_of_no_text_is_refused(self, database_url: str) -> None:
+    async def test_key_must_not_be_empty(self, database_url: str) -> None:
         bus = node(database_url, Log())
         async with bus:
             with pytest.raises(InvalidMessage, match="key is empty"):
@@ -295,7 +295,7 @@ class TestManyKeys:
         return bus
 
     @pytest.mark.parametrize("stop", ["paused", "full"])
-    async def test_of_a_handler_that_takes_nothing_cost_the_others_no_look(
+    async def test_keys_of_a_stopped_handler_cost_no_look_for_the_others(
         self, database_url: str, stop: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """While a delayed message and keys of others are handled, no page is read for the handler that stands."""
@@ -328,7 +328,7 @@ class TestManyKeys:
             go_on.set()
             await bus.resume(Stride)
 
-    async def test_of_which_none_is_free_are_looked_at_page_by_page_in_turn_with_others(
+    async def test_keys_without_a_claimable_message_are_looked_at_by_page_in_turn_with_others(
         self, database_url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each key is held by a message of another type: a look finds them, and can claim nothing."""
@@ -355,7 +355,7 @@ class TestManyKeys:
             seen = len(pages)
             assert seen < self.KEYS / 100, "it came before all of those keys were looked at"
 
-    async def test_all_have_their_turn_while_there_is_room_for_a_few(self, database_url: str) -> None:
+    async def test_all_keys_of_many_have_their_turn_with_room_for_a_few(self, database_url: str) -> None:
         """The first keys have far more messages than the others; what is finished of them makes no way for itself."""
         log, go_on = Log(), asyncio.Event()
         go_on.set()
@@ -375,7 +375,7 @@ class TestABacklog:
     COUNT = 30_000
 
     @pytest.mark.parametrize("kind", ["plain", "fair", "outgoing"])
-    async def test_keeps_nothing_waiting_that_becomes_due(
+    async def test_backlog_does_not_delay_a_message_becoming_due(
         self, database_url: str, monkeypatch: pytest.MonkeyPatch, kind: str
     ) -> None:
         settings = {**QUICK, "batch_size": 10, "buffer_size": 20, "forgotten_after": timedelta(minutes=5)}
@@ -422,7 +422,7 @@ class TestABacklog:
 
 
 class TestParking:
-    async def test_a_dead_letter_parks_its_key_where_that_is_asked_for(self, database_url: str) -> None:
+    async def test_dead_letter_parks_its_key_when_the_handler_asks_for_parking(self, database_url: str) -> None:
         log = Log()
         nodes = [Bus("workshop", database_url, **QUICK) for _ in range(2)]
         for bus in nodes:
@@ -448,7 +448,7 @@ class TestParking:
             assert await nodes[1].resume(key="bad")
             await eventually(lambda: log.done["bad"] == [0, 2, 3, 4])
 
-    async def test_it_can_be_a_setting_and_an_ordered_handler_stops_as_a_whole(self, database_url: str) -> None:
+    async def test_setting_park_stops_an_ordered_handler_as_a_whole(self, database_url: str) -> None:
         log = Log()
         bus = Bus("workshop", database_url, on_dead_letter="park", **QUICK)
 
@@ -465,7 +465,7 @@ class TestParking:
             await bus.resume(Step)
             await eventually(lambda: [number for _, number in log.all] == [0, 2, 3])
 
-    async def test_what_is_in_memory_of_a_key_that_is_parked_goes_back_unhandled(self, database_url: str) -> None:
+    async def test_messages_of_a_parked_key_in_memory_go_back_unhandled(self, database_url: str) -> None:
         log = Log()
         bus = Bus("workshop", database_url, **QUICK)
 
@@ -550,7 +550,7 @@ class TestSending:
 
         return Transport(load_settings())
 
-    async def test_what_has_a_key_arrives_in_the_order_of_its_commits(
+    async def test_keyed_messages_arrive_in_the_order_of_their_commits(
         self, make_database: Callable[[str], str], memory: MemoryTransport
     ) -> None:
         orders, workshop = make_database("orders"), make_database("workshop")
@@ -643,7 +643,7 @@ class TestSendingInTurns:
         assert first.count("gold") > first.count("large")
         assert sorted(received) == ["gold"] * 60 + ["large"] * 300 + ["small"] * 5
 
-    async def test_what_a_fair_destination_left_is_sent_when_it_is_fair_no_more(
+    async def test_rows_left_by_a_fair_destination_are_sent_when_the_destination_is_no_longer_fair(
         self, make_database: Callable[[str], str]
     ) -> None:
         memory, handled = MemoryTransport(load_settings()), list[int]()
@@ -689,7 +689,7 @@ class TestTurns:
             assert behind <= 40, "it waited for more than what was in memory, and a round"
             await eventually(lambda: log.count() == 401, within=30)
 
-    async def test_weights_say_how_often_each_has_its_turn(self, database_url: str) -> None:
+    async def test_weights_set_the_turns_of_each_tenant(self, database_url: str) -> None:
         log = Log()
         bus = Bus("workshop", database_url, **QUICK)
 
@@ -707,7 +707,9 @@ class TestTurns:
         first = [plan for plan, _ in log.all[:40]]
         assert 28 <= first.count("gold") <= 32
 
-    async def test_what_a_fair_handler_left_is_handled_when_it_is_fair_no_more(self, database_url: str) -> None:
+    async def test_rows_left_by_a_fair_handler_are_handled_when_the_handler_is_no_longer_fair(
+        self, database_url: str
+    ) -> None:
         log = Log()
         sender = Bus("workshop", database_url, mode="send-only")
         sender.handles(Step, fair_by="tenant")(_nothing)
@@ -717,7 +719,7 @@ class TestTurns:
             await eventually(lambda: log.done["a"] == [1])
 
     @pytest.mark.parametrize("options", [{"key": "k"}, {"key": None, "tenant": "blue"}], ids=["keyed", "shared"])
-    async def test_what_no_node_can_handle_becomes_a_dead_letter(
+    async def test_message_without_a_handler_on_any_node_becomes_a_dead_letter(
         self, database_url: str, options: dict[str, str]
     ) -> None:
         sender = Bus("workshop", database_url, mode="send-only")

@@ -79,7 +79,7 @@ def shop(database_url: str) -> Shop:
     return Shop(database_url)
 
 
-async def test_a_handler_that_one_node_pauses_runs_on_none_until_it_is_resumed(shop: Shop) -> None:
+async def test_handler_paused_by_one_node_runs_on_no_node_until_resumed(shop: Shop) -> None:
     first, second = shop.nodes
     async with first, second:
         await first.pause(Placed, reason="the warehouse burns")
@@ -96,7 +96,7 @@ async def test_a_handler_that_one_node_pauses_runs_on_none_until_it_is_resumed(s
         assert not await second.resume(Placed)
 
 
-async def test_the_other_node_hears_of_it_long_before_it_would_look(database_url: str) -> None:
+async def test_pause_reaches_the_other_node_before_its_next_poll(database_url: str) -> None:
     slow = {**QUICK, "poll_interval": timedelta(minutes=5)}
     first, second = (Bus("shop", database_url, **slow) for _ in range(2))
     for bus in (first, second):
@@ -128,9 +128,7 @@ async def test_plain_sql_pauses_and_resumes(shop: Shop) -> None:
 
 @pytest.mark.parametrize("until", ["infinity", "20000-01-01"])
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
-async def test_pause_by_plain_sql_without_end_lasts_until_it_is_resumed(
-    database_url: str, driver: str, until: str
-) -> None:
+async def test_endless_pause_by_plain_sql_lasts_until_resumed(database_url: str, driver: str, until: str) -> None:
     shop = Shop(database_url.replace("postgresql://", f"postgresql+{driver}://"))
     async with shop.nodes[0], shop.nodes[1]:
         await change(database_url, OPEN)
@@ -150,7 +148,7 @@ async def test_pausing_again_changes_the_reason_and_the_time(shop: Shop) -> None
     assert shop.rows("SELECT reason, until FROM durable.circuits") == [("second", None)]
 
 
-async def test_what_waits_when_its_handler_is_paused_goes_back_and_what_is_under_way_ends(database_url: str) -> None:
+async def test_pause_releases_the_waiting_messages_and_lets_the_running_one_finish(database_url: str) -> None:
     bus = Bus("shop", database_url, **QUICK)
     handled: list[int] = []
 
@@ -231,7 +229,7 @@ async def test_a_handler_may_ask_for_a_pause_and_its_message_is_not_counted(data
 
 
 @pytest.mark.parametrize("named", [{}, {"cls": Placed, "listener": "shop"}, {"listener": "shop", "key": "k"}])
-async def test_a_pause_of_nothing_or_of_two_things_is_refused(shop: Shop, named: dict[str, object]) -> None:
+async def test_pause_of_no_target_or_of_two_is_refused(shop: Shop, named: dict[str, object]) -> None:
     with pytest.raises(InvalidSetting, match="one of them"):
         await shop.nodes[0].pause(**named)  # type: ignore[arg-type]
 
@@ -243,7 +241,7 @@ async def test_a_pause_of_an_empty_name_is_refused(shop: Shop, named: dict[str, 
 
 
 @pytest.mark.parametrize("for_", [0, -1.5, timedelta(0)])
-async def test_a_pause_that_is_over_before_it_begins_is_refused(shop: Shop, for_: float | timedelta) -> None:
+async def test_pause_refuses_a_span_not_above_zero(shop: Shop, for_: float | timedelta) -> None:
     with pytest.raises(InvalidSetting, match="above 0"):
         await shop.nodes[0].pause(Placed, for_=for_)
 
@@ -253,7 +251,7 @@ OF_PLACED = "rabbitmq://default/exchange/durable/shop-pauses.placed"
 
 
 @pytest.mark.parametrize("by", ["the bus", "its handler"])
-async def test_address_that_is_resolved_by_type_is_paused_as_what_its_messages_go_to(
+async def test_address_resolved_by_type_pauses_the_resolved_destination(
     database_url: str, broker: AnyBroker, queue_name: Names, by: str
 ) -> None:
     exchange = queue_name("topic")
@@ -281,7 +279,7 @@ async def test_address_that_is_resolved_by_type_is_paused_as_what_its_messages_g
 # ---------------------------------------------------------------- durable-agent
 
 
-def test_an_operator_pauses_an_address_that_is_resolved_by_type(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pause_command_resolves_an_address_by_type(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DURABLE_AMQP_URL", "amqp://guest:guest@127.0.0.1:1/")
     name = agent.application(f'bus.subscribe(OrderPlaced, to="{TOPIC}")\n')
     assert agent("pause", f"{name}:bus", "--destination", TOPIC).code == 0
@@ -299,7 +297,7 @@ def agent(
     return Agent(tmp_path, monkeypatch, capsys)
 
 
-def test_an_operator_pauses_and_resumes(agent: Agent) -> None:
+def test_pause_and_resume_commands_stop_and_restart_a_handler(agent: Agent) -> None:
     assert agent("pause", "--handler", "a.b", "--for", "60", "--reason", "moving house", "--anyway") == (
         0,
         "the handler a.b is paused for 60 s\n",
@@ -330,13 +328,13 @@ def test_an_operator_pauses_and_resumes(agent: Agent) -> None:
         (["--handler", "a", "--for", "1 fortnight"], "--for: '1 fortnight' is no length of time"),
     ],
 )
-def test_what_makes_no_sense_is_refused(agent: Agent, arguments: list[str], reason: str) -> None:
+def test_pause_command_refuses_contradictory_arguments(agent: Agent, arguments: list[str], reason: str) -> None:
     ended = agent("pause", *arguments)
     assert ended.code == 2
     assert reason in ended.err
 
 
-def test_pause_without_end_is_shown_as_lasting_until_it_is_resumed(agent: Agent, database_url: str) -> None:
+def test_endless_pause_is_shown_as_until_resumed(agent: Agent, database_url: str) -> None:
     agent("pause", "--handler", "a.b", "--anyway")
     for until in ("NULL", "'infinity'"):
         with psycopg.connect(database_url, autocommit=True) as conn:
@@ -346,7 +344,7 @@ def test_pause_without_end_is_shown_as_lasting_until_it_is_resumed(agent: Agent,
         assert msgspec.json.decode(agent("circuits", "--json").out)[0]["until"] is None
 
 
-def test_an_operator_pauses_a_destination(agent: Agent) -> None:
+def test_pause_command_stops_a_destination(agent: Agent) -> None:
     name = agent.application('bus.route(OrderPlaced, to="tcp://127.0.0.1:2302")\n')
     assert agent("pause", f"{name}:bus", "--destination", "tcp://127.0.0.1:2302").out == (
         "the destination tcp://127.0.0.1:2302 is paused until it is resumed\n"
@@ -360,7 +358,7 @@ def test_an_operator_pauses_a_destination(agent: Agent) -> None:
     assert (ended.code, "no transport has this scheme" in ended.err) == (2, True)
 
 
-def test_a_type_that_the_application_does_not_handle_is_refused_with_the_nearest(agent: Agent) -> None:
+def test_pause_command_suggests_the_nearest_handled_type(agent: Agent) -> None:
     name = agent.application("@bus.handles(OrderPlaced)\ndef handle(order: OrderPlaced) -> None: ...\n")
     ended = agent("pause", f"{name}:bus", "--handler", f"{name}.order-place")
     assert ended.code == 2
@@ -376,7 +374,7 @@ def test_a_type_that_the_application_does_not_handle_is_refused_with_the_nearest
         ("key", "order-1x", "order-17"),
     ],
 )
-def test_pause_of_a_name_that_nothing_has_is_refused_with_the_nearest_stored(
+def test_pause_command_suggests_the_nearest_stored_name(
     agent: Agent, database_url: str, option: str, typo: str, stored: str
 ) -> None:
     later = timedelta(hours=1)
@@ -408,7 +406,7 @@ def test_pause_of_a_name_that_nothing_has_is_refused_with_the_nearest_stored(
     assert agent("pause", f"--{option}", typo, "--anyway").code == 0
 
 
-def test_pause_of_what_only_the_application_declares_is_taken(agent: Agent) -> None:
+def test_pause_command_takes_names_declared_only_by_the_application(agent: Agent) -> None:
     name = agent.application(
         'bus.listen("tcp://127.0.0.1:2399", name="door")\nbus.subscribe(OrderPlaced, to="tcp://127.0.0.1:2350")\n'
     )

@@ -138,9 +138,7 @@ def bodies(tables: Tables) -> list[bytes]:
 
 
 class TestStoring:
-    async def test_an_envelope_is_stored_as_it_came_and_given_to_its_handler(
-        self, house: House, tables: Tables
-    ) -> None:
+    async def test_envelope_is_stored_unchanged_and_given_to_its_handler(self, house: House, tables: Tables) -> None:
         given = envelope(causation_id=new_id(), deliver_by=datetime(2050, 1, 1, tzinfo=UTC))
         assert await house.receive(given) == [STORED]
         row = tables.one(
@@ -153,7 +151,7 @@ class TestStoring:
         )  # fmt: skip
         assert house.handlers.accepted == [LeasedEnvelope(given, endpoint=SHOP)]
 
-    async def test_what_has_a_key_is_nobodys_until_its_turn_is_claimed(self, house: House, tables: Tables) -> None:
+    async def test_keyed_envelope_is_stored_without_an_owner(self, house: House, tables: Tables) -> None:
         given = [envelope(partition_key=key) for key in ("order-1", "order-2", "order-1", "")]
         assert await house.receive(*given) == [STORED] * 4
         assert tables.rows(
@@ -166,24 +164,24 @@ class TestStoring:
         ]
         assert house.handlers.accepted == [LeasedEnvelope(given[3], endpoint=SHOP)]
 
-    async def test_batches_that_come_while_one_is_stored_share_a_commit(self, house: House, tables: Tables) -> None:
+    async def test_batches_arriving_during_a_commit_share_the_next_one(self, house: House, tables: Tables) -> None:
         batches = [envelopes(10) for _ in range(40)]
         assert await house.receive_at_once(*batches) == [[STORED] * 10] * 40
         assert tables.count("incoming_envelopes") == 400
         assert house.commits <= 3
 
-    async def test_a_statement_takes_no_more_than_it_takes_well(self, house: House, tables: Tables) -> None:
+    async def test_statement_is_bounded_in_rows(self, house: House, tables: Tables) -> None:
         assert await house.receive_at_once(*(envelopes(400) for _ in range(5))) == [[STORED] * 400] * 5
         assert house.commits >= 3  # two batches of 400 each
 
-    async def test_without_room_with_the_handler_a_row_is_left_to_any_node(self, house: House, tables: Tables) -> None:
+    async def test_row_is_left_to_any_node_when_the_handler_has_no_room(self, house: House, tables: Tables) -> None:
         house.handlers.room = 2
         given = envelopes(5)
         assert await house.receive(*given) == [STORED] * 5
         assert tables.rows("SELECT owner_id FROM durable.incoming_envelopes ORDER BY seq") == [NODE, NODE, 0, 0, 0]
         assert [lease.envelope for lease in house.handlers.accepted] == given[:2]
 
-    async def test_a_sender_that_has_gone_changes_nothing_for_what_it_has_sent(
+    async def test_disconnected_sender_does_not_stop_the_storing_of_its_batch(
         self, house: House, tables: Tables
     ) -> None:
         room = house.agent.credit()
@@ -197,7 +195,7 @@ class TestStoring:
 
 
 class TestDuplicates:
-    async def test_what_is_known_is_a_duplicate_in_its_place(self, house: House, tables: Tables) -> None:
+    async def test_known_envelope_is_answered_duplicate_in_its_place(self, house: House, tables: Tables) -> None:
         known, fresh = envelope(b'{"known":1}'), envelope(b'{"fresh":1}')
         assert await house.receive(known) == [STORED]
         assert await house.receive(fresh, known) == [STORED, DUPLICATE]
@@ -216,7 +214,7 @@ class TestDuplicates:
         assert sorted(answers, key=repr) == [[DUPLICATE], [STORED]]
         assert tables.count("incoming_envelopes") == 1
 
-    async def test_what_was_handled_meanwhile_is_a_duplicate_still(self, house: House, tables: Tables) -> None:
+    async def test_handled_envelope_is_still_a_duplicate(self, house: House, tables: Tables) -> None:
         given = envelope()
         await house.receive(given)
         await tables.change("DELETE FROM durable.incoming_envelopes")
@@ -288,7 +286,7 @@ class TestQuarantine:
         assert (tables.count("dead_letters"), tables.count("incoming_envelopes")) == (8, 0)
 
     @pytest.mark.parametrize("position", [0, 4, 9])
-    async def test_envelope_that_not_even_becomes_a_dead_letter_is_rejected_and_its_neighbours_stored(
+    async def test_envelope_refused_also_as_a_dead_letter_is_rejected_and_its_neighbours_stored(
         self, house: House, tables: Tables, position: int
     ) -> None:
         batch = envelopes(10)
@@ -300,7 +298,7 @@ class TestQuarantine:
         assert outcomes == [STORED] * 9
         assert (tables.count("incoming_envelopes"), tables.count("dead_letters")) == (9, 0)
 
-    async def test_trouble_that_is_not_about_the_data_makes_no_dead_letters(self, house: House, tables: Tables) -> None:
+    async def test_faults_of_the_database_make_no_dead_letters(self, house: House, tables: Tables) -> None:
         missing_table = [*envelopes(3), envelope(b"poison 42P01")]
         no_right = [envelope(b"poison 42501") for _ in range(4)]
         for batch in (missing_table, no_right):
@@ -308,7 +306,7 @@ class TestQuarantine:
         assert (tables.count("incoming_envelopes"), tables.count("dead_letters")) == (0, 0)
 
     @pytest.mark.parametrize("count", [1, 3])
-    async def test_table_that_takes_no_rows_at_all_makes_no_dead_letters(
+    async def test_table_refusing_all_rows_makes_no_dead_letters(
         self, house: House, tables: Tables, count: int
     ) -> None:
         tables.execute(
@@ -325,9 +323,7 @@ class TestQuarantine:
             tables.execute("DROP TRIGGER forbid ON durable.incoming_envelopes")
         assert tables.count("dead_letters") == 0
 
-    async def test_what_is_older_than_duplicates_are_remembered_is_quarantined(
-        self, house: House, tables: Tables
-    ) -> None:
+    async def test_envelope_older_than_the_dedupe_window_is_quarantined(self, house: House, tables: Tables) -> None:
         week_ago = int((datetime.now(UTC) - timedelta(days=7, minutes=1)).timestamp() * 1000)
         fresh = envelope()
         old = msgspec.structs.replace(fresh, id=type(fresh.id)(int=(week_ago << 80) | fresh.id.int & (1 << 80) - 1))
@@ -335,7 +331,7 @@ class TestQuarantine:
         assert tables.rows("SELECT id FROM durable.incoming_envelopes") == [fresh.id]
         assert "older than duplicates are remembered" in tables.one("SELECT reason FROM durable.dead_letters")
 
-    async def test_bytes_that_are_no_envelope_are_kept(self, house: House, tables: Tables) -> None:
+    async def test_bytes_of_no_envelope_are_kept_as_a_dead_letter(self, house: House, tables: Tables) -> None:
         await house.agent.reject(SHOP, b"\x00\xff", "no envelope\0at all")
         assert tables.one("SELECT id, address, body, reason FROM durable.dead_letters") == (
             None, SHOP, b"\x00\xff", "no envelope\N{REPLACEMENT CHARACTER}at all",
@@ -351,24 +347,24 @@ class TestWithoutADatabase:
         yield house
         await house.close()
 
-    async def test_every_envelope_fails_and_nothing_is_acknowledged(self, cut_off: House) -> None:
+    async def test_every_envelope_is_answered_failed_without_a_database(self, cut_off: House) -> None:
         answers = await cut_off.receive_at_once(envelopes(3), envelopes(1))
         failed = Failed("the receiver could not store the batch: StorageUnavailable")
         assert answers == [[failed] * 3, [failed]]
         assert cut_off.handlers.accepted == []
         assert (cut_off.handlers.room, cut_off.agent.credit()) == (1_000_000, 2_000)
 
-    async def test_it_is_not_ready(self, cut_off: House) -> None:
+    async def test_receiver_is_not_ready_without_a_database(self, cut_off: House) -> None:
         assert not await cut_off.agent.ready()
 
-    async def test_it_is_ready_when_the_database_answers(self, house: House) -> None:
+    async def test_receiver_is_ready_until_stopped_when_the_database_answers(self, house: House) -> None:
         assert await house.agent.ready()
         await house.stop()
         assert not await house.agent.ready()
 
 
 class TestRoom:
-    async def test_what_is_beyond_the_credit_is_told_to_come_later(self, tables: Tables) -> None:
+    async def test_envelopes_beyond_the_credit_are_answered_busy(self, tables: Tables) -> None:
         house = House(load_settings(database_url=tables.url, buffer_size=10))
         try:
             assert house.agent.credit() == 10
@@ -383,7 +379,7 @@ class TestRoom:
         finally:
             await house.close()
 
-    async def test_bytes_are_bounded_too(self, tables: Tables) -> None:
+    async def test_room_is_bounded_in_bytes(self, tables: Tables) -> None:
         house = House(load_settings(database_url=tables.url, buffer_bytes=10_000))
         try:
             answers = await house.receive_at_once([envelope(b"x" * 6_000)], [envelope(b"x" * 6_000)])
@@ -392,7 +388,7 @@ class TestRoom:
         finally:
             await house.close()
 
-    async def test_batch_above_all_the_bytes_is_taken_while_they_are_not_used_up(self, tables: Tables) -> None:
+    async def test_batch_above_all_the_bytes_is_accepted_while_some_are_free(self, tables: Tables) -> None:
         house = House(load_settings(database_url=tables.url, buffer_bytes=10_000))
         large = [[envelope(b"x" * 6_000) for _ in range(3)] for _ in range(2)]
         try:
@@ -401,7 +397,7 @@ class TestRoom:
         finally:
             await house.close()
 
-    async def test_when_it_is_cancelled_no_sender_waits_for_an_answer_in_vain(self, house: House) -> None:
+    async def test_cancelled_receiver_answers_every_waiting_sender(self, house: House) -> None:
         waiting = [asyncio.create_task(house.receive(*envelopes(3))) for _ in range(2)]
         await asyncio.sleep(0)
         house.cancel()
@@ -412,7 +408,7 @@ class TestRoom:
         assert (await late)[0] in (stopped, BUSY)
         assert await house.receive(envelope()) == [BUSY]
 
-    async def test_when_it_stops_it_answers_what_it_took_and_takes_nothing_more(
+    async def test_stopping_receiver_answers_accepted_batches_and_refuses_new_ones(
         self, house: House, tables: Tables
     ) -> None:
         taken = [asyncio.create_task(house.receive(*envelopes(10))) for _ in range(5)]

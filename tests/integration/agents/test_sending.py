@@ -216,7 +216,7 @@ async def office(tables: Tables) -> AsyncIterator[Office]:
 
 
 class TestExpiry:
-    async def test_what_expires_while_it_waits_in_memory_is_not_sent(self, office: Office) -> None:
+    async def test_envelope_expiring_in_memory_is_not_sent(self, office: Office) -> None:
         agent = office.agent()
         peer = office.peers[BILLING]
         async with running(agent):
@@ -235,7 +235,7 @@ class TestExpiry:
         assert office.counters[Event.EXPIRED] == 3
         assert agent.buffer.used_count == 0
 
-    async def test_a_node_whose_clock_is_fast_sends_what_is_not_late(self, office: Office) -> None:
+    async def test_node_with_a_fast_clock_sends_messages_in_time(self, office: Office) -> None:
         agent = office.agent(clock=ManualClock(datetime.now(UTC) + timedelta(hours=2)))
         async with running(agent):
             await office.commit(2, deliver_by=datetime.now(UTC) + timedelta(hours=1))
@@ -243,7 +243,7 @@ class TestExpiry:
         assert office.peers[BILLING].sizes == [2]
         assert office.counters[Event.EXPIRED] == 0
 
-    async def test_what_was_found_expired_before_is_not_sent_when_the_answer_was_lost(self, office: Office) -> None:
+    async def test_expired_envelope_is_not_sent_when_the_reply_of_its_expiry_was_lost(self, office: Office) -> None:
         agent = office.agent()
         past = datetime.now(UTC) - timedelta(seconds=1)
         [late] = await office.commit(1, deliver_by=past)
@@ -271,7 +271,7 @@ class TestBatching:
             await eventually(lambda: peer.sizes == [1, 100, 100, 50])
             await eventually(office.is_empty)
 
-    async def test_only_so_many_batches_are_under_way_at_once(self, office: Office) -> None:
+    async def test_batches_under_way_are_bounded(self, office: Office) -> None:
         agent = office.agent()
         peer = office.peers[BILLING]
         async with running(agent):
@@ -293,7 +293,7 @@ class TestBatching:
         sent = [envelope.id for batch in office.peers[BILLING].batches for envelope in batch]
         assert sent == [envelope.id for envelope in (*first, *second)]
 
-    async def test_what_was_sent_is_deleted_and_in_the_history(self, office: Office) -> None:
+    async def test_sent_envelopes_are_deleted_and_recorded_in_the_history(self, office: Office) -> None:
         agent = office.agent()
         office.peers[BILLING].answer = lambda batch: [STORED, DUPLICATE, *[STORED] * (len(batch) - 2)]
         async with running(agent):
@@ -329,7 +329,7 @@ class TestLatching:
         assert office.counters[Event.LATCHED] == 0
         assert office.tables.rows("SELECT attempts FROM durable.envelope_history") == [2, 2]
 
-    async def test_latched_it_gives_its_rows_back_and_sends_nothing_but_pings(self, office: Office) -> None:
+    async def test_latched_agent_releases_its_rows_and_sends_only_pings(self, office: Office) -> None:
         agent = office.agent()
         peer = office.peers[BILLING]
         peer.answer = down
@@ -350,7 +350,7 @@ class TestLatching:
             assert office.tables.rows("SELECT DISTINCT owner_id FROM durable.outgoing_envelopes") == [0]
             assert (office.waiting(), agent.held()) == (260, set())
 
-    async def test_the_first_ping_that_is_answered_unlatches_and_everything_leaves(self, office: Office) -> None:
+    async def test_first_answered_ping_unlatches_the_destination(self, office: Office) -> None:
         agent = office.agent()
         peer = office.peers[BILLING]
         peer.answer = down
@@ -367,7 +367,7 @@ class TestLatching:
         assert office.counters[Event.UNLATCHED] == 1
         assert office.counters[Event.SENT] == 200
 
-    async def test_after_the_latch_the_count_of_failures_starts_again(self, office: Office) -> None:
+    async def test_count_of_failures_restarts_after_a_latch(self, office: Office) -> None:
         agent = office.agent()
         peer = office.peers[BILLING]
         peer.script = [down, down, down]
@@ -380,7 +380,7 @@ class TestLatching:
             await eventually(office.is_empty)
         assert office.counters[Event.LATCHED] == 1
 
-    async def test_what_another_node_saw_is_obeyed_unless_it_is_old_news(self, office: Office) -> None:
+    async def test_latch_of_another_node_is_obeyed_unless_read_before_the_local_change(self, office: Office) -> None:
         agent = office.agent()
         async with running(agent):
             await office.commit(1)
@@ -394,7 +394,7 @@ class TestLatching:
             agent.observe_circuit(True, generation)  # was read before this node unlatched
             assert not agent.circuit.latched
 
-    async def test_while_it_is_paused_it_holds_nothing_and_sends_nothing_not_even_pings(self, office: Office) -> None:
+    async def test_paused_agent_holds_no_rows_and_sends_neither_batches_nor_pings(self, office: Office) -> None:
         agent = office.agent()
         peer = office.peers[BILLING]
         async with running(agent):
@@ -413,7 +413,7 @@ class TestLatching:
             await office.claim()
             await eventually(office.is_empty)
 
-    async def test_what_fails_while_it_is_latched_is_given_back_too(self, office: Office) -> None:
+    async def test_batch_failing_under_a_latch_is_released(self, office: Office) -> None:
         agent = office.agent()
         peer = office.peers[BILLING]
         peer.answer = down
@@ -426,7 +426,7 @@ class TestLatching:
             await eventually(lambda: agent.buffer.used_count == 0)
             assert office.tables.rows("SELECT DISTINCT owner_id FROM durable.outgoing_envelopes") == [0]
 
-    async def test_a_destination_that_is_down_does_not_slow_another(self, office: Office) -> None:
+    async def test_unresponsive_destination_does_not_slow_another(self, office: Office) -> None:
         billing, mail = office.agent(BILLING), office.agent(MAIL)
         office.peers[BILLING].hold()
         async with running(billing, mail):
@@ -458,7 +458,7 @@ class TestMemory:
                 await office.claim()
             assert (agent.buffer.used_count, office.waiting()) == (0, 20_000)
 
-    async def test_a_full_agent_asks_for_more_when_it_has_room_again(self, office: Office) -> None:
+    async def test_full_agent_asks_for_work_when_room_is_free(self, office: Office) -> None:
         office.store_backlog(5_000)
         agent = office.agent()
         async with running(agent):
@@ -472,7 +472,7 @@ class TestMemory:
                     await eventually(office.is_empty)
         assert office.counters[Event.SENT] == 5_000
 
-    async def test_without_room_an_envelope_is_left_to_any_node(self, office: Office) -> None:
+    async def test_envelope_is_left_to_any_node_without_room(self, office: Office) -> None:
         agent = office.agent()
         office.peers[BILLING].hold()
         async with running(agent):
@@ -499,7 +499,7 @@ class TestOutcomes:
         assert (agent.circuit.failures_in_a_row, peer.pings, office.counters[Event.BUSY]) == (0, 0, 50)
         assert office.tables.rows("SELECT DISTINCT attempts FROM durable.envelope_history") == [0]
 
-    async def test_what_a_peer_had_room_for_is_not_sent_again(self, office: Office) -> None:
+    async def test_envelopes_stored_by_the_peer_are_not_sent_again(self, office: Office) -> None:
         agent = office.agent()
         peer = office.peers[BILLING]
         peer.script = [lambda batch: [*[STORED] * 4, *[BUSY] * 6]]
@@ -525,7 +525,7 @@ class TestOutcomes:
         assert outcomes == ["dead-lettered", "sent", "sent"]
         assert (agent.circuit.failures_in_a_row, agent.buffer.used_count) == (0, 0)
 
-    async def test_what_a_peer_failed_to_store_is_sent_again_and_counted(self, office: Office) -> None:
+    async def test_envelope_failed_at_the_peer_is_sent_again_and_counted(self, office: Office) -> None:
         agent = office.agent()
         peer = office.peers[BILLING]
         peer.script = [lambda batch: [STORED, Failed("the disk is full"), STORED]]
@@ -536,7 +536,7 @@ class TestOutcomes:
         attempts = office.tables.rows("SELECT attempts FROM durable.envelope_history ORDER BY id")
         assert attempts == [0, 1, 0]
 
-    async def test_a_peer_that_fails_to_store_anything_latches_with_its_reason(self, office: Office) -> None:
+    async def test_peer_failing_to_store_anything_is_latched_with_its_reason(self, office: Office) -> None:
         agent = office.agent()
         office.peers[BILLING].answer = lambda batch: [Failed("the disk is full")] * len(batch)
         async with running(agent):
@@ -545,7 +545,7 @@ class TestOutcomes:
         (reason,) = office.tables.rows("SELECT reason FROM durable.circuits")
         assert reason == "the peer could not store it: the disk is full"
 
-    async def test_rows_that_another_node_has_taken_are_left_alone(self, office: Office) -> None:
+    async def test_rows_taken_by_another_node_are_left_unchanged(self, office: Office) -> None:
         agent = office.agent()
         peer = office.peers[BILLING]
         async with running(agent):
@@ -563,7 +563,7 @@ class TestOutcomes:
 
 
 class TestStopping:
-    async def test_what_is_in_memory_is_sent_and_deleted_before_the_agent_ends(self, office: Office) -> None:
+    async def test_agent_sends_and_deletes_its_buffer_before_ending(self, office: Office) -> None:
         agent = office.agent()
         async with running(agent):
             await office.commit(1_000)

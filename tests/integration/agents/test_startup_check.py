@@ -20,6 +20,7 @@ from durable.settings import load_settings
 from durable.storage import in_flight
 from durable.storage.database import Database
 from durable.storage.in_flight import InFlight, Page
+from durable.storage.sql import in_flight as statements
 from durable.storage.sql.statement import Statement
 from tests.failure.waiting import eventually
 from tests.failure.workbench import QUICK
@@ -97,9 +98,7 @@ async def refusal(tables: Tables, **settings: Any) -> list[str]:
 
 
 class TestRefusing:
-    async def test_a_line_for_each_type_says_how_many_which_and_why_and_the_last_what_to_do(
-        self, tables: Tables
-    ) -> None:
+    async def test_refusal_has_a_line_for_each_type_and_ends_with_advice(self, tables: Tables) -> None:
         ids = put(tables, "flight.placed", GOOD, *[BAD] * 5)
         [paid] = put(tables, "flight.paid", b'{"amount":"a lot"}')
         put(tables, "flight.shipped", b"\x81\xa6number\x01", content_type=MSGPACK)
@@ -128,12 +127,14 @@ class TestRefusing:
             pytest.param({}, "application/x-unknown", id="of an unknown content type"),
         ],
     )
-    async def test_it_looks_at_whatever_waits(self, tables: Tables, how: dict[str, Any], content_type: str) -> None:
+    async def test_refusal_covers_waiting_messages_of_every_state(
+        self, tables: Tables, how: dict[str, Any], content_type: str
+    ) -> None:
         put(tables, "flight.shipped", BAD, content_type=content_type, **how)
         [line, _] = await refusal(tables)
         assert line.startswith("flight.shipped: 1 of 1 in flight does not decode: ")
 
-    async def test_of_very_many_it_looks_at_the_oldest_and_the_newest(self, tables: Tables) -> None:
+    async def test_refusal_covers_the_oldest_and_newest_of_many_messages(self, tables: Tables) -> None:
         [first, *_, newest] = put(tables, "flight.placed", BAD, *[GOOD] * 20, BAD)
         [line, _] = await refusal(tables, check_pending=4, batch_size=1)
         assert line.startswith(
@@ -141,7 +142,7 @@ class TestRefusing:
         )
         assert line.endswith(f"({first}, {newest})")
 
-    async def test_what_is_between_them_is_not_looked_at_and_becomes_a_dead_letter(self, tables: Tables) -> None:
+    async def test_undecodable_message_between_the_samples_becomes_a_dead_letter(self, tables: Tables) -> None:
         put(tables, "flight.placed", *[GOOD] * 10, BAD, *[GOOD] * 10)
         shop = Shop(tables.url, check_pending=6)
         async with shop.bus:
@@ -156,7 +157,7 @@ class TestRefusing:
 
 
 class TestStarting:
-    async def test_what_decodes_or_is_upcast_is_handled(self, tables: Tables) -> None:
+    async def test_decodable_and_upcast_messages_are_handled(self, tables: Tables) -> None:
         put(tables, "flight.placed", GOOD)
         put(tables, "flight.paid", b'{"amount":"7"}')
         put(tables, "flight.paid.v2", b'{"cents":8}')
@@ -169,30 +170,30 @@ class TestStarting:
             map(repr, [Placed(1), Paid(7), Paid(8), Shipped(9), Shipped(1)])
         )
 
-    async def test_types_that_this_code_does_not_handle_are_not_its_business(self, tables: Tables) -> None:
+    async def test_types_handled_elsewhere_are_not_checked(self, tables: Tables) -> None:
         put(tables, "flight.placed.v2", BAD, owner=99)
         put(tables, "elsewhere.sold", BAD, due=LATER)
         async with Shop(tables.url).bus:
             pass
 
-    async def test_what_has_expired_is_not_looked_at(self, tables: Tables) -> None:
+    async def test_expired_messages_are_not_checked(self, tables: Tables) -> None:
         put(tables, "flight.placed", BAD, deliver_by=PAST)
         async with Shop(tables.url).bus:
             pass
 
-    async def test_a_process_that_only_sends_does_not_look(self, tables: Tables) -> None:
+    async def test_send_only_process_does_not_check(self, tables: Tables) -> None:
         put(tables, "flight.placed", BAD)
         async with Bus("shop", tables.url, mode="send-only"):
             pass
 
-    async def test_without_the_check_they_become_dead_letters(self, tables: Tables) -> None:
+    async def test_undecodable_messages_become_dead_letters_without_the_check(self, tables: Tables) -> None:
         put(tables, "flight.placed", BAD, GOOD)
         shop = Shop(tables.url, check_pending=0)
         async with shop.bus:
             await eventually(lambda: tables.count("dead_letters") == 1)
             await eventually(lambda: shop.handled == [Placed(1)])
 
-    async def test_what_is_paused_without_an_end_is_not_looked_at(self, tables: Tables) -> None:
+    async def test_types_paused_without_an_end_are_not_checked(self, tables: Tables) -> None:
         put(tables, "flight.placed", BAD)
         await tables.change(
             "INSERT INTO durable.circuits (kind, key, reason, actor) VALUES ('handler', 'flight.placed', '', '')"
@@ -201,7 +202,7 @@ class TestStarting:
             pass
         assert tables.count("incoming_envelopes") == 1
 
-    async def test_what_is_paused_for_a_while_is_looked_at(self, tables: Tables) -> None:
+    async def test_types_paused_for_a_while_are_checked(self, tables: Tables) -> None:
         put(tables, "flight.placed", BAD)
         await tables.change(
             "INSERT INTO durable.circuits (kind, key, reason, actor, until)"
@@ -213,7 +214,7 @@ class TestStarting:
 
 
 class TestPausing:
-    async def test_the_types_that_do_not_decode_are_paused_and_the_rest_runs(self, tables: Tables) -> None:
+    async def test_undecodable_types_are_paused_and_the_others_run(self, tables: Tables) -> None:
         put(tables, "flight.placed", BAD, GOOD)
         put(tables, "flight.shipped", GOOD)
         shop = Shop(tables.url, pause_undecodable=True)
@@ -227,7 +228,7 @@ class TestPausing:
             await eventually(lambda: shop.handled == [Shipped(1), Placed(1)])
             await eventually(lambda: tables.count("dead_letters") == 1)
 
-    async def test_an_older_version_waits_alone(self, tables: Tables) -> None:
+    async def test_old_version_alone_is_paused_when_undecodable(self, tables: Tables) -> None:
         put(tables, "flight.paid", b'{"amount":"a lot"}', b'{"amount":"7"}')
         shop = Shop(tables.url, pause_undecodable=True)
         async with shop.bus:
@@ -246,7 +247,7 @@ class TestPausing:
             await eventually(lambda: sorted(each.cents for each in shop.handled if isinstance(each, Paid)) == [7, 8, 9])
             await eventually(lambda: tables.count("dead_letters") == 1)
 
-    async def test_a_second_start_finds_them_paused(self, tables: Tables) -> None:
+    async def test_second_start_finds_the_types_paused(self, tables: Tables) -> None:
         put(tables, "flight.placed", BAD)
         async with Shop(tables.url, pause_undecodable=True).bus:
             pass
@@ -254,7 +255,7 @@ class TestPausing:
             pass
         assert tables.count("incoming_envelopes") == 1
 
-    async def test_code_that_decodes_them_handles_them_when_they_are_resumed(
+    async def test_paused_type_is_handled_after_a_deploy_of_code_able_to_decode(
         self, tables: Tables, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         put(tables, "flight.paid", b'{"amount":"a lot"}')
@@ -292,7 +293,7 @@ class TestReading:
         newest = await database.transaction(in_flight.newest, "flight.placed", tiny, after=0)
         assert [row.id for row in newest] == [ids[-1]]
 
-    async def test_the_ways_to_wait_are_merged_in_order(self, tables: Tables, database: Database) -> None:
+    async def test_waiting_messages_of_all_states_are_merged_in_order(self, tables: Tables, database: Database) -> None:
         ways: list[dict[str, Any]] = [{"owner": 5}, {}, {"due": LATER}, {}, {"owner": 5}, {"due": LATER}]
         ids = [put(tables, "flight.placed", GOOD, **way)[0] for way in ways]
         put(tables, "flight.shipped", GOOD)
@@ -303,7 +304,7 @@ class TestReading:
         newest = await database.transaction(in_flight.newest, "flight.placed", page, after=oldest[-1].seq)
         assert [row.id for row in newest] == [ids[5], ids[4]]
 
-    async def test_a_big_inbox_is_read_along_its_indexes(self, tables: Tables, database: Database) -> None:
+    async def test_large_inbox_is_read_along_its_indexes(self, tables: Tables, database: Database) -> None:
         await tables.change(
             """INSERT INTO durable.incoming_envelopes (endpoint, id, message_type, source, correlation_id,
                 content_type, body, sent_at, execution_time, owner_id)
@@ -313,7 +314,7 @@ class TestReading:
             FROM generate_series(1, 20000) AS n"""
         )
         await tables.change("ANALYZE durable.incoming_envelopes")  # as autovacuum does after 5,000 rows
-        for statement in (in_flight.READ_OLDEST, in_flight.READ_NEWEST):
+        for statement in (statements.READ_OLDEST, statements.READ_NEWEST):
             plan = await database.transaction(explained, statement)
             assert "incoming_unowned" in plan
             assert "incoming_scheduled" in plan
@@ -358,12 +359,12 @@ class TestCommand:
             process.terminate()
             assert process.wait(10) == 0
 
-    def test_a_check_that_is_no_number_is_refused(self, agent: Agent) -> None:
+    def test_check_pending_refuses_a_negative_number(self, agent: Agent) -> None:
         module = agent.application()
         ended = agent("run", f"{module}:bus", "--check-pending", "-1")
         assert (ended.code, "check_pending" in ended.err) == (2, True)
 
 
-def test_the_defaults_are_to_look_and_to_refuse() -> None:
+def test_check_and_refusal_are_the_defaults() -> None:
     settings = load_settings()
     assert (settings.check_pending, settings.pause_undecodable) == (1_000, False)

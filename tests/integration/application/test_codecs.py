@@ -126,9 +126,7 @@ async def shop(shared: Tables, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         yield shop
 
 
-async def test_each_arrives_as_it_was_whatever_it_is_encoded_in(
-    shop: Shop, make_database: Callable[[str], str]
-) -> None:
+async def test_message_of_each_codec_arrives_unchanged(shop: Shop, make_database: Callable[[str], str]) -> None:
     sender = Bus("orders", make_database("orders"), **QUICK)
     async with sender:
         async with sender.unit_of_work() as uow:
@@ -139,7 +137,7 @@ async def test_each_arrives_as_it_was_whatever_it_is_encoded_in(
     assert packed.picture == bytes(range(256))
 
 
-async def test_each_is_stored_under_its_own_content_type(shop: Shop) -> None:
+async def test_message_of_each_codec_is_stored_under_its_own_content_type(shop: Shop) -> None:
     await shop.bus.pause(Event)
     await eventually(
         lambda: (
@@ -155,7 +153,7 @@ async def test_each_is_stored_under_its_own_content_type(shop: Shop) -> None:
     assert (event["data"], event["partitionkey"]) == ({"number": 3}, "k")
 
 
-async def test_a_content_type_that_nobody_knows_is_a_dead_letter_that_names_the_known_ones(shop: Shop) -> None:
+async def test_unknown_content_type_is_a_dead_letter_naming_the_known_ones(shop: Shop) -> None:
     async with shop.bus.unit_of_work() as uow:
         uow.send(Lines("a"))
         codec._codecs.pop(LINES)
@@ -168,7 +166,7 @@ async def test_a_content_type_that_nobody_knows_is_a_dead_letter_that_names_the_
     )
 
 
-async def test_a_node_whose_messages_have_no_codec_refuses_to_start(shared: Tables) -> None:
+async def test_node_with_a_message_class_without_a_codec_refuses_to_start(shared: Tables) -> None:
     bus = Bus("shop", shared.url)
     bus.route(Lines, to="tcp://127.0.0.1:1")
     with pytest.raises(InvalidSetting, match=rf"no codec is registered for '{LINES}'.*register_codec"):
@@ -177,7 +175,7 @@ async def test_a_node_whose_messages_have_no_codec_refuses_to_start(shared: Tabl
 
 
 class TestHttp:
-    async def test_a_message_is_taken_in_any_content_type_that_has_a_codec(self, shop: Shop) -> None:
+    async def test_message_is_accepted_in_every_content_type_with_a_codec(self, shop: Shop) -> None:
         bodies = {
             MSGPACK: (b"\x81\xa6number\x01", "/messages/codecs.json"),
             "application/json": (b'{"number": 2, "picture": "eA=="}', "/messages/codecs.msgpack"),
@@ -200,7 +198,7 @@ class TestHttp:
             (f"{MSGPACK}; charset=latin-1", b"\x81\xa6number\x01", 415),
         ],
     )
-    async def test_what_could_not_be_decoded_is_refused(
+    async def test_undecodable_message_is_refused(
         self, shop: Shop, content_type: str, body: bytes, status: int
     ) -> None:
         assert (await shop.post("/messages/codecs.json", body, content_type=content_type)).status_code == status
@@ -226,7 +224,7 @@ class TestHttp:
         assert answer.status_code == 202, answer.text
         await eventually(lambda: sorted(each.number for each in shop.handled) == [1, 2, 3])
 
-    async def test_an_old_version_is_taken_if_it_can_be_upcast(self, shop: Shop) -> None:
+    async def test_old_version_is_accepted_when_upcasting_succeeds(self, shop: Shop) -> None:
         kind = {"content_type": "application/json"}
         assert (await shop.post("/messages/codecs.placed", b'{"total":"7"}', **kind)).status_code == 202
         refused = await shop.post("/messages/codecs.placed", b'{"total":"a lot"}', **kind)

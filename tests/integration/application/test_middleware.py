@@ -91,7 +91,7 @@ class Writing(Middleware):
 
 
 class TestTransaction:
-    async def test_what_it_writes_is_committed_with_the_handlers_effects_and_the_completion(
+    async def test_writes_of_the_middleware_are_committed_with_effects_and_completion(
         self, bus: Bus, tables: Tables
     ) -> None:
         bus.use(Writing())
@@ -107,7 +107,7 @@ class TestTransaction:
         xids = "SELECT xid FROM durable.envelope_history UNION SELECT xmin::text::bigint FROM effects"
         assert len(tables.rows(xids)) == 1
 
-    async def test_what_it_writes_is_undone_with_a_handler_that_fails(self, bus: Bus, tables: Tables) -> None:
+    async def test_writes_of_the_middleware_are_undone_with_a_failing_handler(self, bus: Bus, tables: Tables) -> None:
         bus.use(Writing())
 
         @bus.handles(Placed, retry=NEVER)
@@ -119,7 +119,7 @@ class TestTransaction:
             await settled(tables)
         assert (effects(tables), tables.count("dead_letters")) == ([], 1)
 
-    async def test_it_must_not_commit_either(self, bus: Bus, tables: Tables) -> None:
+    async def test_middleware_must_not_commit(self, bus: Bus, tables: Tables) -> None:
         class Commits(Middleware):
             async def handle(self, incoming: Incoming, call_next: HandleNext) -> object:
                 await call_next(incoming)
@@ -140,9 +140,7 @@ class TestTransaction:
         assert "must not commit its session" in reason
         assert effects(tables) == []
 
-    async def test_a_sync_handler_that_went_on_too_long_is_rolled_back_when_it_has_ended(
-        self, bus: Bus, tables: Tables
-    ) -> None:
+    async def test_sync_handler_past_its_timeout_is_rolled_back_at_its_end(self, bus: Bus, tables: Tables) -> None:
         class Passes(Middleware):
             async def handle(self, incoming: Incoming, call_next: HandleNext) -> object:
                 return await call_next(incoming)
@@ -175,7 +173,7 @@ class TestDeadLetters:
     """What is rehearsed or handled by hand passes the same onion as in the agents."""
 
     @pytest.mark.parametrize("is_async", [True, False])
-    async def test_it_stands_around_a_rehearsal_and_around_a_letter_handled_by_hand(
+    async def test_middleware_surrounds_a_rehearsal_and_a_letter_handled_by_hand(
         self, bus: Bus, tables: Tables, is_async: bool
     ) -> None:
         class Doubling(Middleware):
@@ -243,7 +241,7 @@ class TestChaos:
         assert effects(tables) == [*range(40), *range(100, 140)]
         assert outcomes(tables) == {("middleware.placed", "handled"): 40, ("middleware.shipped", "handled"): 40}
 
-    async def test_what_is_sent_twice_is_handled_twice_and_once_under_a_business_key(
+    async def test_message_sent_twice_is_handled_twice_and_once_under_a_business_key(
         self, bus: Bus, tables: Tables
     ) -> None:
         bus.use(Chaos(duplicate=1, only="send"))
@@ -258,7 +256,7 @@ class TestChaos:
             await settled(tables)
         assert effects(tables) == [1, 1, 2]
 
-    async def test_a_handler_that_runs_twice_does_so_in_one_transaction_that_finishes_its_message_once(
+    async def test_handler_run_twice_uses_one_transaction_finishing_its_message_once(
         self, bus: Bus, tables: Tables
     ) -> None:
         bus.use(Chaos(duplicate=1, only="handle"))
@@ -274,7 +272,7 @@ class TestChaos:
         assert outcomes(tables) == {("middleware.placed", "handled"): 1}
         assert len(tables.rows("SELECT DISTINCT xmin::text FROM effects")) == 1
 
-    async def test_what_is_dropped_is_never_sent_or_is_finished_without_its_handler(
+    async def test_dropped_message_is_not_sent_or_is_finished_without_its_handler(
         self, bus: Bus, tables: Tables
     ) -> None:
         chaos = Chaos(drop=0.5, seed=2)
@@ -291,7 +289,7 @@ class TestChaos:
         assert 0 < len(effects(tables)) < finished < 40
         assert len(effects(tables)) == len(set(effects(tables)))
 
-    async def test_what_is_delayed_leaves_later(self, bus: Bus, tables: Tables) -> None:
+    async def test_delayed_message_is_scheduled_for_later(self, bus: Bus, tables: Tables) -> None:
         bus.use(Chaos(delay=1, longest_delay=1000, only="send"))
 
         @bus.handles(Placed)
@@ -304,7 +302,7 @@ class TestChaos:
 
 
 class TestValidation:
-    async def test_a_message_that_a_check_refuses_is_a_dead_letter_without_another_attempt(
+    async def test_message_refused_by_a_check_is_a_dead_letter_without_another_attempt(
         self, bus: Bus, tables: Tables
     ) -> None:
         bus.use(Validation({Placed: lambda placed: placed.number < 10}), stage="after")
@@ -335,7 +333,7 @@ class TestValidation:
 
 
 class TestLogging:
-    async def test_what_is_sent_and_handled_is_a_line_each_and_bodies_are_never_told(
+    async def test_each_send_and_each_attempt_is_one_line_without_the_body(
         self, bus: Bus, tables: Tables, caplog: pytest.LogCaptureFixture
     ) -> None:
         bus.use(Logging(), stage="before")
@@ -362,7 +360,7 @@ class TestLogging:
         assert f"handled type=middleware.placed id={told[2]['id']}" in lines[2].getMessage()
 
 
-async def test_middleware_of_one_bus_is_none_of_anothers(bus: Bus, tables: Tables) -> None:
+async def test_middleware_of_one_bus_does_not_run_for_another(bus: Bus, tables: Tables) -> None:
     bus.use(Chaos(drop=1))
     other = Bus("other", tables.url)
     other.handles(Placed)(take)

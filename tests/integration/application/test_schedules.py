@@ -96,7 +96,7 @@ class TestOnceOverAllNodes:
         received = works.tables.rows("SELECT received_at FROM durable.envelope_history ORDER BY received_at")
         assert all(at - due < timedelta(minutes=1) for at, due in zip(received, occurrences, strict=False))
 
-    async def test_occurrences_that_two_nodes_find_at_once_are_one(self, works: Works) -> None:
+    async def test_occurrence_found_by_two_nodes_at_once_runs_once(self, works: Works) -> None:
         first, second = works.node(), works.node()
         async with first, second:
             await works.looked_at()
@@ -106,7 +106,7 @@ class TestOnceOverAllNodes:
                 await eventually(partial(works.has_finished, count))
         assert len(works.handled) == 20
 
-    async def test_a_node_passes_by_what_another_is_at_and_finds_it_done(self, works: Works) -> None:
+    async def test_node_skips_a_locked_schedule_and_then_finds_the_occurrence_done(self, works: Works) -> None:
         async with works.node():
             await works.looked_at()
             declaration = works.row("declaration")
@@ -124,7 +124,7 @@ class TestOnceOverAllNodes:
             first.commit()
             assert schedules.lock_due(second, "durable", "ticks", declaration) is None
 
-    async def test_a_message_goes_where_it_is_routed(self, works: Works) -> None:
+    async def test_message_of_a_schedule_goes_to_its_route(self, works: Works) -> None:
         bus = works.node("", settings={"poll_interval": timedelta(seconds=5)})
         bus.every(EVERY_SECOND, Tick(), name="far", to=PEER)
         async with bus:
@@ -132,7 +132,7 @@ class TestOnceOverAllNodes:
         assert works.tables.rows("SELECT DISTINCT destination FROM durable.outgoing_envelopes") == [PEER]
         assert works.handled == []
 
-    async def test_a_message_that_cannot_be_sent_anywhere_keeps_the_bus_from_starting(self, works: Works) -> None:
+    async def test_schedule_without_a_destination_prevents_the_start(self, works: Works) -> None:
         bus = Bus("works", works.tables.url, **QUICK)
         bus.every(NEVER, Tick(), name="ticks")
         with pytest.raises(RoutingError, match="no destination"):
@@ -142,7 +142,7 @@ class TestOnceOverAllNodes:
 
 class TestMissed:
     @pytest.mark.parametrize(("misfire", "count"), [("once", 1), ("all", 4), ("skip", 0)])
-    async def test_what_was_missed_while_no_node_ran_runs_as_declared(
+    async def test_occurrences_missed_without_a_node_run_as_declared(
         self, works: Works, misfire: Any, count: int
     ) -> None:
         async with works.node("0 * * * *", misfire=misfire):
@@ -159,7 +159,7 @@ class TestMissed:
             assert len(works.handled) == count
         assert works.handled == sorted(works.handled)
 
-    async def test_nothing_is_missed_by_a_schedule_that_is_new(self, works: Works) -> None:
+    async def test_new_schedule_has_missed_no_occurrence(self, works: Works) -> None:
         async with works.node("0 * * * *"):
             await works.looked_at()
         assert works.row("due_at = occurrence_at AND due_at > now() AND last_at IS NULL")
@@ -180,7 +180,7 @@ class TestVersionsOfTheCode:
             await works.miss(timedelta(seconds=1))
             await eventually(lambda: works.numbers == [2] * 10 + [1])
 
-    async def test_another_cron_counts_from_its_declaration_on(self, works: Works) -> None:
+    async def test_changed_cron_counts_from_its_declaration(self, works: Works) -> None:
         async with works.node("0 0 1 1 *"):
             await works.looked_at()
         await works.miss(timedelta(days=1))
@@ -190,14 +190,14 @@ class TestVersionsOfTheCode:
         assert works.handled == []
         assert works.row("EXTRACT(month FROM due_at AT TIME ZONE 'UTC')") == 2
 
-    async def test_the_same_times_go_on_where_they_were_when_the_message_is_another(self, works: Works) -> None:
+    async def test_schedule_with_another_message_keeps_its_occurrences(self, works: Works) -> None:
         async with works.node(made=Tick(1)):
             await works.looked_at()
         await works.miss(timedelta(seconds=1))
         async with works.node(made=Tick(2)):
             await eventually(lambda: works.numbers == [2])
 
-    async def test_what_no_running_code_declares_is_not_run(self, works: Works) -> None:
+    async def test_schedule_undeclared_by_running_code_does_not_run(self, works: Works) -> None:
         async with works.node():
             await works.looked_at()
         await works.miss(timedelta(hours=1))
@@ -210,7 +210,7 @@ class TestVersionsOfTheCode:
 
 
 class TestTrouble:
-    async def test_what_makes_no_message_is_shown_and_tried_again_and_harms_no_other(self, works: Works) -> None:
+    async def test_failing_factory_is_recorded_and_retried_and_harms_no_other_schedule(self, works: Works) -> None:
         broken = [True]
 
         def make(at: datetime) -> Tick:
@@ -232,7 +232,7 @@ class TestTrouble:
             assert works.row("last_at", "broken") == due
             assert works.row("error", "broken") is None
 
-    async def test_what_the_database_refuses_is_shown_too(self, works: Works) -> None:
+    async def test_refusal_by_the_database_is_recorded_and_retried(self, works: Works) -> None:
         bus = works.node(made=lambda at: Tick(), headers={"a": "b"})
         async with bus:
             await works.looked_at()
@@ -248,8 +248,8 @@ class TestTrouble:
             await eventually(lambda: len(works.handled) == 1)
 
 
-class TestByPeople:
-    async def test_a_schedule_runs_once_more_when_it_is_asked_for(self, works: Works) -> None:
+class TestOperators:
+    async def test_run_schedule_runs_the_schedule_once_more(self, works: Works) -> None:
         bus = works.node()
         async with bus:
             await works.looked_at()
@@ -260,7 +260,7 @@ class TestByPeople:
             assert works.row("due_at") == due
             assert not await bus.run_schedule("tocks")
 
-    async def test_what_comes_while_it_is_paused_is_passed_over(self, works: Works) -> None:
+    async def test_paused_schedule_passes_over_its_occurrences(self, works: Works) -> None:
         bus = works.node()
         async with bus:
             await works.looked_at()
@@ -275,9 +275,7 @@ class TestByPeople:
             await eventually(lambda: len(works.handled) == 2)
 
     @pytest.mark.parametrize("ends", ["by a resume", "by itself"])
-    async def test_what_came_in_a_pause_is_passed_over_when_no_node_ran_meanwhile(
-        self, works: Works, ends: str
-    ) -> None:
+    async def test_occurrences_of_a_pause_are_passed_over_when_no_node_ran(self, works: Works, ends: str) -> None:
         bus = works.node(misfire="all")
         async with bus:
             await works.looked_at()
@@ -299,7 +297,7 @@ class TestByPeople:
             await works.miss(timedelta(seconds=1))
             await eventually(lambda: len(works.handled) == 1)
 
-    async def test_the_next_occurrence_can_be_moved(self, works: Works) -> None:
+    async def test_next_occurrence_can_be_moved(self, works: Works) -> None:
         bus = works.node()
         async with bus:
             await works.looked_at()
@@ -311,8 +309,8 @@ class TestByPeople:
             assert not await bus.reschedule_next("tocks", delay=1)
 
 
-class TestMessagesThatWait:
-    async def test_one_is_cancelled_and_the_history_says_by_whom_and_why(self, works: Works) -> None:
+class TestScheduledMessages:
+    async def test_cancelled_message_leaves_actor_and_reason_in_the_history(self, works: Works) -> None:
         bus = works.node("")
         async with bus:
             async with bus.unit_of_work():
@@ -328,7 +326,7 @@ class TestMessagesThatWait:
         ]
         assert works.tables.count("incoming_envelopes") + works.tables.count("outgoing_envelopes") == 0
 
-    async def test_one_is_made_due_or_put_off(self, works: Works) -> None:
+    async def test_delayed_message_is_made_due_or_postponed(self, works: Works) -> None:
         bus = works.node("", settings={"poll_interval": timedelta(minutes=5)})
         async with bus:
             async with bus.unit_of_work():
@@ -341,7 +339,7 @@ class TestMessagesThatWait:
                 assert not await bus.reschedule(later, delay=1)
                 assert not await bus.run_now(now)
 
-    async def test_none_is_put_off_until_it_would_expire_or_be_too_old(self, works: Works) -> None:
+    async def test_message_cannot_be_rescheduled_beyond_its_deadline_or_the_dedupe_window(self, works: Works) -> None:
         bus = works.node("")
         async with bus:
             async with bus.unit_of_work():
@@ -358,7 +356,7 @@ class TestMessagesThatWait:
             "SELECT max(execution_time) < now() + interval '2 minutes' FROM durable.incoming_envelopes"
         )
 
-    async def test_what_is_being_handled_cannot_be_called_back(self, works: Works) -> None:
+    async def test_message_being_handled_cannot_be_cancelled_or_rescheduled(self, works: Works) -> None:
         bus = works.node("")
         async with bus:
             async with bus.unit_of_work():

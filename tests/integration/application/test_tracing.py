@@ -107,7 +107,7 @@ def addresses(request: pytest.FixtureRequest) -> tuple[str, str, dict[str, Any]]
     return queue, queue, {"amqp_url": broker.url}
 
 
-async def test_one_trace_runs_through_both_services_and_batches_are_linked_to_it(
+async def test_trace_runs_through_both_services_and_batches_are_linked(
     make_database: Callable[[str], str], addresses: tuple[str, str, dict[str, Any]]
 ) -> None:
     listen, to, settings = addresses
@@ -241,7 +241,7 @@ async def test_each_attempt_is_a_span_of_the_same_trace_and_tells_its_error(data
     assert [event.name for event in first.events] == ["exception"]
 
 
-async def test_a_verdict_that_is_no_fault_is_told_as_such(database_url: str, spans: Spans) -> None:
+async def test_release_verdict_is_recorded_without_an_error_status(database_url: str, spans: Spans) -> None:
     shop = make_bus("shop", database_url, spans)
     released = False
 
@@ -260,7 +260,7 @@ async def test_a_verdict_that_is_no_fault_is_told_as_such(database_url: str, spa
     assert (first.status.status_code, (first.attributes or {})["durable.verdict"]) == (StatusCode.UNSET, "Release")
 
 
-async def test_a_batch_that_fails_is_an_error(database_url: str, spans: Spans) -> None:
+async def test_failed_batch_is_an_error(database_url: str, spans: Spans) -> None:
     shop = make_bus("shop", database_url, spans, failures_to_latch=1, ping_interval=timedelta(minutes=1))
     shop.route(Placed, to="tcp://127.0.0.1:1")
     async with shop:
@@ -271,7 +271,7 @@ async def test_a_batch_that_fails_is_an_error(database_url: str, spans: Spans) -
     assert (sent.attributes or {})[error_attributes.ERROR_TYPE] == "ConnectionFailed"
 
 
-async def test_what_cannot_be_sent_is_an_error_of_its_span(database_url: str, spans: Spans) -> None:
+async def test_refused_send_is_an_error_of_its_span(database_url: str, spans: Spans) -> None:
     shop = make_bus("shop", database_url, spans)
     async with shop:
         with pytest.raises(RoutingError):
@@ -283,7 +283,7 @@ async def test_what_cannot_be_sent_is_an_error_of_its_span(database_url: str, sp
 # ---------------------------------------------------------------- what tracing must not do
 
 
-async def test_the_spans_of_agents_do_not_belong_to_whoever_started_the_bus(
+async def test_spans_of_agents_are_no_children_of_the_starting_span(
     make_database: Callable[[str], str], spans: Spans
 ) -> None:
     shop, billing = make_bus("shop", make_database("shop"), spans), make_bus("billing", make_database("billing"), spans)
@@ -307,7 +307,7 @@ async def test_the_spans_of_agents_do_not_belong_to_whoever_started_the_bus(
     assert startup.get_span_context().trace_id not in map(trace_of, agents)
 
 
-async def test_a_traceparent_of_the_callers_own_gives_way_to_that_of_the_span(database_url: str, spans: Spans) -> None:
+async def test_traceparent_of_the_caller_is_replaced_by_the_one_of_the_span(database_url: str, spans: Spans) -> None:
     shop = make_bus("shop", database_url, spans)
 
     @shop.handles(Placed)
@@ -320,7 +320,7 @@ async def test_a_traceparent_of_the_callers_own_gives_way_to_that_of_the_span(da
     assert is_child(processed, await spans.one("create tracing.placed"))
 
 
-async def test_headers_that_are_full_are_left_as_they_are(database_url: str, spans: Spans) -> None:
+async def test_full_headers_are_left_unchanged(database_url: str, spans: Spans) -> None:
     seen: list[int] = []
     shop = make_bus("shop", database_url, spans)
 
@@ -337,7 +337,7 @@ async def test_headers_that_are_full_are_left_as_they_are(database_url: str, spa
     assert sorted(seen) == [1, 2, 100]
 
 
-async def test_what_is_not_sampled_here_is_not_sampled_there_either(
+async def test_unsampled_trace_stays_unsampled_at_the_receiver(
     make_database: Callable[[str], str], spans: Spans
 ) -> None:
     unsampled = Spans(sampled=False)
@@ -364,7 +364,7 @@ async def test_what_is_not_sampled_here_is_not_sampled_there_either(
     assert spans.names() == {"receive billing"}
 
 
-async def test_middleware_that_is_used_later_runs_within_the_spans(database_url: str, spans: Spans) -> None:
+async def test_middleware_added_later_runs_within_the_spans(database_url: str, spans: Spans) -> None:
     headers: list[str] = []
 
     class Looking(Middleware):
@@ -382,7 +382,7 @@ async def test_middleware_that_is_used_later_runs_within_the_spans(database_url:
     assert headers[0].split("-")[2] == f"{created.context.span_id:016x}"
 
 
-def test_the_names_of_attributes_are_those_of_the_conventions() -> None:
+def test_attributes_have_the_names_of_the_conventions() -> None:
     ours = (
         (tracing.SYSTEM, semconv.MESSAGING_SYSTEM),
         (tracing.OPERATION_NAME, semconv.MESSAGING_OPERATION_NAME),

@@ -109,7 +109,7 @@ async def the_pool_is_whole(bus: Bus, tables: Tables) -> None:
 
 
 class TestRequests:
-    async def test_a_2xx_is_committed_with_its_message_and_nothing_else_is(
+    async def test_unit_of_work_of_a_2xx_alone_is_committed_with_its_message(
         self, app: FastAPI, bus: Bus, tables: Tables
     ) -> None:
         async with served(app) as url, httpx.AsyncClient(base_url=url) as client:
@@ -120,7 +120,7 @@ class TestRequests:
             await everything_is_handled(tables)
             await the_pool_is_whole(bus, tables)
 
-    async def test_a_commit_that_the_database_refuses_is_a_500_and_leaves_nothing(
+    async def test_commit_refused_by_the_database_is_a_500_without_effects(
         self, app: FastAPI, bus: Bus, tables: Tables
     ) -> None:
         """A deferred constraint: nobody knows before the commit."""
@@ -132,7 +132,7 @@ class TestRequests:
             await the_pool_is_whole(bus, tables)
 
     @pytest.mark.parametrize(("status", "answer"), [(200, 500), (404, 404)])
-    async def test_a_connection_that_dies_in_a_request_is_not_the_next_ones_trouble(
+    async def test_connection_dying_in_a_request_does_not_fail_the_next(
         self, app: FastAPI, bus: Bus, tables: Tables, status: int, answer: int
     ) -> None:
         @app.post("/die")
@@ -151,7 +151,7 @@ class TestRequests:
             await everything_is_handled(tables)
             assert effects(tables) == [2]
 
-    async def test_a_client_that_leaves_before_the_response_has_written_nothing(
+    async def test_client_leaving_before_the_response_has_written_nothing(
         self, app: FastAPI, bus: Bus, tables: Tables
     ) -> None:
         begun, left, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -177,9 +177,7 @@ class TestRequests:
             assert notes(tables) == []
             await the_pool_is_whole(bus, tables)
 
-    async def test_no_connection_is_lost_to_clients_that_leave_at_any_time(
-        self, app: FastAPI, bus: Bus, tables: Tables
-    ) -> None:
+    async def test_clients_leaving_at_any_time_cost_no_connection(self, app: FastAPI, bus: Bus, tables: Tables) -> None:
         async with served(app) as url:
 
             async def leave_after(number: int) -> None:
@@ -195,7 +193,7 @@ class TestRequests:
             await everything_is_handled(tables)
             assert 1000 in effects(tables)
 
-    async def test_no_connection_is_lost_to_requests_that_are_cancelled_at_any_time(
+    async def test_requests_cancelled_at_any_time_cost_no_connection(
         self, app: FastAPI, bus: Bus, tables: Tables
     ) -> None:
         """By anyio, which cancels every await until the scope is left."""
@@ -241,7 +239,7 @@ class TestRequests:
             assert notes(tables) == [1]
             await the_pool_is_whole(bus, tables)
 
-    async def test_sync_endpoints_that_are_first_at_the_same_time_share_one_engine(
+    async def test_concurrent_first_sync_endpoints_share_one_engine(
         self, app: FastAPI, bus: Bus, tables: Tables, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made: list[Any] = []
@@ -292,17 +290,15 @@ class TestLifespan:
         async with served(app):
             await eventually(lambda: effects(tables) == [1, 1, 2], within=20)
 
-    async def test_a_database_that_was_not_migrated_stops_the_server_with_the_command_to_run(
-        self, tables: Tables
-    ) -> None:
+    async def test_unmigrated_database_stops_the_server_with_the_command_to_run(self, tables: Tables) -> None:
         bus = Bus("shop", tables.url, db_schema="elsewhere")
         assert "durable-agent migrate" in await startup_failure(bus)
 
-    async def test_a_database_that_cannot_be_reached_stops_the_server(self) -> None:
+    async def test_unreachable_database_stops_the_server(self) -> None:
         bus = Bus("shop", "postgresql://nobody@127.0.0.1:1/nothing")
         assert "the bus cannot start: the database cannot be used" in await startup_failure(bus)
 
-    async def test_a_bus_that_runs_already_is_not_started_again_and_goes_on(self, bus: Bus, tables: Tables) -> None:
+    async def test_running_bus_is_not_started_again_and_stays_usable(self, bus: Bus, tables: Tables) -> None:
         async with bus:
             assert "the bus runs already" in await startup_failure(bus)
             assert tables.count("nodes") == 1
@@ -323,7 +319,7 @@ class TestReceiving:
                 await eventually(lambda: effects(tables) == list(range(30)), within=20)
         assert tables.count("outgoing_envelopes") == 0
 
-    async def test_a_process_that_only_stores_leaves_what_arrives_to_the_others(self, bus: Bus, tables: Tables) -> None:
+    async def test_send_only_process_stores_arrivals_for_other_nodes(self, bus: Bus, tables: Tables) -> None:
         web = Bus("shop", tables.url, mode="send-only")
         web.handles(Noted)(record)
         app = FastAPI()

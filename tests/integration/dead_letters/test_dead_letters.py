@@ -23,6 +23,7 @@ from durable.dead_letters.bulk import Resolution, Run, resolve
 from durable.embedded import Embedded
 from durable.envelope import ANY_NODE, LeasedEnvelope, NodeId
 from durable.errors import StorageUnavailable
+from durable.messages.ordering import OrderingRules
 from durable.outcomes import DUPLICATE, STORED
 from durable.recovery.maintenance import maintain
 from durable.settings import load_settings
@@ -150,7 +151,7 @@ class TestAttempts:
         assert [each.failed_at for each in attempts] == sorted(each.failed_at for each in attempts)
         assert all("raise next(errors)" in each.traceback for each in attempts)
 
-    async def test_what_a_decoder_or_a_broken_exception_says_is_an_attempt_too(self, tables: Tables) -> None:
+    async def test_undecodable_body_and_textless_error_are_recorded_as_attempts(self, tables: Tables) -> None:
         bus = Bus(ENDPOINT, tables.url, check_pending=0, **QUICK)
 
         class Speechless(Exception):
@@ -172,7 +173,7 @@ class TestAttempts:
         )
         assert sorted(row[1:] for row in rows) == [(False, True), (True, False)]
 
-    def test_they_are_written_with_what_settles_the_attempt(self, tables: Tables) -> None:
+    def test_attempts_are_written_in_the_transaction_of_their_settlement(self, tables: Tables) -> None:
         given(tables, _store, [envelope(1)])
         (lease,) = claim(tables)
         retry = partial(stored, tables, inbox.retry_later, NODE, lease, delay=timedelta(0))
@@ -187,7 +188,7 @@ class TestAttempts:
         assert tables.rows(together.format("dead_letters", "letter_id")) == [True]
         assert tables.rows("SELECT number FROM durable.failed_attempts ORDER BY attempt_id") == [1, 2, 3]
 
-    def test_whoever_has_lost_the_lease_writes_none(self, tables: Tables) -> None:
+    def test_node_without_the_lease_writes_no_attempts(self, tables: Tables) -> None:
         given(tables, _store, [envelope(1)])
         (late,) = claim(tables)
         tables.execute("UPDATE durable.incoming_envelopes SET epoch = epoch + 1")
@@ -196,7 +197,7 @@ class TestAttempts:
         assert not stored(tables, inbox.dead_letter, NODE, late, letters.LETTER, Tried(1, [failure(1)]))
         assert (tables.count("failed_attempts"), tables.count("dead_letters")) == (0, 0)
 
-    def test_only_the_last_ones_are_kept(self, tables: Tables) -> None:
+    def test_newest_attempts_alone_are_kept(self, tables: Tables) -> None:
         given(tables, _store, [envelope(1), envelope(2)])
         first, neighbour = claim(tables)
         stored(tables, inbox.retry_later, NODE, neighbour, Tried(1, [failure(1)]), delay=timedelta(0))
@@ -210,7 +211,7 @@ class TestAttempts:
         assert kept == list(range(101 - KEPT_ATTEMPTS, 101))
         assert tables.count("failed_attempts") == KEPT_ATTEMPTS + 1
 
-    def test_as_many_are_kept_as_the_setting_says(self, tables: Tables) -> None:
+    def test_setting_bounds_the_attempts_kept(self, tables: Tables) -> None:
         given(tables, _store, [envelope(1)])
         (lease,) = claim(tables)
         failures = [failure(number) for number in range(1, 6)]
@@ -222,7 +223,7 @@ class TestAttempts:
         assert stored(tables, inbox.dead_letter, NODE, lease, letters.LETTER, Tried(1, failures[2:], kept=2))
         assert tables.rows("SELECT number FROM durable.failed_attempts ORDER BY attempt_id DESC LIMIT 2") == [5, 4]
 
-    def test_those_of_a_message_that_was_handled_go_with_the_history(self, tables: Tables) -> None:
+    def test_attempts_of_a_handled_message_are_purged_with_the_history(self, tables: Tables) -> None:
         given(tables, _store, [envelope(1)])
         (lease,) = claim(tables)
         stored(tables, inbox.retry_later, NODE, lease, Tried(1, [failure(1)]), delay=timedelta(0))
@@ -288,7 +289,7 @@ class TestReading:
         ],
         ids=str,
     )
-    async def test_each_filter_narrows_them_down(
+    async def test_each_filter_narrows_the_letters(
         self, tables: Tables, database: Database, narrowed: dict[str, Any], numbers: list[int]
     ) -> None:
         other = msgspec.structs.replace(envelope(3), message_type="letters.other", source="abroad")
@@ -362,7 +363,7 @@ class TestReplaying:
         assert (lease.envelope, lease.attempts, lease.epoch) == (original, 0, 2)
         assert tables.count("incoming_envelopes") == 0
 
-    async def test_it_wakes_the_nodes(self, tables: Tables, database: Database) -> None:
+    async def test_replay_wakes_the_nodes(self, tables: Tables, database: Database) -> None:
         given(tables, letters.incoming, [envelope(1)])
         with leftovers.transaction(tables.url) as conn:
             conn.exec_driver_sql("LISTEN durable_durable")
@@ -379,7 +380,7 @@ class TestReplaying:
         assert await database.transaction(replay_by_ada, Selection(resolved=None), WHOLE) == Resolved([], [])
         assert tables.count("incoming_envelopes") == 0
 
-    async def test_it_is_one_statement(self, tables: Tables, database: Database) -> None:
+    async def test_replay_is_one_statement(self, tables: Tables, database: Database) -> None:
         given(tables, letters.incoming, [envelope(1)])
         given(tables, letters.outgoing, [envelope(2, destination=PEER)])
         seen: list[str] = []
@@ -392,7 +393,7 @@ class TestReplaying:
         assert len((await database.transaction(replay_by_ada, ALL, WHOLE)).done) == 2
         assert len(seen) == 1
 
-    async def test_what_fails_again_is_another_letter_and_the_count_goes_on(
+    async def test_failed_replay_is_another_letter_with_a_higher_count(
         self, tables: Tables, database: Database
     ) -> None:
         (original,) = given(tables, letters.incoming, [envelope(1)])
@@ -411,7 +412,7 @@ class TestReplaying:
         assert tables.rows(per_letter) == [1, 1]
 
     @both_ways
-    async def test_a_node_that_is_still_at_work_on_it_finishes_nothing(
+    async def test_stale_worker_of_a_replayed_message_finishes_nothing(
         self, tables: Tables, database: Database, monkeypatch: pytest.MonkeyPatch, guarded: bool
     ) -> None:
         """Such as a thread whose attempt took too long: the same node claims the message when it was replayed."""
@@ -425,7 +426,7 @@ class TestReplaying:
 
         assert stored(tables, inbox.finish_handled, NODE, [late]) == (0 if guarded else 1)
 
-    async def test_a_deadline_that_has_passed_is_lifted_and_another_is_kept(
+    async def test_replay_lifts_a_past_deadline_and_keeps_a_future_one(
         self, tables: Tables, database: Database
     ) -> None:
         now = datetime.now(UTC)
@@ -443,7 +444,7 @@ class TestReplaying:
         assert tables.rows("SELECT deliver_by FROM durable.incoming_envelopes ORDER BY id") == [None, future]
 
     @both_ways
-    async def test_an_id_that_was_forgotten_is_remembered_again(
+    async def test_replay_remembers_a_forgotten_id_again(
         self, tables: Tables, database: Database, monkeypatch: pytest.MonkeyPatch, guarded: bool
     ) -> None:
         if not guarded:
@@ -468,9 +469,7 @@ class TestReplaying:
         agent.stop()
         await running
 
-    async def test_a_letter_whose_id_was_used_meanwhile_is_left_and_told_of(
-        self, tables: Tables, database: Database
-    ) -> None:
+    async def test_letter_with_a_reused_id_is_left_and_reported(self, tables: Tables, database: Database) -> None:
         first = msgspec.structs.replace(envelope(1), id=uuid4())
         second = msgspec.structs.replace(first, body=b'{"number": 2}', sent_at=datetime.now(UTC))
         unfit = inbox.Unfit(ENDPOINT, first.body, "too large", first, replayable=True)
@@ -485,7 +484,7 @@ class TestReplaying:
         assert tables.count("incoming_envelopes") == 0
 
     @pytest.mark.parametrize("version", [4, 7])
-    async def test_an_edited_letter_that_fails_again_is_replayed_again(
+    async def test_edited_letter_failing_again_can_be_replayed_again(
         self, tables: Tables, database: Database, version: int
     ) -> None:
         original = envelope(1) if version == 7 else msgspec.structs.replace(envelope(1), id=uuid4())
@@ -501,7 +500,7 @@ class TestReplaying:
             assert stored(tables, inbox.dead_letter, NODE, lease, letters.LETTER)
         assert stored(tables, inbox.store, [Arrival(ENDPOINT, original, ANY_NODE)]) == set()
 
-    async def test_a_message_that_waits_already_is_left(self, tables: Tables, database: Database) -> None:
+    async def test_letter_of_a_waiting_message_is_left(self, tables: Tables, database: Database) -> None:
         (back,) = given(tables, letters.outgoing, [envelope(1, destination=PEER)])
         given(tables, letters.outgoing, [envelope(2, destination=PEER)])
         stored(tables, outbox.store, [Sent(back, None, ANY_NODE)])  # its handler was run again
@@ -511,7 +510,7 @@ class TestReplaying:
         assert tables.count("outgoing_envelopes") == 2
         assert tables.rows("SELECT letter_id FROM durable.dead_letters WHERE resolved_at IS NULL") == [first]
 
-    async def test_of_two_letters_of_one_message_one_is_replayed(self, tables: Tables, database: Database) -> None:
+    async def test_second_of_two_letters_of_one_message_is_left(self, tables: Tables, database: Database) -> None:
         twice = envelope(1, destination=PEER)
         given(tables, letters.outgoing, [twice])
         given(tables, letters.outgoing, [twice])
@@ -545,7 +544,7 @@ class TestQuarantined:
         agent.stop()
         await running
 
-    async def test_what_came_too_late_or_was_too_large_can_be_replayed_whole(
+    async def test_late_or_too_large_envelope_can_be_replayed_whole(
         self, agent: ReceivingAgent, tables: Tables, database: Database
     ) -> None:
         old = msgspec.structs.replace(
@@ -583,8 +582,7 @@ class TestQuarantined:
             await asyncio.sleep(0.02)
             inside.discard(placed.number)
 
-        agent = receiving_agent(database, late)
-        agent._places = ordered.application.routes.places
+        agent = receiving_agent(database, late, ordered.application.routes.places)
         running = asyncio.create_task(agent.run())
         assert await agent.receive(ENDPOINT, [envelope(number) for number in range(4)]) == [STORED] * 4
         agent.stop()
@@ -594,7 +592,7 @@ class TestQuarantined:
             await eventually(lambda: begun == [0, 1, 2, 3], within=20)
         assert all(len(group) == 1 for group in together)
 
-    async def test_what_is_no_whole_envelope_stays_where_it_is(
+    async def test_incomplete_envelope_cannot_be_replayed(
         self, agent: ReceivingAgent, tables: Tables, database: Database
     ) -> None:
         unheaded = msgspec.structs.replace(envelope(1), headers={"a": "\0"})
@@ -623,15 +621,18 @@ class TestQuarantined:
         assert tables.rows("SELECT id, replayable FROM durable.dead_letters") == [(first.id, False)]
 
 
-def receiving_agent(database: Database, clock: ManualClock | None = None) -> ReceivingAgent:
-    return ReceivingAgent(AgentContext(database, ANY_NODE, load_settings(), clock or ManualClock()), LeftToOthers())
+def receiving_agent(
+    database: Database, clock: ManualClock | None = None, places: OrderingRules | None = None
+) -> ReceivingAgent:
+    context = AgentContext(database, ANY_NODE, load_settings(), clock or ManualClock())
+    return ReceivingAgent(context, LeftToOthers(), places=places)
 
 
 # ---------------------------------------------------------------- discarding and forgetting
 
 
 class TestDiscarding:
-    async def test_a_letter_that_is_discarded_stays_with_the_reason_and_cannot_be_replayed(
+    async def test_discarded_letter_keeps_its_reason_and_cannot_be_replayed(
         self, tables: Tables, database: Database
     ) -> None:
         (original,) = given(tables, letters.incoming, [envelope(1)])
@@ -662,7 +663,7 @@ class TestForgetting:
             "SELECT (convert_from(body, 'UTF8')::json ->> 'number')::integer FROM durable.dead_letters ORDER BY 1"
         )
 
-    async def test_only_what_was_resolved_longer_ago_than_the_retention_goes(
+    async def test_letters_resolved_before_the_retention_are_purged_with_their_attempts(
         self, tables: Tables, database: Database
     ) -> None:
         given(tables, _store, [envelope(number) for number in range(4)])
@@ -678,7 +679,7 @@ class TestForgetting:
         assert self.left(tables) == [0, 3]
         assert tables.count("failed_attempts") == 2, "they go with their letter, and not before"
 
-    async def test_letter_of_a_service_that_archives_is_deleted_by_no_node(
+    async def test_letter_of_an_archiving_service_is_deleted_by_no_node(
         self, tables: Tables, database: Database
     ) -> None:
         given(tables, letters.incoming, [envelope(0)])
@@ -693,7 +694,7 @@ class TestForgetting:
         await maintain(database, load_settings())
         assert self.left(tables) == []
 
-    def test_a_role_that_only_runs_nodes_may_do_all_of_it(self, tables: Tables) -> None:
+    def test_runtime_role_may_replay_discard_and_purge(self, tables: Tables) -> None:
         role = f"runner_{uuid4().hex[:8]}"
         tables.execute(f"CREATE ROLE {role}")
         stored(tables, grants.grant_runtime, role)
@@ -718,9 +719,7 @@ class TestForgetting:
             tables.execute(f"DROP OWNED BY {role}")
             tables.execute(f"DROP ROLE {role}")
 
-    async def test_the_purge_is_bounded_and_one_node_at_a_time_does_it(
-        self, tables: Tables, database: Database
-    ) -> None:
+    async def test_purge_is_bounded_and_done_by_one_node_at_a_time(self, tables: Tables, database: Database) -> None:
         given(tables, letters.incoming, [envelope(number) for number in range(5)])
         for number in range(5):
             self.resolve(tables, number, 100)
@@ -739,7 +738,7 @@ class TestForgetting:
 
 
 class TestRuns:
-    async def test_a_run_goes_in_batches_the_oldest_first_and_tells_of_each(
+    async def test_run_proceeds_in_batches_from_the_oldest_and_reports_each(
         self, tables: Tables, database: Database
     ) -> None:
         given(tables, letters.many, range(250), message_type="letters.placed", kind="ValueError", reason="no")
@@ -751,7 +750,7 @@ class TestRuns:
         batches = tables.rows("SELECT count(*) FROM durable.incoming_envelopes GROUP BY xmin::text ORDER BY 1")
         assert batches == [50, 100, 100], "each in a transaction of its own"
 
-    async def test_a_run_that_is_stopped_loses_nothing_and_another_goes_on(
+    async def test_stopped_run_loses_nothing_and_the_next_run_continues(
         self, tables: Tables, database: Database
     ) -> None:
         given(tables, letters.many, range(250), message_type="letters.placed", kind="ValueError", reason="no")
@@ -769,9 +768,7 @@ class TestRuns:
         assert tables.rows("SELECT DISTINCT replay_count FROM durable.dead_letters") == [1]
         assert tables.count("incoming_envelopes") == 250
 
-    async def test_a_database_that_goes_away_ends_the_run_and_another_goes_on(
-        self, tables: Tables, database: Database
-    ) -> None:
+    async def test_run_ended_by_an_outage_is_continued_by_the_next(self, tables: Tables, database: Database) -> None:
         given(tables, letters.many, range(250), message_type="letters.placed", kind="ValueError", reason="no")
 
         def cut(run: Run) -> None:
@@ -799,7 +796,7 @@ class TestRuns:
         oldest = "SELECT max(letter_id) < (SELECT min(letter_id) FROM durable.dead_letters WHERE resolved_at IS NULL)"
         assert tables.one(f"{oldest} FROM durable.dead_letters WHERE resolved_at IS NOT NULL")
 
-    async def test_it_stops_while_it_waits(self, tables: Tables, database: Database) -> None:
+    async def test_run_stops_during_its_wait(self, tables: Tables, database: Database) -> None:
         given(tables, letters.incoming, [envelope(1), envelope(2)])
         stopping = asyncio.Event()
         running = asyncio.create_task(resolve(database, replay_by_ada, ALL, rate=0.01, stopping=stopping))
@@ -808,7 +805,7 @@ class TestRuns:
 
         assert await running == Run(total=2, done=1, stopped=True)
 
-    async def test_it_ends_at_the_newest_letter_that_there_was(self, tables: Tables, database: Database) -> None:
+    async def test_run_ends_at_the_newest_letter_of_its_start(self, tables: Tables, database: Database) -> None:
         """What it replays may fail again at once, and what it was to replay may be resolved by somebody else."""
         given(tables, letters.incoming, [envelope(number) for number in range(3)])
         *_, last = tables.rows("SELECT letter_id FROM durable.dead_letters ORDER BY 1")
@@ -828,7 +825,7 @@ class TestRuns:
         ]  # fmt: skip
 
     @both_ways
-    async def test_of_two_operators_each_letter_has_one(
+    async def test_letter_is_replayed_by_one_of_two_concurrent_operators(
         self, tables: Tables, database: Database, monkeypatch: pytest.MonkeyPatch, guarded: bool
     ) -> None:
         if not guarded:

@@ -88,7 +88,7 @@ async def rehearsed(bus: Bus, letter: DeadLetter) -> Rehearsed:
 
 
 class TestRehearsal:
-    async def test_it_says_what_would_be_sent_and_leaves_no_trace(self, bus: Bus, tables: Tables) -> None:
+    async def test_rehearsal_lists_the_sends_and_leaves_no_trace(self, bus: Bus, tables: Tables) -> None:
         seen: list[Any] = []
 
         @bus.handles(Placed)
@@ -115,7 +115,7 @@ class TestRehearsal:
         assert {each.causation_id for each in found.sends} == {letter.summary.id}
         assert seen == [(1, letter.summary.id, 1)], "it saw its own effects"
 
-    async def test_what_fails_says_why_and_leaves_no_trace(self, bus: Bus, tables: Tables) -> None:
+    async def test_failed_rehearsal_tells_the_error_and_leaves_no_trace(self, bus: Bus, tables: Tables) -> None:
         @bus.handles(Placed)
         async def place(placed: Placed, session: AsyncSession) -> None:
             await session.execute(INSERT, {"number": placed.number})
@@ -143,7 +143,7 @@ class TestRehearsal:
         assert (found.outcome, [each.body for each in found.sends]) == ("succeeds", [b'{"number":2}'])
         assert everything(tables) == before
 
-    async def test_a_handler_that_takes_a_list_is_given_one(self, bus: Bus, tables: Tables) -> None:
+    async def test_list_handler_is_given_a_list_of_one(self, bus: Bus, tables: Tables) -> None:
         @bus.handles(Placed, max_batch=10)
         async def place(placed: list[Placed]) -> list[Billed]:
             return [Billed(each.number + 1) for each in placed]
@@ -152,7 +152,7 @@ class TestRehearsal:
 
         assert [(each.body, each.causation_id) for each in found.sends] == [(b'{"number":2}', None)]
 
-    async def test_units_of_work_that_the_handler_commits_itself_are_undone(self, bus: Bus, tables: Tables) -> None:
+    async def test_units_of_work_committed_by_the_handler_are_undone(self, bus: Bus, tables: Tables) -> None:
         @bus.handles(Placed)
         async def place(placed: Placed, session: AsyncSession) -> None:
             async with bus.unit_of_work() as uow:
@@ -168,9 +168,7 @@ class TestRehearsal:
         assert (found.outcome, [each.body for each in found.sends]) == ("succeeds", [b'{"number":2}'])
         assert everything(tables) == before
 
-    async def test_a_handler_that_commits_its_session_fails_as_it_does_on_a_node(
-        self, bus: Bus, tables: Tables
-    ) -> None:
+    async def test_handler_committing_its_session_fails_like_on_a_node(self, bus: Bus, tables: Tables) -> None:
         @bus.handles(Placed)
         async def place(placed: Placed, session: AsyncSession) -> None:
             await session.execute(INSERT, {"number": placed.number})
@@ -197,7 +195,7 @@ class TestRehearsal:
         found = await rehearsed(bus, letter_of(tables))
         assert "cannot undo" in str(found.error)
 
-    async def test_what_only_the_commit_would_refuse_is_found(self, bus: Bus, tables: Tables) -> None:
+    async def test_fault_found_only_by_the_commit_is_reported(self, bus: Bus, tables: Tables) -> None:
         @bus.handles(Placed)
         async def place(placed: Placed, session: AsyncSession) -> None:
             await session.execute(text("INSERT INTO once VALUES (1), (1)"))
@@ -205,7 +203,7 @@ class TestRehearsal:
         found = await rehearsed(bus, letter_of(tables))
         assert "once_number_key" in str(found.error)
 
-    async def test_one_that_takes_too_long_fails_as_it_would(self, bus: Bus, tables: Tables) -> None:
+    async def test_handler_exceeding_its_timeout_fails(self, bus: Bus, tables: Tables) -> None:
         @bus.handles(Placed, timeout=timedelta(milliseconds=50))
         async def place(placed: Placed, session: AsyncSession) -> None:
             await session.execute(INSERT, {"number": placed.number})
@@ -222,7 +220,7 @@ class TestRehearsal:
         assert [type(each.error) for each in outcomes] == [TimeoutError] * 3
         assert tables.rows("SELECT * FROM effects") == []
 
-    async def test_a_handler_whose_work_was_cancelled_fails_and_the_rehearsal_goes_on(
+    async def test_handler_awaiting_a_cancelled_task_fails_and_the_rehearsal_ends(
         self, bus: Bus, tables: Tables
     ) -> None:
         @bus.handles(Placed)
@@ -249,7 +247,7 @@ class TestRehearsal:
             outcomes = [(await stage.run(each)).outcome for each in three]
         assert outcomes == ["succeeds", "fails", "succeeds"]
 
-    async def test_what_no_handler_could_get_is_told(self, bus: Bus, tables: Tables) -> None:
+    async def test_letter_unfit_for_any_handler_is_reported(self, bus: Bus, tables: Tables) -> None:
         @bus.handles(Placed)
         async def place(placed: Placed) -> None:
             pytest.fail("it runs")
@@ -267,13 +265,13 @@ class TestRehearsal:
             ("is sent", "None"),
         ]
 
-    async def test_a_bus_that_runs_cannot_rehearse(self, bus: Bus) -> None:
+    async def test_running_bus_cannot_rehearse(self, bus: Bus) -> None:
         async with bus:
             with pytest.raises(WiringError, match="in a process of its own"):
                 async with rehearsal(bus):
                     pytest.fail("it does")
 
-    async def test_a_bus_that_has_rehearsed_runs(self, bus: Bus, tables: Tables) -> None:
+    async def test_bus_runs_after_a_rehearsal(self, bus: Bus, tables: Tables) -> None:
         @bus.handles(Placed)
         async def place(placed: Placed, session: AsyncSession) -> None:
             await session.execute(INSERT, {"number": placed.number})
@@ -371,12 +369,14 @@ class TestCallsOfTheBus:
         async with bus.unit_of_work() as uow:
             return uow.send(Billed(1), delay=3600)
 
-    def test_there_is_one_for_each_public_method(self) -> None:
+    def test_calls_cover_each_public_method(self) -> None:
         public = {name for name in vars(Bus) if not name.startswith("_")}
         assert public == {*CALLS, *DECLARES, *NO_CALLS}
 
     @pytest.mark.parametrize("name", CALLS)
-    async def test_rehearsal_leaves_no_trace_of(self, name: str, bus: Bus, tables: Tables, waiting: UUID) -> None:
+    async def test_rehearsal_leaves_no_trace_of_any_call(
+        self, name: str, bus: Bus, tables: Tables, waiting: UUID
+    ) -> None:
         calls = Calls(bus, waiting)
 
         @bus.handles(Placed)
@@ -393,7 +393,9 @@ class TestCallsOfTheBus:
         assert (found.outcome, found.error) == ("succeeds", None)
         assert everything(tables) == before
 
-    async def test_rehearsal_tells_what_would_be_done(self, bus: Bus, tables: Tables, waiting: UUID) -> None:
+    async def test_rehearsal_lists_the_calls_of_the_bus_without_effect(
+        self, bus: Bus, tables: Tables, waiting: UUID
+    ) -> None:
         calls = Calls(bus, waiting)
 
         @bus.handles(Placed)
@@ -441,7 +443,7 @@ class TestCallsOfTheBus:
         assert (found.outcome, list(found.does)) == ("succeeds", ["pause handler rehearsing.placed"])
         assert everything(tables) == before
 
-    async def test_call_that_fails_leaves_the_session_as_it_was(self, bus: Bus, tables: Tables) -> None:
+    async def test_failing_call_leaves_the_session_unchanged(self, bus: Bus, tables: Tables) -> None:
         @bus.handles(Placed)
         async def place(placed: Placed, session: AsyncSession) -> None:
             await session.execute(INSERT, {"number": 1})
@@ -459,7 +461,7 @@ class TestCallsOfTheBus:
 
 
 class TestHandling:
-    async def test_circuit_that_the_handler_opens_is_open(self, bus: Bus, tables: Tables) -> None:
+    async def test_circuit_opened_by_the_handler_is_open(self, bus: Bus, tables: Tables) -> None:
         @bus.handles(Placed)
         async def place(placed: Placed, ctx: Context) -> None:
             ctx.circuit.open(reason="quota used up")
@@ -491,7 +493,9 @@ class TestHandling:
         together = "SELECT xmin::text FROM effects UNION SELECT xmin::text FROM durable.dead_letters"
         assert len(tables.rows(f"{together} UNION SELECT xmin::text FROM durable.outgoing_envelopes")) == 1
 
-    async def test_a_sync_handler_too(self, bus: Bus, tables: Tables) -> None:
+    async def test_effects_sends_and_resolution_of_a_sync_handler_are_one_transaction(
+        self, bus: Bus, tables: Tables
+    ) -> None:
         @bus.handles(Placed)
         def place(placed: Placed, session: Session) -> None:
             session.execute(INSERT, {"number": placed.number})
@@ -500,7 +504,7 @@ class TestHandling:
         assert tables.rows("SELECT number FROM effects") == [1]
         assert tables.rows("SELECT resolution FROM durable.dead_letters") == ["handled"]
 
-    async def test_a_failure_leaves_the_letter_as_it_was(self, bus: Bus, tables: Tables) -> None:
+    async def test_failure_leaves_the_letter_unchanged(self, bus: Bus, tables: Tables) -> None:
         @bus.handles(Placed)
         async def place(placed: Placed, session: AsyncSession) -> None:
             await session.execute(INSERT, {"number": placed.number})
@@ -512,7 +516,7 @@ class TestHandling:
             await handle(bus, letter, actor="ada")
         assert everything(tables) == before
 
-    async def test_two_at_once_have_one_effect(self, bus: Bus, tables: Tables) -> None:
+    async def test_two_concurrent_runs_have_one_effect(self, bus: Bus, tables: Tables) -> None:
         met = asyncio.Barrier(2)
 
         @bus.handles(Placed)
@@ -527,7 +531,7 @@ class TestHandling:
         assert [type(each) for each in ended if isinstance(each, Exception)] == [AlreadyResolved]
         assert tables.rows("SELECT number FROM effects") == [1]
 
-    async def test_a_letter_that_was_replayed_meanwhile_is_not_handled(self, bus: Bus, tables: Tables) -> None:
+    async def test_letter_replayed_meanwhile_is_not_handled(self, bus: Bus, tables: Tables) -> None:
         @bus.handles(Placed)
         async def place(placed: Placed, session: AsyncSession) -> None:
             await session.execute(INSERT, {"number": placed.number})

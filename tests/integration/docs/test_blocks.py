@@ -58,7 +58,7 @@ async def test_block_runs(block: Block, names: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_blocks_that_are_not_run_say_why(page: Path) -> None:
+def test_blocks_marked_as_not_run_give_a_reason(page: Path) -> None:
     reasons = [block.reason for block in blocks(page) if block.reason is not None]
     assert all(len(reason.split()) >= 4 for reason in reasons)
     assert page.read_text().count("<!-- not run:") == len(reasons), "a mark stands before no block of Python"
@@ -93,13 +93,13 @@ async def run(code: CodeType, names: dict[str, Any]) -> None:
 class TestMechanism:
     """What a page must not get away with."""
 
-    def test_block_that_fails_is_found(self) -> None:
+    def test_failing_block_is_found(self) -> None:
         block = Block(ROOT / "README.md", 1, "bus.send(1)\n", None)
         assert block.is_run
         with pytest.raises(NameError):
             eval(compiled(block.code, str(block)), {})
 
-    def test_block_that_differs_from_its_file_is_no_excerpt(self) -> None:
+    def test_block_differing_from_its_file_is_no_excerpt(self) -> None:
         quickstart = (ROOT / "docs" / "examples" / "quickstart" / "shop.py").read_text()
         assert Block(ROOT / "README.md", 1, quickstart, None).is_excerpt
         assert not Block(ROOT / "README.md", 1, quickstart.replace("teapot", "cup"), None).is_excerpt

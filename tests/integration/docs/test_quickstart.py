@@ -94,7 +94,7 @@ def url(make_database: Callable[[str], str]) -> str:
     return url
 
 
-async def test_quickstart_does_what_its_page_says(folder: Path, url: str) -> None:
+async def test_quickstart_behaves_as_its_page_says(folder: Path, url: str) -> None:
     shell = Shell(folder, DURABLE_DATABASE_URL=url)
     assert "upgraded from nothing" in shell.run("durable-agent", "migrate", "shop:bus")
     with shell.start("python", "shop.py") as shop:
@@ -120,7 +120,7 @@ def test_page_shows_the_file_and_its_commands(page: Path) -> None:
         assert f"\n{command}" in text
 
 
-def test_embedded_server_prints_what_to_paste(folder: Path) -> None:
+def test_embedded_server_prints_commands_ready_to_paste(folder: Path) -> None:
     command = [sys.executable, "-m", "durable.embedded", "data", "shop"]
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as server:
         try:

@@ -28,7 +28,7 @@ def shell(tmp_path: Path, databases: dict[str, str]) -> Shell:
     return Shell(tmp_path, **databases, **addresses)
 
 
-async def test_tutorial_does_what_its_page_says(shell: Shell, databases: dict[str, str]) -> None:
+async def test_tutorial_behaves_as_its_page_says(shell: Shell, databases: dict[str, str]) -> None:
     def states() -> list[str]:
         with psycopg.connect(databases["ORDERS_DATABASE"]) as conn:
             return [state for (state,) in conn.execute("SELECT state FROM orders ORDER BY id")]

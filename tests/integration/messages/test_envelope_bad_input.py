@@ -145,7 +145,7 @@ class TestAtSend:
             ),
         ],
     )
-    async def test_what_is_broken_raises_and_the_unit_of_work_goes_on(
+    async def test_invalid_message_raises_and_the_unit_of_work_proceeds(
         self, database: Tables, given: object, options: Any
     ) -> None:
         database.clear()
@@ -158,7 +158,7 @@ class TestAtSend:
         await bus.runtime.stop()
         assert database.count("outgoing_envelopes") == 2
 
-    async def test_a_body_that_is_nested_too_deeply_raises(self, database: Tables) -> None:
+    async def test_too_deeply_nested_body_raises(self, database: Tables) -> None:
         nested: Any = []
         for _ in range(100_000):
             nested = [nested]
@@ -175,7 +175,7 @@ class TestAtSend:
                 bus.send(Unregistered(), to=THERE)
         await bus.runtime.stop()
 
-    async def test_what_is_late_already_is_sent_and_expires_in_the_history(self, shop: Shop) -> None:
+    async def test_message_late_at_send_expires_in_the_history(self, shop: Shop) -> None:
         async with shop.bus.unit_of_work():
             sent = shop.bus.send(Placed(1), deliver_by=datetime.now(UTC) - timedelta(days=1))
         await eventually(lambda: shop.tables.count("incoming_envelopes") == 0)
@@ -198,7 +198,7 @@ class TestEnvelopesOnReceive:
             pytest.param({"body": b"x" * ((1 << 20) + 1)}, "max_message_bytes", id="a body over the limit"),
         ],
     )
-    async def test_a_flaw_beside_the_body_leaves_the_body_and_the_id_to_look_at(
+    async def test_envelope_with_a_flaw_beside_the_body_keeps_body_and_id_as_a_dead_letter(
         self, shop: Shop, changes: dict[str, Any], reason: str
     ) -> None:
         bad = good(17, **changes)
@@ -219,7 +219,7 @@ class TestEnvelopesOnReceive:
             pytest.param({"sent_at": datetime(2024, 1, 1)}, "sent_at has no time zone", id="sent_at without a zone"),
         ],
     )
-    async def test_a_flaw_in_what_names_the_message_leaves_all_of_it_to_look_at(
+    async def test_envelope_with_a_flaw_in_its_identity_is_kept_whole_as_a_dead_letter(
         self, shop: Shop, changes: dict[str, Any], reason: str
     ) -> None:
         bad = good(17, **changes)
@@ -240,13 +240,15 @@ class TestEnvelopesOnReceive:
         ids=["year 1", "year 9999", "before year 1", "after year 9999"],
     )
     @pytest.mark.parametrize("name", ["sent_at", "deliver_by"])
-    async def test_a_time_outside_the_calendar_harms_nobody(self, shop: Shop, name: str, moment: datetime) -> None:
+    async def test_time_outside_the_calendar_is_quarantined_alone(
+        self, shop: Shop, name: str, moment: datetime
+    ) -> None:
         await shop.receive_between_good_ones(good(17, **{name: moment}))
         letter = shop.letter()
         assert letter[1:3] == ("quarantined on arrival", f"{name} lies outside the calendar")
         assert b'{"number":17}' in letter[3] or b"number" in letter[3]
 
-    async def test_an_envelope_older_than_duplicates_are_remembered_is_never_guessed_at(self, shop: Shop) -> None:
+    async def test_envelope_older_than_the_dedupe_window_is_quarantined_on_each_arrival(self, shop: Shop) -> None:
         old = aged(good(17), timedelta(days=7, minutes=1))
         await shop.receive_between_good_ones(old)
         letter = shop.letter()
@@ -286,7 +288,7 @@ class TestEnvelopesOnReceive:
         assert letters == [(None, f"{bad.id} is no id of a message")] * 2
         assert sorted(order.number for order in shop.seen) == [1, 2]
 
-    async def test_an_envelope_that_is_nearly_too_old_is_handled(self, shop: Shop) -> None:
+    async def test_envelope_almost_too_old_is_handled(self, shop: Shop) -> None:
         await shop.receive(aged(good(17), timedelta(days=6, hours=23)))
         assert [order.number for order in shop.seen] == [17]
 
@@ -316,19 +318,19 @@ class TestEnvelopesOnReceive:
         assert (letter[0], letter[3]) == (first.id, other.body)
         assert shop.bus.runtime.counters[Event.QUARANTINED] == 1
 
-    async def test_a_message_that_is_late_expires_and_is_counted(self, shop: Shop) -> None:
+    async def test_late_message_expires_and_is_counted(self, shop: Shop) -> None:
         late = good(17, deliver_by=datetime.now(UTC) - timedelta(seconds=1))
         await shop.receive_between_good_ones(late)
         expired = shop.tables.rows("SELECT id FROM durable.envelope_history WHERE outcome = 'expired'")
         assert expired == [late.id]
         assert shop.tables.count("dead_letters") == 0
 
-    def test_a_header_that_is_no_text_does_not_get_through_the_wire(self) -> None:
+    def test_header_other_than_text_is_refused_by_the_wire_format(self) -> None:
         sent = msgspec.msgpack.encode(good(17, headers={"a": math.nan}))
         with pytest.raises(msgspec.ValidationError, match="Expected `str`, got `float`"):
             msgspec.msgpack.decode(sent, type=Envelope)
 
-    def test_a_sender_cannot_say_how_often_an_envelope_was_tried(self) -> None:
+    def test_sender_cannot_set_the_attempts_of_an_envelope(self) -> None:
         assert not {"attempts", "interruptions", "epoch", "owner_id"} & set(Envelope.__struct_fields__)
 
 
@@ -348,7 +350,7 @@ class TestMessagesOnReceive:
             pytest.param(b"\x80\x04\x95", id="a pickle"),
         ],
     )
-    async def test_a_body_that_cannot_be_read_is_a_dead_letter_with_its_bytes(
+    async def test_undecodable_body_is_a_dead_letter_with_its_bytes(
         self, shop: Shop, message_type: str, body: bytes
     ) -> None:
         bad = good(17, body=body, message_type=message_type)
@@ -356,7 +358,7 @@ class TestMessagesOnReceive:
         letter = shop.letter()
         assert (letter[0], letter[1], letter[3]) == (bad.id, "durable.errors.InvalidMessage", body)
 
-    async def test_text_with_a_nul_in_the_body_is_data_like_any_other(self, shop: Shop) -> None:
+    async def test_text_with_a_nul_in_the_body_is_ordinary_data(self, shop: Shop) -> None:
         await shop.receive(good(17, body=b'{"number":17,"note":"a\\u0000b"}'))
         assert shop.seen == [Placed(17, "a\0b")]
 
@@ -367,9 +369,7 @@ class TestMessagesOnReceive:
     @pytest.mark.parametrize(
         "name", ["nobody.knows-this", "os.system", "antigravity", "builtins.eval", "bad.placed.v2"]
     )
-    async def test_a_type_that_nobody_knows_is_a_dead_letter_and_nothing_is_imported(
-        self, shop: Shop, name: str
-    ) -> None:
+    async def test_unknown_type_is_a_dead_letter_and_imports_nothing(self, shop: Shop, name: str) -> None:
         bad = good(17, message_type=name)
         before = set(sys.modules)
         await shop.receive_between_good_ones(bad)

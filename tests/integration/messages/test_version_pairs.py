@@ -105,7 +105,7 @@ COMBINATIONS = [
 
 
 @pytest.mark.parametrize(("stop", "key", "group", "ordered", "fair"), COMBINATIONS)
-async def test_old_and_new_versions_are_all_handled_and_in_order_where_that_is_promised(
+async def test_old_and_new_versions_are_all_handled_in_the_promised_order(
     tables: Tables, stop: str, key: str | None, group: int, ordered: bool, fair: bool
 ) -> None:
     declared: dict[str, Any] = {"ordered": True} if ordered else {}
@@ -135,7 +135,7 @@ async def test_old_and_new_versions_are_all_handled_and_in_order_where_that_is_p
     assert tables.count("dead_letters") == 0
 
 
-async def test_an_ordered_handler_has_one_message_at_a_time_whatever_the_version_that_stored_it(
+async def test_ordered_handler_has_one_ordering_key_for_every_version(
     tables: Tables,
 ) -> None:
     """Rows that the old code has placed behind its handler, and rows that the new code has, form one order."""

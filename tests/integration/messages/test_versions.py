@@ -110,19 +110,19 @@ async def test_old_and_new_nodes_of_one_service_share_the_work_and_nothing_becom
     assert set(range(10)) <= set(new.numbers())
 
 
-async def test_new_nodes_say_that_they_can_handle_the_old_version(tables: Tables) -> None:
+async def test_new_node_announces_the_old_version_as_handled(tables: Tables) -> None:
     async with New(tables).bus:
         assert tables.one("SELECT capabilities->'message_types' FROM durable.nodes") == [NEW, OLD]
 
 
-async def test_what_the_old_code_left_in_the_inbox_is_handled_by_the_new(tables: Tables) -> None:
+async def test_old_versions_left_in_the_inbox_are_handled_by_new_code(tables: Tables) -> None:
     put(tables, OLD, *[msgspec.json.encode({"number": n, "total": "1"}) for n in range(300)])
     new = New(tables, concurrency=50)
     async with new.bus:
         await eventually(lambda: new.numbers() == list(range(300)))
 
 
-async def test_concurrency_is_that_of_the_handler_whatever_the_versions(tables: Tables) -> None:
+async def test_concurrency_of_the_handler_covers_all_versions(tables: Tables) -> None:
     put(tables, OLD, *[msgspec.json.encode({"number": n, "total": "1"}) for n in range(10)])
     put(tables, NEW, *[msgspec.json.encode({"number": 10 + n, "cents": 1}) for n in range(10)])
     new = New(tables, concurrency=1)
@@ -154,7 +154,7 @@ async def test_a_group_holds_messages_of_both_versions(tables: Tables) -> None:
         await eventually(lambda: sorted(chain.from_iterable(groups)) == [1, 2])
 
 
-async def test_an_upcaster_that_raises_makes_a_dead_letter_at_once(tables: Tables) -> None:
+async def test_raising_upcaster_makes_a_dead_letter_at_once(tables: Tables) -> None:
     new = New(tables, retry=Retry(immediate=5, delays=[60]))
     async with new.bus:
         await send(new.bus, PlacedV1(1, "a lot"), PlacedV1(2, "7"))
@@ -168,7 +168,7 @@ async def test_an_upcaster_that_raises_makes_a_dead_letter_at_once(tables: Table
 class TestCircuits:
     """Of a handler that serves two versions: both stop, whichever it was that failed."""
 
-    async def test_an_old_version_that_is_paused_goes_back_also_from_memory(self, tables: Tables) -> None:
+    async def test_paused_old_version_is_released_also_from_memory(self, tables: Tables) -> None:
         bus, handled, go_on = Bus("shop", tables.url, **QUICK), [], asyncio.Event()
 
         @bus.handles(Placed, concurrency=1)
@@ -193,7 +193,7 @@ class TestCircuits:
             assert await bus.resume(PlacedV1)
             await eventually(lambda: sorted(handled) == [0, 1, 2, 3])
 
-    async def test_an_old_version_that_is_paused_is_not_what_the_handler_is_tried_with(self, tables: Tables) -> None:
+    async def test_paused_old_version_is_not_used_for_a_trial(self, tables: Tables) -> None:
         await tables.change(
             "INSERT INTO durable.circuits (kind, key, reason, actor, until, probing) VALUES"
             " ('handler', %s, 'down', 'node 1', now(), true), ('handler', %s, 'old', 'somebody', NULL, false)",
@@ -211,7 +211,9 @@ class TestCircuits:
             assert tables.one("SELECT epoch FROM durable.incoming_envelopes WHERE message_type = %s", OLD) == 0
 
     @pytest.mark.parametrize("how", ["PauseListener", "ctx.circuit"])
-    async def test_a_handler_that_stops_itself_for_an_old_message_stops_for_all(self, tables: Tables, how: str) -> None:
+    async def test_handler_stopping_itself_for_an_old_message_stops_for_all_versions(
+        self, tables: Tables, how: str
+    ) -> None:
         bus, calls = Bus("shop", tables.url, **QUICK), []
 
         @bus.handles(Placed, concurrency=1)
@@ -257,7 +259,7 @@ class TestCircuits:
 
 
 class TestInMemory:
-    async def test_the_handler_gets_both_versions(self, tables: Tables) -> None:
+    async def test_handler_gets_both_versions(self, tables: Tables) -> None:
         new = New(tables)
         async with InMemoryBus(new.bus) as memory:
             memory.deliver(PlacedV1(1, "100"))
@@ -274,7 +276,7 @@ class TestInMemory:
             assert memory.sent(PlacedV1) == [PlacedV1(3, "300")]
             memory.assert_no_dead_letters()
 
-    async def test_an_upcaster_that_raises_makes_a_dead_letter(self, tables: Tables) -> None:
+    async def test_raising_upcaster_makes_a_dead_letter(self, tables: Tables) -> None:
         async with InMemoryBus(New(tables).bus) as memory:
             memory.deliver(PlacedV1(1, "a lot"))
             await memory.drain()
@@ -282,7 +284,7 @@ class TestInMemory:
             assert letter.message == PlacedV1(1, "a lot")
             assert "to_cents failed" in letter.reason
 
-    async def test_a_handler_that_stops_itself_for_an_old_message_stops_for_all(self, tables: Tables) -> None:
+    async def test_handler_stopping_itself_for_an_old_message_stops_for_all_versions(self, tables: Tables) -> None:
         bus, calls = Bus("shop", tables.url), []
 
         @bus.handles(Placed)

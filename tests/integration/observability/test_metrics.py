@@ -100,7 +100,9 @@ def _fresh_and_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("durable.observability.monitor._PATIENCE", 60.0)
 
 
-async def test_what_was_sent_received_and_handled_is_counted_on_both_sides(make_database: Callable[[str], str]) -> None:
+async def test_messages_sent_received_and_handled_are_counted_on_both_sides(
+    make_database: Callable[[str], str],
+) -> None:
     here, there = make_bus("shop", make_database("shop")), make_bus("billing", make_database("billing"))
     there.listen("tcp://127.0.0.1:0")
     handled: list[int] = []
@@ -149,7 +151,7 @@ async def test_what_was_sent_received_and_handled_is_counted_on_both_sides(make_
     assert receiving.value("pool_size", pool="agents") == 4
 
 
-async def test_a_latched_destination_and_its_backlog_show(database_url: str) -> None:
+async def test_latched_destination_and_its_backlog_are_shown(database_url: str) -> None:
     bus = make_bus("shop", database_url, failures_to_latch=1, ping_interval=timedelta(minutes=1))
     bus.route(Placed, to=NOBODY)
     async with probed(bus) as probe:
@@ -172,7 +174,7 @@ async def test_a_latched_destination_and_its_backlog_show(database_url: str) -> 
         }  # fmt: skip
 
 
-async def test_destinations_that_nobody_declared_share_one_label(database_url: str) -> None:
+async def test_undeclared_destinations_share_one_label(database_url: str) -> None:
     bus = make_bus("shop", database_url, failures_to_latch=1, ping_interval=timedelta(minutes=1))
     bus.route(Placed, to=NOBODY)
     async with probed(bus) as probe:
@@ -219,7 +221,7 @@ async def test_scrapes_in_quick_succession_read_the_tables_once(
         assert reads == 1
 
 
-async def test_health_is_503_and_says_why(database_url: str) -> None:
+async def test_health_is_503_with_its_problems(database_url: str) -> None:
     bus = make_bus("shop", database_url, health_dead_letters=1)
     async with probed(bus) as probe:
         assert (await probe.get("/health")).status_code == 200
@@ -235,7 +237,7 @@ async def test_health_is_503_and_says_why(database_url: str) -> None:
         assert (await probe.get("/health/live")).status_code == 204
 
 
-async def test_a_process_whose_database_is_gone_answers_all_the_same(
+async def test_process_without_its_database_answers_health_and_metrics(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = make_bus("shop", database_url)
@@ -264,7 +266,7 @@ class Unjoinable(Node):
         raise StorageUnavailable("no node for now")
 
 
-async def test_a_process_that_lost_its_node_is_unhealthy_until_it_has_another(
+async def test_process_without_its_node_is_unhealthy_until_joined_again(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = make_bus("shop", database_url, heartbeat_interval=timedelta(milliseconds=50))
@@ -278,7 +280,7 @@ async def test_a_process_that_lost_its_node_is_unhealthy_until_it_has_another(
         assert (scrape.value("node_alive"), scrape.value("node_id")) == (0, 0)
 
 
-async def test_counters_outlive_a_node_and_the_loop_is_watched(database_url: str) -> None:
+async def test_counters_survive_a_node_and_the_loop_is_watched(database_url: str) -> None:
     bus = make_bus("shop", database_url, heartbeat_interval=timedelta(milliseconds=50))
     handled = asyncio.Event()
 
@@ -301,7 +303,7 @@ async def test_counters_outlive_a_node_and_the_loop_is_watched(database_url: str
         assert (await probe.scrape()).value("messages_handled_total", message_type="metrics.placed") == 1
 
 
-async def test_the_app_is_mountable_and_shows_what_else_is_registered(database_url: str) -> None:
+async def test_metrics_app_is_mountable_and_shows_other_registered_metrics(database_url: str) -> None:
     bus = Bus("web", database_url, mode="send-only")
     registry = CollectorRegistry()
     Counter("orders_cancelled", "by customers", registry=registry).inc(3)
@@ -315,7 +317,7 @@ async def test_the_app_is_mountable_and_shows_what_else_is_registered(database_u
     assert (health.status_code, health.json()["node"]) == (200, None)
 
 
-async def test_openmetrics_is_spoken_to_who_asks_for_it(database_url: str) -> None:
+async def test_openmetrics_is_served_on_request(database_url: str) -> None:
     async with probed(make_bus("shop", database_url)) as probe:
         answer = await probe.get("/metrics", Accept="application/openmetrics-text; version=1.0.0")
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
@@ -323,7 +325,7 @@ async def test_openmetrics_is_spoken_to_who_asks_for_it(database_url: str) -> No
     assert "durable_healthy 1.0" in answer.text.splitlines()
 
 
-async def test_every_metric_is_documented_and_nothing_else(database_url: str) -> None:
+async def test_every_metric_is_documented_and_every_documented_metric_exists(database_url: str) -> None:
     bus = make_bus("shop", database_url)
     bus.listen("tcp://127.0.0.1:0")
     bus.route(Lost, to=NOBODY)
@@ -360,7 +362,7 @@ class Collected:
         return self.points[f"durable_{name}", frozenset(labels.items())]
 
 
-async def test_opentelemetry_has_what_prometheus_has(database_url: str) -> None:
+async def test_opentelemetry_has_the_metrics_of_prometheus(database_url: str) -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     bus = make_bus("shop", database_url)
@@ -404,7 +406,7 @@ async def test_opentelemetry_has_what_prometheus_has(database_url: str) -> None:
     provider.shutdown()
 
 
-async def test_mounted_app_counts_what_it_receives_from_run_to_run(database_url: str) -> None:
+async def test_mounted_app_counts_receptions_across_runs(database_url: str) -> None:
     bus = make_bus("shop", database_url)
     transport = httpx.ASGITransport(bus.asgi())
 
@@ -426,7 +428,7 @@ async def test_mounted_app_counts_what_it_receives_from_run_to_run(database_url:
         assert bus.statistics().listeners["asgi:shop"]["envelopes"] == 2
 
 
-def test_alerts_and_the_dashboard_ask_for_metrics_that_there_are() -> None:
+def test_alerts_and_dashboard_use_only_existing_metrics() -> None:
     text = DOCUMENT.read_text()
     documented = set(re.findall(r"^\| `(durable_[a-z_]+)", text, re.MULTILINE))
     dashboard = DOCUMENT.with_name("grafana.json").read_text()
@@ -446,7 +448,7 @@ def test_alerts_and_the_dashboard_ask_for_metrics_that_there_are() -> None:
     ],
     ids=["metrics", "tracing", "meter"],
 )
-def test_what_is_not_installed_is_named_with_its_extra(
+def test_missing_dependency_is_named_with_its_extra(
     module: str, extra: str, use: Callable[[Bus], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in list(sys.modules):
@@ -473,7 +475,7 @@ async def test_a_bus_in_memory_has_statistics_and_no_database() -> None:
     assert (scrape.value("database_up"), scrape.value("node_alive")) == (0, 0)
 
 
-async def test_a_port_that_is_taken_is_an_error_that_says_so(database_url: str) -> None:
+async def test_occupied_metrics_port_is_an_invalid_setting(database_url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidSetting, match=f"metrics_port: cannot listen on 127.0.0.1 port {port}"):

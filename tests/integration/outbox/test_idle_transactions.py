@@ -46,7 +46,7 @@ def url_of(tables: Tables, driver: str) -> str:
     return tables.url.replace("postgresql://", f"postgresql+{driver}://", 1)
 
 
-async def test_a_node_that_is_paused_with_a_jobs_lock_loses_it(database_url: str) -> None:
+async def test_node_stopped_with_the_lock_of_a_job_loses_the_lock(database_url: str) -> None:
     settings = load_settings(database_url=database_url)
     limits = Limits(timedelta(seconds=15), timedelta(milliseconds=100))
     engine = make_engine(sync_url(settings), settings, limits, poolclass=pool.NullPool)
@@ -122,7 +122,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_a_handler_that_waits_within_its_own_timeout_is_not_cut(
+async def test_handler_waiting_within_its_own_timeout_is_not_cut(
     tables: Tables, driver: str, hasty: dict[str, float]
 ) -> None:
     bus = make_bus(tables, driver, **hasty)
@@ -138,9 +138,7 @@ async def test_a_handler_that_waits_within_its_own_timeout_is_not_cut(
     assert (answers(tables), tables.dead_letters()) == (["waited"], [])
 
 
-async def test_a_sync_handler_that_waits_within_its_own_timeout_is_not_cut(
-    tables: Tables, hasty: dict[str, float]
-) -> None:
+async def test_sync_handler_waiting_within_its_own_timeout_is_not_cut(tables: Tables, hasty: dict[str, float]) -> None:
     bus = make_bus(tables, "psycopg", **hasty)
 
     @bus.handles(Asked, timeout=timedelta(seconds=60))
@@ -155,7 +153,7 @@ async def test_a_sync_handler_that_waits_within_its_own_timeout_is_not_cut(
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_a_unit_of_work_has_the_limits_that_it_asks_for(tables: Tables, driver: str) -> None:
+async def test_unit_of_work_has_its_own_limits(tables: Tables, driver: str) -> None:
     bus = make_bus(tables, driver, unit_of_work_timeout=90)
     for timeout, limit in ((None, "95s"), (30, "95s"), (600, "605s"), (None, "95s")):
         async with bus.unit_of_work(timeout=timeout) as uow:
@@ -164,7 +162,7 @@ async def test_a_unit_of_work_has_the_limits_that_it_asks_for(tables: Tables, dr
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_a_unit_of_work_that_waits_within_its_timeout_is_not_cut(
+async def test_unit_of_work_waiting_within_its_timeout_is_not_cut(
     tables: Tables, driver: str, hasty: dict[str, float]
 ) -> None:
     bus = make_bus(tables, driver, **hasty)

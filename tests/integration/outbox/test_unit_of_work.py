@@ -250,7 +250,7 @@ class TestCommits:
         assert (tables.rows("SELECT number FROM orders"), sent_numbers(tables)) == ([], [])
         assert flavour.agents.committed_ids == []
 
-    async def test_a_session_that_is_closed_without_a_commit_stores_neither(
+    async def test_session_closed_without_a_commit_stores_neither_rows_nor_messages(
         self, flavour: Flavour, tables: Tables
     ) -> None:
         def work(session: Session, outbox: Outbox) -> None:
@@ -274,9 +274,7 @@ class TestCommits:
         await flavour.run(work)
         assert sent_numbers(tables) == [2]
 
-    async def test_every_commit_of_the_session_stores_what_was_sent_since_the_last(
-        self, flavour: Flavour, tables: Tables
-    ) -> None:
+    async def test_each_commit_stores_the_messages_sent_since_the_last(self, flavour: Flavour, tables: Tables) -> None:
         def work(session: Session, outbox: Outbox) -> None:
             for number in range(4):
                 stored = len(flavour.inserts)
@@ -291,7 +289,9 @@ class TestCommits:
         assert sent_numbers(tables) == [0, 1, 3]
         assert len(flavour.agents.committed_ids) == 3
 
-    async def test_a_commit_is_one_statement_whatever_was_sent(self, flavour: Flavour, tables: Tables) -> None:
+    async def test_commit_stores_any_number_of_messages_by_one_statement(
+        self, flavour: Flavour, tables: Tables
+    ) -> None:
         def work(session: Session, outbox: Outbox) -> None:
             for number in range(50):
                 outbox.send(Placed(number))
@@ -314,7 +314,7 @@ class TestCommits:
 
         await flavour.run(work)
 
-    async def test_what_a_listener_of_the_commit_sends_is_stored_by_this_commit(
+    async def test_message_sent_by_a_commit_listener_is_stored_by_this_commit(
         self, flavour: Flavour, tables: Tables
     ) -> None:
         def work(session: Session, outbox: Outbox) -> None:
@@ -330,7 +330,7 @@ class TestCommits:
         assert sent_numbers(tables) == [1, 2]
         assert len(flavour.agents.committed_ids) == 2
 
-    async def test_what_is_sent_while_objects_are_flushed_by_the_commit_is_stored_by_it(
+    async def test_message_sent_during_the_flush_of_a_commit_is_stored_by_this_commit(
         self, flavour: Flavour, tables: Tables
     ) -> None:
         def work(session: Session, outbox: Outbox) -> None:
@@ -367,7 +367,7 @@ class TestCommits:
         assert len(refused) == 1
 
     @pytest.mark.parametrize("is_nested", [True, False], ids=["savepoint", "transaction"])
-    async def test_a_message_that_a_listener_of_the_rollback_sends_is_refused_and_not_lost(
+    async def test_message_sent_by_a_rollback_listener_is_refused_and_later_ones_are_stored(
         self, flavour: Flavour, tables: Tables, is_nested: bool
     ) -> None:
         def work(session: Session, outbox: Outbox) -> None:
@@ -434,7 +434,7 @@ class TestSavepoints:
         await flavour.run(work)
         assert sent_numbers(tables) == [1, 2]
 
-    async def test_an_outer_savepoint_rolled_back_forgets_what_an_inner_one_released(
+    async def test_outer_savepoint_rolled_back_discards_messages_of_released_inner_ones(
         self, flavour: Flavour, tables: Tables
     ) -> None:
         def work(session: Session, outbox: Outbox) -> None:
@@ -453,7 +453,7 @@ class TestSavepoints:
         await flavour.run(work)
         assert sent_numbers(tables) == [1, 5]
 
-    async def test_a_statement_that_fails_in_a_savepoint_takes_its_messages_with_it(
+    async def test_statement_failing_in_a_savepoint_discards_its_messages(
         self, flavour: Flavour, tables: Tables
     ) -> None:
         def work(session: Session, outbox: Outbox) -> None:
@@ -467,9 +467,7 @@ class TestSavepoints:
         await flavour.run(work)
         assert sent_numbers(tables) == [1]
 
-    async def test_a_commit_with_a_savepoint_open_releases_it_and_stores_everything(
-        self, flavour: Flavour, tables: Tables
-    ) -> None:
+    async def test_commit_with_an_open_savepoint_stores_everything(self, flavour: Flavour, tables: Tables) -> None:
         def work(session: Session, outbox: Outbox) -> None:
             outbox.send(Placed(1))
             session.begin_nested()
@@ -480,7 +478,7 @@ class TestSavepoints:
         assert sent_numbers(tables) == [1, 2]
         assert len(flavour.inserts) == 1
 
-    async def test_a_savepoint_that_is_closed_was_rolled_back(self, flavour: Flavour, tables: Tables) -> None:
+    async def test_closed_savepoint_was_rolled_back(self, flavour: Flavour, tables: Tables) -> None:
         def work(session: Session, outbox: Outbox) -> None:
             insert(session, 1)
             outbox.send(Placed(1))
@@ -510,7 +508,7 @@ class TestSavepoints:
 
 
 class TestFailures:
-    async def test_a_commit_that_the_database_refuses_stores_neither_and_gives_the_room_back(
+    async def test_commit_refused_by_the_database_stores_neither_and_returns_the_room(
         self, flavour: Flavour, tables: Tables
     ) -> None:
         def work(session: Session, outbox: Outbox) -> None:
@@ -527,7 +525,7 @@ class TestFailures:
         assert sent_numbers(tables) == [2]
         assert flavour.agents.room == 999
 
-    async def test_a_flush_that_fails_stores_nothing(self, flavour: Flavour, tables: Tables) -> None:
+    async def test_failed_flush_stores_nothing(self, flavour: Flavour, tables: Tables) -> None:
         def work(session: Session, outbox: Outbox) -> None:
             insert(session, 1)
             outbox.send(Placed(1))
@@ -539,7 +537,7 @@ class TestFailures:
         await flavour.run(work)
         assert sent_numbers(tables) == []
 
-    async def test_a_refused_message_leaves_the_session_as_it_was(self, flavour: Flavour, tables: Tables) -> None:
+    async def test_refused_message_leaves_the_session_unchanged(self, flavour: Flavour, tables: Tables) -> None:
         def work(session: Session, outbox: Outbox) -> None:
             insert(session, 1)
             with pytest.raises(InvalidMessage):
@@ -619,7 +617,7 @@ class TestShapes:
         assert (tables.rows("SELECT number FROM orders"), sent_numbers(tables)) == ([], [])
         assert flavour.agents.room == 1_000
 
-    async def test_a_connection_whose_commit_is_refused_comes_back_to_the_pool_without_a_transaction(
+    async def test_connection_with_a_refused_commit_returns_to_the_pool_without_a_transaction(
         self, flavour: Flavour, tables: Tables
     ) -> None:
         def work(session: Session, outbox: Outbox) -> None:
@@ -657,9 +655,7 @@ class TestShapes:
         await flavour.run(work)
         assert sent_numbers(tables) == tables.rows("SELECT number FROM orders ORDER BY 1") == [1, 4]
 
-    async def test_a_session_that_was_in_a_transaction_before_it_is_enlisted_is_followed(
-        self, flavour: Flavour, tables: Tables
-    ) -> None:
+    async def test_session_enlisted_within_a_transaction_is_followed(self, flavour: Flavour, tables: Tables) -> None:
         def work(session: Session, outbox: Outbox) -> None:
             session.info.clear()  # as if it had not been enlisted yet
             insert(session, 1)
@@ -706,7 +702,7 @@ class TestJoinedTransactions:
         assert flavour.agents.told() == ([sent] if commits else [])
         assert sent_numbers(tables) == tables.rows("SELECT number FROM orders") == [1] * commits
 
-    async def test_an_outer_commit_that_the_database_refuses_hands_nothing_over(
+    async def test_outer_commit_refused_by_the_database_hands_over_nothing(
         self, tables: Tables, outer: Connection
     ) -> None:
         flavour = Flavour(outer.engine)
@@ -720,7 +716,7 @@ class TestJoinedTransactions:
         assert flavour.agents.told() == []
         assert sent_numbers(tables) == []
 
-    async def test_an_outer_savepoint_rolled_back_forgets_what_the_session_has_stored(
+    async def test_outer_savepoint_rolled_back_discards_messages_stored_by_the_session(
         self, tables: Tables, outer: Connection
     ) -> None:
         flavour = Flavour(outer.engine)
@@ -739,7 +735,7 @@ class TestJoinedTransactions:
         assert len(flavour.agents.told()) == 1
 
     @pytest.mark.parametrize("mode", ["create_savepoint", "rollback_only"])
-    async def test_a_rolled_back_transaction_of_the_session_leaves_what_its_committed_one_sent(
+    async def test_rollback_of_the_session_keeps_the_messages_of_its_earlier_commit(
         self, tables: Tables, outer: Connection, mode: Any
     ) -> None:
         flavour = Flavour(outer.engine)
@@ -758,7 +754,7 @@ class TestJoinedTransactions:
         assert sorted(sent_numbers(tables)) == tables.rows("SELECT number FROM orders") == [1, 2]
         assert len(flavour.agents.told()) == 2
 
-    async def test_a_savepoint_rolled_back_leaves_what_a_closed_session_has_left(
+    async def test_savepoint_rolled_back_keeps_the_messages_of_a_closed_session(
         self, tables: Tables, outer: Connection
     ) -> None:
         flavour = Flavour(outer.engine)
@@ -774,7 +770,7 @@ class TestJoinedTransactions:
             savepoint.rollback()
         assert sent_numbers(tables) == tables.rows("SELECT number FROM orders") == [1]
 
-    async def test_a_savepoint_rolled_back_leaves_what_was_sent_before_the_session_joined(
+    async def test_savepoint_rolled_back_keeps_messages_sent_before_the_session_joined(
         self, tables: Tables, outer: Connection
     ) -> None:
         flavour = Flavour(outer.engine)
@@ -793,7 +789,7 @@ class TestJoinedTransactions:
     @pytest.mark.filterwarnings("ignore:transaction already deassociated:sqlalchemy.exc.SAWarning")
     @pytest.mark.parametrize("ends_by", ["commit", "rollback"])
     @pytest.mark.parametrize("leaves_by", ["rollback", "close"])
-    async def test_rows_that_stay_keep_their_messages_when_the_session_has_ended_the_transaction_it_joined(
+    async def test_kept_rows_keep_their_messages_when_the_session_has_ended_the_joined_transaction(
         self, tables: Tables, outer: Connection, ends_by: str, leaves_by: str
     ) -> None:
         flavour = Flavour(outer.engine)
@@ -811,7 +807,7 @@ class TestJoinedTransactions:
         assert sent_numbers(tables) == tables.rows("SELECT number FROM orders") == expected
         assert len(flavour.agents.told()) == len(expected)
 
-    async def test_a_commit_that_the_database_refuses_gives_the_room_back_when_the_session_is_closed(
+    async def test_refused_commit_returns_the_room_when_the_session_is_closed(
         self, tables: Tables, outer: Connection
     ) -> None:
         flavour = Flavour(outer.engine)
@@ -829,7 +825,7 @@ class TestJoinedTransactions:
 
 
 class TestTwoBuses:
-    async def test_each_bus_stores_what_it_sends_in_its_own_schema(self, flavour: Flavour, tables: Tables) -> None:
+    async def test_each_bus_stores_its_messages_in_its_own_schema(self, flavour: Flavour, tables: Tables) -> None:
         url = tables.url.replace("postgresql://", "postgresql+psycopg://")
         await asyncio.to_thread(migrator.upgrade, url, "audit")
         buses = [Bus("shop", tables.url), Bus("audit", tables.url, db_schema="audit")]
@@ -889,7 +885,7 @@ class TestOtherTasks:
         assert len(accepted) > 40
         assert set(accepted) == set(stored)
 
-    async def test_tasks_that_outlive_a_unit_of_work_cannot_send_in_it(self, bus: Bus, tables: Tables) -> None:
+    async def test_task_outliving_a_unit_of_work_cannot_send(self, bus: Bus, tables: Tables) -> None:
         over = asyncio.Event()
 
         async def outlive() -> None:
@@ -929,7 +925,7 @@ class TestWaking:
         return bus
 
     @pytest.mark.parametrize(("delay", "wakes"), [(None, 1), (timedelta(minutes=5), 1), (timedelta(hours=1), 0)])
-    async def test_nodes_are_woken_once_for_what_is_due_before_they_look(
+    async def test_nodes_are_woken_once_for_messages_due_before_their_next_poll(
         self, bus: Bus, listening: Callable[[], int], delay: timedelta | None, wakes: int
     ) -> None:
         options: Any = {} if delay is None else {"delay": delay}
@@ -941,7 +937,7 @@ class TestWaking:
             assert listening() == 0
         assert listening() == wakes
 
-    async def test_a_transaction_that_left_its_rows_to_any_node_can_be_prepared(
+    async def test_transaction_leaving_its_rows_to_any_node_can_be_prepared(
         self, tables: Tables, listening: Callable[[], int], two_phase: str
     ) -> None:
         """PREPARE TRANSACTION is refused after a NOTIFY: it takes no lock of the queue of notifications."""
@@ -980,7 +976,7 @@ class TestWaking:
         ids=lambda send: send.__name__,
     )
     @pytest.mark.parametrize("runs", [True, False], ids=["send-only", "not running"])
-    async def test_another_node_is_woken_long_before_it_looks_by_itself(
+    async def test_another_node_is_woken_before_its_next_poll(
         self, tables: Tables, send: Callable[[Bus], Awaitable[None]], runs: bool
     ) -> None:
         handled: list[Noted] = []
@@ -1013,7 +1009,7 @@ class TestSendOnly:
         bus.route(Placed, to=BILLING)
         return bus
 
-    async def test_a_process_that_only_sends_stores_rows_for_any_node(self, bus: Bus, tables: Tables) -> None:
+    async def test_send_only_process_stores_rows_without_an_owner(self, bus: Bus, tables: Tables) -> None:
         async with bus:
             async with bus.unit_of_work() as uow:
                 await uow.session.execute(text("INSERT INTO orders VALUES (1)"))
@@ -1025,7 +1021,7 @@ class TestSendOnly:
         assert tables.rows("SELECT owner_id FROM durable.outgoing_envelopes") == [0, 0]
         assert tables.count("nodes") == 0
 
-    async def test_a_bus_that_does_not_run_sends_too(self, bus: Bus, tables: Tables) -> None:
+    async def test_stopped_bus_stores_rows_without_an_owner(self, bus: Bus, tables: Tables) -> None:
         async with bus.unit_of_work():
             bus.send(Placed(1))
         assert tables.rows("SELECT owner_id FROM durable.outgoing_envelopes") == [0]
@@ -1033,7 +1029,7 @@ class TestSendOnly:
 
 
 class TestThreads:
-    async def test_a_session_of_another_thread_tells_the_agents_from_there(self, tables: Tables) -> None:
+    async def test_session_of_another_thread_hands_over_to_the_agents(self, tables: Tables) -> None:
         engine = create_engine(tables.url.replace("postgresql://", "postgresql+psycopg://"))
         flavour = Flavour(engine)
 

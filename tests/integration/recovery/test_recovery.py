@@ -99,14 +99,14 @@ async def member(database: str, **options: Any) -> AsyncIterator[Membership]:
         await membership.leave()
 
 
-async def test_a_member_is_registered_and_holds_its_lock_until_it_leaves(database_url: str) -> None:
+async def test_member_is_registered_and_holds_its_lock_until_leaving(database_url: str) -> None:
     async with member(database_url) as first, member(database_url) as second:
         assert second.node > first.node
         assert registered(database_url).keys() == locked(database_url) == {first.node, second.node}
     assert registered(database_url).keys() == locked(database_url) == set()
 
 
-async def test_a_member_shows_that_it_lives(database_url: str) -> None:
+async def test_member_updates_its_heartbeat(database_url: str) -> None:
     def beats() -> datetime:
         with psycopg.connect(database_url) as conn:
             row = conn.execute("SELECT heartbeat_at FROM durable.nodes").fetchone()
@@ -121,7 +121,7 @@ async def test_a_member_shows_that_it_lives(database_url: str) -> None:
         await eventually(lambda: beats() > second)
 
 
-async def test_a_member_whose_connection_ends_knows_it_before_its_next_heartbeat(database_url: str) -> None:
+async def test_member_notices_a_cut_connection_before_its_next_heartbeat(database_url: str) -> None:
     async with member(database_url, heartbeat_interval=NEVER, heartbeat_stale=3 * NEVER) as membership:
         cut_membership(database_url)
         async with asyncio.timeout(30):
@@ -129,7 +129,7 @@ async def test_a_member_whose_connection_ends_knows_it_before_its_next_heartbeat
         await eventually(lambda: not locked(database_url))
 
 
-async def test_a_member_that_was_struck_off_knows_it_with_its_next_heartbeat(database_url: str) -> None:
+async def test_unregistered_member_notices_with_its_next_heartbeat(database_url: str) -> None:
     async with member(database_url) as membership:
         with leftovers.transaction(database_url) as conn:
             nodes.remove(conn, SCHEMA, membership.node)
@@ -137,7 +137,7 @@ async def test_a_member_that_was_struck_off_knows_it_with_its_next_heartbeat(dat
             await membership.lost.wait()
 
 
-async def test_a_node_that_lost_its_membership_joins_again_under_a_new_id_and_works_on(shop: str) -> None:
+async def test_node_without_membership_joins_again_under_a_new_id(shop: str) -> None:
     bus = make_bus(shop, Clerk(NodeId(0)))
     async with bus:
         before = bus.runtime.node_id
@@ -150,7 +150,7 @@ async def test_a_node_that_lost_its_membership_joins_again_under_a_new_id_and_wo
         await eventually(lambda: all_handled(shop))
 
 
-async def test_what_a_lost_node_had_in_memory_is_handled_after_it_has_joined_again(shop: str) -> None:
+async def test_message_held_by_a_lost_node_is_handled_after_the_rejoining(shop: str) -> None:
     clerk = Clerk(NodeId(0), held=True)
     bus = make_bus(shop, clerk)
     async with bus:
@@ -163,7 +163,7 @@ async def test_what_a_lost_node_had_in_memory_is_handled_after_it_has_joined_aga
         await eventually(lambda: all_handled(shop))
 
 
-async def test_a_node_joins_again_at_once_though_a_batch_is_under_way(make_database: Callable[[str], str]) -> None:
+async def test_node_joins_again_at_once_with_a_batch_under_way(make_database: Callable[[str], str]) -> None:
     """Nothing waits for drain_timeout: what was being stored is stored, or is sent again."""
     ours, theirs = make_database("orders"), make_database("billing")
     open_books(ours, theirs)
@@ -213,7 +213,7 @@ async def test_former_memberships_are_bounded_and_taken_back_together(
 # ---------------------------------------------------------------- dormant nodes
 
 
-async def test_the_work_of_a_dead_node_is_taken_over_and_the_node_is_struck_off(shop: str) -> None:
+async def test_work_of_a_dead_node_is_taken_over_and_its_registration_removed(shop: str) -> None:
     dead = leftovers.dead_node(shop)
     leftovers.received_orders(shop, shop, [leftovers.envelope(order_id) for order_id in range(5)], dead)
     leftovers.unsent_orders(shop, range(5, 10), PEER, dead)
@@ -228,7 +228,7 @@ async def test_the_work_of_a_dead_node_is_taken_over_and_the_node_is_struck_off(
     assert not read_books(shop).violations_after_shutdown()
 
 
-async def test_a_node_whose_heartbeat_is_old_is_dormant_though_it_holds_its_lock(shop: str) -> None:
+async def test_node_with_an_old_heartbeat_is_dormant_despite_its_lock(shop: str) -> None:
     paused = leftovers.dead_node(shop)
     leftovers.received_orders(shop, shop, [leftovers.envelope(1)], paused)
     with psycopg.connect(shop, autocommit=True) as conn:
@@ -240,7 +240,7 @@ async def test_a_node_whose_heartbeat_is_old_is_dormant_though_it_holds_its_lock
             assert paused not in registered(shop)
 
 
-async def test_a_node_that_holds_its_lock_and_shows_that_it_lives_keeps_its_work(shop: str) -> None:
+async def test_living_node_keeps_its_work(shop: str) -> None:
     async with member(shop) as membership, Workbench(shop) as bench:
         leftovers.received_orders(shop, shop, [leftovers.envelope(1)], membership.node)
         sweeper = DormantNodes(bench.context())
@@ -252,7 +252,7 @@ async def test_a_node_that_holds_its_lock_and_shows_that_it_lives_keeps_its_work
         assert membership.node in registered(shop)
 
 
-async def test_one_node_at_a_time_sweeps(shop: str) -> None:
+async def test_sweep_runs_on_one_node_at_a_time(shop: str) -> None:
     dead = leftovers.dead_node(shop)
     leftovers.received_orders(shop, shop, [leftovers.envelope(1)], dead)
     async with Workbench(shop, dormant_grace=timedelta(microseconds=1)) as bench:
@@ -266,7 +266,7 @@ async def test_one_node_at_a_time_sweeps(shop: str) -> None:
 # ---------------------------------------------------------------- forgotten
 
 
-async def test_rows_that_a_node_owns_and_does_not_know_of_are_released_and_handled(shop: str) -> None:
+async def test_rows_owned_by_a_node_and_unknown_there_are_released_and_handled(shop: str) -> None:
     bus = make_bus(shop, Clerk(NodeId(0)))
     async with bus:
         leftovers.received_orders(shop, shop, [leftovers.envelope(1)], bus.runtime.node_id)
@@ -279,7 +279,7 @@ async def test_rows_that_a_node_owns_and_does_not_know_of_are_released_and_handl
 
 
 @pytest.mark.parametrize("skew", [timedelta(hours=-1), timedelta(hours=1)], ids=["slow clock", "fast clock"])
-async def test_the_databases_clock_decides_what_is_due(
+async def test_clock_of_the_database_decides_when_messages_are_due(
     shop: str, monkeypatch: pytest.MonkeyPatch, skew: timedelta
 ) -> None:
     monkeypatch.setattr(SystemClock, "now", lambda self: datetime.now(UTC) + skew)
@@ -313,7 +313,7 @@ async def test_a_delayed_message_is_handled_after_its_delay_and_not_before(shop:
         await eventually(lambda: bus.runtime.counters[Event.PROMOTED] == 1)  # counted just after the commit
 
 
-async def test_a_message_expires_while_it_waits_unowned(shop: str) -> None:
+async def test_message_expires_during_its_wait_for_an_owner(shop: str) -> None:
     leftovers.received_orders(shop, shop, [leftovers.envelope(1)])
     set_time(shop, "deliver_by", "-1 second")
 
@@ -336,7 +336,7 @@ async def test_a_message_expires_while_its_destination_is_latched(shop: str) -> 
         assert waiting == [1]
 
 
-async def test_a_message_that_expires_behind_a_slow_one_is_not_handled(shop: str) -> None:
+async def test_message_expiring_behind_a_slow_one_is_not_handled(shop: str) -> None:
     clerk = Clerk(NodeId(0), held=True)
     async with make_bus(shop, clerk, concurrency=1) as bus:
         await place(bus, 1)
@@ -382,7 +382,7 @@ async def test_two_nodes_share_a_backlog_and_no_message_is_claimed_twice(shop: s
         assert conn.execute("SELECT count(*) FROM effects GROUP BY process").fetchall() == [(100,), (100,)]
 
 
-async def test_a_commit_in_another_process_wakes_the_nodes_long_before_they_poll(
+async def test_commit_in_another_process_wakes_the_nodes_before_their_next_poll(
     make_database: Callable[[str], str],
 ) -> None:
     """Both for messages that are handled here and for those that are sent on."""
@@ -404,7 +404,7 @@ async def test_a_commit_in_another_process_wakes_the_nodes_long_before_they_poll
 
 
 @pytest.mark.parametrize("sizes", [(10, 25), (100, 25)], ids=["batches fit in", "a batch is larger than the buffer"])
-async def test_a_node_that_has_room_again_claims_the_rest_without_polling(shop: str, sizes: tuple[int, int]) -> None:
+async def test_node_with_room_again_claims_the_rest_without_polling(shop: str, sizes: tuple[int, int]) -> None:
     leftovers.received_orders(shop, shop, [leftovers.envelope(order_id) for order_id in range(100)])
     leftovers.unsent_orders(shop, range(100, 200), PEER, ANY_NODE)
     memory = MemoryTransport(load_settings(database_url=shop))
@@ -425,7 +425,7 @@ def is_latched(database: str) -> bool:
         return conn.execute("SELECT 1 FROM durable.circuits WHERE key = %s", (PEER,)).fetchone() is not None
 
 
-async def test_a_latch_is_a_row_that_every_node_obeys_until_a_ping_is_answered(
+async def test_latch_is_a_row_obeyed_by_every_node_until_a_ping_is_answered(
     make_database: Callable[[str], str],
 ) -> None:
     orders, billing = make_database("orders"), make_database("billing")

@@ -334,7 +334,7 @@ def on_postgres(tables: Tables) -> Iterator[Callable[[list[tuple[str, int]]], No
 @example(REPLAYED_REPEAT)
 @example(CANCELLED)
 @given(sequences)
-def test_a_business_key_has_one_effect_and_is_usable_when_it_is_freed(
+def test_business_key_has_one_effect_and_is_usable_when_freed(
     on_postgres: Callable[[list[tuple[str, int]]], None], steps: list[tuple[str, int]]
 ) -> None:
     on_postgres(steps)
@@ -362,7 +362,7 @@ def test_a_business_key_has_one_effect_in_memory_too(steps: list[tuple[str, int]
     ],
     ids=["other message", "repeat", "replayed", "replayed repeat"],
 )  # fmt: skip
-def test_without_its_guard_a_letter_has_a_second_effect(
+def test_letter_has_a_second_effect_without_its_guard(
     on_postgres: Callable[[list[tuple[str, int]]], None],
     monkeypatch: pytest.MonkeyPatch,
     name: str,

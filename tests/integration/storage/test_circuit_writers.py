@@ -207,7 +207,7 @@ def assert_alike(found: OpenCircuit | None, now: datetime, in_memory: MemoryCirc
 
 
 @pytest.mark.parametrize("before", STEPS, ids=lambda step: f"{step.name} {step.hours or ''}".strip())
-def test_operators_word_holds_against_each_writer_after_each_other(engine: Engine, before: Step) -> None:
+def test_pause_by_an_operator_holds_against_each_pair_of_writers(engine: Engine, before: Step) -> None:
     for pause, after in product((None, 6), STEPS):
         check(engine, [before, Step("operator pauses", pause), after])
         check(engine, [Step("operator pauses", pause), before, after])
@@ -215,7 +215,7 @@ def test_operators_word_holds_against_each_writer_after_each_other(engine: Engin
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(st.sampled_from(STEPS), min_size=3, max_size=12))
-def test_operators_word_holds_through_any_steps(engine: Engine, steps: list[Step]) -> None:
+def test_pause_by_an_operator_holds_through_any_steps(engine: Engine, steps: list[Step]) -> None:
     check(engine, steps)
 
 
@@ -228,7 +228,7 @@ def test_operators_word_holds_through_any_steps(engine: Engine, steps: list[Step
         (None, 9, "operator pauses"),
     ],
 )
-def test_pause_is_told_with_the_reason_of_whoever_made_it_last_longest(
+def test_pause_shows_the_reason_of_its_longest_writer(
     engine: Engine, first: int | None, then: int | None, reason: str
 ) -> None:
     with engine.begin() as conn:
@@ -238,7 +238,7 @@ def test_pause_is_told_with_the_reason_of_whoever_made_it_last_longest(
         assert [row.reason for row in circuits.read(conn, SCHEMA)] == [reason]
 
 
-def test_resume_says_false_when_the_time_of_the_pause_is_over(engine: Engine) -> None:
+def test_resume_returns_false_when_the_pause_is_over(engine: Engine) -> None:
     clock = ManualClock()
     in_memory = MemoryCircuits(clock)
     resumed: list[Callable[[], bool]] = [lambda: in_memory.resume(CircuitKind.HANDLER, TYPE)]

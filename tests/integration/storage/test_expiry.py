@@ -70,7 +70,7 @@ class SkewedClock:
 
 @pytest.mark.parametrize("skew", SKEWS, ids=["slow", "right", "fast"])
 @pytest.mark.parametrize(("scheme", "sending"), [("tcp", tcp_sender), ("http", http_sender)], ids=["tcp", "http"])
-async def test_what_is_left_of_a_deadline_does_not_depend_on_the_senders_clock(
+async def test_rest_of_a_deadline_is_independent_of_the_clock_of_the_sender(
     tables: Tables, monkeypatch: pytest.MonkeyPatch, scheme: str, sending: ModuleType, skew: timedelta
 ) -> None:
     seen: dict[int, datetime | None] = {}
@@ -97,7 +97,7 @@ async def test_what_is_left_of_a_deadline_does_not_depend_on_the_senders_clock(
     assert tables.rows("SELECT id FROM durable.envelope_history WHERE outcome = 'expired'") == [batch[1].id]
 
 
-async def test_a_web_client_says_how_long_its_message_is_of_use(tables: Tables) -> None:
+async def test_web_client_sets_a_deadline_for_its_message(tables: Tables) -> None:
     async with open_shop(tables) as shop:
         began = datetime.now(UTC)
         assert (await shop.sell(1, durable_time_to_live="3600")).status_code == 202
@@ -113,7 +113,7 @@ async def test_a_web_client_says_how_long_its_message_is_of_use(tables: Tables) 
         assert "it would expire before it is due" in refused.json()["detail"]
 
 
-async def test_what_is_late_when_it_is_sent_expires_here_and_is_counted(tables: Tables) -> None:
+async def test_message_late_at_send_expires_here_and_is_counted(tables: Tables) -> None:
     bus = Bus("orders", tables.url, **QUICK)
     bus.route(Urgent, to="tcp://127.0.0.1:1")
     async with bus:
@@ -123,7 +123,7 @@ async def test_what_is_late_when_it_is_sent_expires_here_and_is_counted(tables: 
     assert tables.rows("SELECT side, outcome FROM durable.envelope_history") == [("outgoing", "expired")]
 
 
-async def test_message_that_is_late_when_its_turn_comes_is_a_dead_letter_and_can_be_replayed(tables: Tables) -> None:
+async def test_message_late_at_its_turn_is_a_dead_letter_and_can_be_replayed(tables: Tables) -> None:
     bus = Bus("orders", tables.url, on_expiry="dead-letter", **QUICK)
     begun, late = asyncio.Event(), asyncio.Event()
     handled: list[int] = []
@@ -149,7 +149,7 @@ async def test_message_that_is_late_when_its_turn_comes_is_a_dead_letter_and_can
         await eventually(lambda: handled == [1, 2])
 
 
-async def test_sending_agent_buries_what_is_late_by_the_clock_of_the_database(tables: Tables) -> None:
+async def test_sending_agent_dead_letters_late_rows_by_the_clock_of_the_database(tables: Tables) -> None:
     bus = Bus("orders", tables.url, **QUICK)
     async with bus.unit_of_work():
         late = bus.send(Urgent(1), to=PEER, deliver_by=timedelta(seconds=0.3))

@@ -38,7 +38,7 @@ def conn(every_server: Embedded) -> Iterator[Connection]:
         engine.dispose()
 
 
-def test_an_empty_schema_has_nothing_to_tell(conn: Connection) -> None:
+def test_empty_schema_has_empty_gauges(conn: Connection) -> None:
     found = gauges.read(conn, "durable")
 
     assert found.unowned == {Side.OUTGOING: [], Side.INCOMING: []}

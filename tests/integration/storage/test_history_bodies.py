@@ -129,7 +129,7 @@ ENDS: dict[Callable[[Connection, bool], None], tuple[str, str]] = {
 
 @pytest.mark.parametrize("keep_body", [True, False], ids=["kept", "not kept"])
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
-def test_an_end_keeps_what_was_sent_only_when_it_is_to(
+def test_history_keeps_the_body_only_when_configured(
     tables: Tables, end: Callable[[Connection, bool], None], keep_body: bool
 ) -> None:
     with transaction(tables.url) as conn:

@@ -68,7 +68,7 @@ def cases() -> list[Any]:
 
 @pytest.mark.parametrize("scheme", ["memory", "tcp", "http"])
 @pytest.mark.parametrize(("sending", "receiving"), cases())
-async def test_everything_arrives(
+async def test_every_message_arrives_under_any_pair_of_limits(
     make_database: Callable[[str], str], scheme: str, sending: dict[str, Any], receiving: dict[str, Any]
 ) -> None:
     memory = MemoryTransport(load_settings())
@@ -123,7 +123,7 @@ def widest(max_message_bytes: int) -> Envelope:
     return made
 
 
-def test_widest_envelope_fits_into_the_smallest_frame_that_is_allowed() -> None:
+def test_widest_envelope_fits_into_the_smallest_allowed_frame() -> None:
     largest = 1_000
     side = ClientSide("orders", 1, largest + ENVELOPE_BYTES)
     side.hear(Frame(Welcome(1, "billing", 2, largest + ENVELOPE_BYTES, 1_000, 100)))
@@ -131,7 +131,7 @@ def test_widest_envelope_fits_into_the_smallest_frame_that_is_allowed() -> None:
     assert len(encode_batch([widest(largest)], LATER)) <= largest + ENVELOPE_BYTES
 
 
-def test_message_that_fits_into_no_frame_is_refused_at_the_start_with_both_names() -> None:
+def test_message_limit_above_the_frame_limit_is_refused_with_both_names() -> None:
     with pytest.raises(InvalidSetting, match=r"max_message_bytes.*max_frame_bytes"):
         load_settings(max_message_bytes=100_000, max_frame_bytes=100_000)
     load_settings(max_message_bytes=100_000, max_frame_bytes=100_000 + ENVELOPE_BYTES)

@@ -87,7 +87,7 @@ ALL_DAYS = set(range(-1, 10))
 
 
 @pytest.mark.parametrize("failing", OLD_ROWS)
-async def test_step_that_fails_skips_no_other(
+async def test_failing_step_skips_no_other(
     tables: Tables, database: Database, settings: Settings, caplog: pytest.LogCaptureFixture, failing: str
 ) -> None:
     tables.execute(FAIL)
@@ -102,7 +102,7 @@ async def test_step_that_fails_skips_no_other(
     assert "the next run tries again" in caplog.text
 
 
-async def test_day_that_cannot_be_made_skips_no_other(
+async def test_failing_day_skips_no_other(
     tables: Tables, database: Database, settings: Settings, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A table of its name is in the way of one day."""

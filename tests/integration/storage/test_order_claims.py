@@ -85,8 +85,8 @@ def desk(database_url: str) -> Iterator[Desk]:
     made.engine.dispose()
 
 
-class TestWhoseTurn:
-    def test_a_run_of_a_key_is_claimed_together_and_nothing_of_it_until_it_is_finished(self, desk: Desk) -> None:
+class TestTurns:
+    def test_run_of_a_key_is_claimed_together_and_blocks_the_key_until_finished(self, desk: Desk) -> None:
         desk.receive(1, 2, 3)
         first = desk.claim()
         assert numbers(first) == [1, 2, 3]
@@ -97,7 +97,7 @@ class TestWhoseTurn:
         desk.run(inbox.finish_handled, A, first[2:])
         assert numbers(desk.claim(node=B)) == [4]
 
-    def test_what_waits_for_its_retry_holds_its_key_and_no_other(self, desk: Desk) -> None:
+    def test_message_waiting_for_its_retry_holds_only_its_own_key(self, desk: Desk) -> None:
         desk.receive(1, 2)
         desk.receive(3, key="other")
         first, second = desk.claim()
@@ -112,7 +112,7 @@ class TestWhoseTurn:
         with psycopg.connect(desk.url) as conn:
             conn.execute("UPDATE durable.incoming_envelopes SET execution_time = NULL")
 
-    def test_what_its_sender_has_put_off_holds_nobody_up_until_it_is_due(self, desk: Desk) -> None:
+    def test_message_delayed_by_its_sender_holds_no_other_until_due(self, desk: Desk) -> None:
         later = envelope(0).sent_at + timedelta(days=1)
         desk.receive(1, execution_time=later)
         desk.receive(2)
@@ -123,14 +123,14 @@ class TestWhoseTurn:
         self.make_due(desk)
         assert numbers(desk.claim()) == [1, 3]
 
-    def test_an_attempt_that_is_taken_back_leaves_its_message_the_first_of_its_key(self, desk: Desk) -> None:
+    def test_message_with_its_attempt_taken_back_stays_first_of_its_key(self, desk: Desk) -> None:
         desk.receive(1, 2, 3)
         (first,) = desk.claim(size=1)
         assert desk.run(inbox.begin_suspect_attempt, A, first) == 1
         assert desk.run(inbox.take_back_attempt, A, first)
         assert numbers(desk.claim(node=B, size=1)) == [1]
 
-    def test_an_order_spans_types_and_a_run_has_one(self, desk: Desk) -> None:
+    def test_order_spans_types_and_a_run_has_one_type(self, desk: Desk) -> None:
         desk.receive(1, 2)
         desk.receive(3, message_type=TYPES[1])
         desk.receive(4)
@@ -140,19 +140,19 @@ class TestWhoseTurn:
             assert numbers(claimed) == expected
             desk.run(inbox.finish_handled, A, claimed)
 
-    def test_a_batch_serves_many_keys_before_any_of_them_a_second_time(self, desk: Desk) -> None:
+    def test_batch_serves_every_key_before_a_second_turn(self, desk: Desk) -> None:
         desk.receive(*range(10), key="long")
         desk.receive(100, key="short")
         assert numbers(desk.claim("long", "short", size=4)) == [0, 1, 100]
         assert desk.claim("long", "short") == []
 
-    def test_what_is_late_is_passed_over(self, desk: Desk) -> None:
+    def test_expired_message_is_passed_over(self, desk: Desk) -> None:
         desk.receive(1, deliver_by=envelope(0).sent_at - timedelta(days=1))
         desk.receive(2)
         assert numbers(desk.claim()) == [2]
 
     @pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "unguarded"])
-    def test_what_was_committed_late_waits_for_what_is_owned_behind_it(
+    def test_message_committed_late_waits_for_owned_ones_behind(
         self, desk: Desk, monkeypatch: pytest.MonkeyPatch, guarded: bool
     ) -> None:
         """Two transactions at once: the first to insert is the last to commit."""
@@ -169,7 +169,7 @@ class TestWhoseTurn:
         desk.run(inbox.finish_handled, A, claimed)
         assert numbers(desk.claim(node=B)) == ([1] if guarded else [])
 
-    def test_a_retry_holds_what_is_behind_it_and_not_what_was_committed_late_before_it(self, desk: Desk) -> None:
+    def test_retry_holds_the_messages_behind_and_not_one_committed_late_before(self, desk: Desk) -> None:
         late = make(1, "k")
         with desk.engine.connect() as slow:
             inbox.store(slow, SCHEMA, [Arrival("shop", late, ANY_NODE, QueueKeys("k"))])
@@ -190,7 +190,7 @@ class TestWhoseTurn:
             conn.execute("UPDATE durable.circuits SET until = now() - interval '1 second'")
         assert numbers(desk.claim("k")) == [1]
 
-    def test_a_paused_handler_holds_the_keys_whose_turn_is_at_it(self, desk: Desk) -> None:
+    def test_paused_handler_holds_the_keys_at_its_turn(self, desk: Desk) -> None:
         desk.receive(1)
         desk.receive(2, message_type=TYPES[1])
         with psycopg.connect(desk.url) as conn:
@@ -199,7 +199,7 @@ class TestWhoseTurn:
             )
         assert desk.claim() == []
 
-    def test_rows_of_one_statement_are_in_its_order_whatever_their_ids(self, desk: Desk) -> None:
+    def test_rows_of_one_statement_keep_its_order_for_any_ids(self, desk: Desk) -> None:
         rng = random.Random(7)
         given = [make(n, "k") for n in range(200)]
         given = [msgspec.structs.replace(each, id=rng_id(rng)) for each in given]
@@ -212,7 +212,7 @@ class TestWhoseTurn:
             )
             assert [value for (value,) in found] == list(range(200))
 
-    def test_a_row_with_a_place_in_an_order_is_never_born_owned(self, desk: Desk) -> None:
+    def test_row_with_an_ordering_key_is_stored_without_an_owner(self, desk: Desk) -> None:
         desk.run(inbox.store, [Arrival("shop", make(1, "k"), A, QueueKeys("k"))])
         desk.run(
             outbox.store, [Sent(make(1, "k"), None, A, QueueKeys("k")), Sent(make(2, "k"), "local", A, QueueKeys("k"))]
@@ -220,7 +220,7 @@ class TestWhoseTurn:
         for table in ("incoming", "outgoing"):
             assert set(desk.rows(f"SELECT owner_id FROM durable.{table}_envelopes")) == {(0,)}
 
-    def test_an_ordinary_claim_takes_nothing_that_is_ordered_or_shared(self, desk: Desk) -> None:
+    def test_ordinary_claim_takes_no_ordered_or_shared_rows(self, desk: Desk) -> None:
         desk.receive(1)
         desk.run(inbox.store, [Arrival("shop", make(2, None), ANY_NODE, QueueKeys(None, "blue"))])
         desk.receive(3, key=None)
@@ -243,7 +243,7 @@ def rng_id(rng: random.Random) -> Any:
 
 
 class TestTwoAtOnce:
-    def test_while_one_node_claims_a_key_another_finds_it_contested(self, desk: Desk) -> None:
+    def test_key_being_claimed_by_one_node_is_contested_for_another(self, desk: Desk) -> None:
         desk.receive(1, 2)
         with desk.engine.connect() as first:
             claim_in(first, SCHEMA, keys=["k"], node=A, types=TYPES, size=1)
@@ -255,7 +255,7 @@ class TestTwoAtOnce:
         assert desk.claim(node=B) == []
 
     @pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "unguarded"])
-    def test_a_claim_that_began_before_another_was_committed_takes_nothing_of_its_key(
+    def test_claim_begun_before_the_commit_of_another_takes_nothing_of_its_key(
         self, desk: Desk, monkeypatch: pytest.MonkeyPatch, guarded: bool
     ) -> None:
         """Without the lock both would have the key: the second takes what the first has left of it."""
@@ -293,12 +293,12 @@ GUARDS = {
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_whatever_nodes_do_a_key_is_with_one_of_them_and_in_order(desk: Desk, seed: int) -> None:
+def test_key_is_with_one_node_and_in_order_under_random_operations(desk: Desk, seed: int) -> None:
     assert play(desk, seed) == []
 
 
 @pytest.mark.parametrize("guard", GUARDS)
-def test_each_part_of_the_rule_is_needed(desk: Desk, monkeypatch: pytest.MonkeyPatch, guard: str) -> None:
+def test_each_clause_of_the_claim_rule_is_needed(desk: Desk, monkeypatch: pytest.MonkeyPatch, guard: str) -> None:
     change(monkeypatch, *GUARDS[guard])
     assert any(play(desk, seed) for seed in range(8)), f"nothing goes wrong without: {guard}"
 
@@ -357,14 +357,14 @@ class TestLooking:
     def look(self, desk: Desk, after: str = "", count: int = 100) -> list[tuple[str, str | None]]:
         return [tuple(each) for each in desk.run(ordering.scan, Lane(message_type=TYPES[0]), after=after, count=count)]
 
-    def test_keys_are_found_so_many_at_a_time_each_with_the_type_whose_turn_it_is(self, desk: Desk) -> None:
+    def test_look_returns_a_page_of_keys_with_the_type_at_its_turn(self, desk: Desk) -> None:
         for key in "abc":
             desk.receive(1, key=key)
         desk.receive(2, key="a", message_type=TYPES[1])
         assert self.look(desk, count=2) == [("a", TYPES[0]), ("b", TYPES[0])]
         assert self.look(desk, after="b", count=2) == [("c", TYPES[0])]
 
-    def test_a_key_that_is_held_is_found_without_a_type(self, desk: Desk) -> None:
+    def test_held_key_is_found_without_a_type(self, desk: Desk) -> None:
         desk.receive(1, 2, 3)
         first, *behind = desk.claim()
         desk.receive(4)
@@ -373,7 +373,7 @@ class TestLooking:
         desk.run(leases.release, INCOMING, A, [lease.key for lease in behind])
         assert self.look(desk) == [("k", None)]
 
-    def test_a_key_whose_turn_is_at_another_nodes_handler_wakes_the_others(self, desk: Desk) -> None:
+    def test_key_at_the_turn_of_another_node_wakes_the_others(self, desk: Desk) -> None:
         with psycopg.connect(desk.url, autocommit=True) as listening:
             listening.execute("LISTEN durable_durable")
 
@@ -410,7 +410,7 @@ class TestTrials:
         return found
 
     @pytest.mark.parametrize("in_the_way", ["held", "parked", "another's turn", "another share"])
-    def test_a_trial_finds_what_lies_behind_more_than_one_look(
+    def test_trial_finds_a_message_behind_more_than_one_look(
         self, desk: Desk, monkeypatch: pytest.MonkeyPatch, in_the_way: str
     ) -> None:
         monkeypatch.setattr(trials, "_KEYS_AT_ONCE", 2)
@@ -464,17 +464,17 @@ class TestShares:
             owned = conn.execute("SELECT id, fair_key FROM durable.incoming_envelopes WHERE owner_id <> 0").fetchall()
         return sorted(tenant for id_, tenant in owned if id_ not in before), after
 
-    def test_a_batch_has_something_of_every_tenant(self, desk: Desk) -> None:
+    def test_batch_has_messages_of_every_tenant(self, desk: Desk) -> None:
         self.receive(desk, "large", 50)
         self.receive(desk, "small", 1)
         assert self.claim(desk, 10) == (["large"] * 5 + ["small"], "")
 
-    def test_weights_count(self, desk: Desk) -> None:
+    def test_weights_are_respected(self, desk: Desk) -> None:
         self.receive(desk, "gold", 50)
         self.receive(desk, "tin", 50)
         assert self.claim(desk, 8, gold=3) == (["gold"] * 6 + ["tin"] * 2, "")
 
-    def test_more_tenants_than_fit_come_one_batch_after_another(self, desk: Desk) -> None:
+    def test_more_tenants_than_fit_are_served_over_several_batches(self, desk: Desk) -> None:
         for tenant in "abcde":
             self.receive(desk, tenant, 5)
         first, after = self.claim(desk, 2)
@@ -482,7 +482,7 @@ class TestShares:
         assert self.claim(desk, 2, start=after) == (["c", "d"], "e")
         assert self.claim(desk, 2, start="e") == (["e", "e"], "")
 
-    def test_the_types_that_have_shares_are_found(self, desk: Desk) -> None:
+    def test_types_with_shares_are_found(self, desk: Desk) -> None:
         assert desk.run(ordering.shared_types) == []
         self.receive(desk, "a", 1)
         assert desk.run(ordering.shared_types) == [TYPES[0]]

@@ -76,13 +76,13 @@ async def test_a_failure_of_the_work_is_no_outage(engine: AsyncEngine, statement
     assert not is_outage(await error_of(engine, *statements))
 
 
-async def test_a_value_that_the_driver_refuses_is_no_outage(engine: AsyncEngine) -> None:
+async def test_value_refused_by_the_driver_is_no_outage(engine: AsyncEngine) -> None:
     assert not is_outage(await error_of(engine, "SELECT CAST(:value AS integer)", value=2**70))
     assert not is_outage(await error_of(engine, "SELECT CAST(:value AS text)", value=object()))
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-async def test_a_server_that_is_away_is_an_outage(driver: str) -> None:
+async def test_unreachable_server_is_an_outage(driver: str) -> None:
     engine = create_async_engine(f"postgresql+{driver}://nobody@127.0.0.1:1/none")
     error = await error_of(engine, "SELECT 1")
     assert is_outage(error)
@@ -152,5 +152,5 @@ async def test_the_description_of_a_violated_key_holds_no_row(engine: AsyncEngin
         (ConnectionResetError(), "ConnectionResetError"),
     ],
 )
-def test_the_description_is_in_words(error: Exception, said: str) -> None:
+def test_description_of_an_outage_is_a_sentence(error: Exception, said: str) -> None:
     assert described(error) == said

@@ -180,7 +180,7 @@ async def test_messages_cross_to_another_service(
     assert Counter(notes(tables)) == Counter({("", n): 1 for n in range(MESSAGES)})
 
 
-async def test_nothing_stays_behind_on_the_servers_connections(
+async def test_server_connections_keep_no_settings_and_no_prepared_statements(
     make_bus: Callable[..., Bus], tables: Tables, pooled: str
 ) -> None:
     bus = make_bus()
@@ -203,7 +203,7 @@ async def test_nothing_stays_behind_on_the_servers_connections(
         await bus.runtime.sessions.close()
 
 
-async def test_a_node_without_a_direct_connection_says_what_to_set(make_bus: Callable[..., Bus]) -> None:
+async def test_node_without_a_direct_connection_names_the_setting(make_bus: Callable[..., Bus]) -> None:
     bus = make_bus(lock_database_url=None)
     with pytest.raises(InvalidSetting, match=r"goes through a pooler.* set DURABLE_LOCK_DATABASE_URL to a direct"):
         await bus.__aenter__()

@@ -286,7 +286,7 @@ async def test_refused_row_is_put_aside_and_its_neighbours_proceed(
 @pytest.mark.parametrize("refused", ["the change", "the change and the letter", "everything"])
 @pytest.mark.parametrize("position", [0, 3])
 @pytest.mark.parametrize("side", SIDES)
-async def test_refused_row_of_one_order_is_put_aside_and_those_behind_it_are_claimed_in_turn(
+async def test_refused_row_of_one_order_is_put_aside_and_those_behind_are_claimed_in_turn(
     database: Database, tables: Tables, side: str, position: int, refused: str
 ) -> None:
     owned = await given(database, side, ANY_NODE, one_key)
@@ -351,7 +351,7 @@ CODES = sorted(
 
 
 @pytest.mark.parametrize("code", CODES)
-async def test_row_is_blamed_whatever_the_code_unless_that_passes_or_something_is_missing(
+async def test_row_is_blamed_for_any_code_except_passing_and_missing_object_codes(
     database: Database, tables: Tables, code: str
 ) -> None:
     owned = await given(database, "incoming", ANY_NODE)
@@ -370,7 +370,7 @@ async def test_row_is_blamed_whatever_the_code_unless_that_passes_or_something_i
 
 @pytest.mark.parametrize("place", [free, key_of_its_own, tenant_of_its_own])
 @pytest.mark.parametrize("code", ["42501", "0A000", "42601", "3F000"])
-async def test_code_that_every_row_meets_alike_puts_none_aside(
+async def test_code_met_by_every_row_puts_none_aside(
     database: Database, tables: Tables, code: str, place: Callable[[int], QueueKeys]
 ) -> None:
     for lease in await given(database, "incoming", ANY_NODE, place):
@@ -414,7 +414,7 @@ async def test_single_row_is_blamed_when_the_statement_works_over_no_rows(
     assert tables.rows("SELECT id FROM durable.dead_letters") == ([] if is_general else [first.envelope.id])
 
 
-async def test_uncounted_attempt_to_send_keeps_nothing_from_being_sent(database: Database, tables: Tables) -> None:
+async def test_uncountable_attempt_does_not_prevent_the_sending(database: Database, tables: Tables) -> None:
     owned = await given(database, "outgoing")
     plant(tables, owned[3].envelope.id, "outgoing_envelopes UPDATE")
 
@@ -424,7 +424,7 @@ async def test_uncounted_attempt_to_send_keeps_nothing_from_being_sent(database:
     assert tables.count("dead_letters") == 0
 
 
-async def test_marked_row_belongs_to_nobody_until_an_operator_frees_it(database: Database, tables: Tables) -> None:
+async def test_marked_row_has_no_owner_until_an_operator_frees_the_row(database: Database, tables: Tables) -> None:
     owned = await given(database, "incoming")
     poison = owned[0].envelope.id
     plant(tables, poison, "incoming_envelopes DELETE")
@@ -469,7 +469,7 @@ WAITING: dict[str, tuple[str, Callable[[Database], Any]]] = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-async def test_letter_that_the_database_refuses_is_left_and_the_others_are_resolved(
+async def test_letter_refused_by_the_database_is_left_and_the_others_are_resolved(
     database: Database, tables: Tables, name: str
 ) -> None:
     operation, run = OPERATIONS[name]
@@ -486,7 +486,7 @@ async def test_letter_that_the_database_refuses_is_left_and_the_others_are_resol
 
 
 @pytest.mark.parametrize("name", WAITING)
-async def test_delayed_message_that_the_database_refuses_is_left_and_the_others_are_changed(
+async def test_delayed_message_refused_by_the_database_is_left_and_the_others_are_changed(
     database: Database, tables: Tables, name: str
 ) -> None:
     operation, run = WAITING[name]
@@ -526,7 +526,7 @@ PURGES = {
 
 
 @pytest.mark.parametrize("table", PURGES)
-async def test_row_that_cannot_be_purged_keeps_no_other_one(
+async def test_row_refusing_its_purge_keeps_no_other(
     database: Database, tables: Tables, caplog: pytest.LogCaptureFixture, table: str
 ) -> None:
     owned = await given(database, "incoming")

@@ -106,7 +106,7 @@ def test_a_second_migration_changes_nothing(empty: str) -> None:
     assert first == catalog(empty)
 
 
-def test_the_schema_may_have_any_name_and_others_are_left_alone(empty: str) -> None:
+def test_schema_may_have_any_name_and_other_schemas_are_left_unchanged(empty: str) -> None:
     migrator.upgrade(psycopg_url(empty), "one")
     one = catalog(empty, "one")
     migrator.upgrade(psycopg_url(empty), "_other_2")
@@ -126,7 +126,7 @@ async def test_a_migrator_waits_for_another(empty: str) -> None:
     assert version_of(empty) == migrator.SCHEMA_VERSION
 
 
-def test_a_downgrade_leaves_nothing_but_the_version_table(empty: str) -> None:
+def test_downgrade_leaves_only_the_version_table(empty: str) -> None:
     migrator.upgrade(psycopg_url(empty), SCHEMA)
     command.downgrade(migrator._config(psycopg_url(empty), SCHEMA), "base")
 
@@ -194,7 +194,7 @@ def test_the_tables_may_be_put_into_an_applications_own_metadata() -> None:
     [("0000", "run: durable-agent migrate"), ("9999", "run: pip install --upgrade durable-bus")],
     ids=["older", "newer"],
 )
-def test_a_schema_of_another_version_is_refused_with_what_to_run(database: str, version: str, advice: str) -> None:
+def test_schema_of_another_version_is_refused_with_advice(database: str, version: str, advice: str) -> None:
     with leftovers.transaction(database) as conn:
         migrator.check_version(conn, SCHEMA)
         conn.exec_driver_sql("UPDATE durable.alembic_version SET version_num = %s", (version,))
@@ -205,7 +205,7 @@ def test_a_schema_of_another_version_is_refused_with_what_to_run(database: str, 
     assert migrator.SCHEMA_VERSION in str(refusal.value)
 
 
-def test_a_database_without_tables_is_refused_with_what_to_run(empty: str) -> None:
+def test_database_without_tables_is_refused_with_advice(empty: str) -> None:
     with leftovers.transaction(empty) as conn, pytest.raises(SchemaMismatch, match="run: durable-agent migrate"):
         migrator.check_version(conn, SCHEMA)
 
@@ -256,7 +256,7 @@ def test_partitions_are_made_ahead_and_only_once(engine: Engine) -> None:
             assert partitions(conn, parent) == {"_default", *(day(n) for n in range(-1, 10))}
 
 
-def test_an_id_lies_in_the_day_that_it_was_made(engine: Engine) -> None:
+def test_id_lies_in_the_partition_of_its_day(engine: Engine) -> None:
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     moments = {
         midnight: day(0),
@@ -273,7 +273,7 @@ def test_an_id_lies_in_the_day_that_it_was_made(engine: Engine) -> None:
             assert partition_of(conn, envelope_id).endswith(name), f"{moment}: {partition_of(conn, envelope_id)}"
 
 
-def test_ids_of_a_day_that_was_not_made_yet_move_there_when_it_is(engine: Engine) -> None:
+def test_ids_of_a_day_without_a_partition_move_when_the_partition_is_made(engine: Engine) -> None:
     early = id_of(datetime.now(UTC) + timedelta(days=12))
     with engine.begin() as conn:
         receive(conn, early)
@@ -284,7 +284,7 @@ def test_ids_of_a_day_that_was_not_made_yet_move_there_when_it_is(engine: Engine
         assert receive(conn, early) == set(), "it is remembered all the same"
 
 
-def test_history_of_a_day_that_was_not_made_yet_moves_there_when_it_is(engine: Engine) -> None:
+def test_history_of_a_day_without_a_partition_moves_when_the_partition_is_made(engine: Engine) -> None:
     with engine.begin() as conn:
         add_history(conn, datetime.now(UTC) + timedelta(days=9))
         make_partitions(conn, SCHEMA, 10)
@@ -326,7 +326,7 @@ def test_days_past_their_retention_are_dropped_and_no_others(engine: Engine) -> 
 ARCHIVED_BELOW = "INSERT INTO durable.archives VALUES (%s, 'shop', 'app', 'lake', 'id', %s, %s, NULL)"
 
 
-def test_history_that_is_archived_is_dropped_by_no_node(engine: Engine) -> None:
+def test_archived_history_is_dropped_by_no_node(engine: Engine) -> None:
     """Whole days, and what lies in no day: `pipeline purge` drops them, which compares them with the lake."""
     with engine.begin() as conn:
         for offset in (-40, -39):
@@ -346,9 +346,7 @@ def test_history_that_is_archived_is_dropped_by_no_node(engine: Engine) -> None:
         assert purge_undated(conn, SCHEMA, **keep) == [0, 0, 1]
 
 
-async def test_a_day_is_kept_for_a_row_that_is_committed_while_it_is_about_to_be_dropped(
-    engine: Engine, database: str
-) -> None:
+async def test_day_is_kept_for_a_row_committed_during_the_drop(engine: Engine, database: str) -> None:
     past = (datetime.now(UTC) - timedelta(days=40)).date()
     with engine.begin() as conn:
         add_day(conn, -40)
@@ -369,7 +367,7 @@ async def test_a_day_is_kept_for_a_row_that_is_committed_while_it_is_about_to_be
         assert conn.exec_driver_sql("SELECT count(*) FROM durable.envelope_history").scalar_one() == 1
 
 
-def test_a_retention_that_would_forget_work_under_way_is_refused(engine: Engine) -> None:
+def test_retention_below_an_hour_is_refused(engine: Engine) -> None:
     with engine.connect() as conn:
         add_day(conn, -40)
         (old,) = maintenance.past_days(conn, SCHEMA, IDS, KEEP_IDS)
@@ -393,7 +391,7 @@ def test_ids_without_a_day_fill_no_partition(engine: Engine) -> None:
         assert receive(conn, *undated) == set(), "they are remembered all the same"
 
 
-def test_what_belongs_to_no_day_is_purged_in_bounded_batches(engine: Engine, database: str) -> None:
+def test_rows_of_no_day_are_purged_in_bounded_batches(engine: Engine, database: str) -> None:
     leftovers.old_ids(database, 10_500)
     with engine.begin() as conn:
         receive(conn, uuid4())
@@ -423,7 +421,7 @@ def test_old_ids_are_found_by_an_index_of_their_ages(engine: Engine, table: str)
         assert f"{table}_by_age" in "\n".join(plan.scalars())
 
 
-def test_one_node_at_a_time_purges(engine: Engine, database: str) -> None:
+def test_purge_runs_on_one_node_at_a_time(engine: Engine, database: str) -> None:
     leftovers.old_ids(database, 1)
     with engine.begin() as first, engine.begin() as second:
         assert try_lock(first, SCHEMA, Job.PARTITIONS)

@@ -37,7 +37,7 @@ def test_statement_without_an_answer_is_given_up(connection: PsycopgConnection) 
     assert connection.closed
 
 
-def test_answer_that_came_while_the_process_stood_still_is_taken(connection: PsycopgConnection) -> None:
+def test_answer_received_during_a_standstill_of_the_process_is_taken(connection: PsycopgConnection) -> None:
     wait = _bounded(connection, an_answer(), 0)
     next(wait)
     wait.send(NOT_READY)  # the time is over, and nobody has looked since
@@ -47,7 +47,7 @@ def test_answer_that_came_while_the_process_stood_still_is_taken(connection: Psy
     assert not connection.closed
 
 
-def test_second_look_in_vain_is_the_last(connection: PsycopgConnection) -> None:
+def test_second_unanswered_look_is_the_last(connection: PsycopgConnection) -> None:
     wait = _bounded(connection, an_answer(), 0)
     next(wait)
     wait.send(NOT_READY)

@@ -128,7 +128,7 @@ def orders(claimed: Sequence[LeasedEnvelope]) -> list[int]:
 # ---------------------------------------------------------------- in and out
 
 
-async def test_an_envelope_comes_back_from_the_outbox_as_it_went_in(store: Store) -> None:
+async def test_envelope_is_unchanged_by_the_outbox(store: Store) -> None:
     sent = outgoing(
         causation_id=new_id(),
         partition_key="order-17",
@@ -177,7 +177,7 @@ async def test_local_message_under_a_known_business_key_is_not_stored_again(stor
     assert await store.one("SELECT count(*) FROM durable.incoming_envelopes") == 0
 
 
-async def test_a_thousand_rows_go_in_and_out_with_one_statement_each(store: Store) -> None:
+async def test_thousand_rows_are_stored_and_deleted_by_one_statement_each(store: Store) -> None:
     sent = [outgoing(number) for number in range(1_000)]
     await store.send(*sent)
     assert await store.receive(*sent) == {each.id for each in sent}
@@ -196,7 +196,7 @@ async def test_a_thousand_rows_go_in_and_out_with_one_statement_each(store: Stor
 
 
 @pytest.mark.parametrize("owner", [ANY_NODE, A], ids=["unowned", "owned"])
-async def test_transactions_that_store_rows_announce_nothing(store: Store, url: str, owner: NodeId) -> None:
+async def test_storing_rows_announces_nothing(store: Store, url: str, owner: NodeId) -> None:
     with psycopg.connect(url, autocommit=True) as conn:
         conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel(SCHEMA))))
         await store.send(outgoing(), owner=owner)
@@ -206,7 +206,7 @@ async def test_transactions_that_store_rows_announce_nothing(store: Store, url: 
     assert heard == []
 
 
-async def test_nodes_are_woken_by_a_transaction_of_its_own(store: Store, url: str) -> None:
+async def test_nodes_are_woken_by_a_separate_transaction(store: Store, url: str) -> None:
     with psycopg.connect(url, autocommit=True) as conn:
         conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel(SCHEMA))))
         await store.run(outbox.wake_nodes)
@@ -224,7 +224,7 @@ async def test_a_commit_of_scheduled_rows_announces_nothing(store: Store, url: s
 # ---------------------------------------------------------------- claims
 
 
-async def test_the_oldest_are_claimed_first_and_no_more_than_asked_for(store: Store) -> None:
+async def test_oldest_rows_are_claimed_first_and_at_most_the_requested_number(store: Store) -> None:
     for number in range(5):
         await store.send(outgoing(number))
         await store.receive(envelope(number))
@@ -235,7 +235,7 @@ async def test_the_oldest_are_claimed_first_and_no_more_than_asked_for(store: St
     assert orders(await store.claim_incoming(batch_size=3)) == [3, 4]
 
 
-async def test_only_what_is_unowned_due_and_not_expired_is_claimed(store: Store) -> None:
+async def test_claim_takes_only_unowned_due_and_unexpired_rows(store: Store) -> None:
     now = datetime.now(UTC)
     await store.send(
         outgoing(1),
@@ -257,7 +257,7 @@ async def test_only_messages_of_the_type_are_claimed(store: Store) -> None:
     assert orders(await store.claim_incoming()) == [1]
 
 
-async def test_nothing_is_claimed_for_what_is_latched_or_paused_whatever_the_node_has_heard(store: Store) -> None:
+async def test_claim_takes_nothing_for_open_circuits(store: Store) -> None:
     await store.send(outgoing(1))
     await store.receive(envelope(2))
     opened = ((CircuitKind.DESTINATION, PEER), (CircuitKind.HANDLER, MESSAGE_TYPE))
@@ -270,7 +270,7 @@ async def test_nothing_is_claimed_for_what_is_latched_or_paused_whatever_the_nod
     assert (orders(await store.claim_outgoing()), orders(await store.claim_incoming())) == ([1], [2])
 
 
-async def test_a_circuit_whose_time_is_over_can_be_opened_again_and_is_closed_by_maintenance(store: Store) -> None:
+async def test_ended_circuit_can_be_opened_again_and_is_closed_by_maintenance(store: Store) -> None:
     ended = {"reason": "ended", "actor": "ops", "duration": timedelta(seconds=-1)}
     for kind in (CircuitKind.DESTINATION, CircuitKind.HANDLER):
         await store.run(circuits.pause, kind, PEER, **ended)
@@ -282,7 +282,7 @@ async def test_a_circuit_whose_time_is_over_can_be_opened_again_and_is_closed_by
     assert await store.rows("SELECT kind FROM durable.circuits") == [("destination",)]
 
 
-async def test_what_gets_through_ends_no_pause(store: Store) -> None:
+async def test_success_ends_no_pause(store: Store) -> None:
     paused = {"reason": "stocktaking", "actor": "ops", "duration": None}
     await store.run(circuits.open_circuit, CircuitKind.HANDLER, MESSAGE_TYPE, reason="down", actor="node 1")
     await store.run(circuits.pause, CircuitKind.HANDLER, MESSAGE_TYPE, **paused)
@@ -318,7 +318,7 @@ async def _claim_trial(store: Store, node: NodeId = A) -> LeasedEnvelope | None:
     return trial.lease
 
 
-async def test_a_stopped_handler_is_tried_when_its_time_is_over_by_one_node_with_one_message(store: Store) -> None:
+async def test_ended_circuit_is_tried_by_one_node_with_one_message(store: Store) -> None:
     await store.receive(*(envelope(number) for number in range(3)))
     await _stop(store, timedelta(hours=1))
     assert await _claim_trial(store) is None
@@ -336,7 +336,7 @@ async def test_a_stopped_handler_is_tried_when_its_time_is_over_by_one_node_with
     assert orders([trial]) == [1]
 
 
-async def test_a_circuit_is_still_due_when_nothing_waited_that_it_could_be_tried_with(store: Store) -> None:
+async def test_circuit_without_a_message_for_its_trial_stays_due(store: Store) -> None:
     await _stop(store, timedelta(seconds=-1))
     assert await _claim_trial(store) is None
     await store.receive(envelope(1))
@@ -347,9 +347,7 @@ async def test_a_circuit_is_still_due_when_nothing_waited_that_it_could_be_tried
     ("open_for", "next_try"),
     [(timedelta(0), 10), (timedelta(seconds=20), 20), (timedelta(minutes=2), 120), (timedelta(hours=1), 300)],
 )
-async def test_each_trial_that_fails_doubles_the_time_to_the_next(
-    store: Store, open_for: timedelta, next_try: int
-) -> None:
+async def test_failed_trial_doubles_the_time_to_the_next(store: Store, open_for: timedelta, next_try: int) -> None:
     await _stop(store, timedelta(seconds=-1))
     await store.rows("UPDATE durable.circuits SET since = now() - CAST(:t AS interval) RETURNING key", t=open_for)
     bounds = {"shortest": timedelta(seconds=10), "longest": timedelta(minutes=5)}
@@ -362,7 +360,7 @@ async def test_each_trial_that_fails_doubles_the_time_to_the_next(
 
 
 @pytest.mark.parametrize("side", ["outgoing", "incoming"])
-async def test_two_nodes_that_claim_at_once_get_different_rows_and_do_not_wait(store: Store, side: str) -> None:
+async def test_concurrent_claims_of_two_nodes_take_different_rows_without_waiting(store: Store, side: str) -> None:
     await store.send(*(outgoing(number) for number in range(10)))
     await store.receive(*(envelope(number) for number in range(10)))
 
@@ -448,7 +446,7 @@ async def test_a_row_is_changed_only_by_its_owner_in_its_epoch(store: Store, cha
     assert await store.rows(f"SELECT * FROM durable.{side}_envelopes") != before
 
 
-async def test_of_a_batch_only_the_rows_that_are_still_owned_are_finished(store: Store) -> None:
+async def test_finish_deletes_only_the_rows_still_owned(store: Store) -> None:
     await store.receive(*(envelope(number) for number in range(3)))
     claimed = await store.claim_incoming()
     await store.run(leases.release, INCOMING, A, [claimed[1].key])
@@ -514,7 +512,7 @@ def _find(plan: Any, key: str) -> Iterator[str]:
 # ---------------------------------------------------------------- duplicates
 
 
-async def test_what_was_received_before_is_a_duplicate_for_ever(store: Store) -> None:
+async def test_received_envelope_is_a_duplicate_after_its_handling(store: Store) -> None:
     first, second = envelope(1), envelope(2)
     assert await store.receive(first) == {first.id}
     assert await store.receive(first, second) == {second.id}
@@ -530,7 +528,7 @@ async def test_another_endpoint_receives_the_same_envelope_for_itself(store: Sto
     assert await store.one("SELECT count(*) FROM durable.incoming_envelopes") == 2
 
 
-async def test_of_two_nodes_that_receive_an_envelope_at_once_one_waits_and_finds_it(store: Store, url: str) -> None:
+async def test_second_of_two_concurrent_receptions_waits_and_finds_a_duplicate(store: Store, url: str) -> None:
     received = envelope(1)
 
     def receive(conn: Connection, schema: str) -> set[inbox.Key]:
@@ -550,7 +548,7 @@ async def test_an_id_twice_in_one_call_is_stored_once(store: Store) -> None:
     assert await store.one("SELECT count(*) FROM durable.incoming_envelopes") == 1
 
 
-async def test_another_body_under_a_known_id_is_found(store: Store) -> None:
+async def test_known_id_with_another_body_is_found(store: Store) -> None:
     first, second = envelope(1), envelope(2)
     await store.receive(first, second)
     changed = msgspec.structs.replace(first, body=b"another")
@@ -593,7 +591,7 @@ async def test_id_is_remembered_while_its_row_waits_and_forgotten_after(store: S
 
 
 @pytest.mark.parametrize("remembered", ["undated_ids", "received_ids"])
-async def test_forgotten_id_whose_row_still_waits_is_a_duplicate_and_harms_no_neighbour(
+async def test_forgotten_id_with_a_waiting_row_is_a_duplicate_and_harms_no_neighbour(
     store: Store, remembered: str
 ) -> None:
     waiting = under_key() if remembered == "undated_ids" else envelope(1)
@@ -605,7 +603,7 @@ async def test_forgotten_id_whose_row_still_waits_is_a_duplicate_and_harms_no_ne
     assert len(await store.claim_incoming()) == 2
 
 
-async def test_forgotten_business_key_whose_row_still_waits_fails_no_commit(store: Store) -> None:
+async def test_forgotten_business_key_with_a_waiting_row_fails_no_commit(store: Store) -> None:
     local = under_key(destination="local")
     await store.run(outbox.store, [Sent(local, "local", ANY_NODE)])
     await store.rows("DELETE FROM durable.undated_ids RETURNING 1")
@@ -634,7 +632,7 @@ GIVING_UP = {"cancelled": give_up_by_cancel, "discarded": give_up_by_discard}
 
 
 @pytest.mark.parametrize("give_up", GIVING_UP)
-async def test_message_under_a_key_that_was_given_up_is_new(store: Store, give_up: str) -> None:
+async def test_message_under_an_abandoned_key_is_new(store: Store, give_up: str) -> None:
     given_up = under_key()
     await store.receive(given_up)
     await GIVING_UP[give_up](store)
@@ -646,7 +644,7 @@ async def test_message_under_a_key_that_was_given_up_is_new(store: Store, give_u
 
 
 @pytest.mark.parametrize("give_up", GIVING_UP)
-async def test_local_message_under_a_key_that_was_given_up_is_new(store: Store, give_up: str) -> None:
+async def test_local_message_under_an_abandoned_key_is_new(store: Store, give_up: str) -> None:
     await store.run(outbox.store, [Sent(under_key(destination="local"), "local", ANY_NODE)])
     await GIVING_UP[give_up](store)
 
@@ -683,7 +681,7 @@ async def test_replayed_letter_of_a_dropped_day_fills_no_partition(store: Store)
 HISTORY = "SELECT side, outcome, address, attempts, interruptions, node_id, error FROM durable.envelope_history"
 
 
-async def test_what_is_finished_is_in_the_history(store: Store) -> None:
+async def test_finished_message_is_in_the_history(store: Store) -> None:
     await store.send(outgoing())
     (lease,) = await store.claim_outgoing()
     await store.run(outbox.count_failed_attempt, A, [lease])
@@ -705,7 +703,7 @@ async def test_the_history_of_both_sides_keeps_the_deadline(store: Store) -> Non
     assert await store.one(kept, deadline=deadline) == 2
 
 
-async def test_a_dead_letter_is_the_whole_envelope_and_why(store: Store) -> None:
+async def test_dead_letter_keeps_the_whole_envelope_and_the_reason(store: Store) -> None:
     await store.receive(msgspec.structs.replace(envelope(1), headers={"a": "b"}, partition_key="k", body=b"\0raw"))
     (lease,) = await store.claim_incoming()
     letter = Letter.from_error(ValueError("no such order \0"))
@@ -723,7 +721,7 @@ async def test_a_dead_letter_is_the_whole_envelope_and_why(store: Store) -> None
     assert await store.one("SELECT count(*) FROM durable.incoming_envelopes") == 0
 
 
-async def test_what_the_peer_rejects_is_a_dead_letter_of_the_outgoing_side(store: Store) -> None:
+async def test_message_rejected_by_the_peer_is_a_dead_letter_of_the_outgoing_side(store: Store) -> None:
     await store.send(outgoing(1), outgoing(2))
     first, second = await store.claim_outgoing()
     await store.run(outbox.dead_letter, A, [(first, LETTER)])
@@ -735,7 +733,7 @@ async def test_what_the_peer_rejects_is_a_dead_letter_of_the_outgoing_side(store
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["envelope", "bytes alone"])
-async def test_what_cannot_be_stored_is_quarantined_with_its_bytes(store: Store, known: bool) -> None:
+async def test_unstorable_envelope_is_quarantined_with_its_bytes(store: Store, known: bool) -> None:
     strange = envelope(1) if known else None
     await store.run(
         inbox.quarantine, A, inbox.Unfit("billing", b"\xff\0", "a test", strange, {"routing-key": "a\0b\ud800"})
@@ -746,7 +744,7 @@ async def test_what_cannot_be_stored_is_quarantined_with_its_bytes(store: Store,
     assert row == (*known_columns, b"\xff\0", "a test", {"routing-key": "a\N{REPLACEMENT CHARACTER}b?"})
 
 
-async def test_a_message_that_is_put_off_is_due_after_its_delay_by_the_databases_clock(store: Store) -> None:
+async def test_retry_is_due_after_its_delay_by_the_clock_of_the_database(store: Store) -> None:
     await store.receive(envelope(1))
     (lease,) = await store.claim_incoming()
     assert await store.run(inbox.retry_later, A, lease, Tried(2), delay=timedelta(hours=1))
@@ -765,7 +763,7 @@ async def test_a_message_that_is_put_off_is_due_after_its_delay_by_the_databases
     assert (again.attempts, again.epoch, again.interruptions) == (2, 3, 0)
 
 
-async def test_an_owned_message_expires_only_when_the_databases_clock_says_so(store: Store) -> None:
+async def test_owned_message_expires_by_the_clock_of_the_database(store: Store) -> None:
     await store.receive(msgspec.structs.replace(envelope(1), deliver_by=datetime.now(UTC) + timedelta(hours=1)))
     (lease,) = await store.claim_incoming()
     assert not await store.run(inbox.expire, A, lease)
@@ -775,7 +773,7 @@ async def test_an_owned_message_expires_only_when_the_databases_clock_says_so(st
     assert (await store.one(HISTORY))[:2] == ("incoming", "expired")
 
 
-async def test_a_suspect_attempt_is_counted_before_it_runs(store: Store) -> None:
+async def test_suspect_attempt_is_counted_before_its_run(store: Store) -> None:
     await store.receive(envelope(1))
     (lease,) = await store.claim_incoming()
     assert [await store.run(inbox.begin_suspect_attempt, A, lease) for _ in range(2)] == [1, 2]
@@ -813,7 +811,7 @@ async def test_a_dead_nodes_rows_are_released_in_bounded_batches_and_marked(stor
 
 
 @SIDES
-async def test_rows_that_somebody_has_locked_are_left_for_the_next_sweep(store: Store, table: Recovery) -> None:
+async def test_locked_rows_are_left_for_the_next_sweep(store: Store, table: Recovery) -> None:
     await fill(store, table, *range(3), owner=A)
     async with store.database.engine.begin() as conn:
         await conn.execute(text(f"SELECT FROM durable.{side_of(table)}_envelopes LIMIT 1 FOR UPDATE"))
@@ -823,7 +821,7 @@ async def test_rows_that_somebody_has_locked_are_left_for_the_next_sweep(store: 
 
 
 @SIDES
-async def test_a_node_that_stops_releases_everything_unmarked(store: Store, table: Recovery) -> None:
+async def test_stopping_node_releases_its_rows_unmarked(store: Store, table: Recovery) -> None:
     await fill(store, table, *range(3), owner=A)
     await fill(store, table, 3, owner=B)
 
@@ -833,7 +831,7 @@ async def test_a_node_that_stops_releases_everything_unmarked(store: Store, tabl
 
 
 @SIDES
-async def test_owners_and_what_they_own_are_known(store: Store, table: Recovery) -> None:
+async def test_owners_and_their_rows_are_listed(store: Store, table: Recovery) -> None:
     await fill(store, table, *range(2), owner=A)
     await fill(store, table, 2, owner=NodeId(7))
     await fill(store, table, 3)
@@ -844,7 +842,7 @@ async def test_owners_and_what_they_own_are_known(store: Store, table: Recovery)
     assert len(owned) == 2
 
 
-async def test_the_groups_that_have_unowned_work_are_found_each_once(store: Store) -> None:
+async def test_groups_with_unowned_work_are_listed_once(store: Store) -> None:
     later = datetime.now(UTC) + timedelta(days=1)
     for number, name in enumerate(["a", "b", "b", "c"]):
         await fill(store, OUTGOING, number, destination=name)
@@ -858,7 +856,7 @@ async def test_the_groups_that_have_unowned_work_are_found_each_once(store: Stor
 
 
 @SIDES
-async def test_without_any_work_there_are_no_groups_and_no_owners(store: Store, table: Recovery) -> None:
+async def test_empty_tables_have_no_groups_and_no_owners(store: Store, table: Recovery) -> None:
     assert await store.run(leases.unowned_groups, table) == []
     assert await store.run(leases.owners, table) == set()
     assert await store.run(leases.backlog, table) == []
@@ -893,7 +891,7 @@ async def test_unowned_rows_expire_bounded_and_owned_ones_do_not(store: Store, t
     ) == [(side_of(table), "expired", B, 3)]
 
 
-async def test_the_backlog_is_counted_by_destination_and_what_is_put_off_ages_nothing(store: Store) -> None:
+async def test_backlog_is_counted_by_destination_and_delayed_rows_do_not_age_the_group(store: Store) -> None:
     now = datetime.now(UTC)
     day, tomorrow = timedelta(days=1), now + timedelta(days=1)
     await store.send(outgoing(1, sent_at=now - day), outgoing(2))
@@ -927,7 +925,7 @@ async def test_nodes_are_read_with_the_age_of_their_heartbeat(store: Store) -> N
     assert [node.node_id for node in await store.run(nodes.read)] == [second.node_id]
 
 
-async def test_the_locks_of_nodes_are_seen_for_this_schema_and_database_alone(store: Store, url: str) -> None:
+async def test_locks_of_nodes_are_read_for_this_schema_and_database_alone(store: Store, url: str) -> None:
     with psycopg.connect(url, autocommit=True) as conn:
         lock = "SELECT pg_advisory_lock(%s, %s)"
         conn.execute(lock, (locks.nodes_class(SCHEMA), 17))
@@ -942,7 +940,7 @@ def _nothing_locked(conn: Connection, schema: str) -> bool:
     return not nodes.locked(conn, schema)
 
 
-async def test_a_job_belongs_to_one_transaction_at_a_time(store: Store) -> None:
+async def test_lock_of_a_job_is_held_by_one_transaction_at_a_time(store: Store) -> None:
     def try_lock(conn: Connection, job: Job) -> bool:
         return locks.try_lock(conn, SCHEMA, job)
 
@@ -959,11 +957,11 @@ def test_lock_classes_never_change() -> None:
     assert [int(job) for job in Job] == [1, 2, 3, 4]
 
 
-async def test_the_servers_uptime_is_known(store: Store) -> None:
+async def test_uptime_of_the_server_is_read(store: Store) -> None:
     assert timedelta(0) < await store.run(nodes.server_uptime) < timedelta(days=1)
 
 
-async def test_a_circuit_that_is_open_already_keeps_its_reason_and_its_start(store: Store) -> None:
+async def test_open_circuit_keeps_its_reason_and_its_start(store: Store) -> None:
     await store.run(circuits.open_circuit, CircuitKind.DESTINATION, PEER, reason="first", actor="node 1")
     (opened,) = await store.run(circuits.read)
     await store.run(circuits.open_circuit, CircuitKind.DESTINATION, PEER, reason="second", actor="node 2")

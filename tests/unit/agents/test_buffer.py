@@ -48,7 +48,7 @@ def test_room_is_bounded_in_bytes_as_well() -> None:
     assert (buffer.room, buffer.used_bytes) == (0, 10)
 
 
-def test_room_stays_taken_until_the_item_is_done_not_until_it_is_taken() -> None:
+def test_room_stays_taken_until_the_item_is_done() -> None:
     buffer = filled(5, 5, max_count=2)
     batch = buffer.take(2, 100)
     assert not buffer.reserve(items(1))
@@ -56,13 +56,13 @@ def test_room_stays_taken_until_the_item_is_done_not_until_it_is_taken() -> None
     assert (buffer.used_count, buffer.used_bytes, buffer.room) == (0, 0, 2)
 
 
-def test_what_was_claimed_may_go_over_the_bytes_and_then_nothing_more_has_room() -> None:
+def test_unchecked_reservation_may_exceed_the_bytes_and_then_leaves_no_room() -> None:
     buffer: Buffer[Item] = Buffer(max_count=10, max_bytes=10)
     buffer.reserve_unchecked(items(8, 8))
     assert (buffer.used_count, buffer.used_bytes, buffer.room) == (2, 16, 0)
 
 
-def test_a_buffer_is_closed_when_nothing_has_room_in_it_and_gives_none_then() -> None:
+def test_buffer_closes_only_when_empty_and_then_reserves_nothing() -> None:
     buffer: Buffer[Item] = Buffer(10, 100)
     item = Item(1)
     assert buffer.reserve([item])
@@ -81,20 +81,20 @@ def test_a_batch_is_cut_at_its_size_and_at_its_bytes() -> None:
     assert [item.name for item in buffer.take(100, 11)] == [2, 3]
 
 
-def test_an_item_that_is_larger_than_a_batch_goes_alone() -> None:
+def test_item_larger_than_a_batch_goes_alone() -> None:
     buffer = filled(50, 1)
     assert [item.name for item in buffer.take(10, 10)] == [0]
     assert [item.name for item in buffer.take(10, 10)] == [1]
 
 
-def test_what_is_put_back_comes_first_and_in_its_order() -> None:
+def test_items_put_back_come_first_in_their_order() -> None:
     buffer = filled(1, 1, 1, 1)
     buffer.put_back(buffer.take(2, 100))
     assert [item.name for item in buffer.waiting()] == [0, 1, 2, 3]
     assert len(buffer) == 4
 
 
-def test_threads_that_reserve_at_once_never_get_more_than_there_is() -> None:
+def test_threads_reserving_at_once_never_exceed_the_bound() -> None:
     buffer: Buffer[Item] = Buffer(max_count=500, max_bytes=10_000)
     with ThreadPoolExecutor(4) as threads:
         granted = list(threads.map(lambda _: buffer.reserve(items(1)), range(2_000)))
@@ -114,9 +114,7 @@ def test_threads_that_reserve_at_once_never_get_more_than_there_is() -> None:
         pytest.param(100, 5, False, id="no slot, however much waits"),
     ],
 )
-def test_a_batch_is_due_when_nothing_is_in_flight_or_when_it_is_full(
-    waiting: int, in_flight: int, expected: bool
-) -> None:
+def test_batch_is_due_when_full_or_when_none_is_in_flight(waiting: int, in_flight: int, expected: bool) -> None:
     buffer = filled(*[1] * waiting)
     assert is_due(buffer, in_flight, batch_size=10, batch_bytes=1000, batches_in_flight=4) is expected
 
@@ -127,7 +125,7 @@ def test_a_batch_is_full_by_its_bytes_too() -> None:
     assert not is_due(buffer, 1, batch_size=10, batch_bytes=121, batches_in_flight=4)
 
 
-def test_what_was_taken_no_longer_fills_a_batch_and_what_was_put_back_does() -> None:
+def test_taken_items_do_not_count_as_waiting_and_items_put_back_do() -> None:
     buffer = filled(60, 60)
     taken = buffer.take(1, 1000)
     assert not buffer.full_batch_waits(10, 61)

@@ -39,7 +39,7 @@ def by_tenant(of: Envelope) -> str:
     return of.headers["tenant"]
 
 
-def test_what_has_no_key_comes_as_from_a_plain_buffer() -> None:
+def test_items_without_a_key_come_in_the_order_of_a_plain_buffer() -> None:
     plain: Buffer[LeasedEnvelope] = Buffer(1_000, 1 << 20)
     both = [plain, turns()]
     items = [lease(n, size=100 * n) for n in range(10)]
@@ -60,7 +60,7 @@ def test_one_message_of_a_key_is_out_at_a_time_and_others_go_on() -> None:
     assert numbers(buffer.take(10, 1 << 20)) == [2]
 
 
-def test_a_run_of_a_key_is_taken_together_where_that_is_allowed() -> None:
+def test_run_of_a_key_is_taken_together_up_to_the_allowed_length() -> None:
     buffer = turns(run=3)
     buffer.put([lease(n, "a") for n in range(5)])
     assert numbers(buffer.take(10, 1 << 20)) == [0, 1, 2]
@@ -76,7 +76,7 @@ def test_a_run_ends_at_the_bytes_of_the_batch_but_holds_at_least_one() -> None:
     assert numbers(buffer.take(10, 10)) == [2]
 
 
-def test_what_is_too_large_for_the_rest_of_a_batch_waits_for_the_next() -> None:
+def test_item_too_large_for_the_rest_of_a_batch_waits_for_the_next() -> None:
     buffer = turns()
     buffer.put([lease(1, "a", size=1_000), lease(2, "b", size=1_000)])
     assert numbers(buffer.take(10, 2_000)) == [1]
@@ -93,7 +93,7 @@ def test_a_suspect_is_taken_alone() -> None:
     assert seen == [[1], [2], [3, 4]]
 
 
-def test_what_is_put_back_is_the_next_of_its_key() -> None:
+def test_items_put_back_are_next_of_their_key() -> None:
     buffer = turns(run=2)
     buffer.put([lease(n, "a") for n in range(4)] + [lease(9)])
     taken = buffer.take(3, 1 << 20)
@@ -103,14 +103,14 @@ def test_what_is_put_back_is_the_next_of_its_key() -> None:
     assert numbers(buffer.take(5, 1 << 20)) == [0, 1]
 
 
-def test_settling_tells_which_keys_have_nothing_left_here() -> None:
+def test_settled_returns_the_keys_without_waiting_items() -> None:
     buffer = turns()
     buffer.put([lease(1, "a"), lease(2, "a"), lease(3, "b"), lease(4)])
     assert buffer.settled(buffer.take(10, 1 << 20)) == {"b"}
     assert buffer.settled(buffer.take(10, 1 << 20)) == {"a"}
 
 
-def test_what_is_withdrawn_of_a_key_is_gone_and_the_others_stay() -> None:
+def test_withdrawn_items_of_a_key_are_gone_and_the_others_stay() -> None:
     buffer = turns()
     buffer.put([lease(1, "a"), lease(2, "a"), lease(3, "b"), lease(4)])
     taken = buffer.take(1, 1 << 20)
@@ -122,7 +122,7 @@ def test_what_is_withdrawn_of_a_key_is_gone_and_the_others_stay() -> None:
     assert len(buffer) == 0
 
 
-def test_everything_can_be_taken_away_at_once() -> None:
+def test_take_all_empties_the_queue() -> None:
     buffer = turns(share_of=by_tenant)
     items = [lease(1, "a"), lease(2, tenant="x"), lease(3)]
     buffer.put(items)
@@ -131,7 +131,7 @@ def test_everything_can_be_taken_away_at_once() -> None:
     assert (len(buffer), buffer.has_turn, buffer.take(1, 100)) == (0, False, [])
 
 
-def test_the_first_is_one_that_heads_its_queue() -> None:
+def test_first_returns_the_head_of_a_queue() -> None:
     buffer = turns(share_of=by_tenant)
     assert buffer.first is None
     buffer.put([lease(1, tenant="x"), lease(2, tenant="x")])
@@ -141,7 +141,7 @@ def test_the_first_is_one_that_heads_its_queue() -> None:
     assert number(buffer.first) == 3
 
 
-def test_tenants_take_turns_whatever_they_have_waiting() -> None:
+def test_tenants_take_turns_with_any_backlog() -> None:
     buffer = turns(share_of=by_tenant)
     buffer.put([lease(n, tenant="large") for n in range(500)])
     buffer.put([lease(1_000, tenant="small")])

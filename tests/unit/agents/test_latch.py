@@ -16,7 +16,7 @@ def latched(failures_to_latch: int = 3) -> Latch:
     return circuit
 
 
-def test_the_last_of_so_many_failures_in_a_row_latches() -> None:
+def test_last_of_the_given_number_of_failures_in_a_row_latches() -> None:
     circuit = Latch(failures_to_latch=3)
     assert [circuit.batch_failed() for _ in range(3)] == [False, False, True]
     assert circuit.state is State.LATCHED
@@ -59,9 +59,7 @@ def test_another_node_may_latch_and_unlatch() -> None:
 
 @pytest.mark.parametrize("failures_to_latch", [1, 2, 5])
 @given(outcomes=st.lists(st.booleans(), max_size=30))
-def test_it_is_latched_by_the_first_run_of_failures_that_is_long_enough(
-    failures_to_latch: int, outcomes: list[bool]
-) -> None:
+def test_first_long_enough_run_of_failures_latches(failures_to_latch: int, outcomes: list[bool]) -> None:
     circuit, in_a_row, expected = Latch(failures_to_latch), 0, False
     for succeeded in outcomes:
         in_a_row = 0 if succeeded else in_a_row + 1

@@ -12,7 +12,7 @@ from durable.application.circuit_breaker import CircuitBreaker, FailureWindow
 from durable.errors import InvalidSetting
 
 
-def test_it_opens_at_the_rate_and_not_before() -> None:
+def test_window_opens_at_the_rate_and_not_before() -> None:
     window = FailureWindow(CircuitBreaker(failure_rate=0.15, at_least=10))
     window.handled(18, now=0)
     assert window.failed(now=1) is None
@@ -21,26 +21,26 @@ def test_it_opens_at_the_rate_and_not_before() -> None:
     assert window.failed(now=4) == "4 of 22 messages failed within 60 s"
 
 
-def test_a_few_messages_prove_nothing() -> None:
+def test_breaker_needs_a_minimum_of_messages() -> None:
     window = FailureWindow(CircuitBreaker(at_least=10))
     assert [window.failed(now=0) is not None for _ in range(10)] == [False] * 9 + [True]
 
 
-def test_what_is_older_than_the_window_no_longer_counts() -> None:
+def test_failures_older_than_the_window_do_not_count() -> None:
     window = FailureWindow(CircuitBreaker(failure_rate=0.5, at_least=4, window=timedelta(seconds=10)))
     assert [window.failed(now=0) for _ in range(3)] == [None] * 3
     assert window.failed(now=11) is None
     assert [window.failed(now=12) is not None for _ in range(3)] == [False, False, True]
 
 
-def test_it_begins_anew_when_it_is_cleared() -> None:
+def test_cleared_window_starts_from_zero() -> None:
     window = FailureWindow(CircuitBreaker(failure_rate=0.5, at_least=2))
     window.failed(now=0)
     window.clear()
     assert window.failed(now=1) is None
 
 
-def test_what_other_nodes_count_is_counted_with_it() -> None:
+def test_counts_of_other_nodes_are_added() -> None:
     window = FailureWindow(CircuitBreaker(failure_rate=0.5, at_least=10))
     window.failed(now=0)
     assert window.counts(now=1) == (1, 1)
@@ -56,7 +56,7 @@ def test_what_other_nodes_count_is_counted_with_it() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.booleans()), max_size=200))
-def test_it_counts_as_a_list_of_everything_would_within_a_part_of_the_window(steps: list[tuple[float, bool]]) -> None:
+def test_window_counts_like_a_list_within_one_slot(steps: list[tuple[float, bool]]) -> None:
     breaker = CircuitBreaker(failure_rate=0.5, at_least=5, window=20)
     window, seen, now = FailureWindow(breaker), list[tuple[float, bool]](), 0.0
     for pause, fails in steps:
@@ -80,6 +80,6 @@ def _is_too_much(recent: list[bool]) -> bool:
     "wrong",
     [{"failure_rate": 0}, {"failure_rate": 1.5}, {"at_least": 0}, {"window": 0}, {"open_for": -1}, {"longest": 0}],
 )
-def test_a_breaker_that_makes_no_sense_is_refused(wrong: dict[str, float]) -> None:
+def test_invalid_circuit_breaker_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidSetting, match=next(iter(wrong))):
         CircuitBreaker(**wrong)  # type: ignore[arg-type]

@@ -37,12 +37,12 @@ class TestOccurrences:
         assert cron.after(utc("2025-01-10")) == utc("2025-01-10T02:00")
         assert cron.after(utc("2025-07-10")) == utc("2025-07-10T01:00")
 
-    def test_an_hour_that_is_skipped_in_spring_runs_once_when_it_is_over(self) -> None:
+    def test_hour_skipped_in_spring_runs_once_at_its_end(self) -> None:
         # At 02:00 (01:00 UTC) the clocks go to 03:00.
         assert following(Cron("30 2 * * *", VIENNA), "2025-03-29", 3) == ["29 01:30", "30 01:00", "31 00:30"]
         assert following(Cron("0,30 2 * * *", VIENNA), "2025-03-30", 2) == ["30 01:00", "31 00:00"]
 
-    def test_an_hour_that_comes_twice_in_autumn_runs_the_first_time_only(self) -> None:
+    def test_hour_repeated_in_autumn_runs_only_the_first_time(self) -> None:
         # At 03:00 (01:00 UTC) the clocks go to 02:00.
         assert following(Cron("30 2 * * *", VIENNA), "2025-10-25", 3) == ["25 00:30", "26 00:30", "27 01:30"]
 
@@ -51,7 +51,7 @@ class TestOccurrences:
         assert cron.after(utc("2025-10-26T01:10")) == utc("2025-10-27T01:30")
         assert next(cron.back_from(utc("2025-10-26T01:10"))) == utc("2025-10-26T00:30")
 
-    def test_what_runs_every_hour_goes_by_the_time_that_passes(self) -> None:
+    def test_hourly_schedule_follows_elapsed_time(self) -> None:
         cron = Cron("0 * * * *", VIENNA)
         assert following(cron, "2025-03-30T00:30", 3) == ["30 01:00", "30 02:00", "30 03:00"]
         assert following(cron, "2025-10-25T23:30", 3) == ["26 00:00", "26 01:00", "26 02:00"]
@@ -72,7 +72,7 @@ class TestOccurrences:
         assert list(islice(cron.back_from(second), 2)) == [second, first]
         assert next(cron.back_from(second - timedelta(microseconds=1))) == first
 
-    def test_half_an_hour_that_comes_twice_lets_no_occurrence_out(self) -> None:
+    def test_repeated_half_hour_omits_no_occurrence(self) -> None:
         # At 02:00 (15:00 UTC) the clocks go to 01:30.
         cron = Cron("5 */2 * * *", "Australia/Lord_Howe")
         assert following(cron, "2025-04-05T12:00", 3) == ["05 13:05", "05 15:35", "05 17:35"]
@@ -141,9 +141,7 @@ def shown(minute: str, hour: str, tz: str, since: datetime, until: datetime) -> 
     st.sampled_from(sorted(HOURS)),
     st.sampled_from(["Australia/Lord_Howe", VIENNA]) | st.sampled_from(ZONES),
 )
-def test_occurrences_are_those_that_a_clock_of_the_zone_shows(
-    data: st.DataObject, minute: str, hour: str, tz: str
-) -> None:
+def test_occurrences_equal_those_on_a_clock_of_the_zone(data: st.DataObject, minute: str, hour: str, tz: str) -> None:
     noon = data.draw(st.sampled_from(changes(tz)))
     since, until = noon - timedelta(hours=12), noon + timedelta(hours=36)
     expected = shown(minute, hour, tz, since, until)
@@ -172,7 +170,7 @@ class TestBadInput:
             (None, "not understood"),
         ],
     )
-    def test_a_bad_expression_is_refused_with_what_is_wrong(self, expression: str, told: str) -> None:
+    def test_bad_expression_is_refused_with_its_fault(self, expression: str, told: str) -> None:
         with pytest.raises(InvalidSetting, match=rf"^cron {expression!r}: {told}; write minute".replace("*", r"\*")):
             Cron(expression)
 
@@ -192,7 +190,7 @@ HOUR = timedelta(hours=1)
 
 
 class TestDueOccurrences:
-    def test_what_is_on_time_runs_and_the_next_is_waited_for(self) -> None:
+    def test_punctual_occurrence_runs_and_the_next_is_due(self) -> None:
         for misfire in ("once", "all", "skip"):
             found = due_occurrences(HOURLY, misfire, occurrence=NOON, due=NOON, now=NOON + timedelta(seconds=1))
             assert found == DueOccurrences([NOON], NOON + HOUR)
@@ -201,31 +199,31 @@ class TestDueOccurrences:
         ("misfire", "run"),
         [("once", [NOON + 3 * HOUR]), ("all", [NOON + n * HOUR for n in range(4)]), ("skip", [])],
     )
-    def test_what_was_missed_runs_as_declared(self, misfire: Misfire, run: list[datetime]) -> None:
+    def test_missed_occurrences_run_as_declared(self, misfire: Misfire, run: list[datetime]) -> None:
         found = due_occurrences(HOURLY, misfire, occurrence=NOON, due=NOON, now=NOON + 3 * HOUR + 2 * MISFIRE_GRACE)
         assert found == DueOccurrences(run, NOON + 4 * HOUR)
 
-    def test_a_little_late_is_not_missed(self) -> None:
+    def test_slightly_late_occurrence_is_not_missed(self) -> None:
         assert due_occurrences(HOURLY, "skip", occurrence=NOON, due=NOON, now=NOON + MISFIRE_GRACE).run == [NOON]
 
-    def test_of_very_many_the_last_are_run(self) -> None:
+    def test_newest_of_very_many_missed_occurrences_run(self) -> None:
         now = NOON + timedelta(days=365)
         run = due_occurrences(HOURLY, "all", occurrence=NOON, due=NOON, now=now).run
         assert (len(run), run[-1]) == (MOST_AT_ONCE, now)
         assert list(run) == sorted(run)
 
-    def test_a_new_schedule_has_missed_nothing(self) -> None:
+    def test_new_schedule_has_missed_no_occurrence(self) -> None:
         begun = NOON + timedelta(minutes=10)
         assert due_occurrences(HOURLY, "all", occurrence=None, due=begun, now=begun) == DueOccurrences([], NOON + HOUR)
 
-    def test_what_comes_while_a_new_schedule_is_declared_counts(self) -> None:
+    def test_occurrence_during_the_declaration_of_a_new_schedule_counts(self) -> None:
         assert due_occurrences(HOURLY, "once", occurrence=None, due=NOON - HOUR / 2, now=NOON).run == [NOON]
 
     @pytest.mark.parametrize(
         ("misfire", "run"),
         [("once", [NOON + HOUR]), ("all", [NOON, NOON + HOUR]), ("skip", [])],
     )
-    def test_what_was_due_in_a_pause_is_passed_over_and_what_came_before_was_missed(
+    def test_occurrences_due_in_a_pause_are_passed_over_and_earlier_ones_are_missed(
         self, misfire: Misfire, run: list[datetime]
     ) -> None:
         pause = Pause(NOON + 2 * HOUR, NOON + 5 * HOUR)
@@ -233,12 +231,12 @@ class TestDueOccurrences:
         found = due_occurrences(HOURLY, misfire, occurrence=NOON, due=NOON, now=now, pause=pause)
         assert found == DueOccurrences(run, NOON + 5 * HOUR)
 
-    def test_what_comes_after_a_pause_runs(self) -> None:
+    def test_occurrences_after_a_pause_run(self) -> None:
         pause = Pause(NOON - HOUR, NOON + 2 * HOUR)
         found = due_occurrences(HOURLY, "all", occurrence=NOON, due=NOON, now=NOON + 3 * HOUR, pause=pause)
         assert found == DueOccurrences([NOON + 2 * HOUR, NOON + 3 * HOUR], NOON + 4 * HOUR)
 
-    def test_occurrence_that_was_moved_out_of_a_pause_runs(self) -> None:
+    def test_occurrence_moved_out_of_a_pause_runs(self) -> None:
         pause, due = Pause(NOON - HOUR, NOON + HOUR), NOON + 2 * HOUR
         assert due_occurrences(HOURLY, "all", occurrence=NOON, due=due, now=due, pause=pause).run == [
             NOON,
@@ -246,16 +244,16 @@ class TestDueOccurrences:
             NOON + 2 * HOUR,
         ]
 
-    def test_year_of_seconds_in_a_pause_is_not_walked_through(self) -> None:
+    def test_year_of_seconds_in_a_pause_is_skipped_without_iterating(self) -> None:
         pause = Pause(NOON + 2 * MINUTE, NOON + timedelta(days=365))
         every_second = Cron("* * * * * *")
         found = due_occurrences(every_second, "once", occurrence=NOON, due=NOON, now=pause.until - HOUR, pause=pause)
         assert found.run == [pause.since - timedelta(seconds=1)]
 
-    def test_an_occurrence_that_is_moved_ahead_runs_once(self) -> None:
+    def test_occurrence_moved_ahead_runs_once(self) -> None:
         now = NOON - timedelta(minutes=20)
         assert due_occurrences(HOURLY, "once", occurrence=NOON, due=now, now=now) == DueOccurrences([NOON], NOON + HOUR)
 
-    def test_an_occurrence_that_is_put_off_is_not_missed(self) -> None:
+    def test_postponed_occurrence_is_not_missed(self) -> None:
         due = NOON + timedelta(minutes=30)
         assert due_occurrences(HOURLY, "skip", occurrence=NOON, due=due, now=due).run == [NOON]

@@ -12,7 +12,9 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from durable.application.handlers import Context, Depends, Handler, Incoming
+from durable.application.handlers import Handler
+from durable.application.incoming import Context, Incoming
+from durable.application.injection import Depends
 from durable.application.retry import Retry
 from durable.envelope import Envelope, LeasedEnvelope, new_id
 from durable.errors import InvalidSetting, RoutingError
@@ -142,7 +144,7 @@ class TestReadOnly:
 
 
 class TestCauses:
-    def test_ids_name_the_message_its_handler_and_what_is_sent(self) -> None:
+    def test_ids_depend_on_the_message_the_handler_and_the_position(self) -> None:
         async def reserve(order: Placed) -> None: ...
         async def bill(order: Placed) -> None: ...
 
@@ -166,7 +168,7 @@ class TestCauses:
         assert len({ids(first), ids(first, second), ids(second, first), ids(second)}) == 4
 
 
-class TestWhatIsGiven:
+class TestArguments:
     async def test_message_session_and_context_are_known_by_their_annotations(self) -> None:
         given: list[object] = []
 
@@ -184,7 +186,7 @@ class TestWhatIsGiven:
 
         assert await declared(handle).run(call()) == (17, 34)
 
-    async def test_what_a_generator_opens_is_closed_after_the_handler_in_reverse(self) -> None:
+    async def test_generators_are_closed_after_the_handler_in_reverse(self) -> None:
         steps.clear()
 
         async def handle(
@@ -201,7 +203,7 @@ class TestWhatIsGiven:
             "closed",
         ]
 
-    async def test_what_a_generator_opens_is_closed_when_the_handler_fails(self) -> None:
+    async def test_generator_is_closed_when_the_handler_fails(self) -> None:
         steps.clear()
 
         async def handle(order: Placed, a: Annotated[str, Depends(connection)]) -> None:
@@ -226,7 +228,7 @@ class TestWhatIsGiven:
         assert declared(handle).run_sync(call(Session())) == (17, True)
         assert steps == ["taken", "handled", "given back"]
 
-    async def test_what_it_returns_is_sent_when_its_dependencies_are_closed(self) -> None:
+    async def test_returned_message_is_sent_after_the_dependencies_are_closed(self) -> None:
         async def handle(order: Placed, a: Annotated[str, Depends(resource)]) -> str:
             assert not posting.posted
             return a
@@ -240,7 +242,7 @@ class TestWhatIsGiven:
         assert declared(handle_sync).run_sync(incoming) == "resource"
         assert posting.posted == [("cascade", "resource", {})] * 2
 
-    def test_a_sync_handler_that_raises_stop_iteration_fails_with_an_error_that_a_future_can_carry(self) -> None:
+    def test_sync_handler_raising_stop_iteration_fails_with_runtime_error(self) -> None:
         def handle(order: Placed) -> None:
             raise StopIteration("end")
 
@@ -248,7 +250,7 @@ class TestWhatIsGiven:
             declared(handle).run_sync(call())
         assert isinstance(failed.value.__cause__, StopIteration)
 
-    async def test_a_parameter_with_a_default_is_left_alone(self) -> None:
+    async def test_parameter_with_a_default_is_left_unset(self) -> None:
         async def handle(order: Placed, times: int = 3) -> int:
             return times
 
@@ -274,7 +276,7 @@ class TestDeclaring:
     @pytest.mark.parametrize(
         ("is_async", "wrong", "right"), [(True, Session, "AsyncSession"), (False, AsyncSession, "Session")]
     )
-    def test_the_kind_of_session_must_be_that_of_the_handler(self, is_async: bool, wrong: type, right: str) -> None:
+    def test_session_annotation_must_match_the_kind_of_handler(self, is_async: bool, wrong: type, right: str) -> None:
         async def handle(session: Any) -> None: ...
 
         def handle_sync(session: Any) -> None: ...
@@ -285,7 +287,7 @@ class TestDeclaring:
             declared(function)
 
     @pytest.mark.parametrize("hint", [int, Shipped, list[Shipped], Annotated[str, "no dependency"], None])
-    def test_a_parameter_that_nothing_can_be_given_for_is_refused_with_what_there_is(self, hint: Any) -> None:
+    def test_parameter_of_an_unknown_type_is_refused_with_the_known_ones(self, hint: Any) -> None:
         async def handle(order: Placed, mystery: Any) -> None: ...
 
         if hint is None:
@@ -311,7 +313,7 @@ class TestDeclaring:
         with pytest.raises(InvalidSetting, match=f"cannot depend on the async {provider.__name__}"):
             declared(handle)
 
-    def test_a_name_that_the_module_does_not_have_is_refused(self) -> None:
+    def test_unresolvable_annotation_is_refused(self) -> None:
         async def handle(order: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
         with pytest.raises(InvalidSetting, match="annotation cannot be resolved: name 'Nowhere' is not defined"):
@@ -324,7 +326,7 @@ class TestDeclaring:
             declared(handle)
 
     @pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"max_batch": 0}])
-    def test_at_least_one_message_runs_at_once(self, wrong: dict[str, int]) -> None:
+    def test_concurrency_and_max_batch_must_be_at_least_1(self, wrong: dict[str, int]) -> None:
         async def handle(order: Placed) -> None: ...
 
         with pytest.raises(InvalidSetting, match="must be at least 1"):
@@ -336,14 +338,14 @@ class TestDeclaring:
 
 
 class TestContext:
-    def test_tells_what_is_known_of_the_message(self) -> None:
+    def test_context_describes_the_message(self) -> None:
         made = context(tenant="blue")
         assert (made.source, made.message_type, made.attempt) == ("shop", "handlers.placed", 3)
         assert made.headers == {"tenant": "blue"}
         assert made.sent_at == datetime(2024, 2, 29, tzinfo=UTC)
         assert len({made.id, made.correlation_id, made.causation_id}) == 3
 
-    def test_sends_publishes_and_schedules(self) -> None:
+    def test_context_sends_publishes_and_schedules(self) -> None:
         posting = Posting()
         made = context(posting)
         made.send(Shipped(1), key="a")
@@ -355,11 +357,11 @@ class TestContext:
             ("send", Shipped(3), {"to": None, "key": "b", "delay": 60}),
         ]
 
-    def test_replies_to_the_address_that_the_sender_gave(self) -> None:
+    def test_context_replies_to_the_address_of_reply_to(self) -> None:
         posting = Posting()
         context(posting, **{REPLY_TO: "tcp://shop:1"}).reply(Shipped(1))
         assert posting.posted == [("answer", Shipped(1), {"to": "tcp://shop:1"})]
 
-    def test_without_an_address_there_is_no_reply(self) -> None:
+    def test_context_refuses_a_reply_without_reply_to(self) -> None:
         with pytest.raises(RoutingError, match="gave no reply_to="):
             context().reply(Shipped(1))

@@ -75,7 +75,7 @@ def onion(*components: Middleware) -> MiddlewareStack:
 
 
 class TestOrder:
-    async def test_before_is_around_core_and_core_around_after_and_each_group_in_the_order_of_use(self) -> None:
+    async def test_stages_are_nested_from_before_to_after_in_the_order_of_use(self) -> None:
         steps: list[str] = []
         made = MiddlewareStack()
         made.use(Tracing("after 1", steps), "after")
@@ -92,7 +92,7 @@ class TestOrder:
         assert await made.around_handling(Core().handle)(incoming("message")) == "message"
         assert steps == expected
 
-    def test_a_side_that_nobody_overrides_is_the_plain_function(self) -> None:
+    def test_side_without_an_override_is_the_plain_function(self) -> None:
         core = Core()
         send, handle = core.send, core.handle
         assert onion().around_sending(send) is send
@@ -101,7 +101,7 @@ class TestOrder:
         assert onion(Passing(), OnlySends()).around_handling(handle) is handle
         assert onion(OnlySends()).around_sending(send) is not send
 
-    def test_it_knows_whether_handling_has_any(self) -> None:
+    def test_stack_knows_its_handling_components(self) -> None:
         assert onion(OnlyHandles()).handles
         assert not onion(Passing(), OnlySends()).handles
 
@@ -113,8 +113,8 @@ class TestOrder:
         assert onion(Derived()).around_sending(send) is not send
 
 
-class TestTheRestOfTheOnion:
-    async def test_it_may_be_left_out(self) -> None:
+class TestCallNext:
+    async def test_component_may_omit_the_call(self) -> None:
         class Stops(Middleware):
             def send(self, outgoing: Outgoing, call_next: SendNext) -> UUID | None:
                 return None
@@ -128,7 +128,7 @@ class TestTheRestOfTheOnion:
         assert await made.around_handling(core.handle)(incoming("message")) == "known already"
         assert core.given == steps == []
 
-    async def test_it_may_run_again_as_a_whole(self) -> None:
+    async def test_component_may_repeat_the_call(self) -> None:
         class Twice(Middleware):
             def send(self, outgoing: Outgoing, call_next: SendNext) -> UUID | None:
                 call_next(outgoing)
@@ -150,7 +150,7 @@ class TestTheRestOfTheOnion:
             assert core.given == ["message"] * 4
             assert steps == ["inner in", "inner out"] * 2
 
-    async def test_it_may_be_given_another_message(self) -> None:
+    async def test_component_may_replace_the_message(self) -> None:
         class Shouts(Middleware):
             def send(self, outgoing: Outgoing, call_next: SendNext) -> UUID | None:
                 return call_next(outgoing.replace(message=f"{outgoing.message}!"))
@@ -166,7 +166,7 @@ class TestTheRestOfTheOnion:
         assert core.given == ["sent!!", "handled!!"]
         assert (outgoing.message, given.message) == ("sent", "handled")
 
-    async def test_what_goes_wrong_in_it_can_be_caught_around_it(self) -> None:
+    async def test_component_may_catch_inner_errors(self) -> None:
         class Catches(Middleware):
             def send(self, outgoing: Outgoing, call_next: SendNext) -> UUID | None:
                 try:
@@ -195,7 +195,7 @@ class TestTheRestOfTheOnion:
 
 
 class TestWiring:
-    def test_what_is_no_component_is_refused_with_what_to_do(self) -> None:
+    def test_invalid_component_is_refused_with_advice(self) -> None:
         class SendsLater(Middleware):
             async def send(self, outgoing: Outgoing, call_next: SendNext) -> UUID | None:  # type: ignore[override]
                 return None
@@ -219,15 +219,15 @@ class TestWiring:
         with pytest.raises(InvalidSetting, match="no stage 'middle'; use 'before', 'core' or 'after'"):
             MiddlewareStack().use(Passing(), stage)
 
-    def test_a_component_that_comes_too_late_is_refused(self) -> None:
+    def test_late_component_is_refused(self) -> None:
         made = onion(OnlySends())
         made.around_sending(Core().send)
         with pytest.raises(WiringError, match="before it starts or sends"):
             made.use(OnlyHandles(), "core")
 
 
-class TestWhatIsSent:
-    def test_headers_are_added_to_those_that_were_given_and_override_them(self) -> None:
+class TestOutgoing:
+    def test_added_headers_override_the_given_ones(self) -> None:
         outgoing = Outgoing("message", options={"headers": {"tenant": "blue", "trace": "1"}, "key": "order-17"})
         changed = outgoing.with_headers({"trace": "2", "user": "ann"})
         assert changed.headers == {"tenant": "blue", "trace": "2", "user": "ann"}
@@ -236,7 +236,7 @@ class TestWhatIsSent:
         assert Outgoing("message").with_headers({"trace": "1"}).headers == {"trace": "1"}
         assert Outgoing("message").headers == {}
 
-    def test_it_cannot_be_changed_in_place(self) -> None:
+    def test_outgoing_and_incoming_are_immutable(self) -> None:
         outgoing: Any = Outgoing("message")
         with pytest.raises(AttributeError):
             outgoing.message = "other"
@@ -244,12 +244,12 @@ class TestWhatIsSent:
         with pytest.raises(AttributeError):
             given.message = "other"
 
-    def test_a_field_that_it_does_not_have_is_refused(self) -> None:
+    def test_replacement_of_an_unknown_field_is_refused(self) -> None:
         with pytest.raises(TypeError, match="mesage"):
             Outgoing("message").replace(mesage="other")
 
 
-class TestWhatIsHandled:
+class TestIncoming:
     def test_the_messages_are_those_of_the_call(self) -> None:
         assert list(incoming("message").messages) == ["message"]
         assert list(incoming(["one", "two"]).messages) == ["one", "two"]

@@ -97,15 +97,13 @@ class TestValidation:
             pytest.param(lambda value: Model.model_construct(number=value), id="pydantic"),
         ],
     )
-    def test_values_that_its_class_does_not_allow_are_refused_where_it_is_sent(
-        self, make: Callable[[Any], object]
-    ) -> None:
+    def test_value_unfit_for_its_annotation_is_refused_at_send(self, make: Callable[[Any], object]) -> None:
         validation = Validation()
         assert validation.send(Outgoing(make(17)), sent) == ID
         with pytest.raises(InvalidMessage):
             validation.send(Outgoing(make("seventeen")), sent)
 
-    def test_a_models_own_validators_run_again_for_what_was_changed_since(self) -> None:
+    def test_validators_of_a_model_run_again_after_a_change(self) -> None:
         model = Model(number=1)
         for number in (13, 100):
             model.number = number
@@ -126,7 +124,7 @@ class TestValidation:
             with pytest.raises(InvalidMessage, match="Struct is refused"):
                 await validation.handle(incoming(Struct(-1)), handled)
 
-    def test_the_checks_of_its_base_classes_count_too_and_those_of_others_do_not(self) -> None:
+    def test_checks_of_base_classes_apply_and_checks_of_other_classes_do_not(self) -> None:
         checked: list[str] = []
         validation = Validation(
             {
@@ -146,7 +144,7 @@ class TestValidation:
         with pytest.raises(InvalidMessage):
             await validation.handle(incoming([Struct(0), Struct(2)]), handled)
 
-    def test_what_is_no_check_is_refused(self) -> None:
+    def test_invalid_check_is_refused(self) -> None:
         checks: Any = {Struct: "positive"}
         with pytest.raises(InvalidSetting, match="give a mapping of a class to a function"):
             Validation(checks)
@@ -172,9 +170,7 @@ class TestLogging:
         assert fields == {"type": "middlewares.struct", "kind": "event", "id": ID, "cause": parent.id}
         assert "4711" not in caplog.text
 
-    def test_a_send_that_is_refused_is_a_warning_without_the_errors_text(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_refused_send_is_a_warning_without_the_text_of_the_error(self, caplog: pytest.LogCaptureFixture) -> None:
         def refuse(_: Outgoing) -> UUID | None:
             raise InvalidMessage("the number 4711 is taken")
 
@@ -195,7 +191,7 @@ class TestLogging:
         ]
         assert all(each["handler"] == "shop.handle" for _, _, each in told)
 
-    async def test_it_writes_where_and_as_it_is_told_to(self, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_component_uses_the_given_logger_and_level(self, caplog: pytest.LogCaptureFixture) -> None:
         quiet = Logging(logging.getLogger("shop"), level=logging.DEBUG)
         caplog.set_level(logging.INFO, "shop")
         await quiet.handle(incoming(Struct()), handled)
@@ -224,24 +220,24 @@ class TestChaos:
                 made.append((str(error), len(calls)))
         return made
 
-    def test_one_seed_is_one_history_and_another_is_another(self) -> None:
+    def test_seed_determines_the_history(self) -> None:
         chances = {"drop": 0.2, "fail": 0.2, "duplicate": 0.2}
         assert self.history(1, **chances) == self.history(1, **chances)
         assert self.history(1, **chances) != self.history(2, **chances)
 
-    def test_each_mishap_is_what_it_is_called(self) -> None:
+    def test_each_mishap_has_the_effect_of_its_name(self) -> None:
         assert set(self.history(1)) == {(ID, 1)}
         assert set(self.history(1, drop=1)) == {(None, 0)}
         assert set(self.history(1, duplicate=1)) == {(ID, 2)}
         assert set(self.history(1, fail=1)) == {("chaos, early", 0), ("chaos, late", 1)}
 
-    async def test_it_may_be_only_on_one_side(self) -> None:
+    async def test_mishaps_can_be_limited_to_one_side(self) -> None:
         assert Chaos(drop=1, only="handle").send(Outgoing("message"), sent) == ID
         assert Chaos(drop=1, only="send").send(Outgoing("message"), sent) is None
         assert await Chaos(drop=1, only="send").handle(incoming("message"), handled) == "result"
         assert await Chaos(drop=1, only="handle").handle(incoming("message"), handled) is None
 
-    def test_a_time_that_was_given_is_kept(self) -> None:
+    def test_given_delay_is_kept(self) -> None:
         delays: list[object] = []
 
         def look(outgoing: Outgoing) -> UUID | None:
@@ -257,6 +253,6 @@ class TestChaos:
         assert 0 <= delays[2] <= 5
 
     @pytest.mark.parametrize("wrong", [{"fail": 1.1}, {"drop": -0.1}, {"longest_delay": -1}, {"only": "sending"}])
-    def test_what_is_no_chance_is_refused(self, wrong: Any) -> None:
+    def test_invalid_chance_is_refused(self, wrong: Any) -> None:
         with pytest.raises(InvalidSetting, match="Chaos"):
             Chaos(**wrong)

@@ -51,7 +51,7 @@ def decisions(policy: Retry) -> list[Decision]:
     return [Policy(policy).decide(ValueError(), attempt) for attempt in range(1, policy.max_attempts + 1)]
 
 
-def test_runs_again_at_once_then_after_each_delay_then_gives_up() -> None:
+def test_policy_retries_at_once_then_after_each_delay_then_gives_up() -> None:
     policy = Retry(immediate=2, delays=[1, timedelta(minutes=1)], jitter=0)
     assert decisions(policy) == [
         RunAgain(),
@@ -62,11 +62,11 @@ def test_runs_again_at_once_then_after_each_delay_then_gives_up() -> None:
     ]
 
 
-def test_without_retries_the_first_failure_is_the_end() -> None:
+def test_first_failure_is_final_without_retries() -> None:
     assert decisions(Retry(immediate=0, delays=[])) == [DeadLetter()]
 
 
-def test_by_default_it_takes_six_attempts_and_not_much_more_than_a_minute() -> None:
+def test_default_policy_takes_six_attempts_in_71_seconds() -> None:
     assert Retry(jitter=0).horizon == timedelta(seconds=71)
     assert [type(decision) for decision in decisions(Retry())] == [RunAgain] * 2 + [RunLater] * 3 + [DeadLetter]
 
@@ -75,7 +75,7 @@ def test_the_horizon_is_the_sum_of_the_longest_delays() -> None:
     assert Retry(delays=[10, timedelta(seconds=20)], jitter=0.5).horizon == timedelta(seconds=45)
 
 
-def test_attempts_beyond_the_last_are_the_end_too() -> None:
+def test_attempts_beyond_the_last_are_dead_letters() -> None:
     assert Policy(Retry()).decide(ValueError(), 1_000) == DeadLetter()
 
 
@@ -88,12 +88,12 @@ def test_a_verdict_of_the_handler_comes_before_the_policy(attempt: int) -> None:
     assert Policy(policy).decide(RetryLater(timedelta(hours=1)), attempt) == RunLater(timedelta(hours=1))
 
 
-def test_what_cannot_be_decoded_is_not_tried_again() -> None:
+def test_undecodable_message_is_not_retried() -> None:
     assert Policy(Retry(immediate=5)).decide(InvalidMessage("no JSON"), 1) == DeadLetter()
 
 
 @given(policies)
-def test_every_policy_tries_as_often_as_it_says_and_no_more(policy: Retry) -> None:
+def test_policy_makes_exactly_its_declared_attempts(policy: Retry) -> None:
     made = decisions(policy)
     assert made[: policy.immediate] == [RunAgain()] * policy.immediate
     assert all(isinstance(decision, RunLater) for decision in made[policy.immediate : -1])
@@ -115,14 +115,14 @@ def test_a_delay_is_varied_within_the_jitter_and_the_horizon_is_never_passed(pol
     assert total <= policy.horizon + timedelta(milliseconds=1)
 
 
-def test_failures_at_one_time_do_not_come_back_at_one_time() -> None:
+def test_simultaneous_failures_are_retried_at_different_times() -> None:
     assert len({Policy(Retry(immediate=0)).decide(ValueError(), 1, rng=Random(seed)) for seed in range(20)}) == 20
 
 
 @pytest.mark.parametrize(
     "wrong", [{"immediate": -1}, {"delays": [1, -1]}, {"delays": [timedelta(-1)]}, {"jitter": 1}, {"jitter": -0.1}]
 )
-def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
+def test_invalid_policy_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidSetting):
         Retry(**wrong)  # type: ignore[arg-type]
 
@@ -147,7 +147,7 @@ def test_a_verdict_comes_before_the_rule_for_its_class() -> None:
     assert Policy(by_error={Exception: Retry(immediate=5)}).decide(Reject(), 1) == DeadLetter()
 
 
-def test_nothing_runs_that_would_run_too_late() -> None:
+def test_retry_beyond_max_age_is_a_dead_letter() -> None:
     policy = Policy(Retry(immediate=1, delays=[30, 60], jitter=0, max_age=timedelta(minutes=1)))
     assert policy.decide(ValueError(), 1, age=timedelta(seconds=60)) == RunAgain()
     assert policy.decide(ValueError(), 1, age=timedelta(seconds=61)) == DeadLetter()
@@ -156,7 +156,7 @@ def test_nothing_runs_that_would_run_too_late() -> None:
 
 
 @pytest.mark.parametrize("max_age", [0, -1, timedelta(0)])
-def test_an_age_that_nothing_has_is_refused(max_age: float | timedelta) -> None:
+def test_max_age_must_be_above_zero(max_age: float | timedelta) -> None:
     with pytest.raises(InvalidSetting, match="max_age"):
         Retry(max_age=max_age)
 
@@ -194,7 +194,7 @@ NOW = {"Date": "Fri, 20 Nov 2026 12:00:00 GMT"}
         (RateLimited(1e9), 3600),
     ],
 )
-def test_an_error_says_for_how_long_its_handler_is_left_alone(error: RateLimited, seconds: float) -> None:
+def test_error_sets_the_pause_of_its_handler(error: RateLimited, seconds: float) -> None:
     policy = Policy(by_error={RateLimited: RetryAfter(default=30, longest=3600)})
     decision = policy.decide(error, attempt=99)
     assert decision == Pause(timedelta(seconds=seconds), "RateLimited: too many requests")
@@ -209,14 +209,14 @@ def test_an_error_says_for_how_long_its_handler_is_left_alone(error: RateLimited
         RateLimited(headers={"Retry-After": "Fri, 20 Nov 2026 11:00:00 GMT", **NOW}),
     ],
 )
-def test_an_error_that_asks_for_no_pause_makes_a_short_one_and_is_counted(error: RateLimited) -> None:
+def test_error_without_a_retry_time_makes_a_short_counted_pause(error: RateLimited) -> None:
     policy = Policy(Retry(immediate=1, delays=[]), {RateLimited: RetryAfter(shortest=2)})
     assert policy.decide(error, 1) == Pause(timedelta(seconds=2), "RateLimited: too many requests", counts=True)
     assert policy.decide(error, 2) == DeadLetter()
     assert policy.decide(RateLimited(2), 99) == Pause(timedelta(seconds=2), "RateLimited: too many requests")
 
 
-def test_a_listener_is_not_paused_for_no_time() -> None:
+def test_pause_of_a_listener_must_be_above_zero() -> None:
     assert Policy().decide(PauseListener(0, "full"), 1) == Pause(timedelta(seconds=1), "full", listener=True)
 
 
@@ -229,7 +229,7 @@ class Hostile(Exception):
         raise SystemExit
 
 
-def test_an_error_whose_own_code_fails_is_decided_all_the_same() -> None:
+def test_error_with_a_failing_text_is_decided_by_its_type() -> None:
     decision = Policy(by_error={Hostile: RetryAfter(7)}).decide(Hostile(), 1)
     assert decision == Pause(timedelta(seconds=7), "Hostile, whose text cannot be made")
 
@@ -241,7 +241,7 @@ def test_a_mistake_of_the_wiring_is_not_tried_again(error: Exception) -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()])
-def test_an_error_that_is_no_exception_is_a_failure_like_any_other(error: BaseException) -> None:
+def test_base_exception_is_a_failure(error: BaseException) -> None:
     policy = Policy(Retry(immediate=1, delays=[]))
     assert [policy.decide(error, attempt) for attempt in (1, 2)] == [RunAgain(), DeadLetter()]
 
@@ -252,7 +252,7 @@ def test_a_message_is_put_back_with_the_headers_of_its_verdict() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"default": 0}, {"longest": -1}, {"shortest": 0}])
-def test_a_time_that_nothing_has_is_refused(wrong: dict[str, float]) -> None:
+def test_bounds_of_retry_after_must_be_above_zero(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidSetting, match="above 0"):
         RetryAfter(**wrong)
 
@@ -279,7 +279,7 @@ def test_a_time_that_nothing_has_is_refused(wrong: dict[str, float]) -> None:
         lambda: Retry(delays=[-1]),
     ],
 )
-def test_what_cannot_be_obeyed_is_refused_where_it_is_made(make: Callable[[], object]) -> None:
+def test_impossible_verdict_is_refused_at_its_construction(make: Callable[[], object]) -> None:
     with pytest.raises(InvalidSetting):
         make()
 
@@ -291,14 +291,14 @@ def test_a_misspelt_parameter_of_a_verdict_is_refused_with_the_nearest() -> None
         PutBack(header={})  # type: ignore[call-arg]
 
 
-def test_errors_that_cause_each_other_come_to_an_end() -> None:
+def test_circular_causes_of_an_error_are_followed_to_an_end() -> None:
     first, second = ValueError("a"), ValueError("b")
     first.__cause__, second.__cause__ = second, first
     assert not is_outage(first)
 
 
 @given(st.timedeltas())
-def test_a_time_that_is_waited_for_ends_within_the_calendar(span: timedelta) -> None:
+def test_wait_is_bounded_by_the_end_of_the_calendar(span: timedelta) -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     bounded = within_calendar(span, now)
     assert bounded <= span

@@ -37,8 +37,8 @@ def declared(bus: Bus, message: object = Compact(), name: str = "nightly", **opt
     return bus.application.schedules.pop(name)
 
 
-class TestWhatItBrings:
-    def test_an_occurrence_has_one_id_whoever_makes_it(self, bus: Bus) -> None:
+class TestEnvelopes:
+    def test_occurrence_has_the_same_id_on_every_node(self, bus: Bus) -> None:
         envelope_factory = bus.runtime.envelope_factory
         [first] = declared(bus).envelopes(envelope_factory, AT)
         [again] = declared(bus, lambda at: Compact()).envelopes(envelope_factory, AT)
@@ -48,7 +48,7 @@ class TestWhatItBrings:
         assert first.id == again.id
         assert len({first.id, other_name.id, other_time.id, asked_for.id}) == 4
 
-    def test_headers_say_of_which_schedule_and_which_occurrence_it_is(self, bus: Bus) -> None:
+    def test_headers_name_the_schedule_and_the_occurrence(self, bus: Bus) -> None:
         schedule = declared(bus, headers={"tenant": "blue"}, key="order-1", deliver_by=timedelta(hours=1))
         [envelope] = schedule.envelopes(bus.runtime.envelope_factory, AT)
         assert envelope.headers == {
@@ -69,7 +69,7 @@ class TestWhatItBrings:
             bus.subscribe(Compact, to=uri)
         assert len(declared(bus).envelopes(bus.runtime.envelope_factory, AT)) == 2
 
-    def test_versions_of_the_code_differ_when_anything_does(self, bus: Bus) -> None:
+    def test_fingerprints_of_schedules_differ_in_every_field(self, bus: Bus) -> None:
         same = [declared(bus).declaration for _ in range(2)]
         others = [
             declared(bus, Compact(1)),
@@ -105,11 +105,11 @@ class TestRefused:
             ({"to": "pigeon://x"}, "no transport"),
         ],
     )
-    def test_a_mistake_is_told_when_it_is_declared(self, bus: Bus, options: dict[str, Any], told: str) -> None:
+    def test_invalid_schedule_is_refused_at_its_declaration(self, bus: Bus, options: dict[str, Any], told: str) -> None:
         with pytest.raises(InvalidSetting, match=told):
             declared(bus, **options)
 
-    def test_two_schedules_of_one_name(self, bus: Bus) -> None:
+    def test_second_schedule_of_one_name_is_refused(self, bus: Bus) -> None:
         bus.every("* * * * *", Compact(), name="a")
         with pytest.raises(InvalidSetting, match="there is a schedule of this name already"):
             bus.every("0 * * * *", Compact(), name="a")

@@ -26,7 +26,7 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
         "nonsense", "empty",
     ],
 )  # fmt: skip
-def test_a_link_is_what_the_propagator_makes_of_the_header(traceparent: str) -> None:
+def test_link_equals_the_context_read_by_the_propagator(traceparent: str) -> None:
     headers = {"traceparent": traceparent}
     known = get_current_span(TraceContextTextMapPropagator().extract(headers, Context())).get_span_context()
 

@@ -141,7 +141,7 @@ class TestLifespan:
         ]  # fmt: skip
 
     @pytest.mark.parametrize("has_lifespan", [True, False])
-    async def test_when_the_bus_cannot_start_the_application_stops_and_the_server_is_told(
+    async def test_application_stops_and_the_server_is_told_when_the_bus_cannot_start(
         self, steps: list[str], has_lifespan: bool
     ) -> None:
         app = living(steps) if has_lifespan else raises_at_once
@@ -167,7 +167,7 @@ class TestLifespan:
         await server.task
         assert server.answers[-1]["type"] == "lifespan.startup.failed"
 
-    async def test_a_bus_that_does_not_stop_well_does_not_keep_the_application_from_it(self, steps: list[str]) -> None:
+    async def test_application_stops_despite_a_failing_stop_of_the_bus(self, steps: list[str]) -> None:
         server = LifespanServer(steps)
         await server.start(DurableMiddleware(living(steps), bus=RecordingBus(steps, fails_to="stop")))
         await server.shut_down()
@@ -181,7 +181,7 @@ class TestLifespan:
             ("stop", ["lifespan.shutdown", "bus stops", "app stops", "lifespan.shutdown.failed"]),
         ],
     )
-    async def test_an_application_that_fails_says_so_itself(
+    async def test_failing_application_reports_its_own_error(
         self, steps: list[str], fails_to: str, ends: list[str]
     ) -> None:
         server = LifespanServer(steps)
@@ -210,7 +210,7 @@ class TestLifespan:
             await server.task
         assert steps[-1] == "bus stops"
 
-    async def test_it_can_be_left_to_the_application(self, steps: list[str]) -> None:
+    async def test_lifespan_can_be_left_to_the_application(self, steps: list[str]) -> None:
         server = LifespanServer(steps)
         await server.start(DurableMiddleware(living(steps), bus=RecordingBus(steps), lifespan=False))
         await server.shut_down()

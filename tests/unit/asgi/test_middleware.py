@@ -135,9 +135,9 @@ def client_of(app: ASGIApp, **options: Any) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, **options), base_url="http://localhost")
 
 
-class TestTheUnitOfWorkOfARequest:
+class TestUnitOfWorkOfARequest:
     @pytest.mark.parametrize("status", [200, 204, 303, 399])
-    async def test_is_committed_by_a_response_below_400_before_it_starts(
+    async def test_unit_of_work_is_committed_by_a_response_below_400_before_its_start(
         self, bus: Bus, memory: InMemoryBus, sessions: Sessions, status: int
     ) -> None:
         sent_by_then: list[list[int]] = []
@@ -153,14 +153,14 @@ class TestTheUnitOfWorkOfARequest:
         assert (server.status, sessions.ends) == (status, [["commit", "close"]])
 
     @pytest.mark.parametrize("status", [400, 404, 500])
-    async def test_is_rolled_back_by_any_other(
+    async def test_unit_of_work_is_rolled_back_by_a_response_from_400(
         self, bus: Bus, memory: InMemoryBus, sessions: Sessions, status: int
     ) -> None:
         server = Server(REQUEST)
         await server(DurableMiddleware(placing(bus, status), bus=bus))
         assert (server.status, numbers(memory), sessions.ends) == (status, [], [["rollback", "close"]])
 
-    async def test_is_rolled_back_by_an_exception_which_the_server_sees(
+    async def test_unit_of_work_is_rolled_back_by_an_exception_and_the_exception_is_raised(
         self, bus: Bus, memory: InMemoryBus, sessions: Sessions
     ) -> None:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -171,14 +171,16 @@ class TestTheUnitOfWorkOfARequest:
             await Server()(DurableMiddleware(app, bus=bus))
         assert (numbers(memory), sessions.ends) == ([], [["rollback", "close"]])
 
-    async def test_is_rolled_back_when_there_is_no_response(self, bus: Bus, sessions: Sessions, memory: object) -> None:
+    async def test_unit_of_work_is_rolled_back_without_a_response(
+        self, bus: Bus, sessions: Sessions, memory: object
+    ) -> None:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             bus.send(Placed(1))
 
         await Server()(DurableMiddleware(app, bus=bus))
         assert sessions.ends == [["rollback", "close"]]
 
-    async def test_is_not_ended_by_what_comes_before_the_response(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_unit_of_work_stays_open_during_early_hints(self, bus: Bus, memory: InMemoryBus) -> None:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             bus.send(Placed(1))
             await send({"type": "http.response.early_hint", "links": []})
@@ -191,7 +193,7 @@ class TestTheUnitOfWorkOfARequest:
         assert server.sent[0]["type"] == "http.response.early_hint"
         assert numbers(memory) == [1, 2]
 
-    async def test_does_not_begin_in_a_request_that_needs_none(
+    async def test_unit_of_work_does_not_begin_in_a_request_without_database_access(
         self, bus: Bus, memory: InMemoryBus, sessions: Sessions
     ) -> None:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -202,7 +204,9 @@ class TestTheUnitOfWorkOfARequest:
         await server(DurableMiddleware(app, bus=bus))
         assert (server.status, sessions.made) == (200, [])
 
-    async def test_whose_commit_fails_answers_nothing_but_the_error(self, bus: Bus, sessions: Sessions) -> None:
+    async def test_unit_of_work_with_a_failing_commit_answers_only_the_error(
+        self, bus: Bus, sessions: Sessions
+    ) -> None:
         def refusing() -> Any:
             session = sessions()
             session.commit.side_effect = ZeroDivisionError("the database refuses it")
@@ -215,7 +219,7 @@ class TestTheUnitOfWorkOfARequest:
             assert numbers(memory) == []
         assert (server.sent, sessions.ends) == ([], [["commit", "close"]])
 
-    async def test_is_rolled_back_when_the_request_is_cancelled(
+    async def test_unit_of_work_is_rolled_back_when_the_request_is_cancelled(
         self, bus: Bus, memory: InMemoryBus, sessions: Sessions
     ) -> None:
         begun = asyncio.Event()
@@ -232,7 +236,7 @@ class TestTheUnitOfWorkOfARequest:
             await request
         assert (numbers(memory), sessions.ends) == ([], [["rollback", "close"]])
 
-    async def test_is_closed_also_when_the_request_is_cancelled_again_and_again(
+    async def test_unit_of_work_is_closed_despite_repeated_cancellation(
         self, bus: Bus, memory: InMemoryBus, sessions: Sessions
     ) -> None:
         """As anyio does: every await in a cancelled scope is cancelled."""
@@ -252,7 +256,7 @@ class TestTheUnitOfWorkOfARequest:
             await Server()(DurableMiddleware(app, bus=bus))
         assert closed
 
-    async def test_is_one_for_all_that_the_request_does(
+    async def test_unit_of_work_is_shared_by_all_tasks_of_the_request(
         self, bus: Bus, memory: InMemoryBus, sessions: Sessions
     ) -> None:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -269,7 +273,7 @@ class TestTheUnitOfWorkOfARequest:
         assert memory.sent_to(BILLING) == [Placed(1), Placed(2), Shipped(3)]
         assert len(sessions.made) == 1
 
-    async def test_is_not_shared_with_a_concurrent_request(
+    async def test_unit_of_work_is_not_shared_with_a_concurrent_request(
         self, bus: Bus, memory: InMemoryBus, sessions: Sessions
     ) -> None:
         count = 50
@@ -288,7 +292,7 @@ class TestTheUnitOfWorkOfARequest:
         assert sorted(numbers(memory)) == list(range(1, count, 2))
         assert sorted(sessions.ends) == [["commit", "close"]] * (count // 2) + [["rollback", "close"]] * (count // 2)
 
-    async def test_gives_way_inside_a_unit_of_work_of_ones_own(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_unit_of_work_gives_way_to_one_of_the_application(self, bus: Bus, memory: InMemoryBus) -> None:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             bus.send(Placed(1))
             async with bus.unit_of_work():
@@ -300,7 +304,7 @@ class TestTheUnitOfWorkOfARequest:
         await Server()(DurableMiddleware(app, bus=bus))
         assert numbers(memory) == [2]
 
-    async def test_is_found_by_each_of_two_buses(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_unit_of_work_exists_for_each_of_two_buses(self, bus: Bus, memory: InMemoryBus) -> None:
         other = Bus("audit")
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -312,7 +316,7 @@ class TestTheUnitOfWorkOfARequest:
             await Server()(DurableMiddleware(DurableMiddleware(app, bus=other), bus=bus))
             assert (numbers(memory), numbers(other_memory)) == ([1], [2])
 
-    async def test_takes_what_a_listener_of_its_commit_sends(self, bus: Bus) -> None:
+    async def test_unit_of_work_stores_messages_sent_by_a_commit_listener(self, bus: Bus) -> None:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             session = (await unit_of_work()).session.sync_session
             event.listen(session, "before_commit", lambda _: bus.send(Placed(2)))
@@ -324,8 +328,8 @@ class TestTheUnitOfWorkOfARequest:
             assert numbers(memory) == [1, 2]
 
 
-class TestEndingItOneself:
-    async def test_a_commit_takes_its_messages_and_what_follows_is_a_transaction_of_its_own(self, bus: Bus) -> None:
+class TestOwnCommit:
+    async def test_own_commit_stores_its_messages_and_begins_another_transaction(self, bus: Bus) -> None:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             uow = await unit_of_work()
             bus.send(Placed(1))
@@ -340,7 +344,7 @@ class TestEndingItOneself:
             await Server()(middleware, status=200)
             assert numbers(memory) == [1, 1, 2]
 
-    async def test_a_session_that_is_closed_stays_closed(self, bus: Bus) -> None:
+    async def test_session_closed_by_the_application_stays_closed(self, bus: Bus) -> None:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             async with (await unit_of_work()).session as session:
                 bus.send(Placed(1))
@@ -355,8 +359,10 @@ class TestEndingItOneself:
             assert (server.status, numbers(memory)) == (200, [1])
 
 
-class TestWhenTheResponseHasStarted:
-    async def test_the_unit_of_work_is_over(self, bus: Bus, memory: InMemoryBus, sessions: Sessions) -> None:
+class TestAfterTheResponse:
+    async def test_unit_of_work_is_over_after_the_response_has_started(
+        self, bus: Bus, memory: InMemoryBus, sessions: Sessions
+    ) -> None:
         refused: list[str] = []
 
         def refuses(action: Callable[[], object]) -> None:
@@ -379,7 +385,7 @@ class TestWhenTheResponseHasStarted:
             await Server()(DurableMiddleware(app, bus=bus), begins=begins)
         assert (numbers(memory), len(refused)) == ([1, 4, 4], 4)
 
-    async def test_what_was_kept_of_it_cannot_be_used(self, bus: Bus) -> None:
+    async def test_unit_of_work_kept_past_the_response_cannot_be_used(self, bus: Bus) -> None:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             uow = await unit_of_work()
             await respond(send)
@@ -392,7 +398,7 @@ class TestWhenTheResponseHasStarted:
             await Server()(DurableMiddleware(app, bus=bus))
             assert numbers(memory) == []
 
-    async def test_another_task_cannot_send_while_it_is_committed(self, bus: Bus, sessions: Sessions) -> None:
+    async def test_another_task_cannot_send_during_the_commit(self, bus: Bus, sessions: Sessions) -> None:
         """It would come too late for this commit, and there is no other."""
         committing, go_on = asyncio.Event(), asyncio.Event()
 
@@ -420,18 +426,20 @@ class TestWhenTheResponseHasStarted:
             assert numbers(memory) == [1]
 
 
-class TestAClientThatLeaves:
-    async def test_before_the_response_has_ordered_nothing(self, bus: Bus, memory: InMemoryBus) -> None:
+class TestClientDisconnect:
+    async def test_client_leaving_before_the_response_has_sent_nothing(self, bus: Bus, memory: InMemoryBus) -> None:
         await Server(REQUEST, GONE)(DurableMiddleware(placing(bus), bus=bus))
         assert numbers(memory) == []
 
-    async def test_is_noticed_also_when_the_application_does_not_read_the_request(
+    async def test_leaving_client_is_noticed_when_the_application_does_not_read_the_request(
         self, bus: Bus, memory: InMemoryBus
     ) -> None:
         await Server(REQUEST, GONE)(DurableMiddleware(placing(bus, reads=False), bus=bus))
         assert numbers(memory) == []
 
-    async def test_is_noticed_when_the_application_has_noticed_it(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_leaving_client_is_noticed_when_the_application_has_read_the_disconnect(
+        self, bus: Bus, memory: InMemoryBus
+    ) -> None:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             assert await receive() == GONE
             bus.send(Placed(1))
@@ -446,7 +454,7 @@ class TestAClientThatLeaves:
         await SaysItOnce(GONE)(DurableMiddleware(app, bus=bus))
         assert numbers(memory) == []
 
-    async def test_is_noticed_through_other_middleware(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_leaving_client_is_noticed_through_other_middleware(self, bus: Bus, memory: InMemoryBus) -> None:
         async def dispatch(request: Any, call_next: Callable[[Any], Awaitable[Any]]) -> Any:
             return await call_next(request)
 
@@ -456,7 +464,7 @@ class TestAClientThatLeaves:
         await Server(REQUEST)(app, query_string=b"")
         assert numbers(memory) == [1]
 
-    async def test_is_not_looked_for_in_requests_that_send_nothing(self, bus: Bus, memory: object) -> None:
+    async def test_request_without_a_send_does_not_look_for_a_disconnect(self, bus: Bus, memory: object) -> None:
         server = Server(REQUEST, REQUEST)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -465,12 +473,12 @@ class TestAClientThatLeaves:
         await server(DurableMiddleware(app, bus=bus))
         assert len(server.unread) == 2
 
-    async def test_nobody_waits_for_one_that_stays(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_staying_client_is_not_awaited(self, bus: Bus, memory: InMemoryBus) -> None:
         server = Server(REQUEST)
         await server(DurableMiddleware(placing(bus), bus=bus))
         assert (numbers(memory), server.waiting) == ([1], 0)
 
-    async def test_what_was_taken_while_looking_is_given_to_the_application_later(
+    async def test_request_parts_read_during_the_look_are_given_to_the_application(
         self, bus: Bus, memory: InMemoryBus
     ) -> None:
         parts: list[Message] = [
@@ -498,7 +506,7 @@ class TestAClientThatLeaves:
             assert received == [*parts, GONE]
         assert numbers(memory) == [1] * 4
 
-    async def test_no_more_than_one_part_of_a_body_is_taken_while_looking(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_look_for_a_disconnect_reads_at_most_one_part_of_a_body(self, bus: Bus, memory: InMemoryBus) -> None:
         server = Server(*({**REQUEST, "more_body": True} for _ in range(10)))
         await server(DurableMiddleware(placing(bus, reads=False), bus=bus))
         assert (numbers(memory), len(server.unread)) == ([1], 9)
@@ -539,7 +547,7 @@ class TestFastAPI:
             await client.post("/1")
         assert numbers(memory) == [1, 2]
 
-    async def test_a_commit_that_fails_is_answered_with_500(self, bus: Bus, app: FastAPI, sessions: Sessions) -> None:
+    async def test_failing_commit_is_answered_with_500(self, bus: Bus, app: FastAPI, sessions: Sessions) -> None:
         @app.post("/")
         async def place(uow: Uow) -> None:
             sessions.made[-1].commit.side_effect = ZeroDivisionError
@@ -547,7 +555,7 @@ class TestFastAPI:
         async with InMemoryBus(bus, sessions), client_of(app, raise_app_exceptions=False) as client:
             assert (await client.post("/")).status_code == 500
 
-    async def test_background_tasks_and_streams_come_too_late(
+    async def test_background_tasks_and_streams_cannot_use_the_unit_of_work(
         self, bus: Bus, memory: InMemoryBus, app: FastAPI
     ) -> None:
         late: list[str] = []
@@ -587,7 +595,7 @@ class TestFastAPI:
             await client.post("/")
         stand_in.send.assert_called_once_with(Placed(1))
 
-    async def test_without_the_middleware_the_error_says_what_to_add(self) -> None:
+    async def test_missing_middleware_is_named_in_the_error(self) -> None:
         app = FastAPI()
 
         @app.post("/")
@@ -618,7 +626,7 @@ class TestFastAPI:
         assert "in a WebSocket" in refused[0]
         assert "async with bus.unit_of_work()" in refused[1]
 
-    async def test_nothing_is_opened_when_an_application_is_made(self, bus: Bus, app: FastAPI) -> None:
+    async def test_building_an_application_opens_no_connection(self, bus: Bus, app: FastAPI) -> None:
         """Workers are forked after it was imported."""
         tasks = asyncio.all_tasks()
         app.build_middleware_stack()
@@ -640,7 +648,7 @@ class TestReceiving:
 
         return seen
 
-    async def test_what_is_posted_to_a_bus_in_memory_waits_for_drain(
+    async def test_message_posted_to_a_bus_in_memory_waits_for_drain(
         self, bus: Bus, memory: InMemoryBus, seen: list[int]
     ) -> None:
         app = FastAPI()
@@ -657,7 +665,7 @@ class TestReceiving:
         await memory.drain()
         assert (seen, memory.duplicates) == ([1], 1)
 
-    async def test_what_cannot_be_stored_becomes_a_dead_letter(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_unstorable_delivery_becomes_a_dead_letter(self, bus: Bus, memory: InMemoryBus) -> None:
         receiver = bus.runtime.receiver
         assert receiver is not None
         await receiver.reject("shop", b"no envelope", "it has no id", {"from": "somewhere"})
@@ -665,7 +673,7 @@ class TestReceiving:
         assert (letter.message, letter.reason) == (None, "it has no id")
         assert (letter.envelope.body, letter.envelope.headers) == (b"no envelope", {"from": "somewhere"})
 
-    async def test_the_name_is_the_key_under_which_a_repeat_is_recognised(
+    async def test_name_of_the_app_scopes_the_keys_of_repeats(
         self, bus: Bus, memory: InMemoryBus, seen: list[int]
     ) -> None:
         for app in (bus.asgi(), bus.asgi("shop"), bus.asgi("other")):

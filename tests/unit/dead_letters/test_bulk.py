@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from durable.dead_letters.bulk import BATCH_SIZE, Pace
 
 
-def test_without_a_rate_batches_are_full_and_follow_each_other_at_once() -> None:
+def test_batches_are_full_and_without_pauses_without_a_rate() -> None:
     assert (Pace().batch_size, Pace().pause(1_000_000, 0.0)) == (BATCH_SIZE, 0.0)
 
 
@@ -18,13 +18,13 @@ def test_a_rate_is_kept_in_small_steps(rate: float, size: int) -> None:
     assert Pace(rate).batch_size == size
 
 
-def test_it_waits_until_so_many_are_due() -> None:
+def test_pace_waits_until_the_batch_is_due() -> None:
     assert Pace(10).pause(5, 0.2) == pytest.approx(0.3)
     assert Pace(10).pause(5, 0.9) == 0.0, "time that was lost is made up for"
 
 
 @given(st.floats(0.01, 1e6), st.integers(1, 1_000), st.floats(0, 100))
-def test_it_is_never_faster_than_its_rate(rate: float, batches: int, each: float) -> None:
+def test_pace_never_exceeds_its_rate(rate: float, batches: int, each: float) -> None:
     pace, now, done = Pace(rate), 0.0, 0
     for _ in range(min(batches, 50)):
         now += each

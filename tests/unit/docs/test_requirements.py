@@ -18,7 +18,7 @@ def pins(name: str) -> set[str]:
     return {line for line in lines if not line.startswith("#")}
 
 
-def test_demo_installs_a_part_of_what_the_tests_do() -> None:
+def test_demo_installs_a_part_of_the_requirements_of_the_tests() -> None:
     """So `make test` after `make demo` adds to the environment and changes nothing."""
     assert pins("demo.txt") < pins("dev.txt")
     assert not {pin.partition("==")[0] for pin in pins("demo.txt")} & NOT_FOR_THE_DEMO

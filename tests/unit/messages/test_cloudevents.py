@@ -46,20 +46,20 @@ def test_an_event_is_the_same_in_both_modes(event: Any) -> None:
     assert event.headers == {"ce-id": "A-17"}
 
 
-def test_an_id_is_one_of_its_source_only() -> None:
+def test_event_id_is_scoped_by_its_source() -> None:
     here, there = (from_structured(structured(source=source)).id for source in ("/shop/7", "/shop/8"))
 
     assert here != there
 
 
-def test_source_and_id_are_not_run_together() -> None:
+def test_source_and_id_are_kept_apart() -> None:
     first = from_structured(structured(source="/shop", id="7/17"))
     second = from_structured(structured(source="/shop/7", id="17"))
 
     assert first.id != second.id
 
 
-def test_attributes_that_an_envelope_has_are_its_own() -> None:
+def test_known_attributes_become_fields_of_the_envelope() -> None:
     event = from_structured(
         structured(time="2030-01-31T12:00:00+01:00", expirytime="2030-02-01T00:00:00Z", partitionkey="order-17")
     )
@@ -70,7 +70,7 @@ def test_attributes_that_an_envelope_has_are_its_own() -> None:
     assert event.headers == {"ce-id": "A-17"}
 
 
-def test_all_others_are_headers_as_text() -> None:
+def test_other_attributes_are_headers_as_text() -> None:
     event = from_structured(
         structured(subject="order 17", dataschema="urn:x", attempt=3, urgent=True, traceparent="00-a")
     )
@@ -85,7 +85,7 @@ def test_all_others_are_headers_as_text() -> None:
     }
 
 
-def test_null_is_as_good_as_absent() -> None:
+def test_null_equals_an_absent_attribute() -> None:
     assert from_structured(
         structured(time=None).replace(b"{", b'{"time": null, "subject": null, ', 1)
     ) == from_structured(structured())
@@ -97,7 +97,7 @@ def test_data_keeps_its_bytes() -> None:
     assert from_structured(structured(data)).body == data
 
 
-def test_data_in_base64_is_what_is_encoded() -> None:
+def test_base64_data_is_decoded() -> None:
     encoded = base64.b64encode(DATA).decode()
 
     assert from_structured(structured(None, data_base64=encoded)) == from_structured(structured())
@@ -108,7 +108,7 @@ def test_an_event_may_have_no_data() -> None:
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "Application/JSON;charset=utf-8", "application/x.y+json"])
-def test_every_kind_of_json_is_json(content_type: str) -> None:
+def test_every_kind_of_json_value_is_data(content_type: str) -> None:
     assert from_structured(structured(datacontenttype=content_type)).content_type == "application/json"
     assert from_binary(binary(), content_type, DATA).content_type == "application/json"
 
@@ -170,7 +170,7 @@ def test_any_text_survives_a_header(text: str) -> None:
         (structured(datacontenttype="text/plain"), "data of the type text/plain is no text"),
     ],
 )
-def test_what_is_no_event_is_refused(document: bytes, reason: str) -> None:
+def test_malformed_event_is_refused(document: bytes, reason: str) -> None:
     with pytest.raises(InvalidMessage, match=reason):
         from_structured(document)
 
@@ -188,14 +188,14 @@ def test_what_is_no_event_is_refused(document: bytes, reason: str) -> None:
         ((b"ce-time", b"now"), "time is no time as in RFC 3339"),
     ],
 )
-def test_headers_that_are_no_event_are_refused(header: tuple[bytes, bytes], reason: str) -> None:
+def test_malformed_headers_of_an_event_are_refused(header: tuple[bytes, bytes], reason: str) -> None:
     with pytest.raises(InvalidMessage, match=reason):
         from_binary(binary(header), "application/json", DATA)
 
 
 @given(start=st.integers(0, 150), length=st.integers(0, 20), instead=st.binary(max_size=20))
 @example(start=0, length=150, instead=b"")
-def test_whatever_is_wrong_is_invalid_message(start: int, length: int, instead: bytes) -> None:
+def test_corrupted_event_raises_only_invalid_message(start: int, length: int, instead: bytes) -> None:
     document = structured()
 
     with contextlib.suppress(InvalidMessage):

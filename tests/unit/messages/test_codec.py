@@ -68,7 +68,7 @@ def test_a_codec_of_the_application_encodes_and_decodes_its_content_type() -> No
     assert codec.decode(body, Order, "text/x-comma") == Order(7)
 
 
-def test_a_vendor_suffix_is_understood_once_it_is_registered() -> None:
+def test_vendor_suffix_is_understood_once_registered() -> None:
     with pytest.raises(InvalidMessage, match="is not understood"):
         codec.decode(b'{"number": 1}', Order, VENDOR)
     register_codec(JsonCodec(VENDOR))
@@ -77,7 +77,7 @@ def test_a_vendor_suffix_is_understood_once_it_is_registered() -> None:
     assert codec.decode(b"\x81\xa6number\x01", Order, "application/vnd.acme.order+msgpack") == Order(1)
 
 
-def test_the_codec_that_was_registered_last_is_used() -> None:
+def test_last_registered_codec_is_used() -> None:
     class Shouting(JsonCodec):
         def decode(self, body: bytes, cls: type[Any]) -> Any:
             return super().decode(body.lower(), cls)
@@ -90,17 +90,17 @@ def test_the_codec_that_was_registered_last_is_used() -> None:
     "content_type",
     ["application/json; charset=utf-8", "Application/JSON", " application/json ", 'application/json;charset="utf-8"'],
 )
-def test_case_and_parameters_make_no_difference(content_type: str) -> None:
+def test_case_and_parameters_of_a_content_type_are_ignored(content_type: str) -> None:
     assert codec.decode(b'{"number": 1}', Order, content_type) == Order(1)
 
 
 @pytest.mark.parametrize("content_type", ["application/x-python-pickle", "", ";", "json", "text/plain", "\x00", "*/*"])
-def test_what_no_codec_knows_is_invalid_and_the_known_ones_are_named(content_type: str) -> None:
+def test_unknown_content_type_is_invalid_and_the_known_ones_are_named(content_type: str) -> None:
     with pytest.raises(InvalidMessage, match=r"is not understood; known: application/json, application/msgpack, "):
         codec.decode(pickle.dumps(Order(1)), Order, content_type)
 
 
-def test_a_class_whose_content_type_has_no_codec_is_a_fault_of_the_wiring() -> None:
+def test_class_without_a_codec_for_its_content_type_is_a_wiring_fault() -> None:
     with pytest.raises(InvalidSetting, match=r"no codec is registered for 'text/x-comma'.*register_codec\(\)"):
         codec.encode(Order(1), draft("text/x-comma"))
 
@@ -118,7 +118,7 @@ def test_a_codec_of_no_content_type_is_refused(content_type: str) -> None:
 @pytest.mark.parametrize(
     "error", [ZeroDivisionError("nothing to divide"), RecursionError("too deep"), KeyError(), MemoryError()]
 )
-def test_whatever_a_codec_raises_makes_the_message_invalid(error: Exception) -> None:
+def test_error_of_a_codec_makes_the_message_invalid(error: Exception) -> None:
     register_codec(Broken(error))
     said = str(error) or type(error).__name__
     with pytest.raises(InvalidMessage, match=f"Order cannot be encoded: {said}") as encoding:
@@ -129,14 +129,14 @@ def test_whatever_a_codec_raises_makes_the_message_invalid(error: Exception) -> 
 
 
 @pytest.mark.parametrize("result", ["text", None, Order(1), bytearray(b"x")])
-def test_a_codec_that_encodes_to_anything_but_bytes_is_told_so(result: object) -> None:
+def test_codec_encoding_to_other_than_bytes_is_named(result: object) -> None:
     register_codec(Broken(result))
     with pytest.raises(InvalidMessage, match=rf"Broken.encode\(\) returned {type(result).__name__}, not bytes"):
         codec.encode(Order(1), draft("text/x-broken"))
 
 
 @pytest.mark.parametrize("result", [{"number": 1}, None, b"x"])
-def test_a_codec_that_decodes_to_another_class_is_told_so(result: object) -> None:
+def test_codec_decoding_to_another_class_is_named(result: object) -> None:
     register_codec(Broken(result))
     with pytest.raises(InvalidMessage, match=rf"Broken.decode\(\) returned {type(result).__name__}, not Order"):
         codec.decode(b"", Order, "text/x-broken")

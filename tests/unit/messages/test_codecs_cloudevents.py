@@ -40,7 +40,7 @@ def decode(body: bytes, cls: type[Any]) -> Any:
 
 @pytest.mark.parametrize("cls", KINDS)
 @given(values=fields)
-def test_what_is_encoded_is_decoded_to_the_same(cls: type[Any], values: dict[str, Any]) -> None:
+def test_encoded_message_is_decoded_unchanged(cls: type[Any], values: dict[str, Any]) -> None:
     message = cls(**values)
     assert decode(encode(message), cls) == message
 
@@ -51,12 +51,12 @@ def test_what_is_encoded_is_decoded_to_the_same(cls: type[Any], values: dict[str
 @example(body=b'{"specversion":"1.0","id":"1","source":"a","type":"b","data":' + b"[" * 100_000)
 @example(body=b'{"specversion":"1.0","id":"1","source":"a","type":"b","data":{"value":NaN}}')
 @example(body=b'{"specversion":"1.0","id":"1","source":"a","type":"b","data":' + b"9" * 5_000 + b"}")
-def test_any_bytes_are_a_message_or_an_invalid_one(body: bytes) -> None:
+def test_arbitrary_bytes_are_a_message_or_invalid(body: bytes) -> None:
     with pytest.raises(InvalidMessage, match="the body is no Order"):
         decode(body, Order)
 
 
-def test_an_event_says_what_its_envelope_says() -> None:
+def test_event_carries_the_fields_of_its_envelope() -> None:
     headers = {"traceparent": "00-1", "ce-subject": "order 7", "mine": "x", "ce-type": "y", "ce-A b": "z"}
     event = json.loads(encode(Order(7), partition_key="order-7", deliver_by=LATER, headers=headers, source="my orders"))
     assert event == {
@@ -74,13 +74,13 @@ def test_an_event_says_what_its_envelope_says() -> None:
     }
 
 
-def test_it_reads_as_the_event_that_others_would_read() -> None:
+def test_encoded_message_is_read_as_a_structured_event() -> None:
     event = from_structured(encode(Order(7), partition_key="order-7", deliver_by=LATER))
     assert (event.message_type, event.source, event.sent_at) == (DRAFT.message_type, DRAFT.source, DRAFT.sent_at)
     assert (event.body, event.partition_key, event.deliver_by) == (b'{"number":7}', "order-7", LATER)
 
 
-def test_what_may_be_sent_again_under_its_id_is_the_same_bytes_at_any_time() -> None:
+def test_repeatable_message_has_the_same_bytes_at_any_time() -> None:
     derived = uuid5(new_id(), "invoice-17")
     sent = [
         encode(Order(7), id=derived, sent_at=at, deliver_by=at, headers={"traceparent": at.isoformat()})
@@ -104,7 +104,7 @@ def test_what_may_be_sent_again_under_its_id_is_the_same_bytes_at_any_time() -> 
         ({"id": ""}, "lacks the attribute 'id'"),
     ],
 )
-def test_what_is_no_such_event_is_invalid(changed: dict[str, Any], said: str) -> None:
+def test_event_of_another_form_is_invalid(changed: dict[str, Any], said: str) -> None:
     event = {name: value for name, value in (json.loads(encode(Order(7))) | changed).items() if value is not None}
     with pytest.raises(InvalidMessage, match=said):
         decode(json.dumps(event).encode(), Order)
@@ -117,7 +117,7 @@ def test_data_in_base64_and_of_any_kind_of_json_is_read() -> None:
     assert decode(json.dumps(event | {"data_base64": "eyJudW1iZXIiOjh9"}).encode(), Order) == Order(8)
 
 
-def test_what_json_cannot_hold_is_refused() -> None:
+def test_value_unfit_for_json_is_refused() -> None:
     with pytest.raises(InvalidMessage, match=r"Loose\.value is nan, which JSON cannot represent"):
         encode(Loose(float("nan")))
 

@@ -58,7 +58,7 @@ def encode(message: object) -> bytes:
 class TestEveryKind:
     @pytest.mark.parametrize("cls", KINDS)
     @given(values=fields)
-    def test_what_is_encoded_is_decoded_to_the_same(self, cls: type[Any], values: dict[str, Any]) -> None:
+    def test_encoded_message_is_decoded_unchanged(self, cls: type[Any], values: dict[str, Any]) -> None:
         message = cls(**values)
         body = encode(message)
         assert decode(body, cls) == message
@@ -72,7 +72,7 @@ class TestEveryKind:
     @example(body=b"null")
     @example(body=b"[]")
     @example(body=b'{"value":1e999}')
-    def test_any_bytes_are_a_message_or_an_invalid_one(self, cls: type[Any], body: bytes) -> None:
+    def test_arbitrary_bytes_are_a_message_or_invalid(self, cls: type[Any], body: bytes) -> None:
         try:
             message = decode(body, cls)
         except InvalidMessage:
@@ -86,7 +86,7 @@ class TestEveryKind:
         assert str(decode(body, cls).total) == "10.10"
 
     @pytest.mark.parametrize("cls", KINDS)
-    def test_a_field_that_a_newer_sender_added_is_passed_over(self, cls: type[Any]) -> None:
+    def test_field_added_by_a_newer_sender_is_passed_over(self, cls: type[Any]) -> None:
         message = cls(**some_fields())
         newer = encode(message)[:-1] + b',"added":{"deep":[1]}}'
         assert decode(newer, cls) == message
@@ -111,7 +111,7 @@ class TestEncoding:
             (lambda v: ModelThatWritesNaN(value=[v]), "ModelThatWritesNaN.value[0]"),
         ],
     )
-    def test_a_number_that_json_cannot_hold_is_refused_by_its_place(self, wrap: Any, path: str, value: float) -> None:
+    def test_non_finite_number_is_refused_with_its_place(self, wrap: Any, path: str, value: float) -> None:
         message = wrap(value=value) if wrap is LooseModel else wrap(value)
         with pytest.raises(InvalidMessage) as refused:
             encode(message)
@@ -121,7 +121,7 @@ class TestEncoding:
         "message",
         [Loose(None), Loose([None, {"a": None}]), LooseModel(), Loose("null"), Loose("NaN"), Loose("Infinity")],
     )
-    def test_null_and_words_that_look_like_numbers_are_fine(self, message: Any) -> None:
+    def test_null_and_words_resembling_numbers_are_accepted(self, message: Any) -> None:
         assert decode(encode(message), type(message)) == message
 
     @pytest.mark.parametrize("message", [Loose("\ud800"), Loose({"\udfff": 1}), LooseModel(value="\ud800")])
@@ -130,18 +130,18 @@ class TestEncoding:
             encode(message)
 
     @pytest.mark.parametrize("depth", [990, 100_000])
-    def test_nesting_that_is_too_deep_is_refused(self, depth: int) -> None:
+    def test_too_deep_nesting_is_refused(self, depth: int) -> None:
         nested: Any = None
         for _ in range(depth):
             nested = [nested]
         with pytest.raises(InvalidMessage, match="recursion"):
             encode(Loose(nested))
 
-    def test_an_integer_that_nobody_could_decode_is_refused(self) -> None:
+    def test_undecodable_integer_is_refused(self) -> None:
         with pytest.raises(InvalidMessage, match="4300 digits"):
             encode(Loose(10**5000))
 
-    def test_what_no_json_can_hold_is_refused(self) -> None:
+    def test_object_without_a_json_form_is_refused(self) -> None:
         with pytest.raises(InvalidMessage, match="Loose cannot be encoded"):
             encode(Loose(object()))
 
@@ -171,11 +171,11 @@ class TestDecoding:
             pytest.param(b'{"value": 1', id="cut"),
         ],
     )
-    def test_what_is_no_json_or_would_exhaust_the_process_is_invalid(self, cls: type[Any], body: bytes) -> None:
+    def test_malformed_or_exhausting_body_is_invalid(self, cls: type[Any], body: bytes) -> None:
         with pytest.raises(InvalidMessage, match=f"the body is no {cls.__name__}"):
             decode(body, cls)
 
-    def test_whatever_the_class_itself_raises_makes_the_message_invalid(self) -> None:
+    def test_error_of_the_class_makes_the_message_invalid(self) -> None:
         with pytest.raises(InvalidMessage, match="no such value") as invalid:
             decode(b'{"value": 1}', Picky)
         assert isinstance(invalid.value.__cause__, LookupError)

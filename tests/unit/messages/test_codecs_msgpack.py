@@ -50,7 +50,7 @@ def nested(depth: int) -> Any:
 class TestEveryKind:
     @pytest.mark.parametrize("cls", KINDS)
     @given(values=fields)
-    def test_what_is_encoded_is_decoded_to_the_same(self, cls: type[Any], values: dict[str, Any]) -> None:
+    def test_encoded_message_is_decoded_unchanged(self, cls: type[Any], values: dict[str, Any]) -> None:
         message = cls(**values)
         assert decode(encode(message), cls) == message
 
@@ -60,7 +60,7 @@ class TestEveryKind:
     @example(body=b"\xc0")
     @example(body=b"\x81\xa5value\xc7\x00\x05")
     @example(body=b"\x81\xa5value\xcb\x7f\xf0\x00\x00\x00\x00\x00\x00")
-    def test_any_bytes_are_a_message_or_an_invalid_one(self, cls: type[Any], body: bytes) -> None:
+    def test_arbitrary_bytes_are_a_message_or_invalid(self, cls: type[Any], body: bytes) -> None:
         try:
             message = decode(body, cls)
         except InvalidMessage:
@@ -68,7 +68,7 @@ class TestEveryKind:
         assert isinstance(message, cls)
 
     @pytest.mark.parametrize("cls", KINDS)
-    def test_every_kind_has_the_same_form_as_the_others(self, cls: type[Any]) -> None:
+    def test_kinds_of_message_classes_share_one_form(self, cls: type[Any]) -> None:
         values = some_fields()
         form = msgspec.msgpack.decode(encode(cls(**values)))
         assert form == {
@@ -82,7 +82,7 @@ class TestEveryKind:
         }
 
     @pytest.mark.parametrize("cls", KINDS)
-    def test_a_field_that_a_newer_sender_added_is_passed_over(self, cls: type[Any]) -> None:
+    def test_field_added_by_a_newer_sender_is_passed_over(self, cls: type[Any]) -> None:
         message = cls(**some_fields())
         known = msgspec.msgpack.decode(encode(message))
         assert decode(msgspec.msgpack.encode({**known, "added": {"deep": [1]}}), cls) == message
@@ -90,7 +90,7 @@ class TestEveryKind:
 
 @pytest.mark.parametrize("cls", [Loose, LooseModel])
 class TestOddValues:
-    def test_a_number_that_is_none_stays_one(self, cls: type[Any]) -> None:
+    def test_non_finite_number_is_decoded_unchanged(self, cls: type[Any]) -> None:
         for value in (math.inf, -math.inf):
             assert decode(encode(cls(value=value)), cls).value == value
         assert math.isnan(decode(encode(cls(value=math.nan)), cls).value)
@@ -104,11 +104,11 @@ class TestOddValues:
         with pytest.raises(InvalidMessage, match="cannot be encoded"):
             encode(cls(value="\ud800"))
 
-    def test_nesting_that_is_too_deep_is_refused(self, cls: type[Any]) -> None:
+    def test_too_deep_nesting_is_refused(self, cls: type[Any]) -> None:
         with pytest.raises(InvalidMessage, match="cannot be encoded"):
             encode(cls(value=nested(100_000)))  # Python 3.11 refuses 1,000 levels, 3.12 some 10,000
 
-    def test_what_has_no_form_is_refused(self, cls: type[Any]) -> None:
+    def test_object_without_a_form_is_refused(self, cls: type[Any]) -> None:
         with pytest.raises(InvalidMessage, match="cannot be encoded"):
             encode(cls(value=object()))
 
@@ -128,27 +128,27 @@ class TestOddValues:
             pytest.param(b"\x93\x01\x02\x03", id="an array"),
         ],
     )
-    def test_what_is_malformed_or_would_exhaust_the_process_is_invalid(self, cls: type[Any], body: bytes) -> None:
+    def test_malformed_or_exhausting_body_is_invalid(self, cls: type[Any], body: bytes) -> None:
         with pytest.raises(InvalidMessage, match=f"the body is no {cls.__name__}"):
             decode(body, cls)
 
 
 @pytest.mark.parametrize("cls", KINDS)
 @pytest.mark.parametrize("name", ["id", "number", "total", "at", "tags", "colour", "picture"])
-def test_an_extension_type_is_no_value_of_a_field(cls: type[Any], name: str) -> None:
+def test_extension_type_is_refused_as_a_value(cls: type[Any], name: str) -> None:
     form = msgspec.msgpack.decode(encode(cls(**some_fields())))
     body = msgspec.msgpack.encode({**form, name: msgspec.msgpack.Ext(42, b"\x00")})
     with pytest.raises(InvalidMessage):
         decode(body, cls)
 
 
-def test_a_type_that_only_pydantic_knows_travels_as_in_json() -> None:
+def test_type_known_only_to_pydantic_travels_as_in_json() -> None:
     message = Addressed(host=IPv4Address("10.0.0.1"))
     assert msgspec.msgpack.decode(encode(message)) == {"host": "10.0.0.1"}
     assert decode(encode(message), Addressed) == message
 
 
-def test_it_is_smaller_than_json_and_bytes_are_bytes() -> None:
+def test_msgpack_is_smaller_than_json_and_keeps_bytes() -> None:
     message = KINDS[0](**some_fields(picture=bytes(range(256)) * 4))
     assert bytes(range(256)) * 4 in encode(message)
     assert len(encode(message)) < len(codec.encode(message, draft()))

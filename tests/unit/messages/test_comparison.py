@@ -143,7 +143,7 @@ def test_message_of_fitting_values_is_sent(base: str, content_type: str) -> None
 
 @pytest.mark.parametrize(("base", "content_type"), CLASSES)
 @given(st.dictionaries(st.sampled_from(list(Fields.__annotations__)), st.sampled_from(VALUES), max_size=3))
-def test_message_is_read_as_it_was_sent_or_is_refused(base: str, content_type: str, values: dict[str, Any]) -> None:
+def test_message_is_read_unchanged_or_refused(base: str, content_type: str, values: dict[str, Any]) -> None:
     cls = CLASSES[base, content_type]
     sent = cls.model_construct(**values) if issubclass(cls, pydantic.BaseModel) else cls(**values)
 
@@ -190,7 +190,7 @@ def _as_sent(value: Any, arrived: Any) -> bool:
         ({"anything": {"a": [Part(2)]}}, r"Data.anything\['a'\]\[0\] would arrive as \{'number': 2\}"),
     ],
 )
-def test_value_that_would_not_arrive_is_refused_with_its_field(values: dict[str, Any], told: str) -> None:
+def test_value_unfit_for_its_annotation_is_refused_with_its_field(values: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidMessage, match=told):
         envelope_factory().command(CLASSES["dataclass", JSON](**values), to=TO)
 
@@ -208,7 +208,7 @@ class Measured:
     value: float
 
 
-def test_number_that_equals_nothing_is_sent_where_it_has_an_encoding() -> None:
+def test_nan_is_sent_when_its_codec_has_an_encoding() -> None:
     envelope = envelope_factory().command(Measured(math.nan), to=TO)
 
     assert math.isnan(decode(envelope.body, Measured, "application/msgpack").value)
@@ -239,13 +239,13 @@ class Holder:
         (Holder(named={"a": Compared(1, Painted(1))}), r"Holder.named\['a'\].unseen"),
     ],
 )
-def test_field_is_compared_when_its_class_leaves_it_out(sent: Holder, path: str) -> None:
+def test_field_left_out_of_the_comparison_of_its_class_is_compared(sent: Holder, path: str) -> None:
     with pytest.raises(InvalidMessage, match=rf"{path} would arrive as Part\(number=1\), not as Painted"):
         envelope_factory().command(sent, to=TO)
 
 
 @pytest.mark.parametrize("amount", ["NaN", "-NaN", "sNaN", "NaN12", "Infinity"])
-def test_decimal_that_is_no_number_arrives_as_it_is(amount: str) -> None:
+def test_decimal_nan_and_infinity_arrive_unchanged(amount: str) -> None:
     envelope = envelope_factory().command(Holder(amount=Decimal(amount)), to=TO)
 
     assert str(decode(envelope.body, Holder).amount) == amount
@@ -257,7 +257,7 @@ class Nested:
     inner: Any = None
 
 
-def test_message_that_is_nested_without_end_is_refused() -> None:
+def test_endlessly_nested_message_is_refused() -> None:
     sent = Nested()
     for _ in range(600):
         sent = Nested([sent.inner])

@@ -154,7 +154,7 @@ def composed(sent: object) -> bytes:
 
 @pytest.mark.parametrize("content_type", CONTENT_TYPES)
 @pytest.mark.parametrize("feature", CARRIED)
-def test_model_is_read_as_it_was_sent(feature: str, content_type: str) -> None:
+def test_model_is_read_unchanged(feature: str, content_type: str) -> None:
     sent: Any = model(feature, content_type)
 
     read = decode(composed(sent), type(sent), content_type)
@@ -165,25 +165,25 @@ def test_model_is_read_as_it_was_sent(feature: str, content_type: str) -> None:
 
 @pytest.mark.parametrize("content_type", CONTENT_TYPES)
 @pytest.mark.parametrize("feature", REFUSED)
-def test_model_that_would_be_read_otherwise_is_refused_with_its_field(feature: str, content_type: str) -> None:
+def test_model_read_differently_is_refused_with_its_field(feature: str, content_type: str) -> None:
     with pytest.raises(InvalidMessage, match=r"(?s)Model cannot be sent.*(the_value|value_)"):
         composed(model(feature, content_type))
 
 
-def test_secret_is_refused_without_being_told() -> None:
+def test_secret_is_refused_without_being_shown() -> None:
     with pytest.raises(InvalidMessage, match=r"the_value is a secret, .* stars") as refused:
         composed(model("secret", JSON))
 
     assert "hunter2" not in str(refused.value)
 
 
-def test_alias_is_the_name_that_is_sent() -> None:
+def test_alias_is_the_name_sent() -> None:
     assert composed(model("alias", JSON)) == b'{"theValue":7}'
 
 
 @pytest.mark.parametrize("content_type", CONTENT_TYPES)
 @given(st.sampled_from(list(FEATURES)), st.sampled_from(list(FEATURES)))
-def test_model_of_any_value_is_read_as_it_was_sent_or_is_refused(content_type: str, feature: str, other: str) -> None:
+def test_model_with_any_two_features_is_read_unchanged_or_refused(content_type: str, feature: str, other: str) -> None:
     sent: Any = model(feature, content_type, other)
 
     try:

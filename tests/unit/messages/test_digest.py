@@ -24,12 +24,12 @@ def test_other_bodies_have_other_digests(bodies: list[bytes]) -> None:
     assert len({message_digest("a", body) for body in bodies}) == len(bodies)
 
 
-def test_the_type_counts_and_does_not_run_into_the_body() -> None:
+def test_type_counts_and_is_kept_apart_from_the_body() -> None:
     assert message_digest("a", b"b") != message_digest("b", b"b")
     assert message_digest("ab", b"") != message_digest("a", b"b")
 
 
-def test_the_parts_of_a_fingerprint_do_not_run_into_each_other() -> None:
+def test_parts_of_a_fingerprint_are_kept_apart() -> None:
     assert fingerprint("ab", "c") != fingerprint("a", "bc")
     assert fingerprint("a") != fingerprint("a", "")
 

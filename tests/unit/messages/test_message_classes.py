@@ -120,7 +120,7 @@ def test_class_without_an_encoding_is_refused(cls: type, told: str, content_type
 
 
 @pytest.mark.parametrize("value", [17, "name", One()])
-def test_value_that_is_no_class_is_refused(value: Any) -> None:
+def test_value_other_than_a_class_is_refused(value: Any) -> None:
     with pytest.raises(InvalidSetting, match="is no class"):
         message("classes.refused")(value)
 
@@ -132,7 +132,7 @@ def test_class_with_an_encoding_is_taken(cls: type, content_type: str) -> None:
     assert message(f"classes.taken-{cls.__name__.lower()}-{letter}", content_type=content_type)(cls) is cls
 
 
-def test_class_that_names_a_later_one_is_taken_and_looked_at_at_the_start() -> None:
+def test_class_naming_a_later_one_is_accepted_until_the_start() -> None:
     @message("classes.later")
     class Early(msgspec.Struct):
         part: Later

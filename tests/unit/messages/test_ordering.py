@@ -14,11 +14,11 @@ def keyed(key: str | None, **headers: str) -> Envelope:
     return msgspec.structs.replace(envelope(1), partition_key=key, headers=headers)
 
 
-def test_a_message_without_a_key_is_behind_nobody() -> None:
+def test_message_without_a_key_has_no_place() -> None:
     assert OrderingRules().incoming(keyed(None)) == OrderingRules().outgoing(keyed(None)) == FREE
 
 
-def test_an_empty_key_is_none() -> None:
+def test_empty_key_is_no_key() -> None:
     assert OrderingRules().incoming(keyed("")) == OrderingRules().outgoing(keyed("")) == FREE
 
 
@@ -26,7 +26,7 @@ def test_a_key_orders_on_both_sides() -> None:
     assert OrderingRules().incoming(keyed("k")) == OrderingRules().outgoing(keyed("k")) == QueueKeys("k")
 
 
-def test_an_ordered_destination_or_handler_orders_everything_and_no_key_can_be_taken_for_it() -> None:
+def test_ordered_destination_or_handler_orders_everything_under_an_unprintable_key() -> None:
     message_type, destination = keyed("k").message_type, keyed("k").destination
     places = OrderingRules(ordered_types={message_type}, ordered_destinations={destination})
     for place in (places.incoming, places.outgoing):
@@ -34,7 +34,7 @@ def test_an_ordered_destination_or_handler_orders_everything_and_no_key_can_be_t
         assert not str(place(keyed("k")).ordering_key).isprintable()
 
 
-def test_a_fair_handler_counts_by_header_or_key_and_who_names_none_shares_one_share() -> None:
+def test_fair_handler_counts_by_header_or_key_and_messages_without_one_share_a_share() -> None:
     message_type = keyed("k").message_type
     assert OrderingRules(shared={message_type: "tenant"}).incoming(keyed("k", tenant="blue")) == QueueKeys("k", "blue")
     assert OrderingRules(shared={message_type: "tenant"}).incoming(keyed(None)) == QueueKeys(None, "")
@@ -52,7 +52,7 @@ def test_a_fair_handler_counts_by_header_or_key_and_who_names_none_shares_one_sh
         (["a", "b"], {"b": 50}, 10, {"a": 1}, "b"),
     ],
 )
-def test_a_batch_is_shared_out_by_weight_and_who_does_not_fit_is_the_next(
+def test_batch_is_shared_out_by_weight_and_the_next_batch_starts_with_the_first_tenant_left_out(
     tenants: list[str], weights: dict[str, int], size: int, quotas: dict[str, int], after: str
 ) -> None:
     assert share_out(tenants, weights, size) == (quotas, after)
@@ -69,7 +69,7 @@ def test_a_batch_is_shared_out_by_weight_and_who_does_not_fit_is_the_next(
     ],
     ids=["no such end", "no header", "fair and ordered", "weights of nobody", "no weight"],
 )
-def test_what_cannot_be_declared_is_refused(wrong: dict[str, object]) -> None:
+def test_invalid_ordering_option_is_refused(wrong: dict[str, object]) -> None:
     from tests.failure.app import OrderPlaced
 
     async def handle(order: OrderPlaced) -> None:

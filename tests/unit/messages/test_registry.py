@@ -83,26 +83,26 @@ def test_two_classes_cannot_have_one_name() -> None:
     assert class_of("a") is Placed
 
 
-def test_a_module_that_is_loaded_again_registers_its_class_again() -> None:
+def test_module_loaded_again_registers_its_class_again() -> None:
     message("a")(Placed)
     again = type("Placed", (msgspec.Struct,), {"__module__": Placed.__module__})
     message("a")(again)
     assert class_of("a") is again
 
 
-def test_a_class_without_a_name_is_told_how_to_get_one() -> None:
+def test_unnamed_class_is_refused_with_advice() -> None:
     with pytest.raises(UnknownMessageType, match=r"decorate it with @message\(name\)"):
         name_of(Placed)
 
 
-def test_an_unknown_name_is_told_the_nearest_known_one() -> None:
+def test_unknown_name_is_refused_with_the_nearest_known_one() -> None:
     message("orders.order-placed")(Placed)
     with pytest.raises(UnknownMessageType, match=r"did you mean 'orders\.order-placed'\?"):
         class_of("orders.order-place")
 
 
 @pytest.mark.parametrize("name", ["os.system", "antigravity", "this", "builtins.eval"])
-def test_nothing_is_imported_by_a_name(name: str) -> None:
+def test_name_of_a_type_imports_nothing(name: str) -> None:
     before = set(sys.modules)
     with pytest.raises(UnknownMessageType):
         class_of(name)

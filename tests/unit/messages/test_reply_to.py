@@ -36,12 +36,14 @@ PEER = "https://partner.example/durable"
         (PEER, {"answer_to": ("*",), "http_auth": "bearer"}, True),
     ],
 )
-def test_an_answer_goes_to_what_is_declared_or_allowed(address: str, settings: dict[str, Any], allowed: bool) -> None:
+def test_answer_goes_only_to_declared_or_allowed_addresses(
+    address: str, settings: dict[str, Any], allowed: bool
+) -> None:
     assert Answers(load_settings(**settings)).may_go(address, {"tcp://declared:1"}) is allowed
 
 
 @pytest.mark.parametrize("wrong", ["https://partner.example*", "https://*/durable", "tcp://*:2301/*", "**"])
-def test_a_pattern_that_allows_more_than_it_seems_to_is_refused(wrong: str) -> None:
+def test_pattern_with_an_ambiguous_wildcard_is_refused(wrong: str) -> None:
     with pytest.raises(InvalidSetting, match="a \\* stands alone, or at the end behind a slash"):
         load_settings(answer_to=(wrong,))
 
@@ -62,11 +64,11 @@ def test_a_pattern_that_allows_more_than_it_seems_to_is_refused(wrong: str) -> N
         "tcp://evil :1",
     ],
 )
-def test_an_address_that_may_be_read_as_another_is_refused(address: str, settings: dict[str, Any]) -> None:
+def test_address_with_an_ambiguous_reading_is_refused(address: str, settings: dict[str, Any]) -> None:
     assert not Answers(load_settings(answer_to=("*",), **settings)).may_go(address, {"tcp://declared:1"})
 
 
-def test_a_pattern_allows_no_address_with_control_characters_below_it() -> None:
+def test_pattern_allows_no_address_with_control_characters() -> None:
     allowed = Answers(load_settings(answer_to=("http://good:80/*",)))
     assert allowed.may_go("http://good:80/x", ())
     assert not allowed.may_go("http://good:80/\t@evil/x", ())

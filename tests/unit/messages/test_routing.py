@@ -18,37 +18,37 @@ def routes() -> Routes:
 
 
 class TestCommands:
-    def test_goes_where_the_caller_says_before_everything_else(self, routes: Routes) -> None:
+    def test_destination_of_the_caller_precedes_all_routes(self, routes: Routes) -> None:
         routes.route(PLACED, BILLING)
         routes.handled_here(PLACED)
         assert routes.for_send(PLACED, MAIL) == MAIL
 
-    def test_goes_to_its_route_before_the_handler_here(self, routes: Routes) -> None:
+    def test_route_precedes_the_handler_here(self, routes: Routes) -> None:
         routes.handled_here(PLACED)
         routes.route(PLACED, BILLING)
         assert routes.for_send(PLACED) == BILLING
 
-    def test_goes_to_the_handler_here_before_a_subscriber(self, routes: Routes) -> None:
+    def test_handler_here_precedes_a_subscriber(self, routes: Routes) -> None:
         routes.subscribe(PLACED, BILLING)
         routes.handled_here(PLACED)
         assert routes.for_send(PLACED) == LOCAL
 
-    def test_goes_to_the_only_subscriber(self, routes: Routes) -> None:
+    def test_command_goes_to_its_only_subscriber(self, routes: Routes) -> None:
         routes.subscribe(PLACED, BILLING)
         routes.subscribe(PLACED, BILLING)
         assert routes.for_send(PLACED) == BILLING
 
-    def test_with_several_subscribers_is_told_to_be_published(self, routes: Routes) -> None:
+    def test_command_with_several_subscribers_is_refused_with_advice_to_publish(self, routes: Routes) -> None:
         routes.subscribe(PLACED, BILLING)
         routes.subscribe(PLACED, MAIL)
         with pytest.raises(RoutingError, match=r"2 subscribers: use publish\(\)"):
             routes.for_send(PLACED)
 
-    def test_without_a_destination_says_how_to_give_it_one(self, routes: Routes) -> None:
+    def test_command_without_a_destination_is_refused_with_advice(self, routes: Routes) -> None:
         with pytest.raises(RoutingError, match=r"bus\.route\('orders\.placed', to=\.\.\.\).*send\(\.\.\., to=\.\.\.\)"):
             routes.for_send(PLACED)
 
-    def test_has_one_route_and_may_be_given_it_again(self, routes: Routes) -> None:
+    def test_command_has_one_route_and_accepts_the_same_again(self, routes: Routes) -> None:
         routes.route(PLACED, BILLING)
         routes.route(PLACED, BILLING)
         with pytest.raises(RoutingError, match="cannot also go to"):
@@ -57,13 +57,13 @@ class TestCommands:
 
 
 class TestEvents:
-    def test_goes_to_every_subscriber_once_and_to_the_handler_here(self, routes: Routes) -> None:
+    def test_event_goes_to_every_subscriber_once_and_to_the_handler_here(self, routes: Routes) -> None:
         for destination in (BILLING, MAIL, BILLING):
             routes.subscribe(PLACED, destination)
         routes.handled_here(PLACED)
         assert routes.for_publish(PLACED) == [BILLING, MAIL, LOCAL]
 
-    def test_may_have_nobody_who_wants_it(self, routes: Routes) -> None:
+    def test_event_may_have_no_subscribers(self, routes: Routes) -> None:
         assert routes.for_publish(PLACED) == []
 
     def test_a_command_is_not_published(self, routes: Routes) -> None:
@@ -71,7 +71,7 @@ class TestEvents:
         with pytest.raises(RoutingError, match=r"use send\(\)"):
             routes.for_publish(PLACED)
 
-    def test_what_has_subscribers_and_no_route_is_an_event(self, routes: Routes) -> None:
+    def test_type_with_subscribers_and_no_route_is_an_event(self, routes: Routes) -> None:
         routes.handled_here(PLACED)
         assert not routes.is_event(PLACED)
         routes.subscribe(PLACED, BILLING)

@@ -73,44 +73,44 @@ async def handle_v1(placed: V1) -> None: ...
 
 
 class TestDecoding:
-    def test_every_version_arrives_as_the_newest_whatever_it_is_encoded_in(self) -> None:
+    def test_every_version_arrives_as_the_newest_under_any_codec(self) -> None:
         declare_chain()
         assert decode(arrived(V1_TYPE, b'{"total":"4.20"}'), V3) == V3(420, "EUR")
         assert decode(arrived(V2_TYPE, b'{"cents":7}'), V3) == V3(7, "EUR")
         assert decode(arrived(V2_TYPE, b"\x81\xa5cents\x07", MSGPACK), V3) == V3(7, "EUR")
         assert decode(arrived(V3_TYPE, b'{"cents":7,"currency":"CHF"}'), V3) == V3(7, "CHF")
 
-    def test_a_handler_of_a_version_between_gets_it_as_that_version(self) -> None:
+    def test_handler_of_a_middle_version_gets_older_messages_as_its_version(self) -> None:
         declare_chain()
         assert decode(arrived(V1_TYPE, b'{"total":"4.20"}'), V2) == V2(cents=420)
         assert decode(arrived(V2_TYPE, b'{"cents":7}'), V2) == V2(cents=7)
         assert decode(arrived(V1_TYPE, b'{"total":"4.20"}'), V1) == V1("4.20")
 
-    def test_it_was_sent_as_the_class_of_its_type(self) -> None:
+    def test_sent_class_is_the_class_of_the_stored_type(self) -> None:
         declare_chain()
         assert [sent_class(name, V3) for name in (V1_TYPE, V2_TYPE, V3_TYPE)] == [V1, V2, V3]
         assert sent_class(V1_TYPE, V1) is V1
 
-    def test_an_upcaster_that_raises_makes_the_message_invalid(self) -> None:
+    def test_raising_upcaster_makes_the_message_invalid(self) -> None:
         declare_chain()
         with pytest.raises(InvalidMessage, match=r"upcaster .*to_v2 failed: ValueError: could not convert") as invalid:
             decode(arrived(V1_TYPE, b'{"total":"a lot"}'), V3)
         assert isinstance(invalid.value.__cause__, ValueError)
 
-    def test_an_upcaster_that_returns_another_class_makes_the_message_invalid(self) -> None:
+    def test_upcaster_returning_another_class_makes_the_message_invalid(self) -> None:
         broken: Any = lambda old: None  # noqa: E731
         upcaster(V1, to=V2)(broken)
         with pytest.raises(InvalidMessage, match=r"upcaster .* returned NoneType, not V2"):
             decode(arrived(V1_TYPE, b'{"total":"1"}'), V2)
 
-    def test_a_body_that_does_not_fit_its_own_version_is_invalid(self) -> None:
+    def test_body_unfit_for_its_own_version_is_invalid(self) -> None:
         declare_chain()
         with pytest.raises(InvalidMessage, match="the body is no V1"):
             decode(arrived(V1_TYPE, b'{"cents":7,"currency":"EUR"}'), V3)
 
 
 class TestDeclaring:
-    def test_a_chain_that_leads_back_is_refused(self) -> None:
+    def test_circular_chain_is_refused(self) -> None:
         declare_chain()
         with pytest.raises(InvalidSetting, match="leads back to where it began"):
             upcaster(V3, to=V1)
@@ -126,11 +126,11 @@ class TestDeclaring:
             def directly(old: V1) -> V3:
                 return V3(0, "EUR")
 
-    def test_a_module_that_is_loaded_again_declares_its_upcaster_again(self) -> None:
+    def test_module_loaded_again_declares_its_upcaster_again(self) -> None:
         declare_chain()
         declare_chain()
 
-    def test_what_is_no_message_has_no_versions(self) -> None:
+    def test_unregistered_class_has_no_versions(self) -> None:
         class Other(msgspec.Struct):
             pass
 
@@ -161,13 +161,13 @@ class TestHandlers:
         declare_chain()
         assert list(shop.application.by_type()) == [V3_TYPE, V1_TYPE, V2_TYPE]
 
-    def test_a_service_that_handles_the_old_version_goes_on_doing_so(self) -> None:
+    def test_service_handling_the_old_version_continues_with_the_old_version(self) -> None:
         declare_chain()
         shop = bus()
         shop.handles(V1)(handle_v1)
         assert list(shop.application.by_type()) == [V1_TYPE]
 
-    def test_no_version_has_two_handlers(self) -> None:
+    def test_second_handler_of_a_version_is_refused(self) -> None:
         declare_chain()
         shop = bus()
         shop.handles(V1)(handle_v1)
@@ -175,7 +175,7 @@ class TestHandlers:
             shop.handles(V3)(handle)
         assert list(shop.application.handlers) == [V1_TYPE]
 
-    async def test_an_upcaster_that_came_later_is_found_out_at_the_start(self) -> None:
+    async def test_late_upcaster_for_a_handled_version_is_refused_at_the_start(self) -> None:
         shop = bus()
         shop.handles(V1)(handle_v1)
         shop.handles(V3)(handle)
@@ -183,7 +183,7 @@ class TestHandlers:
         with pytest.raises(InvalidSetting, match="remove that handler, or the upcaster"):
             await shop.runtime.check()
 
-    def test_an_old_version_that_is_sent_goes_to_the_handler_of_the_new_one(self) -> None:
+    def test_old_version_sent_goes_to_the_handler_of_the_new_one(self) -> None:
         declare_chain()
         shop = bus()
         shop.handles(V3)(handle)

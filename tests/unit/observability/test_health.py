@@ -83,7 +83,7 @@ def problems(gauges: Gauges, *, dormant: list[NodeId] | None = None, **settings:
         "a pause is no latch", "fewer dead letters", "hardly overdue",
     ],
 )  # fmt: skip
-def test_it_is_healthy(gauges: Gauges, settings: dict[str, Any]) -> None:
+def test_service_is_healthy(gauges: Gauges, settings: dict[str, Any]) -> None:
     assert problems(gauges, **settings) == []
 
 
@@ -107,7 +107,7 @@ def test_it_is_healthy(gauges: Gauges, settings: dict[str, Any]) -> None:
         "overdue and nobody is there", "it lags", "latched", "dead letters", "very many dead letters", "no partitions",
     ],
 )  # fmt: skip
-def test_it_is_not_healthy_and_says_why(gauges: Gauges, settings: dict[str, Any], said: str | None) -> None:
+def test_unhealthy_service_names_the_problem(gauges: Gauges, settings: dict[str, Any], said: str | None) -> None:
     assert [problem[: len(said or "")] for problem in problems(gauges, **settings)] == ([said] if said else [])
 
 
@@ -122,7 +122,7 @@ def test_it_is_not_healthy_and_says_why(gauges: Gauges, settings: dict[str, Any]
     ],
     ids=["no handler", "a handler of another version", "handled", "paused", "not for long"],
 )
-def test_work_that_no_living_node_handles_is_a_problem(gauges: Gauges, is_told: bool) -> None:
+def test_work_handled_by_no_living_node_is_a_problem(gauges: Gauges, is_told: bool) -> None:
     said = (
         "3 messages a.b wait, the oldest for 600 s, and no living node handles them: start a node whose code has a "
         "handler for them, or an upcaster to one"
@@ -130,27 +130,27 @@ def test_work_that_no_living_node_handles_is_a_problem(gauges: Gauges, is_told: 
     assert problems(gauges) == ([said] if is_told else [])
 
 
-def test_work_that_only_a_dead_node_handles_is_told_as_unattended() -> None:
+def test_work_handled_only_by_a_dead_node_is_reported_as_unattended() -> None:
     gauges = found(unowned=of_type("a.b", 10), nodes=[node(MINUTE / 60, "a.b")], locked=set())
     assert problems(gauges) == [
         "work has waited for 600 s and no node is alive: start one with durable-agent run APP:BUS"
     ]
 
 
-def test_a_dormant_node_is_a_problem_while_it_owns_something() -> None:
+def test_dormant_node_is_a_problem_only_with_owned_rows() -> None:
     owning = found(nodes=[], owned={Side.OUTGOING: {NODE: 2}, Side.INCOMING: {NODE: 3}})
     assert problems(found(), dormant=[NODE]) == []
     [problem] = problems(owning, dormant=[NODE])
     assert problem.startswith("node 1 is dormant, owns 5 envelopes")
 
 
-def test_a_node_is_dormant_when_two_looks_a_grace_apart_find_it_dead() -> None:
+def test_node_is_dormant_when_found_dead_by_two_looks_a_grace_apart() -> None:
     policy = DormancyPolicy(grace=timedelta(seconds=2), stale=timedelta(seconds=20))
     dead = found(locked=set())
     assert [health.dormant(policy, dead, now) for now in (0.0, 1.0, 2.0)] == [[], [], [NODE]]
     assert health.dormant(policy, found(), 3.0) == []
 
 
-def test_an_owner_that_is_registered_no_more_is_dead() -> None:
+def test_unregistered_owner_is_dead() -> None:
     gauges = found(owned={Side.OUTGOING: {NodeId(9): 1}, Side.INCOMING: {}})
     assert health.node_states(gauges, 20 * MINUTE) == {NODE: NodeState.ALIVE, NodeId(9): NodeState.DEAD}

@@ -27,7 +27,7 @@ NOTHING = Statistics(
 DECLARED = Declared({"tcp://a:1"}, {"orders.placed"}, {"shop"})
 
 
-def test_names_that_are_not_known_share_one_label_and_known_ones_are_always_there() -> None:
+def test_unknown_names_share_one_label_and_known_ones_are_always_present() -> None:
     assert bounded({"a": 1, "x": 2, "y": 3}, {"a", "b"}, sum, 0) == {"a": 1, "b": 0, "other": 5}
     assert bounded({"a": 1.0, "x": 2.0, "y": 3.0}, {"a"}, max, 0.0) == {"a": 1.0, "other": 3.0}
     assert bounded({}, {"a"}, sum, 0) == {"a": 0}
@@ -37,7 +37,7 @@ def test_distributions_are_merged_bucket_by_bucket() -> None:
     assert merged([Distribution((1, 0, 2), 4.0), Distribution((0, 5, 1), 3.0)]) == Distribution([1, 5, 3], 7.0)
 
 
-def test_a_duration_counts_in_every_bucket_that_it_fits_in() -> None:
+def test_duration_counts_in_every_bucket_above() -> None:
     counters = Counters()
     handling = counters.of(Subject.MESSAGE_TYPE, "orders.placed")
     for seconds in (0.001, 0.002, 3.0, 1_000.0):
@@ -58,7 +58,7 @@ def test_a_duration_counts_in_every_bucket_that_it_fits_in() -> None:
     }
 
 
-def test_every_counter_of_what_is_declared_is_there_before_anything_has_happened() -> None:
+def test_declared_counters_are_present_at_zero() -> None:
     exposed = expose(process.families(NOTHING, DECLARED, datetime.now(UTC)), "").body.decode().splitlines()
     assert 'durable_messages_sent_total{destination="tcp://a:1"} 0.0' in exposed
     assert 'durable_messages_handled_total{message_type="orders.placed"} 0.0' in exposed
@@ -71,7 +71,7 @@ def test_labels_are_escaped() -> None:
     assert r'durable_info{service="a \"quoted\"\nname"} 1.0' in exposed.body.decode()
 
 
-def test_what_happens_to_a_part_happens_to_the_whole() -> None:
+def test_event_of_a_part_counts_for_the_whole() -> None:
     counters = Counters()
     counters.of(Subject.DESTINATION, "tcp://a:1").add(Event.SENT, 3)
     counters.of(Subject.DESTINATION, "tcp://a:2").add(Event.SENT, 4)

@@ -85,14 +85,16 @@ def cause() -> Envelope:
 
 
 class TestCommands:
-    def test_an_envelope_says_what_when_and_from_whom(self, envelope_factory: EnvelopeFactory) -> None:
+    def test_envelope_carries_body_type_destination_source_and_time(self, envelope_factory: EnvelopeFactory) -> None:
         envelope = envelope_factory.command(Placed(1))
         assert codec.decode(envelope.body, Placed) == Placed(1)
         assert (envelope.message_type, envelope.destination) == ("composing.placed", BILLING)
         assert (envelope.source, envelope.sent_at) == ("orders", NOW)
         assert (envelope.deliver_by, envelope.execution_time, envelope.partition_key) == (None, None, None)
 
-    def test_the_first_message_of_a_conversation_gives_it_its_id(self, envelope_factory: EnvelopeFactory) -> None:
+    def test_first_message_of_a_conversation_gives_its_id_to_the_conversation(
+        self, envelope_factory: EnvelopeFactory
+    ) -> None:
         envelope = envelope_factory.command(Placed())
         assert (envelope.correlation_id, envelope.causation_id) == (envelope.id, None)
 
@@ -102,7 +104,7 @@ class TestCommands:
         assert (envelope.correlation_id, envelope.causation_id) == (handled.correlation_id, handled.id)
         assert envelope.id not in (handled.id, handled.correlation_id)
 
-    def test_a_handler_that_runs_again_sends_the_same_ids(self, envelope_factory: EnvelopeFactory) -> None:
+    def test_handler_running_again_sends_the_same_ids(self, envelope_factory: EnvelopeFactory) -> None:
         handled = cause()
         first, second = (
             [send(envelope_factory, Placed(), "command", attempt)[1][0].id for _ in range(3)]
@@ -111,9 +113,7 @@ class TestCommands:
         assert first == second
         assert len(set(first)) == 3
 
-    def test_what_follows_from_other_messages_or_in_other_services_has_other_ids(
-        self, envelope_factory: EnvelopeFactory, routes: Routes
-    ) -> None:
+    def test_ids_differ_by_cause_and_service(self, envelope_factory: EnvelopeFactory, routes: Routes) -> None:
         handled, other = cause(), cause()
         elsewhere = EnvelopeFactory("shipping", routes, load_settings(), ManualClock(NOW))
         ids = {
@@ -124,7 +124,7 @@ class TestCommands:
         }
         assert len(ids) == 4
 
-    def test_a_business_key_is_the_id_whoever_sends_it(self, envelope_factory: EnvelopeFactory) -> None:
+    def test_business_key_determines_the_id_for_every_sender(self, envelope_factory: EnvelopeFactory) -> None:
         assert (
             envelope_factory.command(Placed(), id_from="17").id == envelope_factory.command(Placed(1), id_from="17").id
         )
@@ -140,14 +140,14 @@ class TestCommands:
         )
 
     @pytest.mark.parametrize("key", ["", "a\nb", "\ud800"])
-    def test_a_business_key_that_is_no_text_is_refused(self, envelope_factory: EnvelopeFactory, key: str) -> None:
+    def test_business_key_must_be_printable_text(self, envelope_factory: EnvelopeFactory, key: str) -> None:
         with pytest.raises(InvalidMessage, match="id_from"):
             envelope_factory.command(Placed(), id_from=key)
 
     def test_the_caller_may_name_the_destination(self, envelope_factory: EnvelopeFactory) -> None:
         assert envelope_factory.command(Placed(), to=MAIL).destination == MAIL
 
-    def test_a_destination_that_the_caller_names_is_resolved_and_a_route_was_before(self, routes: Routes) -> None:
+    def test_destination_given_by_the_caller_is_resolved_and_a_route_is_used_unchanged(self, routes: Routes) -> None:
         def by_type(uri: str, message_type: str) -> str:
             return f"{uri}/{message_type}"
 
@@ -156,7 +156,7 @@ class TestCommands:
         assert routed.destination == BILLING
         assert envelope_factory.command(Placed(), to=MAIL).destination == f"{MAIL}/{routed.message_type}"
 
-    def test_a_class_that_is_no_message_is_refused(self, envelope_factory: EnvelopeFactory) -> None:
+    def test_unregistered_class_is_refused(self, envelope_factory: EnvelopeFactory) -> None:
         with pytest.raises(UnknownMessageType):
             envelope_factory.command(Stranger(), to=MAIL)
 
@@ -177,7 +177,7 @@ class TestEvents:
         first, *others = (msgspec.structs.replace(envelope, destination="") for envelope in envelopes)
         assert others == [first, first]
 
-    def test_an_event_that_nobody_wants_is_checked_all_the_same(self, envelope_factory: EnvelopeFactory) -> None:
+    def test_event_without_subscribers_is_checked(self, envelope_factory: EnvelopeFactory) -> None:
         nobody = EnvelopeFactory("orders", Routes(), load_settings(), ManualClock(NOW))
         event_id, envelopes = publish(nobody, Shipped())
         assert (event_id.version, envelopes) == (7, [])
@@ -186,7 +186,7 @@ class TestEvents:
 
 
 class TestCascading:
-    def test_what_has_subscribers_is_published_and_the_rest_is_sent(self, envelope_factory: EnvelopeFactory) -> None:
+    def test_cascaded_event_is_published_and_other_messages_are_sent(self, envelope_factory: EnvelopeFactory) -> None:
         handled = cause()
         assert [e.destination for e in send(envelope_factory, Shipped(), "cascade", Cause(handled))[1]] == [
             BILLING,
@@ -269,7 +269,7 @@ class TestRefusals:
             (Placed(), {"tenant": ""}),
         ],
     )
-    def test_what_could_not_be_stored_or_decoded_is_refused(
+    def test_unstorable_or_undecodable_message_is_refused(
         self, envelope_factory: EnvelopeFactory, given: object, options: Any
     ) -> None:
         with pytest.raises(InvalidMessage):
@@ -285,7 +285,7 @@ class TestRefusals:
         headers=st.dictionaries(st.text(max_size=10), st.text(st.characters(exclude_categories=()), max_size=10)),
         seconds=st.none() | st.integers(-1_000, 1_000),
     )
-    def test_whatever_is_composed_is_sound(
+    def test_composed_envelope_is_always_sound(
         self, note: str, key: str | None, headers: dict[str, str], seconds: int | None
     ) -> None:
         envelope_factory = EnvelopeFactory("orders", Routes(), load_settings(), ManualClock(NOW))
@@ -303,7 +303,7 @@ class TestRefusals:
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(envelope), type=Envelope) == envelope
 
 
-def test_an_outgoing_that_a_middleware_made_itself_is_refused(envelope_factory: EnvelopeFactory) -> None:
+def test_outgoing_constructed_by_a_middleware_is_refused(envelope_factory: EnvelopeFactory) -> None:
     """It belongs to no outbox, and would be lost."""
     with pytest.raises(TypeError, match=r"replace\(\)"):
         envelope_factory.send(Outgoing(Placed()))

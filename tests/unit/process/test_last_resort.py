@@ -18,7 +18,7 @@ class Panic(BaseException):
     pass
 
 
-def test_watchdog_bites_when_nothing_is_heard() -> None:
+def test_watchdog_bites_after_silence() -> None:
     bitten = threading.Event()
     reasons: list[str] = []
 
@@ -33,7 +33,7 @@ def test_watchdog_bites_when_nothing_is_heard() -> None:
     assert reasons[0] == "silence"
 
 
-def test_bound_watchdog_listens_to_nobody() -> None:
+def test_bound_watchdog_ignores_heartbeats() -> None:
     bitten = threading.Event()
     watchdog = Watchdog(3_600, "silence", lambda reason: bitten.set() if reason == "too slow" else None)
     watchdog.bind(0.05, "too slow")
@@ -44,7 +44,7 @@ def test_bound_watchdog_listens_to_nobody() -> None:
     watchdog.end()
 
 
-def test_pause_before_joining_again_is_short_and_forgets_what_is_over() -> None:
+def test_pause_before_joining_again_is_short_and_reset_by_success() -> None:
     policy = RejoinPolicy()
     for _ in range(100):
         policy.failed()
@@ -54,7 +54,7 @@ def test_pause_before_joining_again_is_short_and_forgets_what_is_over() -> None:
     assert policy.pause() <= RejoinPolicy.SHORTEST
 
 
-def test_pace_names_the_step_that_is_nearest_to_its_bound() -> None:
+def test_pace_names_the_step_nearest_to_its_bound() -> None:
     pace = Pace("sending", 1_000_000)
     assert pace.slowest() is None
     with pace.step("slow", 0.000_001), pace.step("quick"):
@@ -66,7 +66,7 @@ def test_pace_names_the_step_that_is_nearest_to_its_bound() -> None:
 
 
 @pytest.mark.parametrize("moment", ["made", "entered", "left"])
-def test_hook_that_fails_changes_nothing(moment: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_hook_changes_nothing(moment: str, caplog: pytest.LogCaptureFixture) -> None:
     @contextmanager
     def hook() -> Iterator[None]:
         if moment == "entered":
@@ -87,7 +87,7 @@ def test_hook_that_fails_changes_nothing(moment: str, caplog: pytest.LogCaptureF
     assert "a hook for spans failed" in caplog.text
 
 
-def test_hook_hears_of_the_error_it_observes() -> None:
+def test_hook_observes_the_error_of_the_work() -> None:
     heard: list[BaseException] = []
 
     @contextmanager

@@ -29,7 +29,7 @@ def without_lock(node: int) -> NodeFacts:
 
 
 class TestDormancy:
-    def test_a_node_that_holds_its_lock_and_beats_is_alive(self) -> None:
+    def test_node_with_its_lock_and_a_fresh_heartbeat_is_alive(self) -> None:
         rule = policy()
         assert [rule.dormant([alive(1)], server_uptime=UP, now=now) for now in (0, 10, 1e6)] == [[], [], []]
 
@@ -38,45 +38,45 @@ class TestDormancy:
         seen = [rule.dormant([without_lock(1)], server_uptime=UP, now=now) for now in (10, 11.9, 12)]
         assert seen == [[], [], [1]]
 
-    def test_a_lock_that_is_back_at_the_next_look_starts_the_grace_again(self) -> None:
+    def test_lock_back_at_the_next_look_restarts_the_grace(self) -> None:
         rule = policy()
         assert rule.dormant([without_lock(1)], server_uptime=UP, now=0) == []
         assert rule.dormant([alive(1)], server_uptime=UP, now=1) == []
         assert rule.dormant([without_lock(1)], server_uptime=UP, now=2) == []
         assert rule.dormant([without_lock(1)], server_uptime=UP, now=4) == [1]
 
-    def test_a_node_that_holds_its_lock_and_is_silent_is_dormant(self) -> None:
+    def test_node_with_its_lock_and_a_stale_heartbeat_is_dormant(self) -> None:
         paused = NodeFacts(NodeId(1), True, timedelta(seconds=20))
         assert policy().dormant([paused], server_uptime=UP, now=0) == [1]
         nearly = NodeFacts(NodeId(1), True, timedelta(seconds=19.9))
         assert policy().dormant([nearly], server_uptime=UP, now=0) == []
 
-    def test_an_owner_without_a_row_is_dormant_a_grace_later_whatever_its_lock_says(self) -> None:
+    def test_owner_without_a_registration_is_dormant_after_a_grace_with_or_without_its_lock(self) -> None:
         for holds_lock in (True, False):
             rule = policy()
             unknown = NodeFacts(NodeId(1), holds_lock, None)
             assert rule.dormant([unknown], server_uptime=UP, now=0) == []
             assert rule.dormant([unknown], server_uptime=UP, now=2) == [1]
 
-    def test_nobody_is_judged_just_after_the_server_has_started(self) -> None:
+    def test_nodes_are_not_judged_just_after_a_start_of_the_server(self) -> None:
         paused = NodeFacts(NodeId(2), True, STALE)
         assert policy().dormant([paused], server_uptime=timedelta(seconds=1.9), now=0) == []
         assert policy().dormant([paused], server_uptime=timedelta(seconds=2), now=0) == [2]
 
-    def test_a_restart_of_the_server_takes_every_lock_and_every_suspicion_with_it(self) -> None:
+    def test_restart_of_the_server_clears_every_suspicion(self) -> None:
         rule = policy()
         rule.dormant([without_lock(1)], server_uptime=UP, now=0)
         assert rule.dormant([without_lock(1)], server_uptime=timedelta(seconds=1), now=2) == []
         assert rule.dormant([without_lock(1)], server_uptime=UP, now=3) == []  # the grace begins anew
         assert rule.dormant([without_lock(1)], server_uptime=UP, now=5) == [1]
 
-    def test_a_node_that_is_gone_is_forgotten(self) -> None:
+    def test_unregistered_node_is_forgotten(self) -> None:
         rule = policy()
         rule.dormant([without_lock(1)], server_uptime=UP, now=0)
         assert rule.dormant([], server_uptime=UP, now=5) == []
         assert rule.dormant([without_lock(1)], server_uptime=UP, now=6) == []
 
-    def test_the_dormant_come_in_the_order_of_their_ids(self) -> None:
+    def test_dormant_nodes_are_sorted_by_id(self) -> None:
         rule = policy()
         facts = [without_lock(3), NodeFacts(NodeId(2), True, STALE), without_lock(1), alive(4)]
         rule.dormant(facts, server_uptime=UP, now=0)
@@ -100,30 +100,30 @@ def leases(*numbers: int) -> set[LeaseKey]:
 
 
 class TestForgotten:
-    def test_what_is_missing_at_two_looks_is_forgotten(self) -> None:
+    def test_lease_missing_at_two_looks_is_forgotten(self) -> None:
         rule = ForgottenPolicy()
         assert rule.forgotten(leases(1, 2), leases(2)) == set()
         assert rule.forgotten(leases(1, 2), leases(2)) == leases(1)
 
-    def test_what_was_committed_just_before_a_look_is_not_forgotten(self) -> None:
+    def test_lease_committed_just_before_a_look_is_not_forgotten(self) -> None:
         rule = ForgottenPolicy()
         assert rule.forgotten(leases(1), set()) == set()
         assert rule.forgotten(leases(1), leases(1)) == set()
         assert rule.forgotten(leases(1), set()) == set()
 
-    def test_what_was_released_once_needs_two_looks_again(self) -> None:
+    def test_lease_released_once_needs_two_looks_again(self) -> None:
         rule = ForgottenPolicy()
         rule.forgotten(leases(1), set())
         assert rule.forgotten(leases(1), set()) == leases(1)
         assert rule.forgotten(leases(1), set()) == set()
 
-    def test_another_epoch_is_another_lease(self) -> None:
+    def test_lease_of_another_epoch_is_another_lease(self) -> None:
         rule = ForgottenPolicy()
         rule.forgotten(leases(1), set())
         assert rule.forgotten({(UUID(int=1), "billing", 1)}, set()) == set()
 
     @given(st.lists(st.tuples(st.sets(st.integers(0, 5)), st.sets(st.integers(0, 5))), max_size=15))
-    def test_nothing_that_is_held_is_ever_forgotten(self, looks: list[tuple[set[int], set[int]]]) -> None:
+    def test_held_lease_is_never_forgotten(self, looks: list[tuple[set[int], set[int]]]) -> None:
         rule = ForgottenPolicy()
         for owned, held in looks:
             forgotten = rule.forgotten(leases(*owned), leases(*held))

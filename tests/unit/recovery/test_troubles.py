@@ -39,7 +39,7 @@ def test_outage_is_told_once_and_so_is_its_end(said: pytest.LogCaptureFixture) -
         assert [record.levelname for record in said.records] == ["WARNING", "INFO"]
 
 
-def test_story_that_alone_fails_again_and_again_is_told_once(said: pytest.LogCaptureFixture) -> None:
+def test_story_failing_repeatedly_alone_is_told_once(said: pytest.LogCaptureFixture) -> None:
     troubles = Troubles(often=["claim"])
     for _ in range(5):
         fail(troubles, "sweep")

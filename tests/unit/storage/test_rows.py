@@ -22,7 +22,7 @@ def failure(error: Exception) -> Failure:
         return Failure.from_error(raised, number=1, failed_at=NOW)
 
 
-def test_an_attempt_says_what_failed_and_where() -> None:
+def test_attempt_records_number_time_error_and_traceback() -> None:
     kept = failure(LookupError("no such order"))
     assert (kept.number, kept.failed_at, kept.exception_type, kept.reason) == (1, NOW, "LookupError", "no such order")
     assert kept.traceback.startswith("Traceback")
@@ -30,20 +30,20 @@ def test_an_attempt_says_what_failed_and_where() -> None:
     assert "raise error" in kept.traceback
 
 
-def test_it_is_bounded_whatever_the_exception_says() -> None:
+def test_attempt_is_bounded_for_any_exception() -> None:
     kept = failure(ValueError("x" * 10_000_000))
     assert len(kept.reason) < 2_100
     assert len(kept.traceback) < 20_100
     assert "raise error" in kept.traceback, "where it began matters as much as what it came to"
 
 
-def test_it_can_be_stored_whatever_the_exception_says() -> None:
+def test_attempt_is_storable_for_any_exception() -> None:
     kept = failure(ValueError("a\0b\ud800"))
     assert (kept.reason, "\0" in kept.traceback) == ("a\N{REPLACEMENT CHARACTER}b?", False)
 
 
 @pytest.mark.parametrize("raised", [RuntimeError, SystemExit, KeyboardInterrupt])
-def test_an_exception_that_cannot_speak_has_a_text_all_the_same(raised: type[BaseException]) -> None:
+def test_exception_with_a_failing_str_has_a_text(raised: type[BaseException]) -> None:
     class Speechless(Exception):
         def __str__(self) -> str:
             raise raised
@@ -56,12 +56,12 @@ def test_an_exception_that_cannot_speak_has_a_text_all_the_same(raised: type[Bas
     assert "Speechless" in text
 
 
-def test_the_type_has_its_module_unless_it_is_built_in() -> None:
+def test_type_has_its_module_except_for_built_ins() -> None:
     assert error_text(KeyError("a"))[:2] == ("KeyError", "'a'")
     assert error_text(TimeoutError())[:2] == ("TimeoutError", "TimeoutError")
 
 
-def test_the_last_attempts_are_kept() -> None:
+def test_newest_attempts_are_kept() -> None:
     failures = [Failure(number, NOW, "E", "r", "t") for number in range(1, 51)]
     assert Tried(1, failures).columns()["failed_number"] == list(range(51 - KEPT_ATTEMPTS, 51))
     assert all(values == [] for name, values in ONCE.columns().items() if name.startswith("failed"))
@@ -87,7 +87,7 @@ def raised_below_durable(code: str, **names: Any) -> Exception:
     return error
 
 
-def test_a_traceback_begins_where_the_application_does() -> None:
+def test_traceback_begins_at_the_first_frame_of_the_application() -> None:
     def handler() -> None:
         class_of("rows.unheard-of")
 
@@ -98,5 +98,5 @@ def test_a_traceback_begins_where_the_application_does() -> None:
     assert any(line.endswith("in class_of") for line in lines), "and has all that follows"
 
 
-def test_a_traceback_that_is_all_ours_is_whole() -> None:
+def test_traceback_of_own_frames_only_is_whole() -> None:
     assert "<string>" in error_text(raised_below_durable("1 / 0"))[2]

@@ -9,7 +9,7 @@ import pytest
 from durable.tasks.cancelling import run_to_completion
 
 
-async def test_work_ends_before_its_task_however_often_that_is_cancelled() -> None:
+async def test_work_ends_before_its_task_despite_repeated_cancellation() -> None:
     said = list[str]()
     go_on = asyncio.Event()
 

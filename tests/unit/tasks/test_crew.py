@@ -25,7 +25,7 @@ async def raising(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("error", [Panic("x"), SystemExit(1), GeneratorExit(), asyncio.CancelledError("by accident")])
-async def test_crew_is_told_of_what_is_no_exception(error: BaseException) -> None:
+async def test_crew_raises_broke_off_for_a_base_exception(error: BaseException) -> None:
     others: list[asyncio.Task[None]] = []
 
     async def owner() -> None:
@@ -100,7 +100,7 @@ async def test_error_does_not_replace_the_cancellation_of_a_crew() -> None:
     assert task.cancelled()
 
 
-async def test_end_returns_what_does_not_end() -> None:
+async def test_end_returns_the_tasks_still_running() -> None:
     free = asyncio.Event()
 
     async def stubborn() -> None:
@@ -130,7 +130,7 @@ async def test_keyboard_interrupt_is_not_caught() -> None:
 
 
 @pytest.mark.parametrize("swallow", [True, False])
-async def test_cancelled_task_ends_whatever_is_raised_instead(swallow: bool) -> None:
+async def test_cancelled_task_ends_despite_another_error(swallow: bool) -> None:
     rounds = 0
 
     async def loop(step: Callable[[], Awaitable[None]]) -> None:

@@ -79,8 +79,8 @@ def handling(bus: Bus, **options: Any) -> list[int]:
     return seen
 
 
-class TestWhatHappened:
-    async def test_shows_what_was_committed_as_the_receiver_will_decode_it(self, bus: Bus, memory: InMemoryBus) -> None:
+class TestRecords:
+    async def test_messages_sent_are_shown_decoded_from_the_committed_body(self, bus: Bus, memory: InMemoryBus) -> None:
         given = Placed(1)
         await send(bus, given, to=BILLING, headers={"tenant": "blue"})
         await send(bus, Billed(2), to=SHOP)
@@ -90,7 +90,9 @@ class TestWhatHappened:
         assert [envelope.headers for envelope in memory.envelopes(Placed)] == [{"tenant": "blue"}]
         assert len(memory.envelopes()) == 2
 
-    async def test_shows_an_event_once_and_its_copies_by_destination(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_published_event_is_shown_once_and_its_copies_by_destination(
+        self, bus: Bus, memory: InMemoryBus
+    ) -> None:
         bus.subscribe(Placed, to=BILLING)
         bus.subscribe(Placed, to=SHOP)
         async with bus.unit_of_work():
@@ -98,7 +100,7 @@ class TestWhatHappened:
         assert memory.sent(Placed) == [Placed(1)]
         assert memory.sent_to(BILLING) == memory.sent_to(SHOP) == [Placed(1)]
 
-    async def test_nothing_is_handled_before_drain(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_messages_are_not_handled_before_drain(self, bus: Bus, memory: InMemoryBus) -> None:
         seen = handling(bus)
         await send(bus, Placed(1), Placed(2))
         assert (seen, memory.handled) == ([], [])
@@ -106,7 +108,7 @@ class TestWhatHappened:
         assert seen == [1, 2]
         assert [(handled.message, handled.attempt) for handled in memory.handled] == [(Placed(1), 1), (Placed(2), 1)]
 
-    async def test_messages_of_a_conversation_are_handled_in_the_order_in_which_they_were_sent(
+    async def test_messages_of_a_conversation_are_handled_in_the_order_of_sending(
         self, bus: Bus, memory: InMemoryBus
     ) -> None:
         @bus.handles(Placed)
@@ -163,7 +165,7 @@ class TestWhatHappened:
         assert [letter.message for letter in memory.dead_letters] == [Placed(2)]
         assert attempts.count((2, 1)) == 3, "each time it is new"
 
-    async def test_what_was_quarantined_cannot_be_replayed(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_quarantined_message_cannot_be_replayed(self, bus: Bus, memory: InMemoryBus) -> None:
         handling(bus)
         memory.deliver(Placed(1), id_from="order-1")
         memory.deliver(Placed(2), id_from="order-1")
@@ -172,9 +174,7 @@ class TestWhatHappened:
             memory.replay()
         assert len(memory.dead_letters) == 1
 
-    async def test_a_message_that_this_process_cannot_read_is_shown_by_its_envelope(
-        self, bus: Bus, memory: InMemoryBus
-    ) -> None:
+    async def test_unreadable_message_is_shown_by_its_envelope(self, bus: Bus, memory: InMemoryBus) -> None:
         handling(bus)
         envelope = Envelope(
             id=new_id(),
@@ -212,7 +212,7 @@ class TestTime:
         await memory.drain()
         assert [handled.attempt for handled in memory.handled] == [3]
 
-    async def test_what_waits_is_shown_with_the_next_first(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_scheduled_messages_are_shown_with_the_next_first(self, bus: Bus, memory: InMemoryBus) -> None:
         seen = handling(bus)
         await send(bus, Placed(1), delay=60)
         await send(bus, Placed(2), delay=timedelta(seconds=30))
@@ -223,7 +223,7 @@ class TestTime:
         assert seen == [1, 2]
         assert [waiting.message for waiting in memory.scheduled] == [Placed(3)]
 
-    async def test_what_is_late_expires_wherever_it_waits(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_late_message_expires_in_inbox_and_outbox(self, bus: Bus, memory: InMemoryBus) -> None:
         seen = handling(bus)
         await send(bus, Placed(1), deliver_by=10)
         await send(bus, Placed(2), deliver_by=10, to=BILLING)
@@ -233,7 +233,7 @@ class TestTime:
         assert seen == [3]
         assert [expired.message for expired in memory.expired] == [Placed(1), Placed(2)]
 
-    def test_a_clock_stands_still_until_it_is_advanced(self) -> None:
+    def test_manual_clock_stands_still_until_advanced(self) -> None:
         start = datetime(2024, 2, 29, tzinfo=UTC)
         clock = ManualClock(start)
         assert (clock.now(), clock.monotonic()) == (start, 0.0)
@@ -249,7 +249,7 @@ class TestTime:
 
 
 class TestFailing:
-    async def test_the_next_attempts_fail_as_the_test_asks(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_injected_faults_fail_the_next_attempts(self, bus: Bus, memory: InMemoryBus) -> None:
         seen = handling(bus, retry=Retry(immediate=2, delays=[]))
         memory.fail(Placed, LookupError("not now"), times=2)
         await send(bus, Placed(1), Placed(2))
@@ -257,7 +257,7 @@ class TestFailing:
         assert seen == [1, 2]
         assert [handled.attempt for handled in memory.handled] == [3, 1]
 
-    async def test_a_fault_may_be_given_for_a_handler_and_as_a_class(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_fault_may_be_injected_by_handler_and_as_a_class(self, bus: Bus, memory: InMemoryBus) -> None:
         @bus.handles(Placed, retry=ONCE)
         def handle(order: Placed) -> None: ...
 
@@ -268,7 +268,7 @@ class TestFailing:
         assert [letter.exception_type for letter in memory.dead_letters] == ["LookupError", "ValueError"]
         assert [handled.message for handled in memory.handled] == [Placed(3)]
 
-    async def test_a_commit_that_fails_leaves_what_the_handler_did_elsewhere(
+    async def test_failing_commit_does_not_undo_external_effects_of_the_handler(
         self, bus: Bus, memory: InMemoryBus
     ) -> None:
         mails: list[int] = []
@@ -287,7 +287,7 @@ class TestFailing:
         assert mails == [1, 1]
         assert memory.sent(Billed) == [Billed(1)]
 
-    async def test_in_a_group_the_fault_is_that_of_one_message(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_injected_fault_hits_one_message_of_a_group(self, bus: Bus, memory: InMemoryBus) -> None:
         seen = handling(bus, max_batch=10, retry=ONCE)
         memory.fail(Placed, LookupError)
         await send(bus, *map(Placed, range(4)))
@@ -295,7 +295,7 @@ class TestFailing:
         assert [letter.message for letter in memory.dead_letters] == [Placed(0)]
         assert seen == [1, 2, 3]
 
-    async def test_a_message_that_arrives_twice_is_handled_once(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_message_delivered_twice_is_handled_once(self, bus: Bus, memory: InMemoryBus) -> None:
         seen = handling(bus)
         memory.deliver_twice(Placed, times=2)
         memory.deliver(Placed(1))
@@ -303,7 +303,7 @@ class TestFailing:
         await memory.drain()
         assert (seen, memory.duplicates) == ([1, 2, 3], 2)
 
-    async def test_messages_that_cause_each_other_for_ever_are_found(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_endless_chain_of_messages_is_found(self, bus: Bus, memory: InMemoryBus) -> None:
         @bus.handles(Placed)
         async def handle(order: Placed) -> Placed:
             return order
@@ -313,7 +313,7 @@ class TestFailing:
             await memory.drain(at_most=20)
         assert len(memory.handled) == 21
 
-    async def test_a_handler_cannot_wait_for_what_is_handled_after_it(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_handler_cannot_drain(self, bus: Bus, memory: InMemoryBus) -> None:
         @bus.handles(Placed, retry=ONCE)
         async def handle(order: Placed) -> None:
             await memory.drain()
@@ -350,7 +350,7 @@ class TestOtherServices:
         first, reply = memory.envelopes(Placed)[0], other.envelopes(Billed)[0]
         assert (reply.correlation_id, reply.causation_id) == (first.id, first.id)
 
-    async def test_what_is_sent_to_a_service_that_is_down_waits_for_it(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_message_to_a_disconnected_service_waits(self, bus: Bus, memory: InMemoryBus) -> None:
         billing = Bus("billing")
         seen = handling(billing)
         async with InMemoryBus(billing) as other:
@@ -370,9 +370,7 @@ class TestOtherServices:
         await memory.drain()
         assert seen == [1]
 
-    async def test_what_the_other_service_would_not_store_is_its_dead_letter(
-        self, bus: Bus, memory: InMemoryBus
-    ) -> None:
+    async def test_message_refused_by_the_other_service_is_its_dead_letter(self, bus: Bus, memory: InMemoryBus) -> None:
         small = Bus("billing", max_message_bytes=5)
         async with InMemoryBus(small) as other:
             memory.connect(BILLING, other)
@@ -394,7 +392,7 @@ class TestOtherServices:
 
 
 class TestSessions:
-    async def test_a_session_without_a_database_commits_and_says_what_to_do_when_it_is_asked_for_data(
+    async def test_session_without_a_database_commits_and_refuses_statements_with_advice(
         self, bus: Bus, memory: InMemoryBus
     ) -> None:
         async with bus.unit_of_work() as uow:
@@ -404,7 +402,9 @@ class TestSessions:
             with pytest.raises(WiringError, match="give InMemoryBus a session_factory="):
                 await uow.session.execute(text("SELECT 1"))
 
-    async def test_a_sync_handler_without_a_database_is_told_the_same(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_sync_session_without_a_database_refuses_statements_with_advice(
+        self, bus: Bus, memory: InMemoryBus
+    ) -> None:
         @bus.handles(Placed, retry=ONCE)
         def handle(order: Placed, session: Session) -> None:
             session.execute(text("SELECT 1"))
@@ -437,7 +437,7 @@ class TestSessions:
         assert (session.commit.await_count, session.rollback.await_count) == (2, 0)
         assert memory.sent(Billed) == [Billed(1)]
 
-    async def test_a_mock_that_fails_to_commit_commits_no_message(self, bus: Bus) -> None:
+    async def test_mock_failing_to_commit_stores_no_message(self, bus: Bus) -> None:
         session = AsyncMock(spec=AsyncSession)
         session.commit.side_effect = ConnectionError
         async with InMemoryBus(bus, session_factory=lambda: session) as memory:
@@ -496,9 +496,7 @@ class TestSessions:
         engine.dispose()
 
     @pytest.mark.parametrize("mode", ["create_savepoint", "rollback_only"])
-    async def test_a_session_that_joined_the_tests_transaction_by_savepoints_commits_for_itself(
-        self, bus: Bus, mode: Any
-    ) -> None:
+    async def test_session_joined_by_savepoints_commits_for_itself(self, bus: Bus, mode: Any) -> None:
         engine = create_engine("sqlite://", poolclass=StaticPool)
         billed: list[Placed] = []
 
@@ -557,23 +555,23 @@ class TestTheBlock:
         await memory.drain()
         assert seen == [1, 1]
 
-    async def test_a_bus_that_runs_already_is_refused(self, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_running_bus_is_refused(self, bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(bus.runtime.life, "node", object())
         with pytest.raises(WiringError, match="before it starts"):
             async with InMemoryBus(bus):
                 pass
 
-    async def test_what_is_declared_in_the_block_counts(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_route_declared_in_the_block_counts(self, bus: Bus, memory: InMemoryBus) -> None:
         bus.route(Placed, to=BILLING)
         await send(bus, Placed(1))
         assert memory.sent_to(BILLING) == [Placed(1)]
 
-    async def test_what_is_refused_at_send_is_refused(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_invalid_message_is_refused_at_send(self, bus: Bus, memory: InMemoryBus) -> None:
         with pytest.raises(InvalidMessage):
             await send(bus, Placed(1), to=BILLING, headers={"a": "\0"})
         assert memory.sent(Placed) == []
 
-    async def test_there_is_no_database_to_ask(self, bus: Bus, memory: InMemoryBus) -> None:
+    async def test_block_has_no_database(self, bus: Bus, memory: InMemoryBus) -> None:
         with pytest.raises(WiringError, match="in memory"):
             await bus.runtime.database.transaction(nodes.read)
         assert isinstance(bus.runtime, Runtime)
@@ -600,7 +598,7 @@ class TestCircuits:
         assert seen == [1]
 
     @pytest.mark.parametrize("verdict", [PauseListener(60), RateLimited()])
-    async def test_a_handler_that_asks_for_a_pause_sees_its_message_again(
+    async def test_handler_asking_for_a_pause_gets_its_message_again(
         self, bus: Bus, memory: InMemoryBus, verdict: Exception
     ) -> None:
         attempts: list[int] = []
@@ -633,9 +631,7 @@ class TestCircuits:
         await memory.drain()
         assert seen == [1, 2]
 
-    async def test_a_breaker_stops_the_handler_and_tries_it_with_one_message(
-        self, bus: Bus, memory: InMemoryBus
-    ) -> None:
+    async def test_breaker_stops_the_handler_and_tries_with_one_message(self, bus: Bus, memory: InMemoryBus) -> None:
         is_down = True
         seen: list[int] = []
 
@@ -661,11 +657,11 @@ class TestCircuits:
 
 
 class TestEventually:
-    async def test_returns_the_first_true_answer(self) -> None:
+    async def test_eventually_returns_the_first_true_answer(self) -> None:
         answers = iter([0, None, "", 17])
         assert await eventually(lambda: next(answers)) == 17
 
-    async def test_asks_coroutine_functions_too(self) -> None:
+    async def test_eventually_awaits_coroutine_functions(self) -> None:
         done = asyncio.Event()
         asyncio.get_running_loop().call_soon(done.set)
 
@@ -674,6 +670,6 @@ class TestEventually:
 
         assert await eventually(is_done, within=timedelta(seconds=5))
 
-    async def test_gives_up_at_the_deadline_with_the_last_answer(self) -> None:
+    async def test_eventually_gives_up_at_the_deadline_with_the_last_answer(self) -> None:
         with pytest.raises(AssertionError, match=r"the answer did not come true in time; at last it was \[\]"):
             await eventually(list, within=0, what="the answer")

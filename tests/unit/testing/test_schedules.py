@@ -52,9 +52,7 @@ async def pass_time(memory: InMemoryBus, by: timedelta) -> None:
 
 
 class TestSchedules:
-    async def test_every_occurrence_that_the_clock_passes_runs_in_order(
-        self, memory: InMemoryBus, heard: list[int]
-    ) -> None:
+    async def test_every_passed_occurrence_runs_in_order(self, memory: InMemoryBus, heard: list[int]) -> None:
         await memory.drain()
         assert heard == []
         await pass_time(memory, 3 * HOUR)
@@ -63,14 +61,14 @@ class TestSchedules:
         assert heard == [13, 14, 15]
         assert {e.headers["schedule"] for e in memory.envelopes(Chime)} == {"hours"}
 
-    async def test_it_keeps_its_hour_when_the_clocks_change(self, heard: list[int], bus: Bus) -> None:
+    async def test_schedule_keeps_its_local_hour_when_clocks_change(self, heard: list[int], bus: Bus) -> None:
         bus.application.schedules.clear()
         bus.every("30 2 * * *", lambda at: Chime(at.hour), name="nights", tz="Europe/Vienna")
         async with InMemoryBus(bus, clock=ManualClock(datetime(2025, 10, 25, tzinfo=UTC))) as memory:
             await pass_time(memory, timedelta(days=3))
         assert heard == [0, 0, 1]
 
-    async def test_one_is_run_now_moved_paused_and_resumed(
+    async def test_schedule_is_run_now_moved_paused_and_resumed(
         self, memory: InMemoryBus, bus: Bus, heard: list[int]
     ) -> None:
         assert await bus.run_schedule("hours")
@@ -88,14 +86,14 @@ class TestSchedules:
         assert not await bus.run_schedule("minutes")
         assert not await bus.reschedule_next("minutes", delay=1)
 
-    async def test_a_leap_too_far_is_told(self, memory: InMemoryBus) -> None:
+    async def test_too_long_advance_of_the_clock_is_refused(self, memory: InMemoryBus) -> None:
         memory.clock.advance(timedelta(days=1_000))
         with pytest.raises(AssertionError, match="advance less, and drain"):
             await memory.drain()
 
 
 class TestMessages:
-    async def test_what_waits_is_cancelled_moved_or_run_now(
+    async def test_scheduled_message_can_be_cancelled_moved_or_run_now(
         self, memory: InMemoryBus, bus: Bus, heard: list[int]
     ) -> None:
         async with bus.unit_of_work():
@@ -112,7 +110,7 @@ class TestMessages:
         await pass_time(memory, timedelta(seconds=40))
         assert heard == [2, 3]
 
-    async def test_a_dead_letter_whose_time_is_over_is_handled_when_it_is_replayed(self) -> None:
+    async def test_expired_dead_letter_is_handled_when_replayed(self) -> None:
         bus, attempts = Bus("late"), []
 
         @bus.handles(Chime)

@@ -31,7 +31,7 @@ def urgent(left: timedelta = MINUTE) -> Envelope:
 
 
 class TestRules:
-    def test_what_is_left_is_counted_from_the_receivers_clock(self) -> None:
+    def test_rest_of_a_deadline_is_counted_from_the_clock_of_the_receiver(self) -> None:
         for there in (THERE, HERE, HERE - timedelta(days=2)):
             [arrived] = counted_anew([urgent()], HERE, there)
             assert arrived.deliver_by == there + MINUTE
@@ -40,7 +40,7 @@ class TestRules:
         assert departure([envelope(), urgent()], HERE) == HERE
         assert departure([envelope()], HERE) is None
 
-    def test_without_the_senders_clock_the_deadline_is_believed(self) -> None:
+    def test_deadline_is_kept_without_the_clock_of_the_sender(self) -> None:
         given = [urgent(), envelope()]
         assert counted_anew(given, None, THERE) == given
 
@@ -48,7 +48,7 @@ class TestRules:
         last = msgspec.structs.replace(envelope(), deliver_by=datetime.max.replace(tzinfo=UTC))
         assert counted_anew([last], HERE, THERE) == [last]
 
-    def test_zones_do_not_matter(self) -> None:
+    def test_zones_of_clocks_are_irrelevant(self) -> None:
         clock = HERE.astimezone(timezone(timedelta(hours=5)))
         assert counted_anew([urgent()], clock, THERE)[0].deliver_by == THERE + MINUTE
 
@@ -71,7 +71,7 @@ def decoded(data: bytes) -> Any:
 
 
 class TestOnTheWire:
-    def test_tcp_tells_the_clock_with_the_batch(self) -> None:
+    def test_tcp_batch_carries_the_clock_of_the_sender(self) -> None:
         offer = client().offer([urgent()], HERE)
         assert isinstance(offer, Sendable)
         match server().hear(decoded(offer.data), 100):
@@ -80,14 +80,14 @@ class TestOnTheWire:
             case other:
                 raise AssertionError(other)
 
-    def test_tcp_tells_it_when_a_neighbour_is_unreadable_too(self) -> None:
+    def test_tcp_batch_carries_the_clock_also_with_an_unreadable_neighbour(self) -> None:
         payload = msgspec.msgpack.encode([2, [urgent(), "nonsense"], HERE])
         salvaged = _decode_batch(memoryview(payload), 1, len(payload))
         assert isinstance(salvaged, Frame)
         assert isinstance(salvaged.content, PartlyReadable)
         assert (salvaged.content.clock, len(salvaged.content.envelopes)) == (HERE, 1)
 
-    def test_an_older_tcp_peer_says_nothing_of_it_and_skips_it(self) -> None:
+    def test_older_tcp_peer_omits_and_skips_the_clock(self) -> None:
         class OldBatch(msgspec.Struct, array_like=True):
             count: int
             envelopes: list[Envelope]
@@ -98,11 +98,11 @@ class TestOnTheWire:
         assert msgspec.msgpack.decode(new, type=OldBatch).envelopes == [sent]
         assert msgspec.msgpack.decode(old, type=Batch) == Batch(1, [sent], None)
 
-    def test_http_tells_the_clock_with_the_batch(self) -> None:
+    def test_http_batch_carries_the_clock_of_the_sender(self) -> None:
         assert decode_batch(encode_batch([urgent()], HERE)).clock == HERE
         assert decode_batch(encode_batch([envelope()], HERE)).clock is None
 
-    def test_an_older_http_peer_says_nothing_of_it(self) -> None:
+    def test_older_http_peer_omits_the_clock(self) -> None:
         body = msgspec.msgpack.encode([1, 1, [urgent()]])
         assert decode_batch(body).clock is None
 
@@ -112,14 +112,14 @@ class TestAtABroker:
         about = properties(urgent(), published)
         return received(about, about.headers or {}, b"{}", arrived).deliver_by
 
-    def test_a_slow_receiver_gives_no_more_than_was_left(self) -> None:
+    def test_slow_receiver_gives_at_most_the_rest_of_the_deadline(self) -> None:
         slow = HERE - timedelta(hours=3)
         assert self.arrive(HERE, slow) == slow + MINUTE
 
-    def test_the_wait_at_the_broker_counts(self) -> None:
+    def test_wait_at_the_broker_counts(self) -> None:
         assert self.arrive(HERE, HERE + 10 * MINUTE) == HERE + MINUTE
 
-    def test_an_older_sender_is_believed(self) -> None:
+    def test_deadline_of_an_older_sender_is_kept(self) -> None:
         about = properties(urgent())
         assert received(about, about.headers or {}, b"{}", THERE).deliver_by == HERE + MINUTE
 
@@ -133,7 +133,7 @@ class TestAtABroker:
         assert self.foreign("0").deliver_by == HERE
         assert self.foreign(None).deliver_by is None
 
-    def test_an_expiration_that_is_no_number_is_told(self) -> None:
+    def test_expiration_other_than_a_number_is_reported(self) -> None:
         assert "is no number of milliseconds" in self.foreign("soon").reason
 
 
@@ -151,6 +151,6 @@ class TestOfHttpClients:
             ([(b"durable-time-to-live", b"1"), (b"durable-deliver-by", b"2030-01-01T00:00:00Z")], "exclude each other"),
         ],
     )
-    def test_a_mistake_is_told(self, headers: list[tuple[bytes, bytes]], told: str) -> None:
+    def test_malformed_time_to_live_is_refused(self, headers: list[tuple[bytes, bytes]], told: str) -> None:
         with pytest.raises(InvalidMessage, match=told):
             read_options(headers).deadline(HERE)

@@ -95,13 +95,13 @@ def only(frame: bytes) -> Received:
 
 
 @given(any_frame)
-def test_whatever_is_said_arrives_unchanged(frame: Frame) -> None:
+def test_frame_arrives_unchanged(frame: Frame) -> None:
     received, violated = listen([MAGIC, encode(frame)])
     assert (received, violated) == ([frame], False)
 
 
 @given(st.lists(any_frame, max_size=4), st.binary(max_size=40), st.data())
-def test_any_cut_of_a_stream_gives_the_same_frames_up_to_the_same_violation(
+def test_stream_cut_anywhere_gives_the_same_frames_up_to_the_same_violation(
     frames: list[Frame], tail: bytes, data: st.DataObject
 ) -> None:
     stream = MAGIC + b"".join(map(encode, frames)) + tail
@@ -113,7 +113,7 @@ def test_any_cut_of_a_stream_gives_the_same_frames_up_to_the_same_violation(
 
 
 @given(any_frame)
-def test_a_stream_that_arrives_byte_by_byte_gives_the_same_frames(frame: Frame) -> None:
+def test_stream_arriving_byte_by_byte_gives_the_same_frames(frame: Frame) -> None:
     stream = MAGIC + encode(frame)
     assert listen(bytes([byte]) for byte in stream) == ([frame], False)
 
@@ -127,14 +127,12 @@ def test_garbage_raises_nothing_but_a_protocol_violation(garbage: bytes, after_m
 @example(FrameKind.BATCH, b"\x92\x01" + b"\x91" * 100_000)
 @example(FrameKind.BATCH, b"\x93\x00\x90" + b"\x91" * 100_000 + b"\xc0")
 @example(FrameKind.HELLO, b"\x91" * 100_000)
-def test_garbage_in_a_frame_that_is_otherwise_right_raises_nothing_but_a_protocol_violation(
-    kind: int, payload: bytes
-) -> None:
+def test_garbage_in_a_frame_raises_only_a_protocol_violation(kind: int, payload: bytes) -> None:
     listen([MAGIC + raw_frame(kind, payload)], limit=1 << 20)
 
 
 @given(any_frame, st.data())
-def test_a_flipped_byte_is_found_and_never_taken_for_a_frame(frame: Frame, data: st.DataObject) -> None:
+def test_flipped_byte_is_detected(frame: Frame, data: st.DataObject) -> None:
     stream = bytearray(encode(frame))
     position = data.draw(st.integers(0, len(stream) - 1))
     stream[position] ^= data.draw(st.integers(1, 255))
@@ -148,7 +146,7 @@ def test_a_flipped_byte_is_found_and_never_taken_for_a_frame(frame: Frame, data:
         max_size=6,
     )
 )
-def test_what_is_no_envelope_is_rejected_and_its_neighbours_are_read(items: list[Any]) -> None:
+def test_invalid_envelope_is_rejected_and_its_neighbours_are_read(items: list[Any]) -> None:
     readable = [item for item in items if isinstance(item, Envelope)]
     match only(batch_of(*items)):
         case Frame(Batch(count, found)):
@@ -176,21 +174,21 @@ def test_another_protocol_is_recognised_by_its_first_bytes(first_bytes: bytes) -
 
 
 @pytest.mark.parametrize("length", [0, 8, LIMIT + 1, 2**31, 2**32 - 1])
-def test_an_impossible_length_is_a_violation_as_soon_as_it_is_read(length: int) -> None:
+def test_impossible_length_is_a_violation_at_once(length: int) -> None:
     decoder = Decoder(LIMIT)
     decoder.feed(MAGIC)
     with pytest.raises(ProtocolViolation, match="announces"):
         decoder.feed(struct.pack("!I", length))
 
 
-def test_a_frame_of_exactly_the_limit_is_read_and_one_byte_more_is_not() -> None:
+def test_frame_of_the_limit_is_read_and_a_larger_one_refused() -> None:
     frame = encode(Frame(Batch(1, [envelope(body=b"x" * 5_000)])))
     limit = len(frame) - 4
     assert len(listen([MAGIC, frame], limit)[0]) == 1
     assert listen([MAGIC, frame], limit - 1) == ([], True)
 
 
-def test_a_decoder_never_reserves_more_than_has_arrived_and_one_frame() -> None:
+def test_decoder_reserves_at_most_the_bytes_received_and_one_frame() -> None:
     claims = [
         raw_frame(FrameKind.BATCH, b"", length=LIMIT),  # announces the limit, brings nothing
         raw_frame(FrameKind.BATCH, b"", length=2**32 - 1),
@@ -209,7 +207,7 @@ def test_a_decoder_never_reserves_more_than_has_arrived_and_one_frame() -> None:
     assert peak < LIMIT
 
 
-def test_a_decoder_keeps_nothing_of_the_frames_it_has_returned() -> None:
+def test_decoder_keeps_nothing_of_returned_frames() -> None:
     decoder = Decoder(LIMIT)
     stream = MAGIC + b"".join(encode(Frame(Batch(1, [envelope(body=b"x" * 50_000)]))) for _ in range(50))
     tracemalloc.start()
@@ -240,7 +238,7 @@ def test_bytes_after_the_payload_are_a_violation() -> None:
     assert listen([MAGIC + raw_frame(FrameKind.BATCH, payload + b"\x00")]) == ([], True)
 
 
-def test_a_kind_that_does_not_exist_is_a_violation() -> None:
+def test_unknown_kind_is_a_violation() -> None:
     assert listen([MAGIC + raw_frame(99, b"\x90")]) == ([], True)
 
 
@@ -252,7 +250,7 @@ def test_frames_before_a_violation_are_returned_and_the_violation_follows() -> N
             decoder.feed(b"")
 
 
-def test_fields_that_a_later_version_adds_are_skipped() -> None:
+def test_fields_added_by_a_later_version_are_skipped() -> None:
     welcome = Welcome(1, "billing", 2, LIMIT, 1_000, 500)
     later = [*msgspec.structs.astuple(welcome), "a new field", {"and": ["another"]}]
     assert only(raw_frame(FrameKind.WELCOME, msgspec.msgpack.encode(later))) == Frame(welcome, 7)
@@ -289,7 +287,7 @@ def test_a_frame_above_the_limit_of_the_peer_is_not_encoded() -> None:
         encode(Frame(Batch(1, [envelope(body=b"x" * 10_000)])), max_frame_bytes=10_000)
 
 
-def test_a_text_that_is_no_unicode_is_not_encoded() -> None:
+def test_text_with_a_lone_surrogate_is_not_encoded() -> None:
     with pytest.raises(InvalidMessage, match="cannot be encoded"):
         encode(Frame(Batch(1, [envelope(message_type="\ud800")])))
 

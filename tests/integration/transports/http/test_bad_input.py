@@ -172,7 +172,7 @@ async def test_a_stranger_is_refused_before_the_body_is_read(house: House, crede
     await house.is_unharmed(refused=1)
 
 
-async def test_a_token_that_is_the_secret_is_welcome_too(house: House) -> None:
+async def test_bearer_token_equal_to_the_secret_is_accepted(house: House) -> None:
     answer = await ask(house, post(GOOD, authorization=f"Bearer {SECRET}"))
     assert decode_outcomes(answer.body, 2) == [STORED] * 2
 
@@ -218,7 +218,7 @@ REQUESTS: Mapping[str, tuple[Callable[[], bytes], int, str]] = {
 
 
 @pytest.mark.parametrize(("data", "status", "detail"), REQUESTS.values(), ids=REQUESTS.keys())
-async def test_a_bad_request_is_refused_with_what_is_wrong(
+async def test_bad_request_is_refused_with_its_fault(
     house: House, data: Callable[[], bytes], status: int, detail: str
 ) -> None:
     refusal = await ask(house, data())
@@ -229,7 +229,7 @@ async def test_a_bad_request_is_refused_with_what_is_wrong(
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "HEAD"])
 @pytest.mark.parametrize("path", ["/in/batches", "/in/ping"])
-async def test_any_other_method_gets_405(house: House, path: str, method: str) -> None:
+async def test_other_method_than_post_gets_405(house: House, path: str, method: str) -> None:
     async with house.mallory() as mallory:
         mallory.say(request(path, method=method))
         if method == "HEAD":
@@ -245,13 +245,13 @@ async def test_any_other_method_gets_405(house: House, path: str, method: str) -
 @pytest.mark.parametrize(
     "path", ["/", "/in", "/in/", "/in/batches/", "/batches", "/in/nowhere", "/in/%00", "/../in/batches"]
 )
-async def test_any_other_path_gets_404(house: House, path: str) -> None:
+async def test_unknown_path_gets_404(house: House, path: str) -> None:
     refusal = await ask(house, post(GOOD, path))
     assert refusal.problem["status"] == 404
     await house.is_unharmed(refused=1)
 
 
-async def test_chunks_without_end_get_413_and_then_the_connection_is_cut(house: House) -> None:
+async def test_endless_chunks_get_413_and_a_cut_connection(house: House) -> None:
     async with house.mallory() as mallory:
         mallory.say(post(b"", length="", transfer_encoding="chunked"))
         chunk = b"2000\r\n" + b"x" * 0x2000 + b"\r\n"
@@ -304,7 +304,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED.keys())
-async def test_what_is_no_request_gets_400_and_the_connection_is_closed(house: House, data: bytes) -> None:
+async def test_malformed_request_gets_400_and_a_closed_connection(house: House, data: bytes) -> None:
     async with house.mallory() as mallory:
         mallory.say(data)
         assert (await mallory.cut()).startswith(b"HTTP/1.1 400 ")
@@ -421,7 +421,7 @@ async def test_two_lengths_get_400_before_anything_else_whatever_the_server_lets
     assert (b"connection", b"close") in answers[0]["headers"]
 
 
-async def test_a_length_that_announces_more_than_comes_gets_400(house: House) -> None:
+async def test_body_shorter_than_its_length_gets_400(house: House) -> None:
     async with house.mallory() as mallory:
         mallory.say(post(GOOD, length=str(len(GOOD) + 1)))
         mallory.end()
@@ -429,7 +429,7 @@ async def test_a_length_that_announces_more_than_comes_gets_400(house: House) ->
     await house.is_unharmed(refused=1, dropped=1)
 
 
-async def test_a_length_that_announces_less_than_comes_gets_400(house: House) -> None:
+async def test_body_longer_than_its_length_gets_400(house: House) -> None:
     async with house.mallory() as mallory:
         mallory.say(post(GOOD, length=str(len(GOOD) - 1), authorization=signed(GOOD[:-1])))
         refusal = await mallory.hear()
@@ -438,13 +438,13 @@ async def test_a_length_that_announces_less_than_comes_gets_400(house: House) ->
 
 
 @pytest.mark.parametrize("kept", [1, len(GOOD) // 2, len(GOOD) - 1], ids=["begun", "half", "all but a byte"])
-async def test_a_client_who_leaves_in_the_middle_of_a_body_has_sent_nothing(house: House, kept: int) -> None:
+async def test_client_leaving_within_a_body_has_sent_nothing(house: House, kept: int) -> None:
     async with house.mallory() as mallory:
         mallory.say(post(GOOD)[: kept - len(GOOD)])
     await house.is_unharmed(refused=1, dropped=1)
 
 
-async def test_a_connection_that_breaks_in_the_middle_of_a_body_has_brought_nothing(house: House) -> None:
+async def test_connection_reset_within_a_body_has_sent_nothing(house: House) -> None:
     async with house.mallory() as mallory:
         mallory.say(post(GOOD)[:-1])
         mallory.reset_when_closed()
@@ -452,7 +452,7 @@ async def test_a_connection_that_breaks_in_the_middle_of_a_body_has_brought_noth
 
 
 @pytest.mark.parametrize("before", [0, 1], ids=["at once", "after a good request"])
-async def test_a_head_that_trickles_in_is_cut_at_its_deadline(hasty_house: House, before: int) -> None:
+async def test_slow_head_is_cut_at_its_deadline(hasty_house: House, before: int) -> None:
     async with hasty_house.mallory() as mallory:
         for _ in range(before):
             assert (await mallory.ask(request("/in/health/live", method="GET"))).status == 204
@@ -466,7 +466,7 @@ async def test_a_head_that_trickles_in_is_cut_at_its_deadline(hasty_house: House
     await hasty_house.is_unharmed(dropped=1)
 
 
-async def test_a_body_that_trickles_in_gets_408_at_its_deadline(hasty_house: House) -> None:
+async def test_slow_body_gets_408_at_its_deadline(hasty_house: House) -> None:
     async with hasty_house.mallory() as mallory:
         mallory.say(request("/in/batches", length=len(GOOD), content_type=BATCH, authorization=signed(GOOD)))
         answered = asyncio.ensure_future(mallory.hear())
@@ -480,13 +480,13 @@ async def test_a_body_that_trickles_in_gets_408_at_its_deadline(hasty_house: Hou
     await hasty_house.is_unharmed(refused=1)
 
 
-async def test_a_stranger_who_says_nothing_is_cut(hasty_house: House) -> None:
+async def test_silent_client_is_cut(hasty_house: House) -> None:
     async with hasty_house.mallory() as mallory:
         assert await mallory.cut() == b""
     await hasty_house.is_unharmed(dropped=1)
 
 
-async def test_a_client_who_pauses_between_two_requests_is_not_cut(hasty_house: House) -> None:
+async def test_client_pausing_between_two_requests_is_not_cut(hasty_house: House) -> None:
     async with hasty_house.mallory() as mallory:
         assert (await mallory.ask(post(GOOD))).status == 200
         for _ in range(6):
@@ -494,7 +494,7 @@ async def test_a_client_who_pauses_between_two_requests_is_not_cut(hasty_house: 
         assert (await mallory.ask(post(GOOD))).status == 200
 
 
-async def test_a_client_who_takes_no_answers_is_cut_at_their_deadline(
+async def test_client_reading_no_answers_is_cut_at_their_deadline(
     hasty_house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def reject_strangers(endpoint: str, received: list[Envelope]) -> list[Outcome]:
@@ -510,7 +510,7 @@ async def test_a_client_who_takes_no_answers_is_cut_at_their_deadline(
 
 
 @pytest.mark.parametrize("brought", [1, 999])
-async def test_a_length_that_lies_gets_400_whatever_the_server_lets_through(brought: int) -> None:
+async def test_false_length_gets_400_on_any_server(brought: int) -> None:
     """uvicorn counts by itself; an application may run on another server."""
     answers: list[Message] = []
 
@@ -564,7 +564,7 @@ async def test_known_clients_beyond_the_room_are_served_as_strangers() -> None:
             assert (await second.hear()).status == 200
 
 
-async def test_bytes_under_way_are_bounded_and_what_exceeds_them_gets_429() -> None:
+async def test_bytes_under_way_are_bounded_by_429() -> None:
     settings = SETTINGS.model_copy(update={"buffer_bytes": 100_000})
     async for house in open_house(settings):
         house.receiver.hold()
@@ -579,14 +579,14 @@ async def test_bytes_under_way_are_bounded_and_what_exceeds_them_gets_429() -> N
             assert (await second.ask(post(large))).status == 200
 
 
-async def test_a_request_that_is_larger_than_all_that_may_be_under_way_goes_alone() -> None:
+async def test_request_larger_than_the_bound_of_bytes_under_way_goes_alone() -> None:
     settings = SETTINGS.model_copy(update={"buffer_bytes": 10_000})
     async for house in open_house(settings):
         assert (await ask(house, post(encode_batch(envelopes(1, body=b"x" * 60_000))))).status == 200
         await house.greet_neighbour()
 
 
-async def test_what_is_no_envelope_is_rejected_and_its_neighbours_in_the_batch_are_stored(house: House) -> None:
+async def test_invalid_envelope_is_rejected_and_its_neighbours_in_the_batch_are_stored(house: House) -> None:
     before, after = envelopes(2)
     naive = msgspec.structs.replace(envelope(), sent_at=envelope().sent_at.replace(tzinfo=None))
     answer = await ask(house, post(batch("no envelope", before, naive, envelope(REJECTED_TYPE), after, [])))
@@ -601,7 +601,7 @@ async def test_what_is_no_envelope_is_rejected_and_its_neighbours_in_the_batch_a
     await house.is_unharmed()
 
 
-async def test_the_same_batch_twice_is_stored_once(house: House) -> None:
+async def test_batch_sent_twice_is_stored_once(house: House) -> None:
     data = post(GOOD)
     async with house.mallory() as mallory:
         first, second = await mallory.ask(data), await mallory.ask(data)
@@ -619,7 +619,7 @@ async def test_two_requests_at_once_on_one_connection_are_answered_in_turn(house
         assert decode_outcomes((await mallory.hear()).body, 5) == [STORED] * 5
 
 
-async def test_what_exceeds_the_room_of_the_receiver_is_busy(house: House) -> None:
+async def test_envelopes_beyond_the_room_of_the_receiver_are_busy(house: House) -> None:
     house.receiver.room = len(house.from_neighbour) + 2
     answer = await ask(house, post(batch(envelope(), "no envelope", *envelopes(3))))
     match decode_outcomes(answer.body, 5):
@@ -639,7 +639,7 @@ async def test_reasons_of_outcomes_are_fit_to_travel(house: House, monkeypatch: 
     assert decode_outcomes(answer.body, 2) == [Failed("\N{REPLACEMENT CHARACTER}?" + "x" * 998)] * 2
 
 
-async def test_a_fault_of_the_receiver_is_a_500_that_tells_strangers_nothing(
+async def test_fault_of_the_receiver_gets_500_without_details(
     house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(endpoint: str, received: list[Envelope]) -> list[Outcome]:
@@ -658,7 +658,7 @@ async def test_a_fault_of_the_receiver_is_a_500_that_tells_strangers_nothing(
     await house.is_unharmed()
 
 
-async def test_nothing_of_what_was_said_is_logged(house: House, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bodies_and_secrets_are_not_logged(house: House, caplog: pytest.LogCaptureFixture) -> None:
     body = encode_batch(envelopes(1, body=LETTER))
     with caplog.at_level(logging.DEBUG):
         await ask(house, post(body))
@@ -777,7 +777,7 @@ ANSWERS: Mapping[str, tuple[Handle, type[TransportError], str]] = {
 
 
 @pytest.mark.parametrize(("handle", "error", "reason"), ANSWERS.values(), ids=ANSWERS.keys())
-async def test_a_sender_takes_nothing_from_a_bad_server_and_finds_a_good_one(
+async def test_sender_rejects_a_bad_server_and_finds_a_good_one(
     handle: Handle, error: type[TransportError], reason: str
 ) -> None:
     async with FakeHttpServer(handle) as server, transport(SETTINGS).sender(server.uri) as sender:
@@ -793,7 +793,7 @@ async def test_a_sender_takes_nothing_from_a_bad_server_and_finds_a_good_one(
 @pytest.mark.parametrize(
     "first", [b"", b"HTTP/1.1 100 Continue\r\n\r\n", ANSWER[:20], ANSWER[:-1]], ids=["silence", "100", "head", "body"]
 )
-async def test_a_server_that_falls_silent_costs_one_timeout(first: bytes) -> None:
+async def test_silent_server_costs_one_timeout(first: bytes) -> None:
     settings = SETTINGS.model_copy(update={"send_timeout": timedelta(seconds=0.3)})
     async with FakeHttpServer(saying(first)) as server, transport(settings).sender(server.uri) as sender:
         with pytest.raises(PeerTimeout, match=r"no answer within 0\.3 seconds"):
@@ -802,7 +802,7 @@ async def test_a_server_that_falls_silent_costs_one_timeout(first: bytes) -> Non
         assert await sender.send(envelopes(2)) == [STORED] * 2
 
 
-async def test_a_server_that_has_too_much_to_do_makes_the_sender_see_busy() -> None:
+async def test_server_answering_429_is_busy() -> None:
     busy = saying(response("429 Too Many Requests", retry_after="3600"))
     async with FakeHttpServer(busy) as server, transport(SETTINGS).sender(server.uri) as sender:
         assert await sender.send(envelopes(2)) == [BUSY] * 2

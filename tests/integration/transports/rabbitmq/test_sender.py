@@ -1,4 +1,4 @@
-"""What a sender makes of a real broker's answers. What it does when the broker dies is in test_rabbitmq_faults."""
+"""What a sender makes of a real broker's answers. What it does when the broker dies is in test_faults."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def taken(client: Foreign, queue: str) -> list[AbstractIncomingMessage]:
 
 
 class TestAnswers:
-    async def test_what_is_stored_is_in_the_queue_in_order_persistent_and_as_it_was_sent(
+    async def test_stored_batch_is_persistent_ordered_and_unchanged_in_the_queue(
         self, broker: AnyBroker, client: Foreign, queue: str
     ) -> None:
         batch = [envelope("orders.placed", str(number).encode()) for number in range(250)]
@@ -94,7 +94,7 @@ class TestAnswers:
         assert {message.delivery_mode for message in messages} == {2}
         assert {message.type for message in messages} == {"orders.placed"}
 
-    async def test_deadline_is_told_to_the_broker_where_that_is_set_and_its_queue_dead_letters(
+    async def test_deadline_is_told_to_a_broker_with_a_dead_letter_queue_when_configured(
         self, broker: AnyBroker, client: Foreign, queue_name: Names
     ) -> None:
         late, dead = queue_name("late"), queue_name("dead")
@@ -113,7 +113,7 @@ class TestAnswers:
         assert [message.message_id for message in await taken(client, dead)] == [str(batch[0].id)]
         assert [message.expiration is not None for message in await taken(client, late)] == [True, False]
 
-    async def test_unroutable_is_a_failure_until_there_is_a_queue(
+    async def test_unroutable_message_is_a_failure_until_a_queue_exists(
         self, broker: AnyBroker, client: Foreign, queue_name: Names
     ) -> None:
         missing, batch = queue_name("missing"), envelopes(150)
@@ -126,7 +126,7 @@ class TestAnswers:
             assert await sender.send(batch) == [STORED] * 150
         assert await client.count(missing) == 150
 
-    async def test_a_routing_key_that_nobody_is_bound_to_is_a_failure_until_somebody_is(
+    async def test_unbound_routing_key_is_a_failure_until_a_queue_is_bound(
         self, broker: AnyBroker, client: Foreign, queue: str, queue_name: Names
     ) -> None:
         exchange = queue_name("exchange")
@@ -146,7 +146,7 @@ class TestAnswers:
         ids = [message.message_id for message in await taken(client, queue)]
         assert ids == [str(envelope.id) for envelope in (batch[0], *batch)], "the ping has carried the first"
 
-    async def test_an_exchange_that_was_deleted_is_declared_again(
+    async def test_deleted_exchange_is_declared_again(
         self, broker: AnyBroker, client: Foreign, queue: str, queue_name: Names
     ) -> None:
         exchange = queue_name("exchange")
@@ -160,7 +160,7 @@ class TestAnswers:
             await client.bind(queue, exchange, "orders-placed")
             await sender.ping()
 
-    async def test_a_queue_that_is_full_is_busy_and_drops_nothing_that_was_stored(
+    async def test_full_queue_is_busy_and_keeps_every_stored_message(
         self, broker: AnyBroker, client: Foreign, queue_name: Names
     ) -> None:
         name, batch = queue_name("full"), [envelope(body=str(number).encode()) for number in range(50)]
@@ -172,7 +172,7 @@ class TestAnswers:
             assert [message.body for message in await taken(client, name)] == stored
             assert (await sender.send(batch))[0] == STORED
 
-    async def test_two_with_one_id_are_not_under_way_together_and_neither_gets_the_answer_of_the_other(
+    async def test_equal_ids_are_not_under_way_together_and_get_their_own_answers(
         self, broker: AnyBroker, client: Foreign, queue: str, queue_name: Names
     ) -> None:
         twin = envelope()
@@ -184,7 +184,7 @@ class TestAnswers:
             assert sorted([first, second], key=str) == [[BUSY], [STORED]]
             assert await sender.send([twin]) == [STORED]
 
-    async def test_each_of_many_gets_the_answer_that_is_its_own(
+    async def test_each_message_gets_its_own_answer(
         self, broker: AnyBroker, client: Foreign, queue_name: Names
     ) -> None:
         """The queue is deleted, and declared again, while hundreds of messages are on their way."""
@@ -241,9 +241,9 @@ SURROGATE = msgspec.structs.replace(envelope(), headers={"h": "\ud800"})
 LONG = envelope("x" * 256)
 
 
-class TestWhatCannotBeSent:
+class TestUnsendableEnvelopes:
     @pytest.mark.parametrize("bad", [NAN, HUGE, SURROGATE, LONG], ids=["NaN", "200 kB", "surrogate", "long type"])
-    async def test_it_alone_is_rejected_and_the_connection_stays(
+    async def test_unsendable_envelope_alone_is_rejected_and_the_connection_stays(
         self, client: Foreign, queue: str, proxied: tuple[ChaosProxy, str], bad: Envelope
     ) -> None:
         proxy, url = proxied
@@ -255,11 +255,11 @@ class TestWhatCannotBeSent:
             assert proxy.connections == 1
         assert await client.count(queue) == 2
 
-    def test_a_routing_key_that_is_too_long_is_an_invalid_setting(self, broker: AnyBroker) -> None:
+    def test_too_long_routing_key_is_an_invalid_setting(self, broker: AnyBroker) -> None:
         with pytest.raises(InvalidSetting, match="256 bytes"):
             transport(broker.url).resolve("rabbitmq://default/topic", "x" * 249)
 
-    async def test_what_kills_its_connection_is_found_rejected_and_harms_no_other(
+    async def test_envelope_killing_its_connection_is_found_and_rejected_alone(
         self, broker: AnyBroker, client: Foreign, queue: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As if durable had let something through that the broker does not bear: a NaN, as measured."""
@@ -277,7 +277,7 @@ class TestWhatCannotBeSent:
         arrived = {message.message_id for message in await taken(client, queue)}
         assert arrived == {str(sent.id) for sent in [*batch, *innocent] if sent is not killer}
 
-    async def test_killers_in_batches_side_by_side_are_found_and_nobody_is_taken_for_one(
+    async def test_envelopes_killing_connections_in_parallel_batches_are_found_and_no_other_is_rejected(
         self, broker: AnyBroker, client: Foreign, queue: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         _let_through(monkeypatch)
@@ -313,7 +313,7 @@ async def _sent(sender: Sender, batch: Sequence[Envelope]) -> list[Outcome]:
 
 
 class TestDeadlines:
-    async def test_late_answers_are_never_taken_for_those_of_others(
+    async def test_late_answer_is_never_taken_for_another_message(
         self, client: Foreign, queue: str, proxied: tuple[ChaosProxy, str]
     ) -> None:
         proxy, url = proxied
@@ -330,7 +330,7 @@ class TestDeadlines:
             # The broker's Acks of the first attempt are here by now; of the second it returns every message.
             assert await _sent(sender, late) == [UNROUTABLE] * 3
 
-    async def test_a_batch_that_is_not_answered_costs_its_destination_one_timeout_and_its_neighbours_nothing(
+    async def test_unanswered_batch_costs_its_destination_one_timeout_and_its_neighbours_nothing(
         self, broker: AnyBroker, client: Foreign, queue: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made = transport(broker.url, send_timeout=timedelta(seconds=1))
@@ -343,7 +343,7 @@ class TestDeadlines:
             assert await neighbour.send(envelopes(1)) == [STORED]
             assert await sender.send(envelopes(1)) == [STORED]
 
-    async def test_a_connection_on_which_nothing_is_answered_is_replaced(
+    async def test_unanswering_connection_is_replaced(
         self, client: Foreign, queue: str, proxied: tuple[ChaosProxy, str]
     ) -> None:
         proxy, url = proxied
@@ -371,7 +371,7 @@ async def _answers(sender: Sender) -> bool:
 
 
 class TestConnections:
-    async def test_senders_share_one_connection_that_the_last_one_closes(
+    async def test_senders_share_one_connection_closed_by_the_last(
         self, queue: str, proxied: tuple[ChaosProxy, str]
     ) -> None:
         proxy, url = proxied
@@ -387,9 +387,7 @@ class TestConnections:
             await third.send(envelopes(1))
         assert proxy.connections == 2
 
-    async def test_those_who_wait_for_a_dead_broker_share_one_failure(
-        self, queue: str, proxied: tuple[ChaosProxy, str]
-    ) -> None:
+    async def test_sends_to_a_dead_broker_share_one_failure(self, queue: str, proxied: tuple[ChaosProxy, str]) -> None:
         proxy, url = proxied
         proxy.refuse()
         async with transport(url).sender(to(queue)) as sender:
@@ -397,9 +395,7 @@ class TestConnections:
             assert {type(error) for error in errors} == {ConnectionFailed}
             assert proxy.connections == 1
 
-    async def test_a_sender_that_is_closed_ends_what_is_under_way(
-        self, queue: str, proxied: tuple[ChaosProxy, str]
-    ) -> None:
+    async def test_closed_sender_ends_its_sends_under_way(self, queue: str, proxied: tuple[ChaosProxy, str]) -> None:
         proxy, url = proxied
         made = transport(url)
         async with made.sender(to(queue)) as neighbour:
@@ -413,7 +409,7 @@ class TestConnections:
                 assert "the sender was closed" in str(await send)
             proxy.release(DOWN)
 
-    async def test_a_wrong_password_is_a_failure_that_does_not_show_it(
+    async def test_wrong_password_is_a_failure_without_the_password(
         self, broker: AnyBroker, queue: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         place = broker.url.partition("@")[2]
@@ -427,7 +423,7 @@ class TestConnections:
             shown = shown.__cause__
         assert "swordfish" not in caplog.text
 
-    async def test_nobody_there_is_a_failure(self) -> None:
+    async def test_unreachable_broker_is_a_failure(self) -> None:
         async with transport("amqp://guest:guest@127.0.0.1:1/").sender(to("x")) as sender:
             with pytest.raises(ConnectionFailed, match="Connect call failed"):
                 await sender.send(envelopes(1))
@@ -441,7 +437,7 @@ class TestConnections:
 
 
 class TestTls:
-    async def test_the_broker_s_certificate_is_checked(
+    async def test_certificate_of_the_broker_is_checked(
         self, broker: AnyBroker, client: Foreign, queue: str, tmp_path: Path
     ) -> None:
         authority, stranger = trustme.CA(), trustme.CA()
@@ -491,11 +487,11 @@ async def _error_of(sending: Any) -> BaseException | None:
 class TestCancellation:
     """aiormq cancels those who wait on a broker that went silent."""
 
-    async def test_one_that_nobody_asked_for_is_a_failure(self) -> None:
+    async def test_cancellation_by_the_library_is_a_failure(self) -> None:
         with pytest.raises(ConnectionFailed, match="asking: the broker went silent"), translated("asking"):
             raise asyncio.CancelledError
 
-    async def test_one_that_somebody_asked_for_is_none(self) -> None:
+    async def test_cancellation_by_the_caller_stays_a_cancellation(self) -> None:
         async def wait() -> None:
             with translated("asking"):
                 await asyncio.get_running_loop().create_future()
@@ -506,7 +502,7 @@ class TestCancellation:
             waiting.cancel()
         assert waiting.cancelled()
 
-    async def test_a_timeout_stays_one(self) -> None:
+    async def test_timeout_stays_a_timeout(self) -> None:
         with pytest.raises(PeerTimeout), translated("asking"):
             async with asyncio.timeout(0.01):
                 await asyncio.get_running_loop().create_future()

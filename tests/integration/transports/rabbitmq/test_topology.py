@@ -47,7 +47,7 @@ async def publish_until_refused(client: Foreign, queue: str) -> int:
 # ---------------------------------------------------------------- declared
 
 
-async def test_everything_that_a_subscription_needs_is_declared_and_routes_what_is_published(
+async def test_topology_of_a_subscription_is_declared_and_routes_its_messages(
     client: Foreign, queue_name: Names
 ) -> None:
     service, exchange = queue_name("billing"), queue_name("exchange")
@@ -76,7 +76,9 @@ async def test_declaring_again_changes_nothing(client: Foreign, queue_name: Name
 
 
 @pytest.mark.parametrize("type", ["quorum", "classic"])
-async def test_a_full_queue_refuses_and_keeps_what_it_confirmed(client: Foreign, queue_name: Names, type: str) -> None:
+async def test_full_queue_refuses_and_keeps_its_confirmed_messages(
+    client: Foreign, queue_name: Names, type: str
+) -> None:
     queue = Queue(queue_name(), "quorum" if type == "quorum" else "classic", max_length=5)
     await declare(client.connection, of(queue), seconds=SECONDS)
 
@@ -87,7 +89,7 @@ async def test_a_full_queue_refuses_and_keeps_what_it_confirmed(client: Foreign,
     assert confirmed in (5, 6)  # a quorum queue counts a little late
 
 
-async def test_what_is_redelivered_again_and_again_is_never_dropped(client: Foreign, queue_name: Names) -> None:
+async def test_message_redelivered_many_times_is_never_dropped(client: Foreign, queue_name: Names) -> None:
     name = queue_name()
     await declare(client.connection, of(Queue(name)), seconds=SECONDS)
     await client.publish(name, b"1")
@@ -105,7 +107,7 @@ async def test_what_is_redelivered_again_and_again_is_never_dropped(client: Fore
 # ---------------------------------------------------------------- looked at
 
 
-async def test_what_is_missing_is_found_missing_and_not_made(client: Foreign, queue_name: Names) -> None:
+async def test_missing_queue_or_exchange_is_reported_and_not_made(client: Foreign, queue_name: Names) -> None:
     name = queue_name()
 
     for thing in (Queue(name), Queue(name, declared=False), Exchange(name), Exchange(name, declared=False)):
@@ -130,7 +132,7 @@ async def test_a_queue_is_found_with_its_messages_and_consumers(client: Foreign,
     assert (found.state, found.consumer_count) == (State.PRESENT, 1)
 
 
-async def test_somebody_elses_queue_is_taken_as_it_is(client: Foreign, queue_name: Names) -> None:
+async def test_foreign_queue_is_accepted_unchanged(client: Foreign, queue_name: Names) -> None:
     queue = Queue(queue_name(), declared=False)
     with pytest.raises(InvalidSetting, match="there is none, and its address says declare=no; create it"):
         await declare(client.connection, of(queue), seconds=SECONDS)
@@ -141,7 +143,7 @@ async def test_somebody_elses_queue_is_taken_as_it_is(client: Foreign, queue_nam
     assert await inspect(client.connection, queue, seconds=SECONDS) == Found(State.PRESENT, "", 0, 0)
 
 
-async def test_somebody_elses_exchange_is_taken_as_it_is(client: Foreign) -> None:
+async def test_foreign_exchange_is_accepted_unchanged(client: Foreign) -> None:
     found = await inspect(client.connection, Exchange("amq.fanout", declared=False), seconds=SECONDS)
 
     assert found.state is State.PRESENT
@@ -166,7 +168,7 @@ async def test_somebody_elses_exchange_is_taken_as_it_is(client: Foreign) -> Non
     ],
     ids=["type quorum", "type classic", "delivery limit", "other length", "length not asked", "no length", "overflow"],
 )  # fmt: skip
-async def test_a_queue_with_other_arguments_is_refused_with_what_to_do_and_left_alone(
+async def test_queue_with_other_arguments_is_refused_with_advice_and_left_unchanged(
     client: Foreign, queue_name: Names, type: str, arguments: dict[str, object], asked: Queue, what_to_do: str
 ) -> None:
     name = queue_name()
@@ -183,7 +185,7 @@ async def test_a_queue_with_other_arguments_is_refused_with_what_to_do_and_left_
     await client.declare(name, type=type, **arguments)
 
 
-async def test_a_queue_that_is_not_durable_is_refused(client: Foreign, queue_name: Names) -> None:
+async def test_transient_queue_is_refused(client: Foreign, queue_name: Names) -> None:
     name = queue_name()
     async with client.connection.channel() as channel:
         await channel.declare_queue(name, durable=False)
@@ -192,7 +194,7 @@ async def test_a_queue_that_is_not_durable_is_refused(client: Foreign, queue_nam
             await declare(client.connection, of(Queue(name, "classic")), seconds=SECONDS)
 
 
-async def test_a_queue_of_another_connection_alone_is_refused(
+async def test_exclusive_queue_of_another_connection_is_refused(
     client: Foreign, broker: AnyBroker, queue_name: Names
 ) -> None:
     name = queue_name()
@@ -214,7 +216,7 @@ async def test_an_exchange_of_another_type_is_refused(client: Foreign, queue_nam
     assert (await inspect(client.connection, exchange, seconds=SECONDS)).state is State.REFUSED
 
 
-async def test_what_was_declared_before_a_refusal_can_be_completed_later(client: Foreign, queue_name: Names) -> None:
+async def test_topology_declared_before_a_refusal_can_be_completed_later(client: Foreign, queue_name: Names) -> None:
     sound, other, exchange = queue_name(), queue_name(), queue_name("exchange")
     await client.declare(other, type="classic")
     topology = Topology((Exchange(exchange),), (Queue(sound), Queue(other)), (Binding(exchange, "a", sound),))
@@ -242,7 +244,7 @@ def user(broker: Broker, name: str, *, configure: str) -> Iterator[str]:
         broker.control("delete_user", name)
 
 
-async def test_a_user_who_may_not_declare_is_told_so(own_broker: Broker, queue_name: Names) -> None:
+async def test_user_without_the_right_to_declare_is_named_in_the_error(own_broker: Broker, queue_name: Names) -> None:
     mine, other = queue_name("mine"), queue_name("other")
     with user(own_broker, queue_name("user"), configure="^mine") as url:
         async with foreign(own_broker.url) as owner, foreign(url) as client:
@@ -254,7 +256,7 @@ async def test_a_user_who_may_not_declare_is_told_so(own_broker: Broker, queue_n
             await declare(client.connection, of(Queue(other, declared=False)), seconds=SECONDS)
 
 
-async def test_a_broker_that_does_not_answer_is_given_up_in_time(own_broker: Broker, queue_name: Names) -> None:
+async def test_silent_broker_is_given_up_at_the_deadline(own_broker: Broker, queue_name: Names) -> None:
     async with foreign(own_broker.url) as client:
         own_broker.pause()
         try:
@@ -266,7 +268,7 @@ async def test_a_broker_that_does_not_answer_is_given_up_in_time(own_broker: Bro
             own_broker.resume()
 
 
-async def test_a_connection_that_has_gone_is_no_fault_of_the_topology(own_broker: Broker, queue_name: Names) -> None:
+async def test_lost_connection_is_no_fault_of_the_topology(own_broker: Broker, queue_name: Names) -> None:
     queue = Queue(queue_name())
     async with foreign(own_broker.url) as client:
         await asyncio.to_thread(own_broker.control, "close_all_connections", "for a test")

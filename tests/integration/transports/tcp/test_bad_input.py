@@ -180,7 +180,7 @@ AFTER_HELLO = {
 
 
 @pytest.mark.parametrize("said", BEFORE_HELLO.values(), ids=BEFORE_HELLO.keys())
-async def test_a_stranger_who_does_not_say_hello_is_dropped_without_an_answer(house: House, said: bytes) -> None:
+async def test_client_without_hello_is_dropped_without_an_answer(house: House, said: bytes) -> None:
     async with house.mallory() as mallory:
         mallory.say(said)
         assert await mallory.dropped() == b""
@@ -188,7 +188,7 @@ async def test_a_stranger_who_does_not_say_hello_is_dropped_without_an_answer(ho
 
 
 @pytest.mark.parametrize("said", AFTER_HELLO.values(), ids=AFTER_HELLO.keys())
-async def test_a_client_who_breaks_the_protocol_is_dropped(house: House, said: bytes) -> None:
+async def test_client_breaking_the_protocol_is_dropped(house: House, said: bytes) -> None:
     async with house.mallory() as mallory:
         await mallory.greet()
         mallory.say(said)
@@ -197,7 +197,7 @@ async def test_a_client_who_breaks_the_protocol_is_dropped(house: House, said: b
 
 
 @pytest.mark.parametrize("kept", [1, 4, 13, len(BATCH) // 2, len(BATCH) - 1])
-async def test_a_frame_that_is_cut_short_by_the_end_of_the_connection_is_dropped(house: House, kept: int) -> None:
+async def test_frame_cut_short_by_the_end_of_the_connection_is_dropped(house: House, kept: int) -> None:
     async with house.mallory() as mallory:
         await mallory.greet()
         mallory.say(BATCH[:kept])
@@ -206,7 +206,7 @@ async def test_a_frame_that_is_cut_short_by_the_end_of_the_connection_is_dropped
         await house.is_unharmed(dropped=1)
 
 
-async def test_a_frame_that_trickles_in_is_dropped_at_its_deadline(house: House) -> None:
+async def test_slow_frame_is_dropped_at_its_deadline(house: House) -> None:
     async with house.mallory() as mallory:
         await mallory.greet()
         began = asyncio.get_running_loop().time()
@@ -220,7 +220,7 @@ async def test_a_frame_that_trickles_in_is_dropped_at_its_deadline(house: House)
     await house.is_unharmed(dropped=1)
 
 
-async def test_a_hello_that_trickles_in_is_dropped_at_the_deadline_of_the_handshake(house: House) -> None:
+async def test_slow_hello_is_dropped_at_the_deadline_of_the_handshake(house: House) -> None:
     async with house.mallory() as mallory:
         gone = asyncio.ensure_future(mallory.dropped())
         for byte in MAGIC + HELLO[:-1]:
@@ -246,20 +246,20 @@ async def test_refused_hellos_do_not_move_the_deadline_of_the_handshake(house: H
     await house.is_unharmed(dropped=1)
 
 
-async def test_a_stranger_who_says_nothing_is_dropped_at_the_deadline_of_the_handshake(house: House) -> None:
+async def test_silent_stranger_is_dropped_at_the_deadline_of_the_handshake(house: House) -> None:
     async with house.mallory() as mallory:
         assert await mallory.dropped() == b""
     await house.is_unharmed(dropped=1)
 
 
-async def test_a_client_who_falls_silent_is_dropped_at_the_idle_deadline(house: House) -> None:
+async def test_silent_client_is_dropped_at_the_idle_deadline(house: House) -> None:
     async with house.mallory() as mallory:
         await mallory.greet()
         assert await mallory.dropped() == b""
     await house.is_unharmed(dropped=1)
 
 
-async def test_a_listener_that_was_late_itself_drops_nobody_who_spoke_in_time() -> None:
+async def test_blocked_listener_drops_no_client_with_a_timely_frame() -> None:
     settings = SETTINGS.model_copy(update={"idle_timeout": timedelta(seconds=0.2)})
     listener = TcpTransport(settings, "billing", 2).listener("tcp://127.0.0.1:0", "billing-in")
     await listener.serve(MemoryReceiver())
@@ -271,7 +271,7 @@ async def test_a_listener_that_was_late_itself_drops_nobody_who_spoke_in_time() 
     await listener.close()
 
 
-async def test_a_client_who_takes_no_answers_is_dropped_at_their_deadline(
+async def test_client_reading_no_answers_is_dropped_at_their_deadline(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def reject_large_batches(endpoint: str, batch: list[Envelope]) -> list[Outcome]:
@@ -291,7 +291,7 @@ async def test_a_client_who_takes_no_answers_is_dropped_at_their_deadline(
         await house.is_unharmed(dropped=1)
 
 
-async def test_a_client_who_closes_between_frames_is_not_counted_as_dropped(house: House) -> None:
+async def test_client_closing_between_frames_is_not_counted_as_dropped(house: House) -> None:
     async with house.mallory() as mallory:
         await mallory.greet()
         mallory.close()
@@ -338,7 +338,7 @@ async def test_a_future_version_is_refused_and_the_client_may_say_hello_again(ho
     await house.is_unharmed(dropped=0)
 
 
-async def test_a_batch_beyond_the_credit_is_busy_and_reaches_nobody(house: House) -> None:
+async def test_batch_beyond_the_credit_is_busy_and_not_received(house: House) -> None:
     house.receiver.room = len(house.from_neighbour) + 4
     async with house.mallory() as mallory:
         welcome = await mallory.greet()
@@ -352,7 +352,7 @@ async def test_a_batch_beyond_the_credit_is_busy_and_reaches_nobody(house: House
     await house.is_unharmed(dropped=0)
 
 
-async def test_what_is_no_envelope_is_rejected_and_its_neighbours_in_the_batch_are_stored(house: House) -> None:
+async def test_invalid_envelope_is_rejected_and_its_neighbours_in_the_batch_are_stored(house: House) -> None:
     before, after = envelopes(2)
     naive = msgspec.structs.replace(envelope(), sent_at=envelope().sent_at.replace(tzinfo=None))
     async with house.mallory() as mallory:
@@ -369,7 +369,7 @@ async def test_what_is_no_envelope_is_rejected_and_its_neighbours_in_the_batch_a
     assert naive.id not in house.receiver.stored
 
 
-async def test_a_drop_is_logged_with_its_reason_and_without_what_was_said(
+async def test_drop_is_logged_with_its_reason_and_without_the_bytes_received(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG):

@@ -44,7 +44,7 @@ def abandoned_by_a_dead_process(path: Path) -> None:
         dead.listen()
 
 
-async def test_only_its_user_may_open_it_whatever_the_umask(path: Path) -> None:
+async def test_socket_is_open_only_to_its_user_under_any_umask(path: Path) -> None:
     before = os.umask(0)
     try:
         serving = listener(path)
@@ -55,7 +55,7 @@ async def test_only_its_user_may_open_it_whatever_the_umask(path: Path) -> None:
     await serving.close()
 
 
-async def test_it_goes_when_its_listener_is_closed(path: Path) -> None:
+async def test_socket_is_removed_when_its_listener_is_closed(path: Path) -> None:
     serving = listener(path)
     await serving.serve(MemoryReceiver())
     assert stat.S_ISSOCK(mode(path))
@@ -63,7 +63,7 @@ async def test_it_goes_when_its_listener_is_closed(path: Path) -> None:
     assert mode(path) == 0
 
 
-async def test_one_that_a_dead_process_left_behind_is_replaced(path: Path) -> None:
+async def test_socket_of_a_dead_process_is_replaced(path: Path) -> None:
     abandoned_by_a_dead_process(path)
     serving = listener(path)
     await serving.serve(MemoryReceiver())
@@ -72,7 +72,7 @@ async def test_one_that_a_dead_process_left_behind_is_replaced(path: Path) -> No
     await serving.close()
 
 
-async def test_one_on_which_somebody_listens_is_left_to_him(path: Path) -> None:
+async def test_socket_of_a_live_listener_is_left_unchanged(path: Path) -> None:
     first = listener(path)
     await first.serve(MemoryReceiver())
     with pytest.raises(InvalidSetting, match="another process listens here"):
@@ -82,7 +82,7 @@ async def test_one_on_which_somebody_listens_is_left_to_him(path: Path) -> None:
     await first.close()
 
 
-async def test_one_whose_listener_is_too_busy_to_accept_is_left_to_him(path: Path) -> None:
+async def test_socket_of_a_listener_too_busy_to_accept_is_left_unchanged(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as waiting:
         busy.bind(str(path))
         busy.listen(0)
@@ -91,14 +91,14 @@ async def test_one_whose_listener_is_too_busy_to_accept_is_left_to_him(path: Pat
             await listener(path).serve(MemoryReceiver())
 
 
-async def test_a_file_that_is_no_socket_is_left_alone(path: Path) -> None:
+async def test_file_other_than_a_socket_is_left_unchanged(path: Path) -> None:
     os.mknod(path)
     with pytest.raises(InvalidSetting, match="not a socket"):
         await listener(path).serve(MemoryReceiver())
     assert stat.S_ISREG(mode(path))
 
 
-async def test_a_link_to_a_socket_is_left_alone(path: Path) -> None:
+async def test_symbolic_link_to_a_socket_is_left_unchanged(path: Path) -> None:
     abandoned_by_a_dead_process(path.with_name("elsewhere"))
     os.symlink(path.with_name("elsewhere"), path)
     with pytest.raises(InvalidSetting, match="not a socket"):
@@ -117,6 +117,6 @@ async def test_a_successor_keeps_its_file_when_the_predecessor_closes(path: Path
     await second.close()
 
 
-async def test_a_folder_that_does_not_exist_is_an_invalid_setting(path: Path) -> None:
+async def test_missing_folder_is_an_invalid_setting(path: Path) -> None:
     with pytest.raises(InvalidSetting, match="cannot listen here: No such file"):
         await listener(path.parent / "missing" / "in.sock").serve(MemoryReceiver())

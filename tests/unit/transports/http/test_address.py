@@ -27,12 +27,12 @@ def test_a_uri_is_taken_apart(uri: str, address: HttpAddress) -> None:
 @pytest.mark.parametrize(
     "uri", ["http://127.0.0.1:8001", "http://[::1]:8001/durable", "https://billing.example/a/b", "https://b.example:1"]
 )
-def test_an_address_prints_the_uri_that_peers_send_to(uri: str) -> None:
+def test_address_prints_the_uri_for_peers(uri: str) -> None:
     assert str(parse(uri)) == uri
     assert parse(str(parse(uri))) == parse(uri)
 
 
-def test_how_to_listen_is_not_part_of_what_peers_send_to() -> None:
+def test_address_for_peers_omits_the_options_of_the_listener() -> None:
     assert str(parse("http://127.0.0.1:8001/in?reuse_port=1")) == "http://127.0.0.1:8001/in"
 
 
@@ -102,6 +102,6 @@ def test_only_the_loopback_is_this_machine_alone(host: str, is_local: bool) -> N
         "http://[not-an-address]:80",
     ],
 )
-def test_what_is_no_address_is_refused_with_an_example(uri: str) -> None:
+def test_invalid_address_is_refused_with_an_example(uri: str) -> None:
     with pytest.raises(InvalidSetting, match="write it as in http://"):
         parse(uri)

@@ -30,7 +30,7 @@ def signed(secret: str = SECRET, target: bytes = b"/batches?a=1", body: bytes = 
     return credentials
 
 
-def test_the_signature_covers_what_the_documentation_says() -> None:
+def test_signature_covers_the_documented_lines() -> None:
     lines = [
         "Durable-HMAC-SHA256",
         "POST",
@@ -43,7 +43,7 @@ def test_the_signature_covers_what_the_documentation_says() -> None:
     assert signed() == Signature(NOW, NONCE, expected)
 
 
-def test_a_signature_matches_the_request_that_it_was_made_for() -> None:
+def test_signature_matches_its_own_request() -> None:
     assert signed().matches([SECRET], "POST", b"/batches?a=1", b"body")
 
 
@@ -63,7 +63,7 @@ def test_a_signature_matches_no_other_request(method: str, target: bytes, body: 
 
 
 @pytest.mark.parametrize("change", [Signature(NOW + 1, NONCE, ""), Signature(NOW, NONCE + "0", "")])
-def test_neither_the_timestamp_nor_the_nonce_can_be_exchanged(change: Signature) -> None:
+def test_timestamp_and_nonce_cannot_be_exchanged(change: Signature) -> None:
     forged = Signature(change.timestamp, change.nonce, signed().digest)
     assert not forged.matches([SECRET], "POST", b"/batches?a=1", b"body")
 
@@ -71,7 +71,7 @@ def test_neither_the_timestamp_nor_the_nonce_can_be_exchanged(change: Signature)
 HEADERS = [(b"Idempotency-Key", b" order-17 "), (b"durable-source", b"till"), (b"ce-id", b"1"), (b"accept", b"*/*")]
 
 
-def test_the_signature_covers_the_headers_that_say_something_of_the_message() -> None:
+def test_signature_covers_the_headers_of_the_message() -> None:
     lines = [
         "Durable-HMAC-SHA256",
         "POST",
@@ -103,12 +103,12 @@ def test_a_signature_with_another_secret_does_not_match() -> None:
 
 
 @pytest.mark.parametrize("known", [[SECRET, OTHER], [OTHER, SECRET]])
-def test_either_of_two_secrets_will_do_while_one_is_being_changed(known: list[str]) -> None:
+def test_old_and_new_secret_are_accepted_during_a_rotation(known: list[str]) -> None:
     assert signed().matches(known, "POST", b"/batches?a=1", b"body")
     assert Bearer(SECRET).matches(known)
 
 
-def test_without_a_secret_nothing_matches() -> None:
+def test_empty_secrets_match_nothing() -> None:
     assert not signed().matches([], "POST", b"/batches?a=1", b"body")
     assert not Bearer("").matches([])
 
@@ -152,7 +152,7 @@ def test_the_names_of_the_schemes_are_matched_in_any_case() -> None:
         f"{SCHEME} timestamp=1, nonce={NONCE}, signature={DIGEST}, timestamp=2",
     ],
 )
-def test_what_is_neither_is_nothing(header: str) -> None:
+def test_unknown_authorization_is_ignored(header: str) -> None:
     assert parse(header) is None
 
 

@@ -46,17 +46,17 @@ def test_a_key_is_quoted_or_bare(sent: bytes, meant: str) -> None:
         b"a\r\nb",
     ],
 )
-def test_what_is_no_key_is_refused(sent: bytes) -> None:
+def test_invalid_key_is_refused(sent: bytes) -> None:
     with pytest.raises(InvalidMessage, match="one text: 1 to 200 printable ASCII characters, quoted or bare"):
         read_key([(b"Idempotency-Key", sent)])
 
 
-def test_two_keys_are_none() -> None:
+def test_two_keys_are_refused() -> None:
     with pytest.raises(InvalidMessage, match="must be one text"):
         read_key([(b"idempotency-key", b"a"), (b"idempotency-key", b"a")])
 
 
-def test_no_key_is_none() -> None:
+def test_missing_key_is_none() -> None:
     assert read_key([(b"x-idempotency-key", b"a")]) is None
 
 
@@ -67,12 +67,12 @@ def test_any_printable_text_can_be_quoted(key: str) -> None:
     assert read_key([(b"idempotency-key", f'"{quoted}"'.encode())]) == key
 
 
-def test_a_key_that_is_a_uuid_is_the_id() -> None:
+def test_key_holding_a_uuid_is_the_id() -> None:
     assert id_of(ID, "orders", "orders.order-placed") == id_of(ID.upper(), "shop", "shop.sold") == UUID(ID)
 
 
 @pytest.mark.parametrize("key", ["order-17", f"{{{ID}}}", f"urn:uuid:{ID}", ID.replace("-", "")])
-def test_any_other_key_is_one_of_its_endpoint_and_type(key: str) -> None:
+def test_textual_key_is_scoped_by_endpoint_and_type(key: str) -> None:
     made = {
         id_of(key, endpoint, message_type) for endpoint in ("orders", "shop") for message_type in ("a.sold", "a.lost")
     }
@@ -82,11 +82,11 @@ def test_any_other_key_is_one_of_its_endpoint_and_type(key: str) -> None:
     assert id_of(key, "orders", "a.sold") == id_of(key, "orders", "a.sold")
 
 
-def test_endpoint_type_and_key_are_not_run_together() -> None:
+def test_endpoint_type_and_key_are_kept_apart() -> None:
     assert len({id_of("c", "a", "b"), id_of("bc", "a", ""), id_of("c", "ab", "")}) == 3
 
 
-def test_options_are_read() -> None:
+def test_options_are_read_from_headers() -> None:
     correlation_id = uuid4()
     read = read_options(
         [
@@ -109,7 +109,7 @@ def test_options_are_read() -> None:
     )
 
 
-def test_without_options_the_source_is_http() -> None:
+def test_source_is_http_by_default() -> None:
     assert read_options([]) == Options(source="http")
 
 
@@ -130,7 +130,7 @@ def test_without_options_the_source_is_http() -> None:
         (b"Durable-Source", b"again", "'durable-source' comes twice"),
     ],
 )
-def test_an_option_that_is_not_as_it_should_be_is_refused(name: bytes, value: bytes, reason: str) -> None:
+def test_invalid_option_is_refused(name: bytes, value: bytes, reason: str) -> None:
     headers = [(name, value)] if name != b"Durable-Source" else [(b"durable-source", b"shop"), (name, value)]
 
     with pytest.raises(InvalidMessage, match=reason):
@@ -141,12 +141,12 @@ def test_own_headers_keep_their_names_in_lower_case() -> None:
     assert own_headers([(b"Durable-Header-Tenant-Id", "Größe".encode()), (b"tenant", b"7")]) == {"tenant-id": "Größe"}
 
 
-def test_an_own_header_that_comes_twice_is_refused() -> None:
+def test_repeated_own_header_is_refused() -> None:
     with pytest.raises(InvalidMessage, match="'durable-header-tenant' comes twice"):
         own_headers([(b"durable-header-tenant", b"7"), (b"Durable-Header-Tenant", b"8")])
 
 
-def test_trace_context_is_kept_and_what_is_malformed_is_not() -> None:
+def test_trace_context_is_kept_without_malformed_headers() -> None:
     context = [(b"TraceParent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), (b"tracestate", b"a=1")]
 
     assert trace_context(context) == {"traceparent": context[0][1].decode(), "tracestate": "a=1"}

@@ -103,13 +103,13 @@ def test_an_event_fits_when_its_data_fits_its_type(message_type: str, message: o
     assert not accepts(schema, event | {"data": 17})
 
 
-def test_classes_of_one_name_do_not_meet() -> None:
+def test_classes_of_one_name_have_separate_schemas() -> None:
     document = describe("shop", {"shop.order": Order, "shop.parcel": Parcel})
 
     assert {"shop.order.Line", "shop.parcel.Line"} < set(document["components"]["schemas"])
 
 
-def test_a_class_that_cannot_be_described_is_named() -> None:
+def test_undescribable_class_is_named() -> None:
     document = describe("shop", {"shop.undescribable": Undescribable, **MESSAGES})
 
     assert schema_of(document, "/messages/shop.undescribable")["description"] == (
@@ -117,14 +117,14 @@ def test_a_class_that_cannot_be_described_is_named() -> None:
     )
 
 
-def test_every_header_that_is_understood_is_described() -> None:
+def test_every_known_header_is_described() -> None:
     parameters = describe("shop", MESSAGES)["paths"]["/messages/shop.order"]["post"]["parameters"]
 
     described = {parameter["name"].lower() for parameter in parameters}
     assert described == {http_headers.KEY, *http_headers.OPTIONS}
 
 
-def test_credentials_are_asked_for_where_there_is_a_secret() -> None:
+def test_credentials_are_required_with_a_secret() -> None:
     assert describe("shop", MESSAGES, secured=True)["security"] == [{"signature": []}, {"bearer": []}]
     assert describe("shop", MESSAGES, secured=False)["security"] == []
 

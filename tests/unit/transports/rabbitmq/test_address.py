@@ -43,7 +43,7 @@ MAIL = "rabbitmq://default/queue/mail"
          SubscriptionAddress("default", "orders", QueueOptions("quorum"), types=("a", "b.c"))),
     ],
 )  # fmt: skip
-def test_an_address_is_understood_and_reads_as_it_is_written(uri: str, address: Address) -> None:
+def test_address_is_parsed_and_printed_unchanged(uri: str, address: Address) -> None:
     assert parse(uri) == address
     assert str(address) == uri
 
@@ -64,7 +64,7 @@ addresses = (
 
 
 @given(addresses)
-def test_every_address_can_be_written_whatever_its_names_are(address: Address) -> None:
+def test_address_with_any_names_can_be_written(address: Address) -> None:
     assert parse(str(address)) == address
 
 
@@ -115,7 +115,7 @@ def test_every_address_can_be_written_whatever_its_names_are(address: Address) -
         ("rabbitmq://default/topic/orders?types=a,,b", "types has no printable name"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_refused_with_what_to_write(uri: str, what_to_write: str) -> None:
+def test_mistake_is_refused_with_the_correct_form(uri: str, what_to_write: str) -> None:
     with pytest.raises(InvalidSetting, match=what_to_write):
         parse(uri)
 
@@ -162,25 +162,25 @@ def test_the_topic_is_resolved_to_a_routing_key_for_each_type() -> None:
 
 
 @pytest.mark.parametrize("uri", [MAIL, "rabbitmq://default/topic", "rabbitmq://default/exchange/events/a%2Fb"])
-def test_resolving_what_is_resolved_changes_nothing(uri: str) -> None:
+def test_resolving_twice_changes_nothing(uri: str) -> None:
     assert resolved(resolved(uri)) == resolved(uri)
 
 
-def test_one_queue_is_one_destination_however_it_is_listened_on() -> None:
+def test_queue_is_one_destination_with_any_listener_options() -> None:
     assert resolved(f"{MAIL}?type=classic&message_type=a") == MAIL
 
 
-def test_a_routing_key_that_is_too_long_is_refused_when_it_is_resolved() -> None:
+def test_too_long_routing_key_is_refused_when_resolved() -> None:
     with pytest.raises(InvalidSetting, match=r"the routing key of a.* has 256 bytes, more than the 255"):
         destination("rabbitmq://default/topic", service="s" * 100, message_type="a" * 155, exchange="durable")
 
 
-def test_an_exchange_that_cannot_be_is_refused_when_it_is_resolved() -> None:
+def test_invalid_exchange_is_refused_when_resolved() -> None:
     with pytest.raises(InvalidSetting, match=r"amqp_exchange is 'a\*'; AMQP allows"):
         destination("rabbitmq://default/topic", service="orders", message_type="a", exchange="a*")
 
 
-def test_an_address_for_listening_cannot_be_sent_to_and_the_other_way_round() -> None:
+def test_addresses_for_listening_and_for_sending_are_not_interchangeable() -> None:
     assert source(MAIL) == parse(MAIL)
     with pytest.raises(InvalidSetting, match="not to send to; write rabbitmq://default/topic,"):
         resolved("rabbitmq://default/topic/orders")
@@ -200,7 +200,7 @@ def test_a_broker_is_found_in_the_settings_by_its_name() -> None:
     assert broker_url(settings, "second") == "amqps://u:p@b:5671/vhost"
 
 
-def test_a_broker_that_is_not_in_the_settings_is_refused() -> None:
+def test_broker_missing_in_the_settings_is_refused() -> None:
     settings = load_settings(amqp_brokers={"second": "amqp://b"})
 
     with pytest.raises(InvalidSetting, match=r"amqp_url: not set.*set DURABLE_AMQP_URL, as in amqp://user:secret@host"):
@@ -213,7 +213,7 @@ def test_a_broker_that_is_not_in_the_settings_is_refused() -> None:
     "url",
     ["http://u:tops3cret@h", "amqp:///tops3cret", "tops3cret", "amqp://u:tops3cret@h:70000/", "amqp://[tops3cret"],
 )
-def test_what_is_no_amqp_url_is_refused_and_not_shown(url: str) -> None:
+def test_invalid_amqp_url_is_refused_and_not_shown(url: str) -> None:
     settings = Settings(amqp_url=SecretStr(url), amqp_brokers={"second": SecretStr(url)})
 
     for broker, setting in (("default", "amqp_url"), ("second", "amqp_brokers: second")):

@@ -109,12 +109,12 @@ def durable(**changes: Any) -> Basic.Properties:
 class TestSending:
     @given(any_envelope)
     @example(envelope())
-    def test_an_envelope_arrives_as_it_was_sent(self, sent: Envelope) -> None:
+    def test_envelope_arrives_unchanged(self, sent: Envelope) -> None:
         about, body = transmitted(sent)
         assert received(about, body) == sent
 
     @given(any_envelope, st.integers(-(2**31), 2**31))
-    def test_what_the_broker_adds_on_the_way_is_left_out(self, sent: Envelope, count: int) -> None:
+    def test_headers_added_by_the_broker_are_left_out(self, sent: Envelope, count: int) -> None:
         about, body = transmitted(sent)
         about.headers = (about.headers or {}) | {
             "x-delivery-count": count,
@@ -129,7 +129,7 @@ class TestSending:
         about.headers = (about.headers or {}) | {"durable-of-tomorrow": "x"}
         assert received(about, body) == sent
 
-    def test_other_programs_find_what_they_know(self) -> None:
+    def test_properties_carry_the_fields_known_to_other_programs(self) -> None:
         sent = msgspec.structs.replace(
             envelope("orders.order-placed", b"[1]"), headers={"trace": "7"}, deliver_by=NOW + timedelta(seconds=1.5)
         )
@@ -146,7 +146,7 @@ class TestSending:
         assert about.headers is not None
         assert about.headers["trace"] == "7"
 
-    def test_headers_whose_type_the_broker_would_not_bear_travel_under_another_name(self) -> None:
+    def test_headers_reserved_by_the_broker_travel_under_another_name(self) -> None:
         sent = msgspec.structs.replace(envelope(), headers={"CC": "me", "BCC": "you", "durable-x": "1"})
         about, _ = transmitted(sent)
         assert about.headers is not None
@@ -185,21 +185,21 @@ class TestSending:
         ],
         ids=lambda value: next(iter(value)) if isinstance(value, dict) else value[:20],
     )
-    def test_what_amqp_cannot_carry_is_refused_with_the_reason(
+    def test_envelope_unfit_for_amqp_is_refused_with_the_reason(
         self, changes: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
     ) -> None:
         with caplog.at_level(logging.WARNING), pytest.raises(InvalidMessage, match=reason):
             transmitted(msgspec.structs.replace(envelope(), **changes))
         assert caplog.records == []  # of the library, that it cuts something off
 
-    def test_what_just_fits_is_carried(self) -> None:
+    def test_longest_allowed_texts_are_carried(self) -> None:
         sent = msgspec.structs.replace(
             envelope("x" * 255), source="ä" * 127, headers={"ä" * 64: "1", "durable-" + "x" * 105: "2"}
         )
         assert received(*transmitted(sent)) == sent
 
 
-class TestWhatDurableHasSent:
+class TestPropertiesOfDurable:
     @pytest.mark.parametrize(
         ("changes", "reason"),
         [
@@ -221,15 +221,15 @@ class TestWhatDurableHasSent:
         ],
         ids=lambda value: None if isinstance(value, dict) else value[:40],
     )
-    def test_broken_it_is_no_envelope(self, changes: dict[str, Any], reason: str) -> None:
+    def test_broken_properties_make_no_envelope(self, changes: dict[str, Any], reason: str) -> None:
         assert re.search(reason, refused(durable(**changes)))
 
-    def test_whole_it_is_one(self) -> None:
+    def test_whole_properties_make_an_envelope(self) -> None:
         assert isinstance(received(durable()), Envelope)
 
 
-class TestWhatOthersHaveSent:
-    def test_all_that_is_known_is_kept(self) -> None:
+class TestPropertiesOfOthers:
+    def test_all_known_properties_are_kept(self) -> None:
         id_, correlation_id = new_id(), new_id()
         sent_at = datetime(2025, 12, 31, 23, 59, 59, tzinfo=UTC)
         about = Basic.Properties(
@@ -252,12 +252,12 @@ class TestWhatOthersHaveSent:
             headers={"trace": "7", "attempt": "2", "final": "True", "raw": "\\xff", "nothing": "None"},
         )
 
-    def test_what_is_not_said_is_assumed(self) -> None:
+    def test_missing_properties_have_defaults(self) -> None:
         found = foreign(Basic.Properties(message_id="17"))
         assert found.correlation_id == found.id
         assert (found.sent_at, found.source, found.content_type, found.headers) == (NOW, "unknown", JSON, {})
 
-    def test_an_id_that_is_no_uuid_becomes_the_same_uuid_each_time_and_another_for_each_queue(self) -> None:
+    def test_textual_id_becomes_the_same_uuid_each_time_and_another_for_each_queue(self) -> None:
         about = Basic.Properties(message_id="17")
         first = foreign(about)
         assert foreign(about).id == first.id == UUID(str(first.id))
@@ -265,16 +265,16 @@ class TestWhatOthersHaveSent:
         assert foreign(Basic.Properties(message_id="18")).id != first.id
         assert foreign(about, origin=Origin("post", "rabbitmq://default/queue/post", "mail.requested")).id != first.id
 
-    def test_a_correlation_id_that_is_no_uuid_is_left_out(self) -> None:
+    def test_textual_correlation_id_is_left_out(self) -> None:
         found = foreign(Basic.Properties(message_id="17", correlation_id="18"))
         assert found.correlation_id == found.id
 
-    def test_its_own_type_goes_before_that_of_the_queue(self) -> None:
+    def test_type_of_the_message_precedes_the_type_of_the_queue(self) -> None:
         about = Basic.Properties(message_id="17", message_type="mail.cancelled")
         assert foreign(about).message_type == foreign(about, origin=ORIGIN).message_type == "mail.cancelled"
 
     @pytest.mark.parametrize("written", ["application/json; charset=utf-8", "Application/JSON", "application/json"])
-    def test_json_is_json_however_it_is_written(self, written: str) -> None:
+    def test_content_type_of_json_is_recognised_in_any_spelling(self, written: str) -> None:
         assert foreign(Basic.Properties(message_id="17", content_type=written)).content_type == JSON
 
     @pytest.mark.parametrize(
@@ -286,14 +286,14 @@ class TestWhatOthersHaveSent:
         ],
         ids=["id", "type", "encoding"],
     )
-    def test_what_is_missing_is_named(self, about: Basic.Properties, origin: Origin, reason: str) -> None:
+    def test_missing_property_is_named(self, about: Basic.Properties, origin: Origin, reason: str) -> None:
         assert reason in refused(about, origin=origin)
 
     @pytest.mark.parametrize("encoding", ["utf-8", "UTF-8", "identity"])
-    def test_an_encoding_that_changes_nothing_is_no_obstacle(self, encoding: str) -> None:
+    def test_neutral_encoding_is_accepted(self, encoding: str) -> None:
         foreign(Basic.Properties(message_id="17", content_encoding=encoding))
 
-    def test_of_a_body_that_is_too_large_only_the_size_and_the_digest_are_kept(self) -> None:
+    def test_too_large_body_is_reduced_to_size_and_digest(self) -> None:
         body = bytes(LIMIT + 1)
         found = received(durable(), body)
         assert isinstance(found, Unmappable)
@@ -303,7 +303,7 @@ class TestWhatOthersHaveSent:
         assert found.metadata["body-sha256"] == hashlib.sha256(body).hexdigest()
         assert isinstance(received(durable(), bytes(LIMIT)), Envelope)
 
-    def test_a_dead_letter_says_what_the_message_was(self) -> None:
+    def test_metadata_of_a_dead_letter_describes_the_message(self) -> None:
         about = Basic.Properties(message_id="17", correlation_id="18", message_type="t", app_id="a", content_type="c")
         assert metadata(DELIVER, about, ORIGIN) == {
             "queue": "mail",
@@ -337,9 +337,7 @@ any_properties = st.builds(
 
 
 @given(any_properties, st.binary(max_size=50), st.sampled_from([ORIGIN, TYPED]))
-def test_whatever_arrives_is_an_envelope_or_has_a_reason_why_not(
-    about: Basic.Properties, body: bytes, origin: Origin
-) -> None:
+def test_delivery_becomes_an_envelope_or_has_a_reason(about: Basic.Properties, body: bytes, origin: Origin) -> None:
     match received(about, body, origin):
         case Envelope() as found:
             assert found.body == body

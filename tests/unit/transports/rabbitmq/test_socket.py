@@ -38,12 +38,12 @@ def frame(kind: int, payload: bytes) -> bytes:
     ],
     ids=["method", "header", "body", "another method", "heartbeat"],
 )
-def test_what_can_be_read_stays_as_it_is(readable: bytes) -> None:
+def test_readable_frame_stays_unchanged(readable: bytes) -> None:
     assert mended(readable) == readable
 
 
 @given(st.binary(min_size=2, max_size=60), st.integers(0, 2**40))
-def test_of_properties_the_size_of_the_body_is_kept_and_the_reason(properties: bytes, size: int) -> None:
+def test_unreadable_properties_keep_the_size_of_the_body_and_the_reason(properties: bytes, size: int) -> None:
     broken = frame(2, struct.pack("!HHQ", 60, 0, size) + properties)
     _, channel, header = unmarshal(mended(broken))
     assert isinstance(header, ContentHeader)
@@ -56,7 +56,7 @@ def test_of_properties_the_size_of_the_body_is_kept_and_the_reason(properties: b
 
 
 @given(shorts, st.integers(1, 2**63 - 1), st.booleans(), shorts, shorts)
-def test_of_a_delivery_everything_is_kept_that_is_text(
+def test_unreadable_delivery_keeps_its_textual_fields(
     tag: bytes, number: int, redelivered: bool, exchange: bytes, key: bytes
 ) -> None:
     arguments = tag + struct.pack("!Q?", number, redelivered) + exchange + key
@@ -67,6 +67,6 @@ def test_of_a_delivery_everything_is_kept_that_is_text(
         assert shown == given_[1:].decode(errors="replace").encode()[:255].decode(errors="ignore")
 
 
-def test_what_is_broken_beyond_that_is_left_to_the_library() -> None:
+def test_unmendable_frame_is_left_to_the_library() -> None:
     broken = frame(1, b"\0\0\0\0")
     assert mended(broken) == broken

@@ -48,7 +48,7 @@ def test_a_listener_on_a_queue_declares_the_queue_alone() -> None:
     assert listened(MAIL) == Topology(queues=(Queue("mail", "quorum"),))
 
 
-def test_a_listener_on_the_topic_declares_exchange_queues_and_bindings_for_what_is_handled() -> None:
+def test_listener_on_the_topic_declares_exchange_queues_and_bindings_for_handled_types() -> None:
     assert listened(TOPIC) == Topology(
         (Exchange("durable"),),
         (Queue("billing-orders.paid", "quorum"), Queue("billing-orders.placed", "quorum")),
@@ -75,7 +75,7 @@ def test_a_sender_declares_the_topic_exchange_and_never_a_queue() -> None:
 # ---------------------------------------------------------------- how queues are declared
 
 
-def test_queues_are_quorum_queues_that_never_drop_what_is_redelivered() -> None:
+def test_queues_are_quorum_queues_without_a_delivery_limit() -> None:
     assert listened(MAIL).queues[0].arguments == {"x-queue-type": "quorum", "x-delivery-limit": NEVER}
 
 
@@ -93,7 +93,7 @@ def test_a_queue_is_ordered_where_the_address_or_else_the_setting_says_so() -> N
     assert is_ordered(f"{TOPIC}?ordered=yes", SETTINGS)
 
 
-def test_the_setting_and_before_it_the_address_choose_the_type() -> None:
+def test_option_of_the_address_precedes_the_setting_of_the_queue_type() -> None:
     settings = load_settings(amqp_queue_type="classic")
 
     assert listened(MAIL, settings=settings).queues[0].arguments == {"x-queue-type": "classic"}
@@ -107,7 +107,7 @@ def test_a_full_queue_refuses_and_drops_nothing(uri: str) -> None:
     assert (arguments["x-max-length"], arguments["x-overflow"]) == (10, "reject-publish")
 
 
-def test_somebody_elses_queue_is_not_declared() -> None:
+def test_foreign_queue_is_not_declared() -> None:
     assert [queue.declared for queue in listened(f"{MAIL}?declare=no").queues] == [False]
 
 
@@ -126,7 +126,7 @@ def test_somebody_elses_queue_is_not_declared() -> None:
         ("rabbitmq://default/topic/a.*.b", ("b",), r"\* and # match any name"),
     ],
 )
-def test_what_cannot_be_listened_to_is_refused(uri: str, handled: Collection[str], reason: str) -> None:
+def test_address_unfit_for_listening_is_refused(uri: str, handled: Collection[str], reason: str) -> None:
     with pytest.raises(InvalidSetting, match=reason):
         listened(uri, handled)
 
@@ -135,7 +135,7 @@ def test_what_cannot_be_listened_to_is_refused(uri: str, handled: Collection[str
     ("service", "exchange", "reason"),
     [("größe", "durable", "the name of a queue is 'größe-a'; AMQP allows ASCII"), ("shop", "a*", "amqp_exchange is")],
 )
-def test_names_that_amqp_does_not_know_are_refused(service: str, exchange: str, reason: str) -> None:
+def test_names_unfit_for_amqp_are_refused(service: str, exchange: str, reason: str) -> None:
     settings = load_settings(amqp_exchange=exchange)
 
     with pytest.raises(InvalidSetting, match=reason):
@@ -146,14 +146,14 @@ def test_the_longest_names_are_allowed() -> None:
     assert len(listened(TOPIC, ("a" * 247,)).queues[0].name) == 255
 
 
-def test_a_star_inside_a_word_stands_for_itself() -> None:
+def test_star_inside_a_word_is_literal() -> None:
     assert listened("rabbitmq://default/topic/a*", ("b",)).bindings[0].routing_key == "a*-b"
 
 
 # ---------------------------------------------------------------- all of an application
 
 
-def test_an_application_needs_each_thing_once() -> None:
+def test_union_of_topologies_holds_each_thing_once() -> None:
     other = listened("rabbitmq://default/topic/shop?types=orders.paid")
     both = union([listened(TOPIC), other, listened(MAIL), sent("rabbitmq://default/topic")])
 
@@ -164,7 +164,7 @@ def test_an_application_needs_each_thing_once() -> None:
     ]  # fmt: skip
 
 
-def test_what_it_sends_to_is_others_unless_it_declares_it_itself() -> None:
+def test_destination_is_foreign_unless_declared_by_its_own_listener() -> None:
     mail, events = (target(uri) for uri in (MAIL, "rabbitmq://default/exchange/events/a"))
     expected = union([targeted(mail), targeted(events), sent("rabbitmq://default/topic")])
 
@@ -211,17 +211,17 @@ INEQUIVALENT = (
         ("PRECONDITION_FAILED - something new", "queue mail: the broker refuses it: PRECONDITION_FAILED - something"),
     ],
 )  # fmt: skip
-def test_a_refused_queue_is_explained_with_what_to_do(said: str, sentence: str) -> None:
+def test_refused_queue_is_explained_with_advice(said: str, sentence: str) -> None:
     assert sentence in explained(QUEUE, said)
 
 
-def test_a_queue_that_was_to_be_there_is_explained_with_what_to_do() -> None:
+def test_missing_foreign_queue_is_explained_with_advice() -> None:
     said = explained(Queue("mail", "quorum", declared=False), "NOT_FOUND - no queue 'mail' in vhost '/'")
 
     assert said == "queue mail: there is none, and its address says declare=no; create it, or leave declare=no out"
 
 
-def test_a_refused_exchange_is_explained_with_what_to_do() -> None:
+def test_refused_exchange_is_explained_with_advice() -> None:
     said = INEQUIVALENT.replace("queue", "exchange").format("type", "'topic'", "'direct'")
 
     assert explained(Exchange("durable"), said) == (

@@ -28,7 +28,7 @@ def test_an_address_on_this_machine_is_understood(uri: str, address: TcpAddress 
 @pytest.mark.parametrize(
     "host", ["0.0.0.0", "10.0.0.1", "[::]", "[fe80::1]", "[::ffff:127.0.0.1]", "example.com", "127.1"]
 )
-def test_another_machine_is_refused_with_what_to_do(host: str) -> None:
+def test_another_machine_is_refused_with_advice(host: str) -> None:
     with pytest.raises(InvalidSetting, match=r"not this machine.*not encrypted or authenticated; use 127\.0\.0\.1"):
         parse(f"tcp://{host}:2301")
 
@@ -53,18 +53,18 @@ def test_another_machine_is_refused_with_what_to_do(host: str) -> None:
         "",
     ],
 )
-def test_what_is_no_address_is_refused_with_an_example(uri: str) -> None:
+def test_invalid_address_is_refused_with_an_example(uri: str) -> None:
     with pytest.raises(InvalidSetting, match=r"write .*(tcp://127\.0\.0\.1:2301|unix:///path/to\.sock)"):
         parse(uri)
 
 
 @pytest.mark.parametrize("port", ["65536", "-1", "abc", "1e3"])
-def test_a_port_that_cannot_be_is_refused(port: str) -> None:
+def test_invalid_port_is_refused(port: str) -> None:
     with pytest.raises(InvalidSetting, match="not a valid address"):
         parse(f"tcp://127.0.0.1:{port}")
 
 
-def test_a_path_that_no_socket_can_have_is_refused() -> None:
+def test_too_long_socket_path_is_refused() -> None:
     parse("unix:///" + "x" * 106)
     with pytest.raises(InvalidSetting, match="at most 107 bytes"):
         parse("unix:///" + "x" * 107)
@@ -72,7 +72,7 @@ def test_a_path_that_no_socket_can_have_is_refused() -> None:
         parse("unix:///" + "ä" * 54)
 
 
-def test_an_address_reads_as_it_is_written() -> None:
+def test_address_is_printed_unchanged() -> None:
     for uri in ("tcp://127.0.0.1:2301", "tcp://[::1]:2301", "unix:///run/orders.sock"):
         assert str(parse(uri)) == uri
 

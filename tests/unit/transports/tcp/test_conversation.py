@@ -107,17 +107,17 @@ class TestHandshake:
         welcome = side.hear(Frame(Hello([7, 1], "orders", 1, LIMIT)), 42)
         assert welcome == Reply(Frame(Welcome(1, "billing", 2, LIMIT, MAX_ENVELOPES, 42)))
 
-    def test_a_refused_client_learns_which_versions_the_peer_speaks(self) -> None:
+    def test_refused_client_learns_the_versions_of_the_peer(self) -> None:
         with pytest.raises(ConnectionFailed, match=r"no version in common; the peer speaks versions \[9\]"):
             ClientSide("orders", 1, LIMIT).hear(Frame(Refused("no version in common", [9])))
 
     @pytest.mark.parametrize("content", [Batch(0, []), Ping(), Credit(1), Pong(True), Outcomes([])])
-    def test_nothing_but_hello_may_come_first(self, content: Content) -> None:
+    def test_first_frame_of_a_client_must_be_hello(self, content: Content) -> None:
         with pytest.raises(ProtocolViolation):
             ServerSide("billing", 2, LIMIT).hear(Frame(content, 1), 42)
 
     @pytest.mark.parametrize("content", [Outcomes([]), Credit(1), Pong(True), Ping(), Hello([1], "x", 1, LIMIT)])
-    def test_nothing_but_welcome_may_be_answered_first(self, content: Content) -> None:
+    def test_first_answer_of_a_server_must_be_welcome(self, content: Content) -> None:
         with pytest.raises(ProtocolViolation):
             ClientSide("orders", 1, LIMIT).hear(Frame(content, 1))
 
@@ -129,13 +129,13 @@ class TestHandshake:
         with pytest.raises(ProtocolViolation):
             client().hear(Frame(Welcome(1, "billing", 2, LIMIT, MAX_ENVELOPES, 5)))
 
-    def test_a_welcome_to_a_version_that_was_not_offered_is_a_violation(self) -> None:
+    def test_welcome_to_a_version_not_offered_is_a_violation(self) -> None:
         with pytest.raises(ProtocolViolation):
             ClientSide("orders", 1, LIMIT).hear(Frame(Welcome(2, "billing", 2, LIMIT, MAX_ENVELOPES, 5)))
 
 
 class TestClient:
-    def test_it_pays_for_what_it_sends_and_waits_when_it_has_no_credit(self) -> None:
+    def test_client_pays_credit_for_its_batches_and_waits_without_credit(self) -> None:
         side = client(credit=10)
         assert sent(side, envelopes(10)) == (1, 10)
         assert (side.credit, side.outstanding) == (0, 10)
@@ -168,7 +168,7 @@ class TestClient:
         assert side.hear(Frame(Refused("bad\x00luck"), channel)) == Answered(channel, [Failed("bad�luck")] * 2)
         assert (side.credit, side.outstanding) == (5, 0)
 
-    def test_it_spends_less_credit_than_a_batch_needs_only_when_no_answer_would_bring_more(self) -> None:
+    def test_client_splits_a_batch_for_its_credit_only_when_no_answer_is_outstanding(self) -> None:
         side = client(credit=5)
         channel, _ = sent(side, envelopes(2))
         assert side.offer(envelopes(4)) is None
@@ -181,7 +181,7 @@ class TestClient:
         assert sent(side, some) == (1, 4)
         assert (side.credit, side.outstanding) == (96, 4)
 
-    def test_an_envelope_that_alone_is_above_the_limit_is_named_and_costs_nothing(self) -> None:
+    def test_envelope_above_the_limit_is_named_and_costs_no_credit(self) -> None:
         side = client(max_frame_bytes=10_000)
         giant = envelope(body=b"x" * 10_000)
         offer = side.offer([giant, *envelopes(3)])
@@ -193,7 +193,7 @@ class TestClient:
     def test_no_batch_has_more_envelopes_than_the_protocol_allows(self) -> None:
         assert sent(client(credit=5_000), envelopes(MAX_ENVELOPES + 1))[1] == MAX_ENVELOPES
 
-    def test_after_goodbye_it_offers_nothing_and_still_takes_answers(self) -> None:
+    def test_client_offers_nothing_after_goodbye_and_still_takes_answers(self) -> None:
         side = client()
         channel, _ = sent(side, envelopes(1))
         side.hear(Frame(Goodbye()))
@@ -204,7 +204,7 @@ class TestClient:
         side = client()
         assert side.hear(Frame(Pong(True), side.ping().channel)) == Ponged(1, True)
 
-    def test_a_damaged_answer_is_a_violation_because_nothing_says_whose_it_was(self) -> None:
+    def test_damaged_answer_is_a_violation(self) -> None:
         with pytest.raises(ProtocolViolation):
             client().hear(Damaged(1, "the CRC of the frame is wrong"))
 
@@ -219,7 +219,7 @@ class TestClient:
 
 
 class TestServer:
-    def test_a_batch_within_the_credit_is_delivered_and_answered_with_new_credit(self) -> None:
+    def test_batch_within_the_credit_is_delivered_and_answered_with_new_credit(self) -> None:
         side = server(room=10)
         frame = batch(4)
         assert isinstance(frame.content, Batch)
@@ -234,7 +234,7 @@ class TestServer:
         assert (side.unspent, side.under_way) == (3, 0)
 
     @pytest.mark.parametrize(("says", "holds"), [(10, 9), (9, 10), (0, 0), (1, 0)])
-    def test_a_batch_that_does_not_hold_what_it_says_is_refused(self, says: int, holds: int) -> None:
+    def test_batch_with_a_false_count_is_refused(self, says: int, holds: int) -> None:
         side = server()
         match side.hear(Frame(Batch(says, envelopes(holds)), 5), 100):
             case Reply(Frame(Refused(reason), 5)):
@@ -246,7 +246,7 @@ class TestServer:
     def test_a_damaged_frame_is_refused_on_its_channel(self) -> None:
         assert server().hear(Damaged(5, "why"), 100) == Reply(Frame(Refused("why"), 5))
 
-    def test_envelopes_that_could_not_be_read_are_rejected_in_their_places(self) -> None:
+    def test_unreadable_envelopes_are_rejected_in_their_places(self) -> None:
         side = server()
         some = envelopes(2)
         rejected = {0: Rejected("first"), 2: Rejected("third"), 4: Rejected("last")}
@@ -259,7 +259,7 @@ class TestServer:
             case other:
                 pytest.fail(f"unexpected: {other}")
 
-    def test_a_channel_that_is_not_answered_yet_cannot_be_used_again(self) -> None:
+    def test_unanswered_channel_cannot_be_used_again(self) -> None:
         side = server()
         side.hear(batch(1), 100)
         with pytest.raises(ProtocolViolation, match="used twice"):
@@ -272,7 +272,7 @@ class TestServer:
         assert side.answer(2, [STORED] * 2, 100).channel == 2
         assert side.answer(1, [STORED], 100).channel == 1
 
-    def test_credit_is_granted_without_an_answer_when_it_makes_a_difference(self) -> None:
+    def test_credit_is_granted_without_an_answer_when_the_room_doubles(self) -> None:
         side = server(room=10)
         assert side.grant(room=10) is None
         assert side.grant(room=15) is None
@@ -283,7 +283,7 @@ class TestServer:
         side = server(room=0)
         assert side.grant(room=1) == Frame(Credit(1))
 
-    def test_what_is_under_way_is_not_granted_again(self) -> None:
+    def test_credit_under_way_is_not_granted_again(self) -> None:
         side = server(room=10)
         side.hear(batch(10), 10)
         assert side.grant(room=10) is None
@@ -297,7 +297,7 @@ class TestServer:
         with pytest.raises(ProtocolViolation, match="pings"):
             side.hear(Frame(Ping(), 99), 100)
 
-    def test_after_goodbye_new_batches_are_busy_and_get_no_credit_while_old_ones_are_answered(self) -> None:
+    def test_new_batches_are_busy_after_goodbye_and_old_ones_are_answered(self) -> None:
         side = server()
         side.hear(batch(1, channel=1), 100)
         assert side.leave() == Frame(Goodbye())
@@ -310,11 +310,11 @@ class TestServer:
         assert ServerSide("billing", 2, LIMIT).hear(Frame(Goodbye()), 100) == Leave()
 
     @pytest.mark.parametrize("content", [Outcomes([]), Credit(1), Pong(True), Refused("no")])
-    def test_what_only_a_server_says_is_a_violation(self, content: Content) -> None:
+    def test_frame_reserved_for_servers_is_a_violation(self, content: Content) -> None:
         with pytest.raises(ProtocolViolation):
             server().hear(Frame(content, 1), 100)
 
-    def test_long_reasons_are_cut_so_that_the_answer_is_within_the_limit_of_the_client(self) -> None:
+    def test_long_reasons_are_cut_to_the_limit_of_the_client(self) -> None:
         side = ServerSide("billing", 2, LIMIT)
         side.hear(Frame(Hello([1], "orders", 1, max_frame_bytes=10_000)), 100)
         side.hear(batch(100), 100)

@@ -72,7 +72,7 @@ def test_several_columns_of_order_are_compared_one_by_one(data: st.DataObject, n
     assert follows(taken, encoded(struct).to_pylist())
 
 
-def test_what_is_level_stands_as_it_lies() -> None:
+def test_rows_with_equal_values_keep_their_positions() -> None:
     level = pa.array([datetime(2030, 1, 1, tzinfo=UTC)] * 300, pa.timestamp("us", tz="UTC"))
     made = [
         *positions(level, partition=0, first_row=0, count=300).to_pylist(),
@@ -85,12 +85,12 @@ def test_what_is_level_stands_as_it_lies() -> None:
     assert positions(later, partition=0, first_row=0, count=1)[0].as_py() > made[-1]
 
 
-def test_without_a_column_of_order_rows_stand_as_they_lie() -> None:
+def test_rows_without_a_column_of_order_keep_their_positions() -> None:
     made = [*positions(None, partition=0, first_row=9, count=300), *positions(None, partition=1, first_row=0, count=9)]
     assert [each.as_py() for each in made] == sorted({each.as_py() for each in made})
 
 
-def test_a_struct_without_fields_and_a_null_struct_are_level_or_first() -> None:
+def test_struct_without_fields_is_level_and_a_null_struct_is_first() -> None:
     struct = pa.array(
         [None, {"a": None, "b": 1}, {"a": Decimal(1), "b": None}], pa.struct({"a": pa.decimal128(3, 0), "b": pa.int8()})
     )
@@ -100,6 +100,6 @@ def test_a_struct_without_fields_and_a_null_struct_are_level_or_first() -> None:
     assert encoded(pa.array([{}, {}], pa.struct([]))).to_pylist() == [b"", b""]
 
 
-def test_dates_before_1970_come_before_it() -> None:
+def test_dates_before_1970_sort_before_1970() -> None:
     made = encoded(pa.array([date(1969, 12, 31), date(1970, 1, 1)], pa.date32())).to_pylist()
     assert made == sorted(made)

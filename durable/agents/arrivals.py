@@ -1,0 +1,242 @@
+"""Storage of arrivals: one statement for a round of batches, and an outcome for each envelope.
+
+What cannot be stored as an envelope is quarantined as a dead letter, with its bytes, and spoils nothing else. A row is
+owned by this node when its handler has room, and by any node otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+from sqlalchemy import Connection
+
+from durable.agents.context import AgentContext
+from durable.agents.intake import Intake
+from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope
+from durable.errors import InvalidMessage
+from durable.messages import validation as screening
+from durable.messages.ordering import OrderingRules
+from durable.outcomes import DUPLICATE, LONGEST_REASON, OTHER_BODY, STORED, Outcome, Rejected
+from durable.settings import Limits
+from durable.storage import inbox
+from durable.storage.inbox import Arrival, Key, Unfit
+from durable.storage.isolation import RefusedPerhaps
+from durable.telemetry import Event, Subject, log
+
+_OTHER_BODY = "another message was received under the same id before"
+
+
+class _Found(NamedTuple):
+    """Result of storing: new envelopes, envelopes whose body differs from the one known under their id, and outcomes of
+    those that the database refuses.
+    """
+
+    fresh: set[Key]
+    changed: set[Key]
+    refused: dict[Key, Outcome]
+
+    def __or__(self, other: _Found) -> _Found:
+        return _Found(self.fresh | other.fresh, self.changed | other.changed, self.refused | other.refused)
+
+
+def _nothing() -> _Found:
+    return _Found(set(), set(), {})
+
+
+class ArrivalStore:
+    """Stores what has arrived at this node."""
+
+    def __init__(
+        self,
+        context: AgentContext,
+        intake: Intake,
+        places: OrderingRules | None,
+        on_key_stored: Callable[[str], None],
+    ) -> None:
+        self._places = places or OrderingRules()
+        self._on_key_stored = on_key_stored
+        self._database = context.database
+        self._node = context.node
+        self._settings = context.settings
+        self._limits = context.settings.limits
+        self._clock = context.clock
+        self._counters = context.counters
+        self._intake = intake
+
+    async def store(self, envelopes: Sequence[tuple[str, Envelope]]) -> list[Outcome]:
+        """Store envelopes, each for its endpoint; return the outcomes in order."""
+        fit: dict[Key, tuple[str, Envelope]] = {}
+        unfit: dict[int, Outcome] = {}
+        for position, (endpoint, envelope) in enumerate(envelopes):
+            reason = self._unacceptable(envelope)
+            if reason is None:
+                _, first = fit.setdefault((envelope.id, endpoint), (endpoint, envelope))
+                reason = None if _same(first, envelope) else _OTHER_BODY
+            if reason is not None:
+                other_body = reason == _OTHER_BODY
+                replayable = not other_body and _is_whole(envelope, self._limits)
+                kept = await self._quarantine_alone(endpoint, envelope, reason, replayable)
+                unfit[position] = OTHER_BODY if other_body and kept == STORED else kept
+        fresh, changed, refused = await self._store_fit(list(fit.values())) if fit else _nothing()
+        outcomes: list[Outcome] = []
+        for position, (endpoint, envelope) in enumerate(envelopes):
+            key = (envelope.id, endpoint)
+            if position in unfit:
+                outcomes.append(unfit[position])
+            elif key in refused:
+                outcomes.append(refused[key])
+            elif key in fresh:
+                outcomes.append(STORED)
+            else:
+                outcomes.append(OTHER_BODY if key in changed else DUPLICATE)
+            fresh.discard(key)  # the same id again in this round is a duplicate
+        return outcomes
+
+    async def quarantine(self, unfit: Unfit) -> None:
+        """Keep bytes that are no envelope as a dead letter."""
+        await self._database.transaction(self._quarantine, unfit)
+
+    async def _store_fit(self, envelopes: Sequence[tuple[str, Envelope]]) -> _Found:
+        """Store envelopes that seem sound; when the database refuses one of them, find it by halving."""
+        found, errors = await self._store_parts(envelopes)
+        if await self._is_the_wiring(errors, len(envelopes)):
+            raise next(iter(errors.values()))
+        for endpoint, envelope in envelopes:
+            if (error := errors.get((envelope.id, endpoint))) is not None:
+                kept = await self._quarantine_alone(endpoint, envelope, str(error))
+                found.refused[envelope.id, endpoint] = kept
+        return found
+
+    async def _is_the_wiring(self, errors: Mapping[Key, InvalidMessage], count: int) -> bool:
+        """Tell whether the cause lies outside the envelopes: all are refused alike, or none can be stored at all."""
+        if len(errors) < count or not all(isinstance(error, RefusedPerhaps) for error in errors.values()):
+            return False
+        if count > 1:
+            return len({error.code for error in errors.values() if isinstance(error, RefusedPerhaps)}) == 1
+        try:
+            await self._database.transaction(self._insert, [])
+        except InvalidMessage:
+            return True
+        return False
+
+    async def _store_parts(
+        self, envelopes: Sequence[tuple[str, Envelope]]
+    ) -> tuple[_Found, Mapping[Key, InvalidMessage]]:
+        """Store envelopes one by one. Returns the stored ones, and the refusal of each other."""
+        try:
+            return await self._store_together(envelopes), {}
+        except InvalidMessage as error:
+            if len(envelopes) == 1:
+                endpoint, envelope = envelopes[0]
+                return _nothing(), {(envelope.id, endpoint): error}
+        middle = len(envelopes) // 2
+        first, refused_first = await self._store_parts(envelopes[:middle])
+        second, refused_second = await self._store_parts(envelopes[middle:])
+        return first | second, {**refused_first, **refused_second}
+
+    async def _store_together(self, envelopes: Sequence[tuple[str, Envelope]]) -> _Found:
+        now = self._clock.now()
+        arrivals = [self._arrival(endpoint, envelope, now) for endpoint, envelope in envelopes]
+        found = _nothing()
+        try:
+            found = await self._database.transaction(self._insert, arrivals)
+        finally:
+            self._give_back(arrivals, found.fresh)
+        mine = [
+            LeasedEnvelope(arrival.envelope, endpoint=arrival.endpoint)
+            for arrival in arrivals
+            if arrival.owner == self._node != ANY_NODE and arrival.key in found.fresh
+        ]
+        if mine:
+            self._intake.accept(mine)
+        for arrival in arrivals:
+            if arrival.place.ordering_key is not None:
+                self._on_key_stored(arrival.place.ordering_key)
+        return found
+
+    def _arrival(self, endpoint: str, envelope: Envelope, now: datetime) -> Arrival:
+        """Choose the owner of each row. Rows that wait until they are due, or for their turn, have no owner; rows that
+        have come too late expire.
+        """
+        place = self._places.incoming(envelope)
+        waits = envelope.execution_time is not None or place.ordering_key is not None or envelope.is_late(now)
+        return Arrival(endpoint, envelope, ANY_NODE if waits else self._intake.reserve(envelope), place)
+
+    def _give_back(self, arrivals: Sequence[Arrival], fresh: set[Key]) -> None:
+        """The room of those that are not this node's work now."""
+        idle = [a.envelope for a in arrivals if a.owner == self._node != ANY_NODE and a.key not in fresh]
+        if idle:
+            self._intake.abandon(idle)
+
+    # ------------------------------------------------------------------ inside the transaction
+
+    def _insert(self, conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> _Found:
+        fresh = inbox.store(conn, schema, arrivals)
+        duplicates = [arrival for arrival in arrivals if arrival.key not in fresh]
+        changed = inbox.find_changed_bodies(conn, schema, duplicates) if duplicates else set()
+        for endpoint, envelope, _, _ in duplicates:
+            if (envelope.id, endpoint) in changed:
+                self._quarantine(conn, schema, Unfit(endpoint, _raw(envelope), _OTHER_BODY, _known(envelope)))
+        return _Found(fresh, changed, {})
+
+    async def _quarantine_alone(
+        self, endpoint: str, envelope: Envelope, reason: str, replayable: bool = False
+    ) -> Outcome:
+        """Stored, as a dead letter; Rejected when the database refuses even that: then its sender keeps it as one."""
+        unfit = Unfit(endpoint, _raw(envelope), reason, _known(envelope))
+        if replayable:
+            place = self._places.incoming(envelope)
+            unfit = unfit._replace(headers=envelope.headers, replayable=True, place=place)
+        try:
+            await self.quarantine(unfit)
+        except RefusedPerhaps:  # rather than of this message it may tell of the table of dead letters
+            raise
+        except InvalidMessage as error:
+            log.error("cannot quarantine %s at %s, rejected: %s", envelope.id, endpoint, error)
+            return Rejected(f"{reason}; as a dead letter: {error}"[:LONGEST_REASON])
+        return STORED
+
+    def _quarantine(self, conn: Connection, schema: str, unfit: Unfit) -> None:
+        envelope_id = unfit.envelope.id if unfit.envelope else "no id"
+        log.error("quarantined at %s: %s: %s", unfit.endpoint, envelope_id, unfit.reason)
+        self._counters.of(Subject.ENDPOINT, unfit.endpoint).add(Event.QUARANTINED)
+        inbox.quarantine(conn, schema, self._node, unfit)
+
+    def _unacceptable(self, envelope: Envelope) -> str | None:
+        reason = screening.find_error(envelope, **self._limits)
+        return reason or screening.find_misdating(envelope, self._clock.now(), **self._settings.window)
+
+
+def _is_whole(envelope: Envelope, limits: Limits) -> bool:
+    """Tell whether an envelope is sound but for its age, or the size of its body; then it can be replayed."""
+    own = limits.copy()
+    own["max_message_bytes"] = len(envelope.body)
+    return screening.find_error(envelope, **own) is None
+
+
+def _same(first: Envelope, second: Envelope) -> bool:
+    """Tell whether the second of two envelopes with one id is a copy of the first."""
+    return (first.message_type, first.body) == (second.message_type, second.body)
+
+
+def _columns_are_sound(envelope: Envelope) -> bool:
+    bare = msgspec.structs.replace(envelope, headers={}, body=b"", partition_key=None, deliver_by=None)
+    return screening.find_error(bare, max_message_bytes=0) is None
+
+
+def _known(envelope: Envelope) -> Envelope | None:
+    """Return the fields of an unreadable envelope that can be stored with its bytes."""
+    return envelope if _columns_are_sound(envelope) else None
+
+
+def _raw(envelope: Envelope) -> bytes:
+    """The body when the envelope around it is sound; otherwise the whole envelope."""
+    if _columns_are_sound(envelope):
+        return envelope.body
+    try:
+        return msgspec.msgpack.encode(envelope)
+    except (TypeError, ValueError, OverflowError):  # such as a lone surrogate
+        return repr(envelope).encode(errors="backslashreplace")

@@ -1,0 +1,94 @@
+"""pipeline status: how far the archive has come, and what holds it back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import date
+
+from durable.cli.command import reading
+from durable.cli.output import Block, Columns, Table, age
+from durable.cli.pipeline.erase import erasure_rows, erasure_table, is_unfinished
+from durable.cli.pipeline.options import LakeUrl, named_lake
+from durable.cli.pipeline.steps import Ended, Step
+from durable.cli.target import Target, connection, load_target
+from durable.pipeline.erasing import listed
+from durable.pipeline.status import Status, read_status
+from durable.storage.database import lock_url
+
+
+@reading(target=load_target)
+def status(target: Target, lake: LakeUrl = None) -> Step:
+    """Show the state of the archive: offsets, rows that wait, and the transaction that holds them back. Needs no Spark.
+
+    Ends with 1 when archiving waits for a decision, the lake lacks archived rows, or an erasure is not done.
+    """
+    settings = target.settings
+    named = named_lake(lake, settings)
+    yield
+    found = read_status(lock_url(settings), settings.db_schema, named, settings.history_retention)
+    with connection(settings) as conn:
+        erased = listed(conn, settings.db_schema, named)
+    problems = [f"\n{each.table}: {each.problem}" for each in found.tables if each.problem]
+    gone = gone_rows([(each.table, each.gone) for each in found.tables])
+    return Ended(
+        _document(found) | {"erasures": erasure_rows(erased)},
+        [_table(found), _horizon(found), *_to_purge(found), *problems, *gone, *erasure_table(erased)],
+        failed=bool(problems) or is_unfinished(erased),
+    )
+
+
+def gone_rows(tables: Sequence[tuple[str, Mapping[date, int]]]) -> list[Table]:
+    """List the rows that a restored lake had, and that the database has dropped."""
+    rows = [(table, day, count) for table, gone in tables for day, count in gone.items()]
+    title = "gone: the lake was restored without these rows, and the database has let go of them"
+    return [Table(title, ["table", "day", "rows"], rows)] if rows else []
+
+
+def by_day(gone: Mapping[date, int]) -> dict[str, int]:
+    """Return the same for JSON, which has no days as keys."""
+    return {str(day): rows for day, rows in gone.items()}
+
+
+def _table(found: Status) -> Table:
+    columns: Columns = {
+        "table": "table",
+        "lake": lambda each: each.lake or "(not archived)",
+        "archived to xid": "offset",
+        "rows behind": "lag_rows",
+        "oldest of them": lambda each: None if each.lag_age is None else age(each.lag_age),
+        "last moved": "archived_at",
+    }
+    return Table.of("archive", found.tables, columns)
+
+
+def _to_purge(found: Status) -> list[Block]:
+    days = found.days_to_purge
+    if not days:
+        return []
+    return [
+        f"{len(days)} days of history, from {days[0]} on, are past their retention; run durable-agent pipeline purge"
+    ]
+
+
+def _document(found: Status) -> dict[str, object]:
+    holder = found.holder
+    seconds = holder.age.total_seconds() if holder is not None and holder.age is not None else None
+    held = None if holder is None else {"who": holder.who, "seconds": seconds, "query": holder.query}
+    tables = [
+        asdict(each) | {"lag_age": each.lag_age and each.lag_age.total_seconds(), "gone": by_day(each.gone)}
+        for each in found.tables
+    ]
+    return {
+        "horizon": found.horizon,
+        "held_back_by": held,
+        "tables": tables,
+        "days_to_purge": found.days_to_purge,
+    }
+
+
+def _horizon(found: Status) -> str:
+    if found.holder is None:
+        return f"\nxid {found.horizon} is as far as can be archived now; no transaction holds it back"
+    since = "" if found.holder.age is None else f", for {age(found.holder.age)}"
+    return f"\nxid {found.horizon} is as far as can be archived now{since}: {found.holder.who}"
