@@ -28,6 +28,8 @@ from durable.storage.sql.statement import Statement
 
 Side = Literal["incoming", "outgoing"]
 
+_RESOLVE: Final = "resolve dead letter"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
@@ -248,15 +250,17 @@ def replay(
     or by the same one that came in once more. Letters without a whole envelope are passed over.
     """
     params = {"actor": actor, "reason": reason, "body": body, "channel": channel(schema)}
-    return change_range(conn, schema, _REPLAY, selection.parameters() | {"replayable": True}, stretch, params)
+    change = Change(statements.REPLAY_LETTERS, statements.NEXT_LETTERS, _RESOLVE)
+    return change_range(conn, schema, change, selection.parameters() | {"replayable": True}, stretch, params)
 
 
 def discard(
     conn: Connection, schema: str, selection: Selection, stretch: LetterRange, *, actor: str, reason: str
 ) -> Resolved:
     """Give the letters of a stretch up for good."""
-    selected = selection.parameters() | {"replayable": False}
-    return change_range(conn, schema, _DISCARD, selected, stretch, {"actor": actor, "reason": reason})
+    change = Change(statements.DISCARD_LETTERS, statements.NEXT_LETTERS, _RESOLVE)
+    params = {"actor": actor, "reason": reason}
+    return change_range(conn, schema, change, selection.parameters() | {"replayable": False}, stretch, params)
 
 
 def handle(
@@ -324,10 +328,6 @@ def change_range(
     found = sorted((row[0], row.done) for rows in parts for row in rows if row[0] is not None)
     left = sorted([*refused, *(number for number, done in found if not done)])
     return Resolved([n for n, done in found if done], left, tuple(n for n, done in found if done is None))
-
-
-_REPLAY: Final = Change(statements.REPLAY_LETTERS, statements.NEXT_LETTERS, "resolve dead letter")
-_DISCARD: Final = Change(statements.DISCARD_LETTERS, statements.NEXT_LETTERS, "resolve dead letter")
 
 
 def _dead_letter(*row: Any) -> DeadLetter:

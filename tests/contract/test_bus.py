@@ -60,6 +60,7 @@ MAIL = "memory://mail"
 ORDERS = "memory://orders"  # the address of the bus under test
 NEVER = Retry(immediate=0, delays=[])
 SECOND = timedelta(seconds=1)
+MINUTE = timedelta(minutes=1)  # longer than any test takes to look
 
 
 class Panic(BaseException):
@@ -1877,7 +1878,7 @@ class TestMiddlewareOfHandling:
                     return await call_next(incoming)
 
         world.bus.use(Handling(refuse))
-        seen = collect(world.bus, retry=Retry(immediate=2, delays=[1]))
+        seen = collect(world.bus, retry=Retry(immediate=2, delays=[60]))
         async with world:
             async with world.bus.unit_of_work():
                 for number in (1, 2, 3):
@@ -1885,7 +1886,7 @@ class TestMiddlewareOfHandling:
             await world.settle()
             assert [(letter.reason, letter.attempts) for letter in world.dead_letters()] == [("never", 1)]
             assert (seen, world.scheduled()) == ([OrderPlaced(3)], 1)
-            await world.advance(5 * SECOND)
+            await world.advance(5 * MINUTE)
             assert seen == [OrderPlaced(3), OrderPlaced(2)]
 
     async def test_effects_of_the_handler_are_undone_when_the_middleware_fails_afterwards(
@@ -2143,7 +2144,7 @@ class TestOrder:
     async def test_message_waiting_for_its_retry_holds_only_its_own_key(self, world: World) -> None:
         seen: list[int] = []
 
-        @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[1, 1], jitter=0))
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[60, 60], jitter=0))
         async def handle(order: OrderPlaced, ctx: Context) -> None:
             if order.number == 1 and ctx.attempt < 3:
                 raise RuntimeError("not yet")
@@ -2154,15 +2155,15 @@ class TestOrder:
             await self.send(world, OrderPlaced(10), key="b")
             await world.settle()
             assert seen == [10]
-            await world.advance(SECOND)
+            await world.advance(MINUTE)
             assert seen == [10]
-            await world.advance(SECOND)
+            await world.advance(MINUTE)
             assert seen == [10, 1, 2, 3]
 
     async def test_group_keeps_a_key_in_order_and_releases_messages_behind_a_failure(self, world: World) -> None:
         seen: list[int] = []
 
-        @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[1], jitter=0), max_batch=10)
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[60], jitter=0), max_batch=10)
         async def handle(order: OrderPlaced, ctx: Context) -> None:
             if order.number == 2 and ctx.attempt < 2:
                 raise RuntimeError("not yet")
@@ -2173,13 +2174,13 @@ class TestOrder:
             await self.send(world, *map(OrderPlaced, (1, 2, 3, 4)))
             await world.settle()
             assert seen == [1]
-            await world.advance(SECOND)
+            await world.advance(MINUTE)
             assert seen == [1, 2, 3, 4]
 
     async def test_a_key_orders_messages_of_different_types(self, world: World) -> None:
         seen: list[str] = []
 
-        @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[1], jitter=0))
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[60], jitter=0))
         async def place(order: OrderPlaced, ctx: Context) -> None:
             if ctx.attempt == 1:
                 raise RuntimeError("not yet")
@@ -2194,17 +2195,17 @@ class TestOrder:
             await self.send(world, OrderShipped(2), key="b")
             await world.settle()
             assert seen == ["shipped 2"]
-            await world.advance(SECOND)
+            await world.advance(MINUTE)
             assert seen == ["shipped 2", "placed 1", "shipped 1"]
 
     async def test_delayed_message_holds_no_other_of_its_key(self, world: World) -> None:
         seen = collect(world.bus)
         async with world:
-            await self.send(world, OrderPlaced(1), delay=1)
+            await self.send(world, OrderPlaced(1), delay=60)
             await self.send(world, OrderPlaced(2))
             await world.settle()
             assert seen == [OrderPlaced(2)]
-            await world.advance(SECOND)
+            await world.advance(MINUTE)
             assert seen == [OrderPlaced(2), OrderPlaced(1)]
 
     @pytest.mark.parametrize("option", ["continue", "park"])
@@ -2243,7 +2244,7 @@ class TestOrder:
     async def test_an_ordered_handler_has_one_message_at_a_time_in_their_order(self, world: World) -> None:
         seen: list[int] = []
 
-        @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[1], jitter=0), ordered=True)
+        @world.bus.handles(OrderPlaced, retry=Retry(immediate=0, delays=[60], jitter=0), ordered=True)
         async def handle(order: OrderPlaced, ctx: Context) -> None:
             if order.number == 2 and ctx.attempt == 1:
                 raise RuntimeError("not yet")
@@ -2254,7 +2255,7 @@ class TestOrder:
                 await self.send(world, OrderPlaced(number), key=str(number % 2))
             await world.settle()
             assert seen == [0, 1]
-            await world.advance(SECOND)
+            await world.advance(MINUTE)
             assert seen == [0, 1, 2, 3, 4]
 
 

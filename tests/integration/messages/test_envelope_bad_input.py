@@ -274,7 +274,7 @@ class TestEnvelopesOnReceive:
         assert (letter[0], letter[1], letter[3]) == (early.id, "quarantined on arrival", early.body)
         assert reason in letter[2]
 
-    async def test_envelope_of_a_clock_that_is_a_little_ahead_is_handled(self, shop: Shop) -> None:
+    async def test_envelope_of_a_clock_a_little_ahead_is_handled(self, shop: Shop) -> None:
         ahead = timedelta(hours=23)
         await shop.receive(aged(good(17, sent_at=datetime.now(UTC) + ahead), -ahead))
         assert [order.number for order in shop.seen] == [17]
@@ -301,7 +301,7 @@ class TestEnvelopesOnReceive:
             pytest.param("bad.placed", b'{"number":17,"note":[{"a":1,"b":{"c":1,"c":2}}]}', id="deep within"),
         ],
     )
-    async def test_key_that_stands_twice_makes_a_dead_letter(self, shop: Shop, message_type: str, body: bytes) -> None:
+    async def test_repeated_json_key_makes_a_dead_letter(self, shop: Shop, message_type: str, body: bytes) -> None:
         bad = good(17, message_type=message_type, body=body)
         await shop.receive_between_good_ones(bad)
         letter = shop.letter()

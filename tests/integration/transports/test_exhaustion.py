@@ -170,7 +170,8 @@ async def test_crowd_of_strangers_keeps_no_peer_out(
         await crowd.come(node.addresses[scheme], MANY, said)
         await node.is_open_to_peers(scheme)
         await eventually(lambda: crowd.staying() <= STRANGERS)
-        assert node.dropped() >= 2 * (MANY - STRANGERS)
+        if said != UNSIGNED:  # these connections end with their 401
+            assert node.dropped() >= 2 * (MANY - STRANGERS)
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) < 20, "a line for each second, not for each connection"
 

@@ -30,7 +30,7 @@ async def test_first_drop_is_logged_at_once_and_the_others_together(caplog: pyte
     assert counts["dropped"] == 1_000
 
 
-async def test_closing_logs_the_drops_that_were_not_logged_yet(caplog: pytest.LogCaptureFixture) -> None:
+async def test_closing_logs_the_remaining_drops(caplog: pytest.LogCaptureFixture) -> None:
     drops = Drops("tcp://here", Counter())
     with caplog.at_level(logging.WARNING):
         for _ in range(3):

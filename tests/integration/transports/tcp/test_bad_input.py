@@ -514,7 +514,7 @@ async def test_a_bad_welcome_fails_the_send_and_the_next_one_tries_again(
         assert server.connections == 2
 
 
-async def test_answers_for_a_batch_that_was_never_sent_are_ignored_and_logged_once(
+async def test_stray_answers_are_ignored_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def answer(writer: asyncio.StreamWriter, channel: int) -> None:

@@ -38,7 +38,7 @@ async def test_frame_above_the_budget_goes_alone() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "give", "cancel"]), st.integers(1, 120), st.integers(0, 9))))
-def test_everything_that_is_not_cancelled_is_granted_in_the_end(steps: list[tuple[str, int, int]]) -> None:
+def test_budget_grants_every_request_in_the_end(steps: list[tuple[str, int, int]]) -> None:
     async def run() -> None:
         budget = Budget(100)
         held: list[int] = []
