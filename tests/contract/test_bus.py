@@ -48,6 +48,7 @@ from durable import (
 )
 from durable.embedded import Embedded
 from durable.envelope import Envelope, new_id
+from durable.messages.registry import name_of
 from durable.recovery import membership
 from durable.storage import dead_letters
 from durable.testing import InMemoryBus, eventually
@@ -180,6 +181,10 @@ class World(ABC):
         """Return when nothing is to be done now."""
 
     @abstractmethod
+    async def pause(self, cls: type | None = None, **destination: str) -> None:
+        """Pause a handler or a destination, and return when its agent obeys."""
+
+    @abstractmethod
     async def advance(self, by: timedelta) -> None:
         """Let time pass, for what waits, and settle."""
 
@@ -264,6 +269,16 @@ class OnPostgres(World):
         )
         return bool(self._tables.one(f"SELECT {' AND '.join(nothing)}"))  # one look: a reply goes from one to the other
 
+    async def pause(self, cls: type | None = None, **destination: str) -> None:
+        await self.bus.pause(cls, **destination)
+
+        def is_obeyed() -> bool:
+            found = self.bus.statistics()
+            handlers = all(found.handling[name_of(each)].paused for each in (cls,) if each)
+            return handlers and all(found.sending[uri].paused for uri in destination.values())
+
+        await eventually(is_obeyed, what="the pause")
+
     async def advance(self, by: timedelta) -> None:
         await self._tables.pass_time(by)
         await self.settle()
@@ -320,6 +335,9 @@ class InMemory(World):
 
     async def settle(self) -> None:
         await self._memory.drain()
+
+    async def pause(self, cls: type | None = None, **destination: str) -> None:
+        await self.bus.pause(cls, **destination)
 
     async def advance(self, by: timedelta) -> None:
         self._memory.clock.advance(by)
@@ -663,8 +681,7 @@ class TestSending:
     async def test_paused_destination_is_sent_nothing_until_resumed(self, world: World) -> None:
         world.bus.route(OrderPlaced, to=BILLING)
         async with world:
-            await world.bus.pause(destination=BILLING)
-            await asyncio.sleep(0.1)  # a node obeys within a moment
+            await world.pause(destination=BILLING)
             async with world.bus.unit_of_work():
                 world.bus.send(OrderPlaced(1))
             await world.settle()
@@ -1224,8 +1241,7 @@ class TestFailing:
 
         async with world:
             if comes == "while it waits":
-                await world.bus.pause(OrderPlaced)
-                await asyncio.sleep(0.1)  # a node obeys within a moment
+                await world.pause(OrderPlaced)
             async with world.bus.unit_of_work():
                 if comes == "before it is sent":
                     world.bus.send(OrderBilled(1), deliver_by=timedelta(seconds=-1))

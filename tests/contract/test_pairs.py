@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -98,8 +97,7 @@ async def play(world: World, plan: Plan) -> End:
     shop = Shop(world.bus, plan)
     async with world:
         if plan.pauses:
-            await world.bus.pause(OrderPlaced)
-            await asyncio.sleep(0.1)  # a node obeys within a moment
+            await world.pause(OrderPlaced)
         for _ in range(2 if plan.doubles else 1):
             for number in range(COUNT):
                 options: dict[str, Any] = plan.sends | ({"id_from": f"order-{number}"} if plan.doubles else {})
