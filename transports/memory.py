@@ -34,6 +34,16 @@ class _Fault(Enum):
     SILENT = "silent"
 
 
+def check(uri: str) -> None:
+    """Raise InvalidSetting unless this is memory:// and a name."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:
+        raise InvalidSetting(f"{uri}: not a valid address: {error}; write a name, as in memory://orders") from None
+    if parts.scheme not in SCHEMES or not parts.netloc or parts.path or parts.query or parts.fragment:
+        raise InvalidSetting(f"{uri}: write a name and nothing else, as in memory://orders")
+
+
 class MemoryTransport:
     """A `durable.transports.base.Transport` that ends where it begins."""
 
@@ -55,9 +65,7 @@ class MemoryTransport:
 
     def check(self, uri: str) -> None:
         """Raise InvalidSetting unless this is memory:// and a name."""
-        parts = urlsplit(uri)
-        if parts.scheme not in SCHEMES or not parts.netloc or parts.path or parts.query or parts.fragment:
-            raise InvalidSetting(f"{uri}: write a name and nothing else, as in memory://orders")
+        check(uri)
 
     def resolve(self, uri: str, message_type: str) -> str:
         return uri

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from durable.errors import InvalidSetting
 from durable.pipeline import places
@@ -192,7 +193,9 @@ def _version(place: str) -> int | None:
 
 
 def _url(place: str) -> str:
-    return place if "://" in place else f"file://{place}"
+    """Write a place for readers, which take a URL by its letters: a path with # or ? they would cut, and has none."""
+    url = f"file://{place}"
+    return place if "://" in place or urlsplit(url).path != place else url
 
 
 def _plain(place: str) -> str:

@@ -22,12 +22,14 @@ from uuid import UUID
 
 from durable.envelope import new_id
 from durable.errors import InvalidSetting
+from durable.messages.routing import LOCAL
 from durable.pipeline.chunks import chunks
 from durable.pipeline.positions import SORTABLE, is_sortable
 from durable.pipeline.progress import Show
 from durable.pipeline.publish import publish, uuid8, uuid8_of
 from durable.pipeline.session import spark_errors
 from durable.settings import Settings, suggestion
+from durable.transports.addresses import check_destination
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -56,10 +58,13 @@ def messages(
     """The rows that have a body, as the messages of this replay: for where they went, or came in, or `destination`.
 
     They keep their correlation and causation. With `same_ids` they also keep the time at which they were sent. They
-    are published in the order of `order_by`. Raises InvalidSetting when that names a column which they do not have.
+    are published in the order of `order_by`. Raises InvalidSetting when that names a column which they do not have, and
+    for a destination that is no address.
     """
     from pyspark.sql import functions as F
 
+    if destination is not None and destination != LOCAL:
+        check_destination(destination)
     came_in = F.when(F.col("side") == "incoming", F.col("address"))
     columns: dict[str, Column] = {
         "id": F.col("id") if same_ids else uuid8(F.concat(F.lit(f"{name}/"), F.lower(F.hex("id")))),
@@ -90,7 +95,8 @@ def replay(
 ) -> Replayed:
     """Publish messages(), `chunk_size` at a time and no more than `rate` a second. `total`: how many they are.
 
-    Each chunk is one transaction; who is interrupted begins again under the same name. Raises as publish() does.
+    Each chunk is one transaction; who is interrupted begins again under the same name, with the same messages. Raises
+    as publish() does.
     """
     if rate is not None:
         chunk_size = max(1, min(chunk_size, int(rate * _SECONDS_OF_A_CHUNK)))

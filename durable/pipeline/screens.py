@@ -17,15 +17,14 @@ import pyarrow as pa
 import pyarrow.compute
 
 from durable.envelope import Envelope
+from durable.errors import InvalidSetting
 from durable.messages import validation as screening
 from durable.pipeline.publishable import IDS, NEVER_NULL, TEXTS, TIMES
-from durable.settings import suggestion
+from durable.transports.addresses import check_destination
 
 pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
 
 _UNSAFE: Final = "[\\x00-\\x1f\\x7f]"  # Arrow's texts are UTF-8, and so without lone surrogates
-SCHEMES: Final = ("tcp", "unix", "http", "https", "rabbitmq", "memory")
-"""Of the transports that come with durable."""
 _PLAIN_HEADERS: Final = "{}"
 _headers = msgspec.json.Decoder(dict[str, str])
 
@@ -59,15 +58,14 @@ def flaw(batch: pa.RecordBatch, limits: Limits, now: datetime) -> str | None:
 
 
 def _unknown_destination(batch: pa.RecordBatch) -> str | None:
-    """Each different destination is looked at once. An application may have transports with schemes of its own."""
+    """Each different destination is looked at once."""
     destinations = batch.column("destination").filter(pc.is_null(batch.column("endpoint")))
     for text in pc.unique(destinations).to_pylist():
-        scheme, separator, place = text.partition("://")
-        known = suggestion(scheme, SCHEMES)
-        if not separator or not place or (scheme not in SCHEMES and known):
+        try:
+            check_destination(text)
+        except InvalidSetting as error:
             index = int(pc.index(batch.column("destination"), text).as_py())
-            hint = known if separator else "; write such as 'tcp://billing:2301', or 'local' for this service's inbox"
-            return f"destination {text!r} is no address that a transport understands{hint}{_of_row(batch, index)}"
+            return f"destination {error}{_of_row(batch, index)}"
     return None
 
 

@@ -230,8 +230,11 @@ def stage(to: Target, batches: Iterator[pa.RecordBatch]) -> Written:
     written = Written(to.job, found, intake.contents, flaw=intake.flaw)
     written.query = context.getLocalProperty("sql.streaming.queryId")
     if to.mode == "fast" and found.rows:
-        with connection(to.url) as conn:
-            written.added = staging.publish_part(conn, to.schema, found, once=to.once)
+        try:
+            with connection(to.url) as conn:
+                written.added = staging.publish_part(conn, to.schema, found, once=to.once)
+        except InvalidMessage as error:
+            written.flaw = f"of one part, {error}"
     return written
 
 

@@ -26,6 +26,7 @@ from sqlalchemy.exc import IntegrityError
 
 from durable.errors import InvalidMessage, StorageUnavailable
 from durable.failpoints import failpoint
+from durable.storage import replays
 from durable.storage.database import channel
 from durable.storage.locks import Job, try_lock
 from durable.storage.sql import staging as statements
@@ -186,10 +187,11 @@ def drop(conn: Connection, schema: str, job: UUID) -> None:
 
 
 def sweep(conn: Connection, schema: str, *, keep_batches: timedelta) -> list[str]:
-    """Drop the tables of jobs that died, and forget batches of long ago. Returns the names of the tables."""
+    """Drop the tables of jobs that died, and forget old batches and replays. Returns the names of the tables."""
     if not try_lock(conn, schema, Job.PARTITIONS):
         return []
     conn.execute(statements.PURGE_BATCHES.within(schema), {"keep": keep_batches})
+    replays.purge(conn, schema, keep=keep_batches)
     dropped = conn.execute(statements.DROP_STAGING.within(schema), {"chosen": "staged_", "keep": LONGEST_JOB})
     return list(dropped.scalars())
 
@@ -204,9 +206,9 @@ def _refuse_ambiguous(conn: Connection, schema: str, tables: Sequence[str]) -> N
         )
 
 
-def _refuse_changed(conn: Connection, schema: str, tables: Sequence[str]) -> None:
+def _refuse_changed(conn: Connection, schema: str, tables: Sequence[str], not_kept: str = _NOT_KEPT) -> None:
     """Refuse changed messages: rows that were not new must equal those that are there, or a correction would be
-    dropped without a word.
+    dropped without a word. `not_kept`: the name of what differs, where the values of before are gone.
     """
     changed = conn.execute(_over(statements.FIND_CHANGED, schema, *tables)).all()
     if any(each.columns is None for each in changed):
@@ -215,7 +217,7 @@ def _refuse_changed(conn: Connection, schema: str, tables: Sequence[str]) -> Non
     if changed:
         counts: Counter[str] = Counter()
         for each in changed:
-            counts.update(dict.fromkeys(each.columns or [_NOT_KEPT], each.rows))
+            counts.update(dict.fromkeys(each.columns or [not_kept], each.rows))
         columns = ", ".join(f"{column} ({count:,})" for column, count in counts.items())
         raise InvalidMessage(
             f"{sum(each.rows for each in changed):,} rows were published before, under the same ids, and differ in "
@@ -227,12 +229,14 @@ def _refuse_changed(conn: Connection, schema: str, tables: Sequence[str]) -> Non
 def _refuse_other_contents(conn: Connection, schema: str, batch: Batch, tables: Sequence[str]) -> None:
     """Refuse other rows under the name of a batch; those that still wait are counted."""
     known = conn.execute(statements.READ_CONTENTS.within(schema), {"batch": batch.name}).scalar_one()
-    if known is None or known == batch.contents:
+    if known is None or batch.contents is None or known == batch.contents:
         return
     if tables:
-        _refuse_changed(conn, schema, tables)
+        differing = _differing(known, batch.contents)
+        of_same_ids = differing if known["rows"] == batch.contents["rows"] and "id" not in differing else []
+        _refuse_changed(conn, schema, tables, ", ".join(of_same_ids) or _NOT_KEPT)
     raise InvalidMessage(
-        f"batch {batch.name!r} was published before, {_difference(known, batch.contents or {})}; nothing was "
+        f"batch {batch.name!r} was published before, {_difference(known, batch.contents)}; nothing was "
         "published: publish the same rows, or give others a name and keys of their own"
     )
 
@@ -243,8 +247,13 @@ def _difference(known: Mapping[str, str], given: Mapping[str, str]) -> str:
         return f"with other rows ({known['rows']}, and now {given['rows']})"
     if known["id"] != given["id"]:
         return "with other rows"
-    columns = [name for name in given if known.get(name) != given[name] and name != "whole"]
-    return f"with other values in {', '.join(columns)}" if columns else "with the same values in other rows"
+    columns = ", ".join(_differing(known, given))
+    return f"with other values in {columns}" if columns else "with the same values in other rows"
+
+
+def _differing(known: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
+    """The columns with other values."""
+    return [name for name in given if known.get(name) != given[name] and name not in ("rows", "whole")]
 
 
 def _over(statement: Statement, schema: str, *tables: str) -> TextClause:

@@ -265,6 +265,14 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             schema=schema,
         ),
         Table(
+            "replays",
+            metadata,
+            Column("name", Text, primary_key=True),
+            Column("plan", JSONB, nullable=False),
+            _defaulted("begun_at", _TIME),
+            schema=schema,
+        ),
+        Table(
             "placements",
             metadata,
             Column("side", Text, primary_key=True),

@@ -323,6 +323,12 @@ CREATE TABLE "{schema}".published_batches (
     published_at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
+CREATE TABLE "{schema}".replays (
+    name text PRIMARY KEY,
+    plan jsonb NOT NULL,
+    begun_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
 CREATE TABLE "{schema}".placements (
     side text NOT NULL CHECK (side IN ('outgoing', 'incoming')),
     name text NOT NULL,
@@ -555,8 +561,8 @@ DROP FUNCTION "{schema}".first_id(date);
 DROP FUNCTION "{schema}".gap_begins(text);
 DROP FUNCTION "{schema}".archived_below(text);
 DROP FUNCTION "{schema}".generation_base();
-DROP TABLE "{schema}".published_batches, "{schema}".placements, "{schema}".schedules, "{schema}".handler_counts,
-    "{schema}".circuits, "{schema}".nodes,
+DROP TABLE "{schema}".published_batches, "{schema}".replays, "{schema}".placements, "{schema}".schedules,
+    "{schema}".handler_counts, "{schema}".circuits, "{schema}".nodes,
     "{schema}".failed_attempts, "{schema}".erasures, "{schema}".archive_commits, "{schema}".archive_gaps,
     "{schema}".archives, "{schema}".generations,
     "{schema}".dead_letters, "{schema}".envelope_history, "{schema}".received_ids, "{schema}".undated_ids,

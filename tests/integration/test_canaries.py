@@ -164,7 +164,7 @@ def show_everywhere(field: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> 
     ("field", "template"),
     [case for case in CASES if case.values[0] in ("database_url", "lock_database_url", "amqp_url", "peers")],
 )
-async def test_a_bus_that_cannot_use_a_secret_does_not_show_it(
+async def test_bus_does_not_show_an_unusable_secret(
     field: str, template: Any, secret: str, logged: Callable[[], str]
 ) -> None:
     own = {"database_url": "postgresql+asyncpg://127.0.0.1:1/orders", field: planted(template, secret)}
@@ -186,7 +186,7 @@ async def test_a_bus_that_cannot_use_a_secret_does_not_show_it(
 
 @pytest.mark.parametrize("secret", SECRETS.values(), ids=SECRETS)
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_an_address_with_a_password_is_refused_without_it(address: str, secret: str) -> None:
+def test_address_with_a_password_is_refused_without_showing_the_password(address: str, secret: str) -> None:
     uri = address.replace("{}", secret)
     for is_route in (True, False):
         with pytest.raises(DurableError) as raised:
@@ -205,7 +205,7 @@ def declare(uri: str, *, is_route: bool) -> None:
 
 @pytest.mark.parametrize("command", [["doctor"], ["status"], ["nodes"], ["circuits"], ["topology"], ["run"]])
 @pytest.mark.parametrize("options", [[], ["--json"], ["--debug"]], ids=str)
-def test_a_command_that_fails_does_not_show_the_password(
+def test_failing_command_does_not_show_the_password(
     command: list[str],
     options: list[str],
     tmp_path: Path,
@@ -244,5 +244,5 @@ def test_a_line_of_log_shows_no_secret_of_a_library(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize(
     "text", ["see docs/http.md", "tcp://127.0.0.1:2301", "http://a:80/x", "set http_secret on both ends", "x == 3"]
 )
-def test_a_text_without_secrets_stays_as_it_is(text: str) -> None:
+def test_text_without_secrets_stays_unchanged(text: str) -> None:
     assert redacted(text) == text

@@ -146,6 +146,22 @@ def test_export_adds_new_columns_and_columns_of_newer_versions(tmp_path: Path) -
     assert read(newer) == [*read(before), (77, "incoming")]
 
 
+@pytest.mark.parametrize("folder", ["a#b", "a?b", "a b", "é", "l[a]{b}*", "a&+;=b", "'q\"", "#", "a?b#c d/é"])
+def test_export_is_read_back_from_any_folder(tmp_path: Path, folder: str) -> None:
+    lake = fill(Lake(str(tmp_path / folder)), table([handled(1)]))
+    export(lake, "history")
+    fill(lake, table([handled(2)]))
+    done = export(lake, "history")
+    assert (done.version, done.files, done.added, done.removed) == (2, 2, 1, 0)
+    assert read(done) == [(1, "incoming"), (2, "incoming")]
+    assert [file.name for file in tmp_path.iterdir()] == [folder.partition("/")[0]]
+
+
+def test_folder_with_percent_encoding_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="a path with per cent signs"):
+        Lake(str(tmp_path / "a%20b"))
+
+
 def test_empty_lake_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="no history; fill"):
         export(Lake(str(tmp_path / "nothing")), "history")

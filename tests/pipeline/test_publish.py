@@ -233,10 +233,15 @@ def test_staged_rows_of_a_dead_job_are_swept(outbox: Outbox) -> None:
             "('old', gen_random_uuid(), NULL, now() - interval '9 days'), ('new', gen_random_uuid(), NULL, now()), "
             "('a query', gen_random_uuid(), 3, now() - interval '900 days')"
         )
+        conn.exec_driver_sql(
+            "INSERT INTO durable.replays (name, plan, begun_at) VALUES ('old', '{}', now() - interval '9 days'), "
+            "('new', '{}', now())"
+        )
     with transaction(outbox.url) as conn:
         assert staging.sweep(conn, SCHEMA, keep_batches=timedelta(days=8)) == [old]
     assert outbox.leftovers == [young]
     assert outbox.rows("SELECT batch FROM durable.published_batches ORDER BY batch") == [("a query",), ("new",)]
+    assert outbox.rows("SELECT name FROM durable.replays") == [("new",)]
 
 
 @pytest.mark.parametrize(

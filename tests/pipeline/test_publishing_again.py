@@ -138,22 +138,37 @@ def test_table_of_changes_has_every_column_of_an_envelope() -> None:
 
 @IN_PLACES
 @pytest.mark.parametrize("are_settled", [False, True], ids=["waiting", "settled"])
-@pytest.mark.parametrize("batch", ["May", None], ids=["named", "unnamed"])
 @CHANGES
 def test_another_value_in_the_same_batch_is_refused_with_the_column(
-    database_url: str, write: Write, place: str, are_settled: bool, batch: str | None, column: str, value: Any
+    database_url: str, write: Write, place: str, are_settled: bool, column: str, value: Any
 ) -> None:
-    write(place, batch=batch)
+    write(place, batch="May")
     if are_settled:
         settle(database_url, place)
-    assert write(place, batch=batch) is None, "the same rows are the same batch"
-    if are_settled and batch is None and column in ("body", "message_type") and place == "outbox":
-        corrected = write(place, **{column: value})
+    assert write(place, batch="May") is None, "the same rows are the same batch"
+    with pytest.raises(InvalidMessage, match=rf"published before.*\b{column}\b.*nothing was published"):
+        write(place, batch="May", **{column: value})
+    assert waiting(database_url) == (0 if are_settled else 2)
+
+
+@IN_PLACES
+@pytest.mark.parametrize("are_settled", [False, True], ids=["waiting", "settled"])
+@pytest.mark.parametrize("column", ["body", "message_type", "headers", "execution_time"])
+def test_another_value_without_the_name_of_a_batch_is_refused_unless_all_is_forgotten(
+    database_url: str, write: Write, place: str, are_settled: bool, column: str
+) -> None:
+    other = {column: OTHERS[column][0]}
+    write(place)
+    if are_settled:
+        settle(database_url, place)
+    assert write(place) is None, "the same rows are the same batch"
+    if are_settled and column in ("body", "message_type") and place == "outbox":
+        corrected = write(place, **other)
         assert corrected is not None
         assert corrected.added == 2, "another batch, of messages that only their receivers remember"
         return
     with pytest.raises(InvalidMessage, match=rf"published before.*\b{column}\b.*nothing was published"):
-        write(place, batch=batch, **{column: value})
+        write(place, **other)
     assert waiting(database_url) == (0 if are_settled else 2)
 
 
@@ -237,8 +252,7 @@ def test_rows_without_a_time_of_sending_are_the_same_at_any_time(write: Write, d
 # ---------------------------------------------------------------- through Spark
 
 
-@pytest.mark.parametrize("mode", ["atomic", "fast"])
-@pytest.mark.parametrize("destination", [PEER, "local"])
+@pytest.mark.parametrize(("destination", "mode"), [(PEER, "atomic"), ("local", "fast")])
 def test_other_headers_and_deadlines_are_refused_through_spark(
     spark: SparkSession, database_url: str, destination: str, mode: str
 ) -> None:
@@ -253,9 +267,8 @@ def test_other_headers_and_deadlines_are_refused_through_spark(
     changed = tagged.withColumns(
         {"headers": F.lit('{"tenant": "b"}'), "deliver_by": F.when(F.col("body").contains(":0,"), F.lit(NOW + DAY))}
     )
-    for batch in (None, "June"):
-        with pytest.raises(InvalidMessage, match=r"\d+ rows .* differ in headers \(\d+\)"):
-            publish.publish(changed, settings, batch=batch, mode=mode)
+    with pytest.raises(InvalidMessage, match=r"\d+ rows .* differ in headers \(\d+\)"):
+        publish.publish(changed, settings, batch="June", mode=mode)
     outbox = Outbox(database_url)
     outbox.empty()
     if mode == "atomic":

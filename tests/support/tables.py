@@ -27,6 +27,7 @@ _TABLES = (
     "handler_counts",
     "schedules",
     "published_batches",
+    "replays",
     "placements",
     "archive_commits",
     "archive_gaps",

@@ -103,7 +103,7 @@ def test_a_contradiction_is_refused(query: str, fault: str) -> None:
         "",
     ],
 )
-def test_a_text_that_is_no_url_is_refused_without_a_part_of_it(text: str) -> None:
+def test_text_without_a_url_is_refused_without_showing_a_part(text: str) -> None:
     with pytest.raises(InvalidSetting, match=r"^lock_database_url: not a Postgres URL") as refused:
         database_url.parse(text, "lock_database_url")
     assert "MARK" not in repr(refused.value)
@@ -128,7 +128,7 @@ def test_asyncpg_is_told_by_a_dsn_and_by_server_settings() -> None:
     }
 
 
-def test_asyncpg_is_not_asked_for_what_it_would_leave_out() -> None:
+def test_asyncpg_gets_no_unknown_option() -> None:
     for query in ("channel_binding=require", "require_auth=scram-sha-256"):
         with pytest.raises(InvalidSetting, match=r"asyncpg has no .*postgresql\+psycopg"):
             check_for_asyncpg(database_url.parse(f"postgresql://db/orders?{query}"))

@@ -24,7 +24,7 @@ def test_any_text_becomes_one_printable_line(text: str) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["C", "Zl", "Zp", "Zs"])))
-def test_a_printable_text_stays_as_it_is(text: str) -> None:
+def test_printable_text_stays_unchanged(text: str) -> None:
     assert printable(text) == text[:LONGEST]
 
 
@@ -68,7 +68,7 @@ def test_an_error_and_a_reason_are_printable() -> None:
         ("tcp://127.0.0.1:2301", "tcp://127.0.0.1:2301"),
     ],
 )
-def test_a_secret_is_replaced_where_its_form_shows_it(text: str, expected: str) -> None:
+def test_secret_is_replaced_by_its_form(text: str, expected: str) -> None:
     assert redacted(text) == expected
 
 
@@ -78,7 +78,7 @@ def test_a_known_secret_is_replaced_everywhere() -> None:
     assert redacted(said) == "***, ***, ***, ***"
 
 
-def test_a_password_that_is_a_name_too_or_short_replaces_no_words() -> None:
+def test_password_equal_to_a_name_or_short_replaces_no_words() -> None:
     keep_secret(
         ["postgresql://durable-x:durable-x@db/other", "postgresql://u:p@db/x", "amqp://a:vhost-name@h/vhost-name"]
     )

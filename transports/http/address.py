@@ -8,13 +8,13 @@ sender this option means nothing.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from durable.errors import InvalidSetting
+from durable.transports.hosts import is_host
 from durable.transports.plaintext import is_loopback
 
 SCHEMES: Final = ("http", "https")
@@ -22,7 +22,6 @@ SCHEMES: Final = ("http", "https")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _REUSE_PORT: Final = "reuse_port=1"
 _EXAMPLE: Final = "write it as in http://127.0.0.1:8001 or https://billing.example/durable"
-_LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _PATH: Final = re.compile(r"(/([A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})+)*")  # RFC 3986, without empty segments
 
 
@@ -84,17 +83,17 @@ def parse(uri: str) -> HttpAddress:
     return HttpAddress(parts.scheme, _host(uri, parts), port, path, reuse_port=bool(parts.query))
 
 
+def parse_destination(uri: str) -> HttpAddress:
+    """Parse an address to send to. Raises InvalidSetting as parse() does, and for port 0."""
+    address = parse(uri)
+    if address.port == 0:
+        raise InvalidSetting(f"{uri}: port 0 cannot be reached; write the port of the listener")
+    return address
+
+
 def _host(uri: str, parts: SplitResult) -> str:
-    """Return the host in lower case; each label of a name has at most 63 characters, as in DNS."""
+    """Return the host, in lower case."""
     host = parts.hostname or ""
-    labels = host.removesuffix(".").split(".")
-    if _is_address(host) or all(_LABEL.fullmatch(label) for label in labels):
+    if is_host(host):
         return host
     raise InvalidSetting(f"{uri}: no host, or one that is neither a name nor an address; {_EXAMPLE}")
-
-
-def _is_address(host: str) -> bool:
-    try:
-        return "%" not in str(ipaddress.ip_address(host))
-    except ValueError:
-        return False

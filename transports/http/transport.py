@@ -31,7 +31,7 @@ from durable.settings import Settings
 from durable.telemetry import log
 from durable.transports.base import Receiver
 from durable.transports.http import peers as http_peers
-from durable.transports.http.address import SCHEMES, HttpAddress, parse
+from durable.transports.http.address import SCHEMES, HttpAddress, parse, parse_destination
 from durable.transports.http.app import make_app
 from durable.transports.http.exchange import Door
 from durable.transports.http.listener import HttpListener
@@ -66,15 +66,14 @@ class HttpTransport:
             require_plaintext_allowed(self._settings, uri, "https://")
 
     def resolve(self, uri: str, message_type: str) -> str:
-        """Return `uri` itself. Raises InvalidSetting when the secret would be readable on the way."""
+        """Return `uri` itself. Raises InvalidSetting for port 0, and when the secret would be readable on the way."""
+        address = parse_destination(uri)
         if self._settings.http_auth == "bearer":
-            self._credentials_for(parse(uri))
+            self._credentials_for(address)
         return uri
 
     def sender(self, destination: str) -> HttpSender:
-        address = parse(destination)
-        if address.port == 0:
-            raise InvalidSetting(f"{destination}: port 0 cannot be reached; write the port of the listener")
+        address = parse_destination(destination)
         tls = self._trust if address.is_encrypted else _NOT_ENCRYPTED
         return HttpSender(address, self._settings, self._credentials_for(address), tls, service=self._service)
 

@@ -144,6 +144,18 @@ def destination(uri: str, *, service: str, message_type: str, exchange: str) -> 
             )
 
 
+def parse_destination(uri: str) -> Destination:
+    """Parse a destination as destination() returns it. Raises InvalidSetting for any other address."""
+    address = parse(uri)
+    if isinstance(address, Destination):
+        return address
+    broker = quote(address.broker, safe="")
+    raise InvalidSetting(
+        f"{uri}: a sender needs a queue, or an exchange and a routing key; write rabbitmq://{broker}/queue/NAME or "
+        f"rabbitmq://{broker}/exchange/NAME/KEY, as a route is resolved"
+    )
+
+
 def source(uri: str) -> Source:
     """Return the queues to listen on; raises InvalidSetting for an address that is only sent to."""
     address = parse(uri)

@@ -17,9 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from durable.errors import InvalidSetting
 from durable.settings import Settings
-from durable.transports.rabbitmq.address import SCHEME, Destination, broker_url, destination, parse, source
+from durable.transports.rabbitmq.address import SCHEME, broker_url, destination, parse, parse_destination, source
 from durable.transports.rabbitmq.broker import Brokers
 from durable.transports.rabbitmq.listener import RabbitListener
 from durable.transports.rabbitmq.sender import RabbitSender
@@ -56,11 +55,7 @@ class RabbitTransport:
 
     def sender(self, destination: str) -> RabbitSender:
         """Make a sender to one queue, or to one exchange and routing key; raises InvalidSetting for another address."""
-        address = parse(destination)
-        if not isinstance(address, Destination):
-            raise InvalidSetting(
-                f"{destination}: a sender needs a queue, or an exchange and a routing key; resolve() it"
-            )
+        address = parse_destination(destination)
         return RabbitSender(address, self._brokers[address.broker], self._settings)
 
     def listener(self, uri: str, endpoint: str) -> RabbitListener:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
-import re
 import socket
 import ssl
 from dataclasses import dataclass
@@ -20,11 +19,11 @@ from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from durable.errors import InvalidSetting
+from durable.transports.hosts import is_host
 from durable.transports.tcp.unix import BACKLOG, LONGEST_PATH, READ_BYTES, Bound, Streams, UnixAddress
 
 _REUSE_PORT: Final = "reuse_port"
 _TLS: Final = "tls"
-_LABEL: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +69,14 @@ class TcpAddress:
 Address = TcpAddress | UnixAddress
 
 
+def parse_destination(uri: str) -> Address:
+    """Parse an address to send to. Raises InvalidSetting as parse() does, and for port 0."""
+    address = parse(uri)
+    if isinstance(address, TcpAddress) and address.port == 0:
+        raise InvalidSetting(f"{uri}: port 0 cannot be reached; write the port of the listener")
+    return address
+
+
 def parse(uri: str) -> Address:
     """Parse the address. Raises InvalidSetting with one sentence: the fault, and the text to write instead."""
     try:
@@ -92,8 +99,12 @@ def parse(uri: str) -> Address:
 
 def _tcp(uri: str, parts: SplitResult) -> TcpAddress:
     host = parts.hostname or ""
-    if not _is_host(host) or parts.port is None or parts.path not in ("", "/"):
+    if parts.hostname is None or parts.port is None or parts.path not in ("", "/"):
         raise InvalidSetting(f"{uri}: write a host and a port and nothing else, as in {_example(parts)}")
+    if not _is_host(host):
+        raise InvalidSetting(
+            f"{uri}: the host is neither a name nor an address; write a host and a port, as in {_example(parts)}"
+        )
     options = _options(uri, parts)
     # One name, one socket: `localhost` could stand for two addresses, with a port each.
     host = "127.0.0.1" if host == "localhost" else host
@@ -124,10 +135,8 @@ def _unix(uri: str, parts: SplitResult) -> UnixAddress:
 
 def _is_host(host: str) -> bool:
     """An IPv4 address within an IPv6 one is none: 127.0.0.1 would have two names. Nor is `127.1`."""
-    if ":" in host:
-        return _is_address(host)
-    labels = host.removesuffix(".").split(".")
-    return _is_address(host) or (all(map(_LABEL.fullmatch, labels)) and not labels[-1].isdigit())
+    last = host.removesuffix(".").rpartition(".")[2]
+    return _is_address(host) or (":" not in host and is_host(host) and not last.isdigit())
 
 
 def _is_address(host: str) -> bool:

@@ -17,9 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from durable.errors import InvalidSetting
 from durable.settings import Settings
-from durable.transports.tcp.address import TcpAddress, parse
+from durable.transports.tcp.address import parse, parse_destination
 from durable.transports.tcp.entrance import Entrances
 from durable.transports.tcp.listener import TcpListener
 from durable.transports.tcp.sender import TcpSender
@@ -54,14 +53,13 @@ class TcpTransport:
         self._entrances.of_sender(parse(uri))
 
     def resolve(self, uri: str, message_type: str) -> str:
+        """Return `uri` itself. Raises InvalidSetting for port 0."""
+        parse_destination(uri)
         return uri
 
     def sender(self, destination: str) -> TcpSender:
-        address = parse(destination)
-        if isinstance(address, TcpAddress) and address.port == 0:
-            raise InvalidSetting(f"{destination}: port 0 cannot be reached; write the port of the listener")
-        entrance = self._entrances.of_sender(address)
-        return TcpSender(address, entrance, self._settings, self._service, self._node)
+        address = parse_destination(destination)
+        return TcpSender(address, self._entrances.of_sender(address), self._settings, self._service, self._node)
 
     def listener(self, uri: str, endpoint: str) -> TcpListener:
         """Port 0 listens on a free port; the listener's `address` then says which."""

@@ -18,7 +18,7 @@ from durable.cli.pipeline.steps import Ended, Step
 from durable.cli.target import Target, connection, load_target
 from durable.errors import InvalidSetting
 from durable.pipeline.session import needs_spark, spark_errors
-from durable.storage import migrator, placements
+from durable.storage import migrator, placements, replays
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from durable.bus import Bus
     from durable.pipeline.choosing import Choice, Group
     from durable.pipeline.lake import Lake
+    from durable.pipeline.plans import Plan
     from durable.settings import Settings
 
 
@@ -42,7 +43,12 @@ Name = Annotated[
 From = Annotated[Origin, typer.Option("--from", help="table of the lake", rich_help_panel=_CHOICE)]
 Parquet = Annotated[
     str | None,
-    typer.Option("--parquet", metavar="PLACE", help="files to read instead of a lake", rich_help_panel=_CHOICE),
+    typer.Option(
+        "--parquet",
+        metavar="PLACE",
+        help="files to read instead of a lake; their place is taken literally, without wildcards",
+        rich_help_panel=_CHOICE,
+    ),
 ]
 Service = Annotated[
     str | None, typer.Option("--service", metavar="NAME", help="archived by this service", rich_help_panel=_CHOICE)
@@ -116,6 +122,7 @@ def replay(
 ) -> Step:
     """Send archived messages again, or have them handled again. The same replay a second time adds nothing."""
     from durable.pipeline.choosing import Choice
+    from durable.pipeline.plans import chosen_by, plan_of
 
     if not name.strip() or not name.isprintable():
         raise InvalidSetting("--name: printable text, such as 'prices were wrong in May'")
@@ -135,8 +142,18 @@ def replay(
         raise InvalidSetting("replay: filter the messages, such as by --type or --since; or give --all")
     bus, settings = target
     place = None if parquet is not None else find_lake(lake, settings)
+    plan = plan_of(
+        choice,
+        place={"lake": place.url} if place is not None else {"parquet": parquet or ""},
+        times={"since": since, "until": until},
+        destination=destination,
+        same_ids=same_ids,
+        order_by=order_by or ("sent_at", "seq"),
+    )
     spark.check()
     yield
+    plan = _continued(settings, name, plan)
+    choice = chosen_by(plan, choice)
     if place is not None:
         place.require(choice.table)
     if bus is not None and not dry_run:
@@ -147,9 +164,13 @@ def replay(
         phase("counting messages")
         rows, groups = _chosen(session, choice, place, parquet)
     with needs_spark():
-        from durable.pipeline.replay import ORDER, messages
-    named = messages(rows, name=name, same_ids=same_ids, destination=destination, order_by=order_by or ORDER)
-    outcome = _replay(named, groups, settings, same_ids, dry_run, rate, chunk)
+        from durable.pipeline.replay import messages, refuse_forgotten
+    named = messages(rows, name=name, same_ids=same_ids, destination=destination, order_by=plan["order-by"])
+    if same_ids:
+        refuse_forgotten(named, settings.dedupe_window)
+    if not dry_run:
+        _begin(settings, name, plan)
+    outcome = _replay(named, groups, settings, dry_run, rate, chunk)
     return Ended(
         outcome | {"name": name, "dry_run": dry_run, "groups": [group._asdict() for group in groups]},
         [_table(groups), _sentence(outcome, dry_run)],
@@ -161,6 +182,26 @@ def _declare(bus: Bus, settings: Settings) -> None:
     with connection(settings) as conn:
         migrator.check_version(conn, settings.db_schema)
         placements.declare(conn, settings.db_schema, bus.application.placements())
+
+
+def _continued(settings: Settings, name: str, plan: Plan) -> Plan:
+    """Return the plan of the first run under this name. Raises InvalidSetting when this run has another."""
+    from durable.pipeline.plans import continued
+
+    with connection(settings, read_only=True) as conn:
+        migrator.check_version(conn, settings.db_schema)
+        known = replays.find(conn, settings.db_schema, name)
+    return plan if known is None else continued(name, known, plan)
+
+
+def _begin(settings: Settings, name: str, plan: Plan) -> None:
+    """Write the plan before the first message. Raises InvalidSetting when another run has just begun with another."""
+    from durable.pipeline.plans import continued
+
+    with connection(settings) as conn:
+        begun = replays.begin(conn, settings.db_schema, name, plan)
+    if continued(name, begun, plan) != plan:
+        raise InvalidSetting(f"replay {name!r}: another run has just begun it at another time; run it again")
 
 
 def _chosen(
@@ -189,7 +230,6 @@ def _replay(
     chosen: DataFrame,
     groups: Sequence[Group],
     settings: Settings,
-    same_ids: bool,
     dry_run: bool,
     rate: float | None,
     chunk: int,
@@ -199,8 +239,6 @@ def _replay(
 
     without_body = sum(group.without_body for group in groups)
     total = sum(group.messages for group in groups) - without_body
-    if same_ids:
-        replay.refuse_forgotten(chosen, settings.dedupe_window)
     added = 0
     if not dry_run:
         with progress("replay: publishing") as show:

@@ -70,9 +70,7 @@ def test_a_new_partition_is_not_for_everybody(conn: psycopg.Connection[Any]) -> 
     assert found == (0,)
 
 
-def test_doctor_tells_of_rights_that_are_too_wide(
-    database_url: str, role_url: str, conn: psycopg.Connection[Any]
-) -> None:
+def test_doctor_tells_of_too_wide_rights(database_url: str, role_url: str, conn: psycopg.Connection[Any]) -> None:
     def told(url: str) -> tuple[str, str]:
         with connection(load_settings(database_url=url)) as asked:
             check = rights(asked, "durable")

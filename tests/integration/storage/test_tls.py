@@ -141,7 +141,7 @@ def test_a_certificate_of_the_client_is_shown(server: TlsPostgres, driver: Calla
         ("ssl=true", "127.0.0.1"),
     ],
 )
-def test_a_server_that_is_not_the_right_one_is_refused(
+def test_wrong_server_is_refused(
     server: TlsPostgres, driver: Callable[[str], Any], query: str, host: str, tmp_path: Path
 ) -> None:
     own = query.format(ca=server.authority, other=Authority(tmp_path, "other").pem)
@@ -214,6 +214,6 @@ def test_a_wrong_password_is_told_without_any(
         ("postgresql://127.0.0.1/x", False, "ok"),
     ],
 )
-def test_doctor_warns_of_a_server_that_is_not_checked(url: str, is_encrypted: bool, verdict: str) -> None:
+def test_doctor_warns_of_an_unchecked_server(url: str, is_encrypted: bool, verdict: str) -> None:
     check = doctor.encryption(load_settings(database_url=url), is_encrypted)
     assert (check.verdict, bool(check.advice)) == (verdict, verdict == "warn")

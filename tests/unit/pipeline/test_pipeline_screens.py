@@ -70,7 +70,7 @@ def test_sound_rows_have_no_flaw() -> None:
         ({"endpoint": "a\nb"}, "destination has a control character"),
         ({"destination": "billing"}, "destination 'billing' is no address that a transport understands; write such as"),
         ({"destination": "tpc://h:1"}, "destination 'tpc://h:1' is no address that a transport understands; did you"),
-        ({"destination": "tcp://"}, "destination 'tcp://' is no address that a transport understands"),
+        ({"destination": "tcp://"}, "destination tcp://: write a host and a port and nothing else"),
         ({"destination": "Local"}, "destination 'Local' is no address that a transport understands"),
         ({"source": "x" * 1_001}, "source is longer than 1000 bytes in UTF-8"),
         ({"partition_key": "\x7f"}, "partition_key has a control character"),

@@ -167,7 +167,7 @@ async def test_impostor_on_the_port_of_a_peer_loses_no_message(
         await eventually(lambda: orders.count("outgoing_envelopes") == 0, within=20, what="the deletion")
 
 
-async def test_answer_that_was_changed_on_the_way_loses_no_message(orders: Tables) -> None:
+async def test_answer_changed_on_the_way_loses_no_message(orders: Tables) -> None:
     async with FakeHttpServer(lambda _: asyncio.sleep(0)) as server:
         server.handle = impostor(server, of_another_body, STORED)
         bus = Bus("orders", orders.url, peers=billing_at(server.uri), **QUICK)
@@ -197,7 +197,7 @@ async def test_answer_that_was_changed_on_the_way_loses_no_message(orders: Table
     ],
     ids=["http", "signed http", "listen", "listen on IPv6", "amqp", "another broker"],
 )
-def test_plaintext_to_other_hosts_starts_only_where_it_is_allowed(
+def test_plaintext_to_other_hosts_starts_only_when_allowed(
     declare: Callable[[Bus], None], settings: dict[str, Any]
 ) -> None:
     def check(**more: Any) -> None:
@@ -304,7 +304,7 @@ async def test_mounted_app_without_a_secret_refuses_everybody(
     assert "bus.asgi() has no secret and refuses every request" in caplog.text
 
 
-async def test_proxies_change_nothing_for_who_knows_the_secret(billing: Tables) -> None:
+async def test_proxies_change_nothing_for_holders_of_the_secret(billing: Tables) -> None:
     async with mounted(taking_placed(billing, http_secret=SECRET)) as url:
         for headers in FROM_STRANGERS:
             assert (await post(url, authorization=f"Bearer {SECRET}", **headers)).status == 202
@@ -324,7 +324,7 @@ TAKEN: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("taken", TAKEN.values(), ids=TAKEN.keys())
-async def test_message_under_an_id_that_was_taken_is_no_silent_duplicate(
+async def test_message_under_a_taken_id_is_no_silent_duplicate(
     billing: Tables, taken: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     bus = taking_placed(billing, http_secret=SECRET)
@@ -344,7 +344,7 @@ async def test_message_under_an_id_that_was_taken_is_no_silent_duplicate(
         assert billing.count("dead_letters") == 1
 
 
-async def test_peers_message_under_an_id_that_was_taken_is_kept(orders: Tables, billing: Tables) -> None:
+async def test_peers_message_under_a_taken_id_is_kept(orders: Tables, billing: Tables) -> None:
     """The id of the outbox is known to somebody, who is faster."""
     there = taking_placed(billing, http_secret=SECRET)
     async with listening(there) as url:
@@ -379,7 +379,7 @@ def placed(number: int = 17, **changes: Any) -> Envelope:
     return replace(envelope(), **given)
 
 
-async def test_request_that_was_recorded_is_refused_by_another_service(orders: Tables, billing: Tables) -> None:
+async def test_recorded_request_is_refused_by_another_service(orders: Tables, billing: Tables) -> None:
     async with FakeHttpServer(lambda _: asyncio.sleep(0)) as wire:
         bus = Bus("orders", orders.url, peers=billing_at(wire.uri), send_timeout=timedelta(seconds=1), **QUICK)
         bus.route(Placed, to=wire.uri)
@@ -410,7 +410,7 @@ async def test_request_that_was_recorded_is_refused_by_another_service(orders: T
 async def nobody(placed: Placed) -> None: ...
 
 
-async def test_sender_without_the_name_of_its_peer_signs_for_the_service_that_answers(billing: Tables) -> None:
+async def test_sender_without_the_name_of_its_peer_signs_for_the_answering_service(billing: Tables) -> None:
     """With one secret for all, whoever knows it may be at the address: another one now, when it was moved there."""
 
     def service(name: str) -> Bus:
@@ -461,7 +461,7 @@ async def test_secret_of_a_peer_is_changed_without_a_pause(billing: Tables) -> N
         assert (await batch_to(url, placed(), sender="orders", key="1")).status == 401
 
 
-async def test_peer_sends_only_what_it_may(orders: Tables, billing: Tables) -> None:
+async def test_peer_sends_only_its_types_to_its_endpoints(orders: Tables, billing: Tables) -> None:
     may: dict[str, Any] = {
         "orders": {"secrets": {"1": SECRET}, "types": ["shop.*", "identity.paid"]},
         "shop": {"secrets": {"1": OTHER}, "types": ["identity.*"], "endpoints": ["elsewhere"]},
@@ -528,7 +528,7 @@ async def test_ids_of_peers_are_their_own(billing: Tables) -> None:
         }  # fmt: skip
 
 
-async def test_listener_that_a_message_of_a_peer_pauses_is_paused_for_all(billing: Tables) -> None:
+async def test_listener_paused_by_a_message_of_a_peer_is_paused_for_all(billing: Tables) -> None:
     bus = Bus("billing", billing.url, peers={"orders": SECRET, "shop": OTHER}, **QUICK)
 
     @bus.handles(Placed)
@@ -571,7 +571,7 @@ async def test_listener_that_a_message_of_a_peer_pauses_is_paused_for_all(billin
         "no JSON",
     ],
 )
-def test_peers_that_cannot_be_told_apart_are_an_invalid_setting(peers: Any) -> None:
+def test_indistinguishable_peers_are_an_invalid_setting(peers: Any) -> None:
     with pytest.raises(InvalidSetting, match=r"^peers") as refused:
         HttpTransport(load_settings(peers=peers), service="billing", messages=dict)
     assert SECRET not in str(refused.value)

@@ -133,7 +133,7 @@ class TestMutual:
             await served.stores_nothing()
         assert "certificate has expired" in caplog.text
 
-    async def test_a_client_whose_name_is_not_listed_is_refused(
+    async def test_client_with_an_unlisted_name_is_refused(
         self, billing: Pem, orders: Pem, authority: Authority, caplog: pytest.LogCaptureFixture
     ) -> None:
         mallory = authority.issue("mallory.internal")
@@ -193,9 +193,7 @@ class TestImpostors:
         assert "the peer speaks TLS, and this connection is not encrypted" in caplog.text
 
     @pytest.mark.parametrize("encrypted", [False, True])
-    async def test_a_listener_that_does_not_know_the_secret_is_not_believed(
-        self, encrypted: bool, billing: Pem
-    ) -> None:
+    async def test_listener_without_the_secret_is_not_believed(self, encrypted: bool, billing: Pem) -> None:
         own: dict[str, Any] = {"tls_certificate": billing.certificate, "tls_key": billing.key} if encrypted else {}
         trust: dict[str, Any] = {"tls_ca": billing.ca} if encrypted else {}
         async with serving(**own, **OTHER_SECRET) as served:
@@ -216,11 +214,11 @@ class TestOneSided:
         async with serving(tls_certificate=billing.certificate, tls_key=billing.key, **SECRET) as served:
             yield served
 
-    async def test_a_client_that_knows_the_secret_sends(self, served: Serving, billing: Pem) -> None:
+    async def test_client_with_the_secret_sends(self, served: Serving, billing: Pem) -> None:
         await sent(_tls(served), tls_ca=billing.ca, **SECRET)
 
     @pytest.mark.parametrize("own", [{}, OTHER_SECRET], ids=["no secret", "another secret"])
-    async def test_a_client_that_does_not_is_refused(
+    async def test_client_without_the_secret_is_refused(
         self, served: Serving, billing: Pem, own: dict[str, Any], caplog: pytest.LogCaptureFixture
     ) -> None:
         await refused(_tls(served), "refused: a secret that is known here must be proven", tls_ca=billing.ca, **own)
@@ -280,7 +278,7 @@ class TestReload:
             authority.issue("127.0.0.3", into="sender")
             assert await sender.send(envelopes(1)) == [STORED]
 
-    async def test_an_authority_that_is_taken_away_is_no_longer_trusted(
+    async def test_removed_authority_is_no_longer_trusted(
         self, tmp_path: Path, authority: Authority, stranger: Authority, billing: Pem, orders: Pem
     ) -> None:
         trusted = tmp_path / "ca.pem"
@@ -290,7 +288,7 @@ class TestReload:
             trusted.write_bytes(stranger.pem.read_bytes())
             await refused(served.listener.address, "(?i)ca|closed|reset", **orders.settings)
 
-    async def test_files_that_do_not_fit_together_leave_the_former_ones_in_use(
+    async def test_mismatched_files_leave_the_former_ones_in_use(
         self, authority: Authority, orders: Pem, caplog: pytest.LogCaptureFixture
     ) -> None:
         pem = authority.issue("127.0.0.2", into="halfway")
@@ -327,7 +325,7 @@ class TestWiring:
             transport(tcp_peers=("orders",)).listener("tcp://127.0.0.1:2301", "in")
 
     @pytest.mark.parametrize("name", ["tls_ca", "tls_certificate", "tls_key"])
-    def test_a_file_that_cannot_be_used_is_named(self, billing: Pem, tmp_path: Path, name: str) -> None:
+    def test_unusable_file_is_named(self, billing: Pem, tmp_path: Path, name: str) -> None:
         for content in (None, b"", b"-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n"):
             broken = tmp_path / "broken.pem"
             if content is not None:
@@ -335,7 +333,7 @@ class TestWiring:
             with pytest.raises(InvalidSetting, match=f"{name}.* cannot be used"):
                 transport(**{**billing.settings, name: broken}).check("tcp://10.0.0.7:2301")
 
-    def test_a_key_with_a_passphrase_is_refused_without_asking_for_it(self, billing: Pem, tmp_path: Path) -> None:
+    def test_key_with_a_passphrase_is_refused_without_a_prompt(self, billing: Pem, tmp_path: Path) -> None:
         from cryptography.hazmat.primitives import serialization as pem
 
         key = pem.load_pem_private_key(billing.key.read_bytes(), None)

@@ -40,7 +40,7 @@ def test_an_address_on_this_machine_is_understood(uri: str, address: TcpAddress 
         ("tcp://localhost.example.com:2301", "localhost.example.com", False),
     ],
 )
-def test_this_machine_is_told_from_others(uri: str, host: str, is_local: bool) -> None:
+def test_local_address_is_told_from_others(uri: str, host: str, is_local: bool) -> None:
     address = parse(uri)
     assert isinstance(address, TcpAddress)
     assert (address.host, address.is_local) == (host, is_local)

@@ -39,7 +39,7 @@ def reply(answer: object) -> Frame:
     return answer.frame
 
 
-def test_two_ends_that_know_the_secret_come_to_talk() -> None:
+def test_two_ends_with_the_secret_talk() -> None:
     a, b = client(), server()
     challenge = reply(b.hear(a.greet(), 5))
     assert b.state is ServerState.AWAITING_PROOF
@@ -57,7 +57,7 @@ def test_the_secret_is_never_said() -> None:
 
 
 @pytest.mark.parametrize("hello", [Hello([1], "x", 1, LIMIT), client(client_proof(OTHER)).greet().content])
-def test_a_client_that_does_not_know_the_secret_is_turned_away(hello: Hello) -> None:
+def test_client_without_the_secret_is_turned_away(hello: Hello) -> None:
     side = server()
     answer = side.hear(Frame(hello), 5)
     assert isinstance(answer, TurnAway)
@@ -66,7 +66,7 @@ def test_a_client_that_does_not_know_the_secret_is_turned_away(hello: Hello) -> 
         side.hear(Frame(Ping(), 1), 5)
 
 
-def test_a_client_that_names_the_key_and_proves_nothing_is_turned_away() -> None:
+def test_client_naming_the_key_without_a_proof_is_turned_away() -> None:
     a, b = client(), server()
     b.hear(a.greet(), 5)
     for content in (Batch(0, []), Ping(), a.greet().content):
@@ -76,14 +76,14 @@ def test_a_client_that_names_the_key_and_proves_nothing_is_turned_away() -> None
     assert b.is_greeting
 
 
-def test_a_server_that_proves_nothing_is_not_believed() -> None:
+def test_server_without_a_proof_is_not_believed() -> None:
     with pytest.raises(ConnectionFailed, match="did not prove"):
         client().hear(WELCOME)
     with pytest.raises(ConnectionFailed, match="does not know the secret"):
         client().hear(Frame(Challenge("billing", 2, os.urandom(NONCE_BYTES), bytes(32))))
 
 
-def test_a_proof_that_was_recorded_does_not_fit_another_connection() -> None:
+def test_recorded_proof_does_not_fit_another_connection() -> None:
     a, b = client(), server()
     hello = a.greet()
     challenge = reply(b.hear(hello, 5))
@@ -95,7 +95,7 @@ def test_a_proof_that_was_recorded_does_not_fit_another_connection() -> None:
         client().hear(challenge)  # to a client
 
 
-def test_a_proof_that_is_reflected_does_not_fit() -> None:
+def test_reflected_proof_does_not_fit() -> None:
     a, b = client(), server()
     challenge = reply(b.hear(a.greet(), 5)).content
     assert isinstance(challenge, Challenge)
@@ -110,7 +110,7 @@ def test_a_proof_for_one_certificate_does_not_fit_another() -> None:
 
 
 @pytest.mark.parametrize("name", ["service", "node", "max_frame_bytes", "versions"])
-def test_a_proof_holds_for_what_was_said_alone(name: str) -> None:
+def test_proof_holds_for_its_own_words_alone(name: str) -> None:
     a, b = client(), server()
     said = a.greet().content
     assert isinstance(said, Hello)

@@ -1,0 +1,104 @@
+"""Plan of a replay: what decides which messages it has, in which order, and where they go.
+
+    first run        plan ──> the table replays, before the first chunk
+    any run after    plan ──> compared with that of the table: the same goes on, another is refused
+
+A time such as `2h ago` stands for that of the first run, or each run would choose other messages. How large a chunk is,
+and how many messages there are in a second, is no part of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from durable.errors import InvalidSetting
+from durable.pipeline.choosing import Choice
+
+Plan = dict[str, Any]
+
+_TIMES: Final = ("since", "until")
+
+
+def plan_of(
+    choice: Choice,
+    *,
+    place: Mapping[str, str],
+    times: Mapping[str, str | None],
+    destination: str | None,
+    same_ids: bool,
+    order_by: Sequence[str],
+) -> Plan:
+    """Make the plan of a run, by the names of the options. `times`: the texts of since and until, as they were given.
+
+    `place`: the lake, or the files, that the messages come from.
+    """
+    moments = {"since": choice.since, "until": choice.until}
+    return {
+        "lake": place.get("lake"),
+        "parquet": _absolute(place.get("parquet")),
+        "from": choice.table.replace("_", "-"),
+        "service": choice.service,
+        "side": choice.side,
+        "type": sorted(choice.types),
+        "address": sorted(choice.addresses),
+        "id": sorted(map(str, choice.ids)),
+        **{name: _time(times[name], moments[name]) for name in _TIMES},
+        "where": choice.where,
+        "destination": destination,
+        "same-ids": same_ids,
+        "order-by": list(order_by),
+    }
+
+
+def continued(name: str, known: Mapping[str, Any], given: Plan) -> Plan:
+    """Return the plan of the first run. Raises InvalidSetting, with what differs, unless this run has the same."""
+    differences = "; ".join(_differences(known, given))
+    if differences:
+        raise InvalidSetting(
+            f"replay {name!r} was begun with other options: {differences}; give the same ones to continue it, or "
+            "another --name, under which all messages are replayed, also those that this one has replayed"
+        )
+    return dict(known)
+
+
+def chosen_by(plan: Plan, choice: Choice) -> Choice:
+    """Return the choice with the times of the plan."""
+    since, until = (plan[name] and datetime.fromisoformat(plan[name]["at"]) for name in _TIMES)
+    return replace(choice, since=since, until=until)
+
+
+def _differences(known: Mapping[str, Any], given: Plan) -> Iterator[str]:
+    for option, now in given.items():
+        before = known.get(option)
+        if before != now and not (option in _TIMES and _is_same_time(before, now)):
+            yield f"--{option} was {_shown(before)}, and is now {_shown(now)}"
+
+
+def _is_same_time(before: Any, now: Any) -> bool:
+    return bool(before and now) and (before["given"] == now["given"] or before["at"] == now["at"])
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case None | [] | False:
+            return "not given"
+        case True:
+            return "given"
+        case {"given": given, "at": at}:
+            return f"{given} ({at})"
+        case [*several]:
+            return ", ".join(several)
+        case _:
+            return repr(value)
+
+
+def _time(text: str | None, moment: datetime | None) -> dict[str, str] | None:
+    return None if text is None or moment is None else {"given": text.strip(), "at": moment.isoformat()}
+
+
+def _absolute(place: str | None) -> str | None:
+    return place if place is None or "://" in place else str(Path(place).absolute())

@@ -1,0 +1,45 @@
+"""Forms of addresses to send to, of every scheme that comes with durable, by the parsers of the transports themselves.
+
+For those who write destinations without a service: only the form is checked. Which hosts and brokers may be sent to is
+in the settings of the service, and its transports say it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from durable.errors import InvalidSetting
+from durable.settings import suggestion
+from durable.transports import memory
+from durable.transports.http import address as http
+from durable.transports.rabbitmq import address as rabbitmq
+from durable.transports.tcp import address as tcp
+
+__all__ = ["check_destination"]
+
+_PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "tcp": tcp.parse_destination,
+    "unix": tcp.parse_destination,
+    "http": http.parse_destination,
+    "https": http.parse_destination,
+    "rabbitmq": rabbitmq.parse_destination,
+    "memory": memory.check,
+}
+_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
+
+
+def check_destination(uri: str) -> None:
+    """Raise InvalidSetting when no service could send to this address, whatever its settings are.
+
+    An application may have transports with schemes of its own: of these only the scheme is looked at.
+    """
+    scheme, separator, place = uri.partition("://")
+    if parser := _PARSERS.get(scheme if separator else ""):
+        parser(uri)
+        return
+    near = suggestion(scheme.lower(), _PARSERS)
+    if not separator or not place or near or not _SCHEME.fullmatch(scheme):
+        hint = near.removeprefix("; ") or "write such as 'tcp://billing:2301', or 'local' for this service's inbox"
+        raise InvalidSetting(f"{uri!r} is no address that a transport understands; {hint}")
