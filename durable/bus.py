@@ -260,17 +260,20 @@ class Bus:
         self._application.listeners.append(Listening(uri, name or self.service))
 
     @checked
-    def asgi(self, name: str | None = None) -> ASGIApp:
+    def asgi(self, name: str | None = None, *, allow_local: bool = False) -> ASGIApp:
         """Return an ASGI app that receives messages over HTTP, to be mounted: `app.mount("/durable", bus.asgi())`.
 
         The app answers 503 until the bus runs, and follows it from run to run, with its current settings. `name` as in
-        listen(). Its counters appear under the listener `asgi:` and that name. Raises InvalidSetting when
-        `durable-bus[http]` is not installed.
+        listen(). Its counters appear under the listener `asgi:` and that name.
+
+        Without `http_secret` it refuses every request. With `allow_local` it then takes those of programs on this
+        machine that come directly: none from a browser, and none through a proxy or tunnel that says what it is. One
+        that does not say so lets every stranger in. Raises InvalidSetting when `durable-bus[http]` is not installed.
         """
         endpoint = name or self.service
         _check_endpoint("asgi", name)
         counts = self._application.mounted.setdefault(f"asgi:{endpoint}", Counter())
-        return self.runtime.http.app(endpoint, lambda: self.runtime.receiver, counts)
+        return self.runtime.http.app(endpoint, lambda: self.runtime.receiver, counts, allow_local=allow_local)
 
     @checked
     def metrics_app(self, registry: Collector | None = None) -> ASGIApp:

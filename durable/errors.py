@@ -24,7 +24,7 @@
         ├── PutBack                put it at the end of its queue, with other headers if need be
         └── PauseListener          hand it back, and take no more of them for a while
 
-Without a message, an error uses the first line of its docstring.
+Without a message, an error uses the first line of its docstring. No message shows a secret.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from datetime import timedelta
 from typing import Final
 
 from durable.duration import Duration, time_from_now
+from durable.redaction import printable, redacted
 
 __all__ = [
     "ArchiveConflict",
@@ -68,7 +69,7 @@ class DurableError(Exception):
     """The root of every error that durable raises."""
 
     def __init__(self, message: str | None = None) -> None:
-        super().__init__(message or (type(self).__doc__ or "").partition("\n")[0])
+        super().__init__(_shown(message) or (type(self).__doc__ or "").partition("\n")[0])
 
 
 class WiringError(DurableError):
@@ -189,6 +190,13 @@ def _time(of: str, value: Duration) -> timedelta:
         return time_from_now(value)
     except ValueError as error:
         raise InvalidSetting(f"{of}: {error}") from None
+
+
+def _shown(message: str | None) -> str | None:
+    """Return the message without secrets, and without what a terminal would obey; it may have several lines."""
+    if not isinstance(message, str):
+        return message
+    return "\n".join(printable(line, len(line)) for line in redacted(message).split("\n"))
 
 
 def said(error: BaseException) -> str:

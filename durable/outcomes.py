@@ -13,6 +13,8 @@ from typing import Final
 
 import msgspec
 
+from durable.redaction import shown
+
 __all__ = ["BUSY", "DUPLICATE", "STORED", "Busy", "Duplicate", "Failed", "Outcome", "Rejected", "Stored"]
 
 LONGEST_REASON: Final = 1_000
@@ -59,7 +61,7 @@ def all_settled(outcomes: Sequence[Outcome]) -> bool:
     return not any(isinstance(outcome, Busy | Failed) for outcome in outcomes)
 
 
-def merged(received: Sequence[Outcome], rejected: Mapping[int, Rejected]) -> list[Outcome]:
+def merged(received: Sequence[Outcome], rejected: Mapping[int, Outcome]) -> list[Outcome]:
     """Merge the receiver's outcomes with those of envelopes that it was not given, by their positions."""
     outcomes = list(received)
     for position, verdict in sorted(rejected.items()):  # ascending: each insertion is in its final place
@@ -75,11 +77,11 @@ def tidy(outcomes: list[Outcome], characters: int = LONGEST_REASON) -> list[Outc
     if _WITHOUT_REASON.issuperset(map(type, outcomes)):
         return outcomes
     return [
-        type(outcome)(printable(outcome.reason)[:characters]) if isinstance(outcome, Rejected | Failed) else outcome
+        type(outcome)(printable(outcome.reason, characters)) if isinstance(outcome, Rejected | Failed) else outcome
         for outcome in outcomes
     ]
 
 
-def printable(reason: str) -> str:
-    """Drop characters that are no text: Postgres takes no NUL, msgpack no lone surrogate."""
-    return reason[:LONGEST_REASON].encode(errors="replace").decode().replace("\x00", "\N{REPLACEMENT CHARACTER}")
+def printable(reason: str, characters: int = LONGEST_REASON) -> str:
+    """Return one line that may be sent, stored and logged, without secrets."""
+    return shown(reason, min(characters, LONGEST_REASON))

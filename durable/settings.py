@@ -15,16 +15,29 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypedDict
 
-from pydantic import BeforeValidator, Field, PostgresDsn, SecretStr, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from durable import database_url
 from durable.duration import duration
 from durable.errors import InvalidSetting
+from durable.redaction import keep_secret
 
 __all__ = ["Settings"]
 
 PREFIX = "DURABLE_"
 _NOT_SETTINGS = {"DURABLE_FAILPOINT"}  # read elsewhere; DURABLE_TEST_* belongs to the tests
+
+MOST_PREFETCHED: Final = 1_000
+"""Deliveries of one queue that are prefetched by default, at most: ten batches keep the inbox busy."""
 
 ENVELOPE_BYTES: Final = 64 << 10
 """The bytes of an envelope on the wire besides its body: its headers, its key and its names, in any alphabet."""
@@ -47,8 +60,35 @@ def _by_name(value: Any) -> Any:
 
 
 Count = Annotated[int, Field(ge=1)]
+Secret = Annotated[SecretStr, Field(min_length=16)]
+Address = Annotated[str, Field(pattern=r"^https?://[^@\s?#]+$")]  # a secret may be in the place of a user
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
 Secrets = Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_by_name)]
 Duration = Annotated[timedelta, BeforeValidator(_span), Field(gt=timedelta(0), le=timedelta(days=36_500))]
+
+
+def _whole_peer(value: Any) -> Any:
+    """A text is the only secret of a peer."""
+    return {"secrets": {"1": value}} if isinstance(value, str | SecretStr) else value
+
+
+class Peer(BaseModel):
+    """A service, or another client, that proves its name by secrets of its own.
+
+    `secrets` are by ids of your choice: all are accepted, the first signs. `at` are the addresses below which it
+    receives. `types` are the message types that it may send (`billing.*` those that begin so; default: any), and
+    `endpoints` the listeners that it may send to (default: any).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    secrets: dict[Name, Secret] = Field(min_length=1)
+    at: tuple[Address, ...] = ()
+    types: tuple[str, ...] | None = None
+    endpoints: tuple[str, ...] | None = None
+
+
+Peers = Annotated[dict[Name, Annotated[Peer, BeforeValidator(_whole_peer)]], NoDecode, BeforeValidator(_by_name)]
 
 
 def _listed(value: Any) -> Any:
@@ -63,6 +103,9 @@ def _listed(value: Any) -> Any:
 
 
 PauseBefore = Annotated[timedelta, BeforeValidator(_span), Field(ge=timedelta(0), le=timedelta(days=36_500))]
+
+
+Words = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
 
 
 class Settings(BaseSettings):
@@ -131,9 +174,13 @@ class Settings(BaseSettings):
     reconnect_pause_longest: Duration = timedelta(seconds=5)
     """longest pause between attempts to open a connection of a RabbitMQ listener again"""
     tcp_connections: Count = 100
-    """connections of one TCP listener; a peer needs one"""
+    """peers connected to one TCP listener; each needs one"""
     http_connections: Count = 500
-    """connections of one HTTP listener; clients of every kind may hold one idle"""
+    """connections of one HTTP listener whose clients have shown a secret; the idle give way"""
+    stranger_connections: Count = 100
+    """connections of one listener whose peers have not proved yet who they are; the oldest give way"""
+    connections_per_address: Count = 100
+    """connections of one listener from one address; more where a proxy stands before it"""
     delete_linger: Duration = timedelta(milliseconds=50)
     """time for which acknowledged rows gather before one statement deletes them"""
 
@@ -190,7 +237,7 @@ class Settings(BaseSettings):
     """time after which an undeclared address is forgotten, when no message waits for it"""
 
     amqp_url: SecretStr | None = None
-    """URL of the RabbitMQ broker 'default', such as amqp://user:secret@host:5672/vhost"""
+    """URL of the RabbitMQ broker 'default', such as amqps://user:***@host:5671/vhost"""
     amqp_brokers: Secrets = {}
     """more brokers: a JSON object of URLs by name"""
     amqp_exchange: str = Field(default="durable", min_length=1, max_length=100)
@@ -201,25 +248,46 @@ class Settings(BaseSettings):
     """give deliver_by to the broker as expiration: for queues that dead-letter, as others lose it"""
     amqp_ordered: bool = False
     """one listener at a time has all of a queue, so that keys keep their order; or as its URI says"""
-    amqp_prefetch: Annotated[int, Field(ge=1, le=65_535)] = 1_000
-    """unacknowledged deliveries of one queue; ten batches keep the inbox busy"""
+    amqp_prefetch: Annotated[int, Field(ge=1, le=65_535)] | None = Field(
+        default=None,
+        description="unacknowledged deliveries of one queue; by default a batch, or as many of the largest messages as "
+        "buffer_bytes holds",
+    )
 
     http_secret: SecretStr | None = Field(default=None, min_length=16)
     """secret that HTTP peers must know, and that is shown to them"""
     http_previous_secret: SecretStr | None = Field(default=None, min_length=16)
     """former secret, accepted too while http_secret is being changed everywhere"""
-    http_peer_secrets: Secrets = {}
-    """secrets that are shown to single peers instead: a JSON object of secrets by scheme://host:port"""
+    peers: Peers = Field(
+        default={},
+        description="services with secrets of their own: a JSON object by name, of their secrets, addresses (at), and "
+        "what they may send (types, endpoints)",
+    )
     http_auth: Literal["hmac", "bearer"] = "hmac"
     """form in which the secret is shown to peers: a signature, or itself; both are accepted"""
     http_clock_skew: Duration = timedelta(minutes=5)
     """largest difference of two HTTP peers' clocks, with the time of a request; as Kerberos allows"""
+    allow_plaintext: bool = False
+    """reach other hosts, and be reached by them, over http:// and amqp://, which everybody on the way can read"""
     tls_certificate: Path | None = None
-    """certificate chain of https:// listeners, PEM"""
+    """certificate chain of https:// and tcp:// listeners and of tcp:// senders, PEM"""
     tls_key: Path | None = None
     """private key of tls_certificate, PEM"""
-    tls_ca: Path | None = None
-    """authorities that sign the certificates of peers, PEM, instead of the public ones"""
+    tls_ca: Path | None = Field(
+        default=None,
+        description="authorities that sign the certificates of peers, PEM, instead of the public ones; "
+        "tcp:// listeners with a certificate then demand one of each peer",
+    )
+    tcp_peers: Words = Field(
+        default=(),
+        description="names in the certificates of peers that may connect to tcp:// listeners, such as "
+        "orders.internal,billing.internal; empty: all that tls_ca signed",
+    )
+
+    unix_users: Words = ()
+    """users besides the own one at the other end of unix:// sockets: names or numbers"""
+    unix_groups: Words = ()
+    """groups whose users may be at the other end of unix:// sockets: names or numbers"""
 
     heartbeat_interval: Duration = timedelta(seconds=2)
     """time between heartbeats of a node"""
@@ -238,6 +306,8 @@ class Settings(BaseSettings):
 
     dedupe_window: Duration = timedelta(days=7)
     """time for which a duplicate is recognised"""
+    clock_lead: Duration = timedelta(days=1)
+    """time by which the id and sent_at of an arriving message may be ahead; it is a dead letter beyond"""
     history_retention: Duration = timedelta(days=30)
     """time for which the history is kept"""
     history_bodies: bool = False
@@ -288,6 +358,7 @@ class Settings(BaseSettings):
                 super().__init__(**values)
             except ValidationError as error:
                 raise InvalidSetting(_described(error)) from None
+            keep_secret(_secrets_of(self))
 
     @property
     def limits(self) -> Limits:
@@ -297,6 +368,17 @@ class Settings(BaseSettings):
             max_headers=self.max_headers,
             max_header_bytes=self.max_header_bytes,
         )
+
+    @property
+    def prefetch(self) -> int:
+        """Unacknowledged deliveries of one queue: a broker knows no limit in bytes."""
+        fitting = max(self.batch_size, self.buffer_bytes // self.max_message_bytes)
+        return self.amqp_prefetch or min(fitting, MOST_PREFETCHED)
+
+    @property
+    def window(self) -> Window:
+        """Time in which an arriving envelope must have been made."""
+        return Window(dedupe_window=self.dedupe_window, clock_lead=self.clock_lead)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -317,6 +399,8 @@ class Settings(BaseSettings):
                 raise ValueError(f"answer_to: {address!r}: a * stands alone, or at the end behind a slash")
         if self.dedupe_window < timedelta(hours=1):
             raise ValueError("dedupe_window must be at least an hour: retries and recovered work arrive late")
+        if self.clock_lead > timedelta(days=self.partitions_ahead):
+            raise ValueError("clock_lead must not be above partitions_ahead, in days: ids are kept by their day")
         return self
 
 
@@ -326,6 +410,13 @@ class Limits(TypedDict):
     max_message_bytes: int
     max_headers: int
     max_header_bytes: int
+
+
+class Window(TypedDict):
+    """Time in which an envelope must have been made, for durable.messages.validation."""
+
+    dedupe_window: timedelta
+    clock_lead: timedelta
 
 
 def load_settings(**overrides: Any) -> Settings:
@@ -338,9 +429,10 @@ def load_settings(**overrides: Any) -> Settings:
         if variable.startswith(PREFIX) and variable not in _NOT_SETTINGS and not variable.startswith("DURABLE_TEST_"):
             _refuse_unknown(variable.removeprefix(PREFIX).lower(), known, shown=variable)
     settings = Settings(**overrides)
-    for url in (settings.database_url, settings.lock_database_url):
+    for name in ("database_url", "lock_database_url"):
+        url: SecretStr | None = getattr(settings, name)
         if url is not None:
-            check_database_url(url.get_secret_value())
+            database_url.parse(url.get_secret_value(), name)
     return settings
 
 
@@ -354,23 +446,24 @@ def _described(error: ValidationError) -> str:
     return f"{name}: {reason}" if _may_hold_a_secret(name) else f"{name}: {reason}, not {first['input']!r}"
 
 
+def _secrets_of(settings: Settings) -> list[str]:
+    found: list[str] = []
+    for name in Settings.model_fields:
+        value = getattr(settings, name)
+        each = value.values() if isinstance(value, dict) else [value]
+        each = [one for part in each for one in (part.secrets.values() if isinstance(part, Peer) else [part])]
+        found += [one.get_secret_value() for one in each if isinstance(one, SecretStr)]
+    return found
+
+
+def secret_names() -> list[str]:
+    """Return the names of the settings that hold secrets, or URLs that may."""
+    return [name for name in Settings.model_fields if _may_hold_a_secret(name)]
+
+
 def _may_hold_a_secret(name: str) -> bool:
-    return "SecretStr" in str(Settings.model_fields[name].annotation) if name in Settings.model_fields else False
-
-
-def check_database_url(url: str) -> None:
-    """Raise InvalidSetting unless this is a Postgres URL with a driver that durable can use."""
-    try:
-        TypeAdapter(PostgresDsn).validate_python(
-            url.replace("@/", "@localhost/", 1).replace(":///", "://localhost/", 1)
-        )
-    except ValidationError:
-        raise InvalidSetting(
-            "database_url: not a Postgres URL; it should look like postgresql+asyncpg://user:secret@host:5432/name"
-        ) from None
-    driver = url.partition("://")[0].partition("+")[2]
-    if driver not in ("", "asyncpg", "psycopg"):
-        raise InvalidSetting(f"database_url: driver {driver!r} is not supported; use asyncpg or psycopg")
+    annotation = str(Settings.model_fields[name].annotation) if name in Settings.model_fields else ""
+    return "SecretStr" in annotation or "Peer" in annotation
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -14,16 +14,53 @@ it happens in the event loop, so there is no lock.
 from __future__ import annotations
 
 import logging
+import traceback
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from durable.envelope import Envelope
+from durable.redaction import redacted, shown
 
 log = logging.getLogger("durable")
+
+
+def _show(record: logging.LogRecord) -> bool:
+    """Make each argument one line without secrets: names and reasons of peers must not write lines of their own."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(map(_shown, record.args))
+    elif isinstance(record.args, Mapping):
+        record.args = {name: _shown(value) for name, value in record.args.items()}
+    if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
+        record.exc_text = redacted("".join(traceback.format_exception(*record.exc_info))).rstrip("\n")
+    return True
+
+
+def _shown(value: Any) -> Any:
+    if value is None or isinstance(value, int | float):
+        return value
+    return shown(value) if isinstance(value, str) else _Shown(value)
+
+
+class _Shown:
+    """Value whose text is computed when a line is written, as logging does."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return shown(str(self._value))
+
+    def __repr__(self) -> str:
+        return shown(repr(self._value))
+
+
+log.addFilter(_show)
+messages_log = logging.getLogger("durable.messages")
+messages_log.addFilter(_show)
 
 
 class Event(StrEnum):

@@ -23,6 +23,7 @@ from durable.envelope import NodeId
 from durable.errors import InvalidSetting, LeaseLost, StorageUnavailable
 from durable.settings import Settings
 from durable.storage.database import channel, lock_url
+from durable.storage.engines import OWN_PATH
 from durable.storage.locks import nodes_class
 from durable.storage.sql import housekeeping
 from durable.storage.sql.statement import Statement
@@ -205,6 +206,7 @@ def _server_settings(settings: Settings) -> dict[str, str]:
         "client_connection_check_interval": "2s",
         "idle_in_transaction_session_timeout": timeout,
         "statement_timeout": timeout,
+        "search_path": OWN_PATH,
     }
 
 

@@ -18,8 +18,8 @@ from durable.transports.rabbitmq import address as rabbitmq
 from durable.transports.tcp import address as tcp
 
 _PARSERS: Final[Mapping[str, Callable[[str], object]]] = {
-    "tcp": tcp.parse_destination_form,
-    "unix": tcp.parse_destination_form,
+    "tcp": tcp.parse_destination,
+    "unix": tcp.parse_destination,
     "http": http.parse_destination,
     "https": http.parse_destination,
     "rabbitmq": rabbitmq.parse_destination,

@@ -1,7 +1,10 @@
 """The vocabulary of the TCP protocol: what the two ends of a connection can say to each other.
 
     kind         by       says
-    HELLO        client   the versions it speaks, who it is, the largest frame it takes
+    HELLO        client   the versions it speaks, who it is, the largest frame it takes; its nonce, and the key
+                          of the secret that it knows
+    CHALLENGE    server   who it is, its nonce, and its proof that it knows the secret too
+    PROOF        client   the client's proof
     WELCOME      server   the version chosen, who it is, its limits, the first credit
     REFUSED      server   no to what came on this channel; the connection goes on, and no credit was used
     BATCH        client   a count, and as many envelopes
@@ -33,6 +36,7 @@ MAX_ENVELOPES: Final = 1_000
 Name = Annotated[str, Meta(max_length=200)]
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Versions = Annotated[list[int], Meta(max_length=100)]
+Digest = Annotated[bytes, Meta(max_length=64)]
 
 
 class Hello(Struct, array_like=True, frozen=True):
@@ -40,6 +44,19 @@ class Hello(Struct, array_like=True, frozen=True):
     service: Name
     node: Count
     max_frame_bytes: Count
+    nonce: Digest = b""
+    key: Name = ""
+
+
+class Challenge(Struct, array_like=True, frozen=True):
+    service: Name
+    node: Count
+    nonce: Digest
+    proof: Digest = b""
+
+
+class Proof(Struct, array_like=True, frozen=True):
+    proof: Digest
 
 
 class Welcome(Struct, array_like=True, frozen=True):
@@ -109,9 +126,11 @@ class FrameKind(IntEnum):
     PING = 7
     PONG = 8
     GOODBYE = 9
+    CHALLENGE = 10
+    PROOF = 11
 
 
-Content = Hello | Welcome | Refused | Batch | Outcomes | Credit | Ping | Pong | Goodbye
+Content = Hello | Challenge | Proof | Welcome | Refused | Batch | Outcomes | Credit | Ping | Pong | Goodbye
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,5 +162,7 @@ TYPES: Final[dict[FrameKind, type[Content]]] = {
     FrameKind.PING: Ping,
     FrameKind.PONG: Pong,
     FrameKind.GOODBYE: Goodbye,
+    FrameKind.CHALLENGE: Challenge,
+    FrameKind.PROOF: Proof,
 }
 KINDS: Final[dict[type[Any], FrameKind]] = {content: kind for kind, content in TYPES.items()}

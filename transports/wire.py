@@ -52,6 +52,8 @@ from durable.transports.frames import (
 
 MAGIC: Final = b"\x89durab\r\n"  # no text begins with it, and whatever rewrites line ends breaks it
 
+_TLS_RECORDS: Final = (b"\x15", b"\x16")  # an alert and a handshake; no text begins with them
+
 _LENGTH: Final = struct.Struct("!I")
 _HEAD: Final = struct.Struct("!IBII")
 _KIND_AND_CHANNEL: Final = slice(4, 9)
@@ -114,7 +116,7 @@ class Decoder:
 
     def __init__(self, max_frame_bytes: int) -> None:
         self.state = DecoderState.AWAITING_MAGIC
-        self._max_frame_bytes = max_frame_bytes
+        self.max_frame_bytes = max_frame_bytes
         self._buffer = bytearray()
         self._violation: ProtocolViolation | None = None
 
@@ -122,6 +124,13 @@ class Decoder:
     def pending(self) -> bool:
         """True while a frame has arrived in part."""
         return bool(self._buffer)
+
+    @property
+    def announced_bytes(self) -> int:
+        """Size of the unfinished frame; 0 while its length is unknown."""
+        if self.state is not DecoderState.READING_FRAMES or len(self._buffer) < _LENGTH.size:
+            return 0
+        return _LENGTH.size + int(_LENGTH.unpack_from(self._buffer)[0])
 
     def feed(self, data: bytes) -> list[Received]:
         """The frames that are whole now.
@@ -149,9 +158,9 @@ class Decoder:
         if len(buffer) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(buffer)
-        if not _SHORTEST <= length <= self._max_frame_bytes:
+        if not _SHORTEST <= length <= self.max_frame_bytes:
             raise ProtocolViolation(
-                f"a frame announces {length:,} bytes; {_SHORTEST} to {self._max_frame_bytes:,} are allowed"
+                f"a frame announces {length:,} bytes; {_SHORTEST} to {self.max_frame_bytes:,} are allowed"
             )
         end = _LENGTH.size + length
         if len(buffer) < end:
@@ -162,6 +171,8 @@ class Decoder:
 
     def _magic_is_whole(self) -> bool:
         arrived = bytes(self._buffer[: len(MAGIC)])
+        if arrived[:1] in _TLS_RECORDS:
+            raise ProtocolViolation("the peer speaks TLS, and this connection is not encrypted; use TLS on both ends")
         if not MAGIC.startswith(arrived):
             raise ProtocolViolation("the peer does not speak this protocol: the first bytes are others")
         if len(arrived) < len(MAGIC):

@@ -23,7 +23,7 @@ bus.route(InvoiceMade, to=ORDERS)
 
 app = FastAPI()
 app.add_middleware(DurableMiddleware, bus=bus)
-app.mount("/durable", bus.asgi())
+app.mount("/durable", bus.asgi(allow_local=True))
 
 
 class Base(DeclarativeBase):

@@ -23,7 +23,7 @@ bus.route(OrderPlaced, to=BILLING)
 
 app = FastAPI()
 app.add_middleware(DurableMiddleware, bus=bus)
-app.mount("/durable", bus.asgi())
+app.mount("/durable", bus.asgi(allow_local=True))
 
 Uow = Annotated[UnitOfWork, Depends(unit_of_work)]
 

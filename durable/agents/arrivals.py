@@ -18,6 +18,7 @@ from durable.agents.intake import Intake
 from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope
 from durable.errors import InvalidMessage
 from durable.messages import validation as screening
+from durable.messages.digest import conflicts, terms_digest
 from durable.messages.ordering import OrderingRules
 from durable.outcomes import DUPLICATE, LONGEST_REASON, OTHER_BODY, STORED, Outcome, Rejected
 from durable.settings import Limits
@@ -30,8 +31,8 @@ _OTHER_BODY = "another message was received under the same id before"
 
 
 class _Found(NamedTuple):
-    """Result of storing: new envelopes, envelopes whose body differs from the one known under their id, and outcomes of
-    those that the database refuses.
+    """Result of storing: new envelopes, envelopes that differ from the one known under their id, and outcomes of those
+    that the database refuses.
     """
 
     fresh: set[Key]
@@ -176,7 +177,7 @@ class ArrivalStore:
     def _insert(self, conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> _Found:
         fresh = inbox.store(conn, schema, arrivals)
         duplicates = [arrival for arrival in arrivals if arrival.key not in fresh]
-        changed = inbox.find_changed_bodies(conn, schema, duplicates) if duplicates else set()
+        changed = inbox.find_changed(conn, schema, duplicates) if duplicates else set()
         for endpoint, envelope, _, _ in duplicates:
             if (envelope.id, endpoint) in changed:
                 self._quarantine(conn, schema, Unfit(endpoint, _raw(envelope), _OTHER_BODY, _known(envelope)))
@@ -207,9 +208,7 @@ class ArrivalStore:
 
     def _unacceptable(self, envelope: Envelope) -> str | None:
         reason = screening.find_error(envelope, **self._limits)
-        if reason is None and screening.too_old(envelope, self._clock.now(), self._settings.dedupe_window):
-            return "it is older than duplicates are remembered (dedupe_window); nobody can tell whether it was handled"
-        return reason
+        return reason or screening.find_misdating(envelope, self._clock.now(), **self._settings.window)
 
 
 def _is_whole(envelope: Envelope, limits: Limits) -> bool:
@@ -221,7 +220,9 @@ def _is_whole(envelope: Envelope, limits: Limits) -> bool:
 
 def _same(first: Envelope, second: Envelope) -> bool:
     """Tell whether the second of two envelopes with one id is a copy of the first."""
-    return (first.message_type, first.body) == (second.message_type, second.body)
+    return (first.message_type, first.body) == (second.message_type, second.body) and not conflicts(
+        terms_digest(first), terms_digest(second), 0
+    )
 
 
 def _columns_are_sound(envelope: Envelope) -> bool:

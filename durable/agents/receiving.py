@@ -21,6 +21,7 @@ from durable.envelope import Envelope
 from durable.errors import StorageUnavailable
 from durable.failpoints import failpoint
 from durable.messages.ordering import OrderingRules
+from durable.messages.scope import listener_of
 from durable.outcomes import BUSY, Duplicate, Failed, Outcome, Stored
 from durable.statistics import ReceivingStatistics
 from durable.storage.inbox import Unfit
@@ -72,7 +73,7 @@ class ReceivingAgent:
 
     async def receive(self, endpoint: str, batch: Sequence[Envelope]) -> list[Outcome]:
         weight = sum(envelope.weight_bytes for envelope in batch)
-        if self._stopping or endpoint in self._paused or not self._has_room(len(batch), weight):
+        if self._stopping or listener_of(endpoint) in self._paused or not self._has_room(len(batch), weight):
             return [BUSY] * len(batch)
         waiting = _Waiting(endpoint, batch)
         self._queue.append(waiting)

@@ -21,6 +21,7 @@ from durable.errors import said
 from durable.failpoints import failpoint
 from durable.messages import validation as screening
 from durable.messages.routing import LOCAL
+from durable.messages.scope import listener_of
 from durable.outcomes import LONGEST_REASON
 from durable.storage import circuits, inbox, leases
 from durable.storage.circuits import CircuitKind
@@ -150,7 +151,7 @@ def pause_and_release(
     """Pause the handler, and perhaps the endpoint of the message, for every node; then hand the message back."""
     paused = [(CircuitKind.HANDLER, handler)]
     if decision.listener and lease.endpoint != LOCAL:
-        paused.append((CircuitKind.LISTENER, lease.endpoint))
+        paused.append((CircuitKind.LISTENER, listener_of(lease.endpoint)))
     for kind, key in paused:
         circuits.pause_at_least(
             conn, schema, kind, key, reason=decision.reason, actor=f"node {node}", duration=decision.time

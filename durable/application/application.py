@@ -173,7 +173,9 @@ class Transports:
 
     def of(self, uri: str) -> Transport:
         """The transport of this URI; raises InvalidSetting for a scheme that none understands."""
-        scheme, separator, _ = uri.partition("://")
+        scheme, separator, rest = uri.partition("://")
+        if "@" in rest.partition("/")[0]:  # before any other error, for each of them shows the address
+            raise InvalidSetting(f"{scheme}://...: an address has no user and no password; secrets belong in settings")
         if scheme not in self._by_scheme and scheme in self._optional:
             made = self._optional[scheme]()
             self._by_scheme = dict.fromkeys(made.schemes, made) | self._by_scheme

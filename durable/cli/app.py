@@ -6,11 +6,11 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from typing import Annotated, Final, NoReturn
 
 import typer
 
-from durable.cli import demo, inspect, migrate, pauses, run, send, topology
+from durable.cli import demo, inspect, migrate, output, pauses, run, send, topology
 from durable.cli.dead_letters import commands as dead_letters
 from durable.cli.dead_letters.debug import debug_letter
 from durable.cli.doctor import commands as doctor
@@ -19,7 +19,11 @@ from durable.cli.endings import BAD_USAGE, FAILED, INTERRUPTED, NAME, ending_of
 from durable.cli.output import one_line
 from durable.cli.pipeline import commands as pipeline
 from durable.cli.scheduled import commands as scheduled
+from durable.redaction import redacted
+from durable.settings import secret_names
 from durable.version import __version__
+
+_URLS: Final = {"--database-url", "--lock-database-url", "--amqp-url"}  # they may hold no password
 
 app = typer.Typer(name=NAME, add_completion=False, pretty_exceptions_enable=False)
 app.command()(run.typer_command())
@@ -70,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: list[str]) -> int:
+    output.begin()
+    _warn_of_secrets(arguments)
     try:
         code = typer.main.get_command(app).main(args=arguments, prog_name=NAME, standalone_mode=False)
         sys.stdout.flush()
@@ -81,11 +87,26 @@ def _run(arguments: list[str]) -> int:
         return INTERRUPTED
     except Exception as error:
         if "--debug" in arguments:
-            traceback.print_exc()
+            print(redacted(traceback.format_exc()), end="", file=sys.stderr)
         ending = ending_of(error)
-        for line in ending.lines:
-            print(f"error: {one_line(line)}", file=sys.stderr)
+        lines = [one_line(redacted(line)) for line in ending.lines]
+        if "--json" in arguments:
+            output.print_error("\n".join(lines), ending.code)
+        for line in lines:
+            print(f"error: {line}", file=sys.stderr)
         return ending.code
+
+
+def _warn_of_secrets(arguments: list[str]) -> None:
+    """Every user of the machine reads the arguments of every process, and shells keep them."""
+    given = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
+    of_settings = given & {f"--{name.replace('_', '-')}" for name in secret_names()} - _URLS
+    if of_settings or any(redacted(argument) != argument for argument in arguments):
+        print(
+            "warning: a password or secret in the command line is readable by every user of this machine; "
+            "set it in the environment, as DURABLE_DATABASE_URL",
+            file=sys.stderr,
+        )
 
 
 def _forget_output() -> None:

@@ -73,8 +73,23 @@ def emit(document: object, *blocks: Block) -> None:
         print_blocks(blocks)
 
 
+_has_printed: ContextVar[bool] = ContextVar("has_printed", default=False)
+
+
+def begin() -> None:
+    """Forget what an earlier command of this process has printed."""
+    _has_printed.set(False)
+
+
+def print_error(message: str, exit_code: int) -> None:
+    """Print the error of a command as its document, unless it has printed one already."""
+    if not _has_printed.get():
+        print_json({"error": message, "exit_code": exit_code})
+
+
 def print_json(document: object) -> None:
     """Print one document: datetimes as ISO 8601 in UTC, durations as given."""
+    _has_printed.set(True)
     plain = _in_utc(msgspec.to_builtins(document, builtin_types=(datetime,)))
     print(msgspec.json.format(msgspec.json.encode(plain), indent=2).decode())
 

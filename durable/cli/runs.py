@@ -6,6 +6,7 @@ import asyncio
 import getpass
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,9 +14,9 @@ from typing import Annotated, Generic, NamedTuple, TypeVar
 
 import typer
 
-from durable.cli.output import progress
+from durable.cli.output import is_json, progress
 from durable.dead_letters.bulk import Change, Count, Run, run_in_batches
-from durable.errors import StorageUnavailable
+from durable.errors import InvalidSetting, StorageUnavailable
 from durable.settings import Settings
 from durable.storage import migrator
 from durable.storage.database import Database
@@ -24,6 +25,7 @@ S = TypeVar("S")
 
 All = Annotated[bool, typer.Option("--all", help="select everything when no filter is given")]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="largest number to change")]
+Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
 By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="name to record; default: USER@HOST")]
 
 
@@ -55,6 +57,15 @@ def actor_name(by: By = None) -> str:
     except (KeyError, OSError):  # a container may have no name for its user
         user = "unknown"
     return f"{user}@{socket.gethostname()}"
+
+
+def confirm(question: str, refusal: str, *, yes: bool) -> None:
+    """Ask on a terminal. Raises InvalidSetting off a terminal, and Abort when the answer is no."""
+    if yes:
+        return
+    if is_json() or not sys.stdin.isatty():
+        raise InvalidSetting(refusal)
+    typer.confirm(question, abort=True, err=True)
 
 
 def work_options(every: All = False, limit: Limit = None, by: By = None) -> Work:

@@ -100,7 +100,7 @@ def connection(
     engine = make_engine(
         sync_url(settings),
         settings,
-        Limits.of(settings.statement_timeout),
+        Limits.of(settings.statement_timeout).for_own_statements(),
         poolclass=pool.NullPool,
         connect_args={"application_name": "durable-agent"},
         execution_options={"isolation_level": isolation, "postgresql_readonly": read_only},

@@ -1,6 +1,7 @@
 """The road from one service to the other: a transport, what both need for it, and the broker if there is one.
 
-tcp, http   every punctuality node listens on the same port, and airline nodes connect to it
+tcp         every punctuality node listens on the same port, and airline nodes connect to it by mutual TLS
+http        the same, as plain HTTP
 rabbitmq    airline nodes publish to the topic exchange of a private broker; punctuality nodes share a queue there
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -37,6 +38,14 @@ def _direct(transport: str, _folder: Path) -> Iterator[Road]:
 
 
 @contextmanager
+def _by_mutual_tls(folder: Path) -> Iterator[Road]:
+    from durable.demo import certificates
+
+    with _direct("tcp", folder) as road:
+        yield replace(road, settings=certificates.write(folder / "tls"))
+
+
+@contextmanager
 def _through_rabbitmq(folder: Path) -> Iterator[Road]:
     with rabbitmq(folder / "rabbitmq") as broker:
         yield Road(
@@ -49,7 +58,7 @@ def _through_rabbitmq(folder: Path) -> Iterator[Road]:
 
 
 ROADS: Mapping[str, Callable[[Path], AbstractContextManager[Road]]] = {
-    "tcp": partial(_direct, "tcp"),
+    "tcp": _by_mutual_tls,
     "http": partial(_direct, "http"),
     "rabbitmq": _through_rabbitmq,
 }
@@ -59,13 +68,18 @@ def check(transport: str) -> None:
     """Raise InvalidSetting when there is no such transport, or when something that it needs is not installed."""
     if transport not in ROADS:
         raise InvalidSetting(f"--transport: {transport!r} is none of {', '.join(ROADS)}")
+    extra, module = ("demo", "durable.demo.certificates") if transport == "tcp" else (transport, _package(transport))
     try:
-        import_module(f"durable.transports.{transport}")
+        import_module(module)
     except ImportError as error:
         needed = f"--transport {transport} needs {error.name}"
-        raise InvalidSetting(f"{needed}; run: pip install 'durable-bus[{transport}]'") from error
+        raise InvalidSetting(f"{needed}; run: pip install 'durable-bus[{extra}]'") from error
     if transport == "rabbitmq":
         find_scripts()
+
+
+def _package(transport: str) -> str:
+    return f"durable.transports.{transport}"
 
 
 def opened(transport: str, folder: Path) -> AbstractContextManager[Road]:

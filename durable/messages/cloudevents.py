@@ -34,6 +34,7 @@ import msgspec
 
 from durable.envelope import JSON, Envelope, Moment, media_type, unix_ms
 from durable.errors import InvalidMessage
+from durable.messages.unique_keys import refuse_repeated_keys
 
 STRUCTURED: Final = "application/cloudevents+json"
 BATCHED: Final = "application/cloudevents-batch+json"
@@ -102,6 +103,7 @@ def from_structured(document: bytes, *, understood: Container[str] = ()) -> Even
     """
     with _explained("the body is no CloudEvent in JSON"):
         members = _decode_object(document)
+        refuse_repeated_keys(document)
     data, encoded = members.pop("data", None), members.pop("data_base64", None)
     if data is not None and encoded is not None:
         raise InvalidMessage("the event has data and data_base64; give one of them")

@@ -18,6 +18,9 @@ MAX_TEXT_BYTES = 1_000
 them stand together in some of ours."""
 EARLIEST = datetime.min.replace(tzinfo=UTC) + timedelta(days=1)
 
+NO_IDS = (0, (1 << 128) - 1)
+"""The nil and the max UUID (RFC 9562): stand-ins for an id, which any number of messages may have."""
+
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
@@ -29,6 +32,8 @@ def find_error(
     max_header_bytes: int = MAX_HEADER_BYTES,
 ) -> str | None:
     """Return the reason why this envelope cannot be stored, or None."""
+    if envelope.id.int in NO_IDS:
+        return f"{envelope.id} is no id of a message"
     if len(envelope.body) > max_message_bytes:
         return f"the body has {len(envelope.body)} bytes, more than max_message_bytes ({max_message_bytes})"
     for name, value in (
@@ -61,6 +66,28 @@ def never_due(envelope: Envelope) -> bool:
     """True for an envelope that expires before it is due."""
     due, deliver_by = envelope.execution_time, envelope.deliver_by
     return due is not None and deliver_by is not None and due >= deliver_by
+
+
+def find_misdating(envelope: Envelope, now: datetime, *, dedupe_window: timedelta, clock_lead: timedelta) -> str | None:
+    """Return the reason why duplicates of an arriving envelope could not be told by its times, or None."""
+    if too_old(envelope, now, dedupe_window):
+        return "it is older than duplicates are remembered (dedupe_window); nobody can tell whether it was handled"
+    if reason := from_the_future(envelope, now, clock_lead):
+        return reason
+    if envelope.execution_time is not None and envelope.execution_time - now >= dedupe_window:
+        return f"it is put off for longer than duplicates are remembered (dedupe_window, {dedupe_window})"
+    return None
+
+
+def from_the_future(envelope: Envelope, now: datetime, clock_lead: timedelta) -> str | None:
+    """Return the reason why an envelope was not made yet, or None. Its id would be forgotten by a day to come."""
+    latest = now + clock_lead
+    made_ms = unix_ms(envelope.id)
+    if made_ms is not None and made_ms / 1000 > latest.timestamp():
+        return f"the time in its id is more than clock_lead ({clock_lead}) ahead; set the clock of its sender"
+    if envelope.sent_at > latest:
+        return f"its sent_at is more than clock_lead ({clock_lead}) ahead; set the clock of its sender"
+    return None
 
 
 def too_old(envelope: Envelope, now: datetime, dedupe_window: timedelta) -> bool:

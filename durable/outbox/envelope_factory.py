@@ -383,5 +383,7 @@ def _moment(value: datetime | Duration | None, now: datetime) -> datetime | None
         return value
     try:
         return now + duration(value)
+    except ValueError as error:
+        raise InvalidMessage(str(error)) from None
     except OverflowError:
         raise InvalidMessage(f"{value!r} from now lies outside the calendar; give a shorter time") from None

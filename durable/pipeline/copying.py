@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, Engine, create_engine, pool
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import SQLAlchemyError
 
+from durable import database_url
 from durable.errors import InvalidSetting, StorageUnavailable
-from durable.settings import check_database_url
 from durable.storage.outages import translated
 from durable.storage.slices import Share, join_sql
 
@@ -68,20 +67,15 @@ def connection(url: str) -> Iterator[Connection]:
 @contextmanager
 def opened(url: str) -> Iterator[Engine]:
     """An engine without a pool: a connection is closed when it is given back."""
-    engine = create_engine(_url(url).set(drivername="postgresql+psycopg"), poolclass=pool.NullPool)
+    import psycopg  # with the drivers, which load when used
+
+    engine = create_engine(
+        "postgresql+psycopg://", creator=partial(psycopg.connect, libpq_url(url)), poolclass=pool.NullPool
+    )
     yield engine
     engine.dispose()
 
 
 def libpq_url(url: str) -> str:
     """Return the URL in libpq's form, for all drivers that are built on it."""
-    return _url(url).set(drivername="postgresql").render_as_string(hide_password=False)
-
-
-def _url(url: str) -> URL:
-    check_database_url(url)
-    try:
-        parsed = make_url(url)
-    except SQLAlchemyError:
-        raise InvalidSetting("database_url: not a database URL") from None
-    return parsed.update_query_dict({**_NETWORK, **{key: str(value) for key, value in parsed.query.items()}})
+    return database_url.parse(url).libpq(**_NETWORK)

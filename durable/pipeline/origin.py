@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -23,7 +23,7 @@ from durable.storage.outages import translated
 class Origin:
     """A service's tables."""
 
-    url: str
+    url: str = field(repr=False)
     """Direct, not through a pooler: a lock and a snapshot last for as long as the archiver works."""
     schema: str
     service: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from pyspark.sql.types import StructType
@@ -20,7 +20,7 @@ _KNOWN = ("url", "schema", "table", "columns", "snapshot", "partitions", "max_ro
 class ReadOptions:
     """Options of one read."""
 
-    url: str
+    url: str = field(repr=False)
     schema: str
     table: str
     columns: tuple[Column, ...]
@@ -66,18 +66,18 @@ class ReadOptions:
 def checked(schema: StructType, table: str) -> StructType:
     """Return Spark's schema, which may be the caller's own. Raises InvalidSetting where a column is not the table's."""
     known = {column.name: column for column in COLUMNS[table]}
-    for field in schema.fields:
-        column = known.get(field.name)
+    for wanted in schema.fields:
+        column = known.get(wanted.name)
         if column is None:
-            raise InvalidSetting(_no_column(table, field.name))
-        kind, expected = field.dataType.simpleString(), column.spark_type.lower()
+            raise InvalidSetting(_no_column(table, wanted.name))
+        kind, expected = wanted.dataType.simpleString(), column.spark_type.lower()
         if kind != expected:
             raise InvalidSetting(
-                f"column {field.name}: {table} has it as {expected}, the schema that was given as {kind}; "
+                f"column {wanted.name}: {table} has it as {expected}, the schema that was given as {kind}; "
                 "leave the schema out, and cast"
             )
-        if column.is_nullable and not field.nullable:
-            raise InvalidSetting(f"column {field.name}: may be NULL in {table}; leave NOT NULL out of the schema")
+        if column.is_nullable and not wanted.nullable:
+            raise InvalidSetting(f"column {wanted.name}: may be NULL in {table}; leave NOT NULL out of the schema")
     return schema
 
 

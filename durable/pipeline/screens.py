@@ -35,6 +35,7 @@ class Limits:
 
     max_message_bytes: int
     dedupe_window: timedelta
+    clock_lead: timedelta
 
 
 def flaw(batch: pa.RecordBatch, limits: Limits, now: datetime) -> str | None:
@@ -75,7 +76,7 @@ def _suspects(batch: pa.RecordBatch, limits: Limits, now: datetime) -> Iterator[
         found = pc.or_(found, _suspicious_texts(batch.column(name), name))
     put_off = pc.subtract(batch.column("execution_time"), batch.column("sent_at"))
     found = pc.or_(found, pc.fill_null(pc.greater_equal(put_off, pa.scalar(limits.dedupe_window, put_off.type)), False))
-    found = pc.or_(found, _possibly_too_old(batch, limits, now))
+    found = pc.or_(found, _possibly_misdated(batch, limits, now))
     return (index.as_py() for index in pc.indices_nonzero(found))
 
 
@@ -97,16 +98,21 @@ def _suspicious_texts(column: pa.Array, name: str) -> pa.Array:
     return pc.fill_null(strange.take(encoded.indices), False)
 
 
-def _possibly_too_old(batch: pa.RecordBatch, limits: Limits, now: datetime) -> pa.Array:
-    """Select rows that may be too old by their sent_at, or by the time inside a UUIDv7: its fixed bits tell most other
-    ids.
+def _possibly_misdated(batch: pa.RecordBatch, limits: Limits, now: datetime) -> pa.Array:
+    """Select rows that may be too old, or from the future, by their sent_at, or by the time inside a UUIDv7: its fixed
+    bits tell most other ids. The nil and the max UUID are selected, too.
     """
-    oldest = now - limits.dedupe_window
+    oldest, latest = now - limits.dedupe_window, now + limits.clock_lead
     ids = batch.column("id")
     version = pc.binary_slice(ids, 6, 7)
     is_v7 = pc.and_(pc.greater_equal(version, b"\x70"), pc.less(version, b"\x80"))
-    early = pc.less(pc.binary_slice(ids, 0, 6), int(oldest.timestamp() * 1_000 + 1).to_bytes(6, "big"))
-    return pc.or_(pc.and_(is_v7, early), pc.less(batch.column("sent_at"), oldest))
+    made, sent = pc.binary_slice(ids, 0, 6), batch.column("sent_at")
+    early = pc.less(made, int(oldest.timestamp() * 1_000 + 1).to_bytes(6, "big"))
+    late = pc.greater(made, int(latest.timestamp() * 1_000 - 1).to_bytes(6, "big"))
+    found = pc.and_(is_v7, pc.or_(early, late))
+    for no_id in screening.NO_IDS:
+        found = pc.or_(found, pc.equal(ids, no_id.to_bytes(16, "big")))
+    return pc.or_(found, pc.or_(pc.less(sent, oldest), pc.greater(sent, latest)))
 
 
 def _flaw_of(batch: pa.RecordBatch, index: int, limits: Limits, now: datetime) -> str | None:
@@ -122,6 +128,7 @@ def _flaw_of(batch: pa.RecordBatch, index: int, limits: Limits, now: datetime) -
         reason = screening.find_error(received, max_message_bytes=limits.max_message_bytes)
     if reason is None and screening.too_old(envelope, now, limits.dedupe_window):
         reason = "it is older than duplicates are remembered (dedupe_window); nobody could tell whether it was handled"
+    reason = reason or screening.from_the_future(envelope, now, limits.clock_lead)
     if reason is None and _is_distant(envelope, limits, endpoint is not None):
         reason = f"execution_time is not within dedupe_window ({limits.dedupe_window})"
     return reason and f"{reason}{_of_row(batch, index)}"

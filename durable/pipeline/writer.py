@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, get_args
 from uuid import UUID
@@ -49,7 +49,7 @@ _SPARKS_OWN: Final = ("checkpointlocation", "path", "queryname")
 class Target:
     """Destination of the rows, and the limits of messages there."""
 
-    url: str
+    url: str = field(repr=False)
     schema: str
     limits: Limits
     placements: Placements
@@ -152,7 +152,7 @@ def target(options: Mapping[str, str], schema: StructType, overwrite: bool) -> T
     with connection(url) as conn:
         migrator.check_version(conn, settings.db_schema)
         declared = placements.read(conn, settings.db_schema)
-    limits = Limits(settings.max_message_bytes, settings.dedupe_window)
+    limits = Limits(settings.max_message_bytes, settings.dedupe_window, settings.clock_lead)
     job = UUID(options["job"]) if "job" in options else new_id()
     once = options.get("once", "false").lower() == "true"
     return Target(

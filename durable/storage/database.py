@@ -14,12 +14,13 @@ from datetime import timedelta
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import QueuePool
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential_jitter
 
+from durable import database_url
+from durable.database_url import DatabaseUrl
 from durable.errors import InvalidSetting, StorageUnavailable
 from durable.settings import Settings
 from durable.statistics import PoolStatistics
@@ -45,7 +46,7 @@ class Database:
         self.engine: AsyncEngine = make_async_engine(
             async_url(settings),
             settings,
-            Limits(settings.statement_timeout, AGENTS_LONGEST_IDLE),
+            Limits(settings.statement_timeout, AGENTS_LONGEST_IDLE).for_own_statements(),
             pool_size=settings.agent_pool_size,
             max_overflow=2,
             pool_timeout=settings.statement_timeout.total_seconds(),
@@ -116,33 +117,50 @@ def answer(conn: Connection, schema: str) -> None:
     conn.exec_driver_sql("SELECT 1")
 
 
-def configured_url(settings: Settings) -> URL:
+def configured_url(settings: Settings) -> DatabaseUrl:
     if settings.database_url is None:
         raise InvalidSetting("database_url: not set; give Bus(..., database=...) or the variable DURABLE_DATABASE_URL")
-    try:
-        return make_url(settings.database_url.get_secret_value())
-    except SQLAlchemyError:
-        raise InvalidSetting("database_url: not a database URL") from None
+    return database_url.parse(settings.database_url.get_secret_value())
 
 
 def async_url(settings: Settings) -> URL:
     """Return the URL for async sessions and agents: asyncpg unless it names psycopg."""
     url = configured_url(settings)
-    return url if url.drivername == "postgresql+psycopg" else url.set(drivername="postgresql+asyncpg")
+    if url.driver == "psycopg":
+        return _of_sqlalchemy(url, "psycopg")
+    database_url.check_for_asyncpg(url)
+    return _of_sqlalchemy(url, "asyncpg")
 
 
 def sync_url(settings: Settings) -> URL:
     """Return the URL for sync sessions and the command line: psycopg."""
-    return configured_url(settings).set(drivername="postgresql+psycopg")
+    return _of_sqlalchemy(configured_url(settings), "psycopg")
+
+
+def _of_sqlalchemy(url: DatabaseUrl, driver: str) -> URL:
+    """Return SQLAlchemy's form, which has several hosts among the parameters."""
+    query: dict[str, str | tuple[str, ...]] = dict(url.query)
+    (host, port), *others = url.hosts
+    if others:
+        query["host"] = tuple(f"{each}:{at}" if at is not None else each for each, at in url.hosts)
+        host, port = "", None
+    return URL.create(f"postgresql+{driver}", url.user, url.password, host or None, port, url.database, query)
 
 
 def lock_url(settings: Settings) -> str:
     """Return the URL for the node's own connection, in libpq's form: never through a pooler."""
+    return _lock_url(settings).libpq()
+
+
+def lock_engine_url(settings: Settings) -> URL:
+    """Return the same for an engine."""
+    return _of_sqlalchemy(_lock_url(settings), "psycopg")
+
+
+def _lock_url(settings: Settings) -> DatabaseUrl:
     if settings.lock_database_url is not None:
-        url = make_url(settings.lock_database_url.get_secret_value())
-    else:
-        url = configured_url(settings)
-    return url.set(drivername="postgresql").render_as_string(hide_password=False)
+        return database_url.parse(settings.lock_database_url.get_secret_value(), "lock_database_url")
+    return configured_url(settings)
 
 
 def channel(schema: str) -> str:

@@ -25,6 +25,7 @@ from sqlalchemy.exc import InvalidatePoolError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from durable.database_url import for_asyncpg
 from durable.settings import Settings
 from durable.telemetry import log
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 GRACE: Final = timedelta(seconds=5)
 """The margin by which the server's limit is shorter than ours: its error arrives before a connection is lost."""
 
+OWN_PATH: Final = "pg_catalog,pg_temp"
+"""For statements of durable, which name the schema of each table and function of their own."""
+
 LONGEST: Final = "durable_longest"
 """The execution option that holds a transaction's own limit, a timedelta."""
 
@@ -44,15 +48,22 @@ _RETURNED: Final = "durable.returned"
 
 
 class Limits(NamedTuple):
-    """Limits after which the server ends a statement, or a transaction that waits for its client."""
+    """Settings of a session: limits after which the server ends a statement, or a transaction that waits for its
+    client; and the schemas of unqualified names."""
 
     statement: timedelta
     idle: timedelta
+    search_path: str | None = None
+    """Schemas that unqualified names stand for; None: those of the role, as in transactions of the application."""
 
     @classmethod
     def of(cls, longest: timedelta) -> Limits:
         """Return limits for transactions in which an application does other things for so long."""
         return cls(longest + GRACE, longest + GRACE)
+
+    def for_own_statements(self) -> Limits:
+        """Return the same for statements of durable alone: a function that somebody made elsewhere is not called."""
+        return self._replace(search_path=OWN_PATH)
 
     @property
     def answer_within(self) -> float:
@@ -67,6 +78,7 @@ class Limits(NamedTuple):
         return {
             "statement_timeout": str(_milliseconds(self.statement)),
             "idle_in_transaction_session_timeout": str(_milliseconds(self.idle)),
+            **({} if self.search_path is None else {"search_path": self.search_path}),
         }
 
 
@@ -133,11 +145,11 @@ class _Guard:
         return found
 
     def _asyncpg_options(self, params: dict[str, Any], pooled: bool) -> dict[str, Any]:
-        own = {"timeout": self._connect_seconds} | params
+        own: dict[str, Any] = {"timeout": self._connect_seconds} | for_asyncpg(params)
         if pooled:
             unnamed = {"prepared_statement_name_func": lambda: "", "prepared_statement_cache_size": 0}
             return own | unnamed | {"statement_cache_size": 0}
-        return own | {"server_settings": self._server_settings() | params.get("server_settings", {})}
+        return own | {"server_settings": self._server_settings() | own.get("server_settings", {})}
 
     def _psycopg_options(self, params: dict[str, Any], pooled: bool) -> dict[str, Any]:
         from durable.storage.answering import CLIENT_KEEPALIVES
@@ -170,7 +182,7 @@ class _Guard:
 
     def _begun(self, conn: Connection) -> None:
         own = conn.get_execution_options().get(LONGEST)
-        limits = self._limits if own is None else Limits.of(own)
+        limits = self._limits if own is None else Limits.of(own)._replace(search_path=self._limits.search_path)
         driver = _driver(conn.connection.dbapi_connection)
         if driver.answer_within != limits.answer_within:
             driver.answer_within = limits.answer_within

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row
 
 from durable.duration import within_calendar
 from durable.envelope import Envelope, LeasedEnvelope, LeaseKey, NodeId
-from durable.messages.digest import message_digest
+from durable.messages.digest import conflicts, message_digest, terms_digest
 from durable.messages.ordering import FREE, QueueKeys
 from durable.storage import circuits
 from durable.storage.circuits import CircuitKind
@@ -63,28 +63,37 @@ def store(conn: Connection, schema: str, arrivals: Sequence[Arrival]) -> set[Key
             | {
                 "execution_time": [arrival.envelope.execution_time for arrival in arrivals],
                 "endpoint": [arrival.endpoint for arrival in arrivals],
-                "message_digest": [
-                    message_digest(arrival.envelope.message_type, arrival.envelope.body) for arrival in arrivals
-                ],
+                "message_digest": [_digest(arrival.envelope) for arrival in arrivals],
+                "terms": [terms_digest(arrival.envelope) for arrival in arrivals],
             }
             | queueing_columns([(arrival.owner, arrival.place) for arrival in arrivals]),
         )
     return {(row.id, row.endpoint) for row in rows}
 
 
-def find_changed_bodies(conn: Connection, schema: str, duplicates: Sequence[Arrival]) -> set[Key]:
-    """Return the duplicates with another body than the envelope that came first under their id."""
+def find_changed(conn: Connection, schema: str, duplicates: Sequence[Arrival]) -> set[Key]:
+    """Return the duplicates that are another message than the one that came first under their id: with another body,
+    or on other terms.
+    """
     rows = conn.execute(
-        statements.FIND_CHANGED_BODIES.within(schema),
+        statements.FIND_KNOWN.within(schema),
         {
             "id": [arrival.envelope.id for arrival in duplicates],
             "endpoint": [arrival.endpoint for arrival in duplicates],
-            "message_digest": [
-                message_digest(arrival.envelope.message_type, arrival.envelope.body) for arrival in duplicates
-            ],
         },
     )
-    return {(row.id, row.endpoint) for row in rows}
+    known = {(row.id, row.endpoint): row for row in rows}
+    return {arrival.key for arrival in duplicates if arrival.key in known and _differs(known[arrival.key], arrival)}
+
+
+def _differs(known: Row[Any], arrival: Arrival) -> bool:
+    return bool(known.message_digest != _digest(arrival.envelope)) or conflicts(
+        known.terms, terms_digest(arrival.envelope), known.age_seconds
+    )
+
+
+def _digest(envelope: Envelope) -> int:
+    return message_digest(envelope.message_type, envelope.body)
 
 
 def claim(

@@ -66,9 +66,11 @@ def check_version(conn: Connection, schema: str) -> None:
 def migrate_online(context: Any, url: str, schema: str) -> None:
     """Called by Alembic's environment: one transaction for all versions, one migrator at a time."""
     from durable.storage.answering import CLIENT_KEEPALIVES
+    from durable.storage.engines import OWN_PATH
 
     engine = create_engine(url, poolclass=pool.NullPool, connect_args=dict(CLIENT_KEEPALIVES))
     with engine.begin() as conn:
+        conn.exec_driver_sql(f"SET LOCAL search_path = {OWN_PATH}")
         conn.execute(LOCK_JOB.within(schema), {"class_id": jobs_class(schema), "key": int(Job.MIGRATE)})
         conn.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{schema}"'))
         context.configure(connection=conn, version_table_schema=schema)

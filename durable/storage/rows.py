@@ -15,6 +15,7 @@ from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, NodeId
 from durable.errors import text_of
 from durable.messages.digest import fingerprint
 from durable.messages.ordering import QueueKeys
+from durable.redaction import redacted
 
 KEPT_ATTEMPTS: Final = 20
 """Failed attempts of one message that are kept, the last ones."""
@@ -171,10 +172,10 @@ def storable(text: str, limit: int = 100_000) -> str:
 
 
 def error_text(error: BaseException) -> tuple[str, str, str]:
-    """Return the type, the text and the traceback of an error, from the application's code on."""
+    """Return the type, the text and the traceback of an error, from the application's code on, without secrets."""
     kind = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     said = text_of(error)
-    return kind, kind if said == type(error).__qualname__ else said, _trace_of(error)
+    return kind, kind if said == type(error).__qualname__ else redacted(said), redacted(_trace_of(error))
 
 
 def _trace_of(error: BaseException) -> str:

@@ -75,6 +75,11 @@ def server(conn: Connection, schema: str) -> Server:
     return Server(*conn.execute(housekeeping.READ_SERVER.within(schema)).one())
 
 
+def is_encrypted(conn: Connection, schema: str) -> bool:
+    """Tell whether this connection is, as far as the server sees it."""
+    return bool(conn.execute(housekeeping.READ_ENCRYPTION.within(schema)).scalar_one())
+
+
 def clock(conn: Connection, schema: str) -> datetime:
     """The database's time now."""
     now: datetime = conn.execute(housekeeping.READ_CLOCK.within(schema)).scalar_one()
@@ -88,6 +93,11 @@ def connection_limits(conn: Connection, schema: str) -> ConnectionLimits:
 def missing_rights(conn: Connection, schema: str) -> list[str]:
     """Return the rights that the connection's role lacks to run a node."""
     return list(conn.execute(housekeeping.READ_MISSING_RIGHTS.within(schema), {"schema": schema}).scalars())
+
+
+def wide_rights(conn: Connection, schema: str) -> list[str]:
+    """Return the rights of the connection's role, and of everybody, that no node needs."""
+    return list(conn.execute(housekeeping.READ_WIDE_RIGHTS.within(schema), {"schema": schema}).scalars())
 
 
 def _owned_counts(conn: Connection, schema: str, table: Recovery) -> dict[NodeId, int]:

@@ -27,7 +27,7 @@ from durable.application.retry import Pause
 from durable.clock import Clock
 from durable.duration import within_calendar
 from durable.envelope import DUE, Envelope, LeasedEnvelope, LeaseKey, NodeId, new_id
-from durable.messages.digest import message_digest
+from durable.messages.digest import conflicts, terms_digest
 from durable.messages.ordering import OrderingRules
 from durable.messages.routing import LOCAL
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
@@ -56,7 +56,7 @@ class Mailbox:
     handled: list[Handled] = field(default_factory=list)
     dead_letters: list[DeadLetter] = field(default_factory=list)
     expired: list[Expired] = field(default_factory=list)
-    _received: dict[Key, int] = field(default_factory=dict)
+    _received: dict[Key, Envelope] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.circuits = MemoryCircuits(self.clock)
@@ -71,7 +71,7 @@ class Mailbox:
         if row.key in (self._received if envelope.destination == LOCAL else self.outgoing):
             return False
         if envelope.destination == LOCAL:
-            self._received[row.key] = message_digest(envelope.message_type, envelope.body)
+            self._received[row.key] = envelope
             self._queue(row)
         else:
             self.outgoing[row.key] = row
@@ -83,16 +83,21 @@ class Mailbox:
 
     def receive(self, endpoint: str, envelope: Envelope) -> Outcome:
         """Store it unless it was received before."""
-        row, digest = Row(envelope, endpoint), message_digest(envelope.message_type, envelope.body)
+        row = Row(envelope, endpoint)
         known = self._received.get(row.key)
         if known is None:
-            self._received[row.key] = digest
+            self._received[row.key] = envelope
             self._queue(row)
             return STORED
-        if known != digest:
+        if not self._is_copy(known, envelope):
             self.quarantine(envelope, "another message was received under the same id before")
             return OTHER_BODY
         return DUPLICATE
+
+    def _is_copy(self, known: Envelope, envelope: Envelope) -> bool:
+        age_seconds = (self.clock.now() - known.sent_at).total_seconds()
+        same = (known.message_type, known.body) == (envelope.message_type, envelope.body)
+        return same and not conflicts(terms_digest(known), terms_digest(envelope), age_seconds)
 
     def quarantine(self, envelope: Envelope, reason: str) -> None:
         self._bury(envelope, Letter.because(reason, QUARANTINED), attempts=0)

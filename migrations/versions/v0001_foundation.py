@@ -87,6 +87,7 @@ CREATE TABLE "{schema}".received_ids (
     id uuid NOT NULL,
     endpoint text NOT NULL,
     message_digest bigint NOT NULL,
+    terms bigint NOT NULL DEFAULT 0,
     received_at timestamptz NOT NULL DEFAULT now(),
     carried bigint,
     PRIMARY KEY (id, endpoint)
@@ -98,6 +99,7 @@ CREATE TABLE "{schema}".undated_ids (
     id uuid NOT NULL,
     endpoint text NOT NULL,
     message_digest bigint NOT NULL,
+    terms bigint NOT NULL DEFAULT 0,
     received_at timestamptz NOT NULL DEFAULT now(),
     sent_at timestamptz NOT NULL,
     given_up boolean NOT NULL DEFAULT false,
@@ -377,9 +379,9 @@ BEGIN
     EXECUTE 'CREATE TABLE ' || part || ' (LIKE ' || whole || ' INCLUDING ALL)';
     -- LIKE copies no rights, and who reads a table in parts names each of them.
     FOR granted IN
-        SELECT privilege_type AS may,
-            CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END AS role
-        FROM pg_class CROSS JOIN aclexplode(relacl) WHERE oid = CAST(whole AS regclass) AND grantee <> relowner
+        SELECT privilege_type AS may, quote_ident(pg_get_userbyid(grantee)) AS role
+        FROM pg_class CROSS JOIN aclexplode(relacl)
+        WHERE oid = CAST(whole AS regclass) AND grantee <> relowner AND grantee <> 0 -- nothing is for PUBLIC
     LOOP
         EXECUTE 'GRANT ' || granted.may || ' ON ' || part || ' TO ' || granted.role;
     END LOOP;
@@ -508,6 +510,10 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     IF staging !~ '^staged_[0-9a-f]{{32}}_[0-9]{{1,18}}$' THEN
         RAISE EXCEPTION USING MESSAGE = staging || ' is no name of a staging table';
+    END IF;
+    -- It fails for PUBLIC, too, which is no role.
+    IF NOT pg_has_role(session_user, for_role::name, 'MEMBER') THEN
+        RAISE EXCEPTION USING MESSAGE = for_role || ' is not a role of ' || session_user;
     END IF;
     EXECUTE 'CREATE UNLOGGED TABLE "{schema}".' || staging || ' (destination text NOT NULL, endpoint text, '
         'id uuid NOT NULL, message_type text NOT NULL, source text NOT NULL, correlation_id uuid NOT NULL, '

@@ -15,7 +15,7 @@ import msgspec
 
 from durable import message
 from durable.envelope import Envelope, new_id
-from durable.messages.digest import message_digest
+from durable.messages.digest import message_digest, terms_digest
 from durable.settings import Settings
 from durable.storage.rows import envelope_columns
 from durable.storage.sql import inbox, outbox
@@ -118,6 +118,7 @@ async def receive(conn: Pool, batch: Sequence[Envelope]) -> None:
         execution_time=[None] * len(batch),
         endpoint=["bench"] * len(batch),
         message_digest=[message_digest(envelope.message_type, envelope.body) for envelope in batch],
+        terms=[terms_digest(envelope) for envelope in batch],
         owner_id=[1] * len(batch),
         ordering_key=[None] * len(batch),
         fair_key=[None] * len(batch),

@@ -23,7 +23,7 @@ from tests.benchmarks.racing import Arrived, Contender, Race, Ship, Start
 from tests.benchmarks.rows import Counts
 
 OUTSTANDING = 100
-PREFETCH = Settings().amqp_prefetch
+PREFETCH = Settings().prefetch
 
 
 @asynccontextmanager

@@ -71,6 +71,18 @@ async def tcp_link(settings: Settings = PATIENT) -> AsyncIterator[Wire]:
 
 
 @asynccontextmanager
+async def tls_link(**own: object) -> AsyncIterator[Wire]:
+    """TCP with these settings of TLS or secrets, for the sender and the listener alike."""
+
+    def secured(settings: Settings) -> Transport:
+        return TcpTransport(settings.model_copy(update=own), "billing", 2)
+
+    async with Wire(secured, "tcp://127.0.0.1:0") as link, ChaosProxy(link.listener.address) as proxy:
+        link.through(proxy, proxy.uri)
+        yield link
+
+
+@asynccontextmanager
 async def unix_link(settings: Settings = PATIENT) -> AsyncIterator[Wire]:
     with socket_folder() as folder:
         listen_at, send_to = f"unix://{folder}/in", f"unix://{folder}/proxy"

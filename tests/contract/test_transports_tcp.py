@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from durable.errors import ConnectionFailed, PeerTimeout
 from durable.outcomes import BUSY, DUPLICATE, STORED, Rejected
@@ -25,10 +27,11 @@ from durable.testing.transports import (
 )
 from durable.transports.frames import Received
 from durable.transports.tcp import listener as tcp_listener
-from durable.transports.tcp.conversation import Answered, ClientSide, Ponged
+from durable.transports.tcp.conversation import Answered, ClientSide, Ponged, Reply, Stray
 from durable.transports.tcp.stream import LINGER_SECONDS
 from durable.transports.tcp.transport import TcpTransport
-from tests.contract.links import Wire, tcp_link, unix_link
+from tests.contract.links import Wire, tcp_link, tls_link, unix_link
+from tests.support.tls import issue
 
 
 class TestTcp(DirectContract):
@@ -37,6 +40,24 @@ class TestTcp(DirectContract):
     @pytest.fixture
     async def link(self) -> AsyncIterator[Link]:
         async with tcp_link() as link:
+            yield link
+
+
+class TestTcpOverTls(DirectContract):
+    impossible_uris = ("tcp://10.0.0.7:2301?tls=0", "tcp://10.0.0.7:2301?tls=2", "tcp://127.1:2301")
+
+    @pytest.fixture
+    async def link(self, tmp_path: Path) -> AsyncIterator[Link]:
+        async with tls_link(**issue(tmp_path).settings) as link:
+            yield link
+
+
+class TestTcpWithSecret(DirectContract):
+    impossible_uris = ("tcp://127.0.0.1:2301?tls=",)
+
+    @pytest.fixture
+    async def link(self) -> AsyncIterator[Link]:
+        async with tls_link(http_secret=SecretStr("correct horse battery")) as link:
             yield link
 
 
@@ -191,7 +212,7 @@ class TestConnections:
     async def test_send_cancelled_at_the_arrival_of_its_answer_harms_no_other(
         self, link: Wire, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def hear_and_cancel(side: ClientSide, item: Received) -> Answered | Ponged | None:
+        def hear_and_cancel(side: ClientSide, item: Received) -> Answered | Ponged | Reply | Stray | None:
             cancelled.cancel()
             return hear(side, item)
 

@@ -74,8 +74,8 @@ def answer_before_the_commit(transport: str, early: Early, monkeypatch: pytest.M
     elif transport == "http":
         at_door = http_batches._receive
 
-        async def by_http(door: Door, batch: PartlyReadable) -> list[Outcome]:
-            return early.answer(at_door(door, batch), len(batch.envelopes))
+        async def by_http(door: Door, batch: PartlyReadable, peer: str | None) -> list[Outcome]:
+            return early.answer(at_door(door, batch, peer), len(batch.envelopes))
 
         monkeypatch.setattr(http_batches, "_receive", by_http)
     else:

@@ -21,7 +21,7 @@ bus.handles(OrderPlaced, retry=RETRY)(bill)
 
 app = FastAPI()
 app.add_middleware(DurableMiddleware, bus=bus)
-app.mount("/durable", bus.asgi())
+app.mount("/durable", bus.asgi(allow_local=True))
 
 
 def is_refused(order_id: int) -> bool:

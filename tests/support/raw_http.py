@@ -39,7 +39,7 @@ def request(
     `content_type=...` is the header Content-Type; an empty value leaves a header out.
     """
     announced = str(len(body) if length is None else length)
-    named = {"host": "test", "content_length": announced, **headers}
+    named = {"host": "127.0.0.1", "content_length": announced, **headers}
     lines = [f"{name.replace('_', '-')}: {value}" for name, value in named.items() if value]
     return "\r\n".join([f"{method} {target} HTTP/1.1", *lines, "", ""]).encode("latin-1") + body
 
@@ -66,6 +66,14 @@ class RawHttpClient:
 
     async def flush(self) -> None:
         await self._writer.drain()
+
+    async def still_listens(self) -> bool:
+        """Flush, and tell whether the other side has not closed the connection."""
+        with contextlib.suppress(ConnectionError):
+            await self.flush()
+            await asyncio.sleep(0)
+            return not self._reader.at_eof() and not self._writer.is_closing()
+        return False
 
     def end(self) -> None:
         """Say no more, and go on listening."""

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durable import Bus, Retry, message
+from durable import Bus, Retry, database_url, message
 from durable.errors import InvalidMessage, InvalidSetting
-from durable.settings import Settings, check_database_url, load_settings
+from durable.settings import Settings, load_settings
 from scripts.docs.settings_page import render
 
 PEER = "tcp://127.0.0.1:2302"
@@ -134,7 +134,7 @@ def test_unknown_variables_of_the_environment_are_ignored(monkeypatch: pytest.Mo
     ],
 )
 def test_a_postgres_url_is_taken(url: str) -> None:
-    check_database_url(url)
+    database_url.parse(url)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ sender this option means nothing.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass, replace
 from typing import Final
@@ -16,6 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from durable.errors import InvalidSetting
 from durable.transports.hosts import is_host
+from durable.transports.plaintext import is_loopback
 
 SCHEMES: Final = ("http", "https")
 
@@ -41,7 +41,7 @@ class HttpAddress:
 
     @property
     def origin(self) -> str:
-        """The key in `http_peer_secrets`: scheme, host and port, the port always written."""
+        """Scheme, host and port, the port always written."""
         port = _DEFAULT_PORTS[self.scheme] if self.port is None else self.port
         return f"{self.scheme}://{self._written_host}:{port}"
 
@@ -89,13 +89,6 @@ def parse_destination(uri: str) -> HttpAddress:
     if address.port == 0:
         raise InvalidSetting(f"{uri}: port 0 cannot be reached; write the port of the listener")
     return address
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _host(uri: str, parts: SplitResult) -> str:

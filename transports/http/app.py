@@ -20,6 +20,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route, Router
@@ -27,7 +28,9 @@ from starlette.routing import BaseRoute, Mount, Route, Router
 from durable.transports.http import batches as http_batches
 from durable.transports.http import messages as http_messages
 from durable.transports.http import openapi as http_openapi
-from durable.transports.http.exchange import RETRY_SOON, Door, problem
+from durable.transports.http.answers import SignedAnswers
+from durable.transports.http.exchange import RETRY_SOON, Door
+from durable.transports.http.problems import problem
 
 _ENDPOINTS = (http_batches, http_messages, http_openapi)
 
@@ -46,7 +49,7 @@ def make_app(door: Door, path: str = "") -> Starlette:
         HTTPException: partial(_refuse, door),
         Exception: _fail,
     }
-    app = Starlette(routes=routes, exception_handlers=handlers)
+    app = Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(SignedAnswers)])
     app.router.redirect_slashes = False
     return app
 

@@ -1,4 +1,5 @@
-"""Requests to one peer over a pool of persistent connections, each with a deadline, signed, its answer bounded.
+"""Requests to one peer over a pool of persistent connections, each with a deadline and signed, its answer bounded and
+judged: is it the peer's?
 
 It is built on httpx's transport, without the client around it: that follows redirects, obeys the proxies of the
 environment and keeps cookies, none of which is wanted here, and takes nearly half of the time of a request.
@@ -30,6 +31,7 @@ from durable.failpoints import failpoint, is_armed
 from durable.settings import Settings
 from durable.transports.http import auth as http_auth
 from durable.transports.http.address import HttpAddress
+from durable.transports.http.peers import Credentials
 from durable.version import __version__
 
 _MOST_BYTES_UNLESS_OK: Final = 1 << 16
@@ -45,6 +47,8 @@ class Answer:
     status: int
     headers: httpx.Headers
     body: bytes
+    is_proven: bool
+    """Is it signed with the secret that it was asked with? True where nothing was signed."""
 
     @property
     def content_type(self) -> str:
@@ -87,10 +91,20 @@ class Endpoint:
 class HttpClient:
     """The connections to one peer. An async context manager: leaving it closes them."""
 
-    def __init__(self, address: HttpAddress, settings: Settings, secret: str | None, tls: ssl.SSLContext) -> None:
+    def __init__(
+        self,
+        address: HttpAddress,
+        settings: Settings,
+        credentials: Credentials | None,
+        tls: ssl.SSLContext,
+        *,
+        service: str,
+    ) -> None:
         self._peer = str(address)
         self._shows_secret = settings.http_auth == "bearer"
-        self._secret = secret
+        self._credentials = credentials
+        self._service = service
+        self._to = credentials.peer if credentials else ""
         self._tls = tls
         self._send_seconds = settings.send_timeout.total_seconds()
         self._connect_seconds = settings.connect_timeout.total_seconds()
@@ -129,7 +143,9 @@ class HttpClient:
         for spare in reversed(range(self._most_connections + 1)):
             connection = _Connection()
             try:
-                return await self._exchange(connections, self._request(endpoint, body, connection))
+                signature = self._sign(endpoint, body)
+                request = self._request(endpoint, body, signature, connection)
+                return await self._exchange(connections, request, signature)
             except (httpx.NetworkError, httpx.RemoteProtocolError):
                 if connection.is_fresh or not spare:  # each try takes a dead connection out of the pool
                     raise
@@ -138,21 +154,30 @@ class HttpClient:
                 raise
         raise AssertionError("the last try has returned or raised")
 
-    def _request(self, endpoint: Endpoint, body: bytes, connection: _Connection) -> httpx.Request:
+    def _sign(self, endpoint: Endpoint, body: bytes) -> http_auth.Signature | None:
+        known = self._credentials
+        if known is None or self._shows_secret:
+            return None
+        said = http_auth.unsigned(
+            body, to=self._to, sender=self._service, key=known.key, timestamp=int(time.time()), nonce=uuid4().hex
+        )
+        return http_auth.sign(known.secret, said, "POST", endpoint.url.raw_path, len(body))
+
+    def _request(
+        self, endpoint: Endpoint, body: bytes, signature: http_auth.Signature | None, connection: _Connection
+    ) -> httpx.Request:
         headers = [*endpoint.headers, (b"content-length", b"%d" % len(body))]
-        if self._secret is not None:
-            headers.append((b"authorization", self._credentials(self._secret, endpoint.url.raw_path, body).encode()))
+        if self._credentials is not None:
+            shown = http_auth.bearer(self._credentials.secret) if signature is None else str(signature)
+            headers.append((b"authorization", shown.encode()))
         breaks_off = body and (is_armed("C6") or is_armed("C7"))
         stream = _InHalves(body) if breaks_off else httpx.ByteStream(body)
         extensions = {"timeout": {"connect": self._connect_seconds}, "trace": connection.trace}
         return httpx.Request("POST", endpoint.url, headers=headers, stream=stream, extensions=extensions)
 
-    def _credentials(self, secret: str, target: bytes, body: bytes) -> str:
-        if self._shows_secret:
-            return http_auth.bearer(secret)
-        return http_auth.signature(secret, "POST", target, body, timestamp=int(time.time()), nonce=uuid4().hex)
-
-    async def _exchange(self, connections: httpx.AsyncHTTPTransport, request: httpx.Request) -> Answer:
+    async def _exchange(
+        self, connections: httpx.AsyncHTTPTransport, request: httpx.Request, signature: http_auth.Signature | None
+    ) -> Answer:
         response = await connections.handle_async_request(request)
         status = response.status_code
         most_bytes = self._most_bytes if status == HTTPStatus.OK else _MOST_BYTES_UNLESS_OK
@@ -162,7 +187,22 @@ class HttpClient:
                 body += chunk
                 if len(body) > most_bytes:
                     raise ProtocolViolation(f"{self._peer}: answered {status} with more than {most_bytes:,} bytes")
-        return Answer(status, response.headers, bytes(body))
+        is_proven = signature is None or self._is_proven(response, signature, bytes(body))
+        return Answer(status, response.headers, bytes(body), is_proven)
+
+    def _is_proven(self, response: httpx.Response, signature: http_auth.Signature, body: bytes) -> bool:
+        """Judge the answer, and remember which service it is that answers here."""
+        assert self._credentials is not None
+        shown = response.headers.get(http_auth.ANSWERED, "")
+        service = http_auth.answering(shown, self._credentials.secret, signature, response.status_code, body)
+        if service and not self._credentials.peer:
+            self._to = service
+        return bool(service)
+
+    @property
+    def knows_who(self) -> bool:
+        """Tell whether requests can be signed for the service at this address; a ping finds out which it is."""
+        return bool(self._to) or self._credentials is None or self._shows_secret
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -1,7 +1,9 @@
 """Common part of the HTTP endpoints: admission, reading of requests, refusals.
 
-    request --> credentials --> content type --> counted body --> signature --> endpoint
-                    401              415        400 408 413 429      401
+    request --> length --> credentials --> content type --> counted body --> its digest --> endpoint
+                 400            401             415       400 408 413 429       401
+
+What follows the credentials, refusals included, is signed where the request was (durable.transports.http.answers).
 
 Nothing that a client announces is believed: bytes are counted as they arrive, for this request and for all that are
 under way. A request that is refused raises Starlette's HTTPException, which the client sees as a problem (RFC 9457).
@@ -10,65 +12,42 @@ under way. A request that is refused raises Starlette's HTTPException, which the
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from http import HTTPStatus
-from typing import Any, Final
+from functools import cached_property
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
 
 from durable.settings import Settings
 from durable.transports.base import Receiver
 from durable.transports.http import auth as http_auth
-from durable.transports.http.address import is_loopback
+from durable.transports.http import local as http_local
+from durable.transports.http import peers as http_peers
+from durable.transports.http.answers import proved_with
+from durable.transports.http.problems import CLOSE
+from durable.transports.http.room import Room, Share
+from durable.transports.visits import CLIENT, Client
 
-PROBLEM: Final = "application/problem+json"
+PING: Final = "/ping"
 RETRY_SOON: Final = {"Retry-After": "1"}
 
+_PART_OF_STRANGERS: Final = 4
 _CHARSET: Final = frozenset({"", "charset=utf-8", 'charset="utf-8"'})
 
 
-class Room:
-    """The bytes of all requests under way, which are bounded together."""
-
-    def __init__(self) -> None:
-        self.taken_bytes = 0
-
-    @contextmanager
-    def share(self, most_bytes: int) -> Iterator[Callable[[int], bool]]:
-        """The share of one request, given back at the end. Call it to take more; it says whether there was room.
-
-        What is larger than all the room is taken alone.
-        """
-        mine = 0
-
-        def take(size_bytes: int) -> bool:
-            nonlocal mine
-            if self.taken_bytes > mine and self.taken_bytes + size_bytes > most_bytes:
-                return False
-            mine += size_bytes
-            self.taken_bytes += size_bytes
-            return True
-
-        try:
-            yield take
-        finally:
-            self.taken_bytes -= mine
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Door:
     """Admission of requests to the endpoints of one app.
 
     `receiver` returns None while this process is not ready to store anything. `endpoint` is the stable key under which
-    envelopes are stored and recognised. `messages` are the classes handled here, by message type.
+    envelopes are stored and recognised. `messages` are the classes handled here, by message type. `allow_local`: where
+    no secret is set, programs on this machine may come in.
     """
 
     receiver: Callable[[], Receiver | None]
@@ -76,8 +55,18 @@ class Door:
     service: str
     settings: Settings
     messages: Callable[[], Mapping[str, type]]
-    room: Room = field(default_factory=Room)
+    allow_local: bool
     counts: Counter[str] = field(default_factory=lambda: Counter(batches=0, envelopes=0, refused=0))
+
+    @cached_property
+    def room(self) -> Room:
+        """Room for the bodies of known clients."""
+        return Room(self.settings.buffer_bytes)
+
+    @cached_property
+    def strangers(self) -> Room:
+        """Room for bodies whose senders are not known yet."""
+        return Room(self.settings.buffer_bytes // _PART_OF_STRANGERS, displaces=True)
 
     def open(self) -> Receiver:
         """The receiver; raises HTTPException (503) while there is none."""
@@ -90,27 +79,49 @@ class Door:
 # Coming in --------------------------------------------------------------------------------------------------------
 
 
+class Entry(NamedTuple):
+    """The body of a request that came in, and the name that its sender has proven, if it has."""
+
+    body: bytes
+    peer: str | None
+
+
+class _Caller(NamedTuple):
+    """Sender of a request, as far as it is known before the body is read."""
+
+    peer: str | None = None
+    signature: http_auth.Signature | None = None
+
+
 @asynccontextmanager
 async def admitted(
     request: Request, door: Door, *content_types: str, most_bytes: int | None = None
-) -> AsyncIterator[bytes]:
-    """The body of a request that may come in; inside the block its bytes count as under way.
+) -> AsyncIterator[Entry]:
+    """A request that may come in; inside the block the bytes of its body count as under way.
 
     `content_types` are those that are understood: none means that the endpoint looks for itself. `most_bytes` is
     `max_frame_bytes` unless given. Raises HTTPException.
     """
-    signature = _authenticated(request, door.settings)
+    announced = _announced(request)
+    caller = _authenticated(request, door, announced)
+    if not http_peers.may_use(door.settings, caller.peer, door.endpoint):
+        raise HTTPException(403, f"{caller.peer} may not send to {door.endpoint}: see endpoints in peers")
     if content_types:
         require_content_type(request, *content_types)
     most_bytes = door.settings.max_frame_bytes if most_bytes is None else most_bytes
-    with door.room.share(door.settings.buffer_bytes) as take:
-        body = await _read(request, door.settings, most_bytes, take)
-        secrets, headers = _secrets(door.settings), request.headers.raw
-        if signature is not None and not signature.matches(secrets, *_signed(request), body, headers):
-            raise _unauthenticated(
-                "the signature does not fit: another http_secret, or path, headers or body were changed on the way"
-            )
-        yield body
+    client: Client | None = request.scope.get("state", {}).get(CLIENT)
+    if caller.signature is None and client is not None:
+        client.prove()
+    is_known = client is None or client.is_known
+    with (door.room if is_known else door.strangers).share() as share:
+        body = await _read(request, door.settings, announced, most_bytes, share)
+        if caller.signature is not None and not caller.signature.is_for(body):
+            raise _unauthenticated("the signature is for another body: it was changed on the way")
+        if client is not None and not is_known:
+            client.prove()
+            if not share.move(door.room):
+                raise _no_room()
+        yield Entry(body, caller.peer)
 
 
 def require_content_type(request: Request, *understood: str) -> str:
@@ -122,84 +133,113 @@ def require_content_type(request: Request, *understood: str) -> str:
     return named
 
 
-async def _read(request: Request, settings: Settings, most_bytes: int, take: Callable[[int], bool]) -> bytes:
-    announced = _announced(request)
+async def _read(request: Request, settings: Settings, announced: int | None, most_bytes: int, share: Share) -> bytes:
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise HTTPException(415, "a body must come without Content-Encoding", {"Accept-Encoding": "identity"})
     if announced is not None and announced > most_bytes:
         raise _too_large(most_bytes)
     chunks: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(settings.frame_timeout.total_seconds()):
+        async with asyncio.timeout(settings.frame_timeout.total_seconds()) as share.limit:
             async for chunk in request.stream():
                 size += len(chunk)
                 if size > most_bytes:
                     raise _too_large(most_bytes)
-                if not take(len(chunk)):
-                    raise HTTPException(429, "as many bytes as may be (buffer_bytes) are under way", RETRY_SOON)
+                if not share.take(len(chunk)):
+                    raise _no_room()
                 chunks.append(chunk)
     except TimeoutError:
-        raise HTTPException(408, "the body did not arrive in time (frame_timeout)", {"Connection": "close"}) from None
+        raise HTTPException(408, "the body did not arrive in time (frame_timeout)", CLOSE) from None
     except ClientDisconnect:
         raise HTTPException(400, "the client went away before the body was whole") from None
+    finally:
+        share.limit = None
     if announced is not None and announced != size:
         raise HTTPException(400, f"Content-Length says {announced}, and {size} bytes came")
     return b"".join(chunks)
 
 
 def _announced(request: Request) -> int | None:
-    """Return the Content-Length; None for a chunked body. Raises HTTPException for an encoded body."""
+    """Return the Content-Length; None for a body in chunks. Raises HTTPException."""
     headers = request.headers
-    if headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise HTTPException(415, "a body must come without Content-Encoding", {"Accept-Encoding": "identity"})
     length = headers.get("content-length")
     if length is None:
-        return None
-    if "transfer-encoding" in headers or not (length.isascii() and length.isdigit() and len(length) <= 18):
-        raise HTTPException(400, "Content-Length must be one number, and not beside Transfer-Encoding")
+        return None if "transfer-encoding" in headers else 0
+    if "transfer-encoding" in headers:  # our own server refuses both, too; an app may run on another, behind a proxy
+        raise HTTPException(400, "Transfer-Encoding and Content-Length exclude each other", CLOSE)
+    if not (length.isascii() and length.isdigit() and len(length) <= 18):
+        raise HTTPException(400, "Content-Length must be one number", CLOSE)
     return int(length)
 
 
+def _no_room() -> HTTPException:
+    return HTTPException(429, "as many bytes as may be (buffer_bytes) are under way", RETRY_SOON)
+
+
 def _too_large(most_bytes: int) -> HTTPException:
-    return HTTPException(413, f"a body has at most {most_bytes} bytes here")
+    return HTTPException(413, f"a body has at most {most_bytes} bytes here", CLOSE)
 
 
 # Authentication ---------------------------------------------------------------------------------------------------
 
 
-def _authenticated(request: Request, settings: Settings) -> http_auth.Signature | None:
-    """Raise HTTPException (401) unless the credentials are good; a signature is still to be matched with the body."""
-    secrets = _secrets(settings)
-    if not secrets and is_local(request.scope):
-        return None
-    if not secrets:
-        raise _unauthenticated(
-            "this service has no secret and answers only its own machine: set http_secret on both ends"
-        )
+def _authenticated(request: Request, door: Door, announced: int | None) -> _Caller:
+    """Raise HTTPException (401) unless the credentials are good; of a signature, all but the body is judged here."""
+    settings = door.settings
+    if not http_peers.has_secrets(settings):
+        _require_local(request, door)
+        return _Caller()
     skew_seconds = settings.http_clock_skew.total_seconds()
     match http_auth.parse(request.headers.get("authorization", "")):
-        case http_auth.Bearer() as bearer if bearer.matches(secrets):
-            return None
+        case http_auth.Bearer(token):
+            if (known := http_peers.token(settings, token)) is None:
+                raise _unauthenticated("this is no secret that is known here: see http_secret and peers on both ends")
+            return _Caller(known.peer)
         case http_auth.Signature() as signature if signature.is_timely(time.time(), skew_seconds):
-            return signature
+            return _Caller(_signer(request, door, signature, announced), signature)
         case http_auth.Signature():
             raise _unauthenticated(
                 f"the timestamp is more than http_clock_skew ({skew_seconds:g} s) off: the two clocks differ, or it is "
                 "a replay"
             )
-        case http_auth.Bearer():
-            raise _unauthenticated("this is not the secret: http_secret must be the same on both ends")
         case None:
-            raise _unauthenticated("show http_secret, as a signature or as a bearer token")
+            raise _unauthenticated("show a secret, as a signature or as a bearer token")
 
 
-def is_local(scope: Mapping[str, Any]) -> bool:
-    """True when both ends of the connection are this machine. A proxy must not make strangers look local."""
-    return all(scope.get(end) and is_loopback(str(scope[end][0])) for end in ("server", "client"))
+def _signer(request: Request, door: Door, signature: http_auth.Signature, announced: int | None) -> str | None:
+    """Return the name of the peer that has signed the request; raises HTTPException."""
+    known = http_peers.signing(door.settings, signature.sender, signature.key)
+    secrets = [each.secret for each in known]
+    secret = signature.secret_of(secrets, *_signed(request), announced, request.headers.raw)
+    if secret is None:
+        raise _unauthenticated(
+            "the signature does not fit: another secret, or path, headers or length were changed on the way"
+        )
+    proved_with(request.scope, secret, signature, door.service)
+    asks_who = not signature.to and request.scope["path"].endswith(PING)
+    if signature.to != door.service and not asks_who:
+        raise HTTPException(
+            421, f"this is the service {door.service}, and the request was signed for {signature.to or 'nobody'}"
+        )
+    return known[0].peer
 
 
-def _secrets(settings: Settings) -> list[str]:
-    known = (settings.http_secret, settings.http_previous_secret)
-    return [secret.get_secret_value() for secret in known if secret is not None]
+def _require_local(request: Request, door: Door) -> None:
+    """Raise HTTPException (401) unless a program on this machine has sent the request, and nobody through it."""
+    if not door.allow_local:
+        raise _unauthenticated(
+            "this service has no secret, and bus.asgi() refuses every request: set http_secret on both ends, or say"
+            " bus.asgi(allow_local=True) for programs on this machine"
+        )
+    if not http_local.is_local(request.scope):
+        raise _unauthenticated(
+            "this service has no secret and answers only its own machine: set http_secret on both ends"
+        )
+    if reason := http_local.passed_on(request.headers.raw):
+        raise _unauthenticated(
+            f"this service has no secret and answers only programs on its own machine, and {reason}: set http_secret"
+        )
 
 
 def _signed(request: Request) -> tuple[str, bytes]:
@@ -211,14 +251,4 @@ def _signed(request: Request) -> tuple[str, bytes]:
 
 
 def _unauthenticated(detail: str) -> HTTPException:
-    return HTTPException(401, detail, {"WWW-Authenticate": http_auth.CHALLENGE})
-
-
-# Refusing ---------------------------------------------------------------------------------------------------------
-
-
-def problem(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a response with the fault, for people and for programs."""
-    title = HTTPStatus(status).phrase
-    content = {"type": "about:blank", "title": title, "status": status, "detail": detail}
-    return Response(json.dumps(content), status, headers, media_type=PROBLEM)
+    return HTTPException(401, detail, {"WWW-Authenticate": http_auth.CHALLENGE, **CLOSE})

@@ -56,10 +56,16 @@ class HttpListener:
         """Bind and return; raises InvalidSetting when the address cannot be bound."""
         listening = self._bind()
         door = Door(
-            lambda: receiver, self._endpoint, self._service, self._settings, self._messages, counts=self._counts
+            lambda: receiver,
+            self._endpoint,
+            self._service,
+            self._settings,
+            self._messages,
+            allow_local=self._address.is_local,
+            counts=self._counts,
         )
         app = make_app(door, self._address.path)
-        self._serving = Serving(Server(app, self._settings, self._tls, self._counts), self._uri)
+        self._serving = Serving(Server(app, self._settings, self._uri, self._counts, self._tls))
         await self._serving.begin(listening)
 
     async def close(self) -> None:

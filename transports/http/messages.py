@@ -33,10 +33,12 @@ from durable.envelope import Envelope, new_id
 from durable.errors import InvalidMessage
 from durable.messages import cloudevents, codec, upcasting
 from durable.messages import validation as screening
+from durable.messages.scope import scoped
 from durable.outcomes import Busy, Duplicate, Failed, Rejected, Stored
 from durable.settings import suggestion
 from durable.transports.http import auth as http_auth
 from durable.transports.http import headers as http_headers
+from durable.transports.http import peers as http_peers
 from durable.transports.http.exchange import RETRY_SOON, Door, admitted, require_content_type
 
 _VERSION_HEADER: Final = "ce-specversion"
@@ -53,30 +55,32 @@ def routes(door: Door) -> list[BaseRoute]:
 
 async def _take_message(door: Door, request: Request) -> Response:
     message_type: str = request.path_params["message_type"]
-    async with admitted(request, door, *_content_types(), most_bytes=door.settings.max_message_bytes) as body:
+    async with admitted(request, door, *_content_types(), most_bytes=door.settings.max_message_bytes) as entry:
         cls = _class_of(door, message_type, status=404)
         with _refused(400):
-            envelope = _envelope_of_message(door, message_type, request, body)
-        return await _store(door, envelope, cls, key="Idempotency-Key")
+            envelope = _envelope_of_message(door, message_type, request, entry.body)
+        return await _store(door, envelope, cls, entry.peer, key="Idempotency-Key")
 
 
 async def _take_event(door: Door, request: Request) -> Response:
     if request.headers.get("content-type", "").lower().startswith(cloudevents.BATCHED):
         raise HTTPException(415, "batches of CloudEvents are not taken: send each event in a request of its own")
-    async with admitted(request, door, *_content_types(), cloudevents.STRUCTURED) as body:
+    async with admitted(request, door, *_content_types(), cloudevents.STRUCTURED) as entry:
         with _refused(400):
-            event = _read_event(request, body)
+            event = _read_event(request, entry.body)
         cls = _class_of(door, event.message_type, status=422)
         if event.content_type not in _content_types():
             understood = " or ".join(_content_types())
             raise HTTPException(415, f"the data of an event must be {understood}, not {event.content_type[:100]!r}")
-        return await _store(door, _envelope_of_event(door, event, request), cls, key="source and id")
+        return await _store(door, _envelope_of_event(door, event, request), cls, entry.peer, key="source and id")
 
 
-async def _store(door: Door, envelope: Envelope, cls: type, *, key: str) -> Response:
+async def _store(door: Door, envelope: Envelope, cls: type, peer: str | None, *, key: str) -> Response:
     """Store the message if it is valid, and answer with the outcome."""
+    if not http_peers.may_send(door.settings, peer, envelope.message_type):
+        raise HTTPException(403, f"{peer} may not send messages of type {envelope.message_type}: see types in peers")
     _refuse_unfit(door, envelope, cls)
-    [outcome] = await door.open().receive(door.endpoint, [envelope])
+    [outcome] = await door.open().receive(scoped(door.endpoint, peer), [envelope])
     door.counts["envelopes"] += 1
     match outcome:
         case Stored():
@@ -84,7 +88,11 @@ async def _store(door: Door, envelope: Envelope, cls: type, *, key: str) -> Resp
         case Duplicate(other_body=False):
             status = 200
         case Duplicate():
-            raise HTTPException(422, f"this {key} was used with another body, which was stored; this one was not")
+            raise HTTPException(
+                422,
+                f"this {key} was used with another body, other headers or other times: that message was stored; this "
+                "one was not",
+            )
         case Rejected(reason):
             raise HTTPException(422, reason)
         case Busy():
@@ -103,14 +111,8 @@ def _refuse_unfit(door: Door, envelope: Envelope, cls: type) -> None:
         raise HTTPException(422, reason)
     if screening.never_due(envelope):
         raise HTTPException(422, "it would expire before it is due: give it longer, or an earlier Durable-Execute-At")
-    if screening.too_old(envelope, now, settings.dedupe_window):
-        raise HTTPException(
-            422,
-            "by its UUIDv7, or its time, it is older than repeats are recognised "
-            f"({settings.dedupe_window}, dedupe_window): nobody can tell whether it was handled",
-        )
-    if envelope.execution_time is not None and envelope.execution_time - now >= settings.dedupe_window:
-        raise HTTPException(422, f"a message may be put off by less than dedupe_window ({settings.dedupe_window})")
+    if reason := screening.find_misdating(envelope, now, **settings.window):
+        raise HTTPException(422, reason)
     with _refused(422):
         upcasting.decode(envelope, cls)
 

@@ -21,8 +21,10 @@ from durable.messages.cloudevents import STRUCTURED
 from durable.messages.registry import content_type_of
 from durable.messages.upcasting import sent_class
 from durable.transports.http import auth as http_auth
-from durable.transports.http.exchange import PROBLEM, Door, admitted
+from durable.transports.http import peers as http_peers
+from durable.transports.http.exchange import Door, admitted
 from durable.transports.http.headers import LONGEST_KEY
+from durable.transports.http.problems import PROBLEM
 from durable.transports.http.wire import BATCH, OUTCOMES
 from durable.version import __version__
 
@@ -95,10 +97,12 @@ _PROBLEM: Final[Json] = {
 _WHY: Final = {
     400: "A header or the body is malformed",
     401: "No credentials, or wrong ones",
+    403: "The sender may not send this, or not here",
     408: "The body did not arrive in time",
     413: "The body is too large",
     415: "A content type that is not understood, or a Content-Encoding",
-    422: "The message can never be handled, or its key was used with another body",
+    421: "The request was signed for another service",
+    422: "The message can never be handled, or its key was used with another message",
     429: "As many bytes as may be are under way: try again soon",
     503: "Nothing can be stored now: try again soon, under the same key",
 }
@@ -114,7 +118,7 @@ def routes(door: Door) -> list[BaseRoute]:
 
 async def _describe(door: Door, request: Request) -> Response:
     async with admitted(request, door, most_bytes=0):
-        secured = door.settings.http_secret is not None or door.settings.http_previous_secret is not None
+        secured = http_peers.has_secrets(door.settings)
         url = request.scope.get("root_path") or "/"
         return JSONResponse(describe(door.service, door.messages(), secured=secured, url=url))
 
@@ -162,10 +166,10 @@ def _paths(types: Mapping[str, Json], sent: Mapping[str, type]) -> Json:
             "summary": "For senders of durable: envelopes in, their outcomes out",
             "requestBody": {"required": True, "content": {BATCH: {}}},
             "responses": {"200": _answer("An outcome for each envelope, in order", OUTCOMES)}
-            | _problems(400, 401, 408, 413, 415, 429, 503),
+            | _problems(400, 401, 403, 408, 413, 415, 421, 429, 503),
         }
     }
-    paths["/ping"] = {"post": _asked("Could a batch be stored now, with these credentials?", 401, 413, 503)}
+    paths["/ping"] = {"post": _asked("Could a batch be stored now, with these credentials?", 401, 403, 413, 421, 503)}
     paths["/health/live"] = {"get": _asked("Does this process answer?") | {"security": []}}
     paths["/health/ready"] = {"get": _asked("Could it store a message now?", 503) | {"security": []}}
     document = _answer("This document", JSON, {"type": "object"})

@@ -5,6 +5,9 @@
 429                 all Busy
 502, 503, 504       ConnectionFailed: a proxy without a peer behind it, or a peer that is not ready
 anything else       TransportError, also a redirect, and 200 with something other than outcomes
+
+Where requests are signed, an answer decides nothing unless it is signed, too: whoever listens in place of the peer, or
+sits on the way, could have given it. Then it is a failure like any other.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from durable.settings import Settings
 from durable.transports.frames import MAX_ENVELOPES
 from durable.transports.http.address import HttpAddress
 from durable.transports.http.client import Answer, Endpoint, HttpClient
+from durable.transports.http.peers import Credentials
 from durable.transports.http.wire import BATCH, OUTCOMES, decode_outcomes, encode_batch
 
 _GONE: Final = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
@@ -36,11 +40,19 @@ class HttpSender:
 
     keeps_order = True
 
-    def __init__(self, address: HttpAddress, settings: Settings, secret: str | None, tls: ssl.SSLContext) -> None:
+    def __init__(
+        self,
+        address: HttpAddress,
+        settings: Settings,
+        credentials: Credentials | None,
+        tls: ssl.SSLContext,
+        *,
+        service: str,
+    ) -> None:
         self._peer = str(address)
         self._most_bytes = settings.max_frame_bytes
         self._too_many_bytes = sys.maxsize  # of a batch, as far as the peer has said
-        self._client = HttpClient(address, settings, secret, tls)
+        self._client = HttpClient(address, settings, credentials, tls, service=service)
         self._batches = Endpoint.at(f"{address}/batches", content_type=BATCH)
         self._pings = Endpoint.at(f"{address}/ping")
 
@@ -70,6 +82,7 @@ class HttpSender:
         answer = await self._client.post(self._pings, b"")
         if answer.status != HTTPStatus.NO_CONTENT:
             raise self._failure(answer)
+        self._require_proof(answer)
 
     async def _send(self, envelopes: Sequence[Envelope]) -> list[Outcome]:
         """Halve a batch until its parts fit: a large batch travels in parts, an impossible envelope is found."""
@@ -92,23 +105,36 @@ class HttpSender:
             raise InvalidMessage(f"a request of {len(body):,} bytes; at most {self._most_bytes:,} are sent")
         if len(body) >= self._too_many_bytes and len(envelopes) > 1:
             raise InvalidMessage(f"a request of {len(body):,} bytes; the peer did not take one like it")
+        if not self._client.knows_who:
+            await self.ping()
         answer = await self._client.post(self._batches, body)
         match answer.status:
             case HTTPStatus.OK if answer.content_type == OUTCOMES:
+                self._require_proof(answer)
                 failpoint("C11")
                 return decode_outcomes(answer.body, len(envelopes))
             case HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+                if len(envelopes) == 1:  # otherwise it is sent in parts, which also a proxy may ask for
+                    self._require_proof(answer)
                 self._too_many_bytes = min(self._too_many_bytes, len(body))
                 raise InvalidMessage(f"a request of {len(body):,} bytes; the peer answered {answer}")
             case HTTPStatus.TOO_MANY_REQUESTS:
+                self._require_proof(answer)
                 return [BUSY] * len(envelopes)
             case _:
                 raise self._failure(answer)
 
+    def _require_proof(self, answer: Answer) -> None:
+        if not answer.is_proven:
+            raise ProtocolViolation(
+                f"{self._peer}: the answer {answer} is not signed with the secret that it was asked with: another"
+                " process listens there, or the peer has another secret"
+            )
+
     def _failure(self, answer: Answer) -> TransportError:
         said = f"{self._peer}: the peer answered {answer}"
         if answer.status in _FORBIDDEN:
-            return TransportError(f"{said}; check http_secret and http_peer_secrets on both ends")
+            return TransportError(f"{said}; check http_secret and peers on both ends")
         if answer.status in _GONE:
             return ConnectionFailed(said)
         if 300 <= answer.status < 400:

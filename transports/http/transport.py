@@ -1,7 +1,8 @@
 """HTTP: makes senders, listeners and mountable apps for `http://` and `https://` URIs.
 
     http_wire                    a batch and its outcomes as bytes
-    http_auth                    the secret as a signature or a bearer token
+    http_auth                    the secret as a signature or a bearer token, of a request and of its answer
+    http_peers, http_local       whose secret it is, and what they may send; requests without one
     http_headers, cloudevents    one message from any client
     http_address                 URIs
     http_client, http_sender     the sending end, on httpx
@@ -10,7 +11,7 @@
     http_app                     all of them as one ASGI app
     http_server, http_listener   the app on a socket of its own, by uvicorn
 
-Those of the first four lines decide and do no I/O; the others wait and act.
+Those of the first five lines decide and do no I/O; the others wait and act.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ from pathlib import Path
 from typing import Final
 
 import httpx
-from pydantic import SecretStr
 from starlette.types import ASGIApp
 
 from durable.errors import InvalidSetting
 from durable.settings import Settings
+from durable.telemetry import log
 from durable.transports.base import Receiver
+from durable.transports.http import peers as http_peers
 from durable.transports.http.address import SCHEMES, HttpAddress, parse, parse_destination
 from durable.transports.http.app import make_app
 from durable.transports.http.exchange import Door
 from durable.transports.http.listener import HttpListener
 from durable.transports.http.sender import HttpSender
+from durable.transports.plaintext import require_plaintext_allowed
 
 __all__ = ["HttpListener", "HttpSender", "HttpTransport"]
 
@@ -52,23 +55,27 @@ class HttpTransport:
         self._settings = settings
         self._service = service
         self._messages = messages
-        self._peer_secrets = _by_origin(settings.http_peer_secrets)
+        http_peers.check(settings.peers)
 
     def check(self, uri: str) -> None:
-        """Raise InvalidSetting unless this is a URI of a host, and perhaps a port and a path."""
-        parse(uri)
+        """Raise InvalidSetting unless this is a URI of a host, and perhaps a port and a path; and for one of another
+        host that is not encrypted.
+        """
+        address = parse(uri)
+        if not (address.is_encrypted or address.is_local):
+            require_plaintext_allowed(self._settings, uri, "https://")
 
     def resolve(self, uri: str, message_type: str) -> str:
         """Return `uri` itself. Raises InvalidSetting for port 0, and when the secret would be readable on the way."""
         address = parse_destination(uri)
         if self._settings.http_auth == "bearer":
-            self._secret_for(address)
+            self._credentials_for(address)
         return uri
 
     def sender(self, destination: str) -> HttpSender:
         address = parse_destination(destination)
         tls = self._trust if address.is_encrypted else _NOT_ENCRYPTED
-        return HttpSender(address, self._settings, self._secret_for(address), tls)
+        return HttpSender(address, self._settings, self._credentials_for(address), tls, service=self._service)
 
     def listener(self, uri: str, endpoint: str) -> HttpListener:
         """Port 0 listens on a free port; the listener's `address` then says which."""
@@ -77,7 +84,7 @@ class HttpTransport:
             raise InvalidSetting(f"{uri}: write the port to listen on, as in http://127.0.0.1:8001")
         if "%" in address.path:
             raise InvalidSetting(f"{uri}: write a path to listen on without percent-encoding")
-        if not address.is_local and self._settings.http_secret is None:
+        if not address.is_local and not http_peers.has_secrets(self._settings):
             raise InvalidSetting(
                 f"http_secret: {uri} can be reached from other machines, so peers must show a secret; set it to one"
                 " that they all know, or listen on 127.0.0.1"
@@ -86,33 +93,39 @@ class HttpTransport:
         return HttpListener(address, endpoint, self._settings, service=self._service, messages=self._messages, tls=tls)
 
     def app(
-        self, endpoint: str, receiver: Callable[[], Receiver | None], counts: Counter[str] | None = None
+        self,
+        endpoint: str,
+        receiver: Callable[[], Receiver | None],
+        counts: Counter[str] | None = None,
+        *,
+        allow_local: bool = False,
     ) -> ASGIApp:
         """The endpoints as an ASGI app, to be mounted in an application.
 
         What comes in is stored under the key `endpoint`, and counted in `counts`. While `receiver` returns None the app
-        answers 503.
+        answers 503. Without a secret it takes requests from this machine if `allow_local`, and otherwise none.
         """
         counts = Counter() if counts is None else counts
         counts.update(batches=0, envelopes=0, refused=0)
-        return make_app(Door(receiver, endpoint, self._service, self._settings, self._messages, counts=counts))
+        settings = self._settings
+        if not allow_local and not http_peers.has_secrets(settings):
+            log.warning("bus.asgi() has no secret and refuses every request: set http_secret, or give allow_local=True")
+        door = Door(receiver, endpoint, self._service, settings, self._messages, allow_local, counts=counts)
+        return make_app(door)
 
-    def _secret_for(self, address: HttpAddress) -> str | None:
-        """Return the secret for this peer; raises InvalidSetting when it must not be sent there."""
-        name = "http_peer_secrets" if address.origin in self._peer_secrets else "http_secret"
-        secret = self._peer_secrets.get(address.origin, self._settings.http_secret)
-        if secret is None:
-            return None
-        value = secret.get_secret_value()
-        if self._settings.http_auth == "bearer":
-            if not (address.is_encrypted or address.is_local):
+    def _credentials_for(self, address: HttpAddress) -> http_peers.Credentials | None:
+        """Return the secret for this address; raises InvalidSetting when it must not be sent there."""
+        credentials = http_peers.credentials_for(self._settings, address)
+        if credentials is not None and self._settings.http_auth == "bearer":
+            if not (address.is_encrypted or self._settings.allow_plaintext):
                 raise InvalidSetting(
-                    f"http_auth: {address} is not encrypted, so everybody on the way could read the secret;"
-                    " use https://, or http_auth=hmac"
+                    f"http_auth: {address} is not encrypted, so everybody on the way could read the secret, and answer"
+                    " for the peer; use https://, or http_auth=hmac"
                 )
+            value, name = credentials.secret, "peers" if credentials.peer else "http_secret"
             if not value.isascii() or not value.isprintable() or " " in value:
                 raise InvalidSetting(f"{name}: with http_auth=bearer it must be of visible ASCII characters")
-        return value
+        return credentials
 
     @cached_property
     def _trust(self) -> ssl.SSLContext:
@@ -135,16 +148,6 @@ class HttpTransport:
         except OSError as error:
             raise InvalidSetting(f"tls_certificate, tls_key: {_unreadable(chain, error)}") from error
         return context
-
-
-def _by_origin(secrets: Mapping[str, SecretStr]) -> dict[str, SecretStr]:
-    found: dict[str, SecretStr] = {}
-    for peer, secret in secrets.items():
-        address = parse(peer)
-        if address.path or address.reuse_port:
-            raise InvalidSetting(f"http_peer_secrets: {peer!r} is more than scheme://host:port")
-        found[address.origin] = secret
-    return found
 
 
 def _unreadable(path: Path, error: OSError) -> str:

@@ -24,6 +24,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 from durable.errors import InvalidSetting
 from durable.settings import Settings, suggestion
+from durable.transports.plaintext import is_loopback, require_plaintext_allowed
 from durable.transports.rabbitmq.options import AS_SET, Query, QueueOptions, decoded, exchange_name, queue_name, short
 
 SCHEME: Final = "rabbitmq"
@@ -176,21 +177,21 @@ def broker_url(settings: Settings, broker: str) -> str:
         if settings.amqp_url is None:
             raise InvalidSetting(
                 "amqp_url: not set, and rabbitmq:// addresses need it;"
-                " set DURABLE_AMQP_URL, as in amqp://user:secret@host:5672/vhost"
+                " set DURABLE_AMQP_URL, as in amqps://user:***@host:5671/vhost"
             )
-        return _checked("amqp_url", settings.amqp_url.get_secret_value())
+        return _checked(settings, "amqp_url", settings.amqp_url.get_secret_value())
     known = [DEFAULT_BROKER, *settings.amqp_brokers]
     if broker not in settings.amqp_brokers:
         raise InvalidSetting(
             f"rabbitmq://{broker}: no broker has this name{suggestion(broker, known)}; write"
             f" rabbitmq://{DEFAULT_BROKER}/..., or add its URL to amqp_brokers"
         )
-    return _checked(f"amqp_brokers: {broker}", settings.amqp_brokers[broker].get_secret_value())
+    return _checked(settings, f"amqp_brokers: {broker}", settings.amqp_brokers[broker].get_secret_value())
 
 
-def _checked(setting: str, url: str) -> str:
+def _checked(settings: Settings, setting: str, url: str) -> str:
     """The URL may hold a password: no part of it is shown."""
-    wrong = InvalidSetting(f"{setting}: not an AMQP URL; it should look like amqp://user:secret@host:5672/vhost")
+    wrong = InvalidSetting(f"{setting}: not an AMQP URL; it should look like amqps://user:***@host:5671/vhost")
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018  it is parsed, and may fail, only when read
@@ -198,6 +199,8 @@ def _checked(setting: str, url: str) -> str:
         raise wrong from None
     if parts.scheme not in ("amqp", "amqps") or not parts.hostname:
         raise wrong
+    if parts.scheme == "amqp" and not is_loopback(parts.hostname):
+        require_plaintext_allowed(settings, f"{setting} (amqp://{parts.hostname})", "amqps://")
     return url
 
 

@@ -3,7 +3,8 @@
     sent by durable      it has a header `durable-...`         as it was sent
     sent by others       with a message_id, and a type of      id: the message_id, if it is a UUID; otherwise one that
                          its own or of its queue               is made of it and of the queue, the same each time
-    Unmappable           anything else                         kept as a dead letter, with what is known of it
+    Unmappable           anything else, or in a circle of      kept as a dead letter, with what is known of it
+                         queues (x-death)
 
 Duplicates are recognised by the id: a broker delivers again every message without an acknowledgement.
 """
@@ -25,6 +26,9 @@ from durable.errors import InvalidMessage
 from durable.transports.rabbitmq.message import as_text, is_ours, parsed_uuid, received
 
 _IDS: Final = UUID("5f0f8d2c-62a5-4f0e-9c1b-4a3f6c7f3a51")  # the namespace of ids that are made here (RFC 9562, 6.5)
+MOST_DEATHS: Final = 100
+"""Times that queues may dead-letter one message, before it is kept as a dead letter here."""
+
 _NOT_ENCODED: Final = ("", "identity", "utf-8", "utf8")
 
 
@@ -55,6 +59,10 @@ def mapped(
                 f"the body has {len(body)} bytes, more than max_message_bytes ({limit_bytes}); send less"
             )
         headers = about.headers or {}
+        if (deaths := _deaths(headers)) > MOST_DEATHS:
+            raise InvalidMessage(
+                f"the delivery goes in a circle: queues have dead-lettered it {deaths} times (x-death)"
+            )
         if is_ours(headers):
             return received(about, headers, body, now)
         return _foreign(about, headers, body, origin, now)
@@ -64,6 +72,15 @@ def mapped(
             return Unmappable(body, str(error), facts)
         digest = {"body-bytes": str(len(body)), "body-sha256": hashlib.sha256(body).hexdigest()}
         return Unmappable(b"", str(error), facts | digest)
+
+
+def _deaths(headers: Mapping[str, Any]) -> int:
+    """Return how often queues have dead-lettered a message, as the broker has counted."""
+    told = headers.get("x-death")
+    if not isinstance(told, list):
+        return 0
+    counts = [each.get("count", 1) if isinstance(each, Mapping) else 1 for each in told]
+    return sum(count if isinstance(count, int) and count > 0 else 1 for count in counts)
 
 
 def metadata(delivery: Basic.Deliver, about: Basic.Properties, origin: Origin) -> dict[str, str]:

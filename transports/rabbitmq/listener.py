@@ -9,7 +9,8 @@
 Deliveries of all queues gather while a batch is being stored. A delivery is acknowledged, by its own tag, when its
 envelope is stored and never before; a delivery that is no envelope is kept as a dead letter first. Deliveries without
 an acknowledgement when their channel is lost are delivered again, here or elsewhere, and the receiver knows duplicates.
-The prefetch of each queue bounds the deliveries held; no delivery is sent back to the broker while the listener is up.
+The prefetch of each queue, which allows for the largest messages, bounds the deliveries held; no delivery is sent back
+to the broker while the listener is up.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class RabbitListener:
         self._settings = settings
         self._service = service
         self._handled = handled
-        self._prefetch = address.options.prefetch or settings.amqp_prefetch
+        self._prefetch = address.options.prefetch or settings.prefetch
         self._counts: Counter[str] = Counter(connections=0, dropped=0, batches=0, envelopes=0, refused=0, down=0)
         self._is_serving = False
         self._cannot_store = ""

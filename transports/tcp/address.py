@@ -1,161 +1,84 @@
-"""Addresses of TCP and Unix sockets: `tcp://127.0.0.1:2301` or `unix:///run/orders.sock`.
+"""Addresses of TCP and Unix sockets: `tcp://10.0.0.7:2301` or `unix:///run/orders.sock`.
 
 Several nodes of one service on a machine can share a port: each listens on `tcp://127.0.0.1:2301?reuse_port=1`, and
 the kernel deals out new connections among them (SO_REUSEPORT). The option is for listeners; senders ignore it.
 
-Only this machine can be named: the connections are neither encrypted nor authenticated yet, so any process that reaches
-the port may send. A Unix socket is for its user alone (mode 0600). An existing socket file is replaced if no process
-listens on it any more, as after a crash; never when a process does, nor when the file is no socket.
+Beyond this machine the connection is encrypted. On it, `?tls=1` or `?tls=0` says whether; otherwise it is when this
+service has a certificate.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
 import ipaddress
 import os
 import socket
-import stat
-from collections.abc import Callable
+import ssl
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from durable.errors import InvalidSetting
 from durable.transports.hosts import is_host
+from durable.transports.tcp.unix import BACKLOG, LONGEST_PATH, READ_BYTES, Bound, Streams, UnixAddress
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-OnConnection = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
-
-READ_BYTES: Final = 1 << 18
-_LONGEST_PATH: Final = 107  # bytes in sun_path, less its final NUL
-_PROBE_SECONDS: Final = 1.0
-_REUSE_PORT: Final = "reuse_port=1"
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A server that accepts connections, and the URI that reaches it."""
-
-    server: asyncio.Server
-    uri: str
-    socket_file: tuple[str, int] | None = None  # its path and inode
-
-    def release(self) -> None:
-        """Accept no more connections, and remove the socket file if it is still this one."""
-        self.server.close()
-        if self.socket_file is None:
-            return
-        path, inode = self.socket_file
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(path).st_ino == inode:
-                os.unlink(path)
+_REUSE_PORT: Final = "reuse_port"
+_TLS: Final = "tls"
 
 
 @dataclass(frozen=True, slots=True)
 class TcpAddress:
+    """`tls` is None where the URI does not say whether the connection is encrypted."""
+
     host: str
     port: int
     reuse_port: bool = False
+    tls: bool | None = None
 
     def __str__(self) -> str:
-        return f"tcp://[{self.host}]:{self.port}" if ":" in self.host else f"tcp://{self.host}:{self.port}"
+        tls = "" if self.tls is None else f"?{_TLS}={int(self.tls)}"
+        return f"tcp://[{self.host}]:{self.port}{tls}" if ":" in self.host else f"tcp://{self.host}:{self.port}{tls}"
 
-    async def connect(self) -> Streams:
-        """Connect to the address. Raises OSError."""
-        return await asyncio.open_connection(self.host, self.port, limit=READ_BYTES)
+    @property
+    def is_local(self) -> bool:
+        """True when the address names this machine and no other."""
+        return _is_address(self.host) and ipaddress.ip_address(self.host).is_loopback
 
-    async def bind(self, on_connection: OnConnection) -> Bound:
+    async def connect(self, tls: ssl.SSLContext | None = None) -> Streams:
+        """Connect to the address, and prove its name by its certificate. Raises OSError."""
+        name = self.host if tls is not None else None
+        return await asyncio.open_connection(self.host, self.port, limit=READ_BYTES, ssl=tls, server_hostname=name)
+
+    def bind(self, _mode: int = 0) -> Bound:
         """Bind the address. Raises InvalidSetting when it cannot be bound."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
-            server = await asyncio.start_server(
-                on_connection, self.host, self.port, limit=READ_BYTES, reuse_port=self.reuse_port or None
+            listening = socket.create_server(
+                (self.host, self.port), family=family, backlog=BACKLOG, reuse_port=self.reuse_port
             )
         except OSError as error:
             raise InvalidSetting(f"{self}: cannot listen here: {error.strerror or error}") from error
-        return Bound(server, str(TcpAddress(self.host, server.sockets[0].getsockname()[1])))
+        return Bound(listening, str(TcpAddress(self.host, listening.getsockname()[1], tls=self.tls)))
 
-
-@dataclass(frozen=True, slots=True)
-class UnixAddress:
-    path: str
-
-    def __str__(self) -> str:
-        return f"unix://{self.path}"
-
-    async def connect(self) -> Streams:
-        """Connect to the address. Raises OSError."""
-        return await asyncio.open_unix_connection(self.path, limit=READ_BYTES)
-
-    async def bind(self, on_connection: OnConnection) -> Bound:
-        """Bind the address. Raises InvalidSetting when it cannot be bound, or is taken."""
-        listening = self._socket()
-        server = await asyncio.start_unix_server(on_connection, sock=listening, limit=READ_BYTES)
-        return Bound(server, str(self), (self.path, os.stat(self.path).st_ino))
-
-    def _socket(self) -> socket.socket:
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._remove_stale()
-            listening.bind(self.path)
-            os.chmod(self.path, 0o600)  # before it listens: until then nobody can connect
-        except OSError as error:
-            listening.close()
-            raise InvalidSetting(f"{self}: cannot listen here: {error.strerror or error}") from error
-        except InvalidSetting:
-            listening.close()
-            raise
-        return listening
-
-    def _remove_stale(self) -> None:
-        try:
-            mode = os.lstat(self.path).st_mode
-        except FileNotFoundError:
-            return
-        if not stat.S_ISSOCK(mode):
-            raise InvalidSetting(f"{self}: there is a file that is not a socket; choose another path or move the file")
-        if self._is_alive():
-            raise InvalidSetting(f"{self}: another process listens here; stop it or choose another path")
-        os.unlink(self.path)
-
-    def _is_alive(self) -> bool:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.settimeout(_PROBE_SECONDS)
-            # Anything but a refusal may come from a listener: one with a full backlog does not answer either.
-            return probe.connect_ex(self.path) != errno.ECONNREFUSED
+    def check_bindable(self) -> None:
+        """Raise InvalidSetting for a name: it may stand for several addresses, each with a port of its own."""
+        if not _is_address(self.host):
+            raise InvalidSetting(f"{self}: listen on an address of this machine, such as 0.0.0.0 for all of them")
 
 
 Address = TcpAddress | UnixAddress
 
 
-def parse(uri: str) -> Address:
-    """Parse the address. Raises InvalidSetting with one sentence: the fault, and the text to write instead."""
-    address = parse_form(uri)
-    if isinstance(address, TcpAddress) and not _is_loopback(address.host):
-        raise InvalidSetting(
-            f"{uri}: {address.host} is not this machine, and these connections are not encrypted or authenticated;"
-            " use 127.0.0.1, ::1 or localhost, with a tunnel or proxy of your own between machines"
-        )
-    return address
-
-
 def parse_destination(uri: str) -> Address:
     """Parse an address to send to. Raises InvalidSetting as parse() does, and for port 0."""
     address = parse(uri)
-    _refuse_any_port(uri, address)
+    if isinstance(address, TcpAddress) and address.port == 0:
+        raise InvalidSetting(f"{uri}: port 0 cannot be reached; write the port of the listener")
     return address
 
 
-def parse_destination_form(uri: str) -> Address:
-    """Parse as parse_destination() does, but any host: whether it may be sent to is for the service to say."""
-    address = parse_form(uri)
-    _refuse_any_port(uri, address)
-    return address
-
-
-def parse_form(uri: str) -> Address:
-    """Parse as parse() does, but any host."""
+def parse(uri: str) -> Address:
+    """Parse the address. Raises InvalidSetting with one sentence: the fault, and the text to write instead."""
     try:
         parts = urlsplit(uri)
         parts.port  # noqa: B018  it is parsed, and may fail, only when read
@@ -163,8 +86,8 @@ def parse_form(uri: str) -> Address:
         raise InvalidSetting(f"{uri}: not a valid address: {error}") from None
     if parts.fragment or "@" in parts.netloc:
         raise InvalidSetting(f"{uri}: an address has no user and no fragment; write {_example(parts)}")
-    if parts.query and (parts.scheme, parts.query) != ("tcp", _REUSE_PORT):
-        raise InvalidSetting(f"{uri}: the only option is tcp://...?{_REUSE_PORT}; write {_example(parts)}")
+    if parts.query and parts.scheme != "tcp":
+        raise InvalidSetting(f"{uri}: only tcp:// has options; write {_example(parts)}")
     match parts.scheme:
         case "tcp":
             return _tcp(uri, parts)
@@ -175,40 +98,53 @@ def parse_form(uri: str) -> Address:
 
 
 def _tcp(uri: str, parts: SplitResult) -> TcpAddress:
+    host = parts.hostname or ""
     if parts.hostname is None or parts.port is None or parts.path not in ("", "/"):
         raise InvalidSetting(f"{uri}: write a host and a port and nothing else, as in {_example(parts)}")
-    if not is_host(parts.hostname):
+    if not _is_host(host):
         raise InvalidSetting(
             f"{uri}: the host is neither a name nor an address; write a host and a port, as in {_example(parts)}"
         )
+    options = _options(uri, parts)
     # One name, one socket: `localhost` could stand for two addresses, with a port each.
-    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
-    return TcpAddress(host, parts.port, reuse_port=bool(parts.query))
+    host = "127.0.0.1" if host == "localhost" else host
+    return TcpAddress(host, parts.port, reuse_port=options.get(_REUSE_PORT, False), tls=options.get(_TLS))
 
 
-def _refuse_any_port(uri: str, address: Address) -> None:
-    if isinstance(address, TcpAddress) and address.port == 0:
-        raise InvalidSetting(f"{uri}: port 0 cannot be reached; write the port of the listener")
+def _options(uri: str, parts: SplitResult) -> dict[str, bool]:
+    options: dict[str, bool] = {}
+    for option in parts.query.split("&") if parts.query else []:
+        name, _, value = option.partition("=")
+        if name in options or (name, value) not in ((_REUSE_PORT, "1"), (_TLS, "1"), (_TLS, "0")):
+            raise InvalidSetting(
+                f"{uri.partition('?')[0]}: the only options are {_REUSE_PORT}=1 and {_TLS}=1 or {_TLS}=0;"
+                f" write {_example(parts)}"
+            )
+        options[name] = value == "1"
+    return options
 
 
 def _unix(uri: str, parts: SplitResult) -> UnixAddress:
     path = unquote(parts.path)
     if parts.netloc or not path.startswith("/") or path.endswith("/") or "\0" in path:
         raise InvalidSetting(f"{uri}: write three slashes and the path of a file, as in {_example(parts)}")
-    if len(os.fsencode(path)) > _LONGEST_PATH:
-        raise InvalidSetting(
-            f"{uri}: the path of a Unix socket has at most {_LONGEST_PATH} bytes; choose a shorter one"
-        )
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        raise InvalidSetting(f"{uri}: the path of a Unix socket has at most {LONGEST_PATH} bytes; choose a shorter one")
     return UnixAddress(path)
 
 
-def _is_loopback(host: str) -> bool:
-    """An IPv4 address within an IPv6 one is none: 127.0.0.1 would have two names."""
+def _is_host(host: str) -> bool:
+    """An IPv4 address within an IPv6 one is none: 127.0.0.1 would have two names. Nor is `127.1`."""
+    last = host.removesuffix(".").rpartition(".")[2]
+    return _is_address(host) or (":" not in host and is_host(host) and not last.isdigit())
+
+
+def _is_address(host: str) -> bool:
     try:
         address = ipaddress.ip_address(host)
-        return address.is_loopback and getattr(address, "ipv4_mapped", None) is None
+        return getattr(address, "ipv4_mapped", None) is None and "%" not in host
     except ValueError:
-        return host == "localhost"
+        return False
 
 
 def _example(parts: SplitResult) -> str:

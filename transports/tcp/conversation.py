@@ -1,18 +1,25 @@
 """The talk between the two ends of a TCP connection: facts in, what to do and to say out.
 
 *Channels.* The client numbers each batch and each ping, and the server answers on the same channel, in whatever order
-the answers are ready. An answer to a channel that is answered already is ignored.
+the answers are ready. An answer to a channel that is answered already, or was never used, is a stray: it is counted,
+and does nothing.
 
 *Credit.* The server grants credit, counted in envelopes, and the client pays for each envelope that it sends. So the
 server decides how much can be under way, and a client without credit waits instead of filling buffers. A batch beyond
 the credit is answered Busy and costs nothing, as a refused one does. When no answers are to come, and less credit is
 left than a batch needs, it is spent on a part of the batch: waiting for more might last for ever.
 
-    ClientSide   GREETING --WELCOME--> OPEN --GOODBYE--> LEAVING
-                    '--REFUSED: ConnectionFailed
+*Proofs.* Where a secret is shared, each end proves that it knows it before anything else is said
+(durable.transports.tcp.proofs). An end whose TLS certificate was checked needs no other proof.
 
-    ServerSide   AWAITING_HELLO --HELLO--> OPEN --leave()--> LEAVING
+    ClientSide   GREETING --WELCOME--> OPEN --GOODBYE--> LEAVING
+                    |  '--REFUSED, or no proof: ConnectionFailed
+                    '--^ CHALLENGE: PROOF
+
+    ServerSide   AWAITING_HELLO --HELLO--> AWAITING_PROOF --PROOF--> OPEN --leave()--> LEAVING
+                    |      '----HELLO, no proof needed---------------^
                     '--^ no version in common: REFUSED, and the client may try another
+                 no proof, or a wrong one: REFUSED, and the connection is dropped
 
 An end that is LEAVING starts no new exchange: batches under way are answered, then the connection is closed. A frame
 that is not allowed in the state of an end raises ProtocolViolation, and the connection is dropped.
@@ -34,6 +41,7 @@ from durable.transports.frames import (
     MAX_ENVELOPES,
     VERSIONS,
     Batch,
+    Challenge,
     Credit,
     Damaged,
     Frame,
@@ -43,16 +51,25 @@ from durable.transports.frames import (
     PartlyReadable,
     Ping,
     Pong,
+    Proof,
     Received,
     Refused,
     Welcome,
 )
+from durable.transports.tcp.proofs import ClientProof, ServerProof
 from durable.transports.wire import encode
 
 MAX_PINGS: Final = 16
 """Pings that one client may have unanswered."""
 
 _LAST_CHANNEL: Final = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Write this frame."""
+
+    frame: Frame
 
 
 # The client ------------------------------------------------------------------------------------------------------
@@ -79,6 +96,13 @@ class Ponged:
 
 
 @dataclass(frozen=True, slots=True)
+class Stray:
+    """An answer to a batch that is not under way: never sent, or answered already. Nothing is done with it."""
+
+    channel: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sendable:
     """The first of the envelopes, paid for, as the bytes to write now."""
 
@@ -96,10 +120,13 @@ class Unsendable:
 class ClientSide:
     """State of the sending end of one connection."""
 
-    def __init__(self, service: str, node: int, max_frame_bytes: int) -> None:
+    def __init__(self, service: str, node: int, max_frame_bytes: int, proof: ClientProof | None = None) -> None:
         self.state = ClientState.GREETING
         self.credit = 0
-        self._hello = Hello(list(VERSIONS), service, node, max_frame_bytes)
+        shown = (proof.nonce, proof.key) if proof is not None else (b"", "")
+        self._hello = Hello(list(VERSIONS), service, node, max_frame_bytes, *shown)
+        self._proof = proof
+        self._is_proven = proof is None or not proof.is_needed
         self._outstanding: dict[int, int] = {}  # channel -> envelopes
         self._last_channel = 0
         self._max_frame_bytes = 0
@@ -130,16 +157,22 @@ class ClientSide:
     def ping(self) -> Frame:
         return Frame(Ping(), self._next_channel())
 
-    def hear(self, item: Received) -> Answered | Ponged | None:
+    def hear(self, item: Received) -> Answered | Ponged | Reply | Stray | None:
         """Take in what arrived; what is returned concerns one channel, None the connection or nothing.
 
-        Raises ConnectionFailed when the server will not talk, ProtocolViolation when it talks nonsense.
+        Raises ConnectionFailed when the server will not talk, or proves nothing, ProtocolViolation when it talks
+        nonsense.
         """
         match item:
             case Frame(Welcome() as welcome) if self.state is ClientState.GREETING:
                 self._welcomed(welcome)
+            case Frame(Challenge() as challenge) if self.state is ClientState.GREETING and self._proof is not None:
+                answer = self._proof.answer(self._hello, challenge)
+                self._is_proven = True
+                return Reply(Frame(answer))
             case Frame(Refused(reason, versions)) if self.state is ClientState.GREETING:
-                raise ConnectionFailed(f"refused: {printable(reason)}; the peer speaks versions {versions}")
+                speaks = f"; the peer speaks versions {versions}" if versions else ""
+                raise ConnectionFailed(f"refused: {printable(reason)}{speaks}")
             case Damaged(_, reason):
                 raise ProtocolViolation(reason)
             case Frame(Outcomes(outcomes, credit), channel) if self.state is not ClientState.GREETING:
@@ -159,6 +192,8 @@ class ClientSide:
         return None
 
     def _welcomed(self, welcome: Welcome) -> None:
+        if not self._is_proven:
+            raise ConnectionFailed("the peer did not prove that it knows the secret; set it on both ends")
         if welcome.version not in self._hello.versions or not welcome.max_envelopes:
             raise ProtocolViolation(
                 f"malformed welcome: version {welcome.version} was not offered, or no envelopes are allowed"
@@ -168,19 +203,19 @@ class ClientSide:
         self._max_frame_bytes = welcome.max_frame_bytes
         self._max_envelopes = min(welcome.max_envelopes, MAX_ENVELOPES)
 
-    def _answered(self, channel: int, outcomes: list[Outcome], credit: int) -> Answered | None:
+    def _answered(self, channel: int, outcomes: list[Outcome], credit: int) -> Answered | Stray:
         count = self._outstanding.pop(channel, None)
-        if count is None:  # a repeated answer; its credit was counted the first time
-            return None
+        if count is None:  # its credit was counted the first time, if ever
+            return Stray(channel)
         if count != len(outcomes):
             raise ProtocolViolation(f"malformed answer: {len(outcomes)} outcomes for {count} envelopes")
         self.credit += credit
         return Answered(channel, tidy(outcomes, LONGEST_REASON))
 
-    def _refused(self, channel: int, reason: str) -> Answered | None:
+    def _refused(self, channel: int, reason: str) -> Answered | Stray:
         count = self._outstanding.pop(channel, None)
         if count is None:
-            return None
+            return Stray(channel)
         self.credit += count
         return Answered(channel, [Failed(printable(reason))] * count)
 
@@ -210,15 +245,17 @@ class ClientSide:
 
 class ServerState(Enum):
     AWAITING_HELLO = "awaiting hello"
+    AWAITING_PROOF = "awaiting proof"
     OPEN = "open"
     LEAVING = "leaving"
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """Write this frame."""
+class TurnAway:
+    """Write this frame, and drop the connection for this reason."""
 
     frame: Frame
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +289,13 @@ class Leave:
 class ServerSide:
     """State of the receiving end of one connection. `room` is the number of envelopes that could be taken now."""
 
-    def __init__(self, service: str, node: int, max_frame_bytes: int) -> None:
+    def __init__(self, service: str, node: int, max_frame_bytes: int, proof: ServerProof | None = None) -> None:
         self.state = ServerState.AWAITING_HELLO
         self.unspent = 0
         self.peer = "a stranger"
+        self.certified_as: str | None = None
+        self._proof = proof
+        self._challenged: tuple[Hello, Challenge] | None = None
         self._service = service
         self._node = node
         self._max_frame_bytes = max_frame_bytes
@@ -264,20 +304,27 @@ class ServerSide:
         self._pings: set[int] = set()
 
     @property
+    def is_greeting(self) -> bool:
+        """True until the client is known."""
+        return self.state in (ServerState.AWAITING_HELLO, ServerState.AWAITING_PROOF)
+
+    @property
     def under_way(self) -> int:
         """Envelopes received and not yet answered."""
         return sum(self._under_way.values())
 
-    def hear(self, item: Received, room: int) -> Reply | Deliver | Probe | Leave:
+    def hear(self, item: Received, room: int) -> Reply | TurnAway | Deliver | Probe | Leave:
         """Return the actions for a frame. Raises ProtocolViolation for one that is not allowed, or not now."""
         match item:
             case Damaged(channel, reason):
                 return _refuse(channel, reason)
             case Frame(Hello() as hello) if self.state is ServerState.AWAITING_HELLO:
                 return self._greeted(hello, room)
-            case Frame(Batch() | PartlyReadable()) if self.state is not ServerState.AWAITING_HELLO:
+            case Frame(Proof() as proof) if self.state is ServerState.AWAITING_PROOF:
+                return self._shown(proof, room)
+            case Frame(Batch() | PartlyReadable()) if not self.is_greeting:
                 return self._batch(item, room)
-            case Frame(Ping(), channel) if self.state is not ServerState.AWAITING_HELLO:
+            case Frame(Ping(), channel) if not self.is_greeting:
                 return self._pinged(channel)
             case Frame(Goodbye()):
                 return Leave()
@@ -310,15 +357,34 @@ class ServerSide:
         self.state = ServerState.LEAVING
         return Frame(Goodbye())
 
-    def _greeted(self, hello: Hello, room: int) -> Reply:
-        common = set(hello.versions) & set(VERSIONS)
-        if not common:
+    def _greeted(self, hello: Hello, room: int) -> Reply | TurnAway:
+        if not set(hello.versions) & set(VERSIONS):
             return Reply(Frame(Refused("no version in common", list(VERSIONS))))
+        if self._proof is None:
+            return self._welcome(hello, room)
+        challenge = self._proof.challenge(hello, self._service, self._node)
+        if challenge is None:
+            return _turn_away("a secret that is known here must be proven; set http_secret on both ends")
+        self.state = ServerState.AWAITING_PROOF
+        self._challenged = hello, challenge
+        return Reply(Frame(challenge))
+
+    def _shown(self, proof: Proof, room: int) -> Reply | TurnAway:
+        assert self._proof is not None
+        assert self._challenged is not None
+        hello, challenge = self._challenged
+        if not self._proof.is_proven(hello, challenge, proof):
+            return _turn_away("the proof of the secret is wrong")
+        return self._welcome(hello, room)
+
+    def _welcome(self, hello: Hello, room: int) -> Reply:
         self.state = ServerState.OPEN
         self.peer = f"{hello.service} node {hello.node}"
+        if self.certified_as is not None:
+            self.peer += f", certified as {self.certified_as}"
         self.unspent = room
         self._peer_max_frame_bytes = hello.max_frame_bytes
-        version = max(common)
+        version = max(set(hello.versions) & set(VERSIONS))
         return Reply(Frame(Welcome(version, self._service, self._node, self._max_frame_bytes, MAX_ENVELOPES, room)))
 
     def _batch(self, frame: Frame, room: int) -> Reply | Deliver:
@@ -357,3 +423,7 @@ class ServerSide:
 
 def _refuse(channel: int, reason: str) -> Reply:
     return Reply(Frame(Refused(reason), channel))
+
+
+def _turn_away(reason: str) -> TurnAway:
+    return TurnAway(Frame(Refused(reason)), reason)

@@ -1,11 +1,12 @@
 """The receiving end of TCP: a bound address, its connections, and the batches under way on them.
 
 Each connection is a task that reads; each batch is a task that has it stored and answers, so that answers come in the
-order in which batches are stored. Everything that a peer can make us hold is bounded: connections by a limit, batches
-by the credit granted on each connection, their bytes by one budget for the whole listener. When the budget is spent,
-connections are not read, and TCP makes the peers wait.
+order in which batches are stored. Everything that a peer can make us hold is bounded: connections by the doorkeeper,
+batches by the credit granted on each connection, their bytes by one budget for the whole listener, from which a large
+frame takes its size before the rest of it is read. When the budget is spent, connections are not read, and TCP makes
+the peers wait.
 
-Room is shared: each connection is granted credit for its part of what the receiver has room for. Answers carry new
+Room is shared by the peers that have said HELLO: each is granted credit for its part of it. Answers carry new
 credit; what becomes free without an answer is granted by a task that looks every CREDIT_SECONDS.
 
 A connection that breaks the protocol or a deadline is dropped, counted and logged, without what it sent. Batches
@@ -17,12 +18,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final, NoReturn
 
 from durable.envelope import Envelope
-from durable.errors import TransportError
+from durable.errors import ConnectionFailed, TransportError
 from durable.failpoints import failpoint
 from durable.outcomes import Outcome
 from durable.settings import Settings
@@ -30,13 +31,20 @@ from durable.tasks.crew import raise_if_cancelled
 from durable.telemetry import log
 from durable.transports.base import Receiver
 from durable.transports.deadlines import counted_anew
+from durable.transports.doorkeeper import Doorkeeper
 from durable.transports.frames import Refused
-from durable.transports.tcp.address import Address, Bound
-from durable.transports.tcp.conversation import Deliver, Leave, Probe, Reply, ServerSide, ServerState
-from durable.transports.tcp.stream import LINGER_SECONDS, FrameStream, translated
+from durable.transports.tcp.address import Address
+from durable.transports.tcp.budget import Budget
+from durable.transports.tcp.conversation import Deliver, Leave, Probe, Reply, ServerSide, ServerState, TurnAway
+from durable.transports.tcp.entrance import Entrance
+from durable.transports.tcp.stream import LINGER_SECONDS, SMALL_FRAME_BYTES, FrameStream, translated
+from durable.transports.tcp.unix import READ_BYTES, Bound
+from durable.transports.tls import Context
+from durable.transports.visits import Visit
 from durable.transports.wire import encode
 
 CREDIT_SECONDS: Final = 0.05
+_READ_AHEAD_BYTES: Final = READ_BYTES // 4  # of each connection, besides the frames that have room
 
 
 class TcpListener:
@@ -45,6 +53,7 @@ class TcpListener:
     def __init__(
         self,
         address: Address,
+        entrance: Entrance,
         endpoint: str,
         settings: Settings,
         service: str,
@@ -52,14 +61,15 @@ class TcpListener:
     ) -> None:
         self._uri = str(address)
         self._address = address
+        self._entrance = entrance
         self._endpoint = endpoint
         self._settings = settings
         self._service = service
         self._node = node
-        self._max_connections = settings.tcp_connections
         self._counts: Counter[str] = Counter(connections=0, dropped=0, batches=0, envelopes=0, refused=0)
         self._connections: dict[_Connection, asyncio.Task[None]] = {}
         self._bound: Bound | None = None
+        self._keeper: Doorkeeper | None = None
         self._tasks: asyncio.TaskGroup | None = None
 
     @property
@@ -77,28 +87,31 @@ class TcpListener:
 
     async def serve(self, receiver: Receiver) -> None:
         """Bind and return; raises InvalidSetting when the address cannot be bound."""
-        tasks = await asyncio.TaskGroup().__aenter__()
-        intake = _Intake(self._endpoint, receiver, self._settings, self._counts, self._connections)
+        users = self._entrance.users
+        bound = self._address.bind(0o600 if users is None else users.mode)
+        self._bound, self._uri = bound, bound.uri
+        self._tasks = tasks = await asyncio.TaskGroup().__aenter__()
+        intake = _Intake(self._endpoint, receiver, self._settings, self._counts)
+        keeper = Doorkeeper(self._uri, self._settings, self._counts, known=self._settings.tcp_connections)
 
-        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self._accept(tasks, intake, FrameStream((reader, writer), self._settings))
+        def greet(visit: Visit) -> asyncio.StreamReaderProtocol:
+            def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                stream = FrameStream((reader, writer), self._settings, max_frame_bytes=SMALL_FRAME_BYTES)
+                self._accept(tasks, intake, keeper, visit, stream)
 
-        self._tasks = tasks
-        try:
-            self._bound = await self._address.bind(accept)
-        except BaseException:
-            self._tasks = None
-            await tasks.__aexit__(None, None, None)
-            raise
-        self._uri = self._bound.uri
+            return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=_READ_AHEAD_BYTES), accept)
+
+        self._keeper = keeper
+        keeper.open(bound.socket, tasks, greet)
         self._granting = tasks.create_task(intake.grant_credit(), name=f"credit of {self._uri}")
 
     async def close(self) -> None:
         """Accept nothing new, say GOODBYE, answer the batches under way within `drain_timeout`, and close."""
-        if self._bound is None or self._tasks is None:
+        if self._bound is None or self._keeper is None or self._tasks is None:
             return
         tasks, self._tasks = self._tasks, None
         self._bound.release()
+        self._keeper.close()
         self._granting.cancel()
         try:
             async with asyncio.timeout(self._settings.drain_timeout.total_seconds()), asyncio.TaskGroup() as leaving:
@@ -112,35 +125,40 @@ class TcpListener:
                 task.cancel()
             await tasks.__aexit__(None, None, None)
 
-    def _accept(self, tasks: asyncio.TaskGroup, intake: _Intake, stream: FrameStream) -> None:
-        self._counts["connections"] += 1
-        if self._tasks is None:  # it was accepted just before the server closed
+    def _accept(
+        self, tasks: asyncio.TaskGroup, intake: _Intake, keeper: Doorkeeper, visit: Visit, stream: FrameStream
+    ) -> None:
+        if self._tasks is None or visit.is_over:  # it was accepted just before the listener closed, or gave way
             stream.abort()
-        elif len(self._connections) >= self._max_connections:
-            stream.abort()
-            self._count_dropped("a stranger", "there are too many connections")
-        else:
-            side = ServerSide(self._service, self._node(), self._settings.max_frame_bytes)
-            connection = _Connection(intake, stream, side, self._settings)
-            task = tasks.create_task(self._converse(connection), name=f"connection at {self._uri}")
-            self._connections[connection] = task
+            return
+        visit.cut = stream.abort
+        stream.pause()
+        context, proof = self._entrance.for_listener()
+        side = ServerSide(self._service, self._node(), self._settings.max_frame_bytes, proof)
 
-    async def _converse(self, connection: _Connection) -> None:
+        def prove() -> bool:
+            visit.is_idle = False  # a peer that has nothing to send now keeps its connection
+            return keeper.prove(visit)
+
+        admission = _Admission(self._entrance, context, prove)
+        connection = _Connection(intake, stream, side, self._settings, admission)
+        task = tasks.create_task(self._converse(connection, keeper, visit), name=f"connection at {self._uri}")
+        self._connections[connection] = task
+
+    async def _converse(self, connection: _Connection, keeper: Doorkeeper, visit: Visit) -> None:
         try:
             await connection.run()
         except TransportError as error:
-            self._count_dropped(connection.peer, error)
+            visit.name = connection.peer
+            keeper.drop(visit, error)
         except BaseException as error:
             raise_if_cancelled(error)
             # A fault of ours, perhaps in the receiver: it costs this connection, not the others.
             self._counts["dropped"] += 1
             log.exception("listener %s dropped the connection of %s: internal error", self._uri, connection.peer)
         finally:
+            keeper.leave(visit)
             del self._connections[connection]
-
-    def _count_dropped(self, peer: str, reason: object) -> None:
-        self._counts["dropped"] += 1
-        log.warning("listener %s dropped the connection of %s: %s", self._uri, peer, reason)
 
 
 class _Intake:
@@ -152,48 +170,69 @@ class _Intake:
         receiver: Receiver,
         settings: Settings,
         counts: Counter[str],
-        connections: Collection[_Connection],
     ) -> None:
         self.endpoint = endpoint
         self.receiver = receiver
         self.counts = counts
-        self._connections = connections
+        self.open: set[_Connection] = set()
+        """Connections whose peers have proved who they are: strangers have no share of the room."""
         self._most_envelopes = settings.buffer_size
-        self._most_bytes = settings.buffer_bytes
-        self._bytes = 0
-        self._freed = asyncio.Event()
+        self.budget = Budget(settings.buffer_bytes)
 
-    def room(self) -> int:
-        """Return the number of envelopes that one connection may have under way."""
+    def room(self, connection: _Connection) -> int:
+        """Return the number of envelopes that this connection may have under way."""
         room = min(self.receiver.credit(), self._most_envelopes)
-        return max(1, room // max(1, len(self._connections))) if room > 0 else 0
-
-    async def reserve(self, size_bytes: int) -> None:
-        """Wait until these bytes may be under way. A batch larger than the budget goes alone."""
-        while self._bytes and self._bytes + size_bytes > self._most_bytes:
-            self._freed.clear()
-            await self._freed.wait()
-        self._bytes += size_bytes
-
-    def release(self, size_bytes: int) -> None:
-        self._bytes -= size_bytes
-        self._freed.set()
+        sharing = len(self.open) + (connection not in self.open)
+        return max(1, room // sharing) if room > 0 else 0
 
     async def grant_credit(self) -> NoReturn:
         while True:
             await asyncio.sleep(CREDIT_SECONDS)
-            for connection in self._connections:
+            for connection in self.open:
                 connection.grant_credit()
+
+
+class _Admission:
+    """Demands on one accepted connection, before anything is read, and its place among the known peers after them."""
+
+    def __init__(self, entrance: Entrance, context: Context | None, prove: Callable[[], bool]) -> None:
+        self._entrance = entrance
+        self._context = context
+        self.prove = prove
+
+    async def admit(self, stream: FrameStream) -> str | None:
+        """Return the name in the client's certificate, if it had to show one. Raises ConnectionFailed."""
+        if refusal := self._entrance.refusal_of_user(stream):
+            raise ConnectionFailed(refusal)
+        if self._context is None:
+            stream.resume()
+            return None
+        await stream.secure(self._context)
+        names = stream.names
+        if refusal := self._entrance.refusal(names):
+            raise ConnectionFailed(refusal)
+        return names[0] if names else None
 
 
 class _Connection:
     """Connection of a listener, from accept to close."""
 
-    def __init__(self, intake: _Intake, stream: FrameStream, side: ServerSide, settings: Settings) -> None:
+    def __init__(
+        self,
+        intake: _Intake,
+        stream: FrameStream,
+        side: ServerSide,
+        settings: Settings,
+        admission: _Admission,
+    ) -> None:
         self._intake = intake
+        self._admission = admission
+        self._max_frame_bytes = settings.max_frame_bytes
         self._stream = stream
         self._side = side
         self._handshake_seconds = settings.connect_timeout.total_seconds()
+        self._reserved_bytes = 0  # of the frame that is being read
+        stream.reserve = self._reserve
         self._answered = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -215,6 +254,8 @@ class _Connection:
                     self._stream.abort()
                 self._ended.set()
         finally:
+            self._give_back()
+            self._intake.open.discard(self)
             self._ended.set()
             await self._stream.close()
         if broken is not None:
@@ -242,14 +283,15 @@ class _Connection:
         """Grant free credit that no answer could carry."""
         if self._side.state is not ServerState.OPEN or self._ended.is_set():
             return
-        frame = self._side.grant(self._intake.room())
+        frame = self._side.grant(self._intake.room(self))
         if frame is not None:
             self._stream.post(encode(frame))
 
     async def _converse(self, tasks: asyncio.TaskGroup) -> None:
         with translated("waiting for HELLO"):
             async with asyncio.timeout(self._handshake_seconds):
-                while self._side.state is ServerState.AWAITING_HELLO:
+                self._side.certified_as = await self._admission.admit(self._stream)
+                while self._side.is_greeting:
                     if not await self._hear_more(tasks):
                         return
         while await self._hear_more(tasks):
@@ -259,18 +301,46 @@ class _Connection:
         """Act on the next frame; False when the peer is done."""
         received = await self._stream.read()
         for item in received:
-            match self._side.hear(item, self._intake.room()):
+            action = self._side.hear(item, self._intake.room(self))
+            if self._side.state is ServerState.OPEN and self not in self._intake.open:
+                self._join()
+            match action:
                 case Reply(frame):
                     self._intake.counts["refused"] += isinstance(frame.content, Refused)
                     await self._stream.say(frame)
+                case TurnAway(frame, reason):
+                    self._intake.counts["refused"] += 1
+                    await self._stream.say(frame)
+                    await self._stream.close()
+                    raise ConnectionFailed(reason)
                 case Deliver() as batch:
-                    await self._intake.reserve(batch.size_bytes)
+                    if not self._reserved_bytes:
+                        await self._intake.budget.take(batch.size_bytes)
+                    self._reserved_bytes = 0  # the batch gives it back
                     tasks.create_task(self._store(batch), name=f"batch {batch.channel} of {self.peer}")
                 case Probe(channel):
                     tasks.create_task(self._pong(channel), name=f"ping {channel} of {self.peer}")
                 case Leave():
                     return False
+            self._give_back()
         return bool(received)
+
+    async def _reserve(self, size_bytes: int) -> None:
+        await self._intake.budget.take(size_bytes)
+        self._reserved_bytes = size_bytes
+
+    def _give_back(self) -> None:
+        """Give back the room of a frame that brought no batch."""
+        if self._reserved_bytes:
+            self._intake.budget.give_back(self._reserved_bytes)
+            self._reserved_bytes = 0
+
+    def _join(self) -> None:
+        """Share the room with the others, now that the peer has proved who it is."""
+        if not self._admission.prove():
+            raise ConnectionFailed("too many connections: all tcp_connections are taken; raise it, or close some")
+        self._stream.allow(self._max_frame_bytes)
+        self._intake.open.add(self)
 
     async def _store(self, batch: Deliver) -> None:
         try:
@@ -278,11 +348,11 @@ class _Connection:
             failpoint("C10")
             self._intake.counts["batches"] += 1
             self._intake.counts["envelopes"] += len(batch.envelopes)
-            answer = self._side.answer(batch.channel, batch.outcomes(stored), self._intake.room())
+            answer = self._side.answer(batch.channel, batch.outcomes(stored), self._intake.room(self))
             with contextlib.suppress(TransportError):  # the peer has gone; it will send the batch again
                 await self._stream.say(answer)
         finally:
-            self._intake.release(batch.size_bytes)
+            self._intake.budget.give_back(batch.size_bytes)
             self._answered.set()
 
     async def _receive(self, envelopes: list[Envelope]) -> list[Outcome]:

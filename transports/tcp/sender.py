@@ -19,9 +19,20 @@ from durable.errors import ConnectionFailed, PeerTimeout, TransportError
 from durable.failpoints import failpoint, is_armed
 from durable.outcomes import BUSY, Outcome, Rejected, all_settled
 from durable.settings import Settings
+from durable.telemetry import log
 from durable.transports.frames import Frame, Goodbye
 from durable.transports.tcp.address import Address
-from durable.transports.tcp.conversation import Answered, ClientSide, ClientState, Ponged, Sendable, Unsendable
+from durable.transports.tcp.conversation import (
+    Answered,
+    ClientSide,
+    ClientState,
+    Ponged,
+    Reply,
+    Sendable,
+    Stray,
+    Unsendable,
+)
+from durable.transports.tcp.entrance import Entrance
 from durable.transports.tcp.stream import FrameStream, translated
 from durable.transports.wire import encode
 
@@ -31,8 +42,11 @@ class TcpSender:
 
     keeps_order = True
 
-    def __init__(self, address: Address, settings: Settings, service: str, node: Callable[[], int]) -> None:
+    def __init__(
+        self, address: Address, entrance: Entrance, settings: Settings, service: str, node: Callable[[], int]
+    ) -> None:
         self._address = address
+        self._entrance = entrance
         self._settings = settings
         self._service = service
         self._node = node
@@ -104,8 +118,14 @@ class TcpSender:
     async def _connect(self) -> _Connection:
         with translated(f"connecting to {self._address}"):
             async with asyncio.timeout(self._settings.connect_timeout.total_seconds()):
-                stream = FrameStream(await self._address.connect(), self._settings)
-                side = ClientSide(self._service, self._node(), self._settings.max_frame_bytes)
+                context = self._entrance.for_sender()
+                streams = await self._address.connect(context.tls if context is not None else None)
+                stream = FrameStream(streams, self._settings)
+                if refusal := self._entrance.refusal_of_user(stream):
+                    stream.abort()
+                    raise ConnectionFailed(refusal)
+                proof = self._entrance.proof_of_sender(stream.binding)
+                side = ClientSide(self._service, self._node(), self._settings.max_frame_bytes, proof)
                 connection = _Connection(stream, side, self._settings, str(self._address))
                 await connection.greet()
         return connection
@@ -124,6 +144,8 @@ class _Connection:
         self._turn = asyncio.Lock()  # for credit: without it small batches would keep a large one waiting
         self._heard = asyncio.Event()
         self._end: TransportError | None = None
+        self.strays = 0
+        """Answers to batches that were not under way."""
 
     @property
     def is_usable(self) -> bool:
@@ -218,17 +240,31 @@ class _Connection:
     async def _hear_more(self) -> None:
         received = await self._stream.read()
         if not received:
-            raise ConnectionFailed(f"{self._peer}: the peer closed the connection")
+            raise ConnectionFailed(f"{self._peer}: the peer closed the connection{self._advice}")
         for item in received:
             match self._side.hear(item):
+                case Reply(frame):
+                    await self._stream.say(frame)
                 case Answered(channel, outcomes):
                     failpoint("C11")
                     self._resolve(channel, outcomes)
                 case Ponged(channel, ready):
                     self._resolve(channel, ready)
+                case Stray(channel):
+                    self._note_stray(channel)
                 case None:
                     pass
         self._heard.set()
+
+    @property
+    def _advice(self) -> str:
+        """Say where to look when the peer closes before WELCOME: what it did not accept is in its log alone."""
+        return "" if self._side.state is not ClientState.GREETING else " before WELCOME; its log says why"
+
+    def _note_stray(self, channel: int) -> None:
+        self.strays += 1
+        if self.strays == 1:
+            log.warning("answer of %s ignored, like all that follow: batch %d is not under way", self._peer, channel)
 
     def _resolve(self, channel: int, answer: list[Outcome] | bool) -> None:
         waiter = self._waiting.pop(channel, None)

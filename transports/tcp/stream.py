@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
-from typing import Final
+import ssl
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Final
 
 from durable.errors import ConnectionFailed, PeerTimeout
 from durable.settings import Settings
 from durable.transports.frames import Frame, Received
-from durable.transports.tcp.address import READ_BYTES, Streams
+from durable.transports.tcp.unix import READ_BYTES, Streams
+from durable.transports.tls import Context, digest_of, fault, names_in
 from durable.transports.wire import MAGIC, Decoder, encode
+
+SMALL_FRAME_BYTES: Final = 16 << 10
+"""Size of the frames of a peer that has not proved yet who it is, and of those that need no room to be read."""
 
 LINGER_SECONDS: Final = 1.0
 """Time to send the written bytes, and for the peer to close its end, when a connection ends in order."""
@@ -30,21 +35,81 @@ def translated(doing: str) -> Iterator[None]:
         yield
     except TimeoutError as error:
         raise PeerTimeout(f"{doing}: the peer took too long") from error
+    except ssl.SSLError as error:
+        raise ConnectionFailed(f"{doing}: {fault(error)}") from error
     except OSError as error:
-        raise ConnectionFailed(f"{doing}: {error.strerror or error}") from error
+        reason = error.strerror or str(error) or "the peer closed the connection"
+        raise ConnectionFailed(f"{doing}: {reason}") from error
 
 
 class FrameStream:
-    """Frames over one connection. Several tasks may write, each a whole frame at a time; one reads."""
+    """Frames over one connection. Several tasks may write, each a whole frame at a time; one reads.
 
-    def __init__(self, streams: Streams, settings: Settings) -> None:
+    `reserve` is called with the size of each large frame before the rest of it is read.
+    """
+
+    def __init__(self, streams: Streams, settings: Settings, max_frame_bytes: int | None = None) -> None:
         self._reader, self._writer = streams
-        self._decoder = Decoder(settings.max_frame_bytes)
+        self._decoder = Decoder(settings.max_frame_bytes if max_frame_bytes is None else max_frame_bytes)
+        self.reserve: Callable[[int], Awaitable[None]] | None = None
+        self._is_reserved = False
         self._idle_seconds = settings.idle_timeout.total_seconds()
         self._frame_seconds = settings.frame_timeout.total_seconds()
         self._greeting = MAGIC
         self._loop = asyncio.get_running_loop()
+        self._plain: asyncio.StreamWriter | None = None
+        self._is_lost = False
         self.written_at = self._loop.time()
+
+    def allow(self, max_frame_bytes: int) -> None:
+        """Take frames of this size from now on."""
+        self._decoder.max_frame_bytes = max_frame_bytes
+
+    def pause(self) -> None:
+        """Read nothing yet: what arrives may belong to a TLS handshake."""
+        transport = self._writer.transport
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()
+
+    def resume(self) -> None:
+        transport = self._writer.transport
+        assert isinstance(transport, asyncio.Transport)
+        transport.resume_reading()
+
+    async def secure(self, context: Context) -> None:
+        """Go through the TLS handshake as the server. The caller sets the deadline.
+
+        Raises ConnectionFailed when the peer speaks no TLS, or shows no certificate that is trusted.
+        """
+        reader = asyncio.StreamReader(limit=READ_BYTES // 4)  # TLS holds as much again
+        protocol = asyncio.StreamReaderProtocol(reader)
+        self._is_lost = True
+        with translated("TLS handshake"):
+            transport = await self._loop.start_tls(
+                self._writer.transport, protocol, context.tls, server_side=True, ssl_shutdown_timeout=LINGER_SECONDS
+            )
+        assert transport is not None
+        self._is_lost = False
+        protocol.connection_made(transport)
+        self._plain = self._writer  # a writer that is collected closes its transport
+        self._reader, self._writer = reader, asyncio.StreamWriter(transport, protocol, reader, self._loop)
+
+    @property
+    def socket(self) -> Any:
+        """The connection's socket, for its options."""
+        return self._writer.get_extra_info("socket")
+
+    @property
+    def names(self) -> list[str]:
+        """Names in the peer's certificate, which was checked; none where it showed none."""
+        tls = self._writer.get_extra_info("ssl_object")
+        return names_in(tls.getpeercert() or {}) if tls is not None else []
+
+    @property
+    def binding(self) -> bytes:
+        """Digest of the peer's certificate."""
+        tls = self._writer.get_extra_info("ssl_object")
+        return digest_of(tls.getpeercert(binary_form=True)) if tls is not None else b""
 
     async def read(self) -> list[Received]:
         """The next frames, at least one; none when the peer has closed between two frames.
@@ -57,6 +122,7 @@ class FrameStream:
         begun = self._decoder.pending
         deadline = self._loop.time() + (self._frame_seconds if begun else self._idle_seconds)
         while not received:
+            deadline += await self._reserve_frame()
             data = await self._read_until(deadline)
             if not data and begun:
                 raise ConnectionFailed("connection lost: the peer closed the connection in the middle of a frame")
@@ -65,7 +131,18 @@ class FrameStream:
             received = self._decoder.feed(data)
             if not begun:  # a frame has its deadline from its first byte; more bytes do not move it
                 begun, deadline = True, self._loop.time() + self._frame_seconds
+        self._is_reserved = False
         return received
+
+    async def _reserve_frame(self) -> float:
+        """Reserve room for the frame that has begun. Returns the seconds of waiting, which are not the peer's."""
+        size_bytes = self._decoder.announced_bytes
+        if self.reserve is None or self._is_reserved or size_bytes <= SMALL_FRAME_BYTES:
+            return 0.0
+        began = self._loop.time()
+        await self.reserve(size_bytes)
+        self._is_reserved = True
+        return self._loop.time() - began
 
     async def _read_until(self, deadline: float) -> bytes:
         with translated("reading"):
@@ -110,6 +187,9 @@ class FrameStream:
 
     async def close(self) -> None:
         """Close when all written bytes are sent, or after a moment when the peer does not take them."""
+        if self._is_lost:  # nobody would tell this writer that its connection is closed
+            self.abort()
+            return
         self._writer.close()
         try:
             with contextlib.suppress(OSError, TimeoutError):

@@ -1,13 +1,15 @@
 """TCP and Unix sockets: makes senders and listeners for `tcp://` and `unix://` URIs.
 
-    frames                     what the two ends can say
-    wire                       the same as bytes
-    conversation               who may say what when, and who owes what
-    tcp_address                URIs, and what may be bound
-    tcp_stream                 frames over an asyncio connection, with deadlines
-    tcp_sender, tcp_listener   the two ends
+    frames              what the two ends can say
+    wire                the same as bytes
+    conversation        who may say what when, and who owes what
+    proofs              how each end shows that it knows the secret
+    address, unix       URIs, and how they are bound
+    entrance            what each end must show: a certificate, a proof
+    stream              frames over an asyncio connection, with deadlines
+    sender, listener    the two ends
 
-The first three decide and do no I/O; the others wait and act.
+The first four decide and do no I/O; the others wait and act.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Final
 
 from durable.settings import Settings
 from durable.transports.tcp.address import parse, parse_destination
+from durable.transports.tcp.entrance import Entrances
 from durable.transports.tcp.listener import TcpListener
 from durable.transports.tcp.sender import TcpSender
 
@@ -43,10 +46,11 @@ class TcpTransport:
         self._settings = settings
         self._service = service
         self._node = node if callable(node) else lambda: node
+        self._entrances = Entrances(settings)
 
     def check(self, uri: str) -> None:
-        """Raise InvalidSetting unless this URI names a port of this machine or the path of a Unix socket."""
-        parse(uri)
+        """Raise InvalidSetting unless this URI names a port or the path of a Unix socket, and TLS can be used there."""
+        self._entrances.of_sender(parse(uri))
 
     def resolve(self, uri: str, message_type: str) -> str:
         """Return `uri` itself. Raises InvalidSetting for port 0."""
@@ -54,8 +58,11 @@ class TcpTransport:
         return uri
 
     def sender(self, destination: str) -> TcpSender:
-        return TcpSender(parse_destination(destination), self._settings, self._service, self._node)
+        address = parse_destination(destination)
+        return TcpSender(address, self._entrances.of_sender(address), self._settings, self._service, self._node)
 
     def listener(self, uri: str, endpoint: str) -> TcpListener:
         """Port 0 listens on a free port; the listener's `address` then says which."""
-        return TcpListener(parse(uri), endpoint, self._settings, self._service, self._node)
+        address = parse(uri)
+        entrance = self._entrances.of_listener(address)
+        return TcpListener(address, entrance, endpoint, self._settings, self._service, self._node)

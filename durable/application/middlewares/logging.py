@@ -20,6 +20,7 @@ from durable.application.incoming import Incoming
 from durable.application.middleware import HandleNext, Middleware, SendNext
 from durable.messages.registry import name_of
 from durable.outbox.envelope_factory import Outgoing
+from durable.telemetry import messages_log
 
 
 class _Fields(dict[str, object]):
@@ -31,7 +32,7 @@ class Logging(Middleware):
     """Middleware that logs messages to `logger` (default: "durable.messages") at `level`, and failures as warnings."""
 
     def __init__(self, logger: logging.Logger | None = None, *, level: int = logging.INFO) -> None:
-        self._logger = logger or logging.getLogger("durable.messages")
+        self._logger = logger or messages_log
         self._level = level
 
     def send(self, outgoing: Outgoing, call_next: SendNext) -> UUID | None:

@@ -31,7 +31,7 @@ from durable.cli.dead_letters.selection import (
     refuse_unmatched,
 )
 from durable.cli.output import emit
-from durable.cli.runs import Work, actor_name, work_options
+from durable.cli.runs import Work, Yes, actor_name, confirm, work_options
 from durable.cli.send import read_body
 from durable.cli.target import schema_connection
 from durable.dead_letters.bulk import Run
@@ -136,12 +136,14 @@ def replay(chosen: Chosen, work: Work, rate: Rate = None, rehearse: Rehearse = F
 
 @app.command()
 @over_letters(work=work_options)
-def discard(chosen: Chosen, work: Work, reason: DiscardReason) -> None:
+def discard(chosen: Chosen, work: Work, reason: DiscardReason, yes: Yes = False) -> None:
     """Discard letters. They can be inspected for dead_letter_retention, with the reason."""
     if not reason.strip():
         raise InvalidSetting("--reason: the text is empty; give the reason for discarding these letters")
     refuse_too_much("discard", chosen, work.everything)
     refuse_unknown(chosen)
+    if work.everything:
+        confirm("discard all these letters?", "--all: give --yes to discard them without being asked", yes=yes)
     change = partial(storage.discard, actor=work.actor, reason=reason)
     run = asyncio.run(resolve_all(chosen, change, verb="discarded", limit=work.limit))
     _report(run, "discarded", or_else=lambda: refuse_unmatched(chosen, chosen.selection))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 from durable.bus import Bus
 from durable.cli.doctor.checks import Check, fail, ok, warn
 from durable.cli.doctor.topology import topology_checks
 from durable.cli.output import age
 from durable.errors import DurableError, InvalidSetting, TransportError
+from durable.transports.plaintext import is_loopback
 
 _PING_SECONDS = 3.0
 
@@ -17,7 +19,14 @@ _PING_SECONDS = 3.0
 def application_checks(bus: Bus) -> list[Check]:
     addresses = [_address(bus, "listener", listening.uri) for listening in bus.application.listeners]
     # Brokers before destinations: a ping makes the sender declare its exchange, if that is missing.
-    return [retention(bus), handlers(bus), *addresses, *topology_checks(bus), *asyncio.run(_destinations(bus))]
+    return [
+        retention(bus),
+        handlers(bus),
+        *plaintext(bus),
+        *addresses,
+        *topology_checks(bus),
+        *asyncio.run(_destinations(bus)),
+    ]
 
 
 def retention(bus: Bus) -> Check:
@@ -42,6 +51,32 @@ def handlers(bus: Bus) -> Check:
     if bus.application.listeners and not count:
         return warn("handlers", "none, although the bus listens", "declare @bus.handles(...), or import its modules")
     return ok("handlers", f"{count}, with all their parameters")
+
+
+def plaintext(bus: Bus) -> list[Check]:
+    """Warn of connections that others can read; none where the settings refuse them."""
+    if not bus.settings.allow_plaintext:
+        return []
+    listening = (each.uri for each in bus.application.listeners)
+    addresses = {shown for uri in (*bus.application.destinations(), *listening) if (shown := _if_plaintext(uri))}
+    brokers = {"default": bus.settings.amqp_url, **bus.settings.amqp_brokers}
+    addresses |= {
+        f"rabbitmq://{name}" for name, url in brokers.items() if url and _if_plaintext(url.get_secret_value())
+    }
+    detail = ", ".join(sorted(addresses)) or "no such address is declared"
+    return [
+        warn(
+            "plaintext",
+            f"allow_plaintext is set, so everybody on the way can read: {detail}",
+            "use https:// and amqps://, and remove allow_plaintext",
+        )
+    ]
+
+
+def _if_plaintext(uri: str) -> str:
+    """The address of another host that is reached without encryption, or nothing."""
+    parts = urlsplit(uri)
+    return uri if parts.scheme in ("http", "amqp") and not is_loopback(parts.hostname or "") else ""
 
 
 def _address(bus: Bus, kind: str, uri: str) -> Check:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from sqlalchemy import Connection, make_url, pool
+from sqlalchemy import Connection, pool
 
 from durable.cli.doctor.checks import Check, attempted, fail, ok, warn
 from durable.cli.target import connection
 from durable.errors import StorageUnavailable
 from durable.settings import Settings
 from durable.storage import maintenance, migrator, nodes, status
-from durable.storage.database import lock_url
+from durable.storage.database import configured_url, lock_engine_url
 from durable.storage.engines import Limits, is_pooled, make_engine
 
 OLDEST_POSTGRES: Final = 14
@@ -23,6 +23,10 @@ _OVERFLOW_AND_LOCK: Final = 3
 """Connections of a node outside its pools: two more for its agents, and the one that holds its lock."""
 
 _MIGRATE: Final = "run: durable-agent migrate APP:BUS"
+_NARROW: Final = (
+    "let nodes run as a role of their own: durable-agent migrate APP:BUS --grant-to ROLE, as owner of the schema; "
+    "and revoke what PUBLIC has"
+)
 _GRANT: Final = "as owner of the schema, run: durable-agent migrate APP:BUS --grant-to ROLE"
 
 
@@ -39,6 +43,7 @@ def _connected(conn: Connection, settings: Settings, has_sync_handlers: bool) ->
     schema = settings.db_schema
     yield server_version(conn, schema)
     yield clock_skew(conn, schema)
+    yield encryption(settings, status.is_encrypted(conn, schema))
     yield pooler(conn, settings)
     yield attempted(
         "lock connection",
@@ -93,11 +98,24 @@ def pooler(conn: Connection, settings: Settings) -> Check:
     return ok("pooler", detail)
 
 
+def encryption(settings: Settings, is_encrypted: bool) -> Check:
+    """Check that nobody on the way can read, or answer in the place of the database."""
+    url = configured_url(settings)
+    mode = url.query.get("sslmode", "prefer")
+    detail = f"{'encrypted' if is_encrypted else 'not encrypted'} (sslmode={mode})"
+    if url.is_local or (is_encrypted and mode == "verify-full"):
+        return ok("encryption", f"{detail}, on this machine" if url.is_local else detail)
+    return warn(
+        "encryption",
+        f"{detail}: whoever is on the way can answer in the place of the database",
+        "add sslmode=verify-full&sslrootcert=/path/to/authority.pem to database_url",
+    )
+
+
 def lock_connection(settings: Settings) -> Check:
     """Check for a direct connection: a pooler reports another process id than the session that runs a statement."""
     limits = Limits.of(settings.connect_timeout)
-    url = make_url(lock_url(settings)).set(drivername="postgresql+psycopg")
-    engine = make_engine(url, settings, limits, poolclass=pool.NullPool)
+    engine = make_engine(lock_engine_url(settings), settings, limits, poolclass=pool.NullPool)
     with engine.connect() as conn:
         dbapi_connection = conn.connection.dbapi_connection
         assert dbapi_connection is not None
@@ -115,6 +133,9 @@ def rights(conn: Connection, schema: str) -> Check:
     missing = status.missing_rights(conn, schema)
     if missing:
         return fail("rights", f"this role lacks {', '.join(missing)}", _GRANT)
+    wide = status.wide_rights(conn, schema)
+    if wide:
+        return warn("rights", f"wider than a node needs: {'; '.join(wide)}", _NARROW)
     return ok("rights", "this role has all that a node needs")
 
 

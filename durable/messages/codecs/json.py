@@ -1,7 +1,7 @@
 """JSON: through msgspec, pydantic models through pydantic. The default, and what every language reads.
 
 Encoding is strict about what another language could not read (NaN and infinities), decoding about what could
-exhaust this process (nesting, enormous integers).
+exhaust this process (nesting, enormous integers), and about keys that stand twice in one object.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from durable.arguments import checked
 from durable.envelope import JSON, Envelope
 from durable.errors import InvalidMessage
 from durable.messages.codecs.classes import Decode, decoder_for, field_names
+from durable.messages.unique_keys import refuse_repeated_keys
 
 _encoder = msgspec.json.Encoder(decimal_format="string")
 _parse = msgspec.json.Decoder(msgspec.Raw).decode
@@ -40,7 +41,9 @@ class JsonCodec:
         return body
 
     def decode(self, body: bytes, cls: type[Any]) -> Any:
-        return (self._decoders.get(cls) or self.check(cls))(body)
+        message = (self._decoders.get(cls) or self.check(cls))(body)
+        refuse_repeated_keys(body)
+        return message
 
     def check(self, cls: type[Any]) -> Decode:
         """The decoder of this class, which is kept; raises TypeError for a class that has none, and NameError."""

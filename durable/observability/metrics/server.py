@@ -87,7 +87,7 @@ class MetricsServer:
         listening = self._bind()
         host, port = listening.getsockname()[:2]
         self.address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self._serving = Serving(Server(self._app, self._settings, None, Counter()), "metrics")
+        self._serving = Serving(Server(self._app, self._settings, self.address, Counter()))
         await self._serving.begin(listening)
         log.info("metrics at %s/metrics, health at %s/health", self.address, self.address)
 

@@ -42,19 +42,20 @@ GENERATED: Final = f"{_VERSION} IN (7, 8)"
 
 
 REMEMBERED: Final = "id, endpoint, message_digest, sent_at, CAST(NULL AS bigint)"
-"""What is remembered of a message that did not come in bulk."""
+"""What is remembered of a message that did not come in bulk, besides its terms."""
 
 
 def remember_undated(rows: str) -> str:
-    """The insert of these ids without a day, which returns those that are new; `rows` have the columns of REMEMBERED.
+    """The insert of these ids without a day, which returns those that are new. `rows` have the columns of REMEMBERED,
+    and the terms.
 
     New is also what was cancelled, or discarded as a dead letter, and is sent again; not what a peer without an answer
     repeats of it, which has the time at which it was sent then.
     """
-    return f"""INSERT INTO {{schema}}.undated_ids AS known (id, endpoint, message_digest, sent_at, carried)
+    return f"""INSERT INTO {{schema}}.undated_ids AS known (id, endpoint, message_digest, sent_at, carried, terms)
     {rows}
-    ON CONFLICT (id, endpoint) DO UPDATE SET message_digest = excluded.message_digest, sent_at = excluded.sent_at,
-        carried = excluded.carried, received_at = now(), given_up = false
+    ON CONFLICT (id, endpoint) DO UPDATE SET message_digest = excluded.message_digest, terms = excluded.terms,
+        sent_at = excluded.sent_at, carried = excluded.carried, received_at = now(), given_up = false
     WHERE known.given_up AND known.sent_at <> excluded.sent_at
     RETURNING id, endpoint"""
 

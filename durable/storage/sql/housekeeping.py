@@ -112,6 +112,9 @@ READ_SERVER = Statement("""
 SELECT current_setting('server_version') AS version, CAST(current_setting('server_version_num') AS integer) AS number,
     current_database() AS database, current_user AS role, pg_backend_pid() AS pid
 """)
+READ_ENCRYPTION = Statement("""
+SELECT COALESCE((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false)
+""")
 READ_CLOCK = Statement("SELECT clock_timestamp()")
 COUNT_PREPARED = Statement("SELECT count(*) FROM pg_prepared_statements WHERE name <> ''")
 READ_SERVER_SETTING = Statement("SELECT current_setting(:name)")
@@ -155,6 +158,30 @@ WHERE n.nspname = :schema AND p.proname IN ('make_partition', 'drop_partition', 
         'begin_generation', 'make_staging', 'drop_staging')
     AND NOT has_function_privilege(p.oid, 'EXECUTE')
 """)
+READ_WIDE_RIGHTS = Statement("""
+SELECT 'this role is a superuser' AS wide FROM pg_roles WHERE rolname = current_user AND rolsuper
+UNION ALL
+SELECT 'this role owns the schema' FROM pg_namespace n
+WHERE n.nspname = :schema AND n.nspowner = CAST(current_user AS regrole)
+    AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
+UNION ALL
+SELECT 'this role may CREATE in the schema' FROM pg_namespace n
+WHERE n.nspname = :schema AND n.nspowner <> CAST(current_user AS regrole) AND has_schema_privilege(n.oid, 'CREATE')
+    AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
+UNION ALL
+SELECT 'this role may ' || privilege || ' alembic_version'
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+CROSS JOIN unnest(ARRAY['INSERT', 'UPDATE', 'DELETE']) AS privilege
+WHERE n.nspname = :schema AND c.relname = 'alembic_version' AND n.nspowner <> CAST(current_user AS regrole)
+    AND has_table_privilege(c.oid, privilege) AND NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)
+UNION ALL
+SELECT 'PUBLIC has ' || granted.privilege_type || ' on the schema'
+FROM pg_namespace n CROSS JOIN aclexplode(n.nspacl) AS granted WHERE n.nspname = :schema AND granted.grantee = 0
+UNION ALL
+SELECT DISTINCT 'PUBLIC has ' || granted.privilege_type || ' on ' || c.relname
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace CROSS JOIN aclexplode(c.relacl) AS granted
+WHERE n.nspname = :schema AND granted.grantee = 0
+""")
 # What a node needs, and no right to create, alter or drop anything. `{role}` is quoted by the caller.
 GRANT_RUNTIME_RIGHTS = Statement("""
 GRANT USAGE ON SCHEMA {schema} TO {role};
@@ -166,4 +193,5 @@ GRANT EXECUTE ON FUNCTION {schema}.make_staging(text, text) TO {role};
 GRANT EXECUTE ON FUNCTION {schema}.drop_staging(text, interval) TO {role};
 GRANT EXECUTE ON FUNCTION {schema}.drop_archived_history(date) TO {role};
 GRANT EXECUTE ON FUNCTION {schema}.begin_generation() TO {role};
+REVOKE INSERT, UPDATE, DELETE ON {schema}.alembic_version FROM {role};
 """)

@@ -31,14 +31,14 @@ _FAILURES: Final = """unnest(
 STORE_RECEIVED = Statement(f"""
 WITH received AS MATERIALIZED (
     SELECT * FROM unnest({UNNEST_ENVELOPE}, CAST(:execution_time AS timestamptz[]), CAST(:endpoint AS text[]),
-        CAST(:message_digest AS bigint[]), {UNNEST_QUEUEING}) WITH ORDINALITY
-    AS t ({ENVELOPE}, execution_time, endpoint, message_digest, {QUEUEING}, position)
+        CAST(:message_digest AS bigint[]), CAST(:terms AS bigint[]), {UNNEST_QUEUEING}) WITH ORDINALITY
+    AS t ({ENVELOPE}, execution_time, endpoint, message_digest, terms, {QUEUEING}, position)
 ), dated AS (
-    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest)
-    SELECT id, endpoint, message_digest FROM received WHERE {DATED}
+    INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest, terms)
+    SELECT id, endpoint, message_digest, terms FROM received WHERE {DATED}
     ON CONFLICT DO NOTHING RETURNING id, endpoint
 ), undated AS (
-    {remember_undated(f"SELECT {REMEMBERED} FROM received WHERE NOT {DATED}")}
+    {remember_undated(f"SELECT {REMEMBERED}, terms FROM received WHERE NOT {DATED}")}
 ), fresh AS (
     SELECT id, endpoint FROM dated UNION ALL SELECT id, endpoint FROM undated
 ), stored AS (
@@ -50,17 +50,16 @@ WITH received AS MATERIALIZED (
 SELECT id, endpoint FROM stored
 """)
 
-# Two messages under one id: a fault of the sender that must not pass as a duplicate.
-_CHANGED: Final = """
-SELECT known.id, known.endpoint
-FROM unnest(CAST(:id AS uuid[]), CAST(:endpoint AS text[]), CAST(:message_digest AS bigint[]))
-    AS t (id, endpoint, message_digest)
+# What is known under these ids, to tell two messages under one id from a duplicate.
+_KNOWN: Final = """
+SELECT known.id, known.endpoint, known.message_digest, known.terms,
+    CAST(extract(epoch FROM clock_timestamp() - known.received_at) AS double precision) AS age_seconds
+FROM unnest(CAST(:id AS uuid[]), CAST(:endpoint AS text[])) AS t (id, endpoint)
 JOIN {schema}.%s AS known USING (id, endpoint)
-WHERE known.message_digest <> t.message_digest
 """
-FIND_CHANGED_BODIES = Statement(f"{_CHANGED % 'received_ids'} UNION ALL {_CHANGED % 'undated_ids'}")
+FIND_KNOWN = Statement(f"{_KNOWN % 'received_ids'} UNION ALL {_KNOWN % 'undated_ids'}")
 
-# A sender that had no answer sends it again: the same bytes under the same id are one letter.
+# A sender that had no answer sends it again: the same bytes under the same id are one letter, of one fault.
 QUARANTINE = Statement(f"""
 INSERT INTO {{schema}}.dead_letters ({LETTER})
 SELECT 'incoming', CAST(:address AS text), CAST(:id AS uuid), CAST(:message_type AS text), CAST(:source AS text),
@@ -72,6 +71,7 @@ SELECT 'incoming', CAST(:address AS text), CAST(:id AS uuid), CAST(:message_type
 WHERE NOT EXISTS (
     SELECT FROM {{schema}}.dead_letters AS letter
     WHERE letter.id = CAST(:id AS uuid) AND letter.address = :address AND letter.body = :body
+        AND letter.reason = CAST(:reason AS text)
 )
 """)
 

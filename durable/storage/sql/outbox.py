@@ -26,7 +26,7 @@ WITH sent AS MATERIALIZED (
         CAST(:endpoint AS text[]), CAST(:message_digest AS bigint[]), {UNNEST_QUEUEING}) WITH ORDINALITY
     AS t ({ENVELOPE}, execution_time, destination, endpoint, message_digest, {QUEUEING}, position)
 ), undated AS (
-    {remember_undated(f"SELECT {REMEMBERED} FROM sent WHERE endpoint IS NOT NULL AND NOT {GENERATED}")}
+    {remember_undated(f"SELECT {REMEMBERED}, 0 FROM sent WHERE endpoint IS NOT NULL AND NOT {GENERATED}")}
 ), local AS (
     INSERT INTO {{schema}}.incoming_envelopes (endpoint, {ENVELOPE}, execution_time, {QUEUEING})
     SELECT endpoint, {SELECT_ENVELOPE}, execution_time, {QUEUEING} FROM sent

@@ -40,7 +40,9 @@ MOVE_REMOTE = Statement(f"{_MOVE_REMOTE} ON CONFLICT DO NOTHING")
 
 def _fresh(address: str, digest: str, those: str) -> str:
     """The keys of staged rows that were not known; they are known from now on."""
-    rows = f"SELECT DISTINCT ON (id, {address}) id, {address}, {digest}, sent_at, carried FROM {{staged}} WHERE {those}"
+    rows = (
+        f"SELECT DISTINCT ON (id, {address}) id, {address}, {digest}, sent_at, carried, 0 FROM {{staged}} WHERE {those}"
+    )
     return f"""dated AS (
     INSERT INTO {{schema}}.received_ids (id, endpoint, message_digest, carried)
     SELECT id, {address}, {digest}, carried FROM {{staged}} WHERE {those} AND {DATED}

@@ -73,7 +73,7 @@ def app(bus: Bus) -> FastAPI:
     """Writes a note and sends a message, and answers with the status that it is asked for."""
     app = FastAPI()
     app.add_middleware(DurableMiddleware, bus=bus)
-    app.mount("/durable", bus.asgi())
+    app.mount("/durable", bus.asgi(allow_local=True))
 
     @app.post("/notes/{number}")
     async def note(number: int, uow: Uow, status: int = 200, seconds: float = 0) -> None:
@@ -324,7 +324,7 @@ class TestReceiving:
         web.handles(Noted)(record)
         app = FastAPI()
         app.add_middleware(DurableMiddleware, bus=web)
-        app.mount("/durable", web.asgi())
+        app.mount("/durable", web.asgi(allow_local=True))
         async with served(app) as url, httpx.AsyncClient(base_url=url) as client:
             assert (await client.get("/durable/health/ready")).status_code == 204
             posted = await client.post("/durable/messages/asgi-integration.noted", json={"number": 1})

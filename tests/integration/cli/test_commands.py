@@ -349,10 +349,31 @@ def test_doctor_passes_with_a_warning_when_a_peer_is_silent(agent: Agent, databa
     assert report["healthy"]
     assert {check["name"]: check["verdict"] for check in report["checks"]} == {
         "settings": "ok", "database": "ok", "clock": "ok", "pooler": "ok", "lock connection": "ok", "schema": "ok",
-        "rights": "ok", "partitions": "ok", "connections": "ok", "retention": "ok", "handlers": "ok",
-        "destination": "warn",
+        "encryption": "ok", "rights": "warn", "partitions": "ok", "connections": "ok", "retention": "ok",
+        "handlers": "ok", "destination": "warn",
     }  # fmt: skip
     assert "-> start the peer" in agent("doctor", f"{module}:bus").out
+
+
+PLAINTEXT = """
+bus.route(OrderShipped, to="http://billing.example/in")
+bus.route(OrderPlaced, to="http://127.0.0.1:1")
+bus.listen("http://0.0.0.0:1")
+"""
+
+
+def test_doctor_lists_unencrypted_addresses(agent: Agent, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DURABLE_ALLOW_PLAINTEXT", "yes")
+    monkeypatch.setenv("DURABLE_HTTP_SECRET", "correct horse battery")
+    monkeypatch.setenv("DURABLE_AMQP_BROKERS", '{"second": "amqp://u:tops3cret@mq.example", "third": "amqps://b"}')
+    module = agent.application(PLAINTEXT)
+
+    report = document(agent, "doctor", f"{module}:bus")
+
+    [found] = [check for check in report["checks"] if check["name"] == "plaintext"]
+    assert found["verdict"] == "warn"
+    assert found["detail"].endswith("can read: http://0.0.0.0:1, http://billing.example/in, rabbitmq://second")
+    assert found["advice"] == "use https:// and amqps://, and remove allow_plaintext"
 
 
 def test_doctor_fails_settings_causing_lost_or_repeated_messages(

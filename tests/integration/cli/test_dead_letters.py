@@ -251,7 +251,7 @@ def test_replay_and_discard_require_all_when_no_filter_is_given(agent: Agent, ta
     assert len(unresolved(tables)) == 3
 
     assert document(agent, "dead-letters", "replay", "--all", "--limit", 1)["done"] == 1
-    assert document(agent, "dead-letters", "discard", "--all", "--reason", "no")["done"] == 2
+    assert document(agent, "dead-letters", "discard", "--all", "--yes", "--reason", "no")["done"] == 2
 
 
 def test_replay_reports_letters_left_behind(agent: Agent, tables: Tables) -> None:

@@ -216,7 +216,7 @@ def test_missing_broker_url_is_bad_configuration(agent: Agent, monkeypatch: pyte
     ended = agent("topology", f"{module}:bus")
 
     assert ended.code == 2
-    assert "set DURABLE_AMQP_URL, as in amqp://user:secret@host:5672/vhost" in ended.err
+    assert "set DURABLE_AMQP_URL, as in amqps://user:***@host:5671/vhost" in ended.err
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,10 @@ class Modelled(BaseModel):
     note: Any = None
 
 
+ENDLESS: list[Any] = [math.inf, -math.inf, math.nan, 1e18, 10**400, 1e12, timedelta.max, "1e18", "999999999999w"]
+"""Lengths of time that end on no day of the calendar."""
+
+
 class Unregistered(msgspec.Struct):
     pass
 
@@ -134,6 +138,11 @@ class TestAtSend:
             pytest.param(Placed(1), {"deliver_by": datetime(2050, 1, 1)}, id="deliver_by without a zone"),
             pytest.param(Placed(1), {"at": datetime(2050, 1, 1)}, id="at without a zone"),
             pytest.param(Placed(1, "x" * (1 << 20)), {}, id="a body over the limit"),
+            *(
+                pytest.param(Placed(1), {option: value}, id=f"{option}={value!r:.20}")
+                for option in ("delay", "deliver_by")
+                for value in ENDLESS
+            ),
         ],
     )
     async def test_invalid_message_raises_and_the_unit_of_work_proceeds(
@@ -246,9 +255,58 @@ class TestEnvelopesOnReceive:
         assert (letter[0], letter[3]) == (old.id, old.body)
         assert "older than duplicates are remembered" in letter[2]
 
+    @pytest.mark.parametrize(
+        ("changes", "reason"),
+        [
+            pytest.param({"age": timedelta(days=-365 * 74)}, "the time in its id", id="an id of 2100"),
+            pytest.param({"age": timedelta(days=-1, minutes=-1)}, "the time in its id", id="an id of tomorrow"),
+            pytest.param({"sent_at": datetime(2100, 1, 1, tzinfo=UTC)}, "its sent_at", id="sent in 2100"),
+            pytest.param({"execution_time": datetime(9998, 1, 1, tzinfo=UTC)}, "put off for longer", id="due in 9998"),
+        ],
+    )
+    async def test_envelope_from_the_future_is_kept_as_a_dead_letter(
+        self, shop: Shop, changes: dict[str, Any], reason: str
+    ) -> None:
+        age = changes.get("age", timedelta(0))
+        early = aged(good(17, **{name: value for name, value in changes.items() if name != "age"}), age)
+        await shop.receive_between_good_ones(early)
+        letter = shop.letter()
+        assert (letter[0], letter[1], letter[3]) == (early.id, "quarantined on arrival", early.body)
+        assert reason in letter[2]
+
+    async def test_envelope_of_a_clock_a_little_ahead_is_handled(self, shop: Shop) -> None:
+        ahead = timedelta(hours=23)
+        await shop.receive(aged(good(17, sent_at=datetime.now(UTC) + ahead), -ahead))
+        assert [order.number for order in shop.seen] == [17]
+
+    @pytest.mark.parametrize("number", [0, 2**128 - 1], ids=["nil", "max"])
+    async def test_stand_in_for_an_id_is_refused_each_time(self, shop: Shop, number: int) -> None:
+        bad = good(17, id=uuid.UUID(int=number))
+        await shop.receive(good(1), bad, good(2))
+        await shop.receive(bad)
+        letters = shop.tables.rows("SELECT id, reason FROM durable.dead_letters")
+        assert letters == [(None, f"{bad.id} is no id of a message")] * 2
+        assert sorted(order.number for order in shop.seen) == [1, 2]
+
     async def test_envelope_almost_too_old_is_handled(self, shop: Shop) -> None:
         await shop.receive(aged(good(17), timedelta(days=6, hours=23)))
         assert [order.number for order in shop.seen] == [17]
+
+    @pytest.mark.parametrize(
+        ("message_type", "body"),
+        [
+            pytest.param("bad.placed", b'{"number":17,"number":18}', id="twice"),
+            pytest.param("bad.modelled", b'{"number":17,"number":18}', id="twice, of a model"),
+            pytest.param("bad.placed", b'{"number":17,"n\\u0075mber":18}', id="the second one escaped"),
+            pytest.param("bad.placed", b'{"number":17,"note":[{"a":1,"b":{"c":1,"c":2}}]}', id="deep within"),
+        ],
+    )
+    async def test_repeated_json_key_makes_a_dead_letter(self, shop: Shop, message_type: str, body: bytes) -> None:
+        bad = good(17, message_type=message_type, body=body)
+        await shop.receive_between_good_ones(bad)
+        letter = shop.letter()
+        assert (letter[0], letter[3]) == (bad.id, body)
+        assert "stands twice in one object" in letter[2]
 
     async def test_another_message_under_the_same_id_is_kept_and_counted(self, shop: Shop) -> None:
         first = good(1)

@@ -408,7 +408,7 @@ async def test_opentelemetry_has_the_metrics_of_prometheus(database_url: str) ->
 
 async def test_mounted_app_counts_receptions_across_runs(database_url: str) -> None:
     bus = make_bus("shop", database_url)
-    transport = httpx.ASGITransport(bus.asgi())
+    transport = httpx.ASGITransport(bus.asgi(allow_local=True))
 
     @bus.handles(Placed)
     async def handle(placed: Placed) -> None: ...

@@ -85,7 +85,7 @@ class OnPostgres(World):
         arrival = Arrival(ENDPOINT, msgspec.structs.replace(envelope, execution_time=due), ANY_NODE)
         if inbox.store(self._conn, SCHEMA, [arrival]):
             return True
-        if inbox.find_changed_bodies(self._conn, SCHEMA, [arrival]):
+        if inbox.find_changed(self._conn, SCHEMA, [arrival]):
             reason = "another message was received under the same id before"
             inbox.quarantine(self._conn, SCHEMA, NODE, inbox.Unfit(ENDPOINT, envelope.body, reason, envelope))
         return False

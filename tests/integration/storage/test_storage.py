@@ -554,7 +554,7 @@ async def test_known_id_with_another_body_is_found(store: Store) -> None:
     changed = msgspec.structs.replace(first, body=b"another")
     arrivals = [Arrival("billing", changed, ANY_NODE), Arrival("billing", second, ANY_NODE)]
 
-    assert await store.run(inbox.find_changed_bodies, arrivals) == {(first.id, "billing")}
+    assert await store.run(inbox.find_changed, arrivals) == {(first.id, "billing")}
 
 
 # ---------------------------------------------------------------- ids without a day

@@ -653,7 +653,7 @@ class TestReceiving:
     ) -> None:
         app = FastAPI()
         app.add_middleware(DurableMiddleware, bus=bus)
-        app.mount("/durable", bus.asgi())
+        app.mount("/durable", bus.asgi(allow_local=True))
         async with client_of(app) as client:
             for _ in range(2):
                 posted = await client.post(
@@ -676,7 +676,11 @@ class TestReceiving:
     async def test_name_of_the_app_scopes_the_keys_of_repeats(
         self, bus: Bus, memory: InMemoryBus, seen: list[int]
     ) -> None:
-        for app in (bus.asgi(), bus.asgi("shop"), bus.asgi("other")):
+        for app in (
+            bus.asgi(allow_local=True),
+            bus.asgi("shop", allow_local=True),
+            bus.asgi("other", allow_local=True),
+        ):
             async with client_of(app) as client:
                 key = {"Idempotency-Key": "2f1d4f0e-6c44-4c1e-9c0f-8a5c2b9d7e61"}
                 await client.post("/messages/asgi.shipped", json={"number": 1}, headers=key)
@@ -684,7 +688,7 @@ class TestReceiving:
         assert (seen, memory.duplicates) == ([1, 1], 1)
 
     async def test_one_app_follows_the_bus_from_runtime_to_runtime(self, bus: Bus, seen: list[int]) -> None:
-        async with client_of(bus.asgi()) as client:
+        async with client_of(bus.asgi(allow_local=True)) as client:
 
             async def post() -> int:
                 return (await client.post("/messages/asgi.shipped", json={"number": 1})).status_code

@@ -20,7 +20,7 @@ from durable.pipeline.publishable import whole
 from durable.pipeline.screens import Limits, flaw
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
-LIMITS = Limits(max_message_bytes=100, dedupe_window=timedelta(days=7))
+LIMITS = Limits(max_message_bytes=100, dedupe_window=timedelta(days=7), clock_lead=timedelta(days=1))
 ROW: dict[str, Any] = {
     "id": uuid8_of("1").bytes,
     "destination": "tcp://127.0.0.1:2301",
@@ -83,6 +83,10 @@ def test_sound_rows_have_no_flaw() -> None:
         ({"execution_time": NOW + timedelta(days=7)}, "execution_time is not within dedupe_window"),
         ({"sent_at": NOW - timedelta(days=7, seconds=1)}, "it is older than duplicates are remembered"),
         ({"id": uuid7(NOW - timedelta(days=7, seconds=1))}, "it is older than duplicates are remembered"),
+        ({"id": uuid7(NOW + timedelta(days=1, seconds=1))}, "the time in its id is more than clock_lead"),
+        ({"sent_at": NOW + timedelta(days=1, seconds=1)}, "its sent_at is more than clock_lead"),
+        ({"id": bytes(16)}, "00000000-0000-0000-0000-000000000000 is no id of a message"),
+        ({"id": b"\xff" * 16}, "ffffffff-ffff-ffff-ffff-ffffffffffff is no id of a message"),
     ],
 )
 def test_a_flaw_is_found_wherever_the_row_is_and_the_row_is_named(changes: dict[str, Any], reason: str) -> None:
@@ -101,7 +105,9 @@ TEXT = st.text(st.characters(codec="utf-8"), max_size=4) | st.just("x" * 1_001)
 MOMENTS = st.datetimes(datetime(2026, 11, 1), datetime(2026, 12, 31), timezones=st.just(UTC))
 ROWS = st.fixed_dictionaries(
     {
-        "id": st.sampled_from([ROW["id"], uuid7(NOW), uuid7(NOW - timedelta(days=8))]),
+        "id": st.sampled_from(
+            [ROW["id"], uuid7(NOW), uuid7(NOW - timedelta(days=8)), uuid7(NOW + timedelta(days=2)), bytes(16)]
+        ),
         "destination": TEXT.map(lambda text: f"tcp://h{text}"),
         "message_type": TEXT,
         "source": TEXT,
@@ -121,7 +127,10 @@ def test_batch_has_a_flaw_exactly_when_one_of_its_envelopes_has(rows: list[dict[
         fields: dict[str, Any] = row | {"id": identity, "correlation_id": identity}
         envelope = Envelope(**fields)
         reason = screening.find_error(envelope, max_message_bytes=LIMITS.max_message_bytes)
-        return reason is not None or screening.too_old(envelope, NOW, LIMITS.dedupe_window)
+        misdated = screening.find_misdating(
+            envelope, NOW, dedupe_window=LIMITS.dedupe_window, clock_lead=LIMITS.clock_lead
+        )
+        return reason is not None or misdated is not None
 
     assert (flaw(batch(*rows), LIMITS, NOW) is not None) == any(map(is_refused, rows))
 

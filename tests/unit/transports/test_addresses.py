@@ -17,7 +17,7 @@ from durable.pipeline.screens import Limits, flaw
 from durable.transports.addresses import check_destination
 
 NOW = datetime.now(UTC)
-LIMITS = Limits(1_000, timedelta(days=7))
+LIMITS = Limits(1_000, timedelta(days=7), timedelta(days=1))
 MALFORMED = (
     *("", "x", "://x", "tcp:b:1", "TCP://127.0.0.1:1", "tpc://127.0.0.1:1", "local ", "LOCAL", "9p://x", "a b://x"),
     *("tcp://", "tcp://b", "tcp://b:99999", "tcp://b:0", "tcp://127.0.0.1:0", "tcp://b:1/../x", "tcp://b:x"),

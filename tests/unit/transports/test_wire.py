@@ -19,6 +19,7 @@ from durable.outcomes import BUSY, DUPLICATE, STORED, Failed, Rejected
 from durable.transports.frames import (
     MAX_ENVELOPES,
     Batch,
+    Challenge,
     Credit,
     Damaged,
     Frame,
@@ -29,6 +30,7 @@ from durable.transports.frames import (
     PartlyReadable,
     Ping,
     Pong,
+    Proof,
     Received,
     Refused,
     Welcome,
@@ -61,7 +63,9 @@ any_envelope = st.builds(
 any_outcome = st.sampled_from([STORED, DUPLICATE, BUSY]) | st.builds(Rejected, texts) | st.builds(Failed, texts)
 versions = st.lists(st.integers(0, 2**31), max_size=5)
 any_content = st.one_of(
-    st.builds(Hello, versions, texts, counts, counts),
+    st.builds(Hello, versions, texts, counts, counts, st.binary(max_size=64), texts),
+    st.builds(Challenge, texts, counts, st.binary(max_size=64), st.binary(max_size=64)),
+    st.builds(Proof, st.binary(max_size=64)),
     st.builds(Welcome, st.integers(0, 9), texts, counts, counts, counts, counts),
     st.builds(Refused, texts, versions),
     st.lists(any_envelope, max_size=4).map(lambda some: Batch(len(some), some)),
@@ -159,11 +163,16 @@ def test_invalid_envelope_is_rejected_and_its_neighbours_are_read(items: list[An
             pytest.fail(f"unexpected: {other}")
 
 
+def test_tls_is_recognised_by_the_first_byte_of_a_handshake_or_an_alert() -> None:
+    for first_byte in (b"\x16", b"\x15"):
+        with pytest.raises(ProtocolViolation, match="the peer speaks TLS"):
+            Decoder(LIMIT).feed(first_byte)
+
+
 @pytest.mark.parametrize(
     "first_bytes",
     [
         pytest.param(b"G", id="HTTP GET"),
-        pytest.param(b"\x16", id="TLS hello"),
         pytest.param(MAGIC[:-1] + b"\r", id="line ends rewritten"),
         pytest.param(b"\x00\x00\x00\x00", id="a frame without magic"),
     ],

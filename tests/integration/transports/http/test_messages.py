@@ -254,10 +254,9 @@ class TestASignature:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         pairs = [(name.encode(), value.encode()) for name, value in named.items()]
         now = int(datetime.now(UTC).timestamp())
-        shown = http_auth.signature(
-            SECRET, "POST", SOLD.encode(), body, timestamp=now, nonce=uuid.uuid4().hex, headers=pairs
-        )
-        return {**named, "authorization": shown}
+        said = http_auth.unsigned(body, to="shop", timestamp=now, nonce=uuid.uuid4().hex)
+        shown = http_auth.sign(SECRET, said, "POST", SOLD.encode(), len(body), pairs)
+        return {**named, "authorization": str(shown)}
 
     async def test_signature_admits_a_message(self, guarded: HttpShop) -> None:
         headers = self.signed(b'{"number": 1}', idempotency_key="order-17", durable_source="till")
@@ -315,6 +314,7 @@ class TestTheDocumentation:
             process = await asyncio.create_subprocess_exec(
                 node,
                 tmp_path / "send.mjs",
+                "shop",
                 guarded.url + SOLD,
                 "order-17",
                 '{"number": 1}',
@@ -392,7 +392,7 @@ class TestUnstoredMessages:
 
     async def ask(self, receiver: MemoryReceiver | None, message_type: str) -> httpx.Response:
         """The answer of an app on this receiver, to a message of this type."""
-        door = Door(lambda: receiver, "shop", "shop", load_settings(), lambda: {message_type: Sold})
+        door = Door(lambda: receiver, "shop", "shop", load_settings(), lambda: {message_type: Sold}, allow_local=True)
         here = httpx.ASGITransport(make_app(door))
         async with httpx.AsyncClient(transport=here, base_url="http://127.0.0.1") as client:
             return await client.post(f"/messages/{message_type}", json={"number": 1})

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message
 
 from durable import Bus, failpoints, message
 from durable.embedded import Embedded
-from durable.errors import ConnectionFailed, InvalidSetting, PeerTimeout, TransportError
+from durable.errors import ConnectionFailed, InvalidSetting, PeerTimeout, ProtocolViolation, TransportError
 from durable.outcomes import DUPLICATE, STORED, Rejected
 from durable.settings import Settings, load_settings
 from durable.testing import eventually
@@ -322,7 +322,7 @@ async def test_app_receives_under_any_mount(
     app = transport(http_secret=SECRET).app("shop-in", lambda: receiver)
     async with served(mount(app)) as root:
         await send(root + path, http_secret=SECRET)
-        await send(root + path, http_secret=SECRET, http_auth="bearer")
+        await send(root + path, http_secret=SECRET, http_auth="bearer", allow_plaintext=True)
     assert receiver.endpoints == {"shop-in"}
 
 
@@ -330,13 +330,14 @@ async def test_app_behind_a_prefix_stripping_proxy_uses_its_root_path(
     receiver: MemoryReceiver,
 ) -> None:
     app = transport(http_secret=SECRET).app("shop-in", lambda: receiver)
-    signed = http_auth.signature(SECRET, "POST", b"/api/ping", b"", timestamp=int(time.time()), nonce="n" * 16)
+    said = http_auth.unsigned(b"", to="billing", timestamp=int(time.time()), nonce="n" * 16)
+    signed = http_auth.sign(SECRET, said, "POST", b"/api/ping", 0)
     async with served(app, root_path="/api") as root, RawHttpClient(root) as client:
-        assert (await client.ask(request("/ping", authorization=signed))).status == 204
+        assert (await client.ask(request("/ping", authorization=str(signed)))).status == 204
 
 
 async def test_an_app_without_a_receiver_is_not_ready(receiver: MemoryReceiver) -> None:
-    app = transport().app("shop-in", lambda: None)
+    app = transport().app("shop-in", lambda: None, allow_local=True)
     async with served(app) as root, RawHttpClient(root) as client:
         with pytest.raises(ConnectionFailed, match="503 Service Unavailable: this process is not ready"):
             await send(root)
@@ -354,6 +355,9 @@ async def test_health_is_open_to_all_and_reports_a_receiver_unable_to_store(rece
             "nothing can be stored now"
         )
         assert (await client.ask(request("/health/live", method="GET"))).status == 204
+
+
+HOST = [(b"host", b"localhost")]
 
 
 @pytest.mark.parametrize(
@@ -377,8 +381,8 @@ async def test_app_without_a_secret_answers_only_its_own_machine(
     async def ask() -> Message:
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    scope = {"type": "http", "method": "POST", "path": "/ping", "query_string": b"", "headers": []}
-    app = transport().app("shop-in", lambda: receiver)
+    scope = {"type": "http", "method": "POST", "path": "/ping", "query_string": b"", "headers": HOST}
+    app = transport().app("shop-in", lambda: receiver, allow_local=True)
     await app({**scope, "server": server, "client": client}, ask, answer)
     assert answers[0]["status"] == 401
     assert b"set http_secret on both ends" in answers[1]["body"]
@@ -396,7 +400,7 @@ async def test_websockets_are_refused(receiver: MemoryReceiver) -> None:
     async def ask() -> Message:
         return {"type": "websocket.connect"}
 
-    app = transport().app("shop-in", lambda: receiver)
+    app = transport().app("shop-in", lambda: receiver, allow_local=True)
     await app({"type": "websocket", "path": "/batches", "headers": []}, ask, answer)
     assert [sent["type"] for sent in answers] == ["websocket.close"]
 
@@ -404,7 +408,7 @@ async def test_websockets_are_refused(receiver: MemoryReceiver) -> None:
 async def test_request_refused_inside_an_application_gets_a_problem(
     receiver: MemoryReceiver,
 ) -> None:
-    app = transport().app("shop-in", lambda: receiver)
+    app = transport().app("shop-in", lambda: receiver, allow_local=True)
     async with served(in_fastapi(app)) as root, RawHttpClient(root) as client:
         assert (await client.ask(request("/durable/nowhere"))).problem["status"] == 404
         refusal = await client.ask(request("/durable/batches", method="GET"))
@@ -417,29 +421,31 @@ async def test_request_refused_inside_an_application_gets_a_problem(
 @pytest.mark.parametrize("how", ["hmac", "bearer"])
 async def test_secret_is_rotated_without_an_interruption(receiver: MemoryReceiver, how: str) -> None:
     async with listening(receiver, http_secret=OTHER, http_previous_secret=SECRET) as listener:
-        await send(listener.address, http_secret=SECRET, http_auth=how)
-        await send(listener.address, http_secret=OTHER, http_auth=how)
+        await send(listener.address, http_secret=SECRET, http_auth=how, allow_plaintext=True)
+        await send(listener.address, http_secret=OTHER, http_auth=how, allow_plaintext=True)
         with pytest.raises(TransportError, match=r"401 Unauthorized.*check http_secret"):
-            await send(listener.address, http_secret="a-third-secret-unknown", http_auth=how)
+            await send(listener.address, http_secret="a-third-secret-unknown", http_auth=how, allow_plaintext=True)
 
 
 async def test_peer_may_have_its_own_secret(receiver: MemoryReceiver) -> None:
-    async with listening(receiver, f"{HERE}/in", http_secret=OTHER) as listener:
-        own = {listener.address.removesuffix("/in"): OTHER}
-        await send(listener.address, http_secret=SECRET, http_peer_secrets=own)
+    async with listening(receiver, f"{HERE}/in", peers={"billing": OTHER}) as listener:
+        at = listener.address.removesuffix("/in")
+        await send(listener.address, http_secret=SECRET, peers={"billing": {"secrets": {"1": OTHER}, "at": [at]}})
         with pytest.raises(TransportError, match="401"):
-            await send(listener.address, http_secret=SECRET, http_peer_secrets={"http://127.0.0.1": OTHER})
+            await send(listener.address, http_secret=SECRET, peers={"billing": {"secrets": {"1": OTHER}}})
+    assert receiver.endpoints == {"billing-in<-billing"}
 
 
-async def test_a_sender_with_a_secret_reaches_a_listener_without(receiver: MemoryReceiver) -> None:
+async def test_a_sender_with_a_secret_believes_no_listener_without(receiver: MemoryReceiver) -> None:
     async with listening(receiver) as listener:
-        await send(listener.address, http_secret=SECRET)
+        with pytest.raises(ProtocolViolation, match="is not signed with the secret"):
+            await send(listener.address, http_secret=SECRET)
 
 
-@pytest.mark.parametrize("peer", ["billing:80", "http://billing:80/path", "http://billing:80?reuse_port=1", ""])
-def test_a_secret_of_no_peer_is_an_invalid_setting(peer: str) -> None:
-    with pytest.raises(InvalidSetting):
-        transport(http_peer_secrets={peer: SECRET})
+@pytest.mark.parametrize("at", ["billing:80", "http://billing:80?query", "http://user@billing:80", ""])
+def test_a_peer_at_no_address_is_an_invalid_setting(at: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"^peers: "):
+        transport(peers={"billing": {"secrets": {"1": SECRET}, "at": [at]}})
 
 
 def test_bearer_secret_is_refused_over_plain_http_to_other_machines() -> None:
@@ -448,9 +454,11 @@ def test_bearer_secret_is_refused_over_plain_http_to_other_machines() -> None:
     for refused in (lambda: shown.sender(open_to_all), lambda: shown.resolve(open_to_all, "any")):
         with pytest.raises(InvalidSetting, match=r"^http_auth: http://billing.example/in is not encrypted"):
             refused()
-    for fine in ("https://billing.example/in", "http://127.0.0.1:80", "http://[::1]:80", "http://localhost"):
-        shown.sender(fine)
-        assert shown.resolve(fine, "any") == fine
+    with pytest.raises(InvalidSetting, match="answer for the peer"):
+        shown.sender("http://127.0.0.1:80")
+    shown.sender("https://billing.example/in")
+    assert shown.resolve("https://billing.example/in", "any") == "https://billing.example/in"
+    transport(http_secret=SECRET, http_auth="bearer", allow_plaintext=True).sender(open_to_all)
     transport(http_secret=SECRET).sender(open_to_all)
     transport(http_auth="bearer").sender(open_to_all)
 
@@ -458,7 +466,7 @@ def test_bearer_secret_is_refused_over_plain_http_to_other_machines() -> None:
 @pytest.mark.parametrize("secret", ["line\r\nfeed: in a secret", "a secret with spaces", "ein Geheimnis für alle"])
 async def test_secret_unfit_for_a_header_can_only_sign(receiver: MemoryReceiver, secret: str) -> None:
     with pytest.raises(InvalidSetting, match=r"^http_secret: .*visible ASCII"):
-        transport(http_secret=secret, http_auth="bearer").sender(HERE.replace(":0", ":1"))
+        transport(http_secret=secret, http_auth="bearer").sender("https://127.0.0.1:1")
     async with listening(receiver, http_secret=secret) as listener:
         await send(listener.address, http_secret=secret)
 

@@ -58,6 +58,12 @@ async def shop(
     ("properties", "reason"),
     [
         pytest.param(SOLD, "the delivery has no message_id", id="no id"),
+        pytest.param(SOLD | {"message_id": ID, "headers": {"x-death": [{"count": 60}, {"count": 41}]}},
+                     "queues have dead-lettered it 101 times", id="a circle of queues"),
+        pytest.param(SOLD | {"message_id": ID, "headers": {"x-death": [{"count": 101}]} | OURS},
+                     "queues have dead-lettered it 101 times", id="a circle of queues, of ours"),
+        pytest.param(SOLD | {"message_id": ID, "headers": {"x-death": ["no table"] * 101}},
+                     "queues have dead-lettered it 101 times", id="deaths that are none"),
         pytest.param({"message_id": ID}, "the delivery has no type: send one, or configure one", id="no type"),
         pytest.param(SOLD | {"message_id": "order-17", "app_id": "crm", "headers": OURS},
                      "message_id is no UUID: 'order-17'", id="an id of ours that is no UUID"),

@@ -65,7 +65,7 @@ async def test_json_with_an_id_and_a_type_is_handled_like_any_message(shop: Rabb
         content_type="application/json; charset=utf-8",
         correlation_id=str(correlation_id),
         app_id="crm",
-        timestamp=datetime(2030, 1, 1, tzinfo=UTC),
+        timestamp=datetime.now(UTC),
         headers={"tenant": "north", "attempt": 3, "urgent": True},
     )
 

@@ -23,6 +23,7 @@ from durable.envelope import Envelope
 from durable.errors import ConnectionFailed, PeerTimeout, ProtocolViolation, TransportError
 from durable.outcomes import BUSY, STORED, Outcome, Rejected
 from durable.settings import load_settings
+from durable.testing import eventually
 from durable.transports.base import Listener, Sender
 from durable.transports.frames import (
     MAX_ENVELOPES,
@@ -513,6 +514,23 @@ async def test_a_bad_welcome_fails_the_send_and_the_next_one_tries_again(
         assert server.connections == 2
 
 
+async def test_stray_answers_are_ignored_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def answer(writer: asyncio.StreamWriter, channel: int) -> None:
+        for unknown in range(1_000, 1_050):
+            writer.write(encode(Frame(Outcomes([STORED], 1_000), unknown)))
+            writer.write(encode(Frame(Refused("no such batch"), unknown)))
+        writer.write(encode(Frame(Outcomes([STORED], 1), channel)))
+
+    async with FakeServer(answer) as server:
+        async with TcpTransport(SETTINGS, "orders", 1).sender(server.uri) as sender:
+            assert await sender.send(envelopes(1)) == [STORED]
+            assert await sender.send(envelopes(1)) == [STORED]
+        assert server.connections == 1
+    assert caplog.text.count("is not under way") == 1
+
+
 async def test_a_duplicate_answer_is_ignored() -> None:
     twice = say(Outcomes([STORED], 1), Outcomes([BUSY], 1_000))
     async with FakeServer(twice) as server:
@@ -520,3 +538,14 @@ async def test_a_duplicate_answer_is_ignored() -> None:
             assert await sender.send(envelopes(1)) == [STORED]
             assert await sender.send(envelopes(1)) == [STORED]
         assert server.connections == 1
+
+
+async def test_a_name_in_hello_writes_no_line_of_its_own(house: House, caplog: pytest.LogCaptureFixture) -> None:
+    forged = "x\n2026-01-01 CRITICAL durable: all is lost\r\x1b[2J\u2028\u202e\x00"
+    async with RawClient(house.listener.address) as mallory:
+        mallory.say(MAGIC + encode(Frame(Hello([1], forged, 66, LIMIT))))
+        await mallory.hear()
+        mallory.say(encode(Frame(Welcome(1, "x", 1, 1, 1, 1))))
+        await mallory.dropped()
+    await eventually(lambda: "dropped the connection of x 2026" in caplog.text)
+    assert all(record.getMessage().isprintable() for record in caplog.records)

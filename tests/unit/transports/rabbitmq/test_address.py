@@ -194,16 +194,18 @@ def test_addresses_for_listening_and_for_sending_are_not_interchangeable() -> No
 
 
 def test_a_broker_is_found_in_the_settings_by_its_name() -> None:
-    settings = load_settings(amqp_url="amqp://a", amqp_brokers={"second": "amqps://u:p@b:5671/vhost"})
+    settings = load_settings(amqp_url="amqp://127.0.0.1", amqp_brokers={"second": "amqps://u:p@b:5671/vhost"})
 
-    assert broker_url(settings, "default") == "amqp://a"
+    assert broker_url(settings, "default") == "amqp://127.0.0.1"
     assert broker_url(settings, "second") == "amqps://u:p@b:5671/vhost"
 
 
 def test_broker_missing_in_the_settings_is_refused() -> None:
-    settings = load_settings(amqp_brokers={"second": "amqp://b"})
+    settings = load_settings(amqp_brokers={"second": "amqps://b"})
 
-    with pytest.raises(InvalidSetting, match=r"amqp_url: not set.*set DURABLE_AMQP_URL, as in amqp://user:secret@host"):
+    with pytest.raises(
+        InvalidSetting, match=r"amqp_url: not set.*set DURABLE_AMQP_URL, as in amqps://user:\*\*\*@host"
+    ):
         broker_url(settings, "default")
     with pytest.raises(InvalidSetting, match=r"no broker has this name; did you mean 'second'.; write .*amqp_brokers"):
         broker_url(settings, "secnd")
@@ -217,6 +219,6 @@ def test_invalid_amqp_url_is_refused_and_not_shown(url: str) -> None:
     settings = Settings(amqp_url=SecretStr(url), amqp_brokers={"second": SecretStr(url)})
 
     for broker, setting in (("default", "amqp_url"), ("second", "amqp_brokers: second")):
-        with pytest.raises(InvalidSetting, match=f"{setting}: not an AMQP URL; it should look like amqp://") as refused:
+        with pytest.raises(InvalidSetting, match=f"{setting}: not an AMQP URL; it .* amqps://") as refused:
             broker_url(settings, broker)
         assert "tops3cret" not in str(refused.value)

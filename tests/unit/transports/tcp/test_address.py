@@ -1,4 +1,4 @@
-"""What may be written as the address of a TCP connection: this machine, and nothing that is not meant."""
+"""What may be written as the address of a TCP connection, and nothing that is not meant."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 
 from durable.errors import InvalidSetting
 from durable.settings import load_settings
-from durable.transports.tcp.address import TcpAddress, UnixAddress, parse
+from durable.transports.tcp.address import TcpAddress, parse
 from durable.transports.tcp.transport import TcpTransport
+from durable.transports.tcp.unix import UnixAddress
 
 
 @pytest.mark.parametrize(
@@ -26,11 +27,43 @@ def test_an_address_on_this_machine_is_understood(uri: str, address: TcpAddress 
 
 
 @pytest.mark.parametrize(
-    "host", ["0.0.0.0", "10.0.0.1", "[::]", "[fe80::1]", "[::ffff:127.0.0.1]", "example.com", "127.1"]
+    ("uri", "host", "is_local"),
+    [
+        ("tcp://127.0.0.1:2301", "127.0.0.1", True),
+        ("tcp://[::1]:2301", "::1", True),
+        ("tcp://LOCALHOST:2301", "127.0.0.1", True),
+        ("tcp://0.0.0.0:2301", "0.0.0.0", False),
+        ("tcp://10.0.0.1:2301", "10.0.0.1", False),
+        ("tcp://[::]:2301", "::", False),
+        ("tcp://[fe80::1]:2301", "fe80::1", False),
+        ("tcp://billing.internal.:2301", "billing.internal.", False),
+        ("tcp://localhost.example.com:2301", "localhost.example.com", False),
+    ],
 )
-def test_another_machine_is_refused_with_advice(host: str) -> None:
-    with pytest.raises(InvalidSetting, match=r"not this machine.*not encrypted or authenticated; use 127\.0\.0\.1"):
+def test_local_address_is_told_from_others(uri: str, host: str, is_local: bool) -> None:
+    address = parse(uri)
+    assert isinstance(address, TcpAddress)
+    assert (address.host, address.is_local) == (host, is_local)
+
+
+@pytest.mark.parametrize("host", ["127.1", "[::ffff:127.0.0.1]", "[fe80::1%25eth0]", "a..b", "-a", "a b", "2130706433"])
+def test_a_host_with_two_readings_is_refused(host: str) -> None:
+    with pytest.raises(InvalidSetting):
         parse(f"tcp://{host}:2301")
+
+
+@pytest.mark.parametrize(
+    ("query", "reuse_port", "tls"),
+    [("", False, None), ("?tls=1", False, True), ("?reuse_port=1&tls=0", True, False), ("?reuse_port=1", True, None)],
+)
+def test_options_are_understood(query: str, reuse_port: bool, tls: bool | None) -> None:
+    assert parse(f"tcp://127.0.0.1:2301{query}") == TcpAddress("127.0.0.1", 2301, reuse_port, tls)
+
+
+@pytest.mark.parametrize("query", ["x=1", "tls", "tls=", "tls=yes", "tls=1&tls=1", "reuse_port=0", "tls=1&"])
+def test_an_unknown_option_is_refused(query: str) -> None:
+    with pytest.raises(InvalidSetting, match="the only options are"):
+        parse(f"tcp://127.0.0.1:2301?{query}")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +106,7 @@ def test_too_long_socket_path_is_refused() -> None:
 
 
 def test_address_is_printed_unchanged() -> None:
-    for uri in ("tcp://127.0.0.1:2301", "tcp://[::1]:2301", "unix:///run/orders.sock"):
+    for uri in ("tcp://127.0.0.1:2301", "tcp://[::1]:2301", "tcp://10.0.0.7:1?tls=1", "unix:///run/orders.sock"):
         assert str(parse(uri)) == uri
 
 

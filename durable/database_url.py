@@ -1,0 +1,188 @@
+"""URL of a Postgres database, in every form in which users write it, and the same in the words of each driver.
+
+    text                                     libpq: psycopg, ADBC, Spark's workers     asyncpg
+    sslmode= sslrootcert= sslcert= sslkey=   the same                                  a DSN beside the other arguments
+    ssl=true                                 sslmode=verify-full, sslrootcert=system   an SSLContext
+    ssl=require                              sslmode=require                           as sslmode=require
+    channel_binding= gssencmode= ...         the same                                  left out: it has none of them
+
+Passwords may hold `@` and `:` as they are; `/` and `?` are percent-encoded. No error shows a part of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import parse_qsl, quote, unquote, urlencode
+
+from durable.errors import InvalidSetting
+
+DRIVERS: Final = ("", "asyncpg", "psycopg")
+MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+"""Values of sslmode, from the least to the most."""
+SYSTEM: Final = "system"
+"""Value of sslrootcert for the authorities of the operating system."""
+
+TLS_WORDS: Final = frozenset(
+    (
+        *("sslmode", "sslrootcert", "sslcert", "sslkey", "sslpassword", "sslcrl", "sslnegotiation"),
+        *("ssl_min_protocol_version", "ssl_max_protocol_version"),
+    )
+)
+_LIBPQ_ALONE: Final = frozenset(
+    (
+        *("channel_binding", "client_encoding", "fallback_application_name", "gssdelegation", "gssencmode"),
+        *("keepalives", "keepalives_count", "keepalives_idle", "keepalives_interval", "load_balance_hosts"),
+        *("require_auth", "requirepeer", "sslcertmode", "sslcompression", "sslcrldir", "sslsni", "tcp_user_timeout"),
+    )
+)
+_FOR_THE_SERVER: Final = ("application_name", "options")
+_ON: Final = ("1", "on", "true", "yes")
+_OFF: Final = ("0", "off", "false", "no")
+
+_TEXT: Final = re.compile(r"(?:postgres|postgresql)(?:\+([a-z0-9_]*))?://([^?]*)(?:\?(.*))?", re.DOTALL)
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.%-]*)(?::(\d{1,5}))?")
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseUrl:
+    """Parts of a URL, decoded. `query` has the parameters in libpq's words; several `hosts` are tried in turn."""
+
+    driver: str
+    hosts: tuple[tuple[str, int | None], ...]
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    database: str | None = None
+    query: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def libpq(self, **defaults: str) -> str:
+        """Return the URL for drivers that are built on libpq, with its password: not for showing."""
+        names = [part for part in (self.user, self.password) if part is not None]
+        userinfo = ":".join(quote(part, safe="") for part in names) + "@" if names else ""
+        hosts = ",".join(_written(host, port) for host, port in self.hosts)
+        query = urlencode(defaults | dict(self.query), quote_via=quote)
+        return f"postgresql://{userinfo}{hosts}/{quote(self.database or '', safe='')}" + (f"?{query}" if query else "")
+
+    @property
+    def is_local(self) -> bool:
+        """True when the database is reached by a Unix socket or by loopback alone."""
+        given = self.query.get("host", "")
+        hosts = [host for host, _ in self.hosts if host] or given.split(",")
+        return all(host.startswith(("/", "@", "127.")) or host in ("", "localhost", "::1") for host in hosts)
+
+
+def parse(text: str, setting: str = "database_url") -> DatabaseUrl:
+    """Parse the text. Raises InvalidSetting, which names the setting and shows no part of the text."""
+    found = _TEXT.fullmatch(text)
+    if found is None:
+        raise _wrong(setting)
+    driver, head, query = found[1] or "", found[2], found[3] or ""
+    if driver not in DRIVERS:
+        raise InvalidSetting(f"{setting}: driver {driver!r} is not supported; use asyncpg or psycopg")
+    authority, _, path = head.partition("/")
+    userinfo, _, place = authority.rpartition("@")
+    user, has_password, password = userinfo.partition(":")
+    if "/" in path or "@" in path:
+        raise _wrong(setting)
+    try:
+        hosts = tuple(_host(each, setting) for each in place.split(","))
+        parts = [unquote(part, errors="strict") for part in (user, password, path)]
+        given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True, errors="strict")) if query else {}
+    except ValueError:
+        raise _wrong(setting) from None
+    if not all(map(_NAME.fullmatch, given)):
+        raise _wrong(setting)
+    own = {name: given.pop(name, None) for name in ("user", "password", "dbname", "port")}
+    if own["port"] is not None:
+        hosts = tuple(_host(f"{_written(host, None)}:{own['port']}", setting) for host, _ in hosts)
+    return DatabaseUrl(
+        driver,
+        hosts,
+        user=parts[0] or own["user"],
+        password=parts[1] if has_password else own["password"],
+        database=parts[2] or own["dbname"],
+        query=_tls(given, setting),
+    )
+
+
+def for_asyncpg(given: Mapping[str, object]) -> dict[str, object]:
+    """Translate arguments of a connection from libpq's words: those of TLS become a DSN, others server settings.
+
+    An argument `ssl` that is no text is asyncpg's own, and stays.
+    """
+    own = {name: value for name, value in given.items() if name not in TLS_WORDS | _LIBPQ_ALONE}
+    tls = {name: str(value) for name, value in given.items() if name in TLS_WORDS}
+    told = {name: str(own.pop(name)) for name in _FOR_THE_SERVER if name in own}
+    if told:
+        others = own.get("server_settings")
+        own["server_settings"] = told | dict(others if isinstance(others, Mapping) else {})
+    if "connect_timeout" in own:
+        own["timeout"] = float(str(own.pop("connect_timeout")))
+    if tls.get("sslrootcert") == SYSTEM:
+        own["ssl"] = _of_system(tls)
+    elif tls:
+        own["dsn"] = f"postgresql://?{urlencode(tls, quote_via=quote)}"
+    return own
+
+
+def check_for_asyncpg(url: DatabaseUrl, setting: str = "database_url") -> None:
+    """Raise InvalidSetting when the URL demands what asyncpg cannot do."""
+    if url.query.get("channel_binding") == "require":
+        raise InvalidSetting(
+            f"{setting}: asyncpg has no channel_binding; use postgresql+psycopg://, or sslmode=verify-full without it"
+        )
+    if url.query.get("require_auth"):
+        raise InvalidSetting(f"{setting}: asyncpg has no require_auth; use postgresql+psycopg://, or leave it out")
+
+
+def _tls(query: dict[str, str], setting: str) -> dict[str, str]:
+    """Say in libpq's words how the connection is encrypted."""
+    ssl = query.pop("ssl", None)
+    if ssl is not None:
+        asked = {"sslmode": "verify-full"} if ssl.lower() in _ON else {"sslmode": ssl.lower()}
+        if ssl.lower() in _OFF:
+            asked = {"sslmode": "disable"}
+        if query.get("sslmode", asked["sslmode"]) != asked["sslmode"]:
+            raise InvalidSetting(f"{setting}: ssl and sslmode say different things; give sslmode alone")
+        if ssl.lower() in _ON and "sslrootcert" not in query:
+            asked["sslrootcert"] = SYSTEM
+        query |= asked
+    mode = query.get("sslmode")
+    if mode is not None and mode not in MODES:
+        raise InvalidSetting(f"{setting}: sslmode is none of {', '.join(MODES)}")
+    if query.get("sslrootcert") == SYSTEM and mode != "verify-full":
+        raise InvalidSetting(f"{setting}: sslrootcert=system needs sslmode=verify-full; anybody has such a certificate")
+    if "sslcert" in query and "sslkey" not in query and mode is not None:
+        raise InvalidSetting(f"{setting}: sslcert without sslkey; give both")
+    return query
+
+
+def _of_system(tls: Mapping[str, str]) -> object:
+    import ssl
+
+    context = ssl.create_default_context()
+    if "sslcert" in tls:
+        context.load_cert_chain(tls["sslcert"], tls.get("sslkey"), tls.get("sslpassword"))
+    return context
+
+
+def _host(text: str, setting: str) -> tuple[str, int | None]:
+    found = _HOST.fullmatch(text)
+    if found is None:
+        raise _wrong(setting)
+    return unquote(found[1]).strip("[]"), int(found[2]) if found[2] else None
+
+
+def _written(host: str, port: int | None) -> str:
+    written = f"[{host}]" if ":" in host else quote(host, safe="")
+    return written if port is None else f"{written}:{port}"
+
+
+def _wrong(setting: str) -> InvalidSetting:
+    return InvalidSetting(
+        f"{setting}: not a Postgres URL; it should look like postgresql+asyncpg://user:***@host:5432/name, with"
+        " / ? # and % in the password percent-encoded"
+    )

@@ -1,0 +1,91 @@
+"""Texts as they may be shown: without secrets, and without characters that a log or a terminal would obey.
+
+    printable   names and reasons of peers, brokers and databases, as one line
+    redacted    passwords in URLs and DSNs, values of `secret=` and the like, and every secret of this process
+    shown       both: for log lines, errors and reasons that are stored
+
+Every argument of a log line of durable and every text of a DurableError goes through here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final
+from urllib.parse import quote, unquote
+
+LONGEST: Final = 4_000
+"""Characters of a text that are shown."""
+HIDDEN: Final = "***"
+
+_SHORTEST_SECRET: Final = 6  # a shorter one would be found in words that are no secrets
+_MOST_SECRETS: Final = 1_000
+
+_BREAKS: Final = re.compile(r"[^\S ]+")
+_IN_URL: Final = re.compile(r"([a-z][a-z0-9+.-]*://[^\s:@/\"'<>]*):[^\s\"'<>]+@", re.IGNORECASE)
+_TOKEN_IN_URL: Final = re.compile(r"\b((?!postgres|amqp)[a-z][a-z0-9+.-]*://)[^\s:@/\"'<>]+@", re.IGNORECASE)
+_IN_DSN: Final = re.compile(
+    r"([a-z_-]*(?:password|passwd|passphrase|secret|token|api[_-]?key|access[_-]?key)\s*=\s*)"
+    r"(?!\*\*\*)('[^']*'|\"[^\"]*\"|[^\s&;,\"']+)",
+    re.IGNORECASE,
+)
+
+_secrets: dict[str, None] = {}
+
+
+def printable(text: str, longest: int = LONGEST) -> str:
+    """Return one line of this text: without NUL, escapes, lone surrogates and marks that change its direction."""
+    text = text[:longest]
+    if text.isprintable():
+        return text
+    line = _BREAKS.sub(" ", text)
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
+
+
+def redacted(text: str) -> str:
+    """Return the text with *** in the places of secrets."""
+    if _secrets:
+        text = _known(tuple(_secrets)).sub(HIDDEN, text)
+    if "=" in text:
+        text = _IN_DSN.sub(rf"\1{HIDDEN}", text)
+    if "://" in text:
+        text = _TOKEN_IN_URL.sub(rf"\1{HIDDEN}@", _IN_URL.sub(rf"\1:{HIDDEN}@", text))
+    return text
+
+
+def shown(text: str, longest: int = LONGEST) -> str:
+    """Return one line of this text, without secrets."""
+    return printable(redacted(text[: 2 * longest]), longest)
+
+
+def keep_secret(values: Iterable[str]) -> None:
+    """Show these values nowhere, as they are or percent-encoded; of URLs, their passwords."""
+    for value in values:
+        for secret in _parts(value):
+            for form in {secret, unquote(secret), quote(secret, safe=""), quote(secret)}:
+                if len(form) >= _SHORTEST_SECRET:
+                    _secrets.pop(form, None)
+                    _secrets[form] = None
+    while len(_secrets) > _MOST_SECRETS:
+        del _secrets[next(iter(_secrets))]
+
+
+def _parts(value: str) -> list[str]:
+    """Return what is secret in a value: of a URL the password, unless it is the name of something else in it."""
+    scheme, is_url, rest = value.partition("://")
+    if not is_url or not scheme.replace("+", "").replace("-", "").replace(".", "").isalnum():
+        return [value]
+    userinfo, is_user, place = rest.rpartition("@")
+    user, _, password = userinfo.partition(":")
+    if not is_user or not password:
+        return []
+    names = {user, *re.split(r"[/?:&=,]", place)}
+    return [] if password in names else [password]
+
+
+@lru_cache(maxsize=1)
+def _known(secrets: tuple[str, ...]) -> re.Pattern[str]:
+    """Longest first: one may be a part of another."""
+    found = "|".join(re.escape(secret) for secret in sorted(secrets, key=len, reverse=True))
+    return re.compile(rf"(?<!\w)(?:{found})(?!\w)")

@@ -1,0 +1,118 @@
+"""Errors of commands: a document with --json, a warning of secrets in arguments, no accident with --all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from durable.cli.app import app
+from tests.integration.cli.test_dead_letters import dead, unresolved
+from tests.support.command import Agent
+from tests.support.letters import envelope
+from tests.support.tables import Tables
+
+NOWHERE = "postgresql://app@127.0.0.1:1/orders"
+
+
+def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Commands with --json."""
+    if hasattr(command, "commands"):
+        for name, each in command.commands.items():
+            yield from leaves(each, (*path, name))
+    elif any("--json" in option.opts for option in command.params):
+        yield path
+
+
+COMMANDS = sorted(leaves(typer.main.get_command(app)))
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Agent:
+    return Agent(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture
+def database(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DURABLE_DATABASE_URL", tables.url)
+
+
+def test_all_commands_were_found() -> None:
+    assert {("status",), ("dead-letters", "discard"), ("scheduled", "cancel"), ("pipeline", "archive")} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("options", [(), ("--no-such-option",), ("no-such-module:bus",)], ids=str)
+def test_json_is_printed_for_an_error_too(
+    agent: Agent, command: tuple[str, ...], options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DURABLE_DATABASE_URL", NOWHERE)
+    monkeypatch.setenv("DURABLE_CONNECT_TIMEOUT", "1")
+    ended = agent(*command, *(options or (["--flights", "0"] if command == ("demo",) else [])), "--json")
+    document = json.loads(ended.out)
+    assert ended.code
+    assert document.get("exit_code", ended.code) == ended.code
+    if "error" in document:
+        assert ended.err == f"error: {document['error']}\n"
+
+
+def test_a_document_is_followed_by_no_other(agent: Agent, database: None) -> None:
+    ended = agent("dead-letters", "list", "--type", "no.such-type", "--json")
+    assert ended.code == 1
+    assert json.loads(ended.out) == {"letters": [], "before": None}
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=str)
+def test_discard_of_everything_wants_yes_off_a_terminal(
+    agent: Agent, database: None, tables: Tables, options: tuple[str, ...]
+) -> None:
+    dead(tables, envelope(1), envelope(2))
+    refused = agent("dead-letters", "discard", "--all", "--reason", "x", *options)
+    assert (refused.code, "give --yes" in refused.err, len(unresolved(tables))) == (2, True, 2)
+    assert agent("dead-letters", "discard", "--all", "--yes", "--reason", "x", *options).code == 0
+    assert not unresolved(tables)
+
+
+@pytest.mark.parametrize(("answer", "left"), [(b"n\n", 1), (b"y\n", 0)])
+def test_discard_of_everything_asks_on_a_terminal(
+    agent: Agent, database: None, tables: Tables, answer: bytes, left: int
+) -> None:
+    dead(tables, envelope(1))
+    keyboard, terminal = os.openpty()
+    try:
+        streams = {"stdin": terminal, "stdout": subprocess.DEVNULL}
+        with agent.process("dead-letters", "discard", "--all", "--reason", "x", **streams) as process:
+            os.write(keyboard, answer)
+            assert process.wait(60) == left
+            assert process.stderr is not None
+            assert b"discard all these letters?" in process.stderr.read()
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+    assert len(unresolved(tables)) == left
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status", "--database", "postgresql://app:hunter2x@127.0.0.1:1/orders"),
+        ("status", "--database=postgresql://127.0.0.1:1/orders?password=hunter2x"),
+        ("run", "no-such-module:bus", "--http-secret", "hunter2xhunter2x"),
+        ("run", "no-such-module:bus", "--amqp-url", "amqp://app:hunter2x@127.0.0.1:1/"),
+    ],
+)
+def test_a_secret_on_the_command_line_is_warned_of(agent: Agent, arguments: tuple[str, ...]) -> None:
+    ended = agent(*arguments)
+    assert ended.err.startswith("warning: a password or secret in the command line is readable by every user")
+    assert "hunter2x" not in ended.err + ended.out
+
+
+@pytest.mark.parametrize("url", [NOWHERE, "postgresql://app:@/orders?host=/nowhere"])
+def test_a_url_without_a_password_is_not_warned_of(agent: Agent, url: str) -> None:
+    assert "warning" not in agent("status", "--database", url).err

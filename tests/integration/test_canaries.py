@@ -1,0 +1,248 @@
+"""Canaries: secrets, planted wherever the settings may hold one, are seen in no log, error, repr, document or metric.
+
+Each secret is two marks with something between them that URLs are split at, so that a part of it is found, too.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from pydantic import SecretStr
+
+from durable import Bus, message, redaction
+from durable.errors import DurableError
+from durable.redaction import redacted
+from durable.settings import load_settings, secret_names
+from durable.telemetry import log
+from tests.support.command import Agent
+
+MARKS = ("kq7wxm", "vj3nzp")
+SEPARATORS = {
+    "none": "",
+    "at": "@",
+    "colon": ":",
+    "encoded at": "%40",
+    "all of URLs": "@:/?#",
+    "percent": "%",
+    "quote": "'",
+    "space": " ",
+    "bracket": "[",
+}
+SECRETS = {name: MARKS[0].join(("Ca", separator)) + MARKS[1] + "9x" for name, separator in SEPARATORS.items()}
+
+SECRET_FIELDS = sorted(secret_names())
+
+_DATABASE = (
+    "postgresql+psycopg://app:{}@127.0.0.1:1/orders",
+    "postgresql+asyncpg://app:{}@127.0.0.1:1/orders",
+    "postgresql://app:{}@/orders?host=/nowhere",
+    "postgresql://127.0.0.1:1/orders?user=app&password={}",
+    "postgresql://127.0.0.1:1/orders?sslmode=verify-full&sslpassword={}",
+    "postgresql://app:{}@127.0.0.1:port/orders",
+    "postgresql+pg8000://app:{}@127.0.0.1:1/orders",
+    "mysql://app:{}@127.0.0.1/orders",
+    "app:{}@127.0.0.1/orders",
+    "host=127.0.0.1 port=1 user=app password='{}'",
+    "{}",
+)
+_BROKER = (
+    "amqp://app:{}@127.0.0.1:1/vhost",
+    "amqps://app:{}@127.0.0.1:1/",
+    "amqp://app:{}@127.0.0.1:port/",
+    "http://app:{}@127.0.0.1/",
+    "app:{}@127.0.0.1",
+    "{}",
+)
+_SECRET = ("correct {} battery staple", "{}", ["{}"], {"a": "{}"}, b"{}")
+PLACES: dict[str, tuple[Any, ...]] = {
+    "database_url": _DATABASE,
+    "lock_database_url": _DATABASE,
+    "amqp_url": _BROKER,
+    "amqp_brokers": (*({"main": url} for url in _BROKER), ["{}"], "{}"),
+    "peers": (
+        {"billing": "correct {} battery staple"},
+        {"correct {} battery staple": "http://127.0.0.1:1"},
+        {"billing": {"secrets": {"1": "correct {} battery staple"}, "at": ["http://127.0.0.1:1"]}},
+        {"billing": {"secrets": {"correct {} battery staple": "correct horse battery"}}},
+        {"billing": {"secrets": {"1": "correct horse battery"}, "at": ["http://app:{}@127.0.0.1:1"]}},
+        {"billing": ["{}"]},
+        ["{}"],
+        "{}",
+    ),
+}
+ADDRESSES = (
+    "tcp://app:{}@127.0.0.1:1",
+    "tcp://{}@127.0.0.1:1",
+    "unix://app:{}@/run/in.sock",
+    "http://app:{}@127.0.0.1:1",
+    "https://app:{}@127.0.0.1:1/path",
+    "rabbitmq://app:{}@127.0.0.1/queue/mail",
+    "amqp://app:{}@127.0.0.1/",
+    "memory://app:{}@x",
+    "tcp://127.0.0.1:1?password={}",
+)
+
+
+def planted(template: Any, secret: str) -> Any:
+    match template:
+        case str():
+            return template.replace("{}", secret)
+        case bytes():
+            return template.replace(b"{}", secret.encode())
+        case dict():
+            return {planted(key, secret): planted(value, secret) for key, value in template.items()}
+        case _:
+            return [planted(each, secret) for each in template]
+
+
+def assert_hidden(*texts: object) -> None:
+    """Hosts are written in lower case."""
+    for text in texts:
+        found = [mark for mark in MARKS if mark in str(text).lower()]
+        assert not found, text
+
+
+def traced(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+@message("canaries.placed")
+class Placed(msgspec.Struct):
+    number: int
+
+
+@pytest.fixture(autouse=True)
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other tests gave as a secret must not help."""
+    monkeypatch.setattr(redaction, "_secrets", {})
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+    caplog.set_level(logging.DEBUG)
+    return lambda: caplog.text
+
+
+CASES = [
+    pytest.param(field, template, id=f"{field}-{number}")
+    for field in SECRET_FIELDS
+    for number, template in enumerate(PLACES.get(field, _SECRET))
+]
+
+
+@pytest.mark.parametrize(("field", "template"), CASES)
+def test_a_secret_setting_is_never_shown(field: str, template: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for secret in SECRETS.values():
+        show_everywhere(field, planted(template, secret), monkeypatch)
+
+
+def show_everywhere(field: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for give in ("in code", "in the environment"):
+        own = {field: value}
+        if give == "in the environment":
+            if isinstance(value, bytes):
+                continue
+            monkeypatch.setenv(f"DURABLE_{field.upper()}", value if isinstance(value, str) else json.dumps(value))
+            own = {}
+        try:
+            settings = load_settings(**own)
+        except DurableError as error:
+            assert_hidden(error, repr(error), traced(error))
+            continue
+        assert_hidden(settings, repr(settings), settings.model_dump(), settings.model_dump_json())
+
+
+@pytest.mark.parametrize("secret", SECRETS.values(), ids=SECRETS)
+@pytest.mark.parametrize(
+    ("field", "template"),
+    [case for case in CASES if case.values[0] in ("database_url", "lock_database_url", "amqp_url", "peers")],
+)
+async def test_bus_does_not_show_an_unusable_secret(
+    field: str, template: Any, secret: str, logged: Callable[[], str]
+) -> None:
+    own = {"database_url": "postgresql+asyncpg://127.0.0.1:1/orders", field: planted(template, secret)}
+    database = own.pop("database_url")
+    try:
+        bus = Bus("shop", database, start_timeout=0.1, **own)
+        bus.listen("rabbitmq://default/queue/mail")
+        bus.route(Placed, to="http://127.0.0.1:1")
+        assert_hidden(repr(bus), vars(bus), bus.runtime)
+        async with bus:
+            pass
+    except Exception as error:
+        assert_hidden(error, repr(error), traced(error) if isinstance(error, DurableError) else "")
+        log.error("start failed: %s %r", error, error, exc_info=error)
+    else:
+        pytest.fail("nothing listens at port 1")
+    assert_hidden(logged())
+
+
+@pytest.mark.parametrize("secret", SECRETS.values(), ids=SECRETS)
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_address_with_a_password_is_refused_without_showing_the_password(address: str, secret: str) -> None:
+    uri = address.replace("{}", secret)
+    for is_route in (True, False):
+        with pytest.raises(DurableError) as raised:
+            declare(uri, is_route=is_route)
+        assert_hidden(raised.value, repr(raised.value), traced(raised.value))
+
+
+def declare(uri: str, *, is_route: bool) -> None:
+    bus = Bus("shop", "postgresql://127.0.0.1:1/orders", amqp_url="amqp://127.0.0.1:1/")
+    if is_route:
+        bus.route(Placed, to=uri)
+    else:
+        bus.listen(uri)
+    bus.runtime._check_wiring()
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["status"], ["nodes"], ["circuits"], ["topology"], ["run"]])
+@pytest.mark.parametrize("options", [[], ["--json"], ["--debug"]], ids=str)
+def test_failing_command_does_not_show_the_password(
+    command: list[str],
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    agent = Agent(tmp_path, monkeypatch, capsys)
+    monkeypatch.setenv("DURABLE_START_TIMEOUT", "0.1")
+    bus = f"{agent.application()}:bus"
+    for template in _DATABASE[:7]:
+        for name in ("at", "all of URLs", "encoded at"):
+            monkeypatch.setenv("DURABLE_DATABASE_URL", template.format(SECRETS[name]))
+            ended = agent(*command, bus, *options)
+            assert ended.code or command == ["topology"]
+            assert_hidden(ended.out, ended.err)
+
+
+def test_a_line_of_log_shows_no_secret_of_a_library(caplog: pytest.LogCaptureFixture) -> None:
+    load_settings(http_secret=SecretStr(SECRETS["at"]))
+    texts = [
+        f"cannot reach postgresql://app:{SECRETS['at']}@db/x and amqp://u:{SECRETS['colon']}@h",
+        f"invalid dsn: host=db password={SECRETS['none']} sslpassword='{SECRETS['space']}'",
+        f"the header was {SECRETS['at']}, which is none",
+        f"the header was {SECRETS['at'].replace('@', '%40')}",
+    ]
+    for text in texts:
+        try:
+            raise ValueError(text)
+        except ValueError as error:
+            log.exception("failed: %s %r %s", error, error, {"cause": error})
+        assert_hidden(redacted(text))
+    assert len(caplog.records) == len(texts)
+    assert_hidden(caplog.text)
+
+
+@pytest.mark.parametrize(
+    "text", ["see docs/http.md", "tcp://127.0.0.1:2301", "http://a:80/x", "set http_secret on both ends", "x == 3"]
+)
+def test_text_without_secrets_stays_unchanged(text: str) -> None:
+    assert redacted(text) == text

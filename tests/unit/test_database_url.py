@@ -1,0 +1,156 @@
+"""The URL of a database: understood as users write it, in the words of each driver; no fault shows a part of it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy.engine import make_url
+
+from durable import database_url
+from durable.database_url import DatabaseUrl, check_for_asyncpg, for_asyncpg
+from durable.errors import InvalidSetting
+from durable.settings import load_settings
+from durable.storage.database import async_url, sync_url
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
+
+
+@pytest.mark.parametrize(
+    ("text", "user", "password", "hosts", "database"),
+    [
+        ("postgresql://app:pw@db:5432/orders", "app", "pw", (("db", 5432),), "orders"),
+        ("postgres://app@db/orders", "app", None, (("db", None),), "orders"),
+        ("postgresql+asyncpg://app:p@s:s@db/orders", "app", "p@s:s", (("db", None),), "orders"),
+        ("postgresql://app%40x:p%40%2F%25@db/orders", "app@x", "p@/%", (("db", None),), "orders"),
+        ("postgresql://app@server:pw@db/orders", "app@server", "pw", (("db", None),), "orders"),
+        ("postgresql:///orders?host=/run/pg", None, None, (("", None),), "orders"),
+        ("postgresql://app:@/orders", "app", "", (("", None),), "orders"),
+        ("postgresql://app:pw@[::1]:5433/orders", "app", "pw", (("::1", 5433),), "orders"),
+        ("postgresql://app:pw@one:5432,two:5433/orders", "app", "pw", (("one", 5432), ("two", 5433)), "orders"),
+        ("postgresql://db?user=app&password=p%26w&dbname=orders&port=99", "app", "p&w", (("db", 99),), "orders"),
+        ("postgresql://%2Frun%2Fpg/orders", None, None, (("/run/pg", None),), "orders"),
+    ],
+)
+def test_each_part_is_understood(
+    text: str, user: str | None, password: str | None, hosts: tuple[tuple[str, int | None], ...], database: str
+) -> None:
+    url = database_url.parse(text)
+    assert (url.user, url.password, url.hosts, url.database) == (user, password, hosts, database)
+    again = database_url.parse(url.libpq())
+    assert (again.user, again.password, again.hosts, again.database) == (user, password, hosts, database)
+
+
+@given(texts, texts, texts)
+def test_any_user_and_password_survive_every_form(user: str, password: str, database: str) -> None:
+    url = DatabaseUrl("", (("db", 5432),), user, password, database)
+    assert database_url.parse(url.libpq()) == url
+    settings = load_settings(database_url=url.libpq())
+    for of_sqlalchemy in (async_url(settings), sync_url(settings)):
+        assert (of_sqlalchemy.username, of_sqlalchemy.password) == (user, password)
+        written = make_url(of_sqlalchemy.render_as_string(hide_password=False))
+        assert (written.username, written.password, written.database) == (user, password, database)
+
+
+@pytest.mark.parametrize(
+    ("query", "libpq"),
+    [
+        ("sslmode=verify-full&sslrootcert=/ca", {"sslmode": "verify-full", "sslrootcert": "/ca"}),
+        ("ssl=require", {"sslmode": "require"}),
+        ("ssl=verify-ca&sslrootcert=/ca", {"sslmode": "verify-ca", "sslrootcert": "/ca"}),
+        ("ssl=true", {"sslmode": "verify-full", "sslrootcert": "system"}),
+        ("ssl=TRUE&sslrootcert=/ca", {"sslmode": "verify-full", "sslrootcert": "/ca"}),
+        ("ssl=false", {"sslmode": "disable"}),
+        ("ssl=require&sslmode=require", {"sslmode": "require"}),
+        ("application_name=a+b", {"application_name": "a b"}),
+    ],
+)
+def test_tls_is_said_in_the_words_of_libpq(query: str, libpq: dict[str, str]) -> None:
+    assert database_url.parse(f"postgresql://db/orders?{query}").query == libpq
+
+
+@pytest.mark.parametrize(
+    ("query", "fault"),
+    [
+        ("sslmode=verify_full", "sslmode is none of disable, allow"),
+        ("ssl=maybe", "sslmode is none of"),
+        ("ssl=true&sslmode=disable", "ssl and sslmode say different things"),
+        ("sslmode=require&sslrootcert=system", "needs sslmode=verify-full"),
+        ("sslmode=require&sslcert=/c", "sslcert without sslkey"),
+        ("sslmode", "not a Postgres URL"),
+        ("x/y=1", "not a Postgres URL"),
+    ],
+)
+def test_a_contradiction_is_refused(query: str, fault: str) -> None:
+    with pytest.raises(InvalidSetting, match=fault):
+        database_url.parse(f"postgresql://db/orders?{query}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgresql://app:MA/RK@db/orders",
+        "postgresql://app:12/MARK@db/orders",
+        "postgresql://app:MA?RK@db/orders",
+        "postgresql://app:12?MARK@db/orders",
+        "postgresql://app:MARK%ff@db/orders",
+        "postgresql://app:MARK@db:port/orders",
+        "postgresql://app:MARK@db:999999/orders",
+        "mysql://app:MARK@db/orders",
+        "app:MARK@db/orders",
+        "host=db password=MARK",
+        "MARK",
+        "",
+    ],
+)
+def test_text_without_a_url_is_refused_without_showing_a_part(text: str) -> None:
+    with pytest.raises(InvalidSetting, match=r"^lock_database_url: not a Postgres URL") as refused:
+        database_url.parse(text, "lock_database_url")
+    assert "MARK" not in repr(refused.value)
+    assert "MA" not in str(refused.value)
+
+
+def test_asyncpg_is_told_by_a_dsn_and_by_server_settings() -> None:
+    given = {
+        "host": "db",
+        "sslmode": "verify-full",
+        "sslrootcert": "/a b",
+        "gssencmode": "disable",
+        "application_name": "orders",
+        "connect_timeout": "7",
+        "server_settings": {"x": "1"},
+    }
+    assert for_asyncpg(given) == {
+        "host": "db",
+        "dsn": "postgresql://?sslmode=verify-full&sslrootcert=%2Fa%20b",
+        "timeout": 7.0,
+        "server_settings": {"application_name": "orders", "x": "1"},
+    }
+
+
+def test_asyncpg_gets_no_unknown_option() -> None:
+    for query in ("channel_binding=require", "require_auth=scram-sha-256"):
+        with pytest.raises(InvalidSetting, match=r"asyncpg has no .*postgresql\+psycopg"):
+            check_for_asyncpg(database_url.parse(f"postgresql://db/orders?{query}"))
+    check_for_asyncpg(database_url.parse("postgresql://db/orders?channel_binding=prefer"))
+
+
+def test_several_hosts_are_tried_in_turn() -> None:
+    settings = load_settings(database_url="postgresql://app:pw@one:5432,two:5433/orders")
+    assert sync_url(settings).query["host"] == ("one:5432", "two:5433")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_local"),
+    [
+        ("postgresql:///x", True),
+        ("postgresql:///x?host=/run/pg", True),
+        ("postgresql://127.0.0.1/x", True),
+        ("postgresql://[::1]/x", True),
+        ("postgresql://db/x", False),
+        ("postgresql://localhost,db/x", False),
+        ("postgresql:///x?host=db", False),
+    ],
+)
+def test_a_database_on_this_machine_is_told_from_others(text: str, is_local: bool) -> None:
+    assert database_url.parse(text).is_local is is_local

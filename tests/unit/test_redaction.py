@@ -1,0 +1,86 @@
+"""Texts from outside as they are shown: one line, nothing that a terminal obeys, no secret."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from durable.errors import ConnectionFailed
+from durable.outcomes import Rejected, tidy
+from durable.redaction import LONGEST, keep_secret, printable, redacted, shown
+from durable.telemetry import log
+
+HOSTILE = "a\nCRITICAL forged\r\x1b[31m\x00\u2028\u202e\ud800\x85"
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_any_text_becomes_one_printable_line(text: str) -> None:
+    assert printable(text).isprintable()
+    assert shown(text).isprintable()
+    printable(text).encode()
+
+
+@given(st.text(st.characters(exclude_categories=["C", "Zl", "Zp", "Zs"])))
+def test_printable_text_stays_unchanged(text: str) -> None:
+    assert printable(text) == text[:LONGEST]
+
+
+def test_a_long_text_is_cut() -> None:
+    assert len(printable("x" * 100_000)) == LONGEST
+
+
+@pytest.mark.parametrize("argument", [HOSTILE, ValueError(HOSTILE), [HOSTILE], {"a": HOSTILE}], ids=repr)
+def test_each_argument_of_a_log_line_is_printable(argument: object, caplog: pytest.LogCaptureFixture) -> None:
+    log.error("said: %s", argument)
+    log.error("said: %r", argument)
+    log.error("said: %(name)s", {"name": argument})
+    assert len(caplog.records) == 3
+    assert all(record.getMessage().isprintable() for record in caplog.records)
+
+
+def test_a_number_of_a_log_line_stays_a_number(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        log.info("%d of %5.1f%s", 3, 2.5, None)
+    assert caplog.records[0].getMessage() == "3 of   2.5None"
+
+
+def test_an_error_and_a_reason_are_printable() -> None:
+    assert str(ConnectionFailed(HOSTILE)).replace("\n", "").isprintable()
+    (rejected,) = tidy([Rejected(HOSTILE)])
+    assert isinstance(rejected, Rejected)
+    assert rejected.reason.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("postgresql://app:pw@db/x", "postgresql://app:***@db/x"),
+        ("amqps://app:p@w:d/?@h:1/ and more", "amqps://app:***@h:1/ and more"),
+        ("url='http://a:b@c'", "url='http://a:***@c'"),
+        ("password=abc&x=1", "password=***&x=1"),
+        ("sslpassword = 'a b' host=h", "sslpassword = *** host=h"),
+        ("DURABLE_HTTP_SECRET=abc def", "DURABLE_HTTP_SECRET=*** def"),
+        ("postgresql://app@db/x", "postgresql://app@db/x"),
+        ("https://ghp_token@host/x", "https://***@host/x"),
+        ("tcp://127.0.0.1:2301", "tcp://127.0.0.1:2301"),
+    ],
+)
+def test_secret_is_replaced_by_its_form(text: str, expected: str) -> None:
+    assert redacted(text) == expected
+
+
+def test_a_known_secret_is_replaced_everywhere() -> None:
+    keep_secret(["redaction-9@x y", "postgresql://app:redaction%2D8@db/x"])
+    said = "redaction-9@x y, redaction-9%40x%20y, redaction%2D8, redaction-8"
+    assert redacted(said) == "***, ***, ***, ***"
+
+
+def test_password_equal_to_a_name_or_short_replaces_no_words() -> None:
+    keep_secret(
+        ["postgresql://durable-x:durable-x@db/other", "postgresql://u:p@db/x", "amqp://a:vhost-name@h/vhost-name"]
+    )
+    said = "durable-x, p, vhost-name and amqp"
+    assert redacted(said) == said

@@ -1,0 +1,66 @@
+"""The rule for requests without credentials: a program on this machine has sent them, and nobody through it.
+
+A proxy, a tunnel and a page in a browser all connect from this machine, for somebody else. They are known by what they
+add to a request, or what they must leave in it:
+
+    proxies, tunnels    Forwarded, X-Forwarded-..., Via and their like
+    browsers            Origin, Sec-Fetch-Site; by DNS rebinding a page names this machine by a Host of its own
+
+A proxy that adds none of these looks like a program: without a secret there must be none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from durable.transports.plaintext import is_loopback
+
+_OF_PROXIES: Final = frozenset(
+    {
+        b"forwarded",
+        b"via",
+        b"x-real-ip",
+        b"x-client-ip",
+        b"x-cluster-client-ip",
+        b"x-original-host",
+        b"x-original-forwarded-for",
+        b"true-client-ip",
+        b"cf-connecting-ip",
+        b"cf-ray",
+        b"fly-client-ip",
+    }
+)
+_OF_PROXIES_PREFIX: Final = b"x-forwarded"
+_OF_BROWSERS: Final = frozenset({b"origin", b"sec-fetch-site"})
+
+
+def is_local(scope: Mapping[str, Any]) -> bool:
+    """True when both ends of the connection are this machine."""
+    return all(scope.get(end) and is_loopback(str(scope[end][0])) for end in ("server", "client"))
+
+
+def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return why a request was not sent by a program on this machine for itself, or nothing."""
+    hosts: list[str] = []
+    for raw_name, value in headers:
+        name = raw_name.lower()
+        if name in _OF_PROXIES or name.startswith(_OF_PROXIES_PREFIX):
+            return f"the header {name.decode()} is of a proxy"
+        if name in _OF_BROWSERS:
+            return f"the header {name.decode()} is of a browser"
+        if name == b"host":
+            hosts.append(value.decode("latin-1"))
+    if len(hosts) != 1 or not _names_this_machine(hosts[0]):
+        return "the header host does not name this machine"
+    return ""
+
+
+def _names_this_machine(host: str) -> bool:
+    try:
+        parts = urlsplit(f"//{host}")
+        parts.port  # noqa: B018  it is parsed, and may fail, only when read
+    except ValueError:
+        return False
+    return parts.netloc == host and "@" not in host and is_loopback(parts.hostname or "")
