@@ -12,11 +12,16 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from hypothesis import settings
 from psycopg import sql
 
 from durable.embedded import Broker, Embedded
 from tests.support import servers as sources
 from tests.support.servers import EMBEDDED, TEMPLATE, AnyBroker, Names, older_servers, shared_broker, shared_postgres
+
+# A machine that is busy makes no example wrong.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 
 def pytest_report_header() -> list[str]:

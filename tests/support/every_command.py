@@ -32,9 +32,9 @@ def commands(lake: str) -> dict[str, list[str]]:
         "dry run": ["replay", "--name", "x", *again, "--dry-run"],
         "replay": ["replay", "--name", "x", *again, "--chunk", "30"],
         "replay again": ["replay", "--name", "x", *again],
-        "bad condition": ["replay", "--name", "x", "--where", "colour = 1"],
-        "hostile condition": ["replay", "--name", "x", "--where", "reflect('java.lang.System', 'gc') IS NULL"],
-        "failing condition": ["replay", "--name", "x", "--where", "raise_error('boom') IS NULL"],
+        "bad condition": ["replay", "--name", "bad", "--where", "colour = 1"],
+        "hostile condition": ["replay", "--name", "hostile", "--where", "reflect('java.lang.System', 'gc') IS NULL"],
+        "failing condition": ["replay", "--name", "failing", "--where", "raise_error('boom') IS NULL"],
         "purge": ["purge", "--service", "shop", "--keep", str(OLD_DAYS)],
     }
 
