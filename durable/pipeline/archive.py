@@ -82,6 +82,8 @@ class Archived:
     """Rows of earlier generations that the lake had already."""
     gone: Mapping[date, int] = field(default_factory=dict)
     """Rows that the lake had before it was restored, and the database has no more, by day."""
+    was_restored: bool = False
+    """True if the lake ended before the end that the database knew."""
 
 
 def archive(
@@ -133,6 +135,7 @@ def archive(
         size=sum(file.size for part in done for file in part.files),
         known=sum(part.known for part in done),
         gone=gone,
+        was_restored=low < begun.archived_below,
     )
 
 
@@ -150,6 +153,11 @@ def _begun(
     if begun.identity != archives.identity(conn, origin.schema):
         if not (is_successor or is_new_lake):
             raise InvalidSetting(_OTHER_DATABASE.format(source=source, lake=begun.lake))
+        if begun.lake_id == lake_id and not is_successor:
+            raise InvalidSetting(
+                f"lake {begun.lake}: belongs to the database of which this one is a copy; name another place for the "
+                "copy, or give --successor if it has taken the place of that database"
+            )
         archives.begin_generation(conn, origin.schema)
     if begun.lake_id != lake_id and is_new_lake:
         archives.move(conn, origin.schema, source, place)
@@ -189,6 +197,8 @@ def _low(conn: Connection, lake: Lake, table: LakeTable, origin: Origin, begun: 
                 "those before; run once with --successor, which archives what the lake does not have"
             )
         archives.begin_generation(conn, origin.schema)
+        while archives.generation_base(conn, origin.schema) <= low:  # a state that is put back twice repeats it
+            archives.begin_generation(conn, origin.schema)
     archives.confirm(conn, origin.schema, source, low)
     return low
 

@@ -78,7 +78,7 @@ def survey(origin: Origin, lake: Lake | None, chosen: Chosen, lost: Sequence[str
     for table in SOURCES:
         for place in lakes:
             for whose, rows in blanking.count(place, table, Wanted(chosen.ids, chosen.keys)).items():
-                is_ours = whose in ours or (whose.service == origin.service and whose.database is None)
+                is_ours = whose in ours or (whose.service == origin.service and not whose.database)
                 if is_ours:
                     found[table] += rows
                 else:
@@ -108,14 +108,14 @@ def erase(
                 refuse_unknown_columns(place.opened(table), table, place.url)
         work = LakeErasure(conn, origin, lakes, chosen, lost)
         unfinished = [each.erasure for each in _of_choice(conn, origin, lakes, chosen) if each.state is not State.DONE]
-        for erasure in unfinished or [_new(origin, chosen, actor, reason)]:
+        begun = unfinished or [_new(origin, chosen, actor, reason)]
+        for erasure in begun:
             erasures.begin(conn, origin.schema, erasure)
             with engine.begin() as emptying:
                 erasures.erase(emptying, origin.schema, erasure, chosen)
             failpoint("E1")
             erasures.finish(conn, origin.schema, work.erase(erasure))
-        ended = (unfinished or [erasure])[0].erasure_id
-        return next(each for each in erasures.read(conn, origin.schema) if each.erasure_id == ended)
+        return next(each for each in erasures.read(conn, origin.schema) if each.erasure_id == begun[0].erasure_id)
 
 
 def scrub(origin: Origin, lake: Lake, chosen: Chosen, lost: Sequence[str] = ()) -> Scrubbed:

@@ -79,9 +79,10 @@ class _Judge:
     """Decides about one orphan after another."""
 
     def __init__(self, lake: Lake, table: LakeTable, apps: Sequence[str] = (), wanted: Wanted | None = None) -> None:
-        self._table_url, self._table, self._apps, self._wanted = lake.table_url(table), table, apps, wanted
+        self._lake, self._apps, self._wanted = lake, apps, wanted
+        self._table: LakeTable = table
+        self._table_url = lake.table_url(table)
         self._columns = ("service", "database", *ROW_KEYS[table])
-        self._lake = lake
         self._erased: set[tuple[Any, ...]] | None = None
 
     def of(self, file: StoredFile) -> Scrubbed:

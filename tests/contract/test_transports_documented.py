@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, *command: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, timeout=90, check=False
+        [sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, timeout=240, check=False
     )
     return f"{done.stdout}\n{done.stderr}\nexit status {done.returncode}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -476,6 +477,24 @@ def test_archive_of_a_successor_names_the_undone_erasures(
     assert "run durable-agent pipeline erase with the same --id or --key again" in ended.out
     erase_command(agent, "--key", ANNA, "--yes")
     assert agent("pipeline", "archive", "--service", "shop", "--successor").code == 0
+
+
+def test_archive_into_a_restored_lake_names_the_undone_erasures(
+    agent: Agent, filled: Archiver, conn: psycopg.Connection[Any]
+) -> None:
+    """All rows that the lake has lost are still in the database."""
+    backup = Path(filled.lake.url).with_name("backup")
+    shutil.copytree(filled.lake.url, backup)
+    erase(filled)
+    add_history(conn, 1, first=901)
+    filled.run()
+    shutil.rmtree(filled.lake.url)
+    shutil.copytree(backup, filled.lake.url)
+    ended = agent("pipeline", "archive", "--service", "shop")
+    assert (ended.code, ended.err) == (1, "")
+    assert "erased once, and brought back by a restored database or lake" in ended.out
+    erase_command(agent, "--key", ANNA, "--yes")
+    assert agent("pipeline", "archive", "--service", "shop").code == 0
 
 
 def test_verify_gives_advice_about_a_row_erased_in_one_place(

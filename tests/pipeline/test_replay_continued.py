@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,8 @@ def test_continued_replay_keeps_the_relative_time_of_its_first_run(
 ) -> None:
     """The first run was an hour ago; the messages are up to twelve minutes old."""
     place = str(tmp_path / "messages")
-    history(spark, ROWS).write.parquet(place)
+    now = f"TIMESTAMP'{datetime.now(UTC):%Y-%m-%d %H:%M:%S}'"
+    history(spark, ROWS, sent_at=f"{now} - make_interval(0, 0, 0, 0, 0, {ROWS} - n)").write.parquet(place)
     options = ("--parquet", place, "--since", "5m", "--database", database_url)
     assert agent("pipeline", "replay", "--name", "May", *options).code == 0
     before = len(stored(database_url))

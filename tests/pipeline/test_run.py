@@ -129,8 +129,9 @@ def test_run_ends_at_the_first_failed_step_with_its_exit_code(agent: Agent) -> N
     ],
 )
 def test_run_ends_with_the_exit_code_of_the_error_of_a_step(
-    agent: Agent, steps: str, database: str | None, code: int, said: str
+    agent: Agent, tmp_path: Path, steps: str, database: str | None, code: int, said: str
 ) -> None:
+    Lake(str(tmp_path / "lake")).create("dead_letters")
     arguments = ["--steps", steps, *(["--database", database] if database else [])]
     found = document(agent, *arguments, code=code)
     assert [step["exit_code"] for step in found["steps"]] == [0, code]

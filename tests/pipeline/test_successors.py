@@ -253,6 +253,45 @@ def test_letters_are_told_from_lost_ones_of_the_same_numbers_when_a_database_is_
     assert (sum(row["total"] for row in found), sum(row["unresolved"] for row in found)) == (25, still_open)
 
 
+def test_files_put_back_twice_are_archived_whole(made: Clusters, primary: Cluster, succession: Succession) -> None:
+    """Two lives that begin with the same files have generations of the same number."""
+    write(primary, 10, first=1)
+    succession.archive()
+    lives = [made.empty(), made.empty()]
+    for each in lives:
+        primary.back_up(each)
+    write(primary, 5, first=11)
+    assert succession.archive() == (5, 0)
+    primary.stop("immediate")
+    for number, each in enumerate(lives):
+        each.start()
+        succession.take_over(each)
+        write(each, 3, first=101 + 10 * number)
+        assert succession.archive(is_successor=True)[0] == 3
+        write(each, 4, first=201 + 10 * number)
+        assert succession.archive() == (4, 0)
+        succession.is_whole()
+        each.stop("immediate")
+    assert succession.ids() == [*range(1, 16), 101, 102, 103, 111, 112, 113, *range(201, 205), *range(211, 215)]
+
+
+def test_copy_gets_no_lake_of_its_living_original(made: Clusters, primary: Cluster, succession: Succession) -> None:
+    write(primary, 5, first=1)
+    succession.archive()
+    copied = made.new()
+    primary.copy_dump("shop", copied)
+    original = succession.archiver.origin
+    succession.take_over(copied)
+    write(copied, 3, first=101)
+    for table in SOURCES:
+        with pytest.raises(InvalidSetting, match="belongs to the database of which this one is a copy"):
+            succession.archiver.run(table, is_new_lake=True)
+    succession.archiver.origin = original
+    write(primary, 2, first=6)
+    assert succession.archive() == (2, 0)
+    assert succession.ids() == [*range(1, 8)]
+
+
 def test_copy_within_one_cluster_is_refused(primary: Cluster, succession: Succession) -> None:
     write(primary, 5, first=1)
     succession.archive()

@@ -89,7 +89,7 @@ def archive(
             done.append(archive_into_lake(session, lake, table, origin, show=show))
     tables = [asdict(each) | {"gone": by_day(each.gone)} for each in done]
     gone = gone_rows([(each.table, each.gone) for each in done])
-    undone = _undone_erasures(place.settings, lake) if successor or gone else []
+    undone = _undone_erasures(place.settings, lake) if successor or any(each.was_restored for each in done) else []
     return Ended(
         {"service": origin.service, "lake": lake.url, "tables": tables, "erasures": erasure_rows(undone)},
         [_archived(lake, done), *gone, *undone_table(undone)],

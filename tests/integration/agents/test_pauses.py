@@ -110,10 +110,10 @@ async def test_pause_reaches_the_other_node_before_its_next_poll(database_url: s
 
 async def test_a_pause_ends_by_itself(shop: Shop) -> None:
     async with shop.nodes[0], shop.nodes[1]:
-        await shop.nodes[0].pause(Placed, for_=0.5)
+        await shop.nodes[0].pause(Placed, for_=5)
         await shop.everybody(paused=True)
         await shop.place(1)
-        await eventually(lambda: shop.handled == [1])
+        await eventually(lambda: shop.handled == [1], within=30)
         await shop.everybody(paused=False)
 
 
