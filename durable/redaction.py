@@ -1,8 +1,9 @@
 """Texts as they may be shown: without secrets, and without characters that a log or a terminal would obey.
 
-    printable   names and reasons of peers, brokers and databases, as one line
-    redacted    passwords in URLs and DSNs, values of `secret=` and the like, and every secret of this process
-    shown       both: for log lines, errors and reasons that are stored
+    printable       names and reasons of peers, brokers and databases, as one line
+    redacted        passwords in URLs and DSNs, values of `secret=` and the like, and every secret of this process
+    shown           both: for log lines, errors and reasons that are stored
+    has_password    whether the form of a text shows a password, that of this process or another
 
 Every argument of a log line of durable and every text of a DurableError goes through here.
 """
@@ -52,6 +53,11 @@ def redacted(text: str) -> str:
     if "://" in text:
         text = _TOKEN_IN_URL.sub(rf"\1{HIDDEN}@", _IN_URL.sub(rf"\1:{HIDDEN}@", text))
     return text
+
+
+def has_password(text: str) -> bool:
+    """Tell whether a URL in this text has a password, or `secret=` and the like a value; a user alone is no secret."""
+    return bool(_IN_URL.search(text) or _IN_DSN.search(text))
 
 
 def shown(text: str, longest: int = LONGEST) -> str:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 from psycopg import sql
 
+from durable import redaction
 from durable.embedded import Broker, Embedded
 from tests.support import servers as sources
 from tests.support.servers import EMBEDDED, TEMPLATE, AnyBroker, Names, older_servers, shared_broker, shared_postgres
@@ -26,6 +27,14 @@ settings.load_profile("unhurried")
 
 def pytest_report_header() -> list[str]:
     return sources.report()
+
+
+@pytest.fixture(autouse=True)
+def forgotten_secrets() -> Iterator[None]:
+    """A process keeps the secrets that it was given: those of one test would be stars in the texts of the next."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redaction, "_secrets", {})
+        yield
 
 
 # ---------------------------------------------------------------- Postgres

@@ -19,7 +19,7 @@ from durable.cli.endings import BAD_USAGE, FAILED, INTERRUPTED, NAME, ending_of
 from durable.cli.output import one_line
 from durable.cli.pipeline import commands as pipeline
 from durable.cli.scheduled import commands as scheduled
-from durable.redaction import redacted
+from durable.redaction import has_password, redacted
 from durable.settings import secret_names
 from durable.version import __version__
 
@@ -101,7 +101,7 @@ def _warn_of_secrets(arguments: list[str]) -> None:
     """Every user of the machine reads the arguments of every process, and shells keep them."""
     given = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
     of_settings = given & {f"--{name.replace('_', '-')}" for name in secret_names()} - _URLS
-    if of_settings or any(redacted(argument) != argument for argument in arguments):
+    if of_settings or any(map(has_password, arguments)):
         print(
             "warning: a password or secret in the command line is readable by every user of this machine; "
             "set it in the environment, as DURABLE_DATABASE_URL",

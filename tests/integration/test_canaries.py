@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from pydantic import SecretStr
 
-from durable import Bus, message, redaction
+from durable import Bus, message
 from durable.errors import DurableError
 from durable.redaction import redacted
 from durable.settings import load_settings, secret_names
@@ -116,12 +116,6 @@ def traced(error: BaseException) -> str:
 @message("canaries.placed")
 class Placed(msgspec.Struct):
     number: int
-
-
-@pytest.fixture(autouse=True)
-def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What other tests gave as a secret must not help."""
-    monkeypatch.setattr(redaction, "_secrets", {})
 
 
 @pytest.fixture

@@ -146,7 +146,6 @@ def test_a_retention_below_the_retry_horizon_is_refused(agent: Agent, database: 
         ("MODULE:bus", "raise SystemExit(3)", ["APP:BUS", "SystemExit"]),
         ("MODULE:bus", "bus.listen('tpc://127.0.0.1:2301')", ["tpc://127.0.0.1:2301", "'tcp'"]),
         ("MODULE:bus", "bus.route(OrderPlaced, to='rabbit://x')", ["rabbit://x", "tcp://"]),
-        ("MODULE:bus", "bus.listen('tcp://0.0.0.0:2301')", ["tcp://0.0.0.0:2301"]),
         ("MODULE:bus", "@bus.handles(OrderPlaced)\nasync def f(order): ...", ["'order'", "OrderPlaced"]),
         ("MODULE:bus", "bus = Bus('orders', mode='send-only')", ["send-only"]),
     ],
@@ -163,6 +162,11 @@ def test_traceback_is_shown_only_on_demand(agent: Agent) -> None:
     module = agent.application("\n1 / 0")
 
     assert "Traceback" in agent("run", f"{module}:bus", "--debug").err
+
+
+def test_listener_for_other_machines_without_a_certificate_is_refused(agent: Agent, database: str) -> None:
+    module = agent.application("bus.listen('tcp://0.0.0.0:2301')")
+    refuses(agent("run", f"{module}:bus"), "tcp://0.0.0.0:2301", "tls_certificate")
 
 
 def test_occupied_port_is_refused(agent: Agent, database: str) -> None:
@@ -303,8 +307,8 @@ def test_role_without_rights_is_told_the_command_to_run(
 ) -> None:
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute("DROP ROLE IF EXISTS stranger")
-        conn.execute("CREATE ROLE stranger LOGIN PASSWORD 'secret'")
-    url = make_url(database).set(username="stranger", password="secret")
+        conn.execute("CREATE ROLE stranger LOGIN PASSWORD 'f9-Kestrel-40'")
+    url = make_url(database).set(username="stranger", password="f9-Kestrel-40")
     monkeypatch.setenv("DURABLE_DATABASE_URL", url.render_as_string(hide_password=False))
 
     refuses(agent("nodes"), "permission denied", "--grant-to", code=1)

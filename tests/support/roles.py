@@ -18,11 +18,11 @@ def runtime_role(url: str) -> Iterator[str]:
     """The URL by which the role reaches this database, for as long as the context lasts."""
     role = f"runner_{uuid4().hex[:12]}"
     with psycopg.connect(url, autocommit=True) as conn:
-        conn.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'".encode())
+        conn.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'f9-Kestrel-40'".encode())
         try:
             with transaction(url) as granting:
                 grants.grant_runtime(granting, SCHEMA, role)
-            yield make_url(url).set(username=role, password="secret").render_as_string(hide_password=False)
+            yield make_url(url).set(username=role, password="f9-Kestrel-40").render_as_string(hide_password=False)
         finally:
             conn.execute(f"DROP OWNED BY {role}".encode())
             conn.execute(f"DROP ROLE {role}".encode())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from durable.errors import ConnectionFailed
 from durable.outcomes import Rejected, tidy
-from durable.redaction import LONGEST, keep_secret, printable, redacted, shown
+from durable.redaction import LONGEST, has_password, keep_secret, printable, redacted, shown
 from durable.telemetry import log
 
 HOSTILE = "a\nCRITICAL forged\r\x1b[31m\x00\u2028\u202e\ud800\x85"
@@ -84,3 +84,25 @@ def test_password_equal_to_a_name_or_short_replaces_no_words() -> None:
     )
     said = "durable-x, p, vhost-name and amqp"
     assert redacted(said) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [
+        ("postgresql://app:pw@db/x", True),
+        ("postgresql://db/x?user=app&password=pw", True),
+        ("host=db password='a b'", True),
+        ("postgresql://app@db/x", False),
+        ("postgresql://postgres:@/x?host=/tmp/sockets", False),
+        ("mysql://root@localhost/x", False),
+        ("tcp://127.0.0.1:2301", False),
+        ("order_id = 7", False),
+    ],
+)
+def test_password_is_told_by_its_form(text: str, is_one: bool) -> None:
+    assert has_password(text) == is_one
+
+
+def test_word_that_is_a_secret_elsewhere_is_no_password() -> None:
+    keep_secret(["postgres", "sockets"])
+    assert not has_password("postgresql://postgres:@/x?host=/tmp/sockets")

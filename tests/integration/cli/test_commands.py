@@ -100,8 +100,8 @@ def test_role_with_granted_rights_runs_a_bus_without_creating_tables(
     agent: Agent, database: str, conn: psycopg.Connection[Any]
 ) -> None:
     conn.execute('DROP ROLE IF EXISTS "run""ner%"')
-    conn.execute("""CREATE ROLE "run""ner%" LOGIN PASSWORD 'secret'""")
-    url = make_url(database).set(username='run"ner%', password="secret").render_as_string(hide_password=False)
+    conn.execute("""CREATE ROLE "run""ner%" LOGIN PASSWORD 'f9-Kestrel-40'""")
+    url = make_url(database).set(username='run"ner%', password="f9-Kestrel-40").render_as_string(hide_password=False)
     assert "fail  rights" in agent("doctor", "--database", url).out
 
     assert 'granted to run"ner%' in agent("migrate", "--grant-to", 'run"ner%').out

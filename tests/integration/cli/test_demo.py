@@ -22,6 +22,7 @@ import pytest
 from durable.demo.mishaps import Mishap, MishapKind, plan
 from durable.demo.outages import AWAY_SECONDS
 from durable.demo.verdict import Totals, differences
+from tests.support.command import heed_interrupts
 
 ROOT = Path(__file__).parents[3]
 
@@ -133,7 +134,8 @@ def test_demo_shows_a_wrong_total_and_keeps_the_folder(folder: Path) -> None:
 )
 def test_demo_leaves_no_process_behind_when_ended(transport: str, number: int, returncode: int, folder: Path) -> None:
     arguments = command(5_000, "text", transport=transport, keep=folder)
-    with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as demo:
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    with subprocess.Popen(arguments, cwd=ROOT, preexec_fn=heed_interrupts, **streams) as demo:
         assert demo.stdout is not None
         next(line for line in demo.stdout if "joined" in line)
         children = psutil.Process(demo.pid).children(recursive=True)

@@ -218,12 +218,12 @@ def test_deploy_needs_only_a_role_with_select(agent: Agent, tables: Tables) -> N
     module = agent.application(DEPLOYED)
     put(tables, f"{module}.order-placed", GOOD)
     role = f"reader_{module[-12:]}"
-    tables.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
+    tables.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'f9-Kestrel-40'")
     try:
         tables.execute(f"GRANT USAGE ON SCHEMA durable TO {role}")
         tables.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA durable TO {role}")
         parts = conninfo_to_dict(tables.url)
-        parts |= {"user": role, "password": "secret"}
+        parts |= {"user": role, "password": "f9-Kestrel-40"}
         url = f"postgresql:///{parts['dbname']}?" + "&".join(
             f"{name}={value}" for name, value in parts.items() if name != "dbname"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 import typer
 
 from durable.cli.app import app
+from durable.redaction import keep_secret
 from tests.integration.cli.test_dead_letters import dead, unresolved
 from tests.support.command import Agent
 from tests.support.letters import envelope
@@ -108,11 +110,21 @@ def test_discard_of_everything_asks_on_a_terminal(
     ],
 )
 def test_a_secret_on_the_command_line_is_warned_of(agent: Agent, arguments: tuple[str, ...]) -> None:
-    ended = agent(*arguments)
+    ended = agent.as_given(*arguments)
     assert ended.err.startswith("warning: a password or secret in the command line is readable by every user")
     assert "hunter2x" not in ended.err + ended.out
 
 
-@pytest.mark.parametrize("url", [NOWHERE, "postgresql://app:@/orders?host=/nowhere"])
+@pytest.mark.parametrize("url", [NOWHERE, "postgresql://app:@/orders?host=/nowhere", "mysql://root@localhost/orders"])
 def test_a_url_without_a_password_is_not_warned_of(agent: Agent, url: str) -> None:
-    assert "warning" not in agent("status", "--database", url).err
+    keep_secret(["nowhere", "orders"])  # as words, they are no secrets of this command line
+    assert "warning" not in agent.as_given("status", "--database", url).err
+
+
+def test_log_is_left_as_it_was_when_run_has_ended(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DURABLE_DATABASE_URL", raising=False)
+    root = logging.getLogger()
+    before = [*root.handlers], root.level, logging.getLogger("durable").level
+    ended = agent("run", f"{agent.application()}:bus", "--json", "--log-level", "debug")
+    assert (ended.code, "database_url" in ended.err) == (2, True)
+    assert ([*root.handlers], root.level, logging.getLogger("durable").level) == before

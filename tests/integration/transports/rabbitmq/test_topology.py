@@ -236,10 +236,10 @@ async def test_topology_declared_before_a_refusal_can_be_completed_later(client:
 @contextmanager
 def user(broker: Broker, name: str, *, configure: str) -> Iterator[str]:
     """The URL of a user who may read everything, write nothing, and configure what matches this expression."""
-    broker.control("add_user", name, "secret")
+    broker.control("add_user", name, "f9-Kestrel-40")
     try:
         broker.control("set_permissions", name, configure, "^$", ".*")
-        yield broker.url.replace("guest:guest", f"{name}:secret")
+        yield broker.url.replace("guest:guest", f"{name}:f9-Kestrel-40")
     finally:
         broker.control("delete_user", name)
 
