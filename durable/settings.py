@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypedDict
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -39,6 +40,9 @@ _NOT_SETTINGS = {"DURABLE_FAILPOINT"}  # read elsewhere; DURABLE_TEST_* belongs 
 MOST_PREFETCHED: Final = 1_000
 """Deliveries of one queue that are prefetched by default, at most: ten batches keep the inbox busy."""
 
+SHORTEST_SECRET: Final = 16
+"""Characters of a secret that peers share, at least."""
+
 ENVELOPE_BYTES: Final = 64 << 10
 """The bytes of an envelope on the wire besides its body: its headers, its key and its names, in any alphabet."""
 
@@ -59,8 +63,18 @@ def _by_name(value: Any) -> Any:
         raise ValueError('must be a JSON object, such as {"name": "value"}') from None
 
 
+def _long_enough(secret: SecretStr) -> SecretStr:
+    """A short one can be guessed, and would be found in words that are no secrets."""
+    if len(secret) < SHORTEST_SECRET:
+        raise ValueError(
+            f"a secret must have at least {SHORTEST_SECRET} characters (has {len(secret)}); "
+            "make one with: openssl rand -base64 24"
+        )
+    return secret
+
+
 Count = Annotated[int, Field(ge=1)]
-Secret = Annotated[SecretStr, Field(min_length=16)]
+Secret = Annotated[SecretStr, AfterValidator(_long_enough)]
 Address = Annotated[str, Field(pattern=r"^https?://[^@\s?#]+$")]  # a secret may be in the place of a user
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
 Secrets = Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_by_name)]
@@ -254,9 +268,9 @@ class Settings(BaseSettings):
         "buffer_bytes holds",
     )
 
-    http_secret: SecretStr | None = Field(default=None, min_length=16)
+    http_secret: Secret | None = None
     """secret that HTTP peers must know, and that is shown to them"""
-    http_previous_secret: SecretStr | None = Field(default=None, min_length=16)
+    http_previous_secret: Secret | None = None
     """former secret, accepted too while http_secret is being changed everywhere"""
     peers: Peers = Field(
         default={},

@@ -155,6 +155,22 @@ def test_a_secret_shows_in_no_repr_and_in_no_refusal() -> None:
     assert "s3cret" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("http_secret", "hunter2"),
+        ("http_previous_secret", "hunter2"),
+        ("peers", {"billing": "hunter2"}),
+        ("peers", '{"billing": "hunter2"}'),
+        ("peers", {"billing": {"secrets": {"1": "hunter2"}}}),
+    ],
+)
+def test_secret_that_is_too_short_is_refused_without_being_shown(name: str, value: object) -> None:
+    with pytest.raises(InvalidSetting, match=f"^{name}: a secret must have at least 16 characters .has 7.;") as refused:
+        load_settings(**{name: value})
+    assert "hunter2" not in str(refused.value)
+
+
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load_settings().batch_size = 5
