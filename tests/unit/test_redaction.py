@@ -72,6 +72,16 @@ def test_secret_is_replaced_by_its_form(text: str, expected: str) -> None:
     assert redacted(text) == expected
 
 
+@pytest.mark.parametrize(
+    "part", ["x", "x.", "x=", "x://", "x://x:", "x://@", "password", "password ", "password=", "password='", "token = "]
+)
+def test_long_text_of_a_peer_is_read_in_one_pass(part: str) -> None:
+    """A pattern that begins again at each character would not come to its end."""
+    text = f"@ = :// {part * (200_000 // len(part))}"
+    assert redacted(text).startswith("@ = :// ")
+    assert has_password(f"{text} secret=x")
+
+
 def test_a_known_secret_is_replaced_everywhere() -> None:
     keep_secret(["redaction-9@x y", "postgresql://app:redaction%2D8@db/x"])
     said = "redaction-9@x y, redaction-9%40x%20y, redaction%2D8, redaction-8"
@@ -103,6 +113,6 @@ def test_password_is_told_by_its_form(text: str, is_one: bool) -> None:
     assert has_password(text) == is_one
 
 
-def test_word_that_is_a_secret_elsewhere_is_no_password() -> None:
+def test_word_known_as_a_secret_is_no_password() -> None:
     keep_secret(["postgres", "sockets"])
     assert not has_password("postgresql://postgres:@/x?host=/tmp/sockets")

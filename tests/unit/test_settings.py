@@ -165,7 +165,7 @@ def test_a_secret_shows_in_no_repr_and_in_no_refusal() -> None:
         ("peers", {"billing": {"secrets": {"1": "hunter2"}}}),
     ],
 )
-def test_secret_that_is_too_short_is_refused_without_being_shown(name: str, value: object) -> None:
+def test_short_secret_is_refused_without_being_shown(name: str, value: object) -> None:
     with pytest.raises(InvalidSetting, match=f"^{name}: a secret must have at least 16 characters .has 7.;") as refused:
         load_settings(**{name: value})
     assert "hunter2" not in str(refused.value)
