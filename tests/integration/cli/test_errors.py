@@ -121,7 +121,7 @@ def test_a_url_without_a_password_is_not_warned_of(agent: Agent, url: str) -> No
     assert "warning" not in agent.as_given("status", "--database", url).err
 
 
-def test_run_leaves_no_handler_behind_when_it_fails(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_run_leaves_no_log_handler_behind(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DURABLE_DATABASE_URL", raising=False)
     root = logging.getLogger()
     before = [*root.handlers], root.level, logging.getLogger("durable").level
