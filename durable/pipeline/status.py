@@ -84,7 +84,7 @@ def _table(conn: Connection, schema: str, lake: Lake | None, table: LakeTable) -
         lag_rows=lag.rows,
         lag_age=lag.age,
         problem=problem,
-        gone=archives.gone(conn, schema, source, offset, confirmed),
+        gone=archives.gone(conn, schema, source, offset),
     )
 
 
@@ -100,7 +100,7 @@ def problem_of(conn: Connection, schema: str, archive: Archive, offset: int, sou
             "the lake is further than this database remembers, which was restored to an earlier state; "
             "run: durable-agent pipeline archive --successor"
         )
-    if offset < archive.archived_below:
+    if offset < max(archive.archived_below, archive.lost_below or 0):
         return (
             "the lake ends before what was archived: it was restored to an earlier state; "
             "run: durable-agent pipeline archive, which archives again what is still here"

@@ -30,7 +30,7 @@ _TABLES = (
     "replays",
     "placements",
     "archive_commits",
-    "archive_gaps",
+    "archive_drops",
     "archives",
     "generations",
 )

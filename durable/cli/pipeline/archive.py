@@ -69,6 +69,7 @@ def archive(
     lake = place.require_lake()
     with needs_spark():
         from durable.pipeline.archive import archive as archive_table
+        from durable.pipeline.beginning import Wish
     if spark.is_named:
         spark.check()
     yield
@@ -78,8 +79,7 @@ def archive(
         session()
     archive_into_lake = partial(
         archive_table,
-        is_new_lake=new_lake,
-        is_successor=successor,
+        wish=Wish(new_lake, successor),
         local_rows=spark.few_rows(place.settings),
         compact_above=place.settings.pipeline_compact_above,
     )

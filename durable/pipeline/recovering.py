@@ -1,0 +1,106 @@
+"""Recovery of an archive: what a lake, or a database, that was restored has lost.
+
+the lake lost commits        their rows are archived again; those that the database has dropped are gone: a gap
+the database lost a life     its rows are in the lake, and only there; where the lake loses them as well, how many
+                             they were is not known: a gap from the end of the lake to where that life had come
+a letter changed in it       the lake has a newer state of the letter, which is not true any more: the state of this
+                             database is archived once more, so that it is the newest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import date, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection
+
+from durable.pipeline import places
+from durable.pipeline.columns import LETTER
+from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose, file_schema
+from durable.pipeline.origin import Origin
+from durable.pipeline.spans import Gap, Span, after, merged
+from durable.storage import archives
+from durable.storage.archives import Archive, midnight
+
+_MICROSECOND = timedelta(microseconds=1)
+_DAY = timedelta(days=1)
+_STATE = ("xid", "replay_count", "resolved_at")
+
+
+def foreign_gap(archive: Archive, span: Span) -> Gap | None:
+    """Return the time of which the lake, which has this span now, has lost rows that only it had."""
+    until = archive.foreign_until
+    if until is None:
+        return None
+    begin = span.until or span.begin or midnight(until.date())
+    return Gap(begin, until) if begin < until else None
+
+
+def note_gone(
+    conn: Connection, origin: Origin, table: LakeTable, gone: Mapping[date, int], until: datetime | None
+) -> None:
+    """Note the days of rows that are neither in the lake nor here. The lake has every row of before `until`, so that of
+    a day in which it ends only the rest is gone.
+    """
+    for day in gone:
+        first, last = midnight(day), midnight(day + _DAY)
+        begin = until if until is not None and first < until < last else first
+        note_gap(conn, origin, table, Gap(begin, last))
+
+
+def note_gap(conn: Connection, origin: Origin, table: LakeTable, gap: Gap) -> None:
+    """Note it day by day."""
+    days = {part.begin.date(): (part.begin, part.end - _MICROSECOND) for part in _by_day(gap)}
+    archives.note_gaps(conn, origin.schema, SOURCES[table], days)
+
+
+def gaps(conn: Connection, origin: Origin, table: LakeTable, until: datetime | None) -> tuple[Gap, ...]:
+    """All gaps that the database knows of; it keeps them for a lake that is restored once more."""
+    known = [Gap(first, last + _MICROSECOND) for first, last in archives.gaps(conn, origin.schema, SOURCES[table])]
+    if table == "dead_letters":  # a letter that was resolved has another transaction, and the lake its first state
+        return after(known, until)
+    return merged(known)
+
+
+def renew_letters(conn: Connection, lake: Lake, origin: Origin, whose: Whose) -> int:
+    """Let the letters be archived once more of which the lake has another state that is newer; return how many.
+
+    Such a state is of a life that this database has lost.
+    """
+    newest = _newest_states(lake, whose)
+    if not newest:
+        return 0
+    stale = []
+    for letter_id, message_id, failed_at, replays, resolved_at, xid in archives.earlier_letters(conn, origin.schema):
+        state = newest.get((letter_id, message_id, failed_at))
+        if state is not None and state[0] >= xid and state[1:] != (replays, resolved_at):
+            stale.append(letter_id)
+    return archives.renew_letters(conn, origin.schema, stale) if stale else 0
+
+
+def _newest_states(lake: Lake, whose: Whose) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    """By letter: the transaction, the number of replays and the time of resolution of its newest state in the lake."""
+    import pyarrow.dataset as ds
+
+    here = (ds.field("service") == whose.service) & (
+        (ds.field("database") == whose.database) | ds.field("database").is_null()
+    )
+    found: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    names = [*LETTER, *_STATE]
+    for paths in lake.files_by_day("dead_letters").values():
+        days = places.dataset(lake.table_url("dead_letters"), paths, file_schema("dead_letters"))
+        for batch in days.to_batches(columns=names, filter=here):
+            for row in batch.select(names).to_pylist():
+                letter, state = tuple(map(row.get, LETTER)), tuple(map(row.get, _STATE))
+                if letter not in found or state[0] > found[letter][0]:
+                    found[letter] = state
+    return found
+
+
+def _by_day(gap: Gap) -> Iterator[Gap]:
+    begin = gap.begin
+    while begin < gap.end:
+        end = min(midnight(begin.date() + _DAY), gap.end)
+        yield Gap(begin, end)
+        begin = end
