@@ -82,8 +82,8 @@ class Archived:
     """Rows of earlier generations that the lake had already."""
     gone: Mapping[date, int] = field(default_factory=dict)
     """Rows that the lake had before it was restored, and the database has no more, by day."""
-    foreign: Gap | None = None
-    """Time of which the lake had rows of a lost life of the database, and has lost them: how many is not known."""
+    foreign: Sequence[Gap] = ()
+    """Times of which only the lake had rows, of a lost life of the database, and has lost some of them."""
     was_restored: bool = False
     """True if the lake ended before the end that the database knew."""
 
@@ -125,9 +125,7 @@ def archive(
             reached = done[-1].high if done else low
             gone = archives.gone(conn, schema, source, reached)
             recovering.note_gone(conn, origin, table, gone, before.until)
-            foreign = recovering.foreign_gap(begun, before) if low < base else None
-            if foreign is not None:
-                recovering.note_gap(conn, origin, table, foreign)
+            foreign = recovering.note_foreign_gaps(conn, origin, table, begun, low, before.until)
             span = span._replace(gaps=recovering.gaps(conn, origin, table, before.until))
             done.append(run.archive(reached, horizon, span))
         if begun.lost_below is not None:

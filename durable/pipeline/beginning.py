@@ -20,6 +20,7 @@ from sqlalchemy import Connection, Engine
 from durable.errors import InvalidSetting
 from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose
 from durable.pipeline.origin import Origin, app_id
+from durable.pipeline.recovering import by_day
 from durable.storage import archives
 from durable.storage.archives import Archive, Place
 
@@ -108,10 +109,15 @@ class _Side:
         return self.moves and self.offset > 0
 
     @property
+    def remembered(self) -> int:
+        """Return the transaction up to which this database remembers that it was archived into this lake."""
+        is_here = self.archive is not None and not self.moves
+        return max(self._known.claimed_below, self._known.archived_below) if is_here else 0
+
+    @property
     def is_ahead(self) -> bool:
         """Tell whether the lake has come further than this database remembers."""
-        known = 0 if self.archive is None else max(self.archive.claimed_below, self.archive.archived_below)
-        return self.offset > known and not self.moves
+        return self.offset > self.remembered and not self.moves
 
     @property
     def place(self) -> Place:
@@ -170,15 +176,15 @@ def _change(conn: Connection, lake: Lake, sides: Sequence[_Side], origin: Origin
     schema = origin.schema
     whose = Whose(origin.service, archives.database(conn, schema))
     for side in sides:
-        until = lake.span(side.table, whose).until
         if side.is_first:
             archives.begin(conn, schema, side.source, side.place)
         elif side.moves:
             archives.move(conn, schema, side.source, side.place)
         if side.returns:
-            archives.note_drops_as_gaps(conn, schema, side.source, until)
-        if wish.is_successor and until is not None and (side.is_ahead or side.returns):
-            archives.note_foreign(conn, schema, side.source, until)
+            archives.note_as_gaps(conn, schema, side.source, "dropped", side.offset, lake.span(side.table, whose).until)
+        if wish.is_successor and (side.is_ahead or side.returns):
+            foreign = by_day(lake.rows_from(side.table, whose, side.remembered))
+            archives.note_foreign(conn, schema, side.source, side.offset, foreign)
         archives.resume(conn, schema, side.source)
     if any(side.is_other_database for side in sides) and not wish.is_successor:
         archives.forget_left_lakes(conn, schema)

@@ -9,7 +9,7 @@ a letter changed in it       the lake has a newer state of the letter, which is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import date, datetime, timedelta
 from typing import Any
 
@@ -19,22 +19,23 @@ from durable.pipeline import places
 from durable.pipeline.columns import LETTER
 from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose, file_schema
 from durable.pipeline.origin import Origin
-from durable.pipeline.spans import Gap, Span, after, merged
+from durable.pipeline.spans import Gap, after, merged
 from durable.storage import archives
-from durable.storage.archives import Archive, midnight
+from durable.storage.archives import Absent, Archive, midnight
 
 _MICROSECOND = timedelta(microseconds=1)
 _DAY = timedelta(days=1)
 _STATE = ("xid", "replay_count", "resolved_at")
 
 
-def foreign_gap(archive: Archive, span: Span) -> Gap | None:
-    """Return the time of which the lake, which has this span now, has lost rows that only it had."""
-    until = archive.foreign_until
-    if until is None:
-        return None
-    begin = span.until or span.begin or midnight(until.date())
-    return Gap(begin, until) if begin < until else None
+def note_foreign_gaps(
+    conn: Connection, origin: Origin, table: LakeTable, archive: Archive, low: int, until: datetime | None
+) -> tuple[Gap, ...]:
+    """Note, and return, the times of which a lake that ends at `low` has lost rows that only it had."""
+    if archive.foreign_below is None or low >= archive.foreign_below:
+        return ()
+    found = archives.note_as_gaps(conn, origin.schema, SOURCES[table], "foreign", low, until)
+    return merged(Gap(first, last + _MICROSECOND) for first, last in found)
 
 
 def note_gone(
@@ -43,24 +44,42 @@ def note_gone(
     """Note the days of rows that are neither in the lake nor here. The lake has every row of before `until`, so that of
     a day in which it ends only the rest is gone.
     """
-    for day in gone:
+    found = []
+    for day, rows in gone.items():
         first, last = midnight(day), midnight(day + _DAY)
         begin = until if until is not None and first < until < last else first
-        note_gap(conn, origin, table, Gap(begin, last))
+        found.append(Absent(day, begin, last - _MICROSECOND, rows, 0))
+    archives.note_gaps(conn, origin.schema, SOURCES[table], found)
 
 
-def note_gap(conn: Connection, origin: Origin, table: LakeTable, gap: Gap) -> None:
-    """Note it day by day."""
-    days = {part.begin.date(): (part.begin, part.end - _MICROSECOND) for part in _by_day(gap)}
-    archives.note_gaps(conn, origin.schema, SOURCES[table], days)
+def by_day(found: Iterable[Absent]) -> list[Absent]:
+    """Put the rows of a day together."""
+    days: dict[date, list[Absent]] = {}
+    for each in found:
+        days.setdefault(each.day, []).append(each)
+    return [
+        Absent(
+            day,
+            min(each.first_at for each in of_day),
+            max(each.last_at for each in of_day),
+            sum(each.rows for each in of_day),
+            max(each.below for each in of_day),
+        )
+        for day, of_day in days.items()
+    ]
 
 
 def gaps(conn: Connection, origin: Origin, table: LakeTable, until: datetime | None) -> tuple[Gap, ...]:
-    """All gaps that the database knows of; it keeps them for a lake that is restored once more."""
-    known = [Gap(first, last + _MICROSECOND) for first, last in archives.gaps(conn, origin.schema, SOURCES[table])]
+    """The gaps of a lake that has all until then."""
+    known = known_gaps(conn, origin.schema, table)
     if table == "dead_letters":  # a letter that was resolved has another transaction, and the lake its first state
         return after(known, until)
-    return merged(known)
+    return known
+
+
+def known_gaps(conn: Connection, schema: str, table: LakeTable) -> tuple[Gap, ...]:
+    """All gaps that the database knows of; it keeps them for a lake that is restored once more."""
+    return merged(Gap(first, last + _MICROSECOND) for first, last in archives.gaps(conn, schema, SOURCES[table]))
 
 
 def renew_letters(conn: Connection, lake: Lake, origin: Origin, whose: Whose) -> int:
@@ -72,10 +91,10 @@ def renew_letters(conn: Connection, lake: Lake, origin: Origin, whose: Whose) ->
     if not newest:
         return 0
     stale = []
-    for letter_id, message_id, failed_at, replays, resolved_at, xid in archives.earlier_letters(conn, origin.schema):
-        state = newest.get((letter_id, message_id, failed_at))
-        if state is not None and state[0] >= xid and state[1:] != (replays, resolved_at):
-            stale.append(letter_id)
+    for row in archives.earlier_letters(conn, origin.schema):
+        state = newest.get((row.letter_id, row.id, row.failed_at))
+        if state is not None and state[0] >= row.xid and state[1:] != (row.replay_count, row.resolved_at):
+            stale.append(row.letter_id)
     return archives.renew_letters(conn, origin.schema, stale) if stale else 0
 
 
@@ -96,11 +115,3 @@ def _newest_states(lake: Lake, whose: Whose) -> dict[tuple[Any, ...], tuple[Any,
                 if letter not in found or state[0] > found[letter][0]:
                     found[letter] = state
     return found
-
-
-def _by_day(gap: Gap) -> Iterator[Gap]:
-    begin = gap.begin
-    while begin < gap.end:
-        end = min(midnight(begin.date() + _DAY), gap.end)
-        yield Gap(begin, end)
-        begin = end

@@ -14,10 +14,10 @@ database succeeds the one that was archived. With that another generation of tra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
 from sqlalchemy import Connection, Row, TextClause
@@ -27,8 +27,8 @@ from durable.errors import DurableError
 from durable.storage.locks import Job, jobs_class
 from durable.storage.outages import sqlstate
 from durable.storage.slices import relation
+from durable.storage.sql import absent
 from durable.storage.sql import archive as statements
-from durable.storage.sql import drops
 from durable.storage.sql.times import FIRST, LAST
 
 _KEEP_COMMITS: Final = timedelta(days=365)
@@ -69,8 +69,19 @@ class Archive(NamedTuple):
     lost_below: int | None
     """The lake has lost what was archived of the transactions [lost_above, lost_below), and it is not all archived
     again."""
-    foreign_until: datetime | None
-    """Up to here the lake has rows of a life that this database has lost."""
+    foreign_below: int | None
+    """A lake that ends before it lacks rows of a life that this database has lost."""
+
+
+class Absent(NamedTuple):
+    """Rows of a day that the database does not have any more."""
+
+    day: date
+    first_at: datetime
+    last_at: datetime
+    rows: int
+    below: int
+    """None of them is of this transaction, or of a later one."""
 
 
 class Lag(NamedTuple):
@@ -181,9 +192,10 @@ def forget_left_lakes(conn: Connection, schema: str) -> None:
     conn.execute(statements.FORGET_LEFT_LAKES.within(schema))
 
 
-def note_foreign(conn: Connection, schema: str, table: str, until: datetime) -> None:
-    """The lake has rows up to here of a life that this database has lost."""
-    conn.execute(statements.NOTE_FOREIGN.within(schema), {"table": table, "until": until})
+def note_foreign(conn: Connection, schema: str, table: str, below: int, found: Iterable[Absent]) -> None:
+    """A lake that ends at `below` has these rows, of a life that this database has lost."""
+    conn.execute(statements.SET_FOREIGN.within(schema), {"table": table, "below": below})
+    _note(conn, schema, table, "foreign", found)
 
 
 def resume(conn: Connection, schema: str, table: str) -> None:
@@ -214,20 +226,31 @@ def note_commit(conn: Connection, schema: str, table: str, low: int, high: int, 
 
 def gaps(conn: Connection, schema: str, table: str) -> list[tuple[datetime, datetime]]:
     """The first and the last times of rows that were dropped and not archived, day by day."""
-    rows = conn.execute(drops.READ_GAPS.within(schema), {"table": table})
+    rows = conn.execute(absent.READ_GAPS.within(schema), {"table": table})
     return [(row.first_at, row.last_at) for row in rows]
 
 
-def note_gaps(conn: Connection, schema: str, table: str, gone: Mapping[date, tuple[datetime, datetime]]) -> None:
-    """Note that rows of these days and times are neither in the lake any more, nor here."""
-    firsts, lasts = [first for first, _ in gone.values()], [last for _, last in gone.values()]
-    params = {"table": table, "days": list(gone), "firsts": firsts, "lasts": lasts}
-    conn.execute(drops.NOTE_GAPS.within(schema), params)
+def note_gaps(conn: Connection, schema: str, table: str, found: Iterable[Absent]) -> None:
+    """Note rows that are neither in the lake any more, nor here."""
+    _note(conn, schema, table, "gap", found)
 
 
-def note_drops_as_gaps(conn: Connection, schema: str, table: str, since: datetime | None) -> None:
-    """Note that the lake lacks what was archived elsewhere, and dropped, of times after `since`."""
-    conn.execute(drops.NOTE_DROPS_AS_GAPS.within(schema), {"table": table, "since": since})
+def note_as_gaps(
+    conn: Connection, schema: str, table: str, kind: Literal["dropped", "foreign"], low: int, until: datetime | None
+) -> list[tuple[datetime, datetime]]:
+    """Note that a lake lacks rows of this kind, and return their first and last times, day by day.
+
+    It ends at the transaction `low`, and has every row of before `until`.
+    """
+    params = {"table": table, "kind": kind, "low": low, "until": until}
+    rows = conn.execute(absent.NOTE_AS_GAPS.within(schema), params).all()
+    return [(row.first_at, row.last_at) for row in sorted(rows) if row.first_at is not None]
+
+
+def _note(conn: Connection, schema: str, table: str, kind: str, found: Iterable[Absent]) -> None:
+    columns = [list(each) for each in zip(*found, strict=True)] or [[] for _ in Absent._fields]
+    params = dict(zip(("days", "firsts", "lasts", "counts", "belows"), columns, strict=True))
+    conn.execute(absent.NOTE.within(schema), {"table": table, "kind": kind, **params})
 
 
 def rewind(conn: Connection, schema: str, table: str, low: int) -> None:
@@ -253,7 +276,7 @@ def gone(conn: Connection, schema: str, table: str, low: int) -> dict[date, int]
     here = {row.day: row.rows for row in conn.execute(days, {"low": lost[0].first, "high": lost[0].end})}
     found = {row.day: row.rows - here.get(row.day, 0) for row in lost}
     if table == "dead_letters":  # the lake has a row for each state of a letter, the database has the newest
-        dropped = {row.day: row.rows for row in conn.execute(drops.COUNT_DROPPED.within(schema), {"table": table})}
+        dropped = {row.day: row.rows for row in conn.execute(absent.COUNT_DROPPED.within(schema), {"table": table})}
         found = {day: min(rows, dropped.get(day, 0)) for day, rows in found.items()}
     return {day: rows for day, rows in sorted(found.items()) if rows > 0}
 

@@ -145,8 +145,7 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             _defaulted("identity", Text()),
             Column("ended_at", _TIME),
             _defaulted("left_lakes", ARRAY(Text())),
-            *(Column(name, BigInteger) for name in ("lost_above", "lost_below")),
-            Column("foreign_until", _TIME),
+            *(Column(name, BigInteger) for name in ("lost_above", "lost_below", "foreign_below")),
             schema=schema,
         ),
         Table(
@@ -162,13 +161,13 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             schema=schema,
         ),
         Table(
-            "archive_drops",
+            "absent_rows",
             metadata,
             Column("table_name", Text, primary_key=True),
             Column("day", Date, primary_key=True),
-            Column("was_archived", Boolean, primary_key=True),
+            Column("kind", Text, primary_key=True),
             *(Column(name, _TIME) for name in ("first_at", "last_at")),
-            Column("row_count", BigInteger, nullable=False),
+            *(Column(name, BigInteger, nullable=False) for name in ("row_count", "below")),
             schema=schema,
         ),
         Table(

@@ -208,7 +208,7 @@ CREATE TABLE "{schema}".archives (
     left_lakes text[] NOT NULL DEFAULT ARRAY[]::text[],
     lost_above bigint,
     lost_below bigint,
-    foreign_until timestamptz,
+    foreign_below bigint,
     CHECK ((lost_above IS NULL) = (lost_below IS NULL))
 );
 
@@ -223,14 +223,15 @@ CREATE TABLE "{schema}".archive_commits (
     PRIMARY KEY (table_name, high, day, is_lost)
 );
 
-CREATE TABLE "{schema}".archive_drops (
+CREATE TABLE "{schema}".absent_rows (
     table_name text NOT NULL,
     day date NOT NULL,
-    was_archived boolean NOT NULL,
+    kind text NOT NULL CHECK (kind IN ('gap', 'dropped', 'foreign')),
     first_at timestamptz,
     last_at timestamptz,
     row_count bigint NOT NULL,
-    PRIMARY KEY (table_name, day, was_archived)
+    below bigint NOT NULL,
+    PRIMARY KEY (table_name, day, kind)
 );
 
 CREATE TABLE "{schema}".erasures (
@@ -441,16 +442,16 @@ BEGIN
     RETURN base;
 END $$;
 
--- The times of the rows of a day of history that is about to be dropped, of archived rows and of others.
+-- Notes the rows of a day of history that is about to be dropped: those that were archived, and those that were not.
 CREATE FUNCTION "{schema}".note_drop(child text, day date, gap_begins bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    EXECUTE 'INSERT INTO "{schema}".archive_drops AS known '
-        '(table_name, day, was_archived, first_at, last_at, row_count) '
-        'SELECT ''envelope_history'', $1, xid < $2, min(finished_at), max(finished_at), count(*) FROM "{schema}".'
-        || quote_ident(child) || ' GROUP BY 3 ON CONFLICT ON CONSTRAINT archive_drops_pkey DO UPDATE SET '
+    EXECUTE 'INSERT INTO "{schema}".absent_rows AS known (table_name, day, kind, first_at, last_at, row_count, below) '
+        'SELECT ''envelope_history'', $1, CASE WHEN xid < $2 THEN ''dropped'' ELSE ''gap'' END, min(finished_at), '
+        'max(finished_at), count(*), max(xid) + 1 FROM "{schema}".' || quote_ident(child) || ' GROUP BY 3 '
+        'ON CONFLICT ON CONSTRAINT absent_rows_pkey DO UPDATE SET '
         'first_at = LEAST(known.first_at, excluded.first_at), last_at = GREATEST(known.last_at, excluded.last_at), '
-        'row_count = known.row_count + excluded.row_count'
+        'row_count = known.row_count + excluded.row_count, below = GREATEST(known.below, excluded.below)'
         USING day, gap_begins;
 END $$;
 
@@ -577,7 +578,7 @@ DROP FUNCTION "{schema}".archived_below(text);
 DROP FUNCTION "{schema}".generation_base();
 DROP TABLE "{schema}".published_batches, "{schema}".replays, "{schema}".placements, "{schema}".schedules,
     "{schema}".handler_counts, "{schema}".circuits, "{schema}".nodes,
-    "{schema}".failed_attempts, "{schema}".erasures, "{schema}".archive_commits, "{schema}".archive_drops,
+    "{schema}".failed_attempts, "{schema}".erasures, "{schema}".archive_commits, "{schema}".absent_rows,
     "{schema}".archives, "{schema}".generations,
     "{schema}".dead_letters, "{schema}".envelope_history, "{schema}".received_ids, "{schema}".undated_ids,
     "{schema}".incoming_envelopes, "{schema}".outgoing_envelopes CASCADE;

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 from durable.storage.rows import QUARANTINED
+from durable.storage.sql.absent import DROPPED, noting
 from durable.storage.sql.columns import DATED, give_up
-from durable.storage.sql.drops import DROPPED, noting
 from durable.storage.sql.statement import Batched, Statement
 
 # What is NULL does not matter.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.sql.drops import DROPPED, noting
+from durable.storage.sql.absent import DROPPED, noting
 from durable.storage.sql.statement import Batched, Statement, by_key
 
 # ---------------------------------------------------------------- nodes, locks
