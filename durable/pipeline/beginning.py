@@ -18,9 +18,9 @@ from typing import Final
 from sqlalchemy import Connection, Engine
 
 from durable.errors import InvalidSetting
+from durable.pipeline import recovering
 from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose
 from durable.pipeline.origin import Origin, app_id
-from durable.pipeline.recovering import by_day
 from durable.storage import archives
 from durable.storage.archives import Archive, Place
 
@@ -44,8 +44,9 @@ def begin(engine: Engine, conn: Connection, lake: Lake, table: LakeTable, origin
     `conn` commits each statement. Raises InvalidSetting where an operator has to decide first.
     """
     schema = origin.schema
+    name = archives.database(conn, schema, _earlier_name(conn, lake, origin, wish))
     moving = [each for each in SOURCES if wish.is_new_lake and archives.find(conn, schema, SOURCES[each])]
-    sides = [_Side.find(conn, lake, each, origin) for each in {*moving, table}]
+    sides = [_Side.find(conn, lake, each, origin, name) for each in {*moving, table}]
     for side in sides:
         side.refuse(lake, wish)
     for side in sides:
@@ -57,6 +58,21 @@ def begin(engine: Engine, conn: Connection, lake: Lake, table: LakeTable, origin
     archives.confirm(conn, schema, side.source, side.offset)
     archives.rewind(conn, schema, side.source, side.offset)
     return archives.read(conn, schema, side.source)
+
+
+def _earlier_name(conn: Connection, lake: Lake, origin: Origin, wish: Wish) -> str | None:
+    """Return the name under which the lake knows a database that does not know it itself."""
+    if archives.known_database(conn, origin.schema) is not None:
+        return None
+    name = recovering.earlier_name(conn, lake, origin)
+    if name is not None and not wish.is_successor:
+        raise InvalidSetting(
+            f"lake {lake.url}: has rows of this database, as {name}, and this database was never archived: it was "
+            "restored to a state before that, or copied; if it has taken the place of that database, run once with "
+            "--successor, which archives what the lake does not have; if that one still lives, archive this one into "
+            "another lake"
+        )
+    return name
 
 
 @dataclass(slots=True)
@@ -75,10 +91,9 @@ class _Side:
     is_numbered_anew: bool
 
     @classmethod
-    def find(cls, conn: Connection, lake: Lake, table: LakeTable, origin: Origin) -> _Side:
+    def find(cls, conn: Connection, lake: Lake, table: LakeTable, origin: Origin, name: str) -> _Side:
         schema, source = origin.schema, SOURCES[table]
-        archive, named = archives.find(conn, schema, source), archives.database(conn, schema)
-        app = app_id(origin.service, named, schema, source)
+        archive, app = archives.find(conn, schema, source), app_id(origin.service, name, schema, source)
         return cls(
             table=table,
             origin=origin,
@@ -183,7 +198,7 @@ def _change(conn: Connection, lake: Lake, sides: Sequence[_Side], origin: Origin
         if side.returns:
             archives.note_as_gaps(conn, schema, side.source, "dropped", side.offset, lake.span(side.table, whose).until)
         if wish.is_successor and (side.is_ahead or side.returns):
-            foreign = by_day(lake.rows_from(side.table, whose, side.remembered))
+            foreign = recovering.by_day(lake.rows_from(side.table, whose, side.remembered))
             archives.note_foreign(conn, schema, side.source, side.offset, foreign)
         archives.resume(conn, schema, side.source)
     if any(side.is_other_database for side in sides) and not wish.is_successor:

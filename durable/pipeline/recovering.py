@@ -9,7 +9,7 @@ a letter changed in it       the lake has a newer state of the letter, which is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date, datetime, timedelta
 from typing import Any
 
@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from durable.pipeline import places
 from durable.pipeline.columns import LETTER
-from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose, file_schema
+from durable.pipeline.lake import DAY_OF, SOURCES, Lake, LakeTable, Whose, file_schema
 from durable.pipeline.origin import Origin
 from durable.pipeline.spans import Gap, after, merged
 from durable.storage import archives
@@ -25,7 +25,36 @@ from durable.storage.archives import Absent, Archive, midnight
 
 _MICROSECOND = timedelta(microseconds=1)
 _DAY = timedelta(days=1)
+_SAMPLE = 100
 _STATE = ("xid", "replay_count", "resolved_at")
+
+
+def earlier_name(conn: Connection, lake: Lake, origin: Origin) -> str | None:
+    """Return the name under which the lake has rows of this database, which was never archived as it remembers: it was
+    put back to a state before that, or is a copy of such a state.
+    """
+    for table, source in SOURCES.items():
+        mine = {(row.id, row.side, row.moment) for row in archives.oldest(conn, origin.schema, source, _SAMPLE)}
+        for name, *row in _rows_of(lake, table, origin.service, mine):
+            if tuple(row) in mine:
+                return str(name)
+    return None
+
+
+def _rows_of(lake: Lake, table: LakeTable, service: str, sample: Collection[tuple[Any, ...]]) -> Iterator[list[Any]]:
+    """The rows of the lake with the ids of this sample: the database, and what the sample has."""
+    import pyarrow.dataset as ds
+
+    by_day = lake.files_by_day(table) if sample else {}
+    paths = [path for day in {moment.date() for *_, moment in sample} for path in by_day.get(day, ())]
+    if not paths:
+        return
+    found = ds.field("id").isin([each for each, *_ in sample]) & (ds.field("service") == service)
+    names = ["database", "id", "side", DAY_OF[table]]
+    rows = places.dataset(lake.table_url(table), paths, file_schema(table)).to_table(columns=names, filter=found)
+    for row in rows.to_pylist():
+        if row["database"] is not None:
+            yield [row[name] for name in names]
 
 
 def note_foreign_gaps(

@@ -131,9 +131,12 @@ def identity(conn: Connection, schema: str) -> str:
     return str(conn.execute(statements.READ_IDENTITY.within(schema)).scalar_one())
 
 
-def database(conn: Connection, schema: str) -> str:
-    """The name under which a lake knows this database. It is given once, and stays through dumps and restores."""
-    conn.execute(statements.NAME_DATABASE.within(schema))
+def database(conn: Connection, schema: str, name: str | None = None) -> str:
+    """The name under which a lake knows this database. It is given once, and stays through dumps and restores.
+
+    It is given this one, or a new one.
+    """
+    conn.execute(statements.NAME_DATABASE.within(schema), {"name": name})
     return str(conn.execute(statements.READ_DATABASE.within(schema)).scalar_one())
 
 
@@ -289,6 +292,11 @@ def earlier_letters(conn: Connection, schema: str) -> Sequence[Row[Any]]:
 def renew_letters(conn: Connection, schema: str, letters: Sequence[int]) -> int:
     """Give these letters, of an earlier generation, a transaction of this one; return how many."""
     return conn.execute(statements.RENEW_LETTERS.within(schema), {"letters": list(letters)}).rowcount
+
+
+def oldest(conn: Connection, schema: str, table: str, rows: int) -> Sequence[Row[Any]]:
+    """The oldest rows of a table that have an id: `id` as 16 bytes, `side`, and `moment`, which tells their day."""
+    return conn.execute(statements.BY_TRANSACTION[table].oldest.within(schema), {"rows": rows}).all()
 
 
 def horizon(conn: Connection, schema: str) -> int:

@@ -121,6 +121,10 @@ SELECT max(xid) + 1 FROM (
         self.find_start = Statement(f"""
 SELECT LEAST(min(xid), CAST(:high AS bigint)) FROM {{schema}}.{table}
 """)
+        self.oldest = Statement(f"""
+SELECT uuid_send(id) AS id, side, {in_range(DAYS[table])} AS moment FROM {{schema}}.{table}
+WHERE id IS NOT NULL ORDER BY xid LIMIT :rows
+""")
         self.exists = Statement(f"""
 SELECT EXISTS (SELECT FROM {{schema}}.{table} WHERE xid >= :low AND xid < :high)
 """)
@@ -167,8 +171,8 @@ UNLOCK_ARCHIVE = Statement("SELECT pg_advisory_unlock(:class_id, :key)")
 # timeline, and itself within the cluster.
 READ_IDENTITY = Statement("SELECT {schema}.cluster_identity()")
 NAME_DATABASE = Statement("""
-INSERT INTO {schema}.generations (generation, database)
-VALUES (0, current_database() || '-' || left(replace(CAST(gen_random_uuid() AS text), '-', ''), 8))
+INSERT INTO {schema}.generations (generation, database) VALUES (0, COALESCE(CAST(:name AS text),
+    current_database() || '-' || left(replace(CAST(gen_random_uuid() AS text), '-', ''), 8)))
 ON CONFLICT (generation) DO NOTHING
 """)
 READ_DATABASE = Statement("SELECT database FROM {schema}.generations ORDER BY generation DESC LIMIT 1")
