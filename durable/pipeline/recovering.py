@@ -34,7 +34,9 @@ def earlier_name(conn: Connection, lake: Lake, origin: Origin) -> str | None:
     put back to a state before that, or is a copy of such a state.
     """
     for table, source in SOURCES.items():
-        mine = {(row.id, row.side, row.moment) for row in archives.oldest(conn, origin.schema, source, _SAMPLE)}
+        mine = {
+            (row.id, row.side, row.moment, row.xid) for row in archives.oldest(conn, origin.schema, source, _SAMPLE)
+        }
         for name, *row in _rows_of(lake, table, origin.service, mine):
             if tuple(row) in mine:
                 return str(name)
@@ -46,11 +48,11 @@ def _rows_of(lake: Lake, table: LakeTable, service: str, sample: Collection[tupl
     import pyarrow.dataset as ds
 
     by_day = lake.files_by_day(table) if sample else {}
-    paths = [path for day in {moment.date() for *_, moment in sample} for path in by_day.get(day, ())]
+    paths = [path for day in {moment.date() for _, _, moment, _ in sample} for path in by_day.get(day, ())]
     if not paths:
         return
     found = ds.field("id").isin([each for each, *_ in sample]) & (ds.field("service") == service)
-    names = ["database", "id", "side", DAY_OF[table]]
+    names = ["database", "id", "side", DAY_OF[table], "xid"]
     rows = places.dataset(lake.table_url(table), paths, file_schema(table)).to_table(columns=names, filter=found)
     for row in rows.to_pylist():
         if row["database"] is not None:

@@ -156,7 +156,7 @@ def begin_generation(conn: Connection, schema: str) -> None:
 
     Waits up to two seconds for transactions that write history or dead letters; raises DurableError then.
     """
-    with _naming_users(conn, schema, *statements.BY_TRANSACTION):
+    with _naming_users(conn, schema, *statements.BY_TRANSACTION), conn.begin_nested():
         conn.execute(statements.BEGIN_GENERATION.within(schema))
 
 
@@ -295,7 +295,7 @@ def renew_letters(conn: Connection, schema: str, letters: Sequence[int]) -> int:
 
 
 def oldest(conn: Connection, schema: str, table: str, rows: int) -> Sequence[Row[Any]]:
-    """The oldest rows of a table that have an id: `id` as 16 bytes, `side`, and `moment`, which tells their day."""
+    """The oldest rows of a table that have an id: `id` as 16 bytes, `side`, `xid`, and `moment`, of its day."""
     return conn.execute(statements.BY_TRANSACTION[table].oldest.within(schema), {"rows": rows}).all()
 
 

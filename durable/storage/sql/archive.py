@@ -122,7 +122,7 @@ SELECT max(xid) + 1 FROM (
 SELECT LEAST(min(xid), CAST(:high AS bigint)) FROM {{schema}}.{table}
 """)
         self.oldest = Statement(f"""
-SELECT uuid_send(id) AS id, side, {in_range(DAYS[table])} AS moment FROM {{schema}}.{table}
+SELECT uuid_send(id) AS id, side, {in_range(DAYS[table])} AS moment, xid FROM {{schema}}.{table}
 WHERE id IS NOT NULL ORDER BY xid LIMIT :rows
 """)
         self.exists = Statement(f"""
