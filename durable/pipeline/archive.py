@@ -19,9 +19,9 @@ transaction numbers. Numbers of earlier generations tell nothing of what was arc
 
     rows of earlier generations ──> those that the lake does not have, by their keys ──> one commit, up to the new base
 
-A lake that is behind what was archived from here was restored itself. What Postgres still has is archived again, as the
-lake's offset says, and what is gone on both sides is named, and kept as a gap with the commit: an audit must not take
-such rows for lost messages.
+A lake that is behind what was archived from here was restored itself. What Postgres still has is archived again, up to
+where the lake had been, before anything new is; what is gone on both sides is named then, and kept as a gap with the
+next commit: an audit must not take such rows for lost messages.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta
+from datetime import date, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 from sqlalchemy import Connection, Engine
 
-from durable.errors import DurableError, InvalidSetting
+from durable.errors import DurableError
 from durable.failpoints import failpoint
+from durable.pipeline import recovering
+from durable.pipeline.beginning import NO_WISH, Wish, begin
 from durable.pipeline.columns import COLUMNS
 from durable.pipeline.compaction import compact
 from durable.pipeline.copying import copy, opened
 from durable.pipeline.files import TaskFiles
 from durable.pipeline.known import KnownRows
 from durable.pipeline.lake import SOURCES, DataFile, Lake, LakeTable, Whose
-from durable.pipeline.origin import Origin, app_id, locked
+from durable.pipeline.origin import Origin, locked
 from durable.pipeline.progress import Show, collected
 from durable.pipeline.session import spark_errors
-from durable.pipeline.spans import Gap, Span, after, merged
+from durable.pipeline.spans import NO_SPAN, Gap, Span, merged
 from durable.storage import archives, slices
-from durable.storage.archives import Archive, Place, midnight
 from durable.storage.slices import Share, Snapshot, exported_snapshot, joined
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
 _TASK_BLOCKS = 16_384  # 128 MiB: a task of a few seconds, and files of some ten MiB
 _MOST_TASKS = 10_000
 _QUIET = timedelta(minutes=1)  # of a service that has nothing to archive, until the lake says so
-_MICROSECOND = timedelta(microseconds=1)
 _FILE_DDL = "path string, day date, rows bigint, size bigint, stats string"
 
 Spark = Callable[[], "SparkSession"]
@@ -82,6 +82,8 @@ class Archived:
     """Rows of earlier generations that the lake had already."""
     gone: Mapping[date, int] = field(default_factory=dict)
     """Rows that the lake had before it was restored, and the database has no more, by day."""
+    foreign: Sequence[Gap] = ()
+    """Times of which only the lake had rows, of a lost life of the database, and has lost some of them."""
     was_restored: bool = False
     """True if the lake ended before the end that the database knew."""
 
@@ -92,36 +94,42 @@ def archive(
     table: LakeTable,
     origin: Origin,
     *,
-    is_new_lake: bool = False,
-    is_successor: bool = False,
+    wish: Wish = NO_WISH,
     local_rows: int = 200_000,
     compact_above: int | None = 100,
     show: Show = lambda done, total: None,
 ) -> Archived:
     """Bring what was written since the last time into the lake.
 
-    `is_new_lake` leaves the earlier lake behind. `is_successor` says that this database has taken the place of the one
-    that was archived: its rows are archived unless the lake has them. Up to `local_rows` rows are read in this process,
-    without Spark. Days with more than `compact_above` files are compacted afterwards.
+    The rows of a database that has taken the place of another one are archived unless the lake has them. Up to
+    `local_rows` rows are read in this process, without Spark. Days with more than `compact_above` files are compacted
+    afterwards.
 
     Raises ArchiveConflict when somebody else archives this database; InvalidSetting when it is archived elsewhere, or
     is not the database that was archived; StorageUnavailable.
     """
-    with opened(origin.url) as engine, locked(engine, origin.schema) as conn:
-        begun = _begun(conn, lake, table, origin, is_new_lake=is_new_lake, is_successor=is_successor)
-        low = _low(conn, lake, table, origin, begun, is_successor=is_successor)
-        gone = archives.gone(conn, origin.schema, SOURCES[table], low, begun.archived_below)
-        whose = Whose(origin.service, archives.database(conn, origin.schema))
-        gaps = _gaps(conn, origin, table, gone, lake.span(table, whose).until)
-        archives.rewind(conn, origin.schema, SOURCES[table], low)
-        base = archives.generation_base(conn, origin.schema)
-        span = Span(archives.begins_at(conn, origin.schema), archives.complete_until(conn, origin.schema), gaps)
+    schema, source = origin.schema, SOURCES[table]
+    with opened(origin.url) as engine, locked(engine, schema) as conn:
+        begun = begin(engine, conn, lake, table, origin, wish)
+        low, base = lake.offset(begun.app_id, table), archives.generation_base(conn, schema)
+        whose = Whose(origin.service, archives.database(conn, schema))
+        before = lake.span(table, whose)
+        if low < base and table == "dead_letters":
+            recovering.renew_letters(conn, lake, origin, whose)
+        span = Span(archives.begins_at(conn, schema), archives.complete_until(conn, schema))
         with exported_snapshot(engine) as snapshot:
-            run = _Run(spark, local_rows, lake, table, origin, whose, begun.app_id, snapshot, span)
+            run = _Run(conn, engine, spark, local_rows, lake, table, origin, whose, begun.app_id, snapshot, show)
             with joined(engine, snapshot) as seen:
-                horizon = archives.horizon(seen, origin.schema)
-            done = [run.archive(conn, engine, low, base, show, reconciles=True)] if low < base else []
-            done.append(run.archive(conn, engine, max(low, base), horizon, show))
+                horizon = archives.horizon(seen, schema)
+            done = run.repeat(low, base, begun.lost_below or 0)
+            reached = done[-1].high if done else low
+            gone = archives.gone(conn, schema, source, reached)
+            recovering.note_gone(conn, origin, table, gone, before.until)
+            foreign = recovering.note_foreign_gaps(conn, origin, table, begun, low, before.until)
+            span = span._replace(gaps=recovering.gaps(conn, origin, table, before.until))
+            done.append(run.archive(reached, horizon, span))
+        if begun.lost_below is not None:
+            archives.settle(conn, schema, source)
         for part in done:
             run.clean(part)
         if compact_above is not None and any(part.files for part in done):
@@ -135,90 +143,9 @@ def archive(
         size=sum(file.size for part in done for file in part.files),
         known=sum(part.known for part in done),
         gone=gone,
-        was_restored=low < begun.archived_below,
+        foreign=foreign,
+        was_restored=begun.lost_below is not None,
     )
-
-
-def _begun(
-    conn: Connection, lake: Lake, table: LakeTable, origin: Origin, *, is_new_lake: bool, is_successor: bool
-) -> Archive:
-    """Begin to archive a table: from here on maintenance drops only rows that are archived."""
-    source, is_new = SOURCES[table], is_new_lake or archives.find(conn, origin.schema, SOURCES[table]) is None
-    lake_id = lake.create(table) if is_new or lake.exists(table) else ""  # a misspelt place stays empty
-    name = archives.database(conn, origin.schema)
-    place = Place(origin.service, app_id(origin.service, name, origin.schema, source), lake.table_url(table), lake_id)
-    if archives.find(conn, origin.schema, source) is None and archives.is_numbered_anew(conn, origin.schema, source):
-        archives.begin_generation(conn, origin.schema)  # it was restored before it was ever archived
-    begun = archives.begin(conn, origin.schema, source, place)
-    if begun.identity != archives.identity(conn, origin.schema):
-        if not (is_successor or is_new_lake):
-            raise InvalidSetting(_OTHER_DATABASE.format(source=source, lake=begun.lake))
-        if begun.lake_id == lake_id and not is_successor:
-            raise InvalidSetting(
-                f"lake {begun.lake}: belongs to the database of which this one is a copy; name another place for the "
-                "copy, or give --successor if it has taken the place of that database"
-            )
-        archives.begin_generation(conn, origin.schema)
-    if begun.lake_id != lake_id and is_new_lake:
-        archives.move(conn, origin.schema, source, place)
-    begun = archives.begin(conn, origin.schema, source, place)
-    if begun.service != origin.service:
-        raise InvalidSetting(
-            f"service: {source} of this database is archived as {begun.service!r}; leave --service out"
-        )
-    if begun.lake_id != lake_id:
-        raise InvalidSetting(
-            f"lake {lake.table_url(table)}: {source} of this database is archived into {begun.lake}; "
-            "name that lake, or begin anew in this one with --new-lake"
-        )
-    archives.resume(conn, origin.schema, source)
-    return begun
-
-
-_OTHER_DATABASE = (
-    "{source}: this is not the database that was archived into {lake}: it was restored, copied, upgraded or failed "
-    "over, and its transactions are numbered anew; if it has taken the place of that database, run once with "
-    "--successor, which archives what the lake does not have; if that one still lives, archive this one into another "
-    "lake, with --new-lake"
-)
-
-
-def _low(conn: Connection, lake: Lake, table: LakeTable, origin: Origin, begun: Archive, *, is_successor: bool) -> int:
-    """Return the transaction where this run begins. Commits that an earlier run did not live to record are recorded
-    now.
-    """
-    source, low = SOURCES[table], lake.offset(begun.app_id, table)
-    unknown = low > max(begun.claimed_below, begun.archived_below)
-    if unknown or archives.is_numbered_anew(conn, origin.schema, source):
-        if not is_successor:
-            raise InvalidSetting(
-                f"lake {lake.table_url(table)}: is at transaction {low}, and this database remembers none beyond "
-                f"{begun.claimed_below}: it was restored to an earlier state, and its transactions are numbered as "
-                "those before; run once with --successor, which archives what the lake does not have"
-            )
-        archives.begin_generation(conn, origin.schema)
-        while archives.generation_base(conn, origin.schema) <= low:  # a state that is put back twice repeats it
-            archives.begin_generation(conn, origin.schema)
-    archives.confirm(conn, origin.schema, source, low)
-    return low
-
-
-def _gaps(
-    conn: Connection, origin: Origin, table: LakeTable, gone: Mapping[date, int], until: datetime | None
-) -> tuple[Gap, ...]:
-    """The gaps of the archive: of rows that were dropped while nothing archived them, and of those that are gone.
-
-    The database keeps them all, for a lake that is restored once more. The lake has every row of before `until`, so
-    that of a day in which it ends only the rest is gone.
-    """
-    whole = {day: (midnight(day), midnight(day + timedelta(days=1)) - _MICROSECOND) for day in gone}
-    lost = {day: (until if until and first < until <= last else first, last) for day, (first, last) in whole.items()}
-    if lost:
-        archives.note_gaps(conn, origin.schema, SOURCES[table], lost)
-    known = [Gap(first, last + _MICROSECOND) for first, last in archives.gaps(conn, origin.schema, SOURCES[table])]
-    if table == "dead_letters":  # a letter that was resolved has another transaction, and the lake its first state
-        return after(known, until)
-    return merged(known)
 
 
 class _Part(NamedTuple):
@@ -235,6 +162,8 @@ class _Part(NamedTuple):
 class _Run:
     """Attempt of an archive run, within one snapshot."""
 
+    conn: Connection
+    engine: Engine
     spark: Spark
     local_rows: int
     lake: Lake
@@ -243,48 +172,59 @@ class _Run:
     whose: Whose
     app_id: str
     snapshot: Snapshot
-    span: Span
+    show: Show
 
     @property
     def _app(self) -> str:
         return f"{zlib.crc32(self.app_id.encode()):08x}"
 
-    def archive(
-        self, conn: Connection, engine: Engine, low: int, high: int, show: Show, *, reconciles: bool = False
-    ) -> _Part:
-        """Bring the rows of these transactions into the lake; with `reconciles` only those that it does not have."""
+    def repeat(self, low: int, base: int, lost_below: int) -> list[_Part]:
+        """Archive again what the lake has lost, and what of earlier generations it does not have.
+
+        The end of what was lost is the end of a part, so that it can be told how many rows came back.
+        """
+        parts: list[_Part] = []
+        for high in sorted({end for end in (base, lost_below) if end > low}):
+            first = 0 if not parts and low < base else low
+            parts.append(self.archive(low, high, NO_SPAN, first=first, reconciles=high <= base))
+            low = high
+        return parts
+
+    def archive(self, low: int, high: int, span: Span, *, first: int | None = None, reconciles: bool = False) -> _Part:
+        """Bring the rows of these transactions into the lake, from `first` on; with `reconciles` only those that it
+        does not have.
+        """
         schema, source = self.origin.schema, SOURCES[self.table]
-        first = 0 if reconciles else low
-        with joined(engine, self.snapshot) as seen:
+        first = low if first is None else first
+        with joined(self.engine, self.snapshot) as seen:
             found = slices.survey(seen, schema, source, first, high)
         rows = sum(each.rows for each in found)
-        if not rows and not reconciles and not self._has_marks():
+        if not rows and span is not NO_SPAN and not self._has_marks(span):
             return _Part(low, low)
-        archives.claim(conn, schema, source, high)
+        archives.claim(self.conn, schema, source, high)
         shares = slices.of_survey(schema, found, first, high, _task_count(found)) if rows else []
-        written = self._write(shares, rows, f"{self._app}-{low}-{uuid4().hex[:8]}", show, reconciles=reconciles)
+        written = self._write(shares, rows, f"{self._app}-{low}-{uuid4().hex[:8]}", reconciles=reconciles)
         files = [file for file in written if file.path]
         known = sum(file.rows for file in written if not file.path)
         self._check(files, rows - known)
         counts: Counter[date] = Counter()
         for file in files:
             counts[file.day] += file.rows
-        archives.note_commit(conn, schema, source, low, high, counts)
+        archives.note_commit(self.conn, schema, source, low, high, counts)
         failpoint("A1")
-        span = self.span._replace(until=None) if reconciles else self.span
         self.lake.commit(self.table, files, app_id=self.app_id, low=low, high=high, whose=self.whose, span=span)
         failpoint("A2")
-        archives.confirm(conn, schema, source, high)
+        archives.confirm(self.conn, schema, source, high)
         return _Part(low, high, rows - known, known, files)
 
-    def _has_marks(self) -> bool:
+    def _has_marks(self, span: Span) -> bool:
         """Tell whether an audit would gain from a mark that no row has come since, or from one of a gap."""
         _, until, gaps = self.lake.span(self.table, self.whose)
-        if merged([*gaps, *self.span.gaps]) != gaps:
+        if merged([*gaps, *span.gaps]) != gaps:
             return True
-        return self.span.until is not None and (until is None or self.span.until - until > _QUIET)
+        return span.until is not None and (until is None or span.until - until > _QUIET)
 
-    def _write(self, shares: list[Share], rows: int, name: str, show: Show, *, reconciles: bool) -> Sequence[DataFile]:
+    def _write(self, shares: list[Share], rows: int, name: str, *, reconciles: bool) -> Sequence[DataFile]:
         """The files, and one without a path for the rows of each share that the lake has already."""
         task = ArchiveTask(
             origin=self.origin,
@@ -297,11 +237,11 @@ class _Run:
             known=KnownRows.of(self.lake, self.table, self.whose) if reconciles else None,
         )
         if rows <= self.local_rows:
-            return _written_here(task, show)
+            return _written_here(task, self.show)
         with spark_errors():
             spark = self.spark()
             numbered = spark.range(0, len(shares), 1, len(shares))
-            files = collected(spark, numbered.mapInArrow(task, _FILE_DDL), len(shares), show)
+            files = collected(spark, numbered.mapInArrow(task, _FILE_DDL), len(shares), self.show)
         return [DataFile(row.path, row.day, row.rows, row.size, row.stats) for row in files]
 
     def _check(self, files: Sequence[DataFile], rows: int) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from durable.errors import InvalidSetting
-from durable.pipeline.columns import LETTER
 from durable.pipeline.session import spark_errors
 
 if TYPE_CHECKING:
@@ -85,12 +84,15 @@ def choose(spark: SparkSession, lake: Lake, choice: Choice) -> DataFrame:
     """The rows of the lake, with a column `moment`. Raises InvalidSetting when `where` is no condition."""
     from pyspark.sql import functions as F
 
+    from durable.pipeline.transform import newest_states
+
     last = choice.until.date() if choice.until is not None else date.max
     until = None if last == date.max else last + timedelta(days=1)
     rows = lake.read(spark, choice.table, choice.since and choice.since.date(), until)
     rows = rows.withColumn("moment", F.col(MOMENT[choice.table]))
     if choice.table == "dead_letters":
-        rows = _unresolved(rows).withColumn("seq", F.col("letter_id"))
+        rows = newest_states(rows).where(F.col("resolved_at").isNull() & F.col("replayable"))
+        rows = rows.withColumn("seq", F.col("letter_id"))
     else:
         rows = rows.where(F.col("outcome").isin(*choice.outcomes))
     return matching(rows, choice)
@@ -148,18 +150,6 @@ def survey(rows: DataFrame) -> list[Group]:
     )
     with spark_errors():
         return [Group(*row) for row in counted.orderBy(*keys).collect()]
-
-
-def _unresolved(letters: DataFrame) -> DataFrame:
-    """The lake holds each state of each letter: one that was resolved later is none of them."""
-    from pyspark.sql import functions as F
-
-    known_by = ("service", "database", *LETTER)  # the database of rows of older versions is NULL
-    resolved = letters.where(F.col("resolved_at").isNotNull()).select(*known_by)
-    open_letters = letters.where(F.col("resolved_at").isNull() & F.col("replayable"))
-    one, other = open_letters.alias("one"), resolved.alias("other")
-    same = [F.col(f"one.{name}").eqNullSafe(F.col(f"other.{name}")) for name in known_by]
-    return one.join(other, same, "left_anti").dropDuplicates(list(known_by))
 
 
 def _narrowed(rows: DataFrame, where: str) -> DataFrame:

@@ -130,12 +130,14 @@ def scrub(origin: Origin, lake: Lake, chosen: Chosen, lost: Sequence[str] = ()) 
         return sum((work.scrub(place, table) for place in lakes for table in place.tables()), Scrubbed())
 
 
-def listed(conn: Connection, origin_schema: str, lake: Lake | None) -> list[Listed]:
-    """The erasures of this database, and what is the matter with each."""
+def listed(conn: Connection, origin_schema: str, lake: Lake | None, *, counts_rows: bool = True) -> list[Listed]:
+    """The erasures of this database, and what is the matter with each; without counting the rows of the lake it is not
+    seen that one of its tables was put back by a later version.
+    """
     here = erasures.read(conn, origin_schema)
     database = archives.known_database(conn, origin_schema)
     there = [] if lake is None else [each for each in recorded(lake) if each.database == database]
-    found = states(here, there, lake)
+    found = states(here, there, lake, counts_rows=counts_rows)
     known = {each.erasure_id: each for each in [*map(_as_erasure, there), *here]}
     return [Listed(erasure=known[each], state=state) for each, state in found.items()]
 

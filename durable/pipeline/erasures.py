@@ -70,9 +70,11 @@ def mark(erasure_id: UUID) -> str:
     return f"durable:erased:{erasure_id}"
 
 
-def states(here: Iterable[Erasure], there: Iterable[Recorded], lake: Lake | None) -> Mapping[UUID, State]:
-    """Compare the database's records of erasures with those that the lake has of this database, and both with the rows
-    that are erased in the lake; return the state of each.
+def states(
+    here: Iterable[Erasure], there: Iterable[Recorded], lake: Lake | None, *, counts_rows: bool = True
+) -> Mapping[UUID, State]:
+    """Compare the database's records of erasures with those that the lake has of this database, and both with the marks
+    of the lake's tables and the rows that are erased there; return the state of each.
     """
     in_database = {each.erasure_id: each for each in here}
     if lake is None:
@@ -81,7 +83,7 @@ def states(here: Iterable[Erasure], there: Iterable[Recorded], lake: Lake | None
     lake_id = lake.table_id("history")
     of_lake = {each.erasure_id: each for each in in_database.values() if each.lake_id == lake_id}
     known = {**_expected_there(in_lake.values()), **_expected_here(of_lake.values())}
-    lost = {each for each in of_lake if each not in in_lake} | _lost_rows(lake, known)
+    lost = {each for each in of_lake if each not in in_lake} | _lost_rows(lake, known, counts_rows=counts_rows)
     found = {each: _state_here(erasure) for each, erasure in in_database.items()}
     found |= {each: State.LAKE_RESTORED for each in lost if found.get(each) is State.DONE}
     return found | {each: State.DATABASE_RESTORED for each in in_lake if each not in found}
@@ -102,7 +104,7 @@ def _expected_there(found: Iterable[Recorded]) -> dict[UUID, _Rows]:
     return {e.erasure_id: {"history": e.history_rows, "dead_letters": e.letter_rows} for e in found}
 
 
-def _lost_rows(lake: Lake, expected: Mapping[UUID, _Rows]) -> set[UUID]:
+def _lost_rows(lake: Lake, expected: Mapping[UUID, _Rows], *, counts_rows: bool) -> set[UUID]:
     """The erasures of which a table lacks the mark, or erased rows: it was put back to a state before them.
 
     The mark shows it where the whole table was put back, the rows where a later version of it restores an older one.
@@ -113,7 +115,7 @@ def _lost_rows(lake: Lake, expected: Mapping[UUID, _Rows]) -> set[UUID]:
         marks = lake.marks(table, [mark(each) for each in wanted])
         below = {each: marks[mark(each)] for each in wanted if mark(each) in marks}
         lost |= wanted.keys() - below.keys()
-        counts = count_erased(lake, table, below)
+        counts = count_erased(lake, table, below) if counts_rows else None
         if counts is not None:
             lost |= {each for each in below if counts[each] < wanted[each]}
     return lost

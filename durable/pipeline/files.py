@@ -43,7 +43,17 @@ _FEW_VALUES: Final = (
 )
 """Columns whose values come again and again: the others are not worth a dictionary."""
 
-_STATISTICS: Final = ("side", "outcome", "address", "message_type", "finished_at", "failed_at", "xid")
+_STATISTICS: Final = (
+    "service",
+    "database",
+    "side",
+    "outcome",
+    "address",
+    "message_type",
+    "finished_at",
+    "failed_at",
+    "xid",
+)
 """By which readers pass files over."""
 
 

@@ -30,6 +30,7 @@ from durable.pipeline.describing import DESCRIPTIONS, commented, describe, prope
 from durable.pipeline.places import StoredFile
 from durable.pipeline.session import needs_spark
 from durable.pipeline.spans import NO_SPAN, Gap, Span, merged
+from durable.storage.archives import Absent, midnight
 
 if TYPE_CHECKING:
     import pyarrow
@@ -50,6 +51,7 @@ _BRANCH = re.compile(r"\n|\x1b\[\d*m|↳")
 
 _REPLACES: Final = "durable.replaces"
 """In the commits that bring no new rows."""
+_DAY = timedelta(days=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -176,6 +178,15 @@ class Lake:
             opened = self.opened(table)
             begin, until = (_moment(opened.transaction_version(name)) for name in _edges(whose))
             return Span(begin, until, _gaps(opened, whose))
+
+    def rows_from(self, table: LakeTable, whose: Whose, xid: int) -> list[Absent]:
+        """Describe the files that may have rows of this database of this transaction or a later one, by their
+        statistics.
+        """
+        if not self.exists(table):
+            return []
+        with _readable(self.url):
+            return _rows_from(self.opened(table), DAY_OF[table], whose, xid)
 
     def table_id(self, table: LakeTable) -> str | None:
         """Return the unique id of a table; None where there is no table."""
@@ -359,6 +370,25 @@ def _adds(opened: DeltaTable) -> list[tuple[date, str, int]]:
     adds = pa.table(opened.get_add_actions(flatten=True)).to_pydict()
     each = zip(adds["partition.day"], adds["path"], adds["num_records"], strict=True)
     return [(day, unquote(path), rows or 0) for day, path, rows in each]
+
+
+def _rows_from(opened: DeltaTable, time: str, whose: Whose, xid: int) -> list[Absent]:
+    import pyarrow as pa
+
+    found = []
+    for file in pa.table(opened.get_add_actions(flatten=True)).to_pylist():
+        is_other = any(
+            not file[f"min.{name}"] <= own <= file[f"max.{name}"]
+            for name, own in zip(("service", "database"), whose, strict=True)
+            if file.get(f"min.{name}") is not None
+        )
+        last_xid = file.get("max.xid")
+        if not is_other and (last_xid is None or last_xid >= xid):
+            day = file["partition.day"]
+            first, last = file.get(f"min.{time}") or midnight(day), file.get(f"max.{time}") or midnight(day + _DAY)
+            below = xid + 1 if last_xid is None else last_xid + 1
+            found.append(Absent(day, first, last, file["num_records"] or 0, below))
+    return found
 
 
 # ---------------------------------------------------------------- schemas

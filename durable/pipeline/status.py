@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from durable.pipeline.copying import connection
 from durable.pipeline.lake import SOURCES, Lake, LakeTable
+from durable.pipeline.recovering import known_gaps
 from durable.storage import archives, migrator
 from durable.storage.archives import Archive, Holder
 
@@ -33,12 +34,23 @@ class TableStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TableGap:
+    """Time of which a table's lake lacks rows."""
+
+    table: str
+    begin: datetime
+    end: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """Status of all archived tables. Rows at or above `horizon` cannot be archived now."""
 
     horizon: int
     holder: Holder | None
     tables: list[TableStatus]
+    gaps: Sequence[TableGap] = ()
+    """Times of rows that the lakes lack and the database has dropped, as the database knows them."""
     days_to_purge: Sequence[date] = ()
     """Days of archived history that are past their retention. Only a purge drops them."""
 
@@ -56,6 +68,11 @@ def read_status(url: str, schema: str, lake: Lake | None, keep: timedelta | None
             horizon=archives.horizon(conn, schema),
             holder=archives.holder(conn, schema),
             tables=tables,
+            gaps=[
+                TableGap(table=table, begin=gap.begin, end=gap.end)
+                for table in SOURCES
+                for gap in known_gaps(conn, schema, table)
+            ],
             days_to_purge=archives.days_older_than(conn, schema, keep) if keep is not None and is_archived else (),
         )
 
@@ -84,7 +101,7 @@ def _table(conn: Connection, schema: str, lake: Lake | None, table: LakeTable) -
         lag_rows=lag.rows,
         lag_age=lag.age,
         problem=problem,
-        gone=archives.gone(conn, schema, source, offset, confirmed),
+        gone=archives.gone(conn, schema, source, offset),
     )
 
 
@@ -100,7 +117,7 @@ def problem_of(conn: Connection, schema: str, archive: Archive, offset: int, sou
             "the lake is further than this database remembers, which was restored to an earlier state; "
             "run: durable-agent pipeline archive --successor"
         )
-    if offset < archive.archived_below:
+    if offset < max(archive.archived_below, archive.lost_below or 0):
         return (
             "the lake ends before what was archived: it was restored to an earlier state; "
             "run: durable-agent pipeline archive, which archives again what is still here"

@@ -26,7 +26,19 @@ from pyspark.sql import functions as F
 from durable.messages.routing import LOCAL
 from durable.pipeline.columns import LETTER
 
-__all__ = ["causes", "daily", "lifetimes", "minutes", "nodes", "slowest", "summed", "threads", "throughput", "volume"]
+__all__ = [
+    "causes",
+    "daily",
+    "lifetimes",
+    "minutes",
+    "newest_states",
+    "nodes",
+    "slowest",
+    "summed",
+    "threads",
+    "throughput",
+    "volume",
+]
 
 LATENCIES: Final = ("commit_to_stored", "stored_to_handled", "commit_to_handled")
 COUNTS: Final = ("sent", "handled", "dead_lettered", "expired", "retried", "interrupted")
@@ -164,11 +176,9 @@ def volume(history: DataFrame, dimension: Column, count: int) -> DataFrame:
 
 
 def causes(letters: DataFrame) -> DataFrame:
-    """Dead letters by fingerprint: each letter once, though the lake has a row for each of its states."""
+    """Dead letters by fingerprint: each letter once."""
     return (
-        letters.groupBy("service", "database", *LETTER)
-        .agg(F.max_by(F.struct(*letters.columns), "xid").alias("letter"))
-        .select("letter.*")
+        newest_states(letters)
         .groupBy("fingerprint", "service", "side", "message_type", "exception_type")
         .agg(
             F.count("*").alias("total"),
@@ -179,6 +189,12 @@ def causes(letters: DataFrame) -> DataFrame:
         )
         .orderBy(F.desc("total"), "fingerprint", "service")
     )
+
+
+def newest_states(letters: DataFrame) -> DataFrame:
+    """The newest state of each letter, of which the lake has a row for each."""
+    newest = F.max_by(F.struct(*letters.columns), "xid").alias("letter")
+    return letters.groupBy("service", "database", *LETTER).agg(newest).select("letter.*")
 
 
 def uuid_text(column: str) -> Column:

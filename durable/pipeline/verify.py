@@ -105,7 +105,7 @@ def claimed(conn: Connection, lake: Lake, table: LakeTable, origin: Origin) -> C
         table=table,
         database=archives.database(conn, origin.schema),
         offset=max(low, archive.archived_below),
-        gone=archives.gone(conn, origin.schema, source, low, archive.archived_below),
+        gone=archives.gone(conn, origin.schema, source, low),
     )
 
 

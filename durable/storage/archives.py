@@ -14,10 +14,10 @@ database succeeds the one that was archived. With that another generation of tra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
 from sqlalchemy import Connection, Row, TextClause
@@ -27,8 +27,8 @@ from durable.errors import DurableError
 from durable.storage.locks import Job, jobs_class
 from durable.storage.outages import sqlstate
 from durable.storage.slices import relation
+from durable.storage.sql import absent
 from durable.storage.sql import archive as statements
-from durable.storage.sql import gaps as gap_statements
 from durable.storage.sql.times import FIRST, LAST
 
 _KEEP_COMMITS: Final = timedelta(days=365)
@@ -63,6 +63,25 @@ class Archive(NamedTuple):
     """The identity of the cluster, timeline and database to which the numbers belong."""
     ended_at: datetime | None
     """The time at which archiving was ended; since then maintenance drops rows past their retention."""
+    left_lakes: Sequence[str]
+    """The ids of the lakes into which this database was archived before."""
+    lost_above: int | None
+    lost_below: int | None
+    """The lake has lost what was archived of the transactions [lost_above, lost_below), and it is not all archived
+    again."""
+    foreign_below: int | None
+    """A lake that ends before it lacks rows of a life that this database has lost."""
+
+
+class Absent(NamedTuple):
+    """Rows of a day that the database does not have any more."""
+
+    day: date
+    first_at: datetime
+    last_at: datetime
+    rows: int
+    below: int
+    """None of them is of this transaction, or of a later one."""
 
 
 class Lag(NamedTuple):
@@ -112,9 +131,12 @@ def identity(conn: Connection, schema: str) -> str:
     return str(conn.execute(statements.READ_IDENTITY.within(schema)).scalar_one())
 
 
-def database(conn: Connection, schema: str) -> str:
-    """The name under which a lake knows this database. It is given once, and stays through dumps and restores."""
-    conn.execute(statements.NAME_DATABASE.within(schema))
+def database(conn: Connection, schema: str, name: str | None = None) -> str:
+    """The name under which a lake knows this database. It is given once, and stays through dumps and restores.
+
+    It is given this one, or a new one.
+    """
+    conn.execute(statements.NAME_DATABASE.within(schema), {"name": name})
     return str(conn.execute(statements.READ_DATABASE.within(schema)).scalar_one())
 
 
@@ -134,7 +156,7 @@ def begin_generation(conn: Connection, schema: str) -> None:
 
     Waits up to two seconds for transactions that write history or dead letters; raises DurableError then.
     """
-    with _naming_users(conn, schema, *statements.BY_TRANSACTION):
+    with _naming_users(conn, schema, *statements.BY_TRANSACTION), conn.begin_nested():
         conn.execute(statements.BEGIN_GENERATION.within(schema))
 
 
@@ -153,15 +175,30 @@ def find(conn: Connection, schema: str, table: str) -> Archive | None:
     return None if row is None else Archive(*row)
 
 
-def begin(conn: Connection, schema: str, table: str, place: Place) -> Archive:
-    """Say that this table is archived there from now on, unless it is archived; returns what holds."""
-    conn.execute(statements.BEGIN_ARCHIVE.within(schema), {"table": table, **place._asdict()})
+def read(conn: Connection, schema: str, table: str) -> Archive:
+    """Read the archive of a table that is archived."""
     return Archive(*conn.execute(statements.READ_ARCHIVE.within(schema), {"table": table}).one())
+
+
+def begin(conn: Connection, schema: str, table: str, place: Place) -> None:
+    """Archive this table there from now on."""
+    conn.execute(statements.BEGIN_ARCHIVE.within(schema), {"table": table, **place._asdict()})
 
 
 def move(conn: Connection, schema: str, table: str, place: Place) -> None:
     """Archive into another lake from now on, from the beginning."""
     conn.execute(statements.MOVE_ARCHIVE.within(schema), {"table": table, **place._asdict()})
+
+
+def forget_left_lakes(conn: Connection, schema: str) -> None:
+    """Forget the lakes that were used before: those of the original are not those of a copy."""
+    conn.execute(statements.FORGET_LEFT_LAKES.within(schema))
+
+
+def note_foreign(conn: Connection, schema: str, table: str, below: int, found: Iterable[Absent]) -> None:
+    """A lake that ends at `below` has these rows, of a life that this database has lost."""
+    conn.execute(statements.SET_FOREIGN.within(schema), {"table": table, "below": below})
+    _note(conn, schema, table, "foreign", found)
 
 
 def resume(conn: Connection, schema: str, table: str) -> None:
@@ -192,15 +229,31 @@ def note_commit(conn: Connection, schema: str, table: str, low: int, high: int, 
 
 def gaps(conn: Connection, schema: str, table: str) -> list[tuple[datetime, datetime]]:
     """The first and the last times of rows that were dropped and not archived, day by day."""
-    rows = conn.execute(gap_statements.READ_GAPS.within(schema), {"table": table})
+    rows = conn.execute(absent.READ_GAPS.within(schema), {"table": table})
     return [(row.first_at, row.last_at) for row in rows]
 
 
-def note_gaps(conn: Connection, schema: str, table: str, gone: Mapping[date, tuple[datetime, datetime]]) -> None:
-    """Note that rows of these days and times are neither in the lake any more, nor here."""
-    firsts, lasts = [first for first, _ in gone.values()], [last for _, last in gone.values()]
-    params = {"table": table, "days": list(gone), "firsts": firsts, "lasts": lasts}
-    conn.execute(gap_statements.NOTE_GAPS.within(schema), params)
+def note_gaps(conn: Connection, schema: str, table: str, found: Iterable[Absent]) -> None:
+    """Note rows that are neither in the lake any more, nor here."""
+    _note(conn, schema, table, "gap", found)
+
+
+def note_as_gaps(
+    conn: Connection, schema: str, table: str, kind: Literal["dropped", "foreign"], low: int, until: datetime | None
+) -> list[tuple[datetime, datetime]]:
+    """Note that a lake lacks rows of this kind, and return their first and last times, day by day.
+
+    It ends at the transaction `low`, and has every row of before `until`.
+    """
+    params = {"table": table, "kind": kind, "low": low, "until": until}
+    rows = conn.execute(absent.NOTE_AS_GAPS.within(schema), params).all()
+    return [(row.first_at, row.last_at) for row in sorted(rows) if row.first_at is not None]
+
+
+def _note(conn: Connection, schema: str, table: str, kind: str, found: Iterable[Absent]) -> None:
+    columns = [list(each) for each in zip(*found, strict=True)] or [[] for _ in Absent._fields]
+    params = dict(zip(("days", "firsts", "lasts", "counts", "belows"), columns, strict=True))
+    conn.execute(absent.NOTE.within(schema), {"table": table, "kind": kind, **params})
 
 
 def rewind(conn: Connection, schema: str, table: str, low: int) -> None:
@@ -208,15 +261,42 @@ def rewind(conn: Connection, schema: str, table: str, low: int) -> None:
     conn.execute(statements.REWIND_ARCHIVE.within(schema), {"table": table, "low": low})
 
 
-def gone(conn: Connection, schema: str, table: str, low: int, high: int) -> dict[date, int]:
-    """Count, by day, the rows of the transactions [low, high) that a lake ended at `low` had, and that the database has
-    dropped.
+def settle(conn: Connection, schema: str, table: str) -> None:
+    """All that the lake had lost is archived again, or named as gone."""
+    conn.execute(statements.SETTLE_ARCHIVE.within(schema), {"table": table})
+
+
+def gone(conn: Connection, schema: str, table: str, low: int) -> dict[date, int]:
+    """Count, by day, the rows that a lake which ends at `low` has lost, and that the database has dropped.
+
+    They may be more while rows of an earlier generation are yet to be archived again: which of those that are here the
+    lake has, only their keys tell. A letter counts as dropped where the database knows that one was.
     """
-    params = {"table": table, "low": low, "high": high}
-    had = {row.day: row.rows for row in conn.execute(statements.READ_COMMITS.within(schema), params)}
+    lost = conn.execute(statements.READ_LOST.within(schema), {"table": table, "low": low}).all()
+    if not any(row.rows > 0 for row in lost):
+        return {}
     days = statements.BY_TRANSACTION[table].count_days.within(schema)
-    here = {row.day: row.rows for row in conn.execute(days, {"low": low, "high": high})}
-    return {day: rows - here.get(day, 0) for day, rows in sorted(had.items()) if rows > here.get(day, 0)}
+    here = {row.day: row.rows for row in conn.execute(days, {"low": lost[0].first, "high": lost[0].end})}
+    found = {row.day: row.rows - here.get(row.day, 0) for row in lost}
+    if table == "dead_letters":  # the lake has a row for each state of a letter, the database has the newest
+        dropped = {row.day: row.rows for row in conn.execute(absent.COUNT_DROPPED.within(schema), {"table": table})}
+        found = {day: min(rows, dropped.get(day, 0)) for day, rows in found.items()}
+    return {day: rows for day, rows in sorted(found.items()) if rows > 0}
+
+
+def earlier_letters(conn: Connection, schema: str) -> Sequence[Row[Any]]:
+    """The letters of earlier generations: number, id, time of failure, replays, time of resolution, transaction."""
+    return conn.execute(statements.READ_EARLIER_LETTERS.within(schema)).all()
+
+
+def renew_letters(conn: Connection, schema: str, letters: Sequence[int]) -> int:
+    """Give these letters, of an earlier generation, a transaction of this one; return how many."""
+    return conn.execute(statements.RENEW_LETTERS.within(schema), {"letters": list(letters)}).rowcount
+
+
+def oldest(conn: Connection, schema: str, table: str, rows: int) -> Sequence[Row[Any]]:
+    """The oldest rows of a table that have an id: `id` as 16 bytes, `side`, `xid`, and `moment`, of its day."""
+    return conn.execute(statements.BY_TRANSACTION[table].oldest.within(schema), {"rows": rows}).all()
 
 
 def horizon(conn: Connection, schema: str) -> int:
@@ -359,7 +439,7 @@ def drop_day(conn: Connection, schema: str, day: date) -> str:
 def _drained(conn: Connection, statement: TextClause, params: Mapping[str, Any]) -> int:
     """Repeat a bounded statement, of which each run is a transaction, until nothing is left to it."""
     count = 0
-    while rows := conn.execute(statement, params).rowcount:
+    while rows := conn.execute(statement, params).scalar_one():
         count += rows
     return count
 

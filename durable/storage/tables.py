@@ -24,7 +24,7 @@ from sqlalchemy import (
     Text,
     Uuid,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.types import TypeEngine
 
 
@@ -146,6 +146,8 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             Column("archived_at", _TIME),
             _defaulted("identity", Text()),
             Column("ended_at", _TIME),
+            _defaulted("left_lakes", ARRAY(Text())),
+            *(Column(name, BigInteger) for name in ("lost_above", "lost_below", "foreign_below")),
             schema=schema,
         ),
         Table(
@@ -157,14 +159,17 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             Column("day", Date, primary_key=True),
             Column("row_count", BigInteger, nullable=False),
             _defaulted("archived_at", _TIME),
+            Column("is_lost", Boolean, primary_key=True),
             schema=schema,
         ),
         Table(
-            "archive_gaps",
+            "absent_rows",
             metadata,
             Column("table_name", Text, primary_key=True),
             Column("day", Date, primary_key=True),
-            *(Column(name, _TIME, nullable=False) for name in ("first_at", "last_at")),
+            Column("kind", Text, primary_key=True),
+            *(Column(name, _TIME) for name in ("first_at", "last_at")),
+            *(Column(name, BigInteger, nullable=False) for name in ("row_count", "below")),
             schema=schema,
         ),
         Table(

@@ -206,7 +206,12 @@ CREATE TABLE "{schema}".archives (
     archived_below bigint NOT NULL DEFAULT 0,
     archived_at timestamptz,
     identity text NOT NULL DEFAULT "{schema}".cluster_identity(),
-    ended_at timestamptz
+    ended_at timestamptz,
+    left_lakes text[] NOT NULL DEFAULT ARRAY[]::text[],
+    lost_above bigint,
+    lost_below bigint,
+    foreign_below bigint,
+    CHECK ((lost_above IS NULL) = (lost_below IS NULL))
 );
 
 CREATE TABLE "{schema}".archive_commits (
@@ -216,15 +221,19 @@ CREATE TABLE "{schema}".archive_commits (
     day date NOT NULL,
     row_count bigint NOT NULL,
     archived_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    PRIMARY KEY (table_name, high, day)
+    is_lost boolean NOT NULL DEFAULT false,
+    PRIMARY KEY (table_name, high, day, is_lost)
 );
 
-CREATE TABLE "{schema}".archive_gaps (
+CREATE TABLE "{schema}".absent_rows (
     table_name text NOT NULL,
     day date NOT NULL,
-    first_at timestamptz NOT NULL,
-    last_at timestamptz NOT NULL,
-    PRIMARY KEY (table_name, day)
+    kind text NOT NULL CHECK (kind IN ('gap', 'dropped', 'foreign')),
+    first_at timestamptz,
+    last_at timestamptz,
+    row_count bigint NOT NULL,
+    below bigint NOT NULL,
+    PRIMARY KEY (table_name, day, kind)
 );
 
 CREATE TABLE "{schema}".erasures (
@@ -407,8 +416,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     FROM "{schema}".archives WHERE table_name = archived_table AND ended_at IS NULL
 $$;
 
--- Up to which xid a table was archived before that ended: NULL where it never was. What is dropped from there on is a
--- gap, which the next archive notes in the lake.
+-- Up to which xid a table was archived, also where that has ended: NULL where it never was. What is dropped from there
+-- on is a gap, which the next archive notes in the lake.
 CREATE FUNCTION "{schema}".gap_begins(archived_table text) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN identity = "{schema}".cluster_identity() THEN archived_below ELSE 0 END
@@ -433,6 +442,19 @@ BEGIN
     -- Below the base: a lake that stands at it was brought there by another database, restored from the same one.
     UPDATE "{schema}".archives SET identity = "{schema}".cluster_identity(), claimed_below = base - 1;
     RETURN base;
+END $$;
+
+-- Notes the rows of a day of history that is about to be dropped: those that were archived, and those that were not.
+CREATE FUNCTION "{schema}".note_drop(child text, day date, gap_begins bigint) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    EXECUTE 'INSERT INTO "{schema}".absent_rows AS known (table_name, day, kind, first_at, last_at, row_count, below) '
+        'SELECT ''envelope_history'', $1, CASE WHEN xid < $2 THEN ''dropped'' ELSE ''gap'' END, min(finished_at), '
+        'max(finished_at), count(*), max(xid) + 1 FROM "{schema}".' || quote_ident(child) || ' GROUP BY 3 '
+        'ON CONFLICT ON CONSTRAINT absent_rows_pkey DO UPDATE SET '
+        'first_at = LEAST(known.first_at, excluded.first_at), last_at = GREATEST(known.last_at, excluded.last_at), '
+        'row_count = known.row_count + excluded.row_count, below = GREATEST(known.below, excluded.below)'
+        USING day, gap_begins;
 END $$;
 
 -- False when the day is of a history that is archived, which only `pipeline purge` drops, or another session is at it.
@@ -462,11 +484,7 @@ BEGIN
     END IF;
     IF gap_begins IS NOT NULL AND to_regclass(part) IS NOT NULL THEN
         EXECUTE 'LOCK TABLE ' || part || ' IN ACCESS EXCLUSIVE MODE';
-        EXECUTE 'INSERT INTO "{schema}".archive_gaps AS gap (table_name, day, first_at, last_at) '
-            'SELECT $1, $2, min(finished_at), max(finished_at) FROM ' || part || ' WHERE xid >= $3 '
-            'HAVING count(*) > 0 ON CONFLICT ON CONSTRAINT archive_gaps_pkey DO UPDATE SET '
-            'first_at = LEAST(gap.first_at, excluded.first_at), last_at = GREATEST(gap.last_at, excluded.last_at)'
-            USING parent, day, gap_begins;
+        PERFORM "{schema}".note_drop(child, day, gap_begins);
     END IF;
     EXECUTE 'DROP TABLE IF EXISTS ' || part;
     RETURN true;
@@ -489,12 +507,14 @@ BEGIN
     IF archived IS NULL OR is_late THEN
         RAISE EXCEPTION 'the history of this day is not archived whole';
     END IF;
+    PERFORM "{schema}".note_drop(child, day, archived);
     EXECUTE 'ALTER TABLE "{schema}".envelope_history DETACH PARTITION ' || part;
     EXECUTE 'DROP TABLE ' || part;
     RETURN child;
 END $$;
 
 REVOKE EXECUTE ON FUNCTION "{schema}".make_partition(text, date) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION "{schema}".note_drop(text, date, bigint) FROM PUBLIC;
 REVOKE EXECUTE ON FUNCTION "{schema}".drop_partition(text, date, interval) FROM PUBLIC;
 REVOKE EXECUTE ON FUNCTION "{schema}".drop_archived_history(date) FROM PUBLIC;
 REVOKE EXECUTE ON FUNCTION "{schema}".begin_generation() FROM PUBLIC;
@@ -556,6 +576,7 @@ DROP FUNCTION "{schema}".make_staging(text, text);
 DROP FUNCTION "{schema}".drop_archived_history(date);
 DROP FUNCTION "{schema}".begin_generation();
 DROP FUNCTION "{schema}".drop_partition(text, date, interval);
+DROP FUNCTION "{schema}".note_drop(text, date, bigint);
 DROP FUNCTION "{schema}".make_partition(text, date);
 DROP FUNCTION "{schema}".first_id(date);
 DROP FUNCTION "{schema}".gap_begins(text);
@@ -563,7 +584,7 @@ DROP FUNCTION "{schema}".archived_below(text);
 DROP FUNCTION "{schema}".generation_base();
 DROP TABLE "{schema}".published_batches, "{schema}".replays, "{schema}".placements, "{schema}".schedules,
     "{schema}".handler_counts, "{schema}".circuits, "{schema}".nodes,
-    "{schema}".failed_attempts, "{schema}".erasures, "{schema}".archive_commits, "{schema}".archive_gaps,
+    "{schema}".failed_attempts, "{schema}".erasures, "{schema}".archive_commits, "{schema}".absent_rows,
     "{schema}".archives, "{schema}".generations,
     "{schema}".dead_letters, "{schema}".envelope_history, "{schema}".received_ids, "{schema}".undated_ids,
     "{schema}".incoming_envelopes, "{schema}".outgoing_envelopes CASCADE;

@@ -24,6 +24,7 @@ import pyarrow.dataset as ds
 from adbc_driver_postgresql import dbapi
 
 from durable.pipeline.archive import archive
+from durable.pipeline.beginning import Wish
 from durable.pipeline.columns import COLUMNS
 from durable.pipeline.lake import Lake
 from durable.pipeline.origin import Origin
@@ -75,7 +76,7 @@ class Archiving:
     def archive(self) -> int:
         origin = Origin(url=self._url, schema="durable", service="bench")
         return archive(
-            lambda: self._spark, Lake(str(self._out)), "history", origin, is_new_lake=True, local_rows=0
+            lambda: self._spark, Lake(str(self._out)), "history", origin, wish=Wish(is_new_lake=True), local_rows=0
         ).rows
 
     def data_source(self) -> int:

@@ -12,6 +12,7 @@ import pytest
 
 from durable.errors import ArchiveConflict, DurableError, InvalidSetting, StorageUnavailable
 from durable.pipeline.archive import archive
+from durable.pipeline.beginning import Wish
 from durable.pipeline.copying import opened
 from durable.pipeline.lake import Lake
 from durable.storage import archives
@@ -214,7 +215,7 @@ def test_second_lake_is_refused_without_the_option_new_lake(
     first, archiver.lake = archiver.lake, Lake(str(tmp_path / "elsewhere"))
     with pytest.raises(InvalidSetting, match=f"is archived into {first.table_url('history')}.*--new-lake"):
         archiver.run()
-    assert archiver.run(is_new_lake=True).rows == 5
+    assert archiver.run(wish=Wish(is_new_lake=True)).rows == 5
     assert archiver.run().rows == 0
 
 

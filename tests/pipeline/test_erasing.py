@@ -22,6 +22,7 @@ from durable.errors import ArchiveConflict, InvalidSetting
 from durable.failpoints import EXIT_STATUS
 from durable.pipeline import erasing
 from durable.pipeline.audit import Question, audit
+from durable.pipeline.beginning import Wish
 from durable.pipeline.blanking import Wanted
 from durable.pipeline.compaction import compact, vacuum
 from durable.pipeline.copying import opened
@@ -373,7 +374,7 @@ def test_erasure_reaches_the_lake_of_the_database_and_the_named_lake(
 ) -> None:
     old, filled.lake = filled.lake, Lake(str(tmp_path / "new"))
     for of in ("history", "dead_letters"):
-        filled.run(of, local_rows=1_000, is_new_lake=True)
+        filled.run(of, local_rows=1_000, wish=Wish(is_new_lake=True))
     own, filled.lake = filled.lake, old
     assert erasing.survey(filled.origin, old, BY_KEY).lake == {"history": 8, "dead_letters": 2}
     done = erase(filled)

@@ -23,6 +23,7 @@ from sqlalchemy.engine import make_url
 
 from durable.pipeline import erasing
 from durable.pipeline.archive import archive
+from durable.pipeline.beginning import Wish
 from durable.pipeline.compaction import compact
 from durable.pipeline.copying import opened
 from durable.pipeline.erasures import State
@@ -136,7 +137,7 @@ class Story:
         if what in {"database", "both"}:
             self.urls[0] = self._copy
             archive_first = [
-                archive(no_spark, self.lake, table, self.origins[0], is_successor=True, compact_above=None)
+                archive(no_spark, self.lake, table, self.origins[0], wish=Wish(is_successor=True), compact_above=None)
                 for table in SOURCES
             ]
             assert all(done.gone == {} for done in archive_first)

@@ -16,6 +16,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from durable.errors import DurableError
 from durable.pipeline import purge as purging
+from durable.pipeline.beginning import Wish
 from durable.pipeline.copying import connection
 from durable.pipeline.lake import SOURCES, Whose
 from durable.pipeline.purge import Retention, purge
@@ -201,11 +202,11 @@ def test_successor_with_a_prepared_transaction_is_archived_after_its_commit(
 
     archiver.origin = origin_of(standby.uri("shop"))
     with pytest.raises(DurableError, match="is in use by prepared transaction from before; run this again"):
-        archiver.run(is_successor=True)
+        archiver.run(wish=Wish(is_successor=True))
     with psycopg.connect(standby.uri("shop"), autocommit=True) as conn:
         conn.execute("COMMIT PREPARED 'from before'")
         add_history(conn, 2, first=6)
-    assert archiver.run(is_successor=True).rows == 5
+    assert archiver.run(wish=Wish(is_successor=True)).rows == 5
     assert archiver.ids() == [*range(1, 8), *range(101, 104)]
     assert archiver.verify().is_whole
 

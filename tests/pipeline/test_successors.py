@@ -18,6 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from durable.errors import InvalidSetting
+from durable.pipeline.beginning import Wish
 from durable.pipeline.choosing import Choice, choose
 from durable.pipeline.copying import connection
 from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose
@@ -150,7 +151,7 @@ def test_restored_dump_is_refused_then_archived_once(
     write(restored, 10, first=101)  # numbered as rows that were archived
     letters(restored, 1)
     succession.refuses()
-    assert succession.archive(is_successor=True) == (15, 1)
+    assert succession.archive(wish=Wish(is_successor=True)) == (15, 1)
     succession.is_whole()
     write(restored, 3, first=201)
     assert succession.archive() == (3, 0)
@@ -187,7 +188,7 @@ def test_restored_dump_goes_whole_into_another_lake(
     succession.take_over(restored)
     succession.refuses()
     succession.archiver.lake = Lake(str(tmp_path / "other"))
-    assert succession.archive(is_new_lake=True) == (20, 0)
+    assert succession.archive(wish=Wish(is_new_lake=True)) == (20, 0)
     assert succession.ids() == [*range(1, 21)]
 
 
@@ -203,10 +204,10 @@ def test_second_restored_dump_is_archived_whole(made: Clusters, primary: Cluster
     primary.copy_dump("shop", newer)
 
     succession.take_over(older)
-    assert succession.archive(is_successor=True) == (0, 0)
+    assert succession.archive(wish=Wish(is_successor=True)) == (0, 0)
     succession.take_over(newer)
     succession.refuses()
-    assert succession.archive(is_successor=True) == (50, 5)
+    assert succession.archive(wish=Wish(is_successor=True)) == (50, 5)
     assert succession.ids() == [*range(1, 61)]
     succession.is_whole()
 
@@ -240,7 +241,7 @@ def test_letters_are_told_from_lost_ones_of_the_same_numbers_when_a_database_is_
         with psycopg.connect(url(restored), autocommit=True) as conn:
             conn.execute("UPDATE durable.dead_letters SET id = NULL, message_type = NULL WHERE letter_id > 5")
     succession.take_over(restored)
-    assert succession.archive(is_successor=True) == (0, 10)
+    assert succession.archive(wish=Wish(is_successor=True)) == (0, 10)
     succession.is_whole()
     rows = archiver.lake.read(archiver.spark, "dead_letters")
     still_open = 15 if are_resolved else 25
@@ -267,7 +268,7 @@ def test_files_put_back_twice_are_archived_whole(made: Clusters, primary: Cluste
         each.start()
         succession.take_over(each)
         write(each, 3, first=101 + 10 * number)
-        assert succession.archive(is_successor=True)[0] == 3
+        assert succession.archive(wish=Wish(is_successor=True))[0] == 3
         write(each, 4, first=201 + 10 * number)
         assert succession.archive() == (4, 0)
         succession.is_whole()
@@ -285,7 +286,7 @@ def test_copy_gets_no_lake_of_its_living_original(made: Clusters, primary: Clust
     write(copied, 3, first=101)
     for table in SOURCES:
         with pytest.raises(InvalidSetting, match="belongs to the database of which this one is a copy"):
-            succession.archiver.run(table, is_new_lake=True)
+            succession.archiver.run(table, wish=Wish(is_new_lake=True))
     succession.archiver.origin = original
     write(primary, 2, first=6)
     assert succession.archive() == (2, 0)
@@ -316,7 +317,7 @@ def test_promoted_standby_is_archived_from_its_last_position(
     succession.take_over(standby)
     write(standby, 15, first=101)  # under the numbers of those that were lost
     succession.refuses()
-    assert succession.archive(is_successor=True) == (15, 0)
+    assert succession.archive(wish=Wish(is_successor=True)) == (15, 0)
     assert succession.ids() == [*range(1, 31), *range(101, 116)]
     write(standby, 2, first=201)
     assert succession.archive() == (2, 0)
@@ -341,7 +342,7 @@ def test_files_of_an_earlier_state_are_archived_from_there(
     write(earlier, 15, first=101)
     letters(earlier, 3)
     succession.refuses("was restored to an earlier state")
-    assert succession.archive(is_successor=True) == (15, 3)
+    assert succession.archive(wish=Wish(is_successor=True)) == (15, 3)
     assert succession.ids() == [*range(1, 31), *range(101, 116)]
     succession.is_whole()
 
@@ -364,7 +365,7 @@ def test_upgraded_cluster_is_archived_from_its_last_position(
     succession.take_over(upgraded)
     write(upgraded, 5, first=26)
     succession.refuses()
-    assert succession.archive(is_successor=True) == (10, 0)
+    assert succession.archive(wish=Wish(is_successor=True)) == (10, 0)
     assert succession.ids() == [*range(1, 31)]
     succession.is_whole()
 
@@ -471,7 +472,7 @@ def test_rows_dropped_while_nothing_archives_are_kept_as_gaps(
     for lake in (archiver.lake, Lake(str(tmp_path / "other"))):
         archiver.lake = lake
         for table in SOURCES:
-            archiver.run(table, is_new_lake=True)
+            archiver.run(table, wish=Wish(is_new_lake=True))
         assert (gaps_of(archiver), gaps_of(archiver, "dead_letters")) == (
             expected,
             (Gap(letter, letter + microsecond),),

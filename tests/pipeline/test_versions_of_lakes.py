@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from durable.errors import InvalidSetting
 from durable.pipeline import erasing
 from durable.pipeline.audit import Question, audit
+from durable.pipeline.beginning import Wish
 from durable.pipeline.columns import COLUMNS
 from durable.pipeline.compaction import compact
 from durable.pipeline.describing import FORMAT, comments
@@ -103,7 +104,7 @@ def test_lake_of_an_earlier_version_is_recognised_by_its_successor(
 ) -> None:
     conn.execute("UPDATE durable.archives SET identity = 'another cluster'")
     add_history(conn, 2, first=10, finished_at=MIDNIGHT)
-    done = earlier.run(is_successor=True, local_rows=1_000)
+    done = earlier.run(wish=Wish(is_successor=True), local_rows=1_000)
     assert (done.known, done.rows) == (9, 2)
     assert earlier.ids() == [*range(1, 12)]
 

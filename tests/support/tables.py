@@ -30,7 +30,7 @@ _TABLES = (
     "replays",
     "placements",
     "archive_commits",
-    "archive_gaps",
+    "absent_rows",
     "archives",
     "generations",
 )

@@ -16,7 +16,7 @@ from durable.cli.command import reading
 from durable.cli.output import Block, Table, age, progress
 from durable.cli.pipeline.erase import erasure_rows, erasure_table, is_unfinished, undone_table
 from durable.cli.pipeline.options import Place, SparkPlace, load_place
-from durable.cli.pipeline.status import by_day, gone_rows
+from durable.cli.pipeline.status import by_day, foreign_rows, gone_rows
 from durable.cli.pipeline.steps import Ended, Step
 from durable.cli.target import connection
 from durable.pipeline.erasing import Listed, listed
@@ -69,6 +69,7 @@ def archive(
     lake = place.require_lake()
     with needs_spark():
         from durable.pipeline.archive import archive as archive_table
+        from durable.pipeline.beginning import Wish
     if spark.is_named:
         spark.check()
     yield
@@ -78,8 +79,7 @@ def archive(
         session()
     archive_into_lake = partial(
         archive_table,
-        is_new_lake=new_lake,
-        is_successor=successor,
+        wish=Wish(new_lake, successor),
         local_rows=spark.few_rows(place.settings),
         compact_above=place.settings.pipeline_compact_above,
     )
@@ -89,18 +89,20 @@ def archive(
             done.append(archive_into_lake(session, lake, table, origin, show=show))
     tables = [asdict(each) | {"gone": by_day(each.gone)} for each in done]
     gone = gone_rows([(each.table, each.gone) for each in done])
-    undone = _undone_erasures(place.settings, lake) if successor or any(each.was_restored for each in done) else []
+    foreign = foreign_rows([(each.table, each.foreign) for each in done])
+    undone = _undone_erasures(place.settings, lake, is_restored=any(each.was_restored for each in done))
     return Ended(
         {"service": origin.service, "lake": lake.url, "tables": tables, "erasures": erasure_rows(undone)},
-        [_archived(lake, done), *gone, *undone_table(undone)],
-        failed=bool(gone or undone),
+        [_archived(lake, done), *gone, *foreign, *undone_table(undone)],
+        failed=bool(gone or foreign or undone),
     )
 
 
-def _undone_erasures(settings: Settings, lake: Lake) -> list[Listed]:
+def _undone_erasures(settings: Settings, lake: Lake, *, is_restored: bool) -> list[Listed]:
     """Return the erasures whose content a restore has brought back, here or into the lake."""
     with connection(settings) as conn:
-        return [each for each in listed(conn, settings.db_schema, lake) if each.state is not State.DONE]
+        found = listed(conn, settings.db_schema, lake, counts_rows=is_restored)
+    return [each for each in found if each.state is not State.DONE]
 
 
 @reading(place=load_place, spark=SparkPlace)

@@ -13,6 +13,7 @@ from durable.cli.pipeline.options import LakeUrl, named_lake
 from durable.cli.pipeline.steps import Ended, Step
 from durable.cli.target import Target, connection, load_target
 from durable.pipeline.erasing import listed
+from durable.pipeline.spans import Gap
 from durable.pipeline.status import Status, read_status
 from durable.storage.database import lock_url
 
@@ -29,11 +30,22 @@ def status(target: Target, lake: LakeUrl = None) -> Step:
     found = read_status(lock_url(settings), settings.db_schema, named, settings.history_retention)
     with connection(settings) as conn:
         erased = listed(conn, settings.db_schema, named)
+    gaps = Table.of(
+        "gaps: rows of these times are not in the lake, and the database has dropped them", found.gaps, _GAPS
+    )
     problems = [f"\n{each.table}: {each.problem}" for each in found.tables if each.problem]
     gone = gone_rows([(each.table, each.gone) for each in found.tables])
     return Ended(
         _document(found) | {"erasures": erasure_rows(erased)},
-        [_table(found), _horizon(found), *_to_purge(found), *problems, *gone, *erasure_table(erased)],
+        [
+            _table(found),
+            _horizon(found),
+            *_to_purge(found),
+            *([gaps] if found.gaps else []),
+            *problems,
+            *gone,
+            *erasure_table(erased),
+        ],
         failed=bool(problems) or is_unfinished(erased),
     )
 
@@ -45,9 +57,21 @@ def gone_rows(tables: Sequence[tuple[str, Mapping[date, int]]]) -> list[Table]:
     return [Table(title, ["table", "day", "rows"], rows)] if rows else []
 
 
+def foreign_rows(tables: Sequence[tuple[str, Sequence[Gap]]]) -> list[Table]:
+    """List the times of which a restored lake had rows that the database, restored as well, never had."""
+    rows = [(table, gap.begin, gap.end) for table, gaps in tables for gap in gaps]
+    title = (
+        "gone: rows of these times were in the lake alone, since the database was restored; now it was restored, too"
+    )
+    return [Table(title, ["table", "from", "to"], rows)] if rows else []
+
+
 def by_day(gone: Mapping[date, int]) -> dict[str, int]:
     """Return the same for JSON, which has no days as keys."""
     return {str(day): rows for day, rows in gone.items()}
+
+
+_GAPS: Columns = {"table": "table", "from": "begin", "to": "end"}
 
 
 def _table(found: Status) -> Table:
@@ -84,6 +108,7 @@ def _document(found: Status) -> dict[str, object]:
         "held_back_by": held,
         "tables": tables,
         "days_to_purge": found.days_to_purge,
+        "gaps": [asdict(each) for each in found.gaps],
     }
 
 

@@ -17,6 +17,7 @@ from sqlalchemy import DateTime, MetaData, Text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from durable.storage import tables
+from durable.storage.sql.absent import DROPPED, noting
 from durable.storage.sql.statement import Statement
 from durable.storage.sql.times import in_range
 
@@ -120,6 +121,10 @@ SELECT max(xid) + 1 FROM (
         self.find_start = Statement(f"""
 SELECT LEAST(min(xid), CAST(:high AS bigint)) FROM {{schema}}.{table}
 """)
+        self.oldest = Statement(f"""
+SELECT uuid_send(id) AS id, side, {in_range(DAYS[table])} AS moment, xid FROM {{schema}}.{table}
+WHERE id IS NOT NULL ORDER BY xid LIMIT :rows
+""")
         self.exists = Statement(f"""
 SELECT EXISTS (SELECT FROM {{schema}}.{table} WHERE xid >= :low AND xid < :high)
 """)
@@ -166,8 +171,8 @@ UNLOCK_ARCHIVE = Statement("SELECT pg_advisory_unlock(:class_id, :key)")
 # timeline, and itself within the cluster.
 READ_IDENTITY = Statement("SELECT {schema}.cluster_identity()")
 NAME_DATABASE = Statement("""
-INSERT INTO {schema}.generations (generation, database)
-VALUES (0, current_database() || '-' || left(replace(CAST(gen_random_uuid() AS text), '-', ''), 8))
+INSERT INTO {schema}.generations (generation, database) VALUES (0, COALESCE(CAST(:name AS text),
+    current_database() || '-' || left(replace(CAST(gen_random_uuid() AS text), '-', ''), 8)))
 ON CONFLICT (generation) DO NOTHING
 """)
 READ_DATABASE = Statement("SELECT database FROM {schema}.generations ORDER BY generation DESC LIMIT 1")
@@ -181,7 +186,8 @@ SELECT service FROM {schema}.nodes WHERE NOT EXISTS (SELECT FROM {schema}.archiv
 ORDER BY service
 """)
 READ_ARCHIVE = Statement("""
-SELECT service, app_id, lake, lake_id, claimed_below, archived_below, archived_at, identity, ended_at
+SELECT service, app_id, lake, lake_id, claimed_below, archived_below, archived_at, identity, ended_at, left_lakes,
+    lost_above, lost_below, foreign_below
 FROM {schema}.archives WHERE table_name = :table
 """)
 # From here on nothing of the table is dropped that is not archived.
@@ -190,12 +196,17 @@ INSERT INTO {schema}.archives (table_name, service, app_id, lake, lake_id)
 VALUES (:table, :service, :app_id, :lake, :lake_id)
 ON CONFLICT (table_name) DO NOTHING
 """)
+# What was archived into the other lake says nothing of this one.
 MOVE_ARCHIVE = Statement("""
 WITH forgotten AS (DELETE FROM {schema}.archive_commits WHERE table_name = :table)
 UPDATE {schema}.archives SET service = :service, app_id = :app_id, lake = :lake, lake_id = :lake_id,
-    claimed_below = 0, archived_below = 0
+    claimed_below = 0, archived_below = 0, lost_above = NULL, lost_below = NULL, foreign_below = NULL,
+    left_lakes = array_append(array_remove(left_lakes, lake_id), lake_id)
 WHERE table_name = :table
 """)
+# A copy has used none of the lakes of its original.
+FORGET_LEFT_LAKES = Statement("UPDATE {schema}.archives SET left_lakes = CAST(ARRAY[] AS text[])")
+SET_FOREIGN = Statement("UPDATE {schema}.archives SET foreign_below = :below WHERE table_name = :table")
 # The row stays: whoever archives again goes on from where the lake is. What is dropped meanwhile is known to be.
 END_ARCHIVES = Statement("""
 UPDATE {schema}.archives SET ended_at = clock_timestamp() WHERE ended_at IS NULL
@@ -216,22 +227,55 @@ WITH older AS (
     DELETE FROM {schema}.archive_commits
     WHERE table_name = :table AND archived_at < clock_timestamp() - CAST(:keep AS interval)
 ), uncommitted AS (
-    DELETE FROM {schema}.archive_commits WHERE table_name = :table AND low >= :low AND high <> :high
+    DELETE FROM {schema}.archive_commits
+    WHERE table_name = :table AND low >= :low AND NOT is_lost
+        AND NOT (high = :high AND day = ANY (CAST(:days AS date[])))
 )
 INSERT INTO {schema}.archive_commits (table_name, low, high, day, row_count)
 SELECT :table, :low, :high, day, row_count
 FROM unnest(CAST(:days AS date[]), CAST(:counts AS bigint[])) AS noted (day, row_count)
-ON CONFLICT (table_name, high, day) DO UPDATE SET row_count = EXCLUDED.row_count, low = EXCLUDED.low,
+ON CONFLICT (table_name, high, day, is_lost) DO UPDATE SET row_count = EXCLUDED.row_count, low = EXCLUDED.low,
     archived_at = clock_timestamp()
 """)
-# The lake is behind what was archived: nothing beyond its offset may be dropped until it is archived again.
+# The lake is behind what was archived: nothing beyond its offset may be dropped until it is archived again. Until then
+# the commits that it lost are kept, and those that bring their rows once more are told from them: they lie in
+# [lost_above, lost_below), and are none if the lake loses them as well.
 REWIND_ARCHIVE = Statement("""
-UPDATE {schema}.archives SET archived_below = :low WHERE table_name = :table AND archived_below > :low
+WITH archive AS (
+    SELECT archived_below, COALESCE(lost_above, :low) AS lost_above, COALESCE(lost_below, :low) AS lost_below
+    FROM {schema}.archives WHERE table_name = :table AND archived_below > :low FOR UPDATE
+), repeated AS (
+    DELETE FROM {schema}.archive_commits AS known USING archive
+    WHERE table_name = :table AND NOT is_lost AND high > :low
+        AND known.low >= archive.lost_above AND known.high <= archive.lost_below
+), lost AS (
+    UPDATE {schema}.archive_commits AS known SET is_lost = true FROM archive
+    WHERE table_name = :table AND NOT is_lost AND high > :low AND high <= archive.archived_below
+        AND NOT (known.low >= archive.lost_above AND known.high <= archive.lost_below)
+)
+UPDATE {schema}.archives SET archived_below = :low, lost_above = LEAST(archive.lost_above, :low),
+    lost_below = GREATEST(archive.lost_below, archive.archived_below)
+FROM archive WHERE table_name = :table
 """)
-# The rows that commits beyond `low` brought into the lake, by day.
-READ_COMMITS = Statement("""
-SELECT day, CAST(sum(row_count) AS bigint) AS rows FROM {schema}.archive_commits
-WHERE table_name = :table AND high > :low AND high <= :high GROUP BY day
+# All that the lake lost is in it again, or named.
+SETTLE_ARCHIVE = Statement("""
+WITH settled AS (DELETE FROM {schema}.archive_commits WHERE table_name = :table AND is_lost)
+UPDATE {schema}.archives SET lost_above = NULL, lost_below = NULL WHERE table_name = :table
+""")
+# By day, the rows that a lake which ends at `low` has lost, less those that it got again. `first` to `end`: the
+# transactions of which rows that are still here are yet to be archived again. Before a generation such a row may have
+# any number.
+READ_LOST = Statement("""
+WITH archive AS (
+    SELECT archived_below, COALESCE(lost_above, :low) AS lost_above, GREATEST(lost_below, archived_below) AS lost_below
+    FROM {schema}.archives WHERE table_name = :table
+)
+SELECT day, CAST(sum(CASE
+        WHEN is_lost OR (high > :low AND high <= archived_below) THEN row_count
+        WHEN known.low >= lost_above AND high <= LEAST(lost_below, :low) THEN -row_count
+        ELSE 0 END) AS bigint) AS rows,
+    CASE WHEN :low < {schema}.generation_base() THEN 0 ELSE :low END AS first, lost_below AS end
+FROM {schema}.archive_commits AS known, archive WHERE table_name = :table GROUP BY day, lost_below
 """)
 
 # ---------------------------------------------------------------- what holds the horizon back
@@ -295,23 +339,42 @@ COUNT_STRAY_HISTORY = Statement("""
 SELECT count(*) FROM {schema}.envelope_history_default
 WHERE xid < :high AND finished_at < CAST(:until AS timestamptz)
 """)
-PURGE_STRAY_HISTORY = Statement("""
+PURGE_STRAY_HISTORY = Statement(f"""
 WITH picked AS (
-    SELECT ctid AS place FROM {schema}.envelope_history_default
+    SELECT ctid AS place FROM {{schema}}.envelope_history_default
     WHERE xid < :high AND finished_at < CAST(:until AS timestamptz) LIMIT :batch_size FOR UPDATE SKIP LOCKED
+), purged AS (
+    DELETE FROM {{schema}}.envelope_history_default WHERE ctid = ANY (ARRAY(SELECT place FROM picked))
+    RETURNING {DROPPED["envelope_history"]}
+), noted AS ({noting("envelope_history", "purged")}
 )
-DELETE FROM {schema}.envelope_history_default WHERE ctid = ANY (ARRAY(SELECT place FROM picked))
+SELECT count(*) FROM purged
 """)
 COUNT_RESOLVED_LETTERS = Statement("""
 SELECT count(*) FROM {schema}.dead_letters WHERE xid < :high AND resolved_at < now() - CAST(:keep AS interval)
 """)
-PURGE_RESOLVED_LETTERS = Statement("""
+PURGE_RESOLVED_LETTERS = Statement(f"""
 WITH picked AS (
-    SELECT letter_id FROM {schema}.dead_letters
+    SELECT letter_id FROM {{schema}}.dead_letters
     WHERE xid < :high AND resolved_at < now() - CAST(:keep AS interval)
     ORDER BY resolved_at LIMIT :batch_size FOR UPDATE SKIP LOCKED
+), purged AS (
+    DELETE FROM {{schema}}.dead_letters WHERE letter_id IN (SELECT letter_id FROM picked)
+    RETURNING {DROPPED["dead_letters"]}
+), noted AS ({noting("dead_letters", "purged")}
 )
-DELETE FROM {schema}.dead_letters AS letter USING picked WHERE letter.letter_id = picked.letter_id
+SELECT count(*) FROM purged
+""")
+# The state of each letter of an earlier generation, to be compared with the newest one that the lake has.
+READ_EARLIER_LETTERS = Statement(f"""
+SELECT letter_id, uuid_send(id) AS id, {in_range("failed_at")} AS failed_at, replay_count,
+    {in_range("resolved_at")} AS resolved_at, xid
+FROM {{schema}}.dead_letters WHERE xid < {{schema}}.generation_base() ORDER BY letter_id
+""")
+# The newest state of a letter is the one of the highest transaction.
+RENEW_LETTERS = Statement("""
+UPDATE {schema}.dead_letters SET xid = DEFAULT
+WHERE letter_id = ANY (CAST(:letters AS bigint[])) AND xid < {schema}.generation_base()
 """)
 COUNT_UNARCHIVED = Statement(f"""
 SELECT {_day("envelope_history")} AS day, count(*) AS rows FROM {{schema}}.envelope_history

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.rows import QUARANTINED, REFUSED
+from durable.storage.rows import QUARANTINED
+from durable.storage.sql.absent import DROPPED, noting
 from durable.storage.sql.columns import DATED, give_up
-from durable.storage.sql.gaps import noting
 from durable.storage.sql.statement import Batched, Statement
 
 # What is NULL does not matter.
@@ -247,7 +247,6 @@ SELECT count(*) FROM handled
 # ---------------------------------------------------------------- forgetting
 
 # Of other letters the history tells that their messages came to an end.
-_ONLY_A_LETTER: Final = f"side = 'incoming' AND id IS NOT NULL AND exception_type IN ('{QUARANTINED}', '{REFUSED}')"
 # Their attempts go with them, by the foreign key. Only what was resolved goes; what is archived only `pipeline purge`
 # lets go, which compares it with the lake before.
 PURGE_LETTERS = Batched(
@@ -255,11 +254,11 @@ PURGE_LETTERS = Batched(
     SELECT letter_id FROM {schema}.dead_letters WHERE resolved_at < now() - CAST(:keep AS interval)
         AND {schema}.archived_below('dead_letters') IS NULL{only}
     ORDER BY resolved_at LIMIT :batch_size {lock}""",
-    """, purged AS (
-    DELETE FROM {schema}.dead_letters AS letter USING picked WHERE letter.letter_id = picked.letter_id
-    RETURNING letter.side, letter.id, letter.exception_type, letter.failed_at, letter.xid
+    f""", purged AS (
+    DELETE FROM {{schema}}.dead_letters WHERE letter_id IN (SELECT letter_id FROM picked)
+    RETURNING {DROPPED["dead_letters"]}
 ), noted AS ("""
-    + noting("dead_letters", "failed_at", "purged", _ONLY_A_LETTER)
+    + noting("dead_letters", "purged")
     + """
 )
 SELECT count(*) FROM purged

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.sql.gaps import noting
+from durable.storage.sql.absent import DROPPED, noting
 from durable.storage.sql.statement import Batched, Statement, by_key
 
 # ---------------------------------------------------------------- nodes, locks
@@ -86,11 +86,11 @@ PURGE_DEFAULT_HISTORY = Batched(
     WHERE finished_at < now() - CAST(:keep AS interval)
         AND {schema}.archived_below('envelope_history') IS NULL{only}
     LIMIT :batch_size {lock}""",
-    """, purged AS (
-    DELETE FROM {schema}.envelope_history_default WHERE ctid = ANY (ARRAY(SELECT place FROM picked))
-    RETURNING finished_at, xid
+    f""", purged AS (
+    DELETE FROM {{schema}}.envelope_history_default WHERE ctid = ANY (ARRAY(SELECT place FROM picked))
+    RETURNING {DROPPED["envelope_history"]}
 ), noted AS ("""
-    + noting("envelope_history", "finished_at", "purged")
+    + noting("envelope_history", "purged")
     + """
 )
 SELECT count(*) FROM purged

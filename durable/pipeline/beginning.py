@@ -1,0 +1,209 @@
+"""Beginning of an archive run: the lake, the numbering of transactions, and the first transaction of the run.
+
+    the database      is the one that was archived     goes on where the lake ends
+                      has taken its place              a new generation of numbers; its rows are known by their keys
+                      is a copy of it                  begins in a lake that holds none of its original
+    the lake          is another one, and new          begins with the rows that are here
+                      is another one, used before      a new generation; what was dropped since is a gap of that lake
+
+All tables that are archived are looked at before one of them is changed, and are changed in one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sqlalchemy import Connection, Engine
+
+from durable.errors import InvalidSetting
+from durable.pipeline import recovering
+from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose
+from durable.pipeline.origin import Origin, app_id
+from durable.storage import archives
+from durable.storage.archives import Archive, Place
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What an operator has decided about the database and the lake."""
+
+    is_new_lake: bool = False
+    """Leave the earlier lake behind."""
+    is_successor: bool = False
+    """This database has taken the place of the one that was archived."""
+
+
+NO_WISH: Final = Wish()
+
+
+def begin(engine: Engine, conn: Connection, lake: Lake, table: LakeTable, origin: Origin, wish: Wish) -> Archive:
+    """Begin to archive a table: from here on maintenance drops only rows that are archived.
+
+    `conn` commits each statement. Raises InvalidSetting where an operator has to decide first.
+    """
+    schema = origin.schema
+    name = archives.database(conn, schema, _earlier_name(conn, lake, origin, wish))
+    moving = [each for each in SOURCES if wish.is_new_lake and archives.find(conn, schema, SOURCES[each])]
+    sides = [_Side.find(conn, lake, each, origin, name) for each in {*moving, table}]
+    for side in sides:
+        side.refuse(lake, wish)
+    for side in sides:
+        if side.is_first or wish.is_new_lake or side.lake_id:  # a misspelt place stays empty
+            side.lake_id = lake.create(side.table)
+    with engine.begin() as changing:
+        _change(changing, lake, sides, origin, wish)
+    side = next(each for each in sides if each.table == table)
+    archives.confirm(conn, schema, side.source, side.offset)
+    archives.rewind(conn, schema, side.source, side.offset)
+    return archives.read(conn, schema, side.source)
+
+
+def _earlier_name(conn: Connection, lake: Lake, origin: Origin, wish: Wish) -> str | None:
+    """Return the name under which the lake knows a database that does not know it itself."""
+    if archives.known_database(conn, origin.schema) is not None:
+        return None
+    name = recovering.earlier_name(conn, lake, origin)
+    if name is not None and not wish.is_successor:
+        raise InvalidSetting(
+            f"lake {lake.url}: has rows of this database, as {name}, and this database was never archived: it was "
+            "restored to a state before that, or copied; if it has taken the place of that database, run once with "
+            "--successor, which archives what the lake does not have; if that one still lives, archive this one into "
+            "another lake"
+        )
+    return name
+
+
+@dataclass(slots=True)
+class _Side:
+    """A table, its archive as the database knows it, and the lake that is named for it."""
+
+    table: LakeTable
+    origin: Origin
+    archive: Archive | None
+    app_id: str
+    lake_url: str
+    lake_id: str
+    """Empty where there is no such table."""
+    offset: int
+    is_other_database: bool
+    is_numbered_anew: bool
+
+    @classmethod
+    def find(cls, conn: Connection, lake: Lake, table: LakeTable, origin: Origin, name: str) -> _Side:
+        schema, source = origin.schema, SOURCES[table]
+        archive, app = archives.find(conn, schema, source), app_id(origin.service, name, schema, source)
+        return cls(
+            table=table,
+            origin=origin,
+            archive=archive,
+            app_id=app,
+            lake_url=lake.table_url(table),
+            lake_id=lake.table_id(table) or "",
+            offset=lake.offset(app if archive is None else archive.app_id, table),
+            is_other_database=archive is not None and archive.identity != archives.identity(conn, schema),
+            is_numbered_anew=archives.is_numbered_anew(conn, schema, source),
+        )
+
+    @property
+    def source(self) -> str:
+        return SOURCES[self.table]
+
+    @property
+    def is_first(self) -> bool:
+        return self.archive is None
+
+    @property
+    def moves(self) -> bool:
+        return self.archive is not None and self.archive.lake_id != self.lake_id
+
+    @property
+    def returns(self) -> bool:
+        """Tell whether rows of this database, or of one before it, are in the lake to which the archive moves."""
+        return self.moves and self.offset > 0
+
+    @property
+    def remembered(self) -> int:
+        """Return the transaction up to which this database remembers that it was archived into this lake."""
+        is_here = self.archive is not None and not self.moves
+        return max(self._known.claimed_below, self._known.archived_below) if is_here else 0
+
+    @property
+    def is_ahead(self) -> bool:
+        """Tell whether the lake has come further than this database remembers."""
+        return self.offset > self.remembered and not self.moves
+
+    @property
+    def place(self) -> Place:
+        return Place(self.origin.service, self.app_id, self.lake_url, self.lake_id)
+
+    def needs_generation(self) -> bool:
+        return self.is_other_database or self.is_numbered_anew or self.is_ahead or self.returns
+
+    def refuse(self, lake: Lake, wish: Wish) -> None:
+        """Raise InvalidSetting unless the wish settles what the database and the lake tell."""
+        if self.archive is not None and self.archive.service != self.origin.service:
+            raise InvalidSetting(
+                f"service: {self.source} of this database is archived as {self.archive.service!r}; leave --service out"
+            )
+        if self.is_other_database and not (wish.is_new_lake or wish.is_successor):
+            raise InvalidSetting(_OTHER_DATABASE.format(source=self.source, lake=self._known.lake))
+        if self.is_other_database and not wish.is_successor and self._known.lake_id == self.lake_id:
+            raise InvalidSetting(_OF_ORIGINAL.format(lake=self._known.lake))
+        if self.moves and not wish.is_new_lake:
+            raise InvalidSetting(
+                f"lake {self.lake_url}: {self.source} of this database is archived into {self._known.lake}; name that "
+                "lake, or begin anew in this one with --new-lake"
+            )
+        is_own = self.lake_id in self._known.left_lakes and not self.is_other_database if self.moves else True
+        if self.returns and not is_own and not wish.is_successor:
+            raise InvalidSetting(_OF_ORIGINAL.format(lake=self.lake_url))
+        is_numbered_anew = self.is_numbered_anew and not (self.is_first or self.is_other_database)
+        if (self.is_ahead or is_numbered_anew) and not (wish.is_successor or self.is_other_database):
+            raise InvalidSetting(
+                f"lake {self.lake_url}: is at transaction {self.offset}, and this database remembers none beyond "
+                f"{0 if self.archive is None else self.archive.claimed_below}: it was restored to an earlier state, "
+                "and its transactions are numbered as those before; run once with --successor, which archives what "
+                "the lake does not have"
+            )
+
+    @property
+    def _known(self) -> Archive:
+        if self.archive is None:
+            raise AssertionError(f"{self.source} is not archived")
+        return self.archive
+
+
+_OTHER_DATABASE = (
+    "{source}: this is not the database that was archived into {lake}: it was restored, copied, upgraded or failed "
+    "over, and its transactions are numbered anew; if it has taken the place of that database, run once with "
+    "--successor, which archives what the lake does not have; if that one still lives, archive this one into another "
+    "lake, with --new-lake"
+)
+_OF_ORIGINAL = (
+    "lake {lake}: belongs to the database of which this one is a copy; name another place for the copy, or give "
+    "--successor if it has taken the place of that database"
+)
+
+
+def _change(conn: Connection, lake: Lake, sides: Sequence[_Side], origin: Origin, wish: Wish) -> None:
+    schema = origin.schema
+    whose = Whose(origin.service, archives.database(conn, schema))
+    for side in sides:
+        if side.is_first:
+            archives.begin(conn, schema, side.source, side.place)
+        elif side.moves:
+            archives.move(conn, schema, side.source, side.place)
+        if side.returns:
+            archives.note_as_gaps(conn, schema, side.source, "dropped", side.offset, lake.span(side.table, whose).until)
+        if wish.is_successor and (side.is_ahead or side.returns):
+            foreign = recovering.by_day(lake.rows_from(side.table, whose, side.remembered))
+            archives.note_foreign(conn, schema, side.source, side.offset, foreign)
+        archives.resume(conn, schema, side.source)
+    if any(side.is_other_database for side in sides) and not wish.is_successor:
+        archives.forget_left_lakes(conn, schema)
+    if any(side.needs_generation() for side in sides):
+        archives.begin_generation(conn, schema)
+        while archives.generation_base(conn, schema) <= max(side.offset for side in sides):
+            archives.begin_generation(conn, schema)  # a state that is put back twice repeats it

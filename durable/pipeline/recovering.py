@@ -1,0 +1,148 @@
+"""Recovery of an archive: what a lake, or a database, that was restored has lost.
+
+the lake lost commits        their rows are archived again; those that the database has dropped are gone: a gap
+the database lost a life     its rows are in the lake, and only there; where the lake loses them as well, how many
+                             they were is not known: a gap from the end of the lake to where that life had come
+a letter changed in it       the lake has a newer state of the letter, which is not true any more: the state of this
+                             database is archived once more, so that it is the newest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import date, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection
+
+from durable.pipeline import places
+from durable.pipeline.columns import LETTER
+from durable.pipeline.lake import DAY_OF, SOURCES, Lake, LakeTable, Whose, file_schema
+from durable.pipeline.origin import Origin
+from durable.pipeline.spans import Gap, after, merged
+from durable.storage import archives
+from durable.storage.archives import Absent, Archive, midnight
+
+_MICROSECOND = timedelta(microseconds=1)
+_DAY = timedelta(days=1)
+_SAMPLE = 100
+_STATE = ("xid", "replay_count", "resolved_at")
+
+
+def earlier_name(conn: Connection, lake: Lake, origin: Origin) -> str | None:
+    """Return the name under which the lake has rows of this database, which was never archived as it remembers: it was
+    put back to a state before that, or is a copy of such a state.
+    """
+    for table, source in SOURCES.items():
+        mine = {
+            (row.id, row.side, row.moment, row.xid) for row in archives.oldest(conn, origin.schema, source, _SAMPLE)
+        }
+        for name, *row in _rows_of(lake, table, origin.service, mine):
+            if tuple(row) in mine:
+                return str(name)
+    return None
+
+
+def _rows_of(lake: Lake, table: LakeTable, service: str, sample: Collection[tuple[Any, ...]]) -> Iterator[list[Any]]:
+    """The rows of the lake with the ids of this sample: the database, and what the sample has."""
+    import pyarrow.dataset as ds
+
+    by_day = lake.files_by_day(table) if sample else {}
+    paths = [path for day in {moment.date() for _, _, moment, _ in sample} for path in by_day.get(day, ())]
+    if not paths:
+        return
+    found = ds.field("id").isin([each for each, *_ in sample]) & (ds.field("service") == service)
+    names = ["database", "id", "side", DAY_OF[table], "xid"]
+    rows = places.dataset(lake.table_url(table), paths, file_schema(table)).to_table(columns=names, filter=found)
+    for row in rows.to_pylist():
+        if row["database"] is not None:
+            yield [row[name] for name in names]
+
+
+def note_foreign_gaps(
+    conn: Connection, origin: Origin, table: LakeTable, archive: Archive, low: int, until: datetime | None
+) -> tuple[Gap, ...]:
+    """Note, and return, the times of which a lake that ends at `low` has lost rows that only it had."""
+    if archive.foreign_below is None or low >= archive.foreign_below:
+        return ()
+    found = archives.note_as_gaps(conn, origin.schema, SOURCES[table], "foreign", low, until)
+    return merged(Gap(first, last + _MICROSECOND) for first, last in found)
+
+
+def note_gone(
+    conn: Connection, origin: Origin, table: LakeTable, gone: Mapping[date, int], until: datetime | None
+) -> None:
+    """Note the days of rows that are neither in the lake nor here. The lake has every row of before `until`, so that of
+    a day in which it ends only the rest is gone.
+    """
+    found = []
+    for day, rows in gone.items():
+        first, last = midnight(day), midnight(day + _DAY)
+        begin = until if until is not None and first < until < last else first
+        found.append(Absent(day, begin, last - _MICROSECOND, rows, 0))
+    archives.note_gaps(conn, origin.schema, SOURCES[table], found)
+
+
+def by_day(found: Iterable[Absent]) -> list[Absent]:
+    """Put the rows of a day together."""
+    days: dict[date, list[Absent]] = {}
+    for each in found:
+        days.setdefault(each.day, []).append(each)
+    return [
+        Absent(
+            day,
+            min(each.first_at for each in of_day),
+            max(each.last_at for each in of_day),
+            sum(each.rows for each in of_day),
+            max(each.below for each in of_day),
+        )
+        for day, of_day in days.items()
+    ]
+
+
+def gaps(conn: Connection, origin: Origin, table: LakeTable, until: datetime | None) -> tuple[Gap, ...]:
+    """The gaps of a lake that has all until then."""
+    known = known_gaps(conn, origin.schema, table)
+    if table == "dead_letters":  # a letter that was resolved has another transaction, and the lake its first state
+        return after(known, until)
+    return known
+
+
+def known_gaps(conn: Connection, schema: str, table: LakeTable) -> tuple[Gap, ...]:
+    """All gaps that the database knows of; it keeps them for a lake that is restored once more."""
+    return merged(Gap(first, last + _MICROSECOND) for first, last in archives.gaps(conn, schema, SOURCES[table]))
+
+
+def renew_letters(conn: Connection, lake: Lake, origin: Origin, whose: Whose) -> int:
+    """Let the letters be archived once more of which the lake has another state that is newer; return how many.
+
+    Such a state is of a life that this database has lost.
+    """
+    newest = _newest_states(lake, whose)
+    if not newest:
+        return 0
+    stale = []
+    for row in archives.earlier_letters(conn, origin.schema):
+        state = newest.get((row.letter_id, row.id, row.failed_at))
+        if state is not None and state[0] >= row.xid and state[1:] != (row.replay_count, row.resolved_at):
+            stale.append(row.letter_id)
+    return archives.renew_letters(conn, origin.schema, stale) if stale else 0
+
+
+def _newest_states(lake: Lake, whose: Whose) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    """By letter: the transaction, the number of replays and the time of resolution of its newest state in the lake."""
+    import pyarrow.dataset as ds
+
+    here = (ds.field("service") == whose.service) & (
+        (ds.field("database") == whose.database) | ds.field("database").is_null()
+    )
+    found: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    names = [*LETTER, *_STATE]
+    for paths in lake.files_by_day("dead_letters").values():
+        days = places.dataset(lake.table_url("dead_letters"), paths, file_schema("dead_letters"))
+        for batch in days.to_batches(columns=names, filter=here):
+            for row in batch.select(names).to_pylist():
+                letter, state = tuple(map(row.get, LETTER)), tuple(map(row.get, _STATE))
+                if letter not in found or state[0] > found[letter][0]:
+                    found[letter] = state
+    return found

@@ -1,0 +1,386 @@
+"""Lives of databases and lakes: both are put back to earlier states, in any order, while archivers and purges run.
+
+Each generated story does so with real databases and lakes. Its checker knows which rows each lake ever had and which
+rows each database ever dropped; whatever happened, it demands of each finished archive:
+
+    a row of the database                       is in the lake, once, and a letter in the state that it has
+    a row that the lake had, or the database    is in the lake, or in a gap of it: an audit never takes it for lost
+    a gap                                       is of a day of which a row was missing once: it hides no other day
+    a row that is named as gone                 is missing
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+from unittest.mock import patch
+
+import psycopg
+import pytest
+from deltalake import DeltaTable
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from durable.errors import InvalidSetting
+from durable.pipeline import archive as archiving
+from durable.pipeline.archive import Archived, archive
+from durable.pipeline.beginning import Wish
+from durable.pipeline.compaction import compact
+from durable.pipeline.copying import connection
+from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose
+from durable.pipeline.purge import Retention, purge
+from durable.pipeline.spans import Gap
+from durable.pipeline.verify import claimed, verify
+from durable.storage import archives, migrator
+from tests.support.archiving import origin_of
+from tests.support.clusters import Cluster, clusters
+from tests.support.history import add_letters, add_old_day
+
+pytestmark = pytest.mark.timeout(1_200)
+
+STORIES = int(os.environ.get("DURABLE_STORIES", "12"))
+"""More of them are a test by hand."""
+STEPS = 30
+DAYS = (3, 6, 9, 40)
+"""How many days ago rows are written."""
+KEEP = timedelta(days=20)
+
+
+class Killed(Exception):
+    """The archiver is killed."""
+
+
+def no_spark() -> NoReturn:
+    raise AssertionError("few rows need no Spark")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with clusters() as made:
+        cluster = made.new()
+        cluster.execute("CREATE DATABASE empty")
+        migrator.upgrade(cluster.uri("empty").replace("postgresql://", "postgresql+psycopg://"), "durable")
+        yield cluster
+
+
+class Lives(RuleBasedStateMachine):
+    """One service; its databases and lakes are told apart by numbers."""
+
+    cluster: Cluster
+    folder: Path
+    count = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).count += 1
+        self.home = self.folder / str(self.count)
+        self.home.mkdir()
+        self.databases = 0
+        self.next_id = 1
+        self.backups: list[str] = []
+        self.lake_backups: list[Path | None] = [None, None]
+        self.lake_number = 0
+        self.moves = self.is_restored = self.is_archived = False
+        self.days: dict[int, date] = {}
+        self.letter_days: dict[int, date] = {}
+        self.had: dict[tuple[LakeTable, int], set[int]] = {(table, lake): set() for table in SOURCES for lake in (0, 1)}
+        """The ids that a lake had in any of its lives."""
+        self.dropped: dict[str, dict[LakeTable, set[int]]] = {}
+        """The ids that a database, and those that it was copied from, have dropped."""
+        self.missed: dict[LakeTable, set[date]] = {table: set() for table in SOURCES}
+        """Days of which a row was missing in some lake at some time."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.database = self._copy_of("empty")
+        self.dropped[self.database] = {table: set() for table in SOURCES}
+
+    def teardown(self) -> None:
+        for name in [*self.dropped]:
+            self.cluster.execute(f"DROP DATABASE IF EXISTS {name} (FORCE)")
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    # ------------------------------------------------------------ what happens
+
+    @rule(day=st.sampled_from(DAYS), count=st.integers(1, 3))
+    def write(self, day: int, count: int) -> None:
+        with psycopg.connect(self.url, autocommit=True) as conn:
+            add_old_day(conn, day, count, first=self.next_id)
+        for number in range(self.next_id, self.next_id + count):
+            self.days[number] = (datetime.now(UTC) - timedelta(days=day)).date()
+        self.next_id += count
+
+    @rule(day=st.sampled_from(DAYS))
+    def give_up(self, day: int) -> None:
+        """A message that was refused on arrival: only its letter tells of it."""
+        failed_at = datetime.now(UTC).replace(hour=1, minute=0, second=0, microsecond=0) - timedelta(days=day)
+        with psycopg.connect(self.url, autocommit=True) as conn:
+            add_letters(conn, 1, first=self.next_id)
+            conn.execute(
+                "UPDATE durable.dead_letters SET exception_type = 'refused on arrival', failed_at = %s WHERE id = %s",
+                (failed_at, f"{self.next_id:032x}"),
+            )
+        self.letter_days[self.next_id] = failed_at.date()
+        self.next_id += 1
+
+    @rule(age=st.sampled_from([timedelta(0), timedelta(days=30)]))
+    def resolve(self, age: timedelta) -> None:
+        """The oldest letter that is open."""
+        with psycopg.connect(self.url, autocommit=True) as conn:
+            conn.execute(
+                "UPDATE durable.dead_letters SET resolution = 'discarded', resolved_at = now() - %s, xid = DEFAULT "
+                "WHERE letter_id = (SELECT min(letter_id) FROM durable.dead_letters WHERE resolved_at IS NULL)",
+                (age,),
+            )
+
+    @precondition(lambda self: self.is_archived)
+    @rule()
+    def purge(self) -> None:
+        before = {table: self._here(table) for table in SOURCES}
+        with suppress(InvalidSetting):  # something has to be archived first
+            purge(no_spark, self.lake, origin_of(self.url), Retention(KEEP, timedelta(days=20)))
+        for table in SOURCES:
+            self.dropped[self.database][table] |= before[table].keys() - self._here(table).keys()
+
+    @precondition(lambda self: self.is_archived)
+    @rule(dies=st.sampled_from([None, None, "A1", "A2"]), after=st.integers(0, 3))
+    def archive(self, dies: str | None, after: int) -> None:
+        self.finish(dies, after)
+
+    @rule()
+    def archive_for_the_first_time(self) -> None:
+        if not self.is_archived:
+            self.finish(None, 0)
+
+    @precondition(lambda self: self.is_archived)
+    @rule()
+    def compact(self) -> None:
+        for table in self.lake.tables():
+            compact(self.lake, table, above=1)
+
+    @rule()
+    def back_up_database(self) -> None:
+        self.backups.append(self._copy_of(self.database))
+        self.dropped[self.backups[-1]] = {table: set(ids) for table, ids in self.dropped[self.database].items()}
+
+    @precondition(lambda self: self.backups)
+    @rule(data=st.data())
+    def restore_database(self, data: st.DataObject) -> None:
+        self.restore(data.draw(st.sampled_from(self.backups)))
+
+    def restore(self, backup: str) -> None:
+        self.database = self._copy_of(backup)
+        self.dropped[self.database] = {table: set(ids) for table, ids in self.dropped[backup].items()}
+        with connection(self.url) as conn:
+            self.is_archived = archives.find(conn, "durable", "envelope_history") is not None
+        self.is_restored = True
+
+    @precondition(lambda self: self.is_archived and not self.moves)
+    @rule()
+    def back_up_lake(self) -> None:
+        if self.lake.tables() == [*SOURCES]:
+            place = self.home / f"backup{self.lake_number}"
+            shutil.rmtree(place, ignore_errors=True)
+            shutil.copytree(self.lake.url, place)
+            self.lake_backups[self.lake_number] = place
+
+    @precondition(lambda self: self.lake_backups[self.lake_number])
+    @rule()
+    def restore_lake(self) -> None:
+        backup = self.lake_backups[self.lake_number]
+        assert backup is not None
+        shutil.rmtree(self.lake.url)
+        shutil.copytree(backup, self.lake.url)
+
+    @precondition(lambda self: self.is_archived)
+    @rule()
+    def move(self) -> None:
+        """To the other lake, at the next archive."""
+        self.lake_number = 1 - self.lake_number
+        self.moves = not self.moves
+
+    # ------------------------------------------------------------ what must hold
+
+    def finish(self, dies: str | None, after: int) -> bool:
+        """Archive both tables; return whether the archiver lived to the end, and check what it left then."""
+        done: dict[LakeTable, Archived] = {}
+        wish = Wish(is_new_lake=True, is_successor=self.is_restored)
+        left = [after]
+
+        def passed(name: str) -> None:
+            if name == dies:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise Killed
+
+        with patch.object(archiving, "failpoint", passed), suppress(Killed):
+            for table in SOURCES:
+                try:
+                    done[table] = self._run(table, wish)
+                except InvalidSetting:  # of a lake that only a lost life knew
+                    wish = Wish(is_new_lake=True, is_successor=True)
+                    done[table] = self._run(table, wish)
+        for table in SOURCES:
+            self.had[table, self.lake_number] |= self._there(table).keys()
+        if done.keys() == SOURCES.keys():
+            self.is_restored = self.moves = False
+            self.is_archived = True
+            for table, found in done.items():
+                self._check(table, found)
+        return done.keys() == SOURCES.keys()
+
+    def _run(self, table: LakeTable, wish: Wish) -> Archived:
+        return archive(no_spark, self.lake, table, origin_of(self.url), wish=wish, compact_above=None)
+
+    def _check(self, table: LakeTable, done: Archived) -> None:
+        here, there = self._here(table), self._there(table)
+        assert here.keys() <= there.keys(), "a row of the database is not in the lake"
+        if table == "history":
+            assert set(there.values()) <= {1}, "a row is in the lake twice"
+        else:
+            assert here.items() <= self._newest_letters().items(), "the lake has another state of a letter"
+        days = self.days if table == "history" else self.letter_days
+        absent = (self.had[table, self.lake_number] | self.dropped[self.database][table]) - there.keys()
+        self.missed[table] |= {days[number] for number in days.keys() - there.keys()}
+        begin, gaps = self._span(table)
+        for number in absent:
+            noon = datetime(days[number].year, days[number].month, days[number].day, 1, tzinfo=UTC)
+            is_before = begin is not None and noon < begin
+            assert is_before or any(gap.begin <= noon < gap.end for gap in gaps), f"{number} would be taken for lost"
+        named = {gap.begin.date() for gap in gaps}
+        assert named <= self.missed[table], "a gap of a day of which no row was ever missing"
+        lost = days.keys() - there.keys()
+        if table == "dead_letters":  # of a letter that was dropped the lake may have lost the last state alone
+            lost |= self.dropped[self.database][table]
+        missing = Counter(days[number] for number in lost)
+        assert all(rows <= missing[day] for day, rows in done.gone.items()), "a row is gone that is there"
+        with connection(self.url) as conn:
+            claim = claimed(conn, self.lake, table, origin_of(self.url))
+        assert verify(no_spark, self.lake, origin_of(self.url), claim).is_whole
+
+    @property
+    def lake(self) -> Lake:
+        return Lake(str(self.home / f"lake{self.lake_number}"))
+
+    @property
+    def url(self) -> str:
+        return self.cluster.uri(self.database)
+
+    def _copy_of(self, name: str) -> str:
+        self.databases += 1
+        made = f"story{self.count}_{self.databases}"
+        self.cluster.execute(f"CREATE DATABASE {made} TEMPLATE {name}")
+        return made
+
+    def _here(self, table: LakeTable) -> dict[int, Any]:
+        """The ids of the database, and whether a letter is resolved."""
+        what = "true" if table == "history" else "resolved_at IS NOT NULL"
+        with psycopg.connect(self.url, autocommit=True) as conn:
+            return {key.int: value for key, value in conn.execute(f"SELECT id, {what} FROM durable.{SOURCES[table]}")}
+
+    def _there(self, table: LakeTable) -> Counter[int]:
+        """The ids of the lake."""
+        if not self.lake.exists(table):
+            return Counter()
+        rows = DeltaTable(self.lake.table_url(table)).to_pyarrow_table(columns=["id"])
+        return Counter(int.from_bytes(each) for each in rows["id"].to_pylist())
+
+    def _newest_letters(self) -> dict[int, bool]:
+        rows = DeltaTable(self.lake.table_url("dead_letters")).to_pyarrow_table(columns=["id", "xid", "resolved_at"])
+        ordered = sorted(rows.to_pylist(), key=lambda row: row["xid"])
+        return {int.from_bytes(row["id"]): row["resolved_at"] is not None for row in ordered}
+
+    def _span(self, table: LakeTable) -> tuple[datetime | None, tuple[Gap, ...]]:
+        with connection(self.url) as conn:
+            whose = Whose("shop", archives.database(conn, "durable"))
+        begin, _, gaps = self.lake.span(table, whose)
+        return begin, gaps
+
+
+TOLD: dict[str, Sequence[str | tuple[str, Any]]] = {
+    "the lake goes back to before a successor": (
+        *(("write", 3), "archive", "back_up_database", ("write", 6), "archive", "back_up_lake"),
+        *(("restore", 0), ("write", 9), "archive", "restore_lake", "archive"),
+    ),
+    "rows of a lost life go with the lake": (
+        *(("write", 3), "archive", "back_up_database", "back_up_lake", ("write", 6), ("give_up", 6), "archive"),
+        *(("restore", 0), ("write", 9), "archive", "restore_lake", "archive"),
+    ),
+    "a letter was resolved in a lost life": (
+        *(("give_up", 3), "archive", "back_up_database", ("resolve", 0), "archive"),
+        *(("restore", 0), "archive"),
+    ),
+    "a purge, a move, and back to the first lake": (
+        *(("write", 3), ("give_up", 40), "archive", ("write", 40), ("resolve", 30), "move", "archive", "purge"),
+        *("move", "archive"),
+    ),
+    "gone rows, and an archiver that is killed before it names them": (
+        *(("write", 3), ("give_up", 3), "archive", "back_up_lake", ("write", 40), ("give_up", 40), ("resolve", 30)),
+        *("archive", "purge", ("write", 9), "archive", "restore_lake", ("killed", "A1"), ("killed", "A2"), "archive"),
+    ),
+    "the lake goes back twice, once while it is filled again": (
+        *(("write", 3), "archive", "back_up_lake", ("write", 40), "archive", "purge", ("write", 9), "archive"),
+        *("restore_lake", ("killed", "A2"), "restore_lake", "archive"),
+    ),
+    "the database goes back to before its first archive": (
+        *(("write", 3), ("give_up", 3), "back_up_database", "archive", ("restore", 0), ("write", 6), "archive"),
+    ),
+    "a letter that was resolved is not gone with its earlier state": (
+        *(("give_up", 3), "archive", "back_up_lake", ("give_up", 6), "archive", ("resolve", 0), ("resolve", 0)),
+        *("archive", "restore_lake", "archive"),
+    ),
+}
+
+
+@pytest.mark.parametrize("story", TOLD.values(), ids=TOLD)
+def test_story_of_databases_and_lakes_keeps_every_row_or_names_it(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, story: Sequence[str | tuple[str, Any]]
+) -> None:
+    monkeypatch.setattr(Lives, "cluster", cluster, raising=False)
+    monkeypatch.setattr(Lives, "folder", tmp_path, raising=False)
+    lives = Lives()
+    lives.begin()
+    try:
+        for step in story:
+            match step:
+                case "archive":
+                    assert lives.finish(None, 0)
+                case ("killed", point):
+                    assert not lives.finish(point, 0)
+                case ("write", day):
+                    lives.write(day=day, count=2)
+                case ("give_up", day):
+                    lives.give_up(day=day)
+                case ("resolve", days):
+                    lives.resolve(age=timedelta(days=days))
+                case ("restore", number):
+                    lives.restore(lives.backups[number])
+                case str():
+                    getattr(lives, step)()
+    finally:
+        lives.teardown()
+
+
+def test_lives_of_databases_and_lakes_keep_every_row_or_name_it(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lives, "cluster", cluster, raising=False)
+    monkeypatch.setattr(Lives, "folder", tmp_path, raising=False)
+    checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+    run_state_machine_as_test(
+        Lives,
+        settings=settings(max_examples=STORIES, stateful_step_count=STEPS, deadline=None, suppress_health_check=checks),
+    )
