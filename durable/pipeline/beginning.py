@@ -45,8 +45,10 @@ def begin(engine: Engine, conn: Connection, lake: Lake, table: LakeTable, origin
     """
     schema = origin.schema
     name = archives.database(conn, schema, _earlier_name(conn, lake, origin, wish))
-    moving = [each for each in SOURCES if wish.is_new_lake and archives.find(conn, schema, SOURCES[each])]
-    sides = [_Side.find(conn, lake, each, origin, name) for each in {*moving, table}]
+    moving: list[LakeTable] = [
+        each for each in SOURCES if wish.is_new_lake and archives.find(conn, schema, SOURCES[each])
+    ]
+    sides = [_Side.find(conn, lake, each, origin, name) for each in SOURCES if each == table or each in moving]
     for side in sides:
         side.refuse(lake, wish)
     for side in sides:

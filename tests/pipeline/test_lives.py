@@ -47,15 +47,15 @@ from durable.pipeline.verify import claimed, verify
 from durable.storage import archives, migrator
 from tests.support.archiving import origin_of
 from tests.support.clusters import Cluster, clusters
-from tests.support.history import add_letters, add_old_day
+from tests.support.history import add_history, add_letters
 
 pytestmark = pytest.mark.timeout(1_200)
 
 STORIES = int(os.environ.get("DURABLE_STORIES", "12"))
 """More of them are a test by hand."""
 STEPS = 30
-DAYS = (3, 6, 9, 40)
-"""How many days ago rows are written."""
+BEGIN = timedelta(days=60)
+"""A story began so long ago, and takes as many days as rows are written."""
 KEEP = timedelta(days=20)
 
 
@@ -94,8 +94,8 @@ class Lives(RuleBasedStateMachine):
         self.lake_backups: list[Path | None] = [None, None]
         self.lake_number = 0
         self.moves = self.is_restored = self.is_archived = False
-        self.days: dict[int, date] = {}
-        self.letter_days: dict[int, date] = {}
+        self.now = datetime.now(UTC) - BEGIN
+        self.times: dict[LakeTable, dict[int, datetime]] = {table: {} for table in SOURCES}
         self.had: dict[tuple[LakeTable, int], set[int]] = {(table, lake): set() for table in SOURCES for lake in (0, 1)}
         """The ids that a lake had in any of its lives."""
         self.dropped: dict[str, dict[LakeTable, set[int]]] = {}
@@ -107,6 +107,7 @@ class Lives(RuleBasedStateMachine):
     def begin(self) -> None:
         self.database = self._copy_of("empty")
         self.dropped[self.database] = {table: set() for table in SOURCES}
+        self.write(days=0, count=1)  # an audit judges what came after it
 
     def teardown(self) -> None:
         for name in [*self.dropped]:
@@ -115,25 +116,28 @@ class Lives(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ what happens
 
-    @rule(day=st.sampled_from(DAYS), count=st.integers(1, 3))
-    def write(self, day: int, count: int) -> None:
+    @rule(days=st.integers(0, 9), count=st.integers(1, 3))
+    def write(self, days: int, count: int) -> None:
+        """As many days later."""
+        self._pass(days)
         with psycopg.connect(self.url, autocommit=True) as conn:
-            add_old_day(conn, day, count, first=self.next_id)
+            conn.execute("SELECT durable.make_partition('envelope_history', %s)", (self.now.date(),))
+            add_history(conn, count, first=self.next_id, finished_at=self.now)
         for number in range(self.next_id, self.next_id + count):
-            self.days[number] = (datetime.now(UTC) - timedelta(days=day)).date()
+            self.times["history"][number] = self.now
         self.next_id += count
 
-    @rule(day=st.sampled_from(DAYS))
-    def give_up(self, day: int) -> None:
-        """A message that was refused on arrival: only its letter tells of it."""
-        failed_at = datetime.now(UTC).replace(hour=1, minute=0, second=0, microsecond=0) - timedelta(days=day)
+    @rule(days=st.integers(0, 9))
+    def give_up(self, days: int) -> None:
+        """A message that was quarantined on arrival: only its letter tells of it."""
+        self._pass(days)
         with psycopg.connect(self.url, autocommit=True) as conn:
             add_letters(conn, 1, first=self.next_id)
             conn.execute(
-                "UPDATE durable.dead_letters SET exception_type = 'refused on arrival', failed_at = %s WHERE id = %s",
-                (failed_at, f"{self.next_id:032x}"),
+                "UPDATE durable.dead_letters SET exception_type = 'quarantined on arrival', failed_at = %s WHERE id = %s",
+                (self.now, f"{self.next_id:032x}"),
             )
-        self.letter_days[self.next_id] = failed_at.date()
+        self.times["dead_letters"][self.next_id] = self.now
         self.next_id += 1
 
     @rule(age=st.sampled_from([timedelta(0), timedelta(days=30)]))
@@ -226,7 +230,8 @@ class Lives(RuleBasedStateMachine):
                 if left[0] < 0:
                     raise Killed
 
-        with patch.object(archiving, "failpoint", passed), suppress(Killed):
+        until = patch.object(archives, "complete_until", lambda *_: self.now + timedelta(seconds=1))
+        with until, patch.object(archiving, "failpoint", passed), suppress(Killed):
             for table in SOURCES:
                 try:
                     done[table] = self._run(table, wish)
@@ -242,6 +247,9 @@ class Lives(RuleBasedStateMachine):
                 self._check(table, found)
         return done.keys() == SOURCES.keys()
 
+    def _pass(self, days: int) -> None:
+        self.now = min(self.now + timedelta(days=days, seconds=9), datetime.now(UTC) - timedelta(days=1))
+
     def _run(self, table: LakeTable, wish: Wish) -> Archived:
         return archive(no_spark, self.lake, table, origin_of(self.url), wish=wish, compact_above=None)
 
@@ -252,20 +260,19 @@ class Lives(RuleBasedStateMachine):
             assert set(there.values()) <= {1}, "a row is in the lake twice"
         else:
             assert here.items() <= self._newest_letters().items(), "the lake has another state of a letter"
-        days = self.days if table == "history" else self.letter_days
+        times = self.times[table]
         absent = (self.had[table, self.lake_number] | self.dropped[self.database][table]) - there.keys()
-        self.missed[table] |= {days[number] for number in days.keys() - there.keys()}
         begin, gaps = self._span(table)
         for number in absent:
-            noon = datetime(days[number].year, days[number].month, days[number].day, 1, tzinfo=UTC)
-            is_before = begin is not None and noon < begin
-            assert is_before or any(gap.begin <= noon < gap.end for gap in gaps), f"{number} would be taken for lost"
-        named = {gap.begin.date() for gap in gaps}
-        assert named <= self.missed[table], "a gap of a day of which no row was ever missing"
-        lost = days.keys() - there.keys()
+            is_before = begin is not None and times[number] < begin
+            is_in_gap = any(gap.begin <= times[number] < gap.end for gap in gaps)
+            assert is_before or is_in_gap, f"{number} would be taken for lost"
+        lost = times.keys() - there.keys()
         if table == "dead_letters":  # of a letter that was dropped the lake may have lost the last state alone
             lost |= self.dropped[self.database][table]
-        missing = Counter(days[number] for number in lost)
+        missing = Counter(times[number].date() for number in lost)
+        self.missed[table] |= missing.keys()
+        assert {gap.begin.date() for gap in gaps} <= self.missed[table], "a gap of a day of which no row was missing"
         assert all(rows <= missing[day] for day, rows in done.gone.items()), "a row is gone that is there"
         with connection(self.url) as conn:
             claim = claimed(conn, self.lake, table, origin_of(self.url))
@@ -289,7 +296,8 @@ class Lives(RuleBasedStateMachine):
         """The ids of the database, and whether a letter is resolved."""
         what = "true" if table == "history" else "resolved_at IS NOT NULL"
         with psycopg.connect(self.url, autocommit=True) as conn:
-            return {key.int: value for key, value in conn.execute(f"SELECT id, {what} FROM durable.{SOURCES[table]}")}
+            rows = conn.execute(f"SELECT id, {what} FROM durable.{SOURCES[table]}".encode())
+            return {key.int: value for key, value in rows}
 
     def _there(self, table: LakeTable) -> Counter[int]:
         """The ids of the lake."""
@@ -324,15 +332,19 @@ TOLD: dict[str, Sequence[str | tuple[str, Any]]] = {
         *(("restore", 0), "archive"),
     ),
     "a purge, a move, and back to the first lake": (
-        *(("write", 3), ("give_up", 40), "archive", ("write", 40), ("resolve", 30), "move", "archive", "purge"),
-        *("move", "archive"),
+        *(("write", 3), "archive", ("write", 3), ("give_up", 3), ("resolve", 30), ("write", 40), "move", "archive"),
+        *("purge", "move", "archive"),
+    ),
+    "a move back, and rows that no lake but the first one has": (
+        *(("write", 3), "archive", "move", "archive", "move", "archive", ("write", 1), "archive"),
     ),
     "gone rows, and an archiver that is killed before it names them": (
-        *(("write", 3), ("give_up", 3), "archive", "back_up_lake", ("write", 40), ("give_up", 40), ("resolve", 30)),
-        *("archive", "purge", ("write", 9), "archive", "restore_lake", ("killed", "A1"), ("killed", "A2"), "archive"),
+        *(("write", 3), ("give_up", 3), "archive", "back_up_lake", ("write", 3), ("give_up", 3), ("resolve", 30)),
+        *(("resolve", 30), "archive", ("write", 40), "archive", "purge", "restore_lake"),
+        *(("killed", "A1"), ("killed", "A2"), "archive"),
     ),
     "the lake goes back twice, once while it is filled again": (
-        *(("write", 3), "archive", "back_up_lake", ("write", 40), "archive", "purge", ("write", 9), "archive"),
+        *(("write", 3), "archive", "back_up_lake", ("write", 3), "archive", ("write", 40), "archive", "purge"),
         *("restore_lake", ("killed", "A2"), "restore_lake", "archive"),
     ),
     "the database goes back to before its first archive": (
@@ -360,16 +372,16 @@ def test_story_of_databases_and_lakes_keeps_every_row_or_names_it(
                     assert lives.finish(None, 0)
                 case ("killed", point):
                     assert not lives.finish(point, 0)
-                case ("write", day):
-                    lives.write(day=day, count=2)
-                case ("give_up", day):
-                    lives.give_up(day=day)
+                case ("write", days):
+                    lives.write(days=days, count=2)
+                case ("give_up", days):
+                    lives.give_up(days=days)
                 case ("resolve", days):
                     lives.resolve(age=timedelta(days=days))
                 case ("restore", number):
                     lives.restore(lives.backups[number])
-                case str():
-                    getattr(lives, step)()
+                case _:
+                    getattr(lives, str(step))()
     finally:
         lives.teardown()
 
