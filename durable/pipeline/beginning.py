@@ -27,7 +27,7 @@ from durable.storage.archives import Archive, Place
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What an operator has decided about the database and the lake."""
+    """Decision of an operator about the database and the lake."""
 
     is_new_lake: bool = False
     """Leave the earlier lake behind."""

@@ -130,7 +130,7 @@ def renew_letters(conn: Connection, lake: Lake, origin: Origin, whose: Whose) ->
 
 
 def _newest_states(lake: Lake, whose: Whose) -> dict[tuple[Any, ...], tuple[Any, ...]]:
-    """By letter: the transaction, the number of replays and the time of resolution of its newest state in the lake."""
+    """Transaction, number of replays and time of resolution of the newest state in the lake, by letter."""
     import pyarrow.dataset as ds
 
     here = (ds.field("service") == whose.service) & (

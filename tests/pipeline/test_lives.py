@@ -358,7 +358,7 @@ TOLD: dict[str, Sequence[str | tuple[str, Any]]] = {
 
 
 @pytest.mark.parametrize("story", TOLD.values(), ids=TOLD)
-def test_story_of_databases_and_lakes_keeps_every_row_or_names_it(
+def test_restored_databases_and_lakes_keep_every_row_or_a_gap(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, story: Sequence[str | tuple[str, Any]]
 ) -> None:
     monkeypatch.setattr(Lives, "cluster", cluster, raising=False)
@@ -386,7 +386,7 @@ def test_story_of_databases_and_lakes_keeps_every_row_or_names_it(
         lives.teardown()
 
 
-def test_lives_of_databases_and_lakes_keep_every_row_or_name_it(
+def test_generated_restores_keep_every_row_or_a_gap(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Lives, "cluster", cluster, raising=False)
