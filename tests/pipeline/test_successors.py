@@ -347,6 +347,30 @@ def test_files_of_an_earlier_state_are_archived_from_there(
     succession.is_whole()
 
 
+def test_earlier_lake_gets_every_row_when_the_files_of_an_earlier_state_return_to_it(
+    made: Clusters, primary: Cluster, succession: Succession, tmp_path: Path
+) -> None:
+    """Its offset is that of the lost life, and below it lie rows of the new one."""
+    write(primary, 20, first=1)
+    succession.archive()
+    earlier = made.empty()
+    primary.back_up(earlier)
+    write(primary, 10, first=21)
+    letters(primary, 2)
+    assert succession.archive() == (10, 2)
+    primary.stop("immediate")
+    earlier.start()
+
+    succession.take_over(earlier)
+    write(earlier, 30, first=101)
+    first_lake, succession.archiver.lake = succession.archiver.lake, Lake(str(tmp_path / "other"))
+    assert succession.archive(wish=Wish(is_new_lake=True)) == (50, 0)
+    succession.archiver.lake = first_lake
+    assert succession.archive(wish=Wish(is_new_lake=True)) == (30, 0)
+    assert succession.ids() == [*range(1, 31), *range(101, 131)]
+    succession.is_whole()
+
+
 def test_upgraded_cluster_is_archived_from_its_last_position(
     made: Clusters, spark: SparkSession, tmp_path: Path
 ) -> None:
