@@ -238,16 +238,12 @@ ON CONFLICT (table_name, high, day, is_lost) DO UPDATE SET row_count = EXCLUDED.
     archived_at = clock_timestamp()
 """)
 # The lake is behind what was archived: nothing beyond its offset may be dropped until it is archived again. Until then
-# the commits that it lost are kept, and those that bring their rows once more are told from them: they lie in
-# [lost_above, lost_below), and are none if the lake loses them as well.
+# the commits that it lost are kept. Those that bring their rows once more lie in [lost_above, lost_below); if the lake
+# loses these as well, they are noted again.
 REWIND_ARCHIVE = Statement("""
 WITH archive AS (
     SELECT archived_below, COALESCE(lost_above, :low) AS lost_above, COALESCE(lost_below, :low) AS lost_below
     FROM {schema}.archives WHERE table_name = :table AND archived_below > :low FOR UPDATE
-), repeated AS (
-    DELETE FROM {schema}.archive_commits AS known USING archive
-    WHERE table_name = :table AND NOT is_lost AND high > :low
-        AND known.low >= archive.lost_above AND known.high <= archive.lost_below
 ), lost AS (
     UPDATE {schema}.archive_commits AS known SET is_lost = true FROM archive
     WHERE table_name = :table AND NOT is_lost AND high > :low AND high <= archive.archived_below
