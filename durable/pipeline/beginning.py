@@ -51,6 +51,8 @@ def begin(engine: Engine, conn: Connection, lake: Lake, table: LakeTable, origin
     sides = [_Side.find(conn, lake, each, origin, name) for each in SOURCES if each == table or each in moving]
     for side in sides:
         side.refuse(lake, wish)
+    if any(side.moves and not side.returns for side in sides):
+        _refuse_other_name(conn, lake, origin)
     for side in sides:
         if side.is_first or wish.is_new_lake or side.lake_id:  # a misspelt place stays empty
             side.lake_id = lake.create(side.table)
@@ -75,6 +77,16 @@ def _earlier_name(conn: Connection, lake: Lake, origin: Origin, wish: Wish) -> s
             "another lake"
         )
     return name
+
+
+def _refuse_other_name(conn: Connection, lake: Lake, origin: Origin) -> None:
+    """Raise InvalidSetting where the lake knows this database by a name that it had before it was restored."""
+    name = recovering.earlier_name(conn, lake, origin)
+    if name is not None:
+        raise InvalidSetting(
+            f"lake {lake.url}: has rows of this database as {name}, its name before it was restored to a state without "
+            "one, or that of its original; archive it into another lake"
+        )
 
 
 @dataclass(slots=True)

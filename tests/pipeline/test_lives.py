@@ -45,6 +45,7 @@ from durable.pipeline.purge import Retention, purge
 from durable.pipeline.spans import Gap
 from durable.pipeline.verify import claimed, verify
 from durable.storage import archives, migrator
+from durable.storage.rows import QUARANTINED
 from tests.support.archiving import origin_of
 from tests.support.clusters import Cluster, clusters
 from tests.support.history import add_history, add_letters
@@ -134,8 +135,8 @@ class Lives(RuleBasedStateMachine):
         with psycopg.connect(self.url, autocommit=True) as conn:
             add_letters(conn, 1, first=self.next_id)
             conn.execute(
-                "UPDATE durable.dead_letters SET exception_type = 'quarantined on arrival', failed_at = %s WHERE id = %s",
-                (self.now, f"{self.next_id:032x}"),
+                "UPDATE durable.dead_letters SET exception_type = %s, failed_at = %s WHERE id = %s",
+                (QUARANTINED, self.now, f"{self.next_id:032x}"),
             )
         self.times["dead_letters"][self.next_id] = self.now
         self.next_id += 1
@@ -221,6 +222,10 @@ class Lives(RuleBasedStateMachine):
     def finish(self, dies: str | None, after: int) -> bool:
         """Archive both tables; return whether the archiver lived to the end, and check what it left then."""
         done: dict[LakeTable, Archived] = {}
+        if self._is_known_by_another_name():
+            with pytest.raises(InvalidSetting, match="its name before it was restored"):
+                self._run("history", Wish(is_new_lake=True, is_successor=True))
+            self.move()  # back to where it is archived
         wish = Wish(is_new_lake=True, is_successor=self.is_restored)
         left = [after]
 
@@ -277,6 +282,17 @@ class Lives(RuleBasedStateMachine):
         with connection(self.url) as conn:
             claim = claimed(conn, self.lake, table, origin_of(self.url))
         assert verify(no_spark, self.lake, origin_of(self.url), claim).is_whole
+
+    def _is_known_by_another_name(self) -> bool:
+        """Tell whether the database is named, and this lake has its rows by another name only."""
+        with connection(self.url) as conn:
+            name = archives.known_database(conn, "durable")
+        found = set()
+        for table in SOURCES:
+            if self.lake.exists(table):
+                rows = DeltaTable(self.lake.table_url(table)).to_pyarrow_table(columns=["id", "database"]).to_pylist()
+                found |= {row["database"] for row in rows if int.from_bytes(row["id"]) in self._here(table)}
+        return name is not None and bool(found) and name not in found
 
     @property
     def lake(self) -> Lake:
