@@ -31,7 +31,7 @@ from durable.failpoints import failpoint, is_armed
 from durable.settings import Settings
 from durable.transports.http import auth as http_auth
 from durable.transports.http.address import HttpAddress
-from durable.transports.http.peers import Credentials
+from durable.transports.peers import Credentials
 from durable.version import __version__
 
 _MOST_BYTES_UNLESS_OK: Final = 1 << 16

@@ -2,7 +2,7 @@
 
     http_wire                    a batch and its outcomes as bytes
     http_auth                    the secret as a signature or a bearer token, of a request and of its answer
-    http_peers, http_local       whose secret it is, and what they may send; requests without one
+    http_local                   requests without a secret
     http_headers, cloudevents    one message from any client
     http_address                 URIs
     http_client, http_sender     the sending end, on httpx
@@ -29,8 +29,8 @@ from starlette.types import ASGIApp
 from durable.errors import InvalidSetting
 from durable.settings import Settings
 from durable.telemetry import log
+from durable.transports import peers
 from durable.transports.base import Receiver
-from durable.transports.http import peers as http_peers
 from durable.transports.http.address import SCHEMES, HttpAddress, parse, parse_destination
 from durable.transports.http.app import make_app
 from durable.transports.http.exchange import Door
@@ -55,7 +55,7 @@ class HttpTransport:
         self._settings = settings
         self._service = service
         self._messages = messages
-        http_peers.check(settings.peers)
+        peers.check(settings.peers)
 
     def check(self, uri: str) -> None:
         """Raise InvalidSetting unless this is a URI of a host, and perhaps a port and a path; and for one of another
@@ -84,9 +84,9 @@ class HttpTransport:
             raise InvalidSetting(f"{uri}: write the port to listen on, as in http://127.0.0.1:8001")
         if "%" in address.path:
             raise InvalidSetting(f"{uri}: write a path to listen on without percent-encoding")
-        if not address.is_local and not http_peers.has_secrets(self._settings):
+        if not address.is_local and not peers.has_secrets(self._settings):
             raise InvalidSetting(
-                f"http_secret: {uri} can be reached from other machines, so peers must show a secret; set it to one"
+                f"shared_secret: {uri} can be reached from other machines, so peers must show a secret; set it to one"
                 " that they all know, or listen on 127.0.0.1"
             )
         tls = self._certificate(uri) if address.is_encrypted else None
@@ -108,21 +108,23 @@ class HttpTransport:
         counts = Counter() if counts is None else counts
         counts.update(batches=0, envelopes=0, refused=0)
         settings = self._settings
-        if not allow_local and not http_peers.has_secrets(settings):
-            log.warning("bus.asgi() has no secret and refuses every request: set http_secret, or give allow_local=True")
+        if not allow_local and not peers.has_secrets(settings):
+            log.warning(
+                "bus.asgi() has no secret and refuses every request; set shared_secret or give allow_local=True"
+            )
         door = Door(receiver, endpoint, self._service, settings, self._messages, allow_local, counts=counts)
         return make_app(door)
 
-    def _credentials_for(self, address: HttpAddress) -> http_peers.Credentials | None:
+    def _credentials_for(self, address: HttpAddress) -> peers.Credentials | None:
         """Return the secret for this address; raises InvalidSetting when it must not be sent there."""
-        credentials = http_peers.credentials_for(self._settings, address)
+        credentials = peers.credentials_for(self._settings, str(address), self._service)
         if credentials is not None and self._settings.http_auth == "bearer":
             if not (address.is_encrypted or self._settings.allow_plaintext):
                 raise InvalidSetting(
                     f"http_auth: {address} is not encrypted, so everybody on the way could read the secret, and answer"
                     " for the peer; use https://, or http_auth=hmac"
                 )
-            value, name = credentials.secret, "peers" if credentials.peer else "http_secret"
+            value, name = credentials.secret, "peers" if credentials.key else "shared_secret"
             if not value.isascii() or not value.isprintable() or " " in value:
                 raise InvalidSetting(f"{name}: with http_auth=bearer it must be of visible ASCII characters")
         return credentials
