@@ -27,13 +27,15 @@ _LONGEST_SHOWN: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Gate of one endpoint. `schemes` are those of the destinations that can lead to it."""
+    """Gate of one endpoint. `schemes` are those of the destinations that can lead to it; none where a broker routes, so
+    that any may.
+    """
 
     receiver: Receiver
     endpoint: str
     service: str
-    schemes: tuple[str, ...]
     settings: Settings
+    schemes: tuple[str, ...] = ()
 
     async def receive(self, batch: Sequence[Envelope], peer: str | None) -> list[Outcome]:
         """Return an outcome for each envelope of a peer; None is one that has proven no name."""
@@ -44,7 +46,10 @@ class Gate:
 
     async def _refused(self, batch: Sequence[Envelope], peer: str | None) -> dict[int, Outcome]:
         settings, service = self.settings, self.service
-        uris = {each.destination for each in batch}
+        if not peers.may_use(settings, peer, self.endpoint):
+            refusal = Rejected(f"{peer} may not send to {self.endpoint}: see endpoints in peers")
+            return dict.fromkeys(range(len(batch)), refusal)
+        uris = {each.destination for each in batch} if self.schemes else ()
         elsewhere = {uri for uri in uris if not peers.is_ours(settings, uri, self.schemes, service)}
         refused: dict[int, Outcome] = {}
         for place, each in enumerate(batch):

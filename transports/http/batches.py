@@ -49,7 +49,7 @@ async def _store(door: Door, request: Request) -> Response:
 async def _receive(door: Door, batch: PartlyReadable, peer: str | None) -> list[Outcome]:
     receiver = door.open()
     arrived = counted_anew(batch.envelopes[: receiver.credit()], batch.clock, datetime.now(UTC))
-    gate = Gate(receiver, door.endpoint, door.service, SCHEMES, door.settings)
+    gate = Gate(receiver, door.endpoint, door.service, door.settings, SCHEMES)
     received = await gate.receive(arrived, peer)
     busy = [BUSY] * (len(batch.envelopes) - len(arrived))
     return merged([*received, *busy], batch.rejected)

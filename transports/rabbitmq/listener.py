@@ -25,16 +25,18 @@ from typing import NoReturn
 from durable.envelope import Envelope
 from durable.errors import InvalidSetting, StorageUnavailable, TransportError
 from durable.failpoints import failpoint
-from durable.outcomes import Duplicate, Outcome, Rejected, Stored, merged
+from durable.outcomes import Duplicate, Outcome, Rejected, Stored
 from durable.settings import Settings
 from durable.tasks.crew import Stuck, end, in_time, raise_if_cancelled
 from durable.telemetry import log
 from durable.transports.base import Receiver
+from durable.transports.gate import Gate
 from durable.transports.rabbitmq.address import QueueAddress, Source, SubscriptionAddress
 from durable.transports.rabbitmq.arrivals import Origin, Unmappable
 from durable.transports.rabbitmq.broker import CLOSING_SECONDS, Broker
 from durable.transports.rabbitmq.consumers import Consumers, Delivery, acknowledge
 from durable.transports.rabbitmq.declaring import declare
+from durable.transports.rabbitmq.signatures import Verifier
 from durable.transports.rabbitmq.topology import Topology, listening
 
 
@@ -159,6 +161,7 @@ class RabbitListener:
         """Start to listen. Raises InvalidSetting; a broker that cannot be reached only leaves the listener down."""
         consumers = Consumers(
             self._arrive,
+            Verifier(self._settings, takes_unsigned=self._source.options.unsigned == "yes"),
             limit_bytes=self._settings.max_message_bytes,
             seconds=self._settings.connect_timeout.total_seconds(),
         )
@@ -284,17 +287,25 @@ class RabbitListener:
             for position, delivery in enumerate(batch)
             if isinstance(delivery.content, Unmappable)
         }
-        received: Sequence[Outcome] = ()
-        if envelopes:
-            received = await receiver.receive(self._endpoint, envelopes)
+        received: dict[int, Outcome] = {}
+        for peer in dict.fromkeys(each.peer for each in batch):
+            received |= await self._receive(receiver, batch, peer)
+        if received:
             failpoint("C10")
-        outcomes = list(zip(batch, merged(received, unmappable), strict=True))
+        outcomes = [(each, unmappable.get(place) or received[place]) for place, each in enumerate(batch)]
         await self._acknowledge([it for it, outcome in outcomes if isinstance(outcome, Stored | Duplicate)])
         for delivery, outcome in outcomes:
             if isinstance(outcome, Rejected):
                 await receiver.reject(self._endpoint, delivery.raw, outcome.reason, delivery.metadata)
                 self._counts["refused"] += 1
                 await self._acknowledge([delivery])
+
+    async def _receive(self, receiver: Receiver, batch: Sequence[Delivery], peer: str | None) -> dict[int, Outcome]:
+        """Store the envelopes of one peer; return their outcomes by their places in the batch."""
+        gate = Gate(receiver, self._endpoint, self._service, self._settings)
+        places = [place for place, each in enumerate(batch) if each.peer == peer and isinstance(each.content, Envelope)]
+        envelopes = [content for place in places if isinstance(content := batch[place].content, Envelope)]
+        return dict(zip(places, await gate.receive(envelopes, peer), strict=True)) if places else {}
 
     async def _acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         if deliveries:

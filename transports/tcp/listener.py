@@ -93,7 +93,7 @@ class TcpListener:
         bound = self._address.bind(0o600 if users is None else users.mode)
         self._bound, self._uri = bound, bound.uri
         self._tasks = tasks = await asyncio.TaskGroup().__aenter__()
-        gate = Gate(receiver, self._endpoint, self._service, SCHEMES, self._settings)
+        gate = Gate(receiver, self._endpoint, self._service, self._settings, SCHEMES)
         intake = _Intake(gate, self._settings, self._counts)
         keeper = Doorkeeper(self._uri, self._settings, self._counts, known=self._settings.tcp_connections)
 
