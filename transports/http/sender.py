@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ssl
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from types import TracebackType
@@ -45,7 +45,7 @@ class HttpSender:
         address: HttpAddress,
         settings: Settings,
         credentials: Credentials | None,
-        tls: ssl.SSLContext,
+        tls: Callable[[], ssl.SSLContext],
         *,
         service: str,
     ) -> None:
