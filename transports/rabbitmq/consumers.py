@@ -101,6 +101,11 @@ class Consumers:
                 await channel.basic_qos(prefetch_count=prefetch)
                 await channel.basic_consume(origin.queue, deliver, consumer_tag=self._tags[channel])
 
+    def give_up(self, reason: str) -> None:
+        """End as if the broker had closed the channels."""
+        if not self.lost.done():
+            self.lost.set_result(ConnectionFailed(reason))
+
     async def cancel(self) -> None:
         """Stop deliveries. While the broker reads nothing, this waits without an end."""
         for channel, tag in self._tags.items():
@@ -126,8 +131,7 @@ class Consumers:
         return True
 
     def _lose(self, origin: Origin, reason: str) -> None:
-        if not self.lost.done():
-            self.lost.set_result(ConnectionFailed(f"queue {origin.queue}: {reason}"))
+        self.give_up(f"queue {origin.queue}: {reason}")
 
 
 async def acknowledge(deliveries: Iterable[Delivery]) -> None:

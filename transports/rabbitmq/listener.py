@@ -9,8 +9,8 @@
 Deliveries of all queues gather while a batch is being stored. A delivery is acknowledged, by its own tag, when its
 envelope is stored and never before; a delivery that is no envelope is kept as a dead letter first. Deliveries without
 an acknowledgement when their channel is lost are delivered again, here or elsewhere, and the receiver knows duplicates.
-The prefetch of each queue, which allows for the largest messages, bounds the deliveries held; no delivery is sent back
-to the broker while the listener is up.
+The prefetch of each queue bounds the deliveries held. When they have more than buffer_bytes all the same, the channels
+are closed, which puts the deliveries back in front, and opened again with a prefetch for the largest messages.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class RabbitListener:
         self._cannot_store = ""
         self._consumers: Consumers | None = None
         self._arrived: deque[Delivery] = deque()
+        self._arrived_bytes = 0
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
         self._down_because = ""
@@ -183,6 +184,7 @@ class RabbitListener:
             if self._down_because:
                 log.warning("listener %s is up again", self.address)
                 self._down_because = ""
+            self._bound_bytes()
 
     async def _lose(self, consumers: Consumers) -> None:
         """Return when the consumers are lost; their deliveries are delivered again."""
@@ -192,6 +194,7 @@ class RabbitListener:
         finally:
             self._consumers = None
             self._arrived.clear()
+            self._arrived_bytes = 0
 
     def _go_down(self, reason: BaseException) -> None:
         self._counts["dropped"] += 1
@@ -214,7 +217,18 @@ class RabbitListener:
 
     def _arrive(self, delivery: Delivery) -> None:
         self._arrived.append(delivery)
+        self._arrived_bytes += delivery.weight_bytes
         self._changed.set()
+        self._bound_bytes()
+
+    def _bound_bytes(self) -> None:
+        """Begin again with a prefetch for the largest messages, unless the address or the settings give one."""
+        if self._arrived_bytes <= self._settings.buffer_bytes or self._consumers is None:
+            return
+        fewer = self._source.options.prefetch or self._settings.prefetch_of_large
+        if fewer < self._prefetch:
+            self._prefetch = fewer
+            self._consumers.give_up(f"more than buffer_bytes are held; consuming again, {fewer} at a time")
 
     async def _store_arrivals(self, receiver: Receiver) -> None:
         first, longest = self._settings.busy_pause, self._settings.busy_pause_longest
@@ -242,6 +256,7 @@ class RabbitListener:
             self._tell_cannot_store(error, len(batch))
         kept = [delivery for delivery in batch if not delivery.settled]
         self._arrived.extendleft(reversed(kept))
+        self._arrived_bytes += sum(each.weight_bytes for each in kept)
         return kept
 
     def _tell_cannot_store(self, error: BaseException, count: int) -> None:
@@ -269,6 +284,7 @@ class RabbitListener:
             if batch and weight > most_bytes:
                 break
             batch.append(self._arrived.popleft())
+        self._arrived_bytes -= sum(each.weight_bytes for each in batch)
         return batch
 
     async def _store(self, receiver: Receiver, batch: Sequence[Delivery]) -> None:
