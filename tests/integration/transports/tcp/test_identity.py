@@ -21,7 +21,7 @@ from durable.settings import load_settings
 from durable.testing import eventually
 from durable.transports.tcp.transport import TcpTransport
 from tests.failure.services import free_port
-from tests.support.receivers import envelope
+from tests.support.receivers import MemoryReceiver, envelope
 from tests.support.tables import Tables, shared_tables
 from tests.support.tls import Authority
 
@@ -240,3 +240,59 @@ async def test_listener_paused_by_a_message_of_a_peer_is_paused_for_all(billing:
 def test_indistinguishable_peers_are_an_invalid_setting(peers: Any) -> None:
     with pytest.raises(InvalidSetting, match=r"^peers: "):
         TcpTransport(load_settings(peers=peers), "billing", 1)
+
+
+# Impostors --------------------------------------------------------------------------------------------------------
+
+
+def without_a_secret(stranger: Authority) -> dict[str, Any]:
+    return {}
+
+
+def with_another_secret(stranger: Authority) -> dict[str, Any]:
+    return {"peers": {"orders": OTHER}}
+
+
+def with_the_shared_secret(stranger: Authority) -> dict[str, Any]:
+    return {"shared_secret": SECRET}
+
+
+def with_a_certificate_of_another_authority(stranger: Authority) -> dict[str, Any]:
+    return stranger.issue("127.0.0.1").settings
+
+
+def without_tls(stranger: Authority) -> dict[str, Any]:
+    return {"peers": {"orders": SECRET}}
+
+
+Imposture = Callable[[Authority], dict[str, Any]]
+PLAIN: list[Imposture] = [without_a_secret, with_another_secret, with_the_shared_secret]
+ENCRYPTED: list[Imposture] = [with_a_certificate_of_another_authority, without_tls]
+IMPOSTORS = [(each, False) for each in PLAIN] + [(each, True) for each in ENCRYPTED]
+
+
+@pytest.mark.parametrize(("impose", "encrypted"), IMPOSTORS, ids=[each.__name__ for each, _ in IMPOSTORS])
+async def test_impostor_on_the_port_of_a_peer_loses_no_message(
+    make_database: Any, billing: Tables, authority: Authority, tmp_path: Path, impose: Imposture, encrypted: bool
+) -> None:
+    """Whoever listens there while the peer is down answers Stored, if only it were asked."""
+    uri = f"tcp://127.0.0.1:{free_port()}"
+    stranger = tmp_path / "stranger"
+    stranger.mkdir()
+    ours = authority.issue("127.0.0.1").settings if encrypted else {"peers": billing_at(uri)}
+    theirs = ours if encrypted else {"peers": {"orders": SECRET}}
+    handled: list[int] = []
+    orders = Bus("orders", make_database("orders"), **QUICK, **ours)
+    orders.route(Placed, to=uri)
+
+    taken = MemoryReceiver()
+    impostor = TcpTransport(load_settings(**impose(Authority(stranger))), "billing", 1).listener(uri, "in")
+    await impostor.serve(taken)
+    async with orders:
+        async with orders.unit_of_work():
+            orders.send(Placed(17))
+        await eventually(lambda: orders.statistics().sending[uri].latched, within=20, what="the latch")
+        await impostor.close()
+        assert taken.stored == {}
+        async with listening(billing, uri, lambda each: handled.append(each.number), **theirs):
+            await eventually(lambda: handled == [17], within=30, what="the delivery")
