@@ -134,7 +134,7 @@ async def test_certificate_names_its_peer_whatever_the_peer_says(billing: Tables
 async def test_nodes_with_certificates_of_their_own_are_one_peer(billing: Tables, authority: Authority) -> None:
     """A message whose answer was lost is sent again by another node of its service."""
     hosts = [f"orders-{number}.internal" for number in (1, 2)]
-    own = authority.issue("127.0.0.1").settings | {"peers": {"orders": {"certificates": hosts}}}
+    own: dict[str, Any] = {"peers": {"orders": {"certificates": hosts}}, **authority.issue("127.0.0.1").settings}
     async with listening(billing, **own) as uri:
         batch = placed()
         outcomes = [await sent(uri, batch, **authority.issue(host).settings) for host in hosts]
@@ -279,8 +279,9 @@ async def test_impostor_on_the_port_of_a_peer_loses_no_message(
     uri = f"tcp://127.0.0.1:{free_port()}"
     stranger = tmp_path / "stranger"
     stranger.mkdir()
-    ours = authority.issue("127.0.0.1").settings if encrypted else {"peers": billing_at(uri)}
-    theirs = ours if encrypted else {"peers": {"orders": SECRET}}
+    certified = authority.issue("127.0.0.1").settings
+    ours: dict[str, Any] = certified if encrypted else {"peers": billing_at(uri)}
+    theirs: dict[str, Any] = ours if encrypted else {"peers": {"orders": SECRET}}
     handled: list[int] = []
     orders = Bus("orders", make_database("orders"), **QUICK, **ours)
     orders.route(Placed, to=uri)

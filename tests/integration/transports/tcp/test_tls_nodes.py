@@ -4,6 +4,7 @@ certificates replaced, to those of another authority, while both run.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ async def test_certificates_and_their_authority_are_replaced_while_two_nodes_run
                     await sender.send(envelopes(1))
 
         async with oracle, asker:
-            steps = [
+            steps: list[Callable[[], None]] = [
                 lambda: None,
                 lambda: trust(former, new),
                 lambda: renew(new),
