@@ -22,6 +22,8 @@ from durable.errors import InvalidSetting
 from durable.transports.hosts import is_host
 from durable.transports.tcp.unix import BACKLOG, LONGEST_PATH, READ_BYTES, Bound, Streams, UnixAddress
 
+SCHEMES: Final = ("tcp", "unix")
+
 _REUSE_PORT: Final = "reuse_port"
 _TLS: Final = "tls"
 
