@@ -40,12 +40,13 @@ test: setup ## Run every test, after the quick checks (JOBS=n workers, each with
 quick: setup ## Run the unit and contract tests, which need no server but the embedded Postgres
 	.venv/bin/pytest -q -n $(or $(JOBS),4) -k "not rabbitmq" tests/unit tests/contract
 
-check: setup docs ## Check style, types, the floors and the pages
+check: setup docs ## Check style, types, the floors, the pages, and the requirements for known vulnerabilities
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 	.venv/bin/pyright
 	.venv/bin/lint-imports
+	scripts/audit.sh
 
 docs: setup ## Build the documentation in build/site, with the reference from the code
 	.venv/bin/mkdocs build --quiet
