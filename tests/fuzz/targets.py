@@ -1,0 +1,31 @@
+"""Target of fuzzing: its name, its inputs, and the check of one input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis.strategies import SearchStrategy
+
+Check = Callable[[Any], str]
+"""Returns a word for what became of the input: the corpus keeps the smallest input for each. Fails by any exception."""
+MakeDatabase = Callable[[str], str]
+Open = Callable[[MakeDatabase], AbstractContextManager[Check]]
+"""Builds what the check needs, such as a running node on a database."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """`examples` is their number in `make test`."""
+
+    name: str
+    inputs: SearchStrategy[Any]
+    open: Open
+    examples: int = 100
+
+
+def of_rules(name: str, inputs: SearchStrategy[Any], check: Check, examples: int = 300) -> Target:
+    """A target without I/O."""
+    return Target(name, inputs, lambda _: nullcontext(check), examples)
