@@ -59,7 +59,7 @@ def _by_name(value: Any) -> Any:
         raise ValueError('must be a JSON object, such as {"name": "value"}') from None
 
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=1 << 40)]
 Secret = Annotated[SecretStr, Field(min_length=16)]
 Address = Annotated[str, Field(pattern=r"^https?://[^@\s?#]+$")]  # a secret may be in the place of a user
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
@@ -322,7 +322,7 @@ class Settings(BaseSettings):
     """time for which files of the lake stay after others have replaced them"""
     dead_letter_retention: Duration = timedelta(days=90)
     """time for which a dead letter is kept after it was resolved"""
-    partitions_ahead: Count = 7
+    partitions_ahead: Annotated[int, Field(ge=1, le=366)] = 7
     """days for which partitions are made ahead"""
     maintenance_interval: Duration = timedelta(minutes=10)
     """time between runs of the maintenance task"""

@@ -67,7 +67,7 @@ hostile_text = st.one_of(
     scalars,
     st.text(max_size=20),  # with lone surrogates
     st.sampled_from(
-        ["", " ", "\x00", "a\r\nb: c", "\x1b[2J", "\ud800", "é" * 200, "a" * 1_001, "os.system", "٣", "１", "../..", "%2F"]
+        ["", " ", "\x00", "a\r\nb: c", "\x1b[2J", "\ud800", "é" * 200, "a" * 1_001, "os.system", "٣", "１", "../..", "%2F", "%23", "%25", "%0A", "%00", "%ff", "?", "#", "@", "\n", "\t", "\udcff", "\u2028"]
     ),
 )
 
