@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.fuzz import amqp, codecs, requests, texts, wire
+from tests.fuzz import amqp, codecs, exchanges, requests, texts, wire
 
-TARGETS = {target.name: target for target in (*wire.TARGETS, *codecs.TARGETS, *texts.TARGETS, *amqp.TARGETS, *requests.TARGETS)}
+TARGETS = {target.name: target for target in (*wire.TARGETS, *codecs.TARGETS, *texts.TARGETS, *amqp.TARGETS, *requests.TARGETS, *exchanges.TARGETS)}

@@ -10,6 +10,7 @@ import ast
 import re
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -19,7 +20,7 @@ from typing import Any, Final
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, reproduce_failure, settings
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
-from hypothesis.errors import DidNotReproduce
+from hypothesis.errors import DidNotReproduce, HypothesisDeprecationWarning
 
 from tests.fuzz.targets import Check, Target
 
@@ -66,7 +67,9 @@ class Hunt:
             self.words.add(word)
             hypothesis.target(1.0, label=word)
 
-        fuzzed()
+        with warnings.catch_warnings():  # of `random`, which a running node uses meanwhile
+            warnings.simplefilter("ignore", HypothesisDeprecationWarning)
+            fuzzed()
 
 
 def hunt_for(seconds: float, hunt: Hunt, folder: Path) -> None:

@@ -196,7 +196,7 @@ _GOOD_OF_CLIENTS = [Batch(3, _ENVELOPES), Batch(1, _ENVELOPES[:1]), Batch(0, [])
 _GOOD_OF_SERVERS = [Outcomes([STORED] * 3, 3), Outcomes([BUSY], 1), Credit(ROOM), Pong(True), Refused("no"), Goodbye()]
 _OF_CLIENTS = [FrameKind.BATCH, FrameKind.PING, FrameKind.GOODBYE, FrameKind.PROOF]
 _OF_SERVERS = [FrameKind.OUTCOMES, FrameKind.CREDIT, FrameKind.PONG, FrameKind.REFUSED, FrameKind.GOODBYE]
-_batches = st.builds(
+batches = st.builds(
     lambda version, some, more: values.encode([version, len(some) + more, some]),
     st.sampled_from([1, 1, 1, 0, 2, -1, "1"]),
     st.lists(values.of(Batch).map(lambda batch: batch.envelopes).filter(bool).map(lambda some: some[0]) | values.anything,
@@ -205,10 +205,12 @@ _batches = st.builds(
 )  # fmt: skip
 _answers = st.lists(values.of(Outcome) | values.anything, max_size=4).map(values.encode)
 
+of_clients = _talk(_HELLO, _OF_CLIENTS, _GOOD_OF_CLIENTS)
+
 TARGETS = [
     of_rules("wire", pieces(streams(frames())), check_stream),
-    of_rules("tcp-server", _talk(_HELLO, _OF_CLIENTS, _GOOD_OF_CLIENTS), check_server),
+    of_rules("tcp-server", of_clients, check_server),
     of_rules("tcp-client", _talk(_WELCOME, _OF_SERVERS, _GOOD_OF_SERVERS), check_client),
-    of_rules("http-batches", damaged(_batches), check_batch),
+    of_rules("http-batches", damaged(batches), check_batch),
     of_rules("http-outcomes", st.tuples(damaged(_answers, most=2), st.integers(0, 4)), check_outcomes),
 ]
