@@ -1,7 +1,7 @@
 """Fuzz every target in turn: `make fuzz MINUTES=n`, or one failing input again.
 
-    python -m tests.fuzz hunt MINUTES [TARGET ...]
-    python -m tests.fuzz again FILE
+python -m tests.fuzz hunt MINUTES [TARGET ...]
+python -m tests.fuzz again FILE
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ def _hunt(minutes: float, targets: Sequence[Target]) -> int:
 
 def _again(file: Path) -> int:
     target = TARGETS[target_of(file)]
-    with shared_postgres(EMBEDDED) as server, fresh_databases(server) as make_database, target.open(make_database) as check:
+    with (
+        shared_postgres(EMBEDDED) as server,
+        fresh_databases(server) as make_database,
+        target.open(make_database) as check,
+    ):
         passes = run_again(file, target, check)
     print(f"{file}: {'passes now' if passes else 'was run again'}")
     return 0

@@ -4,4 +4,7 @@ from __future__ import annotations
 
 from tests.fuzz import amqp, codecs, exchanges, requests, texts, wire
 
-TARGETS = {target.name: target for target in (*wire.TARGETS, *codecs.TARGETS, *texts.TARGETS, *amqp.TARGETS, *requests.TARGETS, *exchanges.TARGETS)}
+TARGETS = {
+    target.name: target
+    for target in (*wire.TARGETS, *codecs.TARGETS, *texts.TARGETS, *amqp.TARGETS, *requests.TARGETS, *exchanges.TARGETS)
+}

@@ -69,13 +69,30 @@ def _is_beyond(message: Any) -> bool:
 
 # CloudEvents ------------------------------------------------------------------------------------------------------
 
-_ATTRIBUTES = ["specversion", "id", "source", "type", "time", "datacontenttype", "partitionkey", "expirytime", "traceparent", "x1"]
+_ATTRIBUTES = [
+    "specversion",
+    "id",
+    "source",
+    "type",
+    "time",
+    "datacontenttype",
+    "partitionkey",
+    "expirytime",
+    "traceparent",
+    "x1",
+]
 _good = {"specversion": "1.0", "id": "1", "source": "/till", "type": "web.sold"}
-_texts = hostile_text | damaged_text(st.sampled_from(["2030-01-31T12:00:00Z", "application/json", "text/plain", "1.0", "/till"]))
+_texts = hostile_text | damaged_text(
+    st.sampled_from(["2030-01-31T12:00:00Z", "application/json", "text/plain", "1.0", "/till"])
+)
 events = st.builds(
     lambda more, data: msgspec.json.encode(_good | more | data),
-    st.dictionaries(st.sampled_from(_ATTRIBUTES) | values.texts, json_values | _texts.filter(str.isprintable), max_size=4),
-    st.fixed_dictionaries({}, optional={"data": json_values, "data_base64": st.sampled_from(["e30=", "e30", "", "=", "\n"])}),
+    st.dictionaries(
+        st.sampled_from(_ATTRIBUTES) | values.texts, json_values | _texts.filter(str.isprintable), max_size=4
+    ),
+    st.fixed_dictionaries(
+        {}, optional={"data": json_values, "data_base64": st.sampled_from(["e30=", "e30", "", "=", "\n"])}
+    ),
 )
 
 

@@ -19,7 +19,9 @@ from tests.fuzz.targets import MakeDatabase, Open, Target
 _endings = st.sampled_from(["half-close", "half-close", "leave", "reset"])
 _TOKEN = f"Authorization: Bearer {SECRET}"
 
-_sold = st.fixed_dictionaries({}, optional={"number": codecs.json_values, "total": codecs.json_values, "note": codecs.json_values})
+_sold = st.fixed_dictionaries(
+    {}, optional={"number": codecs.json_values, "total": codecs.json_values, "note": codecs.json_values}
+)
 _bodies = {
     BATCH: wire.batches,
     JSON: _sold.map(msgspec.json.encode),
@@ -49,7 +51,7 @@ _of_http = damaged(st.lists(_requests(), min_size=1, max_size=2).map(b"".join), 
 _of_tcp = damaged(wire.of_clients, most=1)
 
 TARGETS = [
-    Target("node-http", _exchanges(_of_http), _on("http", http_secret=SECRET), examples=40),
-    Target("node-tcp", _exchanges(_of_tcp), _on("tcp"), examples=40),
-    Target("node-tcp-secret", _exchanges(_of_tcp), _on("tcp", http_secret=SECRET), examples=20),
+    Target("node-http", _exchanges(_of_http), _on("http", http_secret=SECRET), examples=40, keeps_state=True),
+    Target("node-tcp", _exchanges(_of_tcp), _on("tcp"), examples=40, keeps_state=True),
+    Target("node-tcp-secret", _exchanges(_of_tcp), _on("tcp", http_secret=SECRET), examples=20, keeps_state=True),
 ]

@@ -55,7 +55,7 @@ class Hunt:
             max_examples=examples,
             database=self.corpus,
             deadline=None,
-            phases=[Phase.reuse, Phase.generate, Phase.shrink],
+            phases=[Phase.reuse, Phase.generate] + ([] if self.target.keeps_state else [Phase.shrink]),
             print_blob=True,
             report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),

@@ -48,7 +48,9 @@ ANSWERS = {"200", "202", "204", "400", "401", "403", "404", "405", "408", "413",
 
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) [A-Z]")
 _QUIET_SECONDS = 0.03
-_SPARE = 20  # descriptors and tasks of pools and agents, which come and go; an exchange that leaves one is found in time
+_SPARE = (
+    20  # descriptors and tasks of pools and agents, which come and go; an exchange that leaves one is found in time
+)
 
 Ending = Literal["reset", "half-close", "leave"]
 

@@ -18,13 +18,17 @@ Open = Callable[[MakeDatabase], AbstractContextManager[Check]]
 
 @dataclass(frozen=True)
 class Target:
-    """`examples` is the number of inputs in `make test`. The `known` ones have broken a promise before."""
+    """`examples` is the number of inputs in `make test`. The `known` ones have broken a promise before.
+
+    A node that was harmed fails every later check, too: `keeps_state`, and inputs are not made smaller.
+    """
 
     name: str
     inputs: SearchStrategy[Any]
     open: Open
     examples: int = 100
     known: Sequence[Any] = ()
+    keeps_state: bool = False
 
 
 def of_rules(name: str, inputs: SearchStrategy[Any], check: Check, known: Sequence[Any] = ()) -> Target:

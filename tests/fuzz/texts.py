@@ -25,7 +25,22 @@ NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 # Durations --------------------------------------------------------------------------------------------------------
 
-_DURATIONS = ["10s", "5m", "1h30m", "500ms", "7d", "2w", "1.5 h", "90", "-3", "1e9", "inf", "nan", "999999999999w", "PT30S"]
+_DURATIONS = [
+    "10s",
+    "5m",
+    "1h30m",
+    "500ms",
+    "7d",
+    "2w",
+    "1.5 h",
+    "90",
+    "-3",
+    "1e9",
+    "inf",
+    "nan",
+    "999999999999w",
+    "PT30S",
+]
 durations = damaged_text(st.sampled_from(_DURATIONS)) | st.floats().map(repr) | hostile_text
 
 
@@ -137,7 +152,11 @@ _VALUES = st.one_of(
     hostile_text,
     durations,
     addresses,
-    damaged_text(st.sampled_from(['{"a": "b"}', '{"orders": {"secrets": {"1": "correct horse battery"}}}', "a,b", "[]", "0", "1e3"])),
+    damaged_text(
+        st.sampled_from(
+            ['{"a": "b"}', '{"orders": {"secrets": {"1": "correct horse battery"}}}', "a,b", "[]", "0", "1e3"]
+        )
+    ),
     st.integers(-1, 2**64).map(str),
 )
 settings = st.tuples(st.sampled_from(list(Settings.model_fields)), _VALUES)
@@ -213,9 +232,18 @@ def check_headers(given: list[tuple[bytes, bytes]]) -> str:
     except InvalidMessage:
         return " ".join([*words, "refused"])
     assert deadline is None or deadline.tzinfo is not None
-    written = [(name.encode(), str(value).encode()) for name, value in zip(headers.OPTIONS, _fields(options), strict=True) if value is not None]
+    written = [
+        (name.encode(), str(value).encode())
+        for name, value in zip(headers.OPTIONS, _fields(options), strict=True)
+        if value is not None
+    ]
     assert headers.read_options(written) == options
-    assert headers.own_headers([(f"Durable-Header-{name}".encode("latin-1"), value.encode()) for name, value in own.items()]) == own
+    assert (
+        headers.own_headers(
+            [(f"Durable-Header-{name}".encode("latin-1"), value.encode()) for name, value in own.items()]
+        )
+        == own
+    )
     assert all(value.isprintable() for value in headers.trace_context(given).values())
     return " ".join([*words, "options", *(["own"] if own else [])])
 
@@ -237,9 +265,20 @@ TARGETS = [
         "database-urls",
         urls,
         check_database_url,
-        known=["postgresql://\ud800:password@host/name", "postgresql://:password@host/name", "postgresql://[fe80::1%25ab]/name", "postgresql://[:%01]/name", "postgresql://%ff/name"],
+        known=[
+            "postgresql://\ud800:password@host/name",
+            "postgresql://:password@host/name",
+            "postgresql://[fe80::1%25ab]/name",
+            "postgresql://[:%01]/name",
+            "postgresql://%ff/name",
+        ],
     ),
-    of_rules("settings", settings, check_setting, known=[("http_secret", "correct horse battery \udcff"), ("partitions_ahead", "18446744073709551615")]),
+    of_rules(
+        "settings",
+        settings,
+        check_setting,
+        known=[("http_secret", "correct horse battery \udcff"), ("partitions_ahead", "18446744073709551615")],
+    ),
     of_rules("http-authorization", authorizations, check_authorization),
     of_rules("http-message-headers", message_headers, check_headers),
 ]

@@ -13,9 +13,17 @@ from msgspec import inspect
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 _MOST = 2**63 - 1
 _ZONES = [UTC, timezone(timedelta(hours=14)), timezone(-timedelta(hours=12))]
-_EDGES = [datetime(1, 1, 2), datetime(1969, 12, 31, 23, 59, 59, 999_999), datetime(2038, 1, 19, 3, 14, 8), datetime(9999, 12, 30)]
-moments = st.builds(datetime.replace, st.sampled_from(_EDGES) | st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30)),
-                    tzinfo=st.sampled_from(_ZONES))
+_EDGES = [
+    datetime(1, 1, 2),
+    datetime(1969, 12, 31, 23, 59, 59, 999_999),
+    datetime(2038, 1, 19, 3, 14, 8),
+    datetime(9999, 12, 30),
+]
+moments = st.builds(
+    datetime.replace,
+    st.sampled_from(_EDGES) | st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30)),
+    tzinfo=st.sampled_from(_ZONES),
+)
 
 
 @cache
@@ -54,7 +62,13 @@ def _of(info: inspect.Type) -> st.SearchStrategy[Any]:
 
 
 anything = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | texts | st.binary(max_size=20) | moments
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | texts
+    | st.binary(max_size=20)
+    | moments
     | st.builds(msgspec.msgpack.Ext, st.integers(-128, 127), st.binary(max_size=16)),
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(texts | st.integers(-5, 300), inner, max_size=4),
     max_leaves=12,

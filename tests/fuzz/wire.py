@@ -8,7 +8,24 @@ from hypothesis import strategies as st
 
 from durable.errors import ConnectionFailed, ProtocolViolation
 from durable.outcomes import BUSY, STORED, Outcome, Rejected, tidy
-from durable.transports.frames import KINDS, TYPES, Batch, Content, Credit, Frame, FrameKind, Goodbye, Hello, Outcomes, PartlyReadable, Ping, Pong, Received, Refused, Welcome
+from durable.transports.frames import (
+    KINDS,
+    TYPES,
+    Batch,
+    Content,
+    Credit,
+    Frame,
+    FrameKind,
+    Goodbye,
+    Hello,
+    Outcomes,
+    PartlyReadable,
+    Ping,
+    Pong,
+    Received,
+    Refused,
+    Welcome,
+)
 from durable.transports.http.wire import decode_batch, decode_outcomes, encode_batch, encode_outcomes
 from durable.transports.tcp.conversation import (
     Answered,
@@ -192,7 +209,14 @@ def _talk(greeting: Content, others: Sequence[FrameKind], good: Sequence[Content
 
 _HELLO = Hello([1], "orders", 1, LIMIT)
 _WELCOME = Welcome(1, "billing", 2, LIMIT, 1_000, ROOM)
-_GOOD_OF_CLIENTS = [Batch(3, _ENVELOPES), Batch(1, _ENVELOPES[:1]), Batch(0, []), Batch(2, _ENVELOPES), Ping(), Goodbye()]
+_GOOD_OF_CLIENTS = [
+    Batch(3, _ENVELOPES),
+    Batch(1, _ENVELOPES[:1]),
+    Batch(0, []),
+    Batch(2, _ENVELOPES),
+    Ping(),
+    Goodbye(),
+]
 _GOOD_OF_SERVERS = [Outcomes([STORED] * 3, 3), Outcomes([BUSY], 1), Credit(ROOM), Pong(True), Refused("no"), Goodbye()]
 _OF_CLIENTS = [FrameKind.BATCH, FrameKind.PING, FrameKind.GOODBYE, FrameKind.PROOF]
 _OF_SERVERS = [FrameKind.OUTCOMES, FrameKind.CREDIT, FrameKind.PONG, FrameKind.REFUSED, FrameKind.GOODBYE]
@@ -205,7 +229,8 @@ batches = st.builds(
 )  # fmt: skip
 _answers = st.lists(values.of(Outcome) | values.anything, max_size=4).map(values.encode)
 
-of_clients = _talk(_HELLO, _OF_CLIENTS, _GOOD_OF_CLIENTS)
+_torn = st.integers(1 << 10, 1 << 18).map(lambda size: raw_frame(FrameKind.BATCH, b"x" * (size // 2), length=size))
+of_clients = st.builds(bytes.__add__, _talk(_HELLO, _OF_CLIENTS, _GOOD_OF_CLIENTS), st.just(b"") | _torn)
 
 TARGETS = [
     of_rules("wire", pieces(streams(frames())), check_stream),
