@@ -52,6 +52,13 @@ _of_tcp = damaged(wire.of_clients, most=1)
 
 TARGETS = [
     Target("node-http", _exchanges(_of_http), _on("http", http_secret=SECRET), examples=40, keeps_state=True),
-    Target("node-tcp", _exchanges(_of_tcp), _on("tcp"), examples=40, keeps_state=True),
+    Target(
+        "node-tcp",
+        _exchanges(_of_tcp),
+        _on("tcp"),
+        examples=40,
+        known=[Exchange([wire.torn], "half-close"), Exchange([wire.torn], "reset")],
+        keeps_state=True,
+    ),
     Target("node-tcp-secret", _exchanges(_of_tcp), _on("tcp", http_secret=SECRET), examples=20, keeps_state=True),
 ]

@@ -230,6 +230,7 @@ batches = st.builds(
 _answers = st.lists(values.of(Outcome) | values.anything, max_size=4).map(values.encode)
 
 _torn = st.integers(1 << 10, 1 << 18).map(lambda size: raw_frame(FrameKind.BATCH, b"x" * (size // 2), length=size))
+torn = MAGIC + encode(Frame(_HELLO)) + raw_frame(FrameKind.BATCH, b"x" * 100_000, length=200_000)
 of_clients = st.builds(bytes.__add__, _talk(_HELLO, _OF_CLIENTS, _GOOD_OF_CLIENTS), st.just(b"") | _torn)
 
 TARGETS = [
