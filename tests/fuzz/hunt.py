@@ -20,7 +20,7 @@ from typing import Any, Final
 import hypothesis
 from hypothesis import HealthCheck, Phase, given, reproduce_failure, settings
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
-from hypothesis.errors import DidNotReproduce, HypothesisDeprecationWarning
+from hypothesis.errors import DidNotReproduce, HypothesisWarning
 
 from tests.fuzz.targets import Check, Target
 
@@ -67,8 +67,8 @@ class Hunt:
             self.words.add(word)
             hypothesis.target(1.0, label=word)
 
-        with warnings.catch_warnings():  # of `random`, which a running node uses meanwhile
-            warnings.simplefilter("ignore", HypothesisDeprecationWarning)
+        with warnings.catch_warnings():  # of `random`, which a node uses meanwhile; of long inputs
+            warnings.simplefilter("ignore", HypothesisWarning)
             fuzzed()
 
 
