@@ -12,7 +12,7 @@ from durable.messages.cloudevents import STRUCTURED
 from durable.transports.http.wire import BATCH
 from tests.fuzz import codecs, wire
 from tests.fuzz.damage import damaged, pieces
-from tests.fuzz.nodes import SECRET, Exchange, attacked
+from tests.fuzz.nodes import SECRET, SECURED, Exchange, attacked
 from tests.fuzz.requests import requests
 from tests.fuzz.targets import MakeDatabase, Open, Target
 
@@ -51,7 +51,7 @@ _of_http = damaged(st.lists(_requests(), min_size=1, max_size=2).map(b"".join), 
 _of_tcp = damaged(wire.of_clients, most=1)
 
 TARGETS = [
-    Target("node-http", _exchanges(_of_http), _on("http", http_secret=SECRET), examples=40, keeps_state=True),
+    Target("node-http", _exchanges(_of_http), _on("http", **SECURED), examples=40, keeps_state=True),
     Target(
         "node-tcp",
         _exchanges(_of_tcp),
@@ -60,5 +60,5 @@ TARGETS = [
         known=[Exchange([wire.torn], "half-close"), Exchange([wire.torn], "reset")],
         keeps_state=True,
     ),
-    Target("node-tcp-secret", _exchanges(_of_tcp), _on("tcp", http_secret=SECRET), examples=20, keeps_state=True),
+    Target("node-tcp-secret", _exchanges(_of_tcp), _on("tcp", **SECURED), examples=20, keeps_state=True),
 ]

@@ -36,6 +36,7 @@ from tests.support.receivers import envelope
 T = TypeVar("T")
 
 SECRET = "correct horse battery"
+SECURED = {"http_secret": SECRET}
 PATIENCE = 30.0
 LARGE = b'{"number": 1, "note": "%s"}' % (b"x" * 100_000)
 SETTINGS = {
@@ -143,8 +144,8 @@ class Node:
         await self._bus.__aenter__()
         node = self._bus.runtime.node
         assert node is not None
-        self._address = node.listeners[0].address
-        parts = urlsplit(self._address)
+        self.address = node.listeners[0].address
+        parts = urlsplit(self.address)
         self._at = str(parts.hostname), int(parts.port or 0)
         self._old_peer = await self._peer().__aenter__()
 
@@ -153,11 +154,11 @@ class Node:
         await self._bus.__aexit__(None, None, None)
 
     def _peer(self) -> Sender:
-        secret = self._settings.get("http_secret")
-        settings = load_settings(http_secret=secret, send_timeout=timedelta(seconds=PATIENCE))
+        shared = {name: value for name, value in self._settings.items() if name in SECURED}
+        settings = load_settings(**shared, send_timeout=timedelta(seconds=PATIENCE))
         if self._scheme == "tcp":
-            return TcpTransport(settings, "till", 1).sender(self._address)
-        return HttpTransport(settings, service="till", messages=dict).sender(self._address)
+            return TcpTransport(settings, "till", 1).sender(self.address)
+        return HttpTransport(settings, service="till", messages=dict).sender(self.address)
 
     async def _serves_peers(self) -> None:
         await self._has_stored(self._old_peer, envelope("web.sold", b'{"number": 1}'))
