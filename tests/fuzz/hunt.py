@@ -79,7 +79,7 @@ def hunt_for(seconds: float, hunt: Hunt, folder: Path) -> None:
     while not hunt.failures and (time.monotonic() < until or not hunt.executions):
         try:
             hunt.go(hunt.target.examples)
-        except Exception as error:
+        except (Exception, BaseExceptionGroup) as error:
             hunt.failures.append(_write_down(error, hunt.target, folder / FAILURES))
 
 
