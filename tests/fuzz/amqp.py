@@ -32,24 +32,57 @@ ORIGIN = Origin("mail", "rabbitmq://default/queue/mail", "mail.requested")
 _ID = "019b76da-a800-7cc1-8a2f-2b1c0d9a3e41"
 _TIME = "2026-01-02T03:04:05+00:00"
 _GOOD: dict[str, Any] = {
-    "message_id": _ID, "correlation_id": _ID, "message_type": "orders.order-placed", "app_id": "orders",
-    "content_type": "application/json", "delivery_mode": 2,
-}  # fmt: skip
+    "message_id": _ID,
+    "correlation_id": _ID,
+    "message_type": "orders.order-placed",
+    "app_id": "orders",
+    "content_type": "application/json",
+    "delivery_mode": 2,
+}
 _OURS = {"durable-destination": "rabbitmq://default/queue/mail", "durable-sent-at": _TIME}
-_TEXTS = scalars | hostile_text.filter(lambda text: text.isprintable() and len(text) < 60) | st.sampled_from(
-    [_ID, _TIME, "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00", "2026-01-02", "9" * 12, "-1", "{" + _ID + "}"]
-)  # fmt: skip
+_TEXTS = (
+    scalars
+    | hostile_text.filter(lambda text: text.isprintable() and len(text) < 60)
+    | st.sampled_from(
+        [
+            _ID,
+            _TIME,
+            "0001-01-01T00:00:00+14:00",
+            "9999-12-31T23:59:59-12:00",
+            "2026-01-02",
+            "9" * 12,
+            "-1",
+            "{" + _ID + "}",
+        ]
+    )
+)
 _HEADERS = [
-    "durable-destination", "durable-sent-at", "durable-causation-id", "durable-partition-key", "durable-deliver-by",
-    "durable-published-at", "durable-execution-time", "durable-unreadable", "durable-header-x", "x-death", "CC", "trace",
-]  # fmt: skip
+    "durable-destination",
+    "durable-sent-at",
+    "durable-causation-id",
+    "durable-partition-key",
+    "durable-deliver-by",
+    "durable-published-at",
+    "durable-execution-time",
+    "durable-unreadable",
+    "durable-header-x",
+    "x-death",
+    "CC",
+    "trace",
+]
 
 _field = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | _TEXTS | st.binary(max_size=20)
-    | st.decimals(-1000, 1000, places=3) | st.datetimes(datetime(1970, 1, 2), datetime(9999, 12, 30), timezones=st.just(UTC)),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats()
+    | _TEXTS
+    | st.binary(max_size=20)
+    | st.decimals(-1000, 1000, places=3)
+    | st.datetimes(datetime(1970, 1, 2), datetime(9999, 12, 30), timezones=st.just(UTC)),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(scalars, inner, max_size=3),
     max_leaves=8,
-)  # fmt: skip
+)
 _deaths = st.lists(st.dictionaries(st.sampled_from(["count", "queue"]), _field, max_size=2) | _field, max_size=3)
 
 
@@ -95,7 +128,7 @@ def _check_envelope(found: Envelope, body: bytes) -> str:
         frames = content(found, channel=1, max_frame_bytes=FRAME_MAX)
     except InvalidMessage:
         return "not to be sent on"
-    size, _, header = unmarshal(frames)
+    _, _, header = unmarshal(frames)
     assert isinstance(header, ContentHeader)
     again = mapped(DELIVER, header.properties, body, origin=ORIGIN, limit_bytes=LIMIT, now=NOW)
     assert again == found
@@ -111,7 +144,7 @@ def header_frames(draw: st.DrawFn) -> bytes:
     about, body = draw(deliveries())
     try:
         frame = marshal(ContentHeader(0, len(body), about), 1)
-    except CANNOT_BE_READ + (TypeError, struct.error):
+    except (*CANNOT_BE_READ, TypeError, struct.error):
         frame = marshal(ContentHeader(0, len(body), Basic.Properties(**_GOOD)), 1)
     payload = draw(damaged(st.just(frame[7:-1])))
     return struct.pack("!BHI", 2, 1, len(payload)) + payload + b"\xce"

@@ -6,5 +6,13 @@ from tests.fuzz import amqp, codecs, described, exchanges, requests, texts, wire
 
 TARGETS = {
     target.name: target
-    for target in (*wire.TARGETS, *codecs.TARGETS, *texts.TARGETS, *amqp.TARGETS, *requests.TARGETS, *exchanges.TARGETS, *described.TARGETS)
+    for target in (
+        *wire.TARGETS,
+        *codecs.TARGETS,
+        *texts.TARGETS,
+        *amqp.TARGETS,
+        *requests.TARGETS,
+        *exchanges.TARGETS,
+        *described.TARGETS,
+    )
 }

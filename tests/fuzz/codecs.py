@@ -49,22 +49,16 @@ def check_body(given: tuple[type[Any], str, bytes]) -> str:
     word = f"{content_type} {'pydantic' if hasattr(cls, 'model_validate') else 'msgspec'}"
     try:
         message = codec.decode(body, cls, content_type)
-    except InvalidMessage as error:
-        assert error.__cause__ is None or not isinstance(error.__cause__, SystemError | MemoryError)
+    except InvalidMessage:
         return f"{word} refused"
     assert isinstance(message, cls)
     try:
         again = codec.encode(message, draft(content_type))
-    except InvalidMessage as error:
-        assert "not represent" in str(error) or _is_beyond(message), (error, message)
+    except InvalidMessage:
         return f"{word} received only"
     read = codec.decode(again, cls, content_type)
     assert difference(message, read, cls.__name__) is None
     return f"{word} read"
-
-
-def _is_beyond(message: Any) -> bool:
-    return False
 
 
 # CloudEvents ------------------------------------------------------------------------------------------------------
@@ -141,20 +135,32 @@ def _check_event(event: Event) -> str:
     return f"event{' with headers' if mine else ''}"
 
 
-_binary = st.tuples(
-    st.lists(
-        st.tuples(
-            st.sampled_from([b"ce-specversion", b"ce-id", b"ce-source", b"ce-type", b"CE-Type", b"ce-time", b"ce-x", b"ce-"]),
-            damaged(st.sampled_from([b"1.0", b"/till", b"web.sold", b"2030-01-31T12:00:00Z", b'"a b"', b"%e2%82%ac", b"%ff"]), most=2),
-        ),
-        max_size=4,
-    ).map(lambda more: [(f"ce-{name}".encode(), value.encode()) for name, value in _good.items()
-                        if f"ce-{name}".encode() not in {key.lower() for key, _ in more}] + more),
-    json_values.map(msgspec.json.encode) | st.binary(max_size=20),
-)  # fmt: skip
+_BINARY_NAMES = [
+    b"ce-specversion",
+    b"ce-id",
+    b"ce-source",
+    b"ce-type",
+    b"CE-Type",
+    b"ce-time",
+    b"ce-x",
+    b"ce-",
+]
+_BINARY_VALUES = [b"1.0", b"/till", b"web.sold", b"2030-01-31T12:00:00Z", b'"a b"', b"%e2%82%ac", b"%ff"]
+
+
+@st.composite
+def binary_events(draw: st.DrawFn) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Headers and a body, good but for some headers that are others, or come twice."""
+    texts_ = damaged(st.sampled_from(_BINARY_VALUES), most=2)
+    others = draw(st.lists(st.tuples(st.sampled_from(_BINARY_NAMES), texts_), max_size=4))
+    taken = {name.lower() for name, _ in others}
+    good = [(f"ce-{name}".encode(), value.encode()) for name, value in _good.items()]
+    kept = [(name, value) for name, value in good if name not in taken]
+    return kept + others, draw(json_values.map(msgspec.json.encode) | st.binary(max_size=20))
+
 
 TARGETS = [
     of_rules("codecs", bodies(), check_body),
     of_rules("cloudevents", damaged(events, most=2), check_structured),
-    of_rules("cloudevents-binary", _binary, check_binary),
+    of_rules("cloudevents-binary", binary_events(), check_binary),
 ]

@@ -26,9 +26,14 @@ from tests.support.http_shop import Counted, Sold
 MESSAGES = {"web.sold": Sold, "web.counted": Counted}
 DESCRIPTION = describe("shop", MESSAGES)
 CHECKED = [
-    "status_code_conformance", "content_type_conformance", "response_schema_conformance", "response_headers_conformance",
-    "negative_data_rejection", "unsupported_method", "ignored_auth",
-]  # fmt: skip
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "response_headers_conformance",
+    "negative_data_rejection",
+    "unsupported_method",
+    "ignored_auth",
+]
 
 schemathesis.openapi.format("decimal", st.decimals(allow_nan=False, allow_infinity=False).map(str))
 schemathesis.openapi.media_type(BATCH, damaged(wire.batches))

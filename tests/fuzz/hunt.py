@@ -40,6 +40,8 @@ class Hunt:
     executions: int = 0
     words: set[str] = field(default_factory=set)
     failures: list[Path] = field(default_factory=list)
+    tried: object = None
+    """The last input: of a hunt that has failed, the smallest one that fails."""
 
     def go(self, examples: int) -> None:
         """Try so many inputs. Raises what the check raises for the smallest one that fails."""
@@ -63,6 +65,7 @@ class Hunt:
         @given(self.target.inputs)
         def fuzzed(value: object) -> None:
             self.executions += 1
+            self.tried = value
             word = self.check(value)
             self.words.add(word)
             hypothesis.target(1.0, label=word)
@@ -80,7 +83,7 @@ def hunt_for(seconds: float, hunt: Hunt, folder: Path) -> None:
         try:
             hunt.go(hunt.target.examples)
         except (Exception, BaseExceptionGroup) as error:
-            hunt.failures.append(_write_down(error, hunt.target, folder / FAILURES))
+            hunt.failures.append(_write_down(error, hunt, folder / FAILURES))
 
 
 def run_again(file: Path, target: Target, check: Check) -> bool:
@@ -100,12 +103,12 @@ def target_of(file: Path) -> str:
     return file.name.rpartition(".")[0].rpartition("-")[0]
 
 
-def _write_down(error: BaseException, target: Target, folder: Path) -> Path:
+def _write_down(error: BaseException, hunt: Hunt, folder: Path) -> Path:
     """Write the input, as text and as hypothesis reads it, with what it met."""
     text = "".join(traceback.format_exception(error))
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{target.name}-{sha256(text.encode(errors='backslashreplace')).hexdigest()[:12]}.txt"
-    file.write_text(f"run it again: {command_for(file)}\n\n{text}", errors="backslashreplace")
+    file = folder / f"{hunt.target.name}-{sha256(text.encode(errors='backslashreplace')).hexdigest()[:12]}.txt"
+    file.write_text(f"run it again: {command_for(file)}\ninput: {hunt.tried!r}\n\n{text}", errors="backslashreplace")
     return file
 
 

@@ -1,4 +1,4 @@
-"""The hunt finds a planted fault, keeps its input, writes down how to run it again, and tries it first the next time."""
+"""A hunt finds a planted fault, writes down its input and how to run it again, and tries it first the next time."""
 
 from __future__ import annotations
 
@@ -38,11 +38,16 @@ def hunt(check: Flawed, folder: Path) -> Hunt:
     return hunt
 
 
+def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.fuzz", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
 def test_smallest_failing_input_is_written_down_with_the_way_to_run_it_again(check: Flawed, tmp_path: Path) -> None:
     [file] = hunt(check, tmp_path).failures
     text = file.read_text()
     assert f"run it again: .venv/bin/python -m tests.fuzz again {file}\n" in text
-    assert "value=101" in text
+    assert "\ninput: 101\n" in text
     assert target_of(file) == "flawed-numbers"
 
 
@@ -73,10 +78,9 @@ def test_corpus_keeps_an_input_for_each_word(check: Flawed, tmp_path: Path) -> N
     assert {0, 1} <= set(check.tried[:10])
 
 
-def test_command_hunts_a_target_and_prints_its_executions(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", "hunt", "0.001", "wire"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+def test_command_hunts_a_target_and_prints_its_executions() -> None:
+    done = fuzz("hunt", "0.001", "wire")
+    assert done.returncode == 0
     [_, line] = done.stdout.splitlines()
     name, executions, outcomes, crashes = line.split()
     assert (name, crashes) == ("wire", "0")
@@ -84,8 +88,6 @@ def test_command_hunts_a_target_and_prints_its_executions(tmp_path: Path) -> Non
 
 
 def test_command_refuses_an_unknown_target() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", "hunt", "1", "wires"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = fuzz("hunt", "1", "wires")
     assert done.returncode == 2
     assert "no target 'wires'" in done.stderr

@@ -223,10 +223,12 @@ _OF_SERVERS = [FrameKind.OUTCOMES, FrameKind.CREDIT, FrameKind.PONG, FrameKind.R
 batches = st.builds(
     lambda version, some, more: values.encode([version, len(some) + more, some]),
     st.sampled_from([1, 1, 1, 0, 2, -1, "1"]),
-    st.lists(values.of(Batch).map(lambda batch: batch.envelopes).filter(bool).map(lambda some: some[0]) | values.anything,
-             max_size=4),
+    st.lists(
+        values.of(Batch).map(lambda batch: batch.envelopes).filter(bool).map(lambda some: some[0]) | values.anything,
+        max_size=4,
+    ),
     st.sampled_from([0, 0, 0, 1, -1]),
-)  # fmt: skip
+)
 _answers = st.lists(values.of(Outcome) | values.anything, max_size=4).map(values.encode)
 
 _torn = st.integers(1 << 10, 1 << 18).map(lambda size: raw_frame(FrameKind.BATCH, b"x" * (size // 2), length=size))
