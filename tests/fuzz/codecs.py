@@ -36,7 +36,8 @@ def bodies(draw: st.DrawFn) -> tuple[type[Any], str, bytes]:
     body = codec.encode(cls(**given), draft(content_type))
     if content_type != STRUCTURED and draw(st.booleans()):
         decode, encode = (msgspec.json.decode, msgspec.json.encode) if content_type == JSON else _MSGPACK
-        changed = decode(body) | {draw(st.sampled_from(list(given))): draw(json_values)}
+        other = json_values if content_type == JSON else values.anything
+        changed = decode(body) | {draw(st.sampled_from(list(given))): draw(other)}
         body = encode(changed)
     return cls, content_type, draw(damaged(st.just(body), most=3))
 

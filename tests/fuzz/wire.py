@@ -209,7 +209,7 @@ def _talk(greeting: Content, others: Sequence[FrameKind], good: Sequence[Content
 
 _HELLO = Hello([1], "orders", 1, LIMIT)
 _WELCOME = Welcome(1, "billing", 2, LIMIT, 1_000, ROOM)
-_GOOD_OF_CLIENTS = [
+_GOOD_OF_CLIENTS: list[Content] = [
     Batch(3, _ENVELOPES),
     Batch(1, _ENVELOPES[:1]),
     Batch(0, []),
@@ -217,7 +217,14 @@ _GOOD_OF_CLIENTS = [
     Ping(),
     Goodbye(),
 ]
-_GOOD_OF_SERVERS = [Outcomes([STORED] * 3, 3), Outcomes([BUSY], 1), Credit(ROOM), Pong(True), Refused("no"), Goodbye()]
+_GOOD_OF_SERVERS: list[Content] = [
+    Outcomes([STORED] * 3, 3),
+    Outcomes([BUSY], 1),
+    Credit(ROOM),
+    Pong(True),
+    Refused("no"),
+    Goodbye(),
+]
 _OF_CLIENTS = [FrameKind.BATCH, FrameKind.PING, FrameKind.GOODBYE, FrameKind.PROOF]
 _OF_SERVERS = [FrameKind.OUTCOMES, FrameKind.CREDIT, FrameKind.PONG, FrameKind.REFUSED, FrameKind.GOODBYE]
 batches = st.builds(
