@@ -60,7 +60,7 @@ class Hunt:
             phases=[Phase.reuse, Phase.generate] + ([] if self.target.keeps_state else [Phase.shrink]),
             print_blob=True,
             report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
         )
         @given(self.target.inputs)
         def fuzzed(value: object) -> None:
