@@ -6,7 +6,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pipeline test quick check docs lowest pythons bench load clean
+.PHONY: help setup demo pipeline test quick fuzz check docs lowest pythons bench load clean
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,12 +40,16 @@ test: setup ## Run every test, after the quick checks (JOBS=n workers, each with
 quick: setup ## Run the unit and contract tests, which need no server but the embedded Postgres
 	.venv/bin/pytest -q -n $(or $(JOBS),4) -k "not rabbitmq" tests/unit tests/contract
 
-check: setup docs ## Check style, types, the floors and the pages
+fuzz: setup ## Fuzz everything that reads what others write; failing inputs are kept in .fuzz (MINUTES=n, TARGETS="wire ...")
+	.venv/bin/python -m tests.fuzz hunt $(or $(MINUTES),10) $(TARGETS)
+
+check: setup docs ## Check style, types, the floors, the pages, and the requirements for known vulnerabilities
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
 	.venv/bin/pyright
 	.venv/bin/lint-imports
+	scripts/audit.sh
 
 docs: setup ## Build the documentation in build/site, with the reference from the code
 	.venv/bin/mkdocs build --quiet
@@ -68,5 +72,5 @@ load: setup ## Load a web service, then a storm of failures, then the pipeline w
 	.venv/bin/python -m tests.load.pipeline
 
 clean: ## Remove what was built and cached; .venv stays
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*
+	rm -rf build dist *.egg-info .fuzz .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*
 	find . -path ./.venv -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -43,6 +43,7 @@ _ON: Final = ("1", "on", "true", "yes")
 _OFF: Final = ("0", "off", "false", "no")
 
 _TEXT: Final = re.compile(r"(?:postgres|postgresql)(?:\+([a-z0-9_]*))?://([^?]*)(?:\?(.*))?", re.DOTALL)
+_SURROGATE: Final = re.compile(r"[\ud800-\udfff]")  # bytes of the environment that are not UTF-8 have become such
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.%-]*)(?::(\d{1,5}))?")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
@@ -60,8 +61,8 @@ class DatabaseUrl:
 
     def libpq(self, **defaults: str) -> str:
         """Return the URL for drivers that are built on libpq, with its password: not for showing."""
-        names = [part for part in (self.user, self.password) if part is not None]
-        userinfo = ":".join(quote(part, safe="") for part in names) + "@" if names else ""
+        password = "" if self.password is None else f":{quote(self.password, safe='')}"  # without a user, too
+        userinfo = f"{quote(self.user or '', safe='')}{password}@" if self.user or password else ""
         hosts = ",".join(_written(host, port) for host, port in self.hosts)
         query = urlencode(defaults | dict(self.query), quote_via=quote)
         return f"postgresql://{userinfo}{hosts}/{quote(self.database or '', safe='')}" + (f"?{query}" if query else "")
@@ -77,7 +78,7 @@ class DatabaseUrl:
 def parse(text: str, setting: str = "database_url") -> DatabaseUrl:
     """Parse the text. Raises InvalidSetting, which names the setting and shows no part of the text."""
     found = _TEXT.fullmatch(text)
-    if found is None:
+    if found is None or _SURROGATE.search(text):
         raise _wrong(setting)
     driver, head, query = found[1] or "", found[2], found[3] or ""
     if driver not in DRIVERS:
@@ -173,11 +174,14 @@ def _host(text: str, setting: str) -> tuple[str, int | None]:
     found = _HOST.fullmatch(text)
     if found is None:
         raise _wrong(setting)
-    return unquote(found[1]).strip("[]"), int(found[2]) if found[2] else None
+    host = unquote(found[1], errors="strict").strip("[]")
+    if not host.isprintable():
+        raise _wrong(setting)
+    return host, int(found[2]) if found[2] else None
 
 
 def _written(host: str, port: int | None) -> str:
-    written = f"[{host}]" if ":" in host else quote(host, safe="")
+    written = f"[{quote(host, safe=':')}]" if ":" in host else quote(host, safe="")
     return written if port is None else f"{written}:{port}"
 
 

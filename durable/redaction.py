@@ -71,12 +71,16 @@ def keep_secret(values: Iterable[str]) -> None:
     """Show these values nowhere, as they are or percent-encoded; of URLs, their passwords."""
     for value in values:
         for secret in _parts(value):
-            for form in {secret, unquote(secret), quote(secret, safe=""), quote(secret)}:
+            for form in {secret, unquote(secret), _quoted(secret, ""), _quoted(secret, "/")}:
                 if len(form) >= _SHORTEST_SECRET:
                     _secrets.pop(form, None)
                     _secrets[form] = None
     while len(_secrets) > _MOST_SECRETS:
         del _secrets[next(iter(_secrets))]
+
+
+def _quoted(secret: str, safe: str) -> str:
+    return quote(secret, safe=safe, errors="surrogatepass")  # it may be bytes of the environment that are not UTF-8
 
 
 def _parts(value: str) -> list[str]:

@@ -73,7 +73,7 @@ def _long_enough(secret: SecretStr) -> SecretStr:
     return secret
 
 
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=1 << 40)]
 Secret = Annotated[SecretStr, AfterValidator(_long_enough)]
 Address = Annotated[
     str, Field(pattern=r"^(https?|tcp|rabbitmq)://[^@\s?#]+$")
@@ -335,7 +335,7 @@ class Settings(BaseSettings):
     """time for which files of the lake stay after others have replaced them"""
     dead_letter_retention: Duration = timedelta(days=90)
     """time for which a dead letter is kept after it was resolved"""
-    partitions_ahead: Count = 7
+    partitions_ahead: Annotated[int, Field(ge=1, le=366)] = 7
     """days for which partitions are made ahead"""
     maintenance_interval: Duration = timedelta(minutes=10)
     """time between runs of the maintenance task"""

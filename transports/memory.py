@@ -18,13 +18,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import Enum
 from types import TracebackType
 from typing import Final, Self
-from urllib.parse import urlsplit
 
 from durable.envelope import Envelope
 from durable.errors import ConnectionFailed, InvalidSetting, PeerTimeout, TransportError
 from durable.outcomes import BUSY, Outcome
 from durable.settings import Settings
 from durable.transports.base import Receiver
+from durable.transports.uris import split
 
 SCHEMES: Final = ("memory",)
 
@@ -36,10 +36,7 @@ class _Fault(Enum):
 
 def check(uri: str) -> None:
     """Raise InvalidSetting unless this is memory:// and a name."""
-    try:
-        parts = urlsplit(uri)
-    except ValueError as error:
-        raise InvalidSetting(f"{uri}: not a valid address: {error}; write a name, as in memory://orders") from None
+    parts = split(uri, "write a name, as in memory://orders")
     if parts.scheme not in SCHEMES or not parts.netloc or parts.path or parts.query or parts.fragment:
         raise InvalidSetting(f"{uri}: write a name and nothing else, as in memory://orders")
 

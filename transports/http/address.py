@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from typing import Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
 from durable.errors import InvalidSetting
 from durable.transports.hosts import is_host
 from durable.transports.plaintext import is_loopback
+from durable.transports.uris import port_of, split
 
 SCHEMES: Final = ("http", "https")
 
@@ -64,11 +65,8 @@ class HttpAddress:
 
 def parse(uri: str) -> HttpAddress:
     """Parse the address. Raises InvalidSetting with one sentence: the fault, and the text to write instead."""
-    try:
-        parts = urlsplit(uri)
-        port = parts.port
-    except ValueError as error:
-        raise InvalidSetting(f"{uri}: not a valid address: {error}; {_EXAMPLE}") from None
+    parts = split(uri, _EXAMPLE)
+    port = port_of(uri, parts, _EXAMPLE)
     if parts.scheme not in SCHEMES:
         raise InvalidSetting(f"{uri}: unknown scheme; {_EXAMPLE}")
     if "@" in parts.netloc or parts.fragment:

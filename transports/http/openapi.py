@@ -34,6 +34,7 @@ _SCHEMAS: Final = "#/components/schemas/"
 _TEXT: Final[Json] = {"type": "string", "minLength": 1, "maxLength": 1_000}
 _TIME: Final[Json] = {"type": "string", "format": "date-time"}
 _UUID: Final[Json] = {"type": "string", "format": "uuid"}
+_SECONDS: Final[Json] = {"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,6})?$", "examples": ["30"]}
 _KEY: Final[Json] = {"type": "string", "minLength": 1, "maxLength": LONGEST_KEY}
 
 _ABOUT: Final = """A message is stored before it is answered, and handled once, however often it is sent under one key.
@@ -45,7 +46,7 @@ _MESSAGE_HEADERS: Final[Mapping[str, tuple[Json, str]]] = {
     "Durable-Correlation-Id": (_UUID, "The conversation that the message belongs to"),
     "Durable-Partition-Key": (_TEXT, "What the message is about, such as order-17"),
     "Durable-Deliver-By": (_TIME, "It expires when it has not been handled by then"),
-    "Durable-Time-To-Live": (_TEXT, "The same in seconds from its arrival; one of both"),
+    "Durable-Time-To-Live": (_SECONDS, "The same in seconds from its arrival; one of both"),
     "Durable-Execute-At": (_TIME, "It is not handled before"),
     "Durable-Source": (_TEXT, "Who sends it"),
 }

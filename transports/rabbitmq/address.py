@@ -27,6 +27,7 @@ from durable.errors import InvalidSetting
 from durable.settings import Settings, suggestion
 from durable.transports.plaintext import is_loopback, require_plaintext_allowed
 from durable.transports.rabbitmq.options import AS_SET, Query, QueueOptions, decoded, exchange_name, queue_name, short
+from durable.transports.uris import split
 
 SCHEME: Final = "rabbitmq"
 DEFAULT_BROKER: Final = "default"
@@ -99,10 +100,7 @@ Source = QueueAddress | SubscriptionAddress
 
 def parse(uri: str) -> Address:
     """Parse the address. Raises InvalidSetting with one sentence: the fault, and the text to write instead."""
-    try:
-        parts = urlsplit(uri)
-    except ValueError as error:
-        raise InvalidSetting(f"{uri}: not a valid address: {error}; write {_FORMS}") from None
+    parts = split(uri, f"write {_FORMS}")
     if parts.scheme != SCHEME:
         raise InvalidSetting(f"{uri}: unknown scheme; write {_FORMS}")
     broker = _broker(parts)

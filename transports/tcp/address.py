@@ -16,16 +16,18 @@ import socket
 import ssl
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, unquote
 
 from durable.errors import InvalidSetting
 from durable.transports.hosts import is_host
 from durable.transports.tcp.unix import BACKLOG, LONGEST_PATH, READ_BYTES, Bound, Streams, UnixAddress
+from durable.transports.uris import port_of, split
 
 SCHEMES: Final = ("tcp", "unix")
 
 _REUSE_PORT: Final = "reuse_port"
 _TLS: Final = "tls"
+_FORMS: Final = "write tcp://127.0.0.1:2301 or unix:///path/to.sock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,8 @@ def parse_destination(uri: str) -> Address:
 
 def parse(uri: str) -> Address:
     """Parse the address. Raises InvalidSetting with one sentence: the fault, and the text to write instead."""
-    try:
-        parts = urlsplit(uri)
-        parts.port  # noqa: B018  it is parsed, and may fail, only when read
-    except ValueError as error:
-        raise InvalidSetting(f"{uri}: not a valid address: {error}") from None
+    parts = split(uri, _FORMS)
+    port_of(uri, parts, _FORMS)  # it is parsed, and may fail, only when read
     if parts.fragment or "@" in parts.netloc:
         raise InvalidSetting(f"{uri}: an address has no user and no fragment; write {_example(parts)}")
     if parts.query and parts.scheme != "tcp":
@@ -96,7 +95,7 @@ def parse(uri: str) -> Address:
         case "unix":
             return _unix(uri, parts)
         case _:
-            raise InvalidSetting(f"{uri}: unknown scheme; write tcp://127.0.0.1:2301 or unix:///path/to.sock")
+            raise InvalidSetting(f"{uri}: unknown scheme; {_FORMS}")
 
 
 def _tcp(uri: str, parts: SplitResult) -> TcpAddress:
@@ -127,7 +126,10 @@ def _options(uri: str, parts: SplitResult) -> dict[str, bool]:
 
 
 def _unix(uri: str, parts: SplitResult) -> UnixAddress:
-    path = unquote(parts.path)
+    try:
+        path = unquote(parts.path, errors="strict")
+    except UnicodeDecodeError:
+        raise InvalidSetting(f"{uri}: the path is not UTF-8; percent-encode it as such, as in %C3%A9") from None
     if parts.netloc or not path.startswith("/") or path.endswith("/") or "\0" in path:
         raise InvalidSetting(f"{uri}: write three slashes and the path of a file, as in {_example(parts)}")
     if len(os.fsencode(path)) > LONGEST_PATH:

@@ -16,6 +16,7 @@ import ssl
 import stat
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote
 
 from durable.errors import InvalidSetting
 
@@ -25,6 +26,7 @@ READ_BYTES: Final = 1 << 18
 BACKLOG: Final = 100  # connections that wait to be accepted; asyncio's own default
 LONGEST_PATH: Final = 107  # bytes in sun_path, less its final NUL
 _PROBE_SECONDS: Final = 1.0
+_PLAIN: Final = "/!$&'()*+,;=:@~"  # in the path of a URI (RFC 3986)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class UnixAddress:
     path: str
 
     def __str__(self) -> str:
-        return f"unix://{self.path}"
+        return f"unix://{quote(self.path, safe=_PLAIN)}"
 
     async def connect(self, _: ssl.SSLContext | None = None) -> Streams:
         """Connect to the address. Raises OSError."""

@@ -1,0 +1,251 @@
+"""Targets: the bytes of TCP and of batches over HTTP, and the talk of the two ends over them, without a socket."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from durable.errors import ConnectionFailed, ProtocolViolation
+from durable.outcomes import BUSY, STORED, Outcome, Rejected, tidy
+from durable.transports.frames import (
+    KINDS,
+    TYPES,
+    Batch,
+    Content,
+    Credit,
+    Frame,
+    FrameKind,
+    Goodbye,
+    Hello,
+    Outcomes,
+    PartlyReadable,
+    Ping,
+    Pong,
+    Received,
+    Refused,
+    Welcome,
+)
+from durable.transports.http.wire import decode_batch, decode_outcomes, encode_batch, encode_outcomes
+from durable.transports.tcp.conversation import (
+    Answered,
+    ClientSide,
+    Deliver,
+    Leave,
+    Probe,
+    Reply,
+    Sendable,
+    ServerSide,
+    TurnAway,
+    Unsendable,
+)
+from durable.transports.wire import MAGIC, Decoder, DecoderState, encode
+from tests.fuzz import values
+from tests.fuzz.damage import damaged, pieces
+from tests.fuzz.targets import of_rules
+from tests.support.frames import raw_frame
+from tests.support.receivers import envelopes
+
+LIMIT = 1 << 16
+ROOM = 100
+_ENVELOPES = envelopes(3)
+
+_kinds = st.sampled_from(list(TYPES))
+_channels = st.integers(0, 9) | st.sampled_from([0, 1, 2**32 - 1])
+
+
+@st.composite
+def frames(draw: st.DrawFn, kinds: st.SearchStrategy[FrameKind] = _kinds) -> bytes:
+    """A frame with a fitting length and CRC whose payload is right, almost right, or damaged."""
+    kind = draw(kinds)
+    payload = draw(damaged(values.of(TYPES[kind]).map(values.encode) | values.almost(TYPES[kind]), most=2))
+    return raw_frame(kind, payload, draw(_channels))
+
+
+def streams(of: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    """Frames behind the magic, with some damage."""
+    return damaged(st.lists(of, max_size=6).map(lambda some: MAGIC + b"".join(some)), most=2)
+
+
+# The bytes --------------------------------------------------------------------------------------------------------
+
+
+def _heard(arriving: Sequence[bytes]) -> tuple[list[Received], str]:
+    """What a decoder makes of these pieces, and the violation that it found."""
+    decoder = Decoder(LIMIT)
+    received: list[Received] = []
+    try:
+        for piece in arriving:
+            received += decoder.feed(piece)
+        received += decoder.feed(b"")
+    except ProtocolViolation as violation:
+        assert decoder.state is DecoderState.BROKEN
+        assert not decoder.pending
+        return received, str(violation)
+    assert decoder.announced_bytes <= LIMIT + 4
+    return received, ""
+
+
+def check_stream(arriving: list[bytes]) -> str:
+    received, violation = _heard(arriving)
+    assert (received, violation) == _heard([b"".join(arriving)]), "the cuts made a difference"
+    for item in received:
+        if isinstance(item, Frame):
+            _check_frame(item)
+    words = {type(item.content).__name__ if isinstance(item, Frame) else "Damaged" for item in received}
+    return " ".join(sorted(words)) + (" violation" if violation else "")
+
+
+def _check_frame(frame: Frame) -> None:
+    content = frame.content
+    if isinstance(content, PartlyReadable):
+        assert sorted(content.rejected) == list(content.rejected)
+        assert all(isinstance(verdict, Rejected) for verdict in content.rejected.values())
+        assert max(content.rejected) < len(content.envelopes) + len(content.rejected)
+        frame = Frame(Batch(len(content.envelopes), content.envelopes, content.clock), frame.channel)
+    again, violation = _heard([MAGIC + encode(frame)])
+    assert (again, violation) == ([frame], "")
+
+
+def check_batch(body: bytes) -> str:
+    try:
+        batch = decode_batch(body)
+    except ProtocolViolation:
+        return "no batch"
+    assert batch.count == len(batch.envelopes) + len(batch.rejected) > 0
+    if batch.envelopes:
+        assert decode_batch(encode_batch(batch.envelopes)).envelopes == batch.envelopes
+    return "partly readable" if batch.rejected else "batch"
+
+
+def check_outcomes(answer: tuple[bytes, int]) -> str:
+    body, count = answer
+    try:
+        outcomes = decode_outcomes(body, count)
+    except ProtocolViolation:
+        return "no outcomes"
+    assert len(outcomes) == count
+    assert tidy(outcomes) == outcomes
+    assert decode_outcomes(encode_outcomes(outcomes), count) == outcomes
+    return " ".join(sorted({type(outcome).__name__ for outcome in outcomes}))
+
+
+# The talk ---------------------------------------------------------------------------------------------------------
+
+
+def _frames(stream: bytes) -> list[Received]:
+    return _heard([stream])[0]
+
+
+def check_server(stream: bytes) -> str:
+    """What a client says to a listener: every action is one that it knows, and credit and batches are counted."""
+    side = ServerSide("billing", 2, LIMIT)
+    under_way: dict[int, int] = {}
+    done: list[str] = []
+    for item in _frames(stream):
+        try:
+            action = side.hear(item, ROOM)
+        except ProtocolViolation:
+            return " ".join([*done, "violation"])
+        match action:
+            case Deliver() as batch:
+                assert batch.channel not in under_way
+                under_way[batch.channel] = len(batch.envelopes) + len(batch.rejected)
+            case Reply(frame) | TurnAway(frame, _):
+                assert len(encode(frame)) <= LIMIT
+            case Probe(channel):
+                side.pong(channel, ready=True)
+            case Leave():
+                break
+        assert side.under_way == sum(under_way.values())
+        assert 0 <= side.unspent <= ROOM
+        if len(under_way) > 2:
+            channel, count = under_way.popitem()
+            outcomes: list[Outcome] = [Rejected("no")] * count
+            side.answer(channel, outcomes, ROOM)
+        done = sorted({*done, type(action).__name__})
+    return " ".join(done)
+
+
+def check_client(stream: bytes) -> str:
+    """What a server answers to a sender: each batch has one outcome for each envelope, or the connection ends."""
+    side = ClientSide("orders", 1, LIMIT)
+    sent: dict[int, int] = {}
+    said: list[str] = []
+    for item in _frames(stream):
+        try:
+            heard = side.hear(item)
+        except (ProtocolViolation, ConnectionFailed) as error:
+            return " ".join([*said, type(error).__name__])
+        assert side.credit >= 0
+        match heard:
+            case Answered(channel, outcomes):
+                assert len(outcomes) == sent.pop(channel)
+                assert tidy(outcomes) == outcomes
+            case _:
+                pass
+        match side.offer(_ENVELOPES):
+            case Sendable(channel, data):
+                assert channel not in sent
+                assert len(data) <= LIMIT + 4
+                [frame] = _frames(MAGIC + data)
+                assert isinstance(frame, Frame)
+                assert isinstance(frame.content, Batch)
+                sent[channel] = len(frame.content.envelopes)
+            case Unsendable() | None:
+                pass
+        assert side.outstanding == sum(sent.values())
+        said = sorted({*said, type(heard).__name__})
+    return " ".join(said)
+
+
+def _talk(greeting: Content, others: Sequence[FrameKind], good: Sequence[Content]) -> st.SearchStrategy[bytes]:
+    """A greeting, which is mostly good, and what follows."""
+    whole = st.builds(lambda content, channel: encode(Frame(content, channel)), st.sampled_from(good), _channels)
+    first = st.just(encode(Frame(greeting))) | frames(st.just(KINDS[type(greeting)]))
+    rest = st.lists(whole | frames(st.sampled_from(others)), max_size=8).map(b"".join)
+    return st.builds(lambda greeting, more: MAGIC + greeting + more, first, rest)
+
+
+_HELLO = Hello([1], "orders", 1, LIMIT)
+_WELCOME = Welcome(1, "billing", 2, LIMIT, 1_000, ROOM)
+_GOOD_OF_CLIENTS: list[Content] = [
+    Batch(3, _ENVELOPES),
+    Batch(1, _ENVELOPES[:1]),
+    Batch(0, []),
+    Batch(2, _ENVELOPES),
+    Ping(),
+    Goodbye(),
+]
+_GOOD_OF_SERVERS: list[Content] = [
+    Outcomes([STORED] * 3, 3),
+    Outcomes([BUSY], 1),
+    Credit(ROOM),
+    Pong(True),
+    Refused("no"),
+    Goodbye(),
+]
+_OF_CLIENTS = [FrameKind.BATCH, FrameKind.PING, FrameKind.GOODBYE, FrameKind.PROOF]
+_OF_SERVERS = [FrameKind.OUTCOMES, FrameKind.CREDIT, FrameKind.PONG, FrameKind.REFUSED, FrameKind.GOODBYE]
+batches = st.builds(
+    lambda version, some, more: values.encode([version, len(some) + more, some]),
+    st.sampled_from([1, 1, 1, 0, 2, -1, "1"]),
+    st.lists(
+        values.of(Batch).map(lambda batch: batch.envelopes).filter(bool).map(lambda some: some[0]) | values.anything,
+        max_size=4,
+    ),
+    st.sampled_from([0, 0, 0, 1, -1]),
+)
+_answers = st.lists(values.of(Outcome) | values.anything, max_size=4).map(values.encode)
+
+_torn = st.integers(1 << 10, 1 << 18).map(lambda size: raw_frame(FrameKind.BATCH, b"x" * (size // 2), length=size))
+torn = MAGIC + encode(Frame(_HELLO)) + raw_frame(FrameKind.BATCH, b"x" * 100_000, length=200_000)
+of_clients = st.builds(bytes.__add__, _talk(_HELLO, _OF_CLIENTS, _GOOD_OF_CLIENTS), st.just(b"") | _torn)
+
+TARGETS = [
+    of_rules("wire", pieces(streams(frames())), check_stream),
+    of_rules("tcp-server", of_clients, check_server),
+    of_rules("tcp-client", _talk(_WELCOME, _OF_SERVERS, _GOOD_OF_SERVERS), check_client),
+    of_rules("http-batches", damaged(batches), check_batch),
+    of_rules("http-outcomes", st.tuples(damaged(_answers, most=2), st.integers(0, 4)), check_outcomes),
+]
