@@ -37,7 +37,7 @@ from durable.telemetry import log
 Story = Callable[[], Awaitable[None]]
 
 _MAINTENANCE_SECONDS: Final = 3_600.0  # it may have much to drop, a step at a time
-_PARKED_SECONDS: Final = 2.0  # between looks for messages whose key has come
+_BETWEEN_LOOKS: Final = timedelta(seconds=2)  # for messages whose encryption key has come
 _SHORTEST_WAIT: Final = 0.005  # seconds: what is due within so little goes in one round
 
 
@@ -94,7 +94,7 @@ class RecoveryAgent:
             tasks.create_task(self._look_for_ordered_when_asked(), name="look for ordered work")
             for name, story, interval in (
                 ("sweep dormant nodes", self._sweep, settings.sweep_interval),
-                ("release parked messages", self._release_parked, _PARKED_SECONDS),
+                ("release parked messages", self._release_parked, _BETWEEN_LOOKS),
                 ("release forgotten work", self._look_for_forgotten, settings.forgotten_after / 2),
                 ("forget idle addresses", self._forget_idle, settings.address_idle / 4),
                 ("maintain partitions", self._maintain, settings.maintenance_interval),
