@@ -115,6 +115,7 @@ class Bus:
         self._application = Application(service, transports=list(transports))
         self._application.retry = _retry_of(self.settings)
         self._application.ring = KeyRing.of(self.settings)
+        self._key_source: Callable[[], Keys] | None = None
         self._engines: dict[str, Any] = {"engine": engine, "sync_engine": sync_engine}
         self._substitute: Runtime | None = None
         self.runtime = self._make_runtime()
@@ -214,6 +215,7 @@ class Bus:
         for a message. When it raises, the keys of before are used. Raises WiringError while the bus runs.
         """
         self._refuse_when_running("keys_from", dotted_name(source))
+        self._key_source = source
         self._application.ring.take_from(source, self.settings.encryption_reload.total_seconds())
 
     @checked
@@ -384,6 +386,9 @@ class Bus:
         given = self.settings.model_dump(exclude_unset=True)
         self.settings = load_settings(**{**given, **overrides})
         self._application.retry = _retry_of(self.settings)
+        self._application.ring = KeyRing.of(self.settings)
+        if self._key_source is not None:
+            self.keys_from(self._key_source)
         self.runtime = self._make_runtime()
 
     # ------------------------------------------------------------------ send

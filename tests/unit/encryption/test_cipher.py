@@ -88,7 +88,9 @@ def test_body_does_not_open_in_another_envelope(changed: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(
-    "changed", [{"destination": "tcp://evil:2301"}, {"digest": bytes(8)}, {"nonce": bytes(12)}], ids=lambda c: "".join(c)
+    "changed",
+    [{"destination": "tcp://evil:2301"}, {"digest": bytes(8)}, {"nonce": bytes(12)}],
+    ids=lambda c: "".join(c),
 )
 def test_changed_part_refuses(changed: dict[str, Any]) -> None:
     with pytest.raises(Forged):
@@ -96,17 +98,13 @@ def test_changed_part_refuses(changed: dict[str, Any]) -> None:
 
 
 @given(parts=st.tuples(texts, texts, texts), others=st.tuples(texts, texts, texts))
-def test_parts_of_the_additional_data_are_kept_apart(
-    parts: tuple[str, str, str], others: tuple[str, str, str]
-) -> None:
+def test_parts_of_the_additional_data_are_kept_apart(parts: tuple[str, str, str], others: tuple[str, str, str]) -> None:
     def of(names: tuple[str, str, str]) -> Sealed:
         return sealed(b"", names[2], message_type=names[0], tenant=names[1])
 
     digest = bytes(8)
     nonces = [
-        CIPHER.seal(
-            b"", envelope_id=UUID(int=1), message_type=kind, tenant=tenant, destination=to, digest=digest
-        ).nonce
+        CIPHER.seal(b"", envelope_id=UUID(int=1), message_type=kind, tenant=tenant, destination=to, digest=digest).nonce
         for kind, tenant, to in (parts, others)
     ]
     assert (nonces[0] == nonces[1]) == (parts == others)

@@ -42,7 +42,9 @@ class Shipped(msgspec.Struct):
 def envelope(body: bytes = b'{"amount":17}', **changes: Any) -> Envelope:
     given: dict[str, Any] = {"id": UUID(int=17), "message_type": "ring.paid", "destination": "tcp://billing:2301"}
     sent_at = datetime(2026, 1, 1, tzinfo=UTC)
-    return Envelope(**{**given, "source": "a", "correlation_id": UUID(int=1), "body": body, "sent_at": sent_at, **changes})
+    return Envelope(
+        **{**given, "source": "a", "correlation_id": UUID(int=1), "body": body, "sent_at": sent_at, **changes}
+    )
 
 
 def ring_of(*, everything: bool = False, **keys: Any) -> KeyRing:
