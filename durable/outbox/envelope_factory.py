@@ -41,7 +41,7 @@ _BUSINESS_KEYS = UUID("6f0d1b4e-5c0a-5d57-9a3c-2d8f6b1e7a94")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.")
 
 _NO_ID = UUID(int=0)
-_NO_ENVELOPE = Envelope(
+NO_ENVELOPE = Envelope(
     id=_NO_ID,
     message_type="",
     destination="",
@@ -337,7 +337,7 @@ def check_options(function: str, options: SendOptions, *, to: object = None) -> 
 def blank(message: object) -> Envelope:
     """Make an envelope without a destination, to encode a message that is only shown, or compared."""
     facts = {"message_type": name_of(type(message)), "content_type": content_type_of(type(message))}
-    return msgspec.structs.replace(_NO_ENVELOPE, **facts)
+    return msgspec.structs.replace(NO_ENVELOPE, **facts)
 
 
 def _headers(message_type: str, options: SendOptions, execution_time: datetime | None) -> dict[str, str]:

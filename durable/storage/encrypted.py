@@ -83,6 +83,12 @@ def count_locked(conn: Connection, schema: str, key_ids: Collection[str]) -> lis
     return [KeyUse(*row) for row in conn.execute(statements.COUNT_LOCKED.within(schema), {"key_ids": list(key_ids)})]
 
 
+def count_readable(conn: Connection, schema: str, types: Collection[str], *, everything: bool) -> int:
+    """Count the waiting messages and dead letters that are readable, and should be encrypted."""
+    params = {"types": list(types), "everything": everything}
+    return int(conn.execute(statements.COUNT_READABLE.within(schema), params).scalar_one())
+
+
 def count_stale(conn: Connection, schema: str, place: str, wanted: Wanted) -> int:
     """Count the bodies of a place that are to be encrypted anew."""
     found = conn.execute(statements.ROTATIONS[place].count.within(schema), wanted.parameters())

@@ -16,7 +16,7 @@ import typer
 from durable.cli.command import group
 from durable.cli.keys.rotation import Rotated, rotate_all
 from durable.cli.output import Block, Columns, Table, emit
-from durable.cli.target import Target, on_target, schema_connection
+from durable.cli.target import Target, on_target, ring_of, schema_connection
 from durable.encryption.ring import KeyRing
 from durable.errors import InvalidSetting
 from durable.messages.registry import encrypted_types
@@ -63,11 +63,6 @@ def rotate(target: Target, dry_run: DryRun = False) -> None:
         raise typer.Exit(130)
     if any(each.unopened for each in rotated):
         raise typer.Exit(1)
-
-
-def ring_of(target: Target) -> KeyRing:
-    """Return the ring of the bus, or of the settings."""
-    return target.bus.application.ring if target.bus is not None else KeyRing.of(target.settings)
 
 
 def _rows(found: Sequence[KeyUse], ring: KeyRing) -> list[dict[str, Any]]:

@@ -29,12 +29,17 @@ COUNT_KEYS = Statement(
         for place, rows in _PLACES.items()
     )
 )
+_WAITING: Final = ("outbox", "inbox", "dead letters")
+COUNT_READABLE = Statement(
+    f"SELECT count(*) FROM ({' UNION ALL '.join(_PLACES[place] for place in _WAITING)}) AS bodies "
+    f"WHERE NOT {is_sealed('body')} AND (CAST(:everything AS boolean) OR message_type = ANY (CAST(:types AS text[])))"
+)
 # What waits, and needs a key that is not among these.
 COUNT_LOCKED = Statement(
     " UNION ALL ".join(
         f"SELECT '{place}' AS place, {key_id_of('body')} AS key_id, count(*) AS rows FROM ({_PLACES[place]}) AS bodies "
         f"WHERE {is_sealed('body')} AND {key_id_of('body')} <> ALL (CAST(:key_ids AS text[])) GROUP BY 2"
-        for place in ("outbox", "inbox", "dead letters")
+        for place in _WAITING
     )
 )
 
