@@ -212,7 +212,7 @@ class RecoveryAgent:
         while released == most:
             released = await self._database.transaction(parked.release, key_ids, most)
             if released:
-                log.info("%d messages that waited for an encryption key go on", released)
+                log.info("parked messages released, because their encryption key is here: %d", released)
                 self._woken.set()
 
     async def _forget_idle(self) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from durable.arguments import checked_names
 from durable.errors import InvalidSetting
 from durable.messages.sealed import LONGEST_KEY_ID
 from durable.settings import Settings
@@ -41,19 +42,27 @@ class Keys:
     tenants: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name, value in (("keys", self.keys), ("tenants", self.tenants)):
+            if not isinstance(value, Mapping):  # and nothing of it is shown
+                raise InvalidSetting(f"Keys: {name}: give a mapping, not {type(value).__name__}")
         for key_id, key in self.keys.items():
             if not isinstance(key_id, str) or not _KEY_ID.fullmatch(key_id):
-                raise InvalidSetting(f"Keys: {key_id!r} is no key id; give letters, digits, '.', '-' and '_'")
+                raise InvalidSetting(f"Keys: keys: {key_id!r} is no key id; give letters, digits, '.', '-' and '_'")
             if not isinstance(key, bytes) or len(key) != KEY_BYTES:
-                raise InvalidSetting(f"Keys: key {key_id!r} must be {KEY_BYTES} bytes; make one by os.urandom(32)")
-        if self.encrypts is not None and self.encrypts not in self.keys:
+                raise InvalidSetting(f"Keys: keys: {key_id!r} must be {KEY_BYTES} bytes; make one by os.urandom(32)")
+        if self.encrypts is not None and not self._has(self.encrypts):
             raise InvalidSetting(f"Keys: encrypts={self.encrypts!r} is the id of none of these keys: {self._ids}")
         for tenant, key_id in self.tenants.items():
-            if not tenant or key_id not in self.keys:
-                raise InvalidSetting(f"Keys: tenant {tenant!r} has key {key_id!r}, which is none of these: {self._ids}")
+            if not tenant or not isinstance(tenant, str) or not self._has(key_id):
+                raise InvalidSetting(
+                    f"Keys: tenants: {tenant!r} has key {key_id!r}, which is none of these: {self._ids}"
+                )
 
     def __repr__(self) -> str:
         return f"Keys({self._ids}, encrypts={self.encrypting_id!r})"
+
+    def _has(self, key_id: object) -> bool:
+        return isinstance(key_id, str) and key_id in self.keys
 
     @property
     def _ids(self) -> str:
@@ -65,6 +74,7 @@ class Keys:
         return self.encrypts or next(iter(self.keys), None)
 
 
+Keys.__init__ = checked_names(Keys.__init__)  # type: ignore[method-assign]
 NO_KEYS: Final = Keys()
 
 

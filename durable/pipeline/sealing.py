@@ -148,7 +148,7 @@ def _bytes(body: bytes | str) -> bytes:
 
 
 def _envelope(row: Mapping[str, Any], body: bytes) -> Envelope:
-    """As much of the envelope as a body is sealed with."""
+    """Make an envelope with the parts that a body is sealed with."""
     made = UUID(bytes=bytes(row["id"]))
     return Envelope(
         id=made,

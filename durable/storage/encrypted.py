@@ -123,7 +123,7 @@ def rotate(
 
 
 def _envelope(row: Row[Any]) -> Envelope:
-    """As much of the envelope as its body is sealed with."""
+    """Make an envelope with the parts that its body is sealed with."""
     return Envelope(
         id=row.id,
         message_type=row.message_type,

@@ -12,13 +12,14 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from durable import Bus, Keys, Settings, message
+from durable import Bus, Keys, message
 from durable.errors import InvalidMessage, InvalidSetting
 from durable.messages.sealed import is_sealed, parted
 from durable.pipeline import publish
 from durable.pipeline.archive import archive
 from durable.pipeline.lake import Lake
 from durable.pipeline.origin import Origin
+from durable.settings import load_settings
 from durable.testing import eventually
 from tests.support import canary
 from tests.support.canary import CANARY
@@ -77,7 +78,8 @@ async def test_lake_keeps_bodies_encrypted_and_replays_them(
     lake = Lake(str(tmp_path / "lake"))
     archive(lambda: spark, lake, "history", Origin(url=database_url, schema="durable", service="shop"))
     files = b"".join(path.read_bytes() for path in (tmp_path / "lake").rglob("*") if path.is_file())
-    assert files and canary.in_text(files) == []
+    assert files
+    assert canary.in_text(files) == []
 
     def again(*arguments: str) -> Any:
         return agent("pipeline", "replay", "--json", "--database", database_url, "--type", "sealed.placed", *arguments)
@@ -98,7 +100,8 @@ async def test_lake_keeps_bodies_encrypted_and_replays_them(
     assert ended.code == 0, ended.err
     assert json.loads(ended.out)["added"] == 6
     bodies = [bytes(body) for (body,) in Outbox(database_url).rows("SELECT body FROM durable.incoming_envelopes")]
-    assert len(bodies) == 6 and all(map(is_sealed, bodies))
+    assert len(bodies) == 6
+    assert all(map(is_sealed, bodies))
     await shop.handle(12)
     assert sorted(each.number for each in shop.seen) == sorted([*range(6)] * 2)
     assert {each.card for each in shop.seen} == {CANARY}
@@ -112,17 +115,14 @@ async def test_lake_keeps_bodies_encrypted_and_replays_them(
     monkeypatch.delenv("DURABLE_ENCRYPTION_KEYS")
     ended = again("--name", "the same", "--same-ids")
     assert ended.code == 0, ended.err  # the bodies are as they were: no key is needed
-    assert json.loads(ended.out)["messages"] == 18
+    assert json.loads(ended.out)["messages"] == 6
     assert Outbox(database_url).rows("SELECT 1 FROM durable.dead_letters") == []
 
 
 async def test_published_bodies_are_encrypted(
     spark: SparkSession, database_url: str, make_database: Callable[[str], str]
 ) -> None:
-    settings = Settings(
-        database_url=database_url,  # type: ignore[arg-type]
-        encryption_keys={"a": base64.b64encode(A).decode()},  # type: ignore[arg-type]
-    )
+    settings = load_settings(database_url=database_url, encryption_keys={"a": base64.b64encode(A).decode()})
     rows = spark.range(0, 40, 1, 2).selectExpr("id AS number", f"'{CANARY}' AS card")
     messages = publish.envelopes(
         rows, key="number", message_type="sealed.placed", source="shop", destination="local", partition_key="number"
@@ -154,10 +154,11 @@ def test_all_bodies_are_encrypted_when_the_setting_says_so(spark: SparkSession, 
     )
     settings: dict[str, Any] = {"database_url": database_url, "encrypt_all": True}
     with pytest.raises(InvalidSetting, match="no key is given, and encrypt_all is on"):
-        publish.publish(messages, Settings(**settings))
-    publish.publish(messages, Settings(**settings, encryption_keys={"a": base64.b64encode(A).decode()}))
+        publish.publish(messages, load_settings(**settings))
+    publish.publish(messages, load_settings(**settings, encryption_keys={"a": base64.b64encode(A).decode()}))
     bodies = [bytes(body) for (body,) in Outbox(database_url).rows("SELECT body FROM durable.outgoing_envelopes")]
-    assert len(bodies) == 4 and all(map(is_sealed, bodies))
+    assert len(bodies) == 4
+    assert all(map(is_sealed, bodies))
 
 
 def test_written_bodies_are_encrypted_with_a_file_of_keys(
@@ -173,4 +174,5 @@ def test_written_bodies_are_encrypted_with_a_file_of_keys(
     options = {"url": database_url, "encryption_key_file": str(tmp_path / "keys.json"), "encrypt_all": "true"}
     messages.write.format("durable").mode("append").options(**options).save()
     bodies = [bytes(body) for (body,) in Outbox(database_url).rows("SELECT body FROM durable.outgoing_envelopes")]
-    assert len(bodies) == 4 and all(map(is_sealed, bodies))
+    assert len(bodies) == 4
+    assert all(map(is_sealed, bodies))

@@ -32,7 +32,7 @@ _PLACES = ("outbox", "inbox", "dead letters", "history")
 @app.command("list")
 @on_target()
 def list_keys(target: Target) -> None:
-    """Count the bodies of each encryption key in every place; with APP:BUS, readable ones of encrypted classes too."""
+    """List encryption keys with their number of bodies in each place; with APP:BUS, readable bodies to encrypt."""
     ring, settings = ring_of(target), target.settings
     with schema_connection(settings) as conn:
         found = encrypted.count_keys(conn, settings.db_schema, encrypted_types(), everything=ring.everything)
@@ -43,7 +43,7 @@ def list_keys(target: Target) -> None:
 @app.command()
 @on_target()
 def rotate(target: Target, dry_run: DryRun = False) -> None:
-    """Encrypt the bodies of outbox, inbox and dead letters anew, where they are under another key than that of now.
+    """Change the key of bodies in outbox, inbox and dead letters to that of now.
 
     Readable bodies of classes that are encrypted by now are encrypted too, if APP:BUS is given. Nodes go on meanwhile:
     rows that a node is at work on are left, and a second run finds those that came back. History is not changed. Ends

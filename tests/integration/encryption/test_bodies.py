@@ -142,7 +142,7 @@ async def test_message_is_readable_in_its_handler_alone(tables: Tables, log_text
     assert canary.in_text(log_text.text) == []
 
 
-async def test_scan_finds_what_is_readable(tables: Tables) -> None:
+async def test_scan_finds_readable_bodies(tables: Tables) -> None:
     """The scan of the tables sees a body that is not encrypted, in every place of a body."""
     shop = Shop(tables.url)
     shop.fails[2] = LookupError("no such note")
@@ -298,7 +298,7 @@ async def test_business_key_sent_again_after_a_rotation_is_one_message(tables: T
 
 
 @pytest.mark.parametrize("size", [-1, 0, 1])
-async def test_limit_is_that_of_the_message(tables: Tables, size: int) -> None:
+async def test_limit_counts_the_message_before_encryption(tables: Tables, size: int) -> None:
     limit = 1_000
     shop = Shop(tables.url, max_message_bytes=limit)
     body = msgspec.json.encode(Paid(1, "x" * (limit + size - len(msgspec.json.encode(Paid(1, ""))))))
@@ -365,7 +365,7 @@ async def test_body_moved_between_rows_does_not_open(tables: Tables) -> None:
         await eventually(lambda: tables.count("dead_letters") == 1)
 
 
-async def test_reason_of_a_body_that_does_not_decode_quotes_nothing(tables: Tables, log_text: Any) -> None:
+async def test_reason_of_an_undecodable_body_quotes_nothing(tables: Tables, log_text: Any) -> None:
     shop = Shop(tables.url)
     async with shop.bus:
         await shop.arrive(shop.sealed(body=b'{"number": "canary-kx7q-0815"}'))
@@ -416,7 +416,7 @@ async def test_group_holds_encrypted_and_readable_messages(tables: Tables) -> No
     assert sorted(number for group in groups for number in group) == list(range(6))
 
 
-async def test_put_back_under_another_tenant_is_sealed_for_it(tables: Tables) -> None:
+async def test_put_back_message_is_sealed_for_its_new_tenant(tables: Tables) -> None:
     seen: list[Any] = []
     bus = Bus("shop", tables.url, **QUICK)
     bus.keys_from(lambda: Keys({"a": A, "b": B}, tenants={"globex": "b"}))

@@ -114,7 +114,7 @@ def app(tables: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 @pytest.mark.parametrize("name", ["Paid", "Packed"])
-def test_show_prints_a_body_only_when_it_is_asked_for(app: App, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_show_prints_a_body_only_on_demand(app: App, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     [number] = app.fail(name, tenant="acme")
     for words in ([str(number)], [f"{app.name}:bus", str(number)]):
         shown = app("show", *words)
@@ -174,7 +174,7 @@ def test_edit_without_the_application_encrypts_with_the_keys_of_the_settings(
     assert canary.found(app.tables) == []
 
 
-def test_edit_refuses_what_the_class_does_not_take(app: App) -> None:
+def test_edit_refuses_a_body_of_another_class(app: App) -> None:
     [number] = app.fail("Paid")
     refused = app("edit", f"{app.name}:bus", str(number), "--body", '{"number": "many"}')
     assert (refused.code, "the body is no Paid" in refused.err) == (2, True)
@@ -232,7 +232,7 @@ def test_doctor_tells_of_keys(app: App, monkeypatch: pytest.MonkeyPatch) -> None
     assert "encryption keys" not in checks(app)
 
 
-def test_doctor_tells_of_a_ring_that_is_missing_unused_or_broken(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_tells_of_a_missing_unused_or_broken_ring(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DURABLE_ENCRYPTION_KEYS")
     encrypting = app.agent.application(APPLICATION)
     verdict, detail = checks(app, f"{encrypting}:bus")["encryption keys"]

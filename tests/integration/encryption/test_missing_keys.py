@@ -93,7 +93,7 @@ async def test_message_is_parked_and_handled_when_its_key_appears(
     assert lines[0].startswith("encryption key b is missing: ")
 
 
-async def test_file_that_is_replaced_releases_messages(tables: Tables, tmp_path: Path) -> None:
+async def test_replaced_file_releases_messages(tables: Tables, tmp_path: Path) -> None:
     def write(**keys: bytes) -> None:
         text = json.dumps({"keys": {name: base64.b64encode(key).decode() for name, key in keys.items()}})
         (tmp_path / "new").write_text(text)
@@ -124,7 +124,7 @@ async def test_key_order_holds_behind_a_parked_message(tables: Tables) -> None:
     assert [number for number in shop.seen if number < 10] == [1, 2, 3]
 
 
-async def test_parked_message_goes_to_the_node_that_has_its_key(tables: Tables) -> None:
+async def test_parked_message_goes_to_the_node_with_its_key(tables: Tables) -> None:
     await put(tables, *map(Paid, range(5)))
     without, has = Shop(tables.url, Keys({"a": A})), Shop(tables.url, Keys({"a": A, "b": B}))
     async with without.bus:
@@ -179,7 +179,7 @@ async def test_status_tells_of_parked_messages(
     assert json.loads(agent("nodes", "--json").out) == []
 
 
-async def test_start_is_not_refused_for_what_cannot_be_opened(tables: Tables) -> None:
+async def test_start_is_not_refused_for_closed_bodies(tables: Tables) -> None:
     await put(tables, Paid(1), Paid(2))
     await tables.change(
         "UPDATE durable.incoming_envelopes SET body = substring(body FROM 1 FOR octet_length(body) - 1) || '\\x00'"

@@ -168,7 +168,7 @@ async def test_readable_bodies_of_encrypted_classes_are_encrypted(tables: Tables
         await eventually(lambda: sorted(shop.seen) == [3, 4, 17])
 
 
-async def test_body_that_cannot_be_opened_is_left(tables: Tables) -> None:
+async def test_unopened_body_is_left(tables: Tables) -> None:
     shop = Shop(tables.url, Keys({"a": A, "lost": C}, tenants={"acme": "lost"}))
     await shop.store(Paid(1), delay=3_600, tenant="acme")
     await shop.store(Paid(2), Paid(3), delay=3_600)

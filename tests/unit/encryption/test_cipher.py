@@ -38,7 +38,7 @@ def sealed(message: bytes = b'{"amount":17}', destination: str = "tcp://billing:
 
 
 @given(message=st.binary(max_size=500), envelope_id=ids, message_type=texts, tenant=texts, destination=texts)
-def test_message_comes_back_as_it_was(
+def test_message_comes_back_unchanged(
     message: bytes, envelope_id: UUID, message_type: str, tenant: str, destination: str
 ) -> None:
     about: dict[str, Any] = {"envelope_id": envelope_id, "message_type": message_type, "tenant": tenant}

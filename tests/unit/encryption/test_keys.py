@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from durable import InvalidSetting, Keys, Settings
+from durable import InvalidSetting, Keys
 from durable.encryption import keys as sources
 from durable.encryption.ring import KeyRing
 from durable.settings import load_settings
@@ -30,17 +30,17 @@ def test_first_key_encrypts_unless_another_is_named() -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"keys": {"a": b"short"}}, "key 'a' must be 32 bytes"),
-        ({"keys": {"a": "x" * 32}}, "key 'a' must be 32 bytes"),
+        ({"keys": {"a": b"short"}}, "keys: 'a' must be 32 bytes"),
+        ({"keys": {"a": "x" * 32}}, "keys: 'a' must be 32 bytes"),
         ({"keys": {"a b": A}}, "'a b' is no key id"),
         ({"keys": {"": A}}, "'' is no key id"),
         ({"keys": {"x" * 101: A}}, "is no key id"),
         ({"keys": {"a": A}, "encrypts": "b"}, "encrypts='b' is the id of none of these keys: 'a'"),
-        ({"keys": {"a": A}, "tenants": {"acme": "b"}}, "tenant 'acme' has key 'b', which is none of these: 'a'"),
-        ({"keys": {"a": A}, "tenants": {"": "a"}}, "tenant ''"),
+        ({"keys": {"a": A}, "tenants": {"acme": "b"}}, "tenants: 'acme' has key 'b', which is none of these: 'a'"),
+        ({"keys": {"a": A}, "tenants": {"": "a"}}, "tenants: ''"),
     ],
 )
-def test_keys_that_are_none_are_refused(given: dict[str, Any], reason: str) -> None:
+def test_invalid_keys_are_refused(given: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidSetting, match=reason):
         Keys(**given)
 
@@ -64,14 +64,14 @@ def test_settings_hold_keys_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "no base64 %%", text_of(b"short"), text_of(A) + "AAAA"])
-def test_setting_with_no_key_is_refused_without_showing_it(key: str) -> None:
-    settings = Settings(encryption_keys={"a": key})  # type: ignore[arg-type]
+def test_setting_with_no_key_is_refused_and_not_shown(key: str) -> None:
+    settings = load_settings(encryption_keys={"a": key})
     with pytest.raises(InvalidSetting, match="encryption_keys: key 'a' must be 32 bytes in base64") as raised:
         KeyRing.of(settings).load()
     assert not key or key not in str(raised.value)
 
 
-def test_settings_that_exclude_each_other_are_refused(tmp_path: Path) -> None:
+def test_settings_of_two_sources_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="encryption_keys and encryption_key_file: give one of them"):
         load_settings(encryption_keys={"a": text_of(A)}, encryption_key_file=tmp_path / "keys.json")
     with pytest.raises(InvalidSetting, match="encryption_tenants: name keys of encryption_keys"):

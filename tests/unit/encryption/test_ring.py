@@ -81,7 +81,7 @@ def test_body_comes_back_from_its_envelope() -> None:
     assert ring.opened(sealed) == envelope()
 
 
-def test_readable_body_is_opened_as_it_is() -> None:
+def test_readable_body_is_returned_unchanged() -> None:
     plain = envelope()
     assert KeyRing().opened(plain) is plain
 
@@ -101,7 +101,7 @@ def test_key_of_the_tenant_encrypts() -> None:
         assert ring.opened(sealed).body == envelope().body
 
 
-def test_body_of_one_tenant_is_not_that_of_another() -> None:
+def test_body_of_one_tenant_does_not_open_for_another() -> None:
     ring = ring_of(keys={"a": A})
     [sealed] = ring.sealed([envelope(headers={"tenant": "acme"})])
     with pytest.raises(Forged):
@@ -134,7 +134,7 @@ def test_body_sealed_for_another_inbox_is_refused() -> None:
             ring.opened(sealed, endpoint)
 
 
-def test_nothing_is_encrypted_without_a_key() -> None:
+def test_encryption_without_a_key_is_refused() -> None:
     for ring in (KeyRing(), ring_of()):
         with pytest.raises(InvalidSetting, match="no key, and a message is to be encrypted"):
             ring.sealed([envelope()])
@@ -170,7 +170,7 @@ def test_source_is_asked_once_for_many_messages() -> None:
     assert source.calls == 1
 
 
-async def test_new_key_is_found_soon_after_it_was_missing() -> None:
+async def test_missing_key_is_asked_for_soon() -> None:
     source = Counted(Keys({"a": A}))
     ring = KeyRing(source, reload_seconds=3_600)
     [sealed] = ring_of(keys={"b": B}).sealed([envelope()])
@@ -214,7 +214,7 @@ async def test_keys_of_before_are_used_while_the_source_fails(caplog: pytest.Log
 
 
 @pytest.mark.parametrize("wrong", [OSError("no vault"), {"a": A}, None], ids=["error", "dict", "None"])
-def test_source_that_never_gave_keys_is_an_error(wrong: Any) -> None:
+def test_source_without_any_keys_is_an_error(wrong: Any) -> None:
     source = Counted(wrong)
     source.error = wrong if isinstance(wrong, Exception) else None
     with pytest.raises(InvalidSetting, match="the encryption keys cannot be read"):
