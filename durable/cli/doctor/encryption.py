@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from durable.cli.doctor.checks import Check, fail, ok, warn
 from durable.cli.target import Target, connection, ring_of
 from durable.encryption.ring import KeyRing
@@ -68,8 +70,8 @@ def _bodies(target: Target, ring: KeyRing) -> Iterator[Check]:
             key_ids = list(ring.key_ids()) if ring.is_configured else []
             locked = encrypted.count_locked(conn, schema, key_ids)
             count = encrypted.count_readable(conn, schema, encrypted_types(), everything=ring.everything)
-    except DurableError:
-        return  # the checks of the database tell it
+    except (DurableError, SQLAlchemyError):
+        return  # such as a missing right: the checks of the database tell it
     if locked:
         detail = f"{_counted(locked)}: messages wait for them"
         yield fail("missing keys", detail, f"restore these keys and {_GIVE}; what waits for them goes on by itself")

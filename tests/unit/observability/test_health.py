@@ -107,7 +107,8 @@ def test_service_is_healthy(gauges: Gauges, settings: dict[str, Any]) -> None:
         (found(partitioned_days=1), {}, "partitions are missing for today or tomorrow"),
     ],
     ids=[
-        "nobody is there", "the only node is stale", "the only node is dead", "nobody is there, and may be", "parked", "overdue",
+        "nobody is there", "the only node is stale", "the only node is dead", "nobody is there, and may be", "parked",
+        "overdue",
         "overdue and nobody is there", "it lags", "latched", "dead letters", "very many dead letters", "no partitions",
     ],
 )  # fmt: skip
