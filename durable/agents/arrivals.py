@@ -75,9 +75,8 @@ class ArrivalStore:
         for position, (endpoint, envelope) in enumerate(envelopes):
             reason = self._unacceptable(envelope)
             if reason is None:
-                whole = self._ring.sealed([envelope])[0] if self._ring.must_seal(envelope.message_type) else envelope
-                _, first = fit.setdefault((envelope.id, endpoint), (endpoint, whole))
-                envelope = whole
+                envelope = self._ring.arrived(envelope)
+                _, first = fit.setdefault((envelope.id, endpoint), (endpoint, envelope))
                 reason = None if _same(first, envelope) else _OTHER_BODY
             if reason is not None:
                 other_body = reason == _OTHER_BODY

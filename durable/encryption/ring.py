@@ -129,6 +129,15 @@ class KeyRing:
             for each in envelopes
         ]
 
+    def arrived(self, envelope: Envelope) -> Envelope:
+        """Encrypt an arrival that came readable, if its class is encrypted and there is a key.
+
+        Without a key it stays readable, as everybody on the way has seen it: its neighbours must not wait for it.
+        """
+        if not self.must_seal(envelope.message_type) or not self.is_configured or self.keys.encrypting_id is None:
+            return envelope
+        return self.sealed([envelope])[0]
+
     def seal(
         self,
         envelope: Envelope,

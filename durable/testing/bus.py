@@ -294,8 +294,7 @@ class InMemoryBus:
         if reason is not None:
             self._mailbox.quarantine(arrived, reason)
             return STORED
-        if self.bus.application.ring.must_seal(arrived.message_type):
-            [arrived] = self.bus.application.ring.sealed([arrived])
+        arrived = self.bus.application.ring.arrived(arrived)
         arrivals = self._faults.arrivals(arrived.message_type)
         outcomes = [self._store(endpoint, arrived) for _ in range(arrivals)]
         return outcomes[0]

@@ -259,6 +259,28 @@ async def test_readable_arrival_of_an_encrypted_class_is_stored_encrypted(tables
     assert canary.found(tables) == []
 
 
+async def test_readable_arrival_without_a_key_holds_up_no_other(tables: Tables) -> None:
+    """A class may be known to the process, and not handled by it; or the source of keys has none by now."""
+    seen: list[int] = []
+    bus = Bus("shop", tables.url, **QUICK)
+    transport = MemoryTransport(bus.settings)
+    bus.application.transports.append(transport)
+    bus.listen(HERE)
+
+    @bus.handles(Noted)
+    async def note(noted: Noted) -> None:
+        seen.append(noted.number)
+
+    async with bus:
+        batch = [plain("bodies.refunded", Refunded(1)), plain("bodies.noted", Noted(2))]
+        assert await transport.sender(HERE).send(batch) == [STORED, STORED]
+        await eventually(lambda: seen == [2])
+    shop = Shop(tables.url, Keys())
+    async with shop.bus:
+        assert await shop.arrive(plain("bodies.paid", Paid(3))) == [STORED]
+        await shop.handled(3)
+
+
 async def test_repeat_under_a_new_key_is_a_duplicate_and_another_body_an_alarm(tables: Tables) -> None:
     shop = Shop(tables.url)
     async with shop.bus:
