@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from durable import Bus, Keys, message
+from durable import Bus, Keys, Retry, message
 from durable.errors import InvalidMessage, InvalidSetting
 from durable.messages.sealed import is_sealed, parted
 from durable.pipeline import publish
@@ -117,6 +118,39 @@ async def test_lake_keeps_bodies_encrypted_and_replays_them(
     assert ended.code == 0, ended.err  # the bodies are as they were: no key is needed
     assert json.loads(ended.out)["messages"] == 6
     assert Outbox(database_url).rows("SELECT 1 FROM durable.dead_letters") == []
+
+
+def test_rotated_letters_are_archived_again_and_verified(
+    spark: SparkSession, agent: Agent, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = Bus("shop", database=database_url, history_bodies=True)
+    bus.keys_from(lambda: Keys({"a": A}))
+
+    @bus.handles(Placed, retry=Retry.never())
+    async def place(placed: Placed) -> None:
+        raise LookupError("no such order")
+
+    outbox = Outbox(database_url)
+
+    async def fail() -> None:
+        async with bus:
+            async with bus.unit_of_work():
+                for number in range(3):
+                    bus.send(Placed(number))
+            await eventually(lambda: len(outbox.rows("SELECT 1 FROM durable.dead_letters")) == 3, within=60)
+
+    def pipeline(*arguments: str) -> Any:
+        ended = agent("pipeline", *arguments, "--json", "--service", "shop", "--database", database_url)
+        assert ended.code == 0, ended.err or ended.out
+        return json.loads(ended.out)
+
+    asyncio.run(fail())
+    pipeline("archive")
+    give(monkeypatch, b=B, a=A)
+    rotated = agent("keys", "rotate", "--json", "--database", database_url)
+    assert [each["done"] for each in json.loads(rotated.out)["places"]] == [0, 0, 3]
+    pipeline("archive")
+    pipeline("verify")
 
 
 async def test_published_bodies_are_encrypted(
