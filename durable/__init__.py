@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from durable.application.middleware import HandleNext, Middleware, SendNext
     from durable.application.retry import Retry, RetryAfter
     from durable.bus import Bus
+    from durable.encryption.keys import Keys
     from durable.envelope import Envelope
     from durable.errors import (
         DurableError,
@@ -59,6 +60,7 @@ __all__ = [
     "InvalidMessage",
     "InvalidSetting",
     "JsonCodec",
+    "Keys",
     "LeaseLost",
     "Middleware",
     "MsgpackCodec",
@@ -102,6 +104,7 @@ _HOMES = {
     "InvalidMessage": "durable.errors",
     "InvalidSetting": "durable.errors",
     "JsonCodec": "durable.messages.codecs.json",
+    "Keys": "durable.encryption.keys",
     "LeaseLost": "durable.errors",
     "Middleware": "durable.application.middleware",
     "MsgpackCodec": "durable.messages.codecs.msgpack",

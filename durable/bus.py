@@ -34,6 +34,8 @@ from durable.application.schedules import Factory, declare
 from durable.application.signatures import dotted_name
 from durable.arguments import checked, checked_names, length_of_time, refuse_unknown
 from durable.duration import Duration
+from durable.encryption.keys import Keys
+from durable.encryption.ring import KeyRing
 from durable.errors import InvalidMessage, InvalidSetting, WiringError
 from durable.kinds import shown
 from durable.messages.registry import name_of
@@ -112,6 +114,8 @@ class Bus:
         self._scope = Scope()
         self._application = Application(service, transports=list(transports))
         self._application.retry = _retry_of(self.settings)
+        self._application.ring = KeyRing.of(self.settings)
+        self._key_source: Callable[[], Keys] | None = None
         self._engines: dict[str, Any] = {"engine": engine, "sync_engine": sync_engine}
         self._substitute: Runtime | None = None
         self.runtime = self._make_runtime()
@@ -201,6 +205,18 @@ class Bus:
             raise InvalidSetting("on_error: errors: give at least one class of exceptions, such as TimeoutError")
         refuse_verdicts("on_error", errors)
         self._application.by_error.update(dict.fromkeys(errors, retry))
+
+    @checked
+    def keys_from(self, source: Callable[[], Keys]) -> None:
+        """Encrypt and decrypt bodies with the keys that this function returns, instead of those of the settings.
+
+        The function may ask a KMS. It is called when the first key is needed, in the thread of the caller, and then
+        every `encryption_reload`, and soon after a message came whose key was missing, in a thread of its own; never
+        for a message. When it raises, the keys of before are used. Raises WiringError while the bus runs.
+        """
+        self._refuse_when_running("keys_from", dotted_name(source))
+        self._key_source = source
+        self._application.ring.take_from(source, self.settings.encryption_reload.total_seconds())
 
     @checked
     def use(self, middleware: Middleware, *, stage: Stage = "core") -> None:
@@ -370,6 +386,9 @@ class Bus:
         given = self.settings.model_dump(exclude_unset=True)
         self.settings = load_settings(**{**given, **overrides})
         self._application.retry = _retry_of(self.settings)
+        self._application.ring = KeyRing.of(self.settings)
+        if self._key_source is not None:
+            self.keys_from(self._key_source)
         self.runtime = self._make_runtime()
 
     # ------------------------------------------------------------------ send

@@ -32,6 +32,9 @@ Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 DUE = "durable-due"
 """The header of a message with delay= or at= that says when it is due: its execution_time ends there."""
 
+TENANT = "tenant"
+"""The header of a message that was sent with tenant=: the tenant that it belongs to."""
+
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Envelope: a message for one destination.

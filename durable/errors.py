@@ -9,6 +9,8 @@
     │   ├── SchemaMismatch         the database is older or newer than this code
     │   └── UndecodableMessages    messages wait that this code cannot decode
     ├── InvalidMessage             this message can never be stored or decoded: dead-letter it
+    │   └── Forged                 an encrypted body does not belong to its envelope, or was changed
+    ├── MissingKey                 a message is encrypted with a key that is not here: try again when it is
     ├── TransportError             try again later
     │   ├── ConnectionFailed       the peer could not be reached, or went away
     │   ├── PeerTimeout            the peer did not answer in time
@@ -40,9 +42,11 @@ __all__ = [
     "ArchiveConflict",
     "ConnectionFailed",
     "DurableError",
+    "Forged",
     "InvalidMessage",
     "InvalidSetting",
     "LeaseLost",
+    "MissingKey",
     "NoUnitOfWork",
     "PauseListener",
     "PeerTimeout",
@@ -102,6 +106,20 @@ class UndecodableMessages(WiringError):
 
 class InvalidMessage(DurableError):
     """The message cannot be stored or decoded, now or later."""
+
+
+class Forged(InvalidMessage):
+    """An encrypted body does not belong to its envelope, or was changed."""
+
+
+class MissingKey(DurableError):
+    """A message is encrypted with a key that is not here. `key_id` names it."""
+
+    def __init__(self, key_id: str) -> None:
+        super().__init__(
+            f"no encryption key {key_id!r} here: give it by encryption_keys, encryption_key_file or Bus.keys_from()"
+        )
+        self.key_id = key_id
 
 
 class TransportError(DurableError):

@@ -70,6 +70,7 @@ class Runtime:
             self.clock,
             resolve=lambda uri, message_type: self.transports().resolve(uri, message_type),
             around=application.stack.around_sending,
+            ring=application.ring,
         )
         self.sessions = Sessions(settings, self.envelope_factory, self, scope, **engines)
         self._stuck = StuckThreads()
@@ -207,6 +208,7 @@ class Runtime:
 
         Waits for a database that is away, for `start_timeout`.
         """
+        await asyncio.to_thread(self.application.ring.load)  # its source may ask a KMS
         self._check_wiring()
         self.application.warn()
         self._waker.start(self.database)
@@ -220,6 +222,7 @@ class Runtime:
 
     async def start_storing(self) -> None:
         """Check the wiring, and only store arrivals, for the nodes of the service's other processes."""
+        await asyncio.to_thread(self.application.ring.load)
         self._check_wiring()
         self._waker.start(self.database)
         await self._start_watching()
@@ -296,7 +299,7 @@ class Runtime:
     @property
     def _context(self) -> AgentContext:
         """Return the context of agents without a node."""
-        return AgentContext(self.database, ANY_NODE, self.settings, self.clock, self.counters)
+        return AgentContext(self.database, ANY_NODE, self.settings, self.clock, self.counters, self.application.ring)
 
     # ------------------------------------------------------------------ for units of work: the Dispatcher
 

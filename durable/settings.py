@@ -80,6 +80,7 @@ Address = Annotated[
 ]  # a secret may be in the place of a user
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
 Secrets = Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_by_name)]
+Names = Annotated[dict[str, str], NoDecode, BeforeValidator(_by_name)]
 Duration = Annotated[timedelta, BeforeValidator(_span), Field(gt=timedelta(0), le=timedelta(days=36_500))]
 
 
@@ -297,6 +298,24 @@ class Settings(BaseSettings):
         "tcp:// listeners with a certificate then demand one of each peer",
     )
 
+    encryption_keys: Secrets = Field(
+        default={},
+        description="keys of encrypted bodies: a JSON object by id, each 32 bytes in base64; the first encrypts, all "
+        "decrypt",
+    )
+    encryption_tenants: Names = Field(
+        default={},
+        description="id of the key that encrypts for a tenant: a JSON object by tenant; others get the first",
+    )
+    encryption_key_file: Path | None = Field(
+        default=None,
+        description="JSON file with keys (and encrypts, tenants) instead of encryption_keys; its changes are followed",
+    )
+    encryption_reload: Duration = timedelta(seconds=30)
+    """time between looks for changed keys in encryption_key_file, or by the function of Bus.keys_from()"""
+    encrypt_all: bool = False
+    """encrypt the bodies of all messages, not only of classes declared with encrypted=True"""
+
     unix_users: Words = ()
     """users besides the own one at the other end of unix:// sockets: names or numbers"""
     unix_groups: Words = ()
@@ -411,6 +430,10 @@ class Settings(BaseSettings):
             raise ValueError("heartbeat_stale must be at least three times heartbeat_interval")
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("tls_certificate and tls_key: give both or neither")
+        if self.encryption_keys and self.encryption_key_file is not None:
+            raise ValueError("encryption_keys and encryption_key_file: give one of them")
+        if self.encryption_tenants and not self.encryption_keys:
+            raise ValueError("encryption_tenants: name keys of encryption_keys; a file has its own tenants")
         for address in self.answer_to:
             if "*" in address and address != "*" and (not address.endswith("/*") or address.count("*") > 1):
                 raise ValueError(f"answer_to: {address!r}: a * stands alone, or at the end behind a slash")

@@ -78,6 +78,7 @@ class Event(StrEnum):
     RETRIED = "retried"
     DEAD_LETTERED = "dead_lettered"
     EXPIRED = "expired"
+    PARKED = "parked"
     LEASE_LOST = "lease_lost"
     CLAIMED = "claimed"
     RECOVERED = "recovered"

@@ -26,16 +26,18 @@ from durable.recovery.recurring import Recurring
 from durable.recovery.scheduled import expire, promote_due
 from durable.recovery.shares import Shares
 from durable.recovery.troubles import Troubles
-from durable.storage import circuits, delayed
+from durable.storage import circuits, delayed, parked
 from durable.storage.circuits import CircuitKind
 from durable.storage.leases import Burials
 from durable.storage.sql.recovery import INCOMING, OUTGOING
 from durable.storage.trials import Looked
 from durable.tasks.crew import Crew, raise_if_cancelled
+from durable.telemetry import log
 
 Story = Callable[[], Awaitable[None]]
 
 _MAINTENANCE_SECONDS: Final = 3_600.0  # it may have much to drop, a step at a time
+_BETWEEN_LOOKS: Final = timedelta(seconds=2)  # for messages whose encryption key has come
 _SHORTEST_WAIT: Final = 0.005  # seconds: what is due within so little goes in one round
 
 
@@ -92,6 +94,7 @@ class RecoveryAgent:
             tasks.create_task(self._look_for_ordered_when_asked(), name="look for ordered work")
             for name, story, interval in (
                 ("sweep dormant nodes", self._sweep, settings.sweep_interval),
+                ("release parked messages", self._release_parked, _BETWEEN_LOOKS),
                 ("release forgotten work", self._look_for_forgotten, settings.forgotten_after / 2),
                 ("forget idle addresses", self._forget_idle, settings.address_idle / 4),
                 ("maintain partitions", self._maintain, settings.maintenance_interval),
@@ -200,6 +203,16 @@ class RecoveryAgent:
     async def _look_for_forgotten(self) -> None:
         for forgotten in self._forgotten:
             if await forgotten.poll():
+                self._woken.set()
+
+    async def _release_parked(self) -> None:
+        """Let messages go on whose encryption keys are here by now."""
+        key_ids, most = list(self._context.ring.key_ids()), self._settings.recovery_batch_size
+        released = most
+        while released == most:
+            released = await self._database.transaction(parked.release, key_ids, most)
+            if released:
+                log.info("parked messages released, because their encryption key is here: %d", released)
                 self._woken.set()
 
     async def _forget_idle(self) -> None:

@@ -18,7 +18,7 @@ from durable.agents.intake import Intake
 from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope
 from durable.errors import InvalidMessage
 from durable.messages import validation as screening
-from durable.messages.digest import conflicts, terms_digest
+from durable.messages.digest import bodies_differ, conflicts, message_digest, terms_digest
 from durable.messages.ordering import OrderingRules
 from durable.outcomes import DUPLICATE, LONGEST_REASON, OTHER_BODY, STORED, Outcome, Rejected
 from durable.settings import Limits
@@ -65,6 +65,7 @@ class ArrivalStore:
         self._limits = context.settings.limits
         self._clock = context.clock
         self._counters = context.counters
+        self._ring = context.ring
         self._intake = intake
 
     async def store(self, envelopes: Sequence[tuple[str, Envelope]]) -> list[Outcome]:
@@ -74,6 +75,7 @@ class ArrivalStore:
         for position, (endpoint, envelope) in enumerate(envelopes):
             reason = self._unacceptable(envelope)
             if reason is None:
+                envelope = self._ring.arrived(envelope)
                 _, first = fit.setdefault((envelope.id, endpoint), (endpoint, envelope))
                 reason = None if _same(first, envelope) else _OTHER_BODY
             if reason is not None:
@@ -207,7 +209,7 @@ class ArrivalStore:
         inbox.quarantine(conn, schema, self._node, unfit)
 
     def _unacceptable(self, envelope: Envelope) -> str | None:
-        reason = screening.find_error(envelope, **self._limits)
+        reason = screening.find_error(envelope, **self._limits) or screening.find_misplaced(envelope)
         return reason or screening.find_misdating(envelope, self._clock.now(), **self._settings.window)
 
 
@@ -220,9 +222,8 @@ def _is_whole(envelope: Envelope, limits: Limits) -> bool:
 
 def _same(first: Envelope, second: Envelope) -> bool:
     """Tell whether the second of two envelopes with one id is a copy of the first."""
-    return (first.message_type, first.body) == (second.message_type, second.body) and not conflicts(
-        terms_digest(first), terms_digest(second), 0
-    )
+    digests = [message_digest(each.message_type, each.body) for each in (first, second)]
+    return not bodies_differ(*digests) and not conflicts(terms_digest(first), terms_digest(second), 0)
 
 
 def _columns_are_sound(envelope: Envelope) -> bool:

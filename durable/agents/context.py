@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from durable.clock import Clock, SystemClock
+from durable.encryption.ring import KeyRing
 from durable.envelope import NodeId
 from durable.settings import Settings
 from durable.storage.database import Database
@@ -13,13 +14,14 @@ from durable.telemetry import Counters, Subject
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
-    """Database, id, settings and clock of one node, with the counters of one subject or of all of them."""
+    """Database, id, settings, clock and encryption keys of one node, with the counters of one subject or of all."""
 
     database: Database
     node: NodeId
     settings: Settings
     clock: Clock = field(default_factory=SystemClock)
     counters: Counters = field(default_factory=Counters)
+    ring: KeyRing = field(default_factory=KeyRing)
 
     def at(self, node: NodeId) -> AgentContext:
         """The same for this node."""

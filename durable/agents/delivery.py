@@ -31,9 +31,9 @@ from durable.agents.runner import NoRoom, Outage
 from durable.agents.settling import Settling
 from durable.application.handlers import Handler
 from durable.application.retry import DeadLetter, Pause, Policy, RunAgain, RunLater
+from durable.encryption.decoding import decode
 from durable.envelope import LeasedEnvelope
-from durable.errors import LeaseLost, said
-from durable.messages import upcasting
+from durable.errors import LeaseLost, MissingKey, said
 from durable.storage.database import answer
 from durable.storage.rows import UNCOUNTED, Failure, Letter, Tried
 from durable.telemetry import Event, log
@@ -92,6 +92,7 @@ class Delivery:
         self._clock = context.clock
         self._counters = context.counters
         self._policy = policy
+        self._ring = context.ring
         self._suspects = suspects
         self._changed = changed
         self._end_if_cancelled = end_if_cancelled
@@ -102,6 +103,7 @@ class Delivery:
         follow.
         """
         held = BlockedKeys()
+        taken = await self._with_keys(taken, held)
         sound = [lease for lease in taken if not is_suspect(lease)]
         tasks = [task for lease in sound if (task := await self._prepare(lease, held)) is not None]
         if len(tasks) == 1:
@@ -115,6 +117,21 @@ class Delivery:
             if is_suspect(lease):
                 await self._handle_suspect(lease, held)
         return held
+
+    async def _with_keys(self, taken: Sequence[LeasedEnvelope], held: BlockedKeys) -> Sequence[LeasedEnvelope]:
+        """Return the messages whose encryption keys are here, or that are readable; the others are parked."""
+        missing: dict[str, list[LeasedEnvelope]] = {}
+        for lease in taken:
+            if (key_id := self._ring.missing(lease.envelope.body)) is not None:
+                missing.setdefault(key_id, []).append(lease)
+        if not missing:
+            return taken
+        for key_id, leases in missing.items():
+            for lease in leases:
+                held.hold(lease)
+            await self.settling.park(leases, key_id)
+        left = {lease.key for leases in missing.values() for lease in leases}
+        return [lease for lease in taken if lease.key not in left]
 
     async def _may_begin(self, lease: LeasedEnvelope, held: BlockedKeys, *, has_threads: bool | None = None) -> bool:
         """Tell whether a message may begin: its turn has come, its handler runs, and it is not too late. Otherwise it
@@ -157,7 +174,11 @@ class Delivery:
     async def _decode(self, lease: LeasedEnvelope, attempt: int, held: BlockedKeys) -> Task | None:
         """Return a copy of the message as it was sent; each attempt has its own. None when it cannot be decoded."""
         try:
-            return Task(lease, upcasting.decode(lease.envelope, self._handler.cls), attempt)
+            return Task(lease, decode(self._ring, lease, self._handler.cls), attempt)
+        except MissingKey as error:  # it was there when the message was taken
+            held.hold(lease)
+            await self.settling.park([lease], error.key_id)
+            return None
         except BaseException as error:  # also what validators and upcasters of the application raise
             self._end_if_cancelled()
             await self._dead_letter(

@@ -16,14 +16,15 @@ from sqlalchemy import Connection
 from durable.agents.context import AgentContext
 from durable.application.handlers import Handler
 from durable.application.retry import DeadLetter, HandBack, Pause, RunLater, ToTheEnd
-from durable.envelope import LeasedEnvelope, NodeId
+from durable.envelope import TENANT, LeasedEnvelope, NodeId
 from durable.errors import said
 from durable.failpoints import failpoint
 from durable.messages import validation as screening
 from durable.messages.routing import LOCAL
 from durable.messages.scope import listener_of
+from durable.messages.sealed import is_sealed
 from durable.outcomes import LONGEST_REASON
-from durable.storage import circuits, inbox, leases
+from durable.storage import circuits, inbox, leases, parked
 from durable.storage.circuits import CircuitKind
 from durable.storage.expiry import bury_incoming
 from durable.storage.rows import UNCOUNTED, Letter, Tried, storable
@@ -45,6 +46,7 @@ class Settling:
         self._counters = context.counters
         self._keep_body = settings.history_bodies
         self._limits = settings.limits
+        self._ring = context.ring
         buries = (handler.on_expiry or settings.on_expiry) == "dead-letter"
         self._expire = bury_incoming if buries else inbox.expire
         self._expired = Event.DEAD_LETTERED if buries else Event.EXPIRED
@@ -86,8 +88,11 @@ class Settling:
             await self.dead_letter(lease, letter, tried)
             return
         fair_key = self._share_of(envelope) if self._share_of else None
+        body = envelope.body
+        if is_sealed(body) and envelope.headers.get(TENANT) != lease.envelope.headers.get(TENANT):
+            body = self._ring.resealed(lease.envelope, envelope)  # it is sealed for its tenant
         await self._database.transaction_with_retry(
-            inbox.put_back, self._node, lease, tried, headers=headers, fair_key=fair_key
+            inbox.put_back, self._node, lease, tried, headers=headers, fair_key=fair_key, body=body
         )
         self._counters.add(Event.RETRIED)
 
@@ -96,6 +101,14 @@ class Settling:
         await self._database.transaction_with_retry(
             leases.release, INCOMING, self._node, [lease.key for lease in owned]
         )
+
+    async def park(self, leases: Sequence[LeasedEnvelope], key_id: str) -> None:
+        """Let messages wait, uncounted, until a node has this encryption key."""
+        parked_count = await self._database.transaction_with_retry(
+            parked.park, self._node, [lease.key for lease in leases]
+        )
+        self._counters.add(Event.PARKED, parked_count)
+        self._ring.tell_missing(key_id, parked_count)
 
     async def begin_suspect_attempt(self, lease: LeasedEnvelope) -> int | None:
         """Count the attempt before it runs; the new count, or None when the lease was lost."""

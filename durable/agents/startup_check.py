@@ -17,8 +17,9 @@ from typing import Any
 from uuid import UUID
 
 from durable.application.application import Application
-from durable.errors import InvalidMessage, UndecodableMessages, text_of
-from durable.messages import upcasting
+from durable.encryption.decoding import decode
+from durable.encryption.ring import KeyRing
+from durable.errors import Forged, InvalidMessage, MissingKey, UndecodableMessages, text_of
 from durable.outcomes import LONGEST_REASON, printable
 from durable.settings import Settings
 from durable.storage import circuits, in_flight
@@ -38,21 +39,26 @@ _ADVICE = (
 class DecodeCheck:
     """Messages of one type, tried one after the other against the class that is to handle them."""
 
-    def __init__(self, message_type: str, cls: type[Any]) -> None:
+    def __init__(self, message_type: str, cls: type[Any], ring: KeyRing | None = None) -> None:
         self.message_type = message_type
         self.tried = 0
         self.failed = 0
+        self.locked = 0
+        """Encrypted ones that cannot be opened here."""
         self.error = ""
         """The error of the first undecodable message."""
         self.ids: list[UUID] = []
         """The first of those that do not decode."""
         self._cls = cls
+        self._ring = ring or KeyRing()
 
     def run(self, messages: Iterable[InFlight]) -> None:
         for message in messages:
             self.tried += 1
             try:
-                upcasting.decode(message, self._cls)
+                decode(self._ring, message.lease(), self._cls)
+            except (MissingKey, Forged):  # no fault of the code: it is parked, or becomes a dead letter
+                self.locked += 1
             except InvalidMessage as error:
                 self.note(message.id, text_of(error))
 
@@ -74,7 +80,7 @@ async def guard(database: Database, application: Application, settings: Settings
         for name, handler in application.by_type().items()
         if paused.isdisjoint((name, handler.message_type))
     }
-    undecodable = await scan(database, classes, settings)
+    undecodable = await scan(database, classes, settings, application.ring)
     if not undecodable:
         return
     lines = {message_type: _line(trial, is_all) for message_type, (trial, is_all) in undecodable.items()}
@@ -93,13 +99,13 @@ async def guard(database: Database, application: Application, settings: Settings
 
 
 async def scan(
-    database: Database, classes: Mapping[str, type[Any]], settings: Settings
+    database: Database, classes: Mapping[str, type[Any]], settings: Settings, ring: KeyRing | None = None
 ) -> dict[str, tuple[DecodeCheck, bool]]:
     """The types of which something does not decode; and was that all of it that is in flight?"""
     page = Page(settings.batch_size, settings.batch_bytes)
     found: dict[str, tuple[DecodeCheck, bool]] = {}
     for message_type, cls in sorted(classes.items()):
-        trial = DecodeCheck(message_type, cls)
+        trial = DecodeCheck(message_type, cls, ring)
         is_all = await _try(database, trial, page, settings.check_pending)
         if trial.failed:
             found[message_type] = trial, is_all

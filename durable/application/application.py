@@ -12,9 +12,10 @@ from durable.application.handlers import Handler
 from durable.application.middleware import MiddlewareStack
 from durable.application.retry import Policy, Retry, RetryAfter
 from durable.application.schedules import Schedule
+from durable.encryption.ring import KeyRing
 from durable.errors import InvalidSetting, RoutingError, UnknownMessageType
 from durable.messages import codec, upcasting
-from durable.messages.registry import class_of, content_type_of, registered
+from durable.messages.registry import class_of, content_type_of, is_encrypted, registered
 from durable.messages.routing import LOCAL, Routes
 from durable.outbox.envelope_factory import EnvelopeFactory
 from durable.settings import suggestion
@@ -48,6 +49,8 @@ class Application:
     stack: MiddlewareStack = field(default_factory=MiddlewareStack)
     batch_spans: BatchSpans | None = None
     schedules: dict[str, Schedule] = field(default_factory=dict)
+    ring: KeyRing = field(default_factory=KeyRing)
+    """Keys that encrypt and decrypt bodies."""
 
     def policy(self, handler: Handler) -> Policy:
         """Return the policy for failures of this handler: its own rules come before those of the service."""
@@ -92,10 +95,24 @@ class Application:
         """Raise WiringError, or InvalidMessage, for a fault that would fail the first message."""
         for name in self.by_type().keys() | self.routes.destinations().keys():
             _check_codec(class_of(name))
+        self._check_keys()
         for handler in self.handlers.values():
             self._check_returns(handler)
         for schedule in self.schedules.values():
             schedule.check(envelope_factory)
+
+    def _check_keys(self) -> None:
+        """Raise InvalidSetting where messages are to be encrypted and there is no key, or no way to encrypt."""
+        if self.ring.is_configured:
+            self.ring.load()
+            return
+        sealed = [name for name in self.by_type().keys() | self.routes.destinations().keys() if is_encrypted(name)]
+        if self.ring.everything or sealed:
+            what = "encrypt_all is on" if self.ring.everything else f"{min(sealed)} is declared with encrypted=True"
+            raise InvalidSetting(
+                f"encryption_keys: no key is given, and {what}; give keys by encryption_keys, encryption_key_file or "
+                "Bus.keys_from()"
+            )
 
     def check_retention(self, dedupe_window: timedelta) -> None:
         """Raise InvalidSetting when a message could be retried for longer than its id is remembered."""

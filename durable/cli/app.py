@@ -16,6 +16,7 @@ from durable.cli.dead_letters.debug import debug_letter
 from durable.cli.doctor import commands as doctor
 from durable.cli.doctor.deploy import check_deploy
 from durable.cli.endings import BAD_USAGE, FAILED, INTERRUPTED, NAME, ending_of
+from durable.cli.keys import commands as keys
 from durable.cli.output import one_line
 from durable.cli.pipeline import commands as pipeline
 from durable.cli.scheduled import commands as scheduled
@@ -44,6 +45,7 @@ for command in (
 dead_letters.app.command("debug")(debug_letter)
 app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(scheduled.app, name="scheduled")
+app.add_typer(keys.app, name="keys")
 app.add_typer(pipeline.app, name="pipeline")
 
 

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, pool
 
 from durable.bus import Bus
 from durable.cli.command import taking
+from durable.encryption.ring import KeyRing
 from durable.errors import InvalidSetting, WiringError
 from durable.settings import Settings, load_settings, suggestion
 from durable.storage import migrator
@@ -76,6 +77,11 @@ def load_target(app: OptionalBusName = None, database: DatabaseUrl = None, schem
     if overrides:
         bus.configure(**overrides)
     return Target(bus, bus.settings)
+
+
+def ring_of(target: Target) -> KeyRing:
+    """Return the encryption keys of the bus, or of the settings."""
+    return target.bus.application.ring if target.bus is not None else KeyRing.of(target.settings)
 
 
 on_bus = partial(taking, bus=load_bus)

@@ -22,6 +22,10 @@ def status_rows(snapshot: StatusSnapshot, stale: timedelta) -> Row:
         "outgoing": [_backlog_row("destination", group) for group in snapshot.outgoing],
         "incoming": [_backlog_row("message_type", group) for group in snapshot.incoming],
         "overdue_seconds": _seconds(snapshot.gauges.overdue),
+        "parked": [
+            {"key": group.key_id, "waiting": group.waiting, "oldest_age_seconds": _seconds(group.oldest_age)}
+            for group in snapshot.gauges.parked
+        ],
         "dead_letters": [asdict(group) for group in snapshot.dead_letters],
         "circuits": circuit_rows(snapshot),
         "nodes": {state.value: states.count(state) for state in NodeState},
@@ -85,6 +89,7 @@ def status(report: Row) -> list[Block]:
             _backlog_table("outgoing, by destination", "destination", report["outgoing"]),
             _backlog_table("incoming, by message type", "message_type", report["incoming"]),
             *_overdue(report["overdue_seconds"]),
+            *_parked(report["parked"]),
             *_dead_letters(report["dead_letters"]),
             *circuits(report["circuits"]),
             "",
@@ -147,6 +152,11 @@ def _backlog_table(title: str, name: str, rows: Sequence[Row]) -> Block:
 
 def _overdue(seconds: float | None) -> list[Block]:
     return [] if seconds is None else [f"scheduled work is overdue by {_age(seconds)}"]
+
+
+def _parked(rows: Sequence[Row]) -> list[Block]:
+    columns: Columns = {"key": "key", "waiting": "waiting", "oldest": lambda row: _age(row["oldest_age_seconds"])}
+    return [Table.of("messages that wait for an encryption key", rows, columns)] if rows else []
 
 
 def _dead_letters(rows: Sequence[Row]) -> list[Block]:

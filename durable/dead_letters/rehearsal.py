@@ -27,9 +27,9 @@ from durable.application.incoming import Incoming
 from durable.application.middleware import HandleNext
 from durable.bus import Bus
 from durable.dead_letters.joined_sessions import JoinedSessions, RehearsalRuntime
+from durable.encryption.decoding import decode
 from durable.envelope import Envelope, LeasedEnvelope
 from durable.errors import DurableError, InvalidMessage, UnknownMessageType, WiringError
-from durable.messages import upcasting
 from durable.outbox.outbox import Outbox
 from durable.storage import circuits, dead_letters
 from durable.storage.dead_letters import DeadLetter
@@ -174,7 +174,7 @@ async def attempt(
     transaction."""
     sessions = bus.runtime.sessions
     asked: list[PauseRequest] = []
-    task = Task(lease, upcasting.decode(lease.envelope, handler.cls), 1)
+    task = Task(lease, decode(bus.application.ring, lease, handler.cls), 1)
     run = Run(
         sessions,
         partial(calls, handler, [task], asked),

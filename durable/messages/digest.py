@@ -7,10 +7,15 @@ from datetime import datetime
 from typing import Final
 
 from durable.envelope import DUE, Envelope
+from durable.messages.sealed import DIGEST_BYTES, digest_of
 
 SPAN_BITS: Final = 6
 """Of each of the two spans at the end of the terms: how long the message may live, and how long it is put off."""
 UNLIMITED: Final = (1 << SPAN_BITS) - 1
+
+_KEY_BITS: Final = 20
+"""Of the key, at the beginning of the digest of an encrypted message."""
+_WHOLE: Final = (1 << 64) - 1
 
 _LONGEST_SPAN: Final = 40  # 2^39 seconds are more than the calendar has
 _OF_THE_WAY: Final = frozenset({"traceparent", "tracestate", "baggage", DUE})
@@ -21,9 +26,38 @@ _OF_BROKERS: Final = (
 
 
 def message_digest(message_type: str, body: bytes) -> int:
-    """64 bits of BLAKE2b as Postgres's signed bigint: tells two messages under one id from a duplicate."""
+    """64 bits as Postgres's signed bigint: they tell two messages under one id from a duplicate (bodies_differ).
+
+    Of a readable body they are its BLAKE2b, with the last bit 0. Of an encrypted body they are those that it carries:
+    a digest of the message inside, under a key. The ciphertext would not do. A message that is sent again under a new
+    key, or that waits while `keys rotate` encrypts it anew, has another ciphertext, and is the same message. Nor would
+    a digest without a key: a reader of the table could try out what is in a short message.
+    """
+    carried = digest_of(body)
+    if carried is not None:
+        return carried
     digest = hashlib.blake2b(message_type.encode(errors="replace") + b"\0" + body, digest_size=8).digest()
-    return int.from_bytes(digest, "big", signed=True)
+    return int.from_bytes(digest, "big", signed=True) & ~1
+
+
+def sealed_digest(message_type: str, message: bytes, key: bytes) -> bytes:
+    """The digest of a message that is encrypted: 20 bits of the key, 43 of the message under the key, and a 1."""
+    said = message_type.encode(errors="replace") + b"\0" + message
+    of_key = int.from_bytes(hashlib.blake2b(key=key, digest_size=8).digest(), "big") >> 64 - _KEY_BITS
+    of_message = int.from_bytes(hashlib.blake2b(said, key=key, digest_size=8).digest(), "big") >> _KEY_BITS
+    return ((of_key << 64 - _KEY_BITS) | of_message | 1).to_bytes(DIGEST_BYTES, "big")
+
+
+def bodies_differ(known: int, digest: int) -> bool:
+    """Tell whether two messages under one id have different types or bodies, by their digests.
+
+    Digests under two keys cannot be compared, and those of a readable and an encrypted body neither: the message is
+    taken for a duplicate then, as after a rotation it most likely is.
+    """
+    changed = (known ^ digest) & _WHOLE
+    if changed == 0 or changed & 1:
+        return False
+    return not (known & 1 and changed >> 64 - _KEY_BITS)
 
 
 def terms_digest(envelope: Envelope) -> int:

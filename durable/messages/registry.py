@@ -24,20 +24,26 @@ _MAX_NAME = 200  # a RabbitMQ routing key holds 255 bytes, and the service's nam
 _by_name: dict[str, type] = {}
 _by_class: dict[type, str] = {}
 _content_types: dict[type, str] = {}
+_encrypted: set[str] = set()
 
 
 @checked_names
-def message(name: str, *, version: int = 1, content_type: str = JSON) -> Callable[[type[T]], type[T]]:
+def message(
+    name: str, *, version: int = 1, content_type: str = JSON, encrypted: bool = False
+) -> Callable[[type[T]], type[T]]:
     """Register a class (msgspec Struct, dataclass, pydantic model or attrs class) under a stable name.
 
     `name` is dotted lower case, like "orders.order-placed". A new `version` is a type of its own, stored as
     "orders.order-placed.v2"; durable.upcaster() makes it of the one before. `content_type` says how it is encoded
-    (messages.codec). Raises InvalidSetting for another form, a name that another class has, or a class that its codec
-    cannot encode.
+    (messages.codec). `encrypted`: bodies are encrypted before they are stored or sent, with the keys of the bus. Raises
+    InvalidSetting for another form, a name that another class has, or a class that its codec cannot encode.
     """
     if isinstance(name, type):
         raise InvalidSetting(f"message: {name.__qualname__}: write @message('orders.order-placed'), with a name")
-    given = ("name", name, str), ("version", version, int), ("content_type", content_type, str)
+    given = (
+        *(("name", name, str), ("version", version, int), ("content_type", content_type, str)),
+        ("encrypted", encrypted, bool),
+    )
     refuse_misfits("message", (Argument(*each) for each in given))
     if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
         raise InvalidSetting(f"@message({name!r}): use dotted lower-case words, like 'orders.order-placed'")
@@ -61,6 +67,7 @@ def message(name: str, *, version: int = 1, content_type: str = JSON) -> Callabl
         _by_name[full_name] = cls
         _by_class[cls] = full_name
         _content_types[cls] = content_type
+        (_encrypted.add if encrypted else _encrypted.discard)(full_name)
         return cls
 
     return register
@@ -91,6 +98,16 @@ def name_of(cls: type) -> str:
 def content_type_of(cls: type) -> str:
     """Return the content type of messages of this class."""
     return _content_types.get(cls, JSON)
+
+
+def is_encrypted(name: str) -> bool:
+    """True for the type of a class that was declared with encrypted=True."""
+    return name in _encrypted
+
+
+def encrypted_types() -> list[str]:
+    """Return the types that were declared with encrypted=True."""
+    return sorted(_encrypted)
 
 
 def class_of(name: str) -> type:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 from durable.duration import LATEST as LATEST
 from durable.envelope import Envelope, unix_ms
+from durable.messages.sealed import is_sealed, message_bytes, parted
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 8_192
@@ -34,8 +35,8 @@ def find_error(
     """Return the reason why this envelope cannot be stored, or None."""
     if envelope.id.int in NO_IDS:
         return f"{envelope.id} is no id of a message"
-    if len(envelope.body) > max_message_bytes:
-        return f"the body has {len(envelope.body)} bytes, more than max_message_bytes ({max_message_bytes})"
+    if len(envelope.body) > max_message_bytes and (size := message_bytes(envelope.body)) > max_message_bytes:
+        return f"the body has {size} bytes, more than max_message_bytes ({max_message_bytes})"
     for name, value in (
         ("message_type", envelope.message_type),
         ("source", envelope.source),
@@ -59,6 +60,18 @@ def find_error(
             return f"{name} has no time zone"
         if moment is not None and not EARLIEST <= moment <= LATEST:
             return f"{name} lies outside the calendar"
+    return None
+
+
+def find_misplaced(envelope: Envelope) -> str | None:
+    """Return the reason why an encrypted body does not belong to this envelope, as far as it tells without its key."""
+    if not is_sealed(envelope.body):
+        return None
+    sealed = parted(envelope.body)
+    if sealed is None:
+        return "the encrypted body is broken off"
+    if sealed.destination != envelope.destination:
+        return "the encrypted body was sealed for another destination than its envelope names"
     return None
 
 

@@ -7,6 +7,8 @@
     health_unattended; or scheduled work is overdue by it
     work has waited for health_unattended, and none of the
     nodes that are alive handles its type
+    messages have waited for an encryption key for
+    health_unattended
 
 What is latched or paused may wait as long as it likes. `durable-agent status` and the monitor of each process judge by
 these rules.
@@ -71,6 +73,7 @@ def problems(gauges: Gauges, dormant: list[NodeId], waits: Waits, settings: Sett
         *_abandoned(gauges, dormant),
         *_unattended(gauges, settings),
         *_unclaimed(gauges, settings),
+        *_parked(gauges, settings),
         *_late(gauges, waits, settings.health_lag),
         *_latched(gauges, settings.health_latched),
         *_dead_letters(gauges, settings.health_dead_letters),
@@ -125,6 +128,15 @@ def _unclaimed(gauges: Gauges, settings: Settings) -> Iterator[str]:
             f"{_counted(group.waiting)} messages {group.name} wait, the oldest for {_seconds(group.oldest_age)}, "
             "and no living node handles them: start a node whose code has a handler for them, or an upcaster to one"
         )
+
+
+def _parked(gauges: Gauges, settings: Settings) -> Iterator[str]:
+    for group in gauges.parked:
+        if group.oldest_age >= settings.health_unattended:
+            yield (
+                f"{_counted(group.waiting)} messages wait for encryption key {group.key_id}, the oldest for "
+                f"{_seconds(group.oldest_age)}: give the nodes this key"
+            )
 
 
 def _late(gauges: Gauges, waits: Waits, limit: timedelta | None) -> Iterator[str]:

@@ -19,7 +19,8 @@ import msgspec
 from durable.arguments import Argument, annotations_of, refuse_misfits, refuse_unknown
 from durable.clock import Clock
 from durable.duration import Duration, duration
-from durable.envelope import DUE, Envelope, derived_id, new_id
+from durable.encryption.ring import KeyRing
+from durable.envelope import DUE, TENANT, Envelope, derived_id, new_id
 from durable.errors import InvalidMessage, InvalidSetting, WiringError
 from durable.messages import codec
 from durable.messages import validation as screening
@@ -33,7 +34,6 @@ from durable.telemetry import log
 Kind = Literal["command", "event", "cascade", "answer"]
 
 REPLY_TO = "reply-to"
-TENANT = "tenant"
 
 _BUSINESS_KEYS = UUID("6f0d1b4e-5c0a-5d57-9a3c-2d8f6b1e7a94")
 """The namespace of ids that are made of business keys; any fixed one would do."""
@@ -41,7 +41,7 @@ _BUSINESS_KEYS = UUID("6f0d1b4e-5c0a-5d57-9a3c-2d8f6b1e7a94")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:.")
 
 _NO_ID = UUID(int=0)
-_NO_ENVELOPE = Envelope(
+NO_ENVELOPE = Envelope(
     id=_NO_ID,
     message_type="",
     destination="",
@@ -153,6 +153,7 @@ class EnvelopeFactory:
         *,
         resolve: Callable[[str, str], str] = lambda uri, _message_type: uri,
         around: Callable[[Send], Send] = lambda send: send,
+        ring: KeyRing | None = None,
     ) -> None:
         self._service = service
         self._routes = routes
@@ -164,6 +165,7 @@ class EnvelopeFactory:
         self._unwanted: set[str] = set()
         self._around = around
         self._answers = Answers(settings)
+        self._ring = ring or KeyRing()
 
     @cached_property
     def send(self) -> Send:
@@ -255,7 +257,7 @@ class EnvelopeFactory:
         cause: Cause | None,
         options: SendOptions,
     ) -> list[Envelope]:
-        """An envelope for each destination, all with one id; raises InvalidMessage."""
+        """An envelope for each destination, all with one id; raises InvalidMessage, and InvalidSetting: no key."""
         now = self._clock.now()
         envelope_id = self._id(message_type, cause, options)
         caused_by = cause.envelope if cause else None
@@ -280,7 +282,7 @@ class EnvelopeFactory:
             codec.refuse_unfaithful(message, body, draft.content_type)
         envelopes = [msgspec.structs.replace(draft, destination=each, body=body) for each in destinations]
         self._refuse_unfit(envelopes, type(message).__qualname__, options)
-        return envelopes
+        return self._ring.sealed(envelopes) if self._ring.must_seal(message_type) else envelopes
 
     def _refuse_unfit(self, envelopes: Sequence[Envelope], name: str, options: SendOptions) -> None:
         first = envelopes[0]
@@ -335,7 +337,7 @@ def check_options(function: str, options: SendOptions, *, to: object = None) -> 
 def blank(message: object) -> Envelope:
     """Make an envelope without a destination, to encode a message that is only shown, or compared."""
     facts = {"message_type": name_of(type(message)), "content_type": content_type_of(type(message))}
-    return msgspec.structs.replace(_NO_ENVELOPE, **facts)
+    return msgspec.structs.replace(NO_ENVELOPE, **facts)
 
 
 def _headers(message_type: str, options: SendOptions, execution_time: datetime | None) -> dict[str, str]:

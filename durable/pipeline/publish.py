@@ -17,9 +17,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from durable.encryption.ring import KeyRing
 from durable.envelope import JSON, new_id
 from durable.errors import InvalidSetting
 from durable.pipeline.copying import connection
+from durable.pipeline.sealing import Sealing, sealed
 from durable.pipeline.session import needs_spark, spark_errors
 from durable.settings import Settings
 from durable.storage import staging
@@ -85,6 +87,8 @@ def publish(
 ) -> Published | None:
     """Write messages with envelopes()' columns into the database of these settings.
 
+    Bodies are encrypted with the keys of the settings, if their types are, or with encrypt_all.
+
     Returns how many rows there were and how many of them are new; None when the batch was published before. A batch
     without a name is known by its rows. `once`: add nothing that was published before, also when it was sent since; it
     takes longer. Raises InvalidSetting when a column does not fit, InvalidMessage when a row does not,
@@ -105,6 +109,8 @@ def publish(
         "dedupe_window": str(settings.dedupe_window.total_seconds()),
     }
     register(messages.sparkSession)
+    if (sealing := Sealing.of(KeyRing.of(settings))) is not None:
+        messages = sealed(messages, sealing)
     with spark_errors():
         named = {} if batch is None else {"batch": batch}
         messages.write.format("durable").mode("append").options(**options, **named).save()

@@ -27,6 +27,7 @@ from durable.pipeline.chunks import chunks
 from durable.pipeline.positions import SORTABLE, is_sortable
 from durable.pipeline.progress import Show
 from durable.pipeline.publish import publish, uuid8, uuid8_of
+from durable.pipeline.sealing import OLD_ID, Sealing, missing_keys, sealed
 from durable.pipeline.session import spark_errors
 from durable.settings import Settings, suggestion
 from durable.transports.addresses import check_destination
@@ -54,12 +55,14 @@ def messages(
     same_ids: bool = False,
     destination: str | None = None,
     order_by: Sequence[str] = ORDER,
+    sealing: Sealing | None = None,
 ) -> DataFrame:
     """The rows that have a body, as the messages of this replay: for where they went, or came in, or `destination`.
 
     They keep their correlation and causation. With `same_ids` they also keep the time at which they were sent. They
-    are published in the order of `order_by`. Raises InvalidSetting when that names a column which they do not have, and
-    for a destination that is no address.
+    are published in the order of `order_by`. Encrypted bodies are sealed anew by `sealing`, where the id or the address
+    is another; without it Spark fails at the first of them. Raises InvalidSetting when `order_by` names a column which
+    they do not have, for a destination that is no address, and for encrypted bodies whose key is missing.
     """
     from pyspark.sql import functions as F
 
@@ -75,7 +78,15 @@ def messages(
         **({"sent_at": F.col("sent_at")} if same_ids else {}),
         "order_by": _order(rows, order_by),
     }
-    return rows.where(F.col("body").isNotNull()).select(*(column.alias(kept) for kept, column in columns.items()))
+    if not same_ids or destination is not None:
+        columns[OLD_ID] = F.col("id")
+    found = rows.where(F.col("body").isNotNull()).select(*(column.alias(kept) for kept, column in columns.items()))
+    if sealing is not None and OLD_ID in columns:
+        with spark_errors():
+            missing = missing_keys(found, sealing)
+        if missing:
+            raise InvalidSetting(f"encryption_keys: no key {', '.join(missing)}, which these messages need; give it")
+    return sealed(found, sealing)
 
 
 def new_id_of(old: UUID, *, name: str) -> UUID:

@@ -23,6 +23,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from durable.encryption.ring import KeyRing
 from durable.envelope import new_id
 from durable.errors import InvalidMessage, InvalidSetting, StorageUnavailable
 from durable.failpoints import failpoint
@@ -33,6 +34,7 @@ from durable.pipeline.positions import positions
 from durable.pipeline.publishable import check_schema, dated, is_local, order_of, staged, whole
 from durable.pipeline.queueing import queueing
 from durable.pipeline.screens import Limits, flaw
+from durable.pipeline.sealing import Sealing, seal_batch
 from durable.settings import load_settings, suggestion
 from durable.storage import migrator, placements, staging
 from durable.storage.placements import Placements
@@ -41,7 +43,8 @@ from durable.storage.staging import Batch, Published, Staged
 pc: Any = pyarrow.compute  # its functions are made at run time, and no type checker knows them
 
 Mode = Literal["atomic", "fast"]
-OPTIONS: Final = ("url", "schema", "mode", "batch", "job", "once", "max_message_bytes", "dedupe_window")
+_SETTINGS: Final = ("max_message_bytes", "dedupe_window", "encryption_key_file", "encrypt_all")
+OPTIONS: Final = ("url", "schema", "mode", "batch", "job", "once", *_SETTINGS)
 _SPARKS_OWN: Final = ("checkpointlocation", "path", "queryname")
 
 
@@ -57,6 +60,7 @@ class Target:
     job: UUID
     batch: str | None
     once: bool
+    sealing: Sealing | None = None
 
 
 @dataclass
@@ -144,7 +148,7 @@ def target(options: Mapping[str, str], schema: StructType, overwrite: bool) -> T
         raise InvalidSetting(f"option mode: {mode!r}; must be atomic or fast")
     check_schema(schema)
     named = {"database_url": "url", "db_schema": "schema"}
-    named |= {name: name for name in ("max_message_bytes", "dedupe_window")}
+    named |= {name: name for name in _SETTINGS}
     settings = load_settings(**{name: options[given] for name, given in named.items() if given in options})
     if settings.database_url is None:
         raise InvalidSetting("option url: missing; give the database's URL, or set DURABLE_DATABASE_URL")
@@ -164,6 +168,7 @@ def target(options: Mapping[str, str], schema: StructType, overwrite: bool) -> T
         job=job,
         batch=options.get("batch"),
         once=once,
+        sealing=Sealing.of(KeyRing.of(settings)),
     )
 
 
@@ -182,6 +187,7 @@ class _Intake:
         self.flaw: str | None = None
         self.contents: Contents = contents.NOTHING
         self._to = to
+        self._ring = to.sealing.ring if to.sealing is not None else None
         self._partition = partition
         self._now = datetime.now(UTC)
 
@@ -197,6 +203,8 @@ class _Intake:
             queues = self._queueing(given, batch, local)
             if self.flaw is not None:
                 raise _Flawed
+            if self._ring is not None and self._to.sealing is not None:
+                batch = seal_batch(batch, self._to.sealing, self._ring)
             self.rows += batch.num_rows
             self.local_rows += pc.sum(local).as_py()
             given_times = dated(given)

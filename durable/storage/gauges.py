@@ -15,10 +15,12 @@ from typing import Final, NamedTuple
 from sqlalchemy import Connection
 
 from durable.envelope import NodeId
-from durable.storage import circuits, maintenance, nodes
+from durable.storage import circuits, maintenance, nodes, parked
 from durable.storage.circuits import OpenCircuit
 from durable.storage.nodes import Node
+from durable.storage.parked import Parked
 from durable.storage.sql import gauges as gauge_statements
+from durable.storage.sql.parked import PARKED_OWNER
 from durable.storage.sql.statement import Statement
 
 MOST_COUNTED: Final = 1_000
@@ -59,6 +61,8 @@ class Gauges(NamedTuple):
     """The time for which the first of the delayed messages is overdue."""
     dead_letters: int
     """Unresolved ones."""
+    parked: Sequence[Parked]
+    """Messages that wait for an encryption key, by key."""
     circuits: Sequence[OpenCircuit]
     nodes: Sequence[Node]
     locked: set[NodeId]
@@ -83,6 +87,7 @@ def read(conn: Connection, schema: str) -> Gauges:
         scheduled={Side.OUTGOING: scheduled.outgoing, Side.INCOMING: scheduled.incoming},
         overdue=scheduled.overdue,
         dead_letters=conn.execute(gauge_statements.COUNT_UNRESOLVED.within(schema), limit).scalar_one(),
+        parked=parked.read(conn, schema, MOST_COUNTED),
         circuits=circuits.read(conn, schema),
         nodes=nodes.read(conn, schema),
         locked=nodes.locked(conn, schema),
@@ -115,4 +120,5 @@ def _unowned(conn: Connection, schema: str, statements: Sequence[Statement]) -> 
 
 
 def _owned(conn: Connection, schema: str, statement: Statement) -> dict[NodeId, int]:
-    return {NodeId(row.owner_id): int(row[1]) for row in conn.execute(statement.within(schema), _BOUNDS)}
+    rows = conn.execute(statement.within(schema), _BOUNDS)
+    return {NodeId(row.owner_id): int(row[1]) for row in rows if row.owner_id != PARKED_OWNER}

@@ -5,15 +5,18 @@ A page ends where its bodies would be more than `batch_bytes`, but never before 
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection
 
+from durable.envelope import TENANT, Envelope, LeasedEnvelope
 from durable.storage.sql import in_flight as statements
 from durable.storage.sql.statement import Statement
 
 LAST_SEQ: Final = 2**63 - 1
+_ANY_TIME: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class InFlight(NamedTuple):
@@ -26,6 +29,22 @@ class InFlight(NamedTuple):
     content_type: str
     body: bytes
     is_scheduled: bool
+    tenant: str | None = None
+
+    def lease(self) -> LeasedEnvelope:
+        """Return as much of its envelope as decoding needs."""
+        envelope = Envelope(
+            id=self.id,
+            message_type=self.message_type,
+            destination=self.endpoint,
+            source="",
+            correlation_id=self.id,
+            body=self.body,
+            sent_at=_ANY_TIME,
+            content_type=self.content_type,
+            headers={} if self.tenant is None else {TENANT: self.tenant},
+        )
+        return LeasedEnvelope(envelope, endpoint=self.endpoint)
 
 
 class Page(NamedTuple):

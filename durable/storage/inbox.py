@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row
 
 from durable.duration import within_calendar
 from durable.envelope import Envelope, LeasedEnvelope, LeaseKey, NodeId
-from durable.messages.digest import conflicts, message_digest, terms_digest
+from durable.messages.digest import bodies_differ, conflicts, message_digest, terms_digest
 from durable.messages.ordering import FREE, QueueKeys
 from durable.storage import circuits
 from durable.storage.circuits import CircuitKind
@@ -87,7 +87,7 @@ def find_changed(conn: Connection, schema: str, duplicates: Sequence[Arrival]) -
 
 
 def _differs(known: Row[Any], arrival: Arrival) -> bool:
-    return bool(known.message_digest != _digest(arrival.envelope)) or conflicts(
+    return bodies_differ(known.message_digest, _digest(arrival.envelope)) or conflicts(
         known.terms, terms_digest(arrival.envelope), known.age_seconds
     )
 
@@ -159,9 +159,13 @@ def put_back(
     *,
     headers: Mapping[str, str],
     fair_key: str | None,
+    body: bytes,
 ) -> bool:
-    """Put it behind all that waits, unowned, with these headers instead of its own. False when the lease was lost."""
-    params = tried.columns() | {"headers": msgspec.json.encode(dict(headers)).decode(), "fair_key": fair_key}
+    """Put it behind all that waits, unowned, with these headers and this body instead of its own. False when the lease
+    was lost.
+    """
+    changed = {"headers": msgspec.json.encode(dict(headers)).decode(), "fair_key": fair_key, "body": body}
+    params = tried.columns() | changed
     return _settle(conn, schema, node, lease, statements.PUT_BACK, params, "put back") is not None
 
 

@@ -62,7 +62,7 @@ class InMemoryBus:
         self.bus = bus
         self.clock = clock or ManualClock()
         self._factories = {"session_factory": session_factory, "sync_session_factory": sync_session_factory}
-        self._mailbox = Mailbox(self.clock, bus.application.routes.places)
+        self._mailbox = Mailbox(self.clock, bus.application.routes.places, bus.application.ring)
         self._faults = Faults()
         self._sent: list[Envelope] = []
         self._peers: dict[str, InMemoryBus] = {}
@@ -100,13 +100,14 @@ class InMemoryBus:
 
     def sent(self, cls: type[T]) -> list[T]:
         """The messages of this class that were committed, in order; an event once, however many subscribers it has."""
-        return [decoded(envelope) for envelope in self.envelopes(cls)]
+        return [decoded(envelope, self.bus.application.ring) for envelope in self.envelopes(cls)]
 
     def sent_to(self, destination: str) -> list[Any]:
         """The messages that were committed for this destination."""
         self._runtime.settle_commits()
         destinations = self.bus.runtime.envelope_factory.destinations_of(destination)
-        return [decoded(envelope) for envelope in self._sent if envelope.destination in destinations]
+        ring = self.bus.application.ring
+        return [decoded(envelope, ring) for envelope in self._sent if envelope.destination in destinations]
 
     def envelopes(self, cls: type | None = None) -> list[Envelope]:
         """Return the committed envelopes: ids, headers, times. One for each message, as in sent()."""
@@ -172,7 +173,10 @@ class InMemoryBus:
         if isinstance(message, Envelope):
             envelope = message
         else:
-            envelope_factory = EnvelopeFactory(source, self.bus.application.routes, self.bus.settings, self.clock)
+            application = self.bus.application
+            envelope_factory = EnvelopeFactory(
+                source, application.routes, self.bus.settings, self.clock, ring=application.ring
+            )
             envelope = envelope_factory.command(message, to=self.bus.service, **options)
         self._receive(envelope)
         return envelope.id
@@ -240,6 +244,7 @@ class InMemoryBus:
         departing = self._mailbox.departing(self._reachable().keys())
         for row in departing:
             self._reachable()[row.endpoint]._receive(row.envelope, self.clock.now())
+        self._mailbox.release_parked()
         taken = self._mailbox.take(self.bus.application.by_type())
         if taken:
             await self._handle(taken)
@@ -261,7 +266,9 @@ class InMemoryBus:
             return None
         if handler.message_type not in self._agents:
             runtime, application = self._runtime, self.bus.application
-            context = AgentContext(runtime.database, ANY_NODE, runtime.settings, self.clock, runtime.counters)
+            context = AgentContext(
+                runtime.database, ANY_NODE, runtime.settings, self.clock, runtime.counters, application.ring
+            )
             attempts = MemoryAttempts(
                 handler,
                 context,
@@ -286,11 +293,12 @@ class InMemoryBus:
         bus that sends it: a test may have advanced one clock and not the other.
         """
         arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(envelope), type=Envelope)
-        reason = screening.find_error(arrived, **self.bus.settings.limits)
+        reason = screening.find_error(arrived, **self.bus.settings.limits) or screening.find_misplaced(arrived)
         reason = reason or self._find_misdating(arrived, max(self.clock.now(), sent_at or self.clock.now()))
         if reason is not None:
             self._mailbox.quarantine(arrived, reason)
             return STORED
+        arrived = self.bus.application.ring.arrived(arrived)
         arrivals = self._faults.arrivals(arrived.message_type)
         outcomes = [self._store(endpoint, arrived) for _ in range(arrivals)]
         return outcomes[0]

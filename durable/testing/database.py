@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from durable.agents.settling import pause_and_release
 from durable.errors import WiringError
 from durable.settings import Settings
-from durable.storage import circuits, delayed, expiry, inbox, leases, schedules
+from durable.storage import circuits, delayed, expiry, inbox, leases, parked, schedules
 from durable.storage.database import Database, answer
 from durable.testing.mailbox import Mailbox
 from durable.testing.schedules import MemorySchedules
@@ -31,6 +31,7 @@ class MemoryDatabase(Database):
         self._for(inbox.dead_letter)(mailbox.dead_letter)
         self._for(inbox.expire)(mailbox.expire)
         self._for(expiry.bury_incoming)(mailbox.bury_incoming)
+        self._for(parked.park)(mailbox.park)
         self._for(leases.release)(mailbox.release)
         self._for(pause_and_release)(mailbox.pause_and_release)
         self._for(delayed.cancel_message)(mailbox.cancel_message)

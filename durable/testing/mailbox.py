@@ -26,8 +26,9 @@ from durable.application.handlers import Handler
 from durable.application.retry import Pause
 from durable.clock import Clock
 from durable.duration import within_calendar
+from durable.encryption.ring import KeyRing
 from durable.envelope import DUE, Envelope, LeasedEnvelope, LeaseKey, NodeId, new_id
-from durable.messages.digest import conflicts, terms_digest
+from durable.messages.digest import bodies_differ, conflicts, message_digest, terms_digest
 from durable.messages.ordering import OrderingRules
 from durable.messages.routing import LOCAL
 from durable.outcomes import DUPLICATE, OTHER_BODY, STORED, Outcome
@@ -51,6 +52,7 @@ class Mailbox:
     clock: Clock
     circuits: MemoryCircuits = field(init=False)
     places: OrderingRules = field(default_factory=OrderingRules)
+    ring: KeyRing = field(default_factory=KeyRing)
     incoming: dict[Key, Row] = field(default_factory=dict)
     outgoing: dict[Key, Row] = field(default_factory=dict)
     handled: list[Handled] = field(default_factory=list)
@@ -96,8 +98,10 @@ class Mailbox:
 
     def _is_copy(self, known: Envelope, envelope: Envelope) -> bool:
         age_seconds = (self.clock.now() - known.sent_at).total_seconds()
-        same = (known.message_type, known.body) == (envelope.message_type, envelope.body)
-        return same and not conflicts(terms_digest(known), terms_digest(envelope), age_seconds)
+        first, second = (message_digest(each.message_type, each.body) for each in (known, envelope))
+        return not bodies_differ(first, second) and not conflicts(
+            terms_digest(known), terms_digest(envelope), age_seconds
+        )
 
     def quarantine(self, envelope: Envelope, reason: str) -> None:
         self._bury(envelope, Letter.because(reason, QUARANTINED), attempts=0)
@@ -127,7 +131,8 @@ class Mailbox:
             is_stopped = (
                 row.type in stopped or self.circuits.of(CircuitKind.KEY, row.envelope.partition_key or "") is not None
             )
-            if fits and row.ordering_key not in held and row.is_due(now) and not is_stopped:
+            may_go = row.is_due(now) and not is_stopped and not row.is_parked
+            if fits and row.ordering_key not in held and may_go:
                 taken.append(row.lease())
                 if len(taken) >= self._most_at_once(handlers.get(row.type)):
                     break
@@ -164,7 +169,7 @@ class Mailbox:
             elif rows is self.outgoing and burials.others:
                 self._bury(row.envelope, Letter.because("expired before it was sent", "expired"), attempts=row.attempts)
             else:
-                self.expired.append(Expired(decoded(row.envelope), row.envelope))
+                self.expired.append(Expired(decoded(row.envelope, self.ring), row.envelope))
         return len(self.expired) - expired
 
     def _bury_late(self, row: Row, reason: str) -> None:
@@ -175,7 +180,7 @@ class Mailbox:
         """Return the messages that are due later, the next first."""
         now = self.clock.now()
         waiting = [
-            Scheduled(decoded(row.envelope), row.envelope, row.due, row.attempts)
+            Scheduled(decoded(row.envelope, self.ring), row.envelope, row.due, row.attempts)
             for row in (*self.incoming.values(), *self.outgoing.values())
             if row.due is not None and row.due > now
         ]
@@ -203,6 +208,19 @@ class Mailbox:
         row.due = now + within_calendar(delay, now)
         return True
 
+    def park(self, node: NodeId, leases: Collection[LeaseKey]) -> int:
+        for envelope_id, endpoint, _ in leases:
+            row = self.incoming[envelope_id, endpoint]
+            row.epoch += 1
+            row.is_parked = True
+        return len(leases)
+
+    def release_parked(self) -> None:
+        """Let messages go on whose encryption keys are here by now."""
+        for row in self.incoming.values():
+            if row.is_parked and self.ring.missing(row.envelope.body) is None:
+                row.is_parked = False
+
     def release(self, table: Recovery, node: NodeId, leases: Collection[LeaseKey]) -> int:
         rows = [self.incoming[envelope_id, endpoint] for envelope_id, endpoint, _ in leases]
         for row in rows:
@@ -217,11 +235,12 @@ class Mailbox:
         *,
         headers: Mapping[str, str],
         fair_key: str | None,
+        body: bytes,
     ) -> bool:
         if not self.owns(lease):
             return False
         row = self.incoming.pop(_key(lease))
-        row.envelope = msgspec.structs.replace(row.envelope, headers=dict(headers))
+        row.envelope = msgspec.structs.replace(row.envelope, headers=dict(headers), body=body)
         row.epoch += 1
         row.attempts += tried.counted
         self.incoming[row.key] = row
@@ -269,7 +288,7 @@ class Mailbox:
             return False
         row = self.incoming.pop(_key(lease), None)
         if row is not None:
-            self.expired.append(Expired(decoded(row.envelope), row.envelope))
+            self.expired.append(Expired(decoded(row.envelope, self.ring), row.envelope))
         return row is not None
 
     def bury_incoming(
@@ -347,7 +366,7 @@ class Mailbox:
 
     def _bury(self, envelope: Envelope, letter: Letter, *, attempts: int, endpoint: str | None = None) -> None:
         why = letter.exception_type, letter.reason, letter.traceback
-        self.dead_letters.append(DeadLetter(decoded(envelope), envelope, attempts, *why, endpoint))
+        self.dead_letters.append(DeadLetter(decoded(envelope, self.ring), envelope, attempts, *why, endpoint))
 
 
 def _key(lease: LeasedEnvelope) -> Key:

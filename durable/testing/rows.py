@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from durable.encryption.ring import KeyRing
 from durable.envelope import Envelope, LeasedEnvelope
-from durable.errors import InvalidMessage, UnknownMessageType
+from durable.errors import InvalidMessage, MissingKey, UnknownMessageType
 from durable.messages import codec
 from durable.messages import registry as messages
 from durable.storage.inbox import Key
@@ -63,6 +64,8 @@ class Row:
     attempts: int = 0
     epoch: int = 0
     ordering_key: str | None = None
+    is_parked: bool = False
+    """True while it waits for its encryption key."""
 
     @property
     def key(self) -> Key:
@@ -82,9 +85,10 @@ class Row:
         return self.envelope.is_late(now)
 
 
-def decoded(envelope: Envelope) -> Any:
+def decoded(envelope: Envelope, ring: KeyRing) -> Any:
     """The message inside, or None when this process cannot read it."""
     try:
-        return codec.decode(envelope.body, messages.class_of(envelope.message_type), envelope.content_type)
-    except (InvalidMessage, UnknownMessageType):
+        cls = messages.class_of(envelope.message_type)
+        return codec.decode(ring.opened(envelope).body, cls, envelope.content_type)
+    except (InvalidMessage, MissingKey, UnknownMessageType):
         return None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from durable import Bus, CircuitBreaker, Context, Outgoing, Retry, RetryLater, SendNext
+from durable import Bus, CircuitBreaker, Context, Keys, Outgoing, Retry, RetryLater, SendNext
 from durable.embedded import Embedded
 from durable.recovery import membership
 from tests.contract.test_bus import InMemory, OnPostgres, OrderPlaced, OrderShipped, Sending, World
@@ -31,6 +31,7 @@ class Plan:
     drops: bool = False
     pauses: bool = False
     doubles: bool = False
+    encrypts: bool = False
 
 
 def _retries(plan: Plan) -> None:
@@ -53,6 +54,7 @@ FEATURES: dict[str, Callable[[Plan], None]] = {
     "cascade": lambda plan: setattr(plan, "cascades", True),
     "drop": lambda plan: setattr(plan, "drops", True),
     "expiry": lambda plan: plan.handles.update(on_expiry="dead-letter"),
+    "encryption": lambda plan: setattr(plan, "encrypts", True),
 }
 
 
@@ -72,6 +74,9 @@ class Shop:
     def __init__(self, bus: Bus, plan: Plan) -> None:
         self.handled: list[int] = []
         self.shipped: list[int] = []
+        if plan.encrypts:
+            bus.keys_from(lambda: Keys({"a": bytes(32)}))
+            bus.application.ring.everything = True
         if plan.drops:
             bus.use(Sending(drop_the_second))
 

@@ -27,6 +27,7 @@ from durable import (
     InvalidMessage,
     InvalidSetting,
     JsonCodec,
+    Keys,
     MsgpackCodec,
     Outbox,
     PauseListener,
@@ -114,6 +115,9 @@ WRONG: dict[str, list[Any]] = {
     "OnExpiry | None": ["stop", 17, ODD],
     "Mapping[str, int] | None": [17, ["a"], {"a": "b"}, {1: 1}, ODD],
     "Mapping[str, str] | None": HEADERS,
+    "Mapping[str, str]": [*HEADERS, None],
+    "Mapping[str, bytes]": [17, ["a"], {"a": "b"}, {"a": b"short"}, {1: bytes(32)}, None, ODD],
+    "Callable[[], Keys]": [*FUNCTIONS, None],
     "Mapping[type, Check] | None": [17, {"a": len}, {Placed: 17}, ODD],
     "Mode": ["half", 17, None, ODD],
     "Misfire": ["never", 17, None, ODD],
@@ -168,6 +172,7 @@ def calls() -> Iterator[Call]:
     yield Call("Bus", Bus, {"service": "shop"})
     yield Call("handles", lambda **given: Bus("a").handles(**given)(handler), {"cls": Placed})
     yield Call("on_error", bus.on_error, {"retry": Retry()})
+    yield Call("keys_from", bus.keys_from, {"source": Keys})
     yield Call("use", bus.use, {"middleware": Validation()})
     yield Call("trace", bus.trace, {})
     yield Call("meter", bus.meter, {})
@@ -193,6 +198,7 @@ def calls() -> Iterator[Call]:
     yield Call("Retry", Retry, {})
     yield Call("RetryAfter", RetryAfter, {})
     yield Call("CircuitBreaker", CircuitBreaker, {})
+    yield Call("Keys", Keys, {"keys": {"a": bytes(32)}})
     yield Call("RetryLater", RetryLater, {"after": 5})
     yield Call("PauseListener", PauseListener, {"for_": 5})
     yield Call("Depends", Depends, {"provider": len})

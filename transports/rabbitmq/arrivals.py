@@ -23,6 +23,7 @@ from pamqp.commands import Basic
 
 from durable.envelope import JSON, Envelope, media_type
 from durable.errors import InvalidMessage
+from durable.messages.sealed import message_bytes
 from durable.transports.rabbitmq.message import as_text, is_ours, parsed_uuid, received
 
 _IDS: Final = UUID("5f0f8d2c-62a5-4f0e-9c1b-4a3f6c7f3a51")  # the namespace of ids that are made here (RFC 9562, 6.5)
@@ -54,9 +55,9 @@ def mapped(
 ) -> Envelope | Unmappable:
     """Return the envelope in a delivery that arrived `now`."""
     try:
-        if len(body) > limit_bytes:
+        if message_bytes(body) > limit_bytes:
             raise InvalidMessage(
-                f"the body has {len(body)} bytes, more than max_message_bytes ({limit_bytes}); send less"
+                f"the body has {message_bytes(body)} bytes, more than max_message_bytes ({limit_bytes}); send less"
             )
         headers = about.headers or {}
         if (deaths := _deaths(headers)) > MOST_DEATHS:
@@ -68,7 +69,7 @@ def mapped(
         return _foreign(about, headers, body, origin, now)
     except (InvalidMessage, RecursionError) as error:
         facts = metadata(delivery, about, origin)
-        if len(body) <= limit_bytes:
+        if message_bytes(body) <= limit_bytes:
             return Unmappable(body, str(error), facts)
         digest = {"body-bytes": str(len(body)), "body-sha256": hashlib.sha256(body).hexdigest()}
         return Unmappable(b"", str(error), facts | digest)

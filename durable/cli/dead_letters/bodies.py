@@ -4,6 +4,8 @@ JSON of any kind, text   unchanged                           edited unchanged
 a codec's bytes          JSON of the message they hold,      JSON, which the codec encodes as the message's class
                          or of the values in msgpack
 other bytes              text if they are text, else base64  unchanged
+encrypted bytes          the id of their key; opened where   any of these, which is encrypted
+                         the operator asks for it
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ from typing import Any, Final
 import msgspec
 
 from durable.application.application import Application
+from durable.encryption.ring import KeyRing
 from durable.envelope import JSON, Envelope, media_type
 from durable.errors import InvalidMessage, InvalidSetting, UnknownMessageType
 from durable.messages import codec, upcasting
 from durable.messages.codecs.json import JsonCodec
 from durable.messages.codecs.msgpack import MSGPACK
 from durable.messages.registry import class_of
-from durable.outbox.envelope_factory import blank
+from durable.messages.sealed import is_sealed, parted
+from durable.outbox.envelope_factory import NO_ENVELOPE, blank
 from durable.storage.dead_letters import DeadLetter
 
 _TEXT: Final = ("/json", "+json", "/xml", "+xml")
@@ -28,11 +32,53 @@ _json = JsonCodec()
 
 
 def row(name: str, body: bytes, content_type: str | None, message_type: str | None) -> dict[str, Any]:
-    """Write a body as text, and in base64 where that text is not the body itself."""
+    """Write a body as text, and in base64 where that text is not the body itself; of an encrypted one its key."""
+    if is_sealed(body):
+        sealed = parted(body)
+        return {name: None, f"{name}_key": sealed.key_id if sealed is not None else ""}
     text = _text(body, content_type or JSON, message_type)
     if text is not None and text.encode(errors="surrogatepass") == body:
         return {name: text}
     return {name: text, f"{name}_base64": base64.b64encode(body).decode()}
+
+
+def opened(letter: DeadLetter, ring: KeyRing) -> DeadLetter:
+    """The letter with readable bodies. Raises MissingKey, Forged, and InvalidSetting without any key."""
+    if not ring.is_configured:
+        raise InvalidSetting(
+            "--decrypt: no key is given; give encryption_keys or encryption_key_file, or APP:BUS with Bus.keys_from()"
+        )
+    envelope = _about(letter)
+    if envelope is None:
+        return letter
+    again = letter.edited_body
+    if again is not None:
+        again = ring.opened(msgspec.structs.replace(envelope, body=again)).body
+    return msgspec.structs.replace(letter, body=ring.opened(envelope).body, edited_body=again)
+
+
+def sealed_as(letter: DeadLetter, body: bytes, ring: KeyRing) -> bytes:
+    """Encrypt a new body of a letter, if the old one is encrypted, or its class is by now. Raises InvalidSetting."""
+    envelope = _about(letter)
+    if envelope is None or not (is_sealed(letter.body) or ring.must_seal(envelope.message_type)):
+        return body
+    before = parted(letter.body)
+    return ring.seal(envelope, body, before.destination if before is not None else envelope.destination)
+
+
+def _about(letter: DeadLetter) -> Envelope | None:
+    """Return as much of the envelope of a letter as its body is sealed with; None for what is no envelope."""
+    about = letter.summary
+    if about.id is None or about.message_type is None:
+        return None
+    return msgspec.structs.replace(
+        NO_ENVELOPE,
+        id=about.id,
+        message_type=about.message_type,
+        destination=about.address,
+        body=letter.body,
+        headers=letter.headers,
+    )
 
 
 def edited(letter: DeadLetter, body: bytes, application: Application | None) -> bytes:

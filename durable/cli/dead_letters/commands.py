@@ -33,8 +33,9 @@ from durable.cli.dead_letters.selection import (
 from durable.cli.output import emit
 from durable.cli.runs import Work, Yes, actor_name, confirm, work_options
 from durable.cli.send import read_body
-from durable.cli.target import schema_connection
+from durable.cli.target import Target, ring_of, schema_connection
 from durable.dead_letters.bulk import Run
+from durable.encryption.ring import KeyRing
 from durable.errors import DurableError, InvalidMessage, InvalidSetting
 from durable.storage import dead_letters as storage
 from durable.storage.dead_letters import DeadLetter, Selection
@@ -65,6 +66,7 @@ Reason = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="re
 DiscardReason = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="reason for discarding; stored with the letter")
 ]
+Decrypt = Annotated[bool, typer.Option("--decrypt", help="decrypt the body with the keys of APP:BUS or the settings")]
 Body = Annotated[str, typer.Option("--body", metavar="JSON", help="new body; - reads standard input")]
 
 
@@ -101,9 +103,11 @@ def list_letters(
 
 @app.command()
 @taking(chosen=choose_named)
-def show(chosen: Chosen) -> None:
+def show(chosen: Chosen, decrypt: Decrypt = False) -> None:
     """Show one letter whole: its body, each attempt with its traceback, and the rest of its conversation."""
     letter = find_letter(chosen, resolved=None)
+    if decrypt:
+        letter = letter_bodies.opened(letter, _ring_of(chosen))
     schema = chosen.settings.db_schema
     with schema_connection(chosen.settings) as conn:
         attempts = views.attempt_rows(storage.attempts(conn, schema, letter.summary.letter_id))
@@ -180,7 +184,11 @@ def _checked_body(letter: DeadLetter, body: str, chosen: Chosen) -> bytes:
             raise InvalidMessage(f"the body has {len(changed)} bytes; max_message_bytes is {limit}")
     except (InvalidMessage, msgspec.DecodeError) as error:
         raise InvalidSetting(f"--body: {error}") from error
-    return changed
+    return letter_bodies.sealed_as(letter, changed, _ring_of(chosen))
+
+
+def _ring_of(chosen: Chosen) -> KeyRing:
+    return ring_of(Target(chosen.bus, chosen.settings))
 
 
 def _rehearse(chosen: Chosen, limit: int | None, body: bytes | None = None) -> None:

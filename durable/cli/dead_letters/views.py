@@ -237,6 +237,8 @@ def _body_lines(name: str, row: Row) -> list[Block]:
 
 
 def _shown(row: Row, name: str = "body") -> str:
+    if (key_id := row.get(f"{name}_key")) is not None:
+        return f"(encrypted with key {key_id}; show --decrypt opens it)"
     return str(row[name]) if row[name] is not None else f"base64 {row[f'{name}_base64']}"
 
 

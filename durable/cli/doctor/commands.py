@@ -10,6 +10,7 @@ import typer
 from durable.cli.doctor.application import application_checks
 from durable.cli.doctor.checks import Check, Verdict, ok
 from durable.cli.doctor.database import database_checks
+from durable.cli.doctor.encryption import key_checks
 from durable.cli.doctor.engines import engine_checks
 from durable.cli.output import Block, emit
 from durable.cli.target import Target, on_target
@@ -23,6 +24,7 @@ def doctor(target: Target) -> None:
     checks = [
         ok("settings", f"{len(settings.model_fields_set)} set, all valid"),
         *database_checks(settings, has_sync_handlers=any(not handler.is_async for handler in declared)),
+        *key_checks(target),
         *([*engine_checks(bus), *application_checks(bus)] if bus is not None else []),
     ]
     healthy = all(check.verdict is not Verdict.FAIL for check in checks)

@@ -25,6 +25,7 @@ from durable.cli.command import taking
 from durable.cli.doctor.checks import Verdict
 from durable.cli.output import Block, Show, emit, progress
 from durable.cli.target import BusName, DatabaseUrl, SchemaName, connection, load_target
+from durable.envelope import TENANT
 from durable.errors import InvalidMessage, SchemaMismatch
 from durable.observability import health
 from durable.settings import Settings
@@ -96,6 +97,7 @@ class _Survey:
 
     def __init__(self, application: Application) -> None:
         self._classes = {name: handler.cls for name, handler in application.by_type().items()}
+        self._ring = application.ring
         self._trials: dict[tuple[str, Place], DecodeCheck] = {}
         self._unhandled: dict[tuple[str, Place], int] = {}
         self._done = self._total = 0
@@ -126,7 +128,7 @@ class _Survey:
             self._unhandled[key] = self._unhandled.get(key, 0) + 1
             return
         if key not in self._trials:
-            self._trials[key] = DecodeCheck(message.message_type, cls)
+            self._trials[key] = DecodeCheck(message.message_type, cls, self._ring)
         self._trials[key].run([message])
 
     def _told(self, count: int, show: Show) -> None:
@@ -159,7 +161,9 @@ def _message_of(letter: DeadLetter) -> InFlight | None:
     envelope = lease.envelope
     number, endpoint = letter.summary.letter_id, letter.summary.address
     return InFlight(
-        number, envelope.id, endpoint, envelope.message_type, envelope.content_type, envelope.body, is_scheduled=False
+        *(number, envelope.id, endpoint, envelope.message_type, envelope.content_type, envelope.body),
+        is_scheduled=False,
+        tenant=envelope.headers.get(TENANT),
     )
 
 
@@ -212,7 +216,10 @@ def _undeclared(conn: Connection, schema: str, application: Application) -> list
 def _finding(key: tuple[str, Place], trial: DecodeCheck) -> Finding:
     message_type, place = key
     if not trial.failed:
-        return Finding(message_type, place, Verdict.OK, trial.tried, 0, f"{trial.tried:,} decode")
+        locked = (
+            f", {trial.locked:,} of them unseen: they are encrypted with keys that are not here" if trial.locked else ""
+        )
+        return Finding(message_type, place, Verdict.OK, trial.tried, 0, f"{trial.tried:,} decode{locked}")
     verb = "does" if trial.failed == 1 else "do"
     detail = f"{trial.failed:,} of {trial.tried:,} {verb} not decode: {trial.error}"
     advice = _REPLAY if place == "dead letters" else _DECODE

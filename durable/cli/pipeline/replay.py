@@ -15,7 +15,7 @@ from durable.cli.dead_letters.selection import SideName
 from durable.cli.output import Table, phases, progress
 from durable.cli.pipeline.options import LakeUrl, SparkPlace, find_lake
 from durable.cli.pipeline.steps import Ended, Step
-from durable.cli.target import Target, connection, load_target
+from durable.cli.target import Target, connection, load_target, ring_of
 from durable.errors import InvalidSetting
 from durable.pipeline.session import needs_spark, spark_errors
 from durable.storage import migrator, placements, replays
@@ -165,7 +165,16 @@ def replay(
         rows, groups = _chosen(session, choice, place, parquet)
     with needs_spark():
         from durable.pipeline.replay import messages, refuse_forgotten
-    named = messages(rows, name=name, same_ids=same_ids, destination=destination, order_by=plan["order-by"])
+        from durable.pipeline.sealing import Sealing
+    sealing = Sealing.of(ring_of(target))
+    named = messages(
+        rows,
+        name=name,
+        same_ids=same_ids,
+        destination=destination,
+        order_by=plan["order-by"],
+        sealing=sealing,
+    )
     if same_ids:
         refuse_forgotten(named, settings.dedupe_window)
     if not dry_run:

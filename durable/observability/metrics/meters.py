@@ -150,6 +150,7 @@ _NOTHING: Final = Gauges(
     scheduled={},
     overdue=None,
     dead_letters=0,
+    parked=(),
     circuits=(),
     nodes=(),
     locked=set(),

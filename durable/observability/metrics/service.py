@@ -44,6 +44,8 @@ def _tables(found: Gauges, declared: Declared, stale: timedelta) -> Iterator[Fam
     overdue = found.overdue or timedelta(0)
     yield gauge("scheduled_overdue_seconds", "by which the first of what is put off is late", overdue.total_seconds())
     yield gauge("dead_letters", "that are unresolved, counted up to 1000", found.dead_letters)
+    parked = {group.key_id: group.waiting for group in found.parked}
+    yield gauges("parked_messages", "that wait for an encryption key, counted up to 1000", "key", parked)
     yield _circuits(found, declared)
     states = list(node_states(found, stale).values())
     yield gauges("nodes", "of the service, by state", "state", {state: states.count(state) for state in NodeState})

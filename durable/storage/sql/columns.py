@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from durable.messages.sealed import DIGEST_BYTES, KEY_ID_AT, MAGIC
+
 ENVELOPE: Final = (
     "id, message_type, source, correlation_id, causation_id, partition_key, content_type, headers, body, sent_at, "
     "deliver_by"
@@ -76,3 +78,32 @@ def known_digest(moved: str) -> str:
             WHERE known.id = {moved}.id AND known.endpoint = {moved}.endpoint),
         (SELECT known.message_digest FROM {{schema}}.undated_ids AS known
             WHERE known.id = {moved}.id AND known.endpoint = {moved}.endpoint))"""
+
+
+def is_sealed(body: str) -> str:
+    """The condition that a body is encrypted (durable.messages.sealed)."""
+    magic = f"decode('{MAGIC.hex()}', 'hex')"
+    return f"(octet_length({body}) > {KEY_ID_AT} AND substring({body} FROM 1 FOR {len(MAGIC)}) = {magic})"
+
+
+def key_id_of(body: str) -> str:
+    """The id of the key of an encrypted body; NULL for a readable one."""
+    key_id = f"substring({body} FROM {KEY_ID_AT + 2} FOR get_byte({body}, {KEY_ID_AT}))"
+    return f"CASE WHEN {is_sealed(body)} THEN encode({key_id}, 'escape') END"
+
+
+def digests_differ(known: str, digest: str) -> str:
+    """The condition that two digests are of different messages: durable.messages.digest.bodies_differ."""
+    comparable = f"({known} & 1) = ({digest} & 1) AND (({known} & 1) = 0 OR ({known} >> 44) = ({digest} >> 44))"
+    return f"({known} <> {digest} AND {comparable})"
+
+
+def bodies_differ(known: str, body: str) -> str:
+    """The condition that two bodies are of different messages: encrypted ones are compared by their digests."""
+    return f"""CASE WHEN {is_sealed(known)} AND {is_sealed(body)}
+        THEN {digests_differ(_carried_digest(known), _carried_digest(body))} ELSE {known} IS DISTINCT FROM {body} END"""
+
+
+def _carried_digest(body: str) -> str:
+    digest = f"encode(substring({body} FROM {len(MAGIC) + 1} FOR {DIGEST_BYTES}), 'hex')"
+    return f"CAST(CAST('x' || {digest} AS bit(64)) AS bigint)"

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
+from durable.envelope import TENANT
 from durable.storage.sql.columns import FREE, QUEUED
 from durable.storage.sql.statement import Statement
 
-_COLUMNS: Final = "seq, id, endpoint, message_type, content_type, body, execution_time IS NOT NULL AS is_scheduled"
+_COLUMNS: Final = (
+    "seq, id, endpoint, message_type, content_type, body, execution_time IS NOT NULL AS is_scheduled, "
+    f"headers->>'{TENANT}' AS tenant"
+)
 _NOT_EXPIRED: Final = "(deliver_by IS NULL OR deliver_by > now())"
 # The ways in which a row can wait, each with its own index: due, due in its turn, for its time, and with a node.
 _DUE: Final = f"message_type = %s AND {FREE}"
@@ -23,7 +27,7 @@ WITH page AS MATERIALIZED ({page}), measured AS (
     SELECT *, sum(octet_length(body)) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) - octet_length(body) AS before
     FROM page
 )
-SELECT seq, id, endpoint, message_type, content_type, body, is_scheduled FROM measured
+SELECT seq, id, endpoint, message_type, content_type, body, is_scheduled, tenant FROM measured
 WHERE before < :batch_bytes ORDER BY {order}
 """)
 

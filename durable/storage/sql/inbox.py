@@ -134,7 +134,8 @@ SELECT id FROM put_off
 PUT_BACK = Statement(f"""
 WITH put_off AS (
     UPDATE {{schema}}.incoming_envelopes SET owner_id = 0, epoch = epoch + 1, attempts = attempts + :counted,
-        seq = DEFAULT, headers = CAST(:headers AS jsonb), fair_key = CAST(:fair_key AS text)
+        seq = DEFAULT, headers = CAST(:headers AS jsonb), fair_key = CAST(:fair_key AS text),
+        body = CAST(:body AS bytea)
     WHERE {_THIS}
     RETURNING id, endpoint
 ), {_KEEP_FAILURES}

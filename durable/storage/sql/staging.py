@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from durable.storage.sql.columns import DATED, remember_undated
+from durable.storage.sql.columns import DATED, bodies_differ, digests_differ, remember_undated
 from durable.storage.sql.statement import Statement
 
 _ENVELOPE: Final = (
@@ -116,6 +116,8 @@ FROM {{staged}} GROUP BY id, destination, endpoint HAVING count(DISTINCT carried
 
 def _differs(known: str, column: str) -> str:
     differs = f"{known}.{column} IS DISTINCT FROM staged.{column}"
+    if column == "body":
+        differs = bodies_differ(f"{known}.body", "staged.body")
     if column in ("headers", "partition_key"):
         differs = f"{_VALUES[column].format(known)} IS DISTINCT FROM {_VALUES[column].format('staged')}"
     if column == "sent_at":
@@ -138,7 +140,8 @@ def _differing(known: str) -> str:
 def _remembered(ids: str, condition: str = "") -> str:
     return f"""SELECT staged.*, known.endpoint AS address FROM {{staged}}
     JOIN {{schema}}.{ids} AS known ON known.id = staged.id AND known.endpoint = COALESCE(staged.endpoint, destination)
-    WHERE (known.carried <> staged.carried OR known.message_digest <> staged.message_digest){condition}"""
+    WHERE (known.carried <> staged.carried OR {digests_differ("known.message_digest", "staged.message_digest")})
+        {condition}"""
 
 
 # Messages that wait in the outbox are compared as they are, others by what is remembered with their ids.

@@ -16,6 +16,7 @@ from durable.settings import Settings
 from durable.storage.circuits import OpenCircuit
 from durable.storage.gauges import MOST_COUNTED, Gauges, Side, Unowned
 from durable.storage.nodes import Node
+from durable.storage.parked import Parked
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -42,6 +43,7 @@ def found(**changes: Any) -> Gauges:
         scheduled={Side.OUTGOING: 0, Side.INCOMING: 0},
         overdue=None,
         dead_letters=0,
+        parked=[],
         circuits=[],
         nodes=[node()],
         locked={NODE},
@@ -76,11 +78,12 @@ def problems(gauges: Gauges, *, dormant: list[NodeId] | None = None, **settings:
         (found(circuits=[latched(600, probing=False)]), {"health_latched": MINUTE}),
         (found(dead_letters=9), {"health_dead_letters": 10}),
         (found(overdue=timedelta(seconds=59)), {}),
+        (found(parked=[Parked("2026-11", 3, timedelta(seconds=59))]), {}),
     ],
     ids=[
         "nothing waits", "no node, and nothing has waited for long", "a backlog, and a node", "nobody wants to hear it",
         "what is latched may lag", "latched for less", "a handler is no destination",
-        "a pause is no latch", "fewer dead letters", "hardly overdue",
+        "a pause is no latch", "fewer dead letters", "hardly overdue", "parked for less",
     ],
 )  # fmt: skip
 def test_service_is_healthy(gauges: Gauges, settings: dict[str, Any]) -> None:
@@ -94,6 +97,7 @@ def test_service_is_healthy(gauges: Gauges, settings: dict[str, Any]) -> None:
         (found(nodes=[node(MINUTE)], unowned=unowned(1)), {}, "work has waited for 60 s and no node is alive"),
         (found(locked=set(), unowned=unowned(1)), {}, "work has waited for 60 s and no node is alive"),
         (found(nodes=[], locked=set(), unowned=unowned(1)), {"health_unattended": 2 * MINUTE}, None),
+        (found(parked=[Parked("2026-11", 3, MINUTE)]), {}, "3 messages wait for encryption key 2026-11, the oldest"),
         (found(overdue=MINUTE), {}, "scheduled work is overdue by 60 s: see the log of a node"),
         (found(overdue=MINUTE, nodes=[]), {}, "scheduled work is overdue by 60 s: start a node"),
         (found(unowned=unowned(2)), {"health_lag": MINUTE}, f"outgoing {PEER} lags: its oldest message has waited"),
@@ -103,7 +107,8 @@ def test_service_is_healthy(gauges: Gauges, settings: dict[str, Any]) -> None:
         (found(partitioned_days=1), {}, "partitions are missing for today or tomorrow"),
     ],
     ids=[
-        "nobody is there", "the only node is stale", "the only node is dead", "nobody is there, and may be", "overdue",
+        "nobody is there", "the only node is stale", "the only node is dead", "nobody is there, and may be", "parked",
+        "overdue",
         "overdue and nobody is there", "it lags", "latched", "dead letters", "very many dead letters", "no partitions",
     ],
 )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Commands of `durable-agent keys`."""

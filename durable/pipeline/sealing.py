@@ -1,0 +1,162 @@
+"""Encrypted bodies in the pipeline: archives keep them as they are, and what is published is encrypted in the tasks.
+
+    archive, report, audit, purge     need no key: a body is bytes to them
+    publish                           encrypts readable bodies, in the tasks, before they are staged
+    replay                            under other ids, or to another address, bodies are opened and sealed anew
+
+A body that is sealed anew keeps its key: so the same replay makes the same bytes, and adds nothing the second time,
+also after a rotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Self
+from uuid import UUID
+
+import msgspec
+
+from durable.encryption.keys import Keys
+from durable.encryption.ring import KeyRing
+from durable.envelope import Envelope
+from durable.errors import InvalidSetting
+from durable.messages.registry import encrypted_types
+from durable.messages.sealed import KEY_ID_AT, MAGIC, is_sealed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+OLD_ID: Final = "sealed_for_id"
+"""Column with the id that an encrypted body was sealed for, where that is another than the row's."""
+
+_ANY_TIME: Final = datetime(2000, 1, 1, tzinfo=UTC)
+_headers = msgspec.json.Decoder(dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """Keys as tasks are given them, and the types whose bodies are encrypted."""
+
+    keys: Keys = field(repr=False)
+    types: Collection[str] = ()
+    everything: bool = False
+
+    @classmethod
+    def of(cls, ring: KeyRing) -> Self | None:
+        """Return the sealing by this ring; None where there are no keys. Raises InvalidSetting where there must be."""
+        if not ring.is_configured:
+            if ring.everything:
+                raise InvalidSetting("encryption_keys: no key is given, and encrypt_all is on; give one")
+            return None
+        return cls(ring.keys, tuple(encrypted_types()), ring.everything)
+
+    @property
+    def ring(self) -> KeyRing:
+        """Make a ring of these keys, for the rows of one task."""
+        return KeyRing(lambda: self.keys)
+
+    def must_seal(self, message_type: str) -> bool:
+        return self.everything or message_type in self.types
+
+
+def seal_batch(batch: pa.RecordBatch, sealing: Sealing, ring: KeyRing) -> pa.RecordBatch:
+    """Encrypt the bodies of whole rows that are readable and should not be."""
+    import pyarrow as pa
+
+    rows: list[dict[str, Any]] = batch.select(_columns(batch, OLD_ID)).to_pylist()
+    bodies = [_sealed(row, sealing, ring) for row in rows]
+    index = batch.schema.get_field_index("body")
+    return batch.set_column(index, "body", pa.array(bodies, pa.binary()))
+
+
+def sealed(messages: DataFrame, sealing: Sealing | None) -> DataFrame:
+    """Encrypt what is to be encrypted of messages that are to be published, and seal anew what was for other ids."""
+    from pyspark.sql import types as T
+
+    if sealing is None:
+        return _refuse_sealed(messages)
+    kinds = [
+        T.StructField("body", T.BinaryType()) if each.name == "body" else each
+        for each in messages.schema.fields
+        if each.name != OLD_ID
+    ]
+
+    def seal(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        ring = sealing.ring
+        for batch in batches:
+            done = seal_batch(batch, sealing, ring)
+            yield done.select([name for name in done.schema.names if name != OLD_ID])
+
+    return messages.mapInArrow(seal, T.StructType(kinds))
+
+
+def missing_keys(messages: DataFrame, sealing: Sealing) -> list[str]:
+    """Return the keys that these messages need and the sealing has not: one pass over the bodies."""
+    from pyspark.sql import functions as F
+
+    length = F.conv(F.hex(F.substring("body", KEY_ID_AT + 1, 1)), 16, 10).cast("int")
+    key_id = F.decode(F.col("body").substr(F.lit(KEY_ID_AT + 2), length), "UTF-8")
+    used = messages.where(_is_sealed()).select(key_id.alias("key_id")).distinct().collect()
+    return sorted(row.key_id for row in used if row.key_id not in sealing.keys.keys)
+
+
+def _refuse_sealed(messages: DataFrame) -> DataFrame:
+    """Let a task fail that meets an encrypted body which would have to be opened."""
+    from pyspark.sql import functions as F
+
+    if OLD_ID not in messages.columns:
+        return messages
+    refusal = F.raise_error(
+        F.lit("messages are encrypted, and no key is given: give encryption_keys or encryption_key_file, or --same-ids")
+    )
+    return messages.withColumn("body", F.when(_is_sealed(), refusal).otherwise(F.col("body"))).drop(OLD_ID)
+
+
+def _is_sealed() -> Column:
+    from pyspark.sql import functions as F
+
+    return F.substring("body", 1, len(MAGIC)) == F.lit(bytearray(MAGIC))
+
+
+def _columns(batch: pa.RecordBatch, *more: str) -> list[str]:
+    wanted = ("id", "message_type", "destination", "endpoint", "headers", "body", *more)
+    return [name for name in wanted if name in batch.schema.names]
+
+
+def _sealed(row: Mapping[str, Any], sealing: Sealing, ring: KeyRing) -> bytes | None:
+    body = row["body"]
+    if body is None or row["id"] is None or row["message_type"] is None or row["destination"] is None:
+        return None if body is None else _bytes(body)  # refused by the writer, which says why
+    message = _bytes(body)
+    envelope = _envelope(row, message)
+    if not is_sealed(message):
+        return ring.seal(envelope, message, row["destination"]) if sealing.must_seal(row["message_type"]) else message
+    if (old_id := row.get(OLD_ID)) is None:
+        return message
+    before = msgspec.structs.replace(envelope, id=UUID(bytes=bytes(old_id)))
+    parts = ring.parts(before)
+    # What came in is sealed for the address that its sender named.
+    to = parts.destination if row.get("endpoint") is not None else row["destination"]
+    return ring.seal(envelope, ring.open(before, parts), to, digest=parts.digest, key_id=parts.key_id)
+
+
+def _bytes(body: bytes | str) -> bytes:
+    return body.encode() if isinstance(body, str) else bytes(body)
+
+
+def _envelope(row: Mapping[str, Any], body: bytes) -> Envelope:
+    """Make an envelope with the parts that a body is sealed with."""
+    made = UUID(bytes=bytes(row["id"]))
+    return Envelope(
+        id=made,
+        message_type=row["message_type"],
+        destination=row["destination"],
+        source="",
+        correlation_id=made,
+        body=body,
+        sent_at=_ANY_TIME,
+        headers=_headers.decode(row.get("headers") or "{}"),
+    )

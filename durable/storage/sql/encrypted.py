@@ -1,0 +1,109 @@
+"""The SQL over encrypted bodies: which keys they need, and which of them are to be encrypted anew.
+
+Keys are counted by reading every row: an operator asks, before a key is thrown away.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from durable.envelope import TENANT
+from durable.storage.sql.columns import is_sealed, key_id_of
+from durable.storage.sql.parked import PARKED_OWNER
+from durable.storage.sql.statement import Statement
+from durable.storage.sql.work import INBOX, OUTBOX, WorkTable
+
+_PLACES: Final = {
+    "outbox": f"SELECT body, message_type FROM {OUTBOX.rows}",
+    "inbox": f"SELECT body, message_type FROM {INBOX.rows}",
+    "dead letters": "SELECT body, message_type FROM {schema}.dead_letters WHERE erasure_id IS NULL UNION ALL "
+    "SELECT edited_body, message_type FROM {schema}.dead_letters WHERE edited_body IS NOT NULL",
+    "history": "SELECT body, message_type FROM {schema}.envelope_history WHERE body IS NOT NULL AND erasure_id IS NULL",
+}
+COUNT_KEYS = Statement(
+    " UNION ALL ".join(
+        f"SELECT '{place}' AS place, {key_id_of('body')} AS key_id, count(*) AS rows, "
+        f"count(*) FILTER (WHERE NOT {is_sealed('body')} "
+        "AND (CAST(:everything AS boolean) OR message_type = ANY (CAST(:types AS text[])))) AS readable "
+        f"FROM ({rows}) AS bodies GROUP BY 2"
+        for place, rows in _PLACES.items()
+    )
+)
+_WAITING: Final = ("outbox", "inbox", "dead letters")
+COUNT_READABLE = Statement(
+    f"SELECT count(*) FROM ({' UNION ALL '.join(_PLACES[place] for place in _WAITING)}) AS bodies "
+    f"WHERE NOT {is_sealed('body')} AND (CAST(:everything AS boolean) OR message_type = ANY (CAST(:types AS text[])))"
+)
+# What waits, and needs a key that is not among these.
+COUNT_LOCKED = Statement(
+    " UNION ALL ".join(
+        f"SELECT '{place}' AS place, {key_id_of('body')} AS key_id, count(*) AS rows FROM ({_PLACES[place]}) AS bodies "
+        f"WHERE {is_sealed('body')} AND {key_id_of('body')} <> ALL (CAST(:key_ids AS text[])) GROUP BY 2"
+        for place in _WAITING
+    )
+)
+
+# ---------------------------------------------------------------- rotating
+
+_WANTED: Final = f"""COALESCE(
+        (SELECT named.key_id FROM unnest(CAST(:tenants AS text[]), CAST(:tenant_keys AS text[]))
+            AS named (tenant, key_id) WHERE named.tenant = row.headers->>'{TENANT}'), CAST(:encrypts AS text))"""
+_OF_A_TYPE: Final = "(CAST(:everything AS boolean) OR row.message_type = ANY (CAST(:types AS text[])))"
+
+
+def _is_stale(body: str) -> str:
+    """The condition that a body is under another key than its tenant's, or readable and should not be."""
+    return f"CASE WHEN {is_sealed(body)} THEN {key_id_of(body)} <> {_WANTED} ELSE {_OF_A_TYPE} END"
+
+
+def _work(table: WorkTable) -> dict[str, str]:
+    # A row that a node has in its memory is left to it: it comes to its end soon, or back.
+    rows = f"FROM {table.rows} AS row WHERE row.owner_id IN (0, {PARKED_OWNER}) AND {_is_stale('row.body')}"
+    place = f"(row.id, row.{table.address}) > (CAST(:after_id AS uuid), CAST(:after_address AS text))"
+    return {
+        "count": f"SELECT count(*) {rows}",
+        "read": f"""SELECT row.id, row.{table.address} AS address, row.{table.address} AS place, row.message_type,
+            row.headers->>'{TENANT}' AS tenant, row.body, CAST(NULL AS bytea) AS edited_body
+            {rows} AND {place} ORDER BY row.id, row.{table.address} LIMIT :batch_size FOR UPDATE SKIP LOCKED""",
+        "write": f"""UPDATE {table.rows} AS row SET body = new.body
+            FROM unnest(CAST(:ids AS uuid[]), CAST(:addresses AS text[]), CAST(:bodies AS bytea[]),
+                CAST(:edited AS bytea[])) AS new (id, address, body, edited)
+            WHERE row.id = new.id AND row.{table.address} = new.address""",
+    }
+
+
+def _letters() -> dict[str, str]:
+    edited = f"(row.edited_body IS NOT NULL AND {_is_stale('row.edited_body')})"
+    rows = f"""FROM {{schema}}.dead_letters AS row WHERE row.id IS NOT NULL AND row.message_type IS NOT NULL
+        AND row.erasure_id IS NULL AND (row.replayable OR {is_sealed("row.body")})
+        AND ({_is_stale("row.body")} OR {edited})"""
+    return {
+        "count": f"SELECT count(*) {rows}",
+        "read": f"""SELECT row.id, CAST(row.letter_id AS text) AS address, row.address AS place, row.message_type,
+            row.headers->>'{TENANT}' AS tenant, row.body, row.edited_body
+            {rows} AND row.letter_id > CAST(COALESCE(NULLIF(:after_address, ''), '0') AS bigint)
+            AND CAST(:after_id AS uuid) IS NOT NULL
+            ORDER BY row.letter_id LIMIT :batch_size FOR UPDATE SKIP LOCKED""",
+        # It is archived again, as after any other change.
+        "write": """UPDATE {schema}.dead_letters AS row
+            SET body = new.body, edited_body = new.edited, xid = DEFAULT
+            FROM unnest(CAST(:ids AS uuid[]), CAST(:addresses AS text[]), CAST(:bodies AS bytea[]),
+                CAST(:edited AS bytea[])) AS new (id, address, body, edited)
+            WHERE row.letter_id = CAST(new.address AS bigint) AND row.id = new.id""",
+    }
+
+
+class Rotation:
+    """The statements that encrypt the bodies of one place anew."""
+
+    def __init__(self, count: str, read: str, write: str) -> None:
+        self.count = Statement(count)
+        self.read = Statement(read)
+        self.write = Statement(write)
+
+
+ROTATIONS: Final = {
+    "outbox": Rotation(**_work(OUTBOX)),
+    "inbox": Rotation(**_work(INBOX)),
+    "dead letters": Rotation(**_letters()),
+}
