@@ -36,8 +36,8 @@ __all__ = ["Settings"]
 PREFIX = "DURABLE_"
 _NOT_SETTINGS = {"DURABLE_FAILPOINT"}  # read elsewhere; DURABLE_TEST_* belongs to the tests
 
-MOST_PREFETCHED: Final = 1_000
-"""Deliveries of one queue that are prefetched by default, at most: ten batches keep the inbox busy."""
+PREFETCH: Final = 400
+"""Deliveries of one queue that are prefetched by default: what a node stores at once; more were not faster."""
 
 ENVELOPE_BYTES: Final = 64 << 10
 """The bytes of an envelope on the wire besides its body: its headers, its key and its names, in any alphabet."""
@@ -61,7 +61,9 @@ def _by_name(value: Any) -> Any:
 
 Count = Annotated[int, Field(ge=1, le=1 << 40)]
 Secret = Annotated[SecretStr, Field(min_length=16)]
-Address = Annotated[str, Field(pattern=r"^https?://[^@\s?#]+$")]  # a secret may be in the place of a user
+Address = Annotated[
+    str, Field(pattern=r"^(https?|tcp|rabbitmq)://[^@\s?#]+$")
+]  # a secret may be in the place of a user
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")]
 Secrets = Annotated[dict[str, SecretStr], NoDecode, BeforeValidator(_by_name)]
 Duration = Annotated[timedelta, BeforeValidator(_span), Field(gt=timedelta(0), le=timedelta(days=36_500))]
@@ -73,16 +75,18 @@ def _whole_peer(value: Any) -> Any:
 
 
 class Peer(BaseModel):
-    """A service, or another client, that proves its name by secrets of its own.
+    """A service, or another client, that proves its name by secrets or certificates of its own.
 
-    `secrets` are by ids of your choice: all are accepted, the first signs. `at` are the addresses below which it
-    receives. `types` are the message types that it may send (`billing.*` those that begin so; default: any), and
-    `endpoints` the listeners that it may send to (default: any).
+    `secrets` are by ids of your choice: all are accepted, the first signs. `certificates` are names, one of which is in
+    the certificate of each of its nodes. `at` are the addresses below which it receives. `types` are the message types
+    that it may send (`billing.*` those that begin so; default: any), and `endpoints` the listeners that it may send to
+    (default: any).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    secrets: dict[Name, Secret] = Field(min_length=1)
+    secrets: dict[Name, Secret] = {}
+    certificates: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     at: tuple[Address, ...] = ()
     types: tuple[str, ...] | None = None
     endpoints: tuple[str, ...] | None = None
@@ -250,18 +254,18 @@ class Settings(BaseSettings):
     """one listener at a time has all of a queue, so that keys keep their order; or as its URI says"""
     amqp_prefetch: Annotated[int, Field(ge=1, le=65_535)] | None = Field(
         default=None,
-        description="unacknowledged deliveries of one queue; by default a batch, or as many of the largest messages as "
-        "buffer_bytes holds",
+        description="unacknowledged deliveries of one queue; by default 400, and once they have more than "
+        "buffer_bytes, as many of the largest messages as it holds",
     )
 
-    http_secret: SecretStr | None = Field(default=None, min_length=16)
-    """secret that HTTP peers must know, and that is shown to them"""
-    http_previous_secret: SecretStr | None = Field(default=None, min_length=16)
-    """former secret, accepted too while http_secret is being changed everywhere"""
+    shared_secret: SecretStr | None = Field(default=None, min_length=16)
+    """secret that peers must know which have none of their own, and that is shown to them"""
+    previous_shared_secret: SecretStr | None = Field(default=None, min_length=16)
+    """former secret, accepted too while shared_secret is being changed everywhere"""
     peers: Peers = Field(
         default={},
-        description="services with secrets of their own: a JSON object by name, of their secrets, addresses (at), and "
-        "what they may send (types, endpoints)",
+        description="services with secrets or certificates of their own: a JSON object by name, of their secrets, "
+        "names in certificates, addresses (at), and what they may send (types, endpoints)",
     )
     http_auth: Literal["hmac", "bearer"] = "hmac"
     """form in which the secret is shown to peers: a signature, or itself; both are accepted"""
@@ -277,11 +281,6 @@ class Settings(BaseSettings):
         default=None,
         description="authorities that sign the certificates of peers, PEM, instead of the public ones; "
         "tcp:// listeners with a certificate then demand one of each peer",
-    )
-    tcp_peers: Words = Field(
-        default=(),
-        description="names in the certificates of peers that may connect to tcp:// listeners, such as "
-        "orders.internal,billing.internal; empty: all that tls_ca signed",
     )
 
     unix_users: Words = ()
@@ -371,9 +370,13 @@ class Settings(BaseSettings):
 
     @property
     def prefetch(self) -> int:
-        """Unacknowledged deliveries of one queue: a broker knows no limit in bytes."""
-        fitting = max(self.batch_size, self.buffer_bytes // self.max_message_bytes)
-        return self.amqp_prefetch or min(fitting, MOST_PREFETCHED)
+        """Unacknowledged deliveries of one queue."""
+        return self.amqp_prefetch or PREFETCH
+
+    @property
+    def prefetch_of_large(self) -> int:
+        """The same where messages are large: a broker knows no limit in bytes."""
+        return self.amqp_prefetch or max(1, self.buffer_bytes // self.max_message_bytes)
 
     @property
     def window(self) -> Window:

@@ -37,7 +37,9 @@ _GOODBYE_SECONDS: Final = 1.0  # for the end of a TLS connection
 
 
 class Doorkeeper:
-    """Accepts the connections of one listener. `known` is the number of those whose peers have proved who they are."""
+    """Accepts the connections of one listener. `known` is the number of those whose peers have proved who they are;
+    `tls` returns the context of the next one.
+    """
 
     def __init__(
         self,
@@ -46,7 +48,7 @@ class Doorkeeper:
         counts: Counter[str],
         *,
         known: int,
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         self._listener = listener
         self._counts = counts
@@ -132,8 +134,8 @@ class Doorkeeper:
 
     async def _meet(self, visit: Visit, accepted: socket.socket, greet: Greet) -> None:
         """Do the TLS handshake and hand the connection over."""
-        tls = self._tls
         try:
+            tls = self._tls() if self._tls is not None else None
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: greet(visit),
                 accepted,

@@ -40,8 +40,8 @@ class Tls:
     def __init__(self, settings: Settings) -> None:
         self._certificate, self._key, self._ca = settings.tls_certificate, settings.tls_key, settings.tls_ca
         files = [path for path in (self._certificate, self._key, self._ca) if path is not None]
-        self._of_listeners = _Reloaded(files, self._for_listeners)
-        self._of_senders = _Reloaded(files, self._for_senders)
+        self._of_listeners = Reloaded(files, self._for_listeners)
+        self._of_senders = Reloaded(files, self._for_senders)
 
     @property
     def has_certificate(self) -> bool:
@@ -90,19 +90,16 @@ class Tls:
     def _show_certificate(self, context: ssl.SSLContext) -> None:
         if self._certificate is None or self._key is None:
             raise InvalidSetting(f"tls_certificate: TLS {MISSING_CERTIFICATE}")
-        try:
-            context.load_cert_chain(self._certificate, self._key, password=_refuse_passphrase)
-        except OSError as error:  # ssl.SSLError is one
-            raise _unusable("tls_certificate, tls_key", self._certificate, error) from error
+        show_certificate(context, self._certificate, self._key)
 
     def _trust(self, context: ssl.SSLContext, authorities: Path) -> None:
         try:
             context.load_verify_locations(cafile=authorities)
         except OSError as error:
-            raise _unusable("tls_ca", authorities, error) from error
+            raise unusable("tls_ca", authorities, error) from error
 
 
-class _Reloaded:
+class Reloaded:
     """A context, made anew when its files have changed."""
 
     def __init__(self, files: list[Path], make: Callable[[], Context]) -> None:
@@ -127,6 +124,14 @@ class _Reloaded:
             log.info("the TLS files have changed; new connections use the new ones")
         self._state, self._context = state, context
         return context
+
+
+def show_certificate(context: ssl.SSLContext, chain: Path, key: Path) -> None:
+    """Load a certificate with its key. Raises InvalidSetting."""
+    try:
+        context.load_cert_chain(chain, key, password=_refuse_passphrase)
+    except OSError as error:  # ssl.SSLError is one
+        raise unusable("tls_certificate, tls_key", chain, error) from error
 
 
 def names_in(certificate: dict[str, Any]) -> list[str]:
@@ -176,6 +181,7 @@ def _refuse_passphrase() -> NoReturn:
     raise InvalidSetting("tls_key: the key has a passphrase; give one without, in a file for its user alone")
 
 
-def _unusable(name: str, path: Path, error: OSError) -> InvalidSetting:
+def unusable(name: str, path: Path, error: OSError) -> InvalidSetting:
+    """Return the error of a file that cannot be read, or does not hold what it should."""
     reason = getattr(error, "reason", None) or error.strerror or str(error)
     return InvalidSetting(f"{name}: {path} cannot be used: {reason}")

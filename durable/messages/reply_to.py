@@ -47,4 +47,4 @@ class Answers:
 
 
 def _has_secret(settings: Settings) -> bool:
-    return settings.http_secret is not None or any(peer.at for peer in settings.peers.values())
+    return settings.shared_secret is not None or any(peer.at for peer in settings.peers.values())

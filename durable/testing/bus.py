@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, cast
 from uuid import UUID
@@ -13,7 +14,7 @@ import msgspec
 from durable.agents.context import AgentContext
 from durable.arguments import checked_class
 from durable.bus import Bus
-from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope
+from durable.envelope import ANY_NODE, Envelope, LeasedEnvelope, unix_ms
 from durable.errors import WiringError
 from durable.messages import validation as screening
 from durable.messages.registry import name_of
@@ -238,7 +239,7 @@ class InMemoryBus:
         self._runtime.counters.add(Event.EXPIRED, self._mailbox.expire_late(self._burials()))
         departing = self._mailbox.departing(self._reachable().keys())
         for row in departing:
-            self._reachable()[row.endpoint]._receive(row.envelope)
+            self._reachable()[row.endpoint]._receive(row.envelope, self.clock.now())
         taken = self._mailbox.take(self.bus.application.by_type())
         if taken:
             await self._handle(taken)
@@ -276,20 +277,30 @@ class InMemoryBus:
     def _burials(self) -> Burials:
         return self.bus.application.burials(self.bus.settings.on_expiry)
 
-    def _receive(self, envelope: Envelope) -> None:
+    def _receive(self, envelope: Envelope, sent_at: datetime | None = None) -> None:
         endpoints = dict(self.bus.application.listeners)
-        self._receive_at(endpoints.get(envelope.destination, self.bus.service), envelope)
+        self._receive_at(endpoints.get(envelope.destination, self.bus.service), envelope, sent_at)
 
-    def _receive_at(self, endpoint: str, envelope: Envelope) -> Outcome:
-        """Receive an envelope as the receiving agent does, after the way over the wire."""
+    def _receive_at(self, endpoint: str, envelope: Envelope, sent_at: datetime | None = None) -> Outcome:
+        """Receive an envelope as the receiving agent does, after the way over the wire. `sent_at` is the time at the
+        bus that sends it: a test may have advanced one clock and not the other.
+        """
         arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(envelope), type=Envelope)
         reason = screening.find_error(arrived, **self.bus.settings.limits)
+        reason = reason or self._find_misdating(arrived, max(self.clock.now(), sent_at or self.clock.now()))
         if reason is not None:
             self._mailbox.quarantine(arrived, reason)
             return STORED
         arrivals = self._faults.arrivals(arrived.message_type)
         outcomes = [self._store(endpoint, arrived) for _ in range(arrivals)]
         return outcomes[0]
+
+    def _find_misdating(self, arrived: Envelope, now: datetime) -> str | None:
+        """Return the reason why duplicates could not be told. Ids are made by the system's clock, whatever the time is
+        in the test.
+        """
+        dated = msgspec.structs.replace(arrived, id=_moved(arrived.id, now - datetime.now(UTC)))
+        return screening.find_misdating(dated, now, **self.bus.settings.window)
 
     def _store(self, endpoint: str, envelope: Envelope) -> Outcome:
         outcome = self._mailbox.receive(endpoint, envelope)
@@ -312,3 +323,12 @@ class InMemoryBus:
             if handler.function is target:
                 return handler.message_type
         return name_of(cast(type, target))
+
+
+def _moved(envelope_id: UUID, by: timedelta) -> UUID:
+    """Return a UUIDv7 with another time; ids of other kinds have none."""
+    made_ms = unix_ms(envelope_id)
+    if made_ms is None:
+        return envelope_id
+    moved_ms = min(max(0, made_ms + by // timedelta(milliseconds=1)), (1 << 48) - 1)
+    return UUID(int=moved_ms << 80 | envelope_id.int & ((1 << 80) - 1))

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, NamedTuple, Self
-from uuid import UUID, uuid5
+from uuid import UUID, uuid4, uuid5
 
 import attrs
 import msgspec
@@ -434,6 +434,71 @@ def arriving(message_type: str = "contract.order-placed", body: bytes = b'{"numb
         sent_at=datetime.now(UTC),
     )
 
+
+Misdate = Callable[[datetime], tuple[dict[str, Any], str]]
+"""Makes fields of an envelope that arrives now, and the reason why it is a dead letter."""
+
+
+def dated_id(moment: datetime) -> UUID:
+    return UUID(int=int(moment.timestamp() * 1000) << 80 | 7 << 76 | 2 << 62 | new_id().int & ((1 << 62) - 1))
+
+
+def id_of_2100(now: datetime) -> tuple[dict[str, Any], str]:
+    return {"id": dated_id(datetime(2100, 1, 1, tzinfo=UTC))}, "the time in its id is more than clock_lead"
+
+
+def id_of_the_day_after_tomorrow(now: datetime) -> tuple[dict[str, Any], str]:
+    return {"id": dated_id(now + timedelta(days=1, minutes=1))}, "the time in its id is more than clock_lead"
+
+
+def sent_the_day_after_tomorrow(now: datetime) -> tuple[dict[str, Any], str]:
+    return {"sent_at": now + timedelta(days=1, minutes=1)}, "its sent_at is more than clock_lead"
+
+
+def id_older_than_the_window(now: datetime) -> tuple[dict[str, Any], str]:
+    return {"id": dated_id(now - timedelta(days=7, minutes=1))}, "it is older than duplicates are remembered"
+
+
+def undated_id_sent_before_the_window(now: datetime) -> tuple[dict[str, Any], str]:
+    return {"id": uuid4(), "sent_at": now - timedelta(days=7, minutes=1)}, "it is older than duplicates are remembered"
+
+
+def due_beyond_the_window(now: datetime) -> tuple[dict[str, Any], str]:
+    return {"execution_time": now + timedelta(days=7, minutes=1)}, "it is put off for longer than duplicates"
+
+
+def due_in_the_year_9998(now: datetime) -> tuple[dict[str, Any], str]:
+    return {"execution_time": datetime(9998, 1, 1, tzinfo=UTC)}, "it is put off for longer than duplicates"
+
+
+def nil_id(now: datetime) -> tuple[dict[str, Any], str]:
+    return {"id": UUID(int=0)}, "is no id of a message"
+
+
+def max_id(now: datetime) -> tuple[dict[str, Any], str]:
+    return {"id": UUID(int=2**128 - 1)}, "is no id of a message"
+
+
+MISDATED: list[Misdate] = [
+    id_of_2100, id_of_the_day_after_tomorrow, sent_the_day_after_tomorrow, id_older_than_the_window,
+    undated_id_sent_before_the_window, due_beyond_the_window, due_in_the_year_9998, nil_id, max_id,
+]  # fmt: skip
+
+
+def a_little_ahead(now: datetime) -> tuple[dict[str, Any], str]:
+    return {"id": dated_id(now + timedelta(hours=23)), "sent_at": now + timedelta(hours=23)}, ""
+
+
+def within_the_window(now: datetime) -> tuple[dict[str, Any], str]:
+    moment = now - timedelta(days=6, hours=23)
+    return {"id": dated_id(moment), "sent_at": moment}, ""
+
+
+def due_within_the_window(now: datetime) -> tuple[dict[str, Any], str]:
+    return {"execution_time": now + timedelta(days=6, hours=23)}, ""
+
+
+WELL_DATED: list[Misdate] = [a_little_ahead, within_the_window, due_within_the_window]
 
 # What handlers depend on; here, because annotations are resolved among a module's names.
 
@@ -2310,6 +2375,24 @@ class TestArriving:
             (letter,) = world.dead_letters()
             assert (letter.message_type, letter.attempts) == ("os.system", 0)
             assert letter.reason == "no node has a handler for os.system"
+
+    @pytest.mark.parametrize("misdate", MISDATED, ids=lambda misdate: misdate.__name__)
+    async def test_misdated_envelope_is_quarantined(self, world: World, misdate: Misdate) -> None:
+        seen = collect(world.bus, OrderPlaced)
+        changed, reason = misdate(datetime.now(UTC))
+        async with world:
+            await world.arrive(msgspec.structs.replace(arriving(), **changed))
+            assert [reason in letter.reason for letter in world.dead_letters()] == [True]
+            await world.arrive(arriving())
+            assert len(seen) == 1
+
+    @pytest.mark.parametrize("date", WELL_DATED, ids=lambda date: date.__name__)
+    async def test_envelope_within_the_bounds_of_time_is_taken(self, world: World, date: Misdate) -> None:
+        collect(world.bus, OrderPlaced)
+        changed, _ = date(datetime.now(UTC))
+        async with world:
+            await world.arrive(msgspec.structs.replace(arriving(), **changed))
+            assert world.dead_letters() == []
 
     async def test_unstorable_envelope_is_quarantined(self, world: World) -> None:
         seen = collect(world.bus)

@@ -22,7 +22,7 @@ def https(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Settings], Tran
         "tls_certificate": pem.certificate,
         "tls_key": pem.key,
         "tls_ca": pem.ca,
-        "http_secret": SecretStr("correct horse battery"),
+        "shared_secret": SecretStr("correct horse battery"),
     }
     return lambda settings: HttpTransport(settings.model_copy(update=own), service="billing", messages=dict)
 

@@ -57,7 +57,7 @@ class TestTcpWithSecret(DirectContract):
 
     @pytest.fixture
     async def link(self) -> AsyncIterator[Link]:
-        async with tls_link(http_secret=SecretStr("correct horse battery")) as link:
+        async with tls_link(shared_secret=SecretStr("correct horse battery")) as link:
             yield link
 
 

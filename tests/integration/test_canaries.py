@@ -224,7 +224,7 @@ def test_failing_command_does_not_show_the_password(
 
 
 def test_a_line_of_log_shows_no_secret_of_a_library(caplog: pytest.LogCaptureFixture) -> None:
-    load_settings(http_secret=SecretStr(SECRETS["at"]))
+    load_settings(shared_secret=SecretStr(SECRETS["at"]))
     texts = [
         f"cannot reach postgresql://app:{SECRETS['at']}@db/x and amqp://u:{SECRETS['colon']}@h",
         f"invalid dsn: host=db password={SECRETS['none']} sslpassword='{SECRETS['space']}'",
@@ -242,7 +242,7 @@ def test_a_line_of_log_shows_no_secret_of_a_library(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize(
-    "text", ["see docs/http.md", "tcp://127.0.0.1:2301", "http://a:80/x", "set http_secret on both ends", "x == 3"]
+    "text", ["see docs/http.md", "tcp://127.0.0.1:2301", "http://a:80/x", "set shared_secret on both ends", "x == 3"]
 )
 def test_text_without_secrets_stays_unchanged(text: str) -> None:
     assert redacted(text) == text

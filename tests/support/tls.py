@@ -33,13 +33,15 @@ class Authority:
         self.pem = folder / f"{name}.pem"
         self._ca.cert_pem.write_to_path(str(self.pem))
 
-    def issue(self, name: str, *, into: str = "", expired: bool = False, common_name: str | None = None) -> Pem:
-        """A certificate for this address or name, in files that are replaced when they are there."""
+    def issue(
+        self, name: str, *others: str, into: str = "", expired: bool = False, common_name: str | None = None
+    ) -> Pem:
+        """A certificate for this address or name, and others, in files that are replaced when they are there."""
         stem = into or name
         pem = Pem(self.pem, self._folder / f"{stem}.certificate.pem", self._folder / f"{stem}.key.pem")
         now = datetime.now(UTC)
         begin, end = (now - timedelta(days=2), now - timedelta(days=1)) if expired else (None, None)
-        issued = self._ca.issue_cert(name, common_name=common_name, not_before=begin, not_after=end)
+        issued = self._ca.issue_cert(name, *others, common_name=common_name, not_before=begin, not_after=end)
         pem.certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
         pem.key.write_bytes(issued.private_key_pem.bytes())
         pem.key.chmod(0o600)

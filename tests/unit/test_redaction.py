@@ -62,7 +62,7 @@ def test_an_error_and_a_reason_are_printable() -> None:
         ("url='http://a:b@c'", "url='http://a:***@c'"),
         ("password=abc&x=1", "password=***&x=1"),
         ("sslpassword = 'a b' host=h", "sslpassword = *** host=h"),
-        ("DURABLE_HTTP_SECRET=abc def", "DURABLE_HTTP_SECRET=*** def"),
+        ("DURABLE_SHARED_SECRET=abc def", "DURABLE_SHARED_SECRET=*** def"),
         ("postgresql://app@db/x", "postgresql://app@db/x"),
         ("https://ghp_token@host/x", "https://***@host/x"),
         ("tcp://127.0.0.1:2301", "tcp://127.0.0.1:2301"),

@@ -71,7 +71,7 @@ def parse(uri: str) -> HttpAddress:
         raise InvalidSetting(f"{uri}: unknown scheme; {_EXAMPLE}")
     if "@" in parts.netloc or parts.fragment:
         raise InvalidSetting(
-            f"{uri}: an address has no user and no fragment; secrets belong in http_secret; {_EXAMPLE}"
+            f"{uri}: an address has no user and no fragment; secrets belong in shared_secret; {_EXAMPLE}"
         )
     if parts.query not in ("", _REUSE_PORT):
         raise InvalidSetting(f"{uri}: the only option is ?{_REUSE_PORT}; {_EXAMPLE}")

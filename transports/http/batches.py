@@ -9,25 +9,21 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from durable.envelope import Envelope
-from durable.errors import InvalidMessage, ProtocolViolation, StorageUnavailable
+from durable.errors import ProtocolViolation
 from durable.failpoints import failpoint
-from durable.messages.scope import scoped
-from durable.outcomes import BUSY, STORED, Failed, Outcome, Rejected, merged
+from durable.outcomes import BUSY, Outcome, merged
 from durable.transports.deadlines import counted_anew
 from durable.transports.frames import PartlyReadable
-from durable.transports.http import peers as http_peers
+from durable.transports.gate import Gate
+from durable.transports.http.address import SCHEMES
 from durable.transports.http.exchange import PING, RETRY_SOON, Door, admitted
-from durable.transports.http.wire import BATCH, OUTCOMES, decode_batch, encode_batch, encode_outcomes
-
-_LONGEST_SHOWN: Final = 200
+from durable.transports.http.wire import BATCH, OUTCOMES, decode_batch, encode_outcomes
 
 
 def routes(door: Door) -> list[BaseRoute]:
@@ -53,32 +49,10 @@ async def _store(door: Door, request: Request) -> Response:
 async def _receive(door: Door, batch: PartlyReadable, peer: str | None) -> list[Outcome]:
     receiver = door.open()
     arrived = counted_anew(batch.envelopes[: receiver.credit()], batch.clock, datetime.now(UTC))
-    elsewhere = {uri for uri in {each.destination for each in arrived} if not http_peers.is_ours(door.settings, uri)}
-    refused: dict[int, Outcome] = {}
-    for place, each in enumerate(arrived):
-        if not http_peers.may_send(door.settings, peer, each.message_type):
-            refused[place] = Rejected(f"{peer} may not send messages of type {each.message_type} to {door.service}")
-        elif each.destination in elsewhere:
-            refused[place] = await _quarantine(door, each, peer)
-    fitting = [each for place, each in enumerate(arrived) if place not in refused]
-    stored = await receiver.receive(scoped(door.endpoint, peer), fitting) if fitting else []
-    received = merged(stored, refused)
+    gate = Gate(receiver, door.endpoint, door.service, door.settings, SCHEMES)
+    received = await gate.receive(arrived, peer)
     busy = [BUSY] * (len(batch.envelopes) - len(arrived))
     return merged([*received, *busy], batch.rejected)
-
-
-async def _quarantine(door: Door, envelope: Envelope, peer: str | None) -> Outcome:
-    """Keep an envelope for another service as a dead letter: its sender believes that it has arrived."""
-    reason = f"the envelope is for {envelope.destination[:_LONGEST_SHOWN]}, which is not this service"
-    try:
-        await door.open().reject(scoped(door.endpoint, peer), encode_batch([envelope]), reason, _facts(envelope))
-    except (StorageUnavailable, InvalidMessage) as error:
-        return Failed(f"the receiver could not keep it: {type(error).__name__}")
-    return STORED
-
-
-def _facts(envelope: Envelope) -> dict[str, str]:
-    return {"id": str(envelope.id), "type": envelope.message_type, "source": envelope.source}
 
 
 async def _ping(door: Door, request: Request) -> Response:

@@ -16,8 +16,8 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
@@ -31,7 +31,7 @@ from durable.failpoints import failpoint, is_armed
 from durable.settings import Settings
 from durable.transports.http import auth as http_auth
 from durable.transports.http.address import HttpAddress
-from durable.transports.http.peers import Credentials
+from durable.transports.peers import Credentials
 from durable.version import __version__
 
 _MOST_BYTES_UNLESS_OK: Final = 1 << 16
@@ -88,6 +88,15 @@ class Endpoint:
         return cls(url, [*headers, (b"content-type", content_type.encode())] if content_type else headers)
 
 
+@dataclass(slots=True, eq=False)
+class _Pool:
+    """Connections with one state of the certificates, and the requests under way on them."""
+
+    tls: ssl.SSLContext
+    connections: httpx.AsyncHTTPTransport
+    requests: int = 0
+
+
 class HttpClient:
     """The connections to one peer. An async context manager: leaving it closes them."""
 
@@ -96,7 +105,7 @@ class HttpClient:
         address: HttpAddress,
         settings: Settings,
         credentials: Credentials | None,
-        tls: ssl.SSLContext,
+        tls: Callable[[], ssl.SSLContext],
         *,
         service: str,
     ) -> None:
@@ -115,29 +124,52 @@ class HttpClient:
             max_keepalive_connections=self._most_connections,
             keepalive_expiry=settings.idle_timeout.total_seconds() / 2,
         )
-        self._connections: httpx.AsyncHTTPTransport | None = None
+        self._pool: _Pool | None = None
+        self._former: list[_Pool] = []
 
     async def __aenter__(self) -> Self:
-        self._connections = httpx.AsyncHTTPTransport(verify=self._tls, trust_env=False, limits=self._limits)
+        self._pool = self._make_pool(self._tls())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._connections is not None
-        connections, self._connections = self._connections, None
-        await connections.aclose()
+        assert self._pool is not None
+        pools, self._pool, self._former = [self._pool, *self._former], None, []
+        for pool in pools:
+            await pool.connections.aclose()
 
     async def post(self, endpoint: Endpoint, body: bytes) -> Answer:
         """Return the peer's answer within `send_timeout`; raises TransportError for none, or one that is too large."""
-        if self._connections is None:
+        if self._pool is None:
             raise RuntimeError("a sender is used inside `async with`")
         try:
-            async with asyncio.timeout(self._send_seconds):
+            async with asyncio.timeout(self._send_seconds), self._pool_in_use() as connections:
                 with self._translated():
-                    return await self._post(self._connections, endpoint, body)
+                    return await self._post(connections, endpoint, body)
         except TimeoutError:
             raise PeerTimeout(f"{self._peer}: no answer within {self._send_seconds:g} seconds") from None
+
+    @asynccontextmanager
+    async def _pool_in_use(self) -> AsyncIterator[httpx.AsyncHTTPTransport]:
+        """The connections with the certificates as they are now. Those with former ones are closed when idle."""
+        pool = self._pool
+        assert pool is not None
+        if (tls := self._tls()) is not pool.tls:
+            self._former.append(pool)
+            pool = self._pool = self._make_pool(tls)
+        pool.requests += 1
+        try:
+            yield pool.connections
+        finally:
+            pool.requests -= 1
+            idle = [each for each in self._former if not each.requests]
+            self._former = [each for each in self._former if each.requests]
+            for each in idle:
+                await each.connections.aclose()
+
+    def _make_pool(self, tls: ssl.SSLContext) -> _Pool:
+        return _Pool(tls, httpx.AsyncHTTPTransport(verify=tls, trust_env=False, limits=self._limits))
 
     async def _post(self, connections: httpx.AsyncHTTPTransport, endpoint: Endpoint, body: bytes) -> Answer:
         for spare in reversed(range(self._most_connections + 1)):

@@ -25,10 +25,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from durable.settings import Settings
+from durable.transports import peers
 from durable.transports.base import Receiver
 from durable.transports.http import auth as http_auth
 from durable.transports.http import local as http_local
-from durable.transports.http import peers as http_peers
 from durable.transports.http.answers import proved_with
 from durable.transports.http.problems import CLOSE
 from durable.transports.http.room import Room, Share
@@ -104,7 +104,7 @@ async def admitted(
     """
     announced = _announced(request)
     caller = _authenticated(request, door, announced)
-    if not http_peers.may_use(door.settings, caller.peer, door.endpoint):
+    if not peers.may_use(door.settings, caller.peer, door.endpoint):
         raise HTTPException(403, f"{caller.peer} may not send to {door.endpoint}: see endpoints in peers")
     if content_types:
         require_content_type(request, *content_types)
@@ -187,14 +187,14 @@ def _too_large(most_bytes: int) -> HTTPException:
 def _authenticated(request: Request, door: Door, announced: int | None) -> _Caller:
     """Raise HTTPException (401) unless the credentials are good; of a signature, all but the body is judged here."""
     settings = door.settings
-    if not http_peers.has_secrets(settings):
+    if not peers.has_secrets(settings):
         _require_local(request, door)
         return _Caller()
     skew_seconds = settings.http_clock_skew.total_seconds()
     match http_auth.parse(request.headers.get("authorization", "")):
         case http_auth.Bearer(token):
-            if (known := http_peers.token(settings, token)) is None:
-                raise _unauthenticated("this is no secret that is known here: see http_secret and peers on both ends")
+            if (known := peers.token(settings, token)) is None:
+                raise _unauthenticated("this is no secret that is known here: see shared_secret and peers on both ends")
             return _Caller(known.peer)
         case http_auth.Signature() as signature if signature.is_timely(time.time(), skew_seconds):
             return _Caller(_signer(request, door, signature, announced), signature)
@@ -209,7 +209,7 @@ def _authenticated(request: Request, door: Door, announced: int | None) -> _Call
 
 def _signer(request: Request, door: Door, signature: http_auth.Signature, announced: int | None) -> str | None:
     """Return the name of the peer that has signed the request; raises HTTPException."""
-    known = http_peers.signing(door.settings, signature.sender, signature.key)
+    known = peers.signing(door.settings, signature.sender, signature.key)
     secrets = [each.secret for each in known]
     secret = signature.secret_of(secrets, *_signed(request), announced, request.headers.raw)
     if secret is None:
@@ -229,16 +229,16 @@ def _require_local(request: Request, door: Door) -> None:
     """Raise HTTPException (401) unless a program on this machine has sent the request, and nobody through it."""
     if not door.allow_local:
         raise _unauthenticated(
-            "this service has no secret, and bus.asgi() refuses every request: set http_secret on both ends, or say"
+            "this service has no secret, and bus.asgi() refuses every request: set shared_secret on both ends, or say"
             " bus.asgi(allow_local=True) for programs on this machine"
         )
     if not http_local.is_local(request.scope):
         raise _unauthenticated(
-            "this service has no secret and answers only its own machine: set http_secret on both ends"
+            "this service has no secret and answers only its own machine: set shared_secret on both ends"
         )
     if reason := http_local.passed_on(request.headers.raw):
         raise _unauthenticated(
-            f"this service has no secret and answers only programs on its own machine, and {reason}: set http_secret"
+            f"this service has no secret and answers only programs on its own machine, and {reason}: set shared_secret"
         )
 
 

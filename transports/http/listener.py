@@ -27,7 +27,7 @@ class HttpListener:
         *,
         service: str,
         messages: Callable[[], Mapping[str, type]],
-        tls: ssl.SSLContext | None,
+        tls: Callable[[], ssl.SSLContext] | None,
     ) -> None:
         self._address = address
         self._uri = str(address)

@@ -36,9 +36,9 @@ from durable.messages import validation as screening
 from durable.messages.scope import scoped
 from durable.outcomes import Busy, Duplicate, Failed, Rejected, Stored
 from durable.settings import suggestion
+from durable.transports import peers
 from durable.transports.http import auth as http_auth
 from durable.transports.http import headers as http_headers
-from durable.transports.http import peers as http_peers
 from durable.transports.http.exchange import RETRY_SOON, Door, admitted, require_content_type
 
 _VERSION_HEADER: Final = "ce-specversion"
@@ -77,7 +77,7 @@ async def _take_event(door: Door, request: Request) -> Response:
 
 async def _store(door: Door, envelope: Envelope, cls: type, peer: str | None, *, key: str) -> Response:
     """Store the message if it is valid, and answer with the outcome."""
-    if not http_peers.may_send(door.settings, peer, envelope.message_type):
+    if not peers.may_send(door.settings, peer, envelope.message_type):
         raise HTTPException(403, f"{peer} may not send messages of type {envelope.message_type}: see types in peers")
     _refuse_unfit(door, envelope, cls)
     [outcome] = await door.open().receive(scoped(door.endpoint, peer), [envelope])

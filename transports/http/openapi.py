@@ -20,8 +20,8 @@ from durable.envelope import JSON
 from durable.messages.cloudevents import STRUCTURED
 from durable.messages.registry import content_type_of
 from durable.messages.upcasting import sent_class
+from durable.transports import peers
 from durable.transports.http import auth as http_auth
-from durable.transports.http import peers as http_peers
 from durable.transports.http.exchange import Door, admitted
 from durable.transports.http.headers import LONGEST_KEY
 from durable.transports.http.problems import PROBLEM
@@ -93,7 +93,7 @@ _PROBLEM: Final[Json] = {
         "status": {"type": "integer"},
         "detail": {"type": "string", "description": "What is wrong here, and what to do about it"},
     },
-    "examples": [{"type": "about:blank", "title": "Unauthorized", "status": 401, "detail": "show http_secret"}],
+    "examples": [{"type": "about:blank", "title": "Unauthorized", "status": 401, "detail": "show shared_secret"}],
 }
 _WHY: Final = {
     400: "A header or the body is malformed",
@@ -119,7 +119,7 @@ def routes(door: Door) -> list[BaseRoute]:
 
 async def _describe(door: Door, request: Request) -> Response:
     async with admitted(request, door, most_bytes=0):
-        secured = http_peers.has_secrets(door.settings)
+        secured = peers.has_secrets(door.settings)
         url = request.scope.get("root_path") or "/"
         return JSONResponse(describe(door.service, door.messages(), secured=secured, url=url))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ssl
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from types import TracebackType
@@ -28,8 +28,8 @@ from durable.settings import Settings
 from durable.transports.frames import MAX_ENVELOPES
 from durable.transports.http.address import HttpAddress
 from durable.transports.http.client import Answer, Endpoint, HttpClient
-from durable.transports.http.peers import Credentials
 from durable.transports.http.wire import BATCH, OUTCOMES, decode_outcomes, encode_batch
+from durable.transports.peers import Credentials
 
 _GONE: Final = (HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT)
 _FORBIDDEN: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
@@ -45,7 +45,7 @@ class HttpSender:
         address: HttpAddress,
         settings: Settings,
         credentials: Credentials | None,
-        tls: ssl.SSLContext,
+        tls: Callable[[], ssl.SSLContext],
         *,
         service: str,
     ) -> None:
@@ -134,7 +134,7 @@ class HttpSender:
     def _failure(self, answer: Answer) -> TransportError:
         said = f"{self._peer}: the peer answered {answer}"
         if answer.status in _FORBIDDEN:
-            return TransportError(f"{said}; check http_secret and peers on both ends")
+            return TransportError(f"{said}; check shared_secret and peers on both ends")
         if answer.status in _GONE:
             return ConnectionFailed(said)
         if 300 <= answer.status < 400:

@@ -56,7 +56,7 @@ class Server(uvicorn.Server):
         settings: Settings,
         listener: str,
         counts: Counter[str],
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         requests = _Requests(app)
         config = uvicorn.Config(

@@ -2,10 +2,11 @@
 
     http_wire                    a batch and its outcomes as bytes
     http_auth                    the secret as a signature or a bearer token, of a request and of its answer
-    http_peers, http_local       whose secret it is, and what they may send; requests without one
+    http_local                   requests without a secret
     http_headers, cloudevents    one message from any client
     http_address                 URIs
     http_client, http_sender     the sending end, on httpx
+    http_encryption              the certificates of both ends
     http_exchange                what the endpoints share
     http_batches, http_messages  the endpoints, on Starlette; http_openapi describes them
     http_app                     all of them as one ASGI app
@@ -19,20 +20,18 @@ from __future__ import annotations
 import ssl
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import cached_property
-from pathlib import Path
 from typing import Final
 
-import httpx
 from starlette.types import ASGIApp
 
 from durable.errors import InvalidSetting
 from durable.settings import Settings
 from durable.telemetry import log
+from durable.transports import peers
 from durable.transports.base import Receiver
-from durable.transports.http import peers as http_peers
 from durable.transports.http.address import SCHEMES, HttpAddress, parse, parse_destination
 from durable.transports.http.app import make_app
+from durable.transports.http.encryption import Encryption
 from durable.transports.http.exchange import Door
 from durable.transports.http.listener import HttpListener
 from durable.transports.http.sender import HttpSender
@@ -41,6 +40,10 @@ from durable.transports.plaintext import require_plaintext_allowed
 __all__ = ["HttpListener", "HttpSender", "HttpTransport"]
 
 _NOT_ENCRYPTED: Final = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # of http:// senders: it trusts nobody
+
+
+def _not_encrypted() -> ssl.SSLContext:
+    return _NOT_ENCRYPTED
 
 
 class HttpTransport:
@@ -55,7 +58,8 @@ class HttpTransport:
         self._settings = settings
         self._service = service
         self._messages = messages
-        http_peers.check(settings.peers)
+        self._encryption = Encryption(settings)
+        peers.check(settings.peers)
 
     def check(self, uri: str) -> None:
         """Raise InvalidSetting unless this is a URI of a host, and perhaps a port and a path; and for one of another
@@ -74,7 +78,8 @@ class HttpTransport:
 
     def sender(self, destination: str) -> HttpSender:
         address = parse_destination(destination)
-        tls = self._trust if address.is_encrypted else _NOT_ENCRYPTED
+        tls = self._encryption.for_senders if address.is_encrypted else _not_encrypted
+        tls()  # an unusable file is an invalid setting, and no failure of a peer
         return HttpSender(address, self._settings, self._credentials_for(address), tls, service=self._service)
 
     def listener(self, uri: str, endpoint: str) -> HttpListener:
@@ -84,12 +89,14 @@ class HttpTransport:
             raise InvalidSetting(f"{uri}: write the port to listen on, as in http://127.0.0.1:8001")
         if "%" in address.path:
             raise InvalidSetting(f"{uri}: write a path to listen on without percent-encoding")
-        if not address.is_local and not http_peers.has_secrets(self._settings):
+        if not address.is_local and not peers.has_secrets(self._settings):
             raise InvalidSetting(
-                f"http_secret: {uri} can be reached from other machines, so peers must show a secret; set it to one"
+                f"shared_secret: {uri} can be reached from other machines, so peers must show a secret; set it to one"
                 " that they all know, or listen on 127.0.0.1"
             )
-        tls = self._certificate(uri) if address.is_encrypted else None
+        tls = self._encryption.for_listeners if address.is_encrypted else None
+        if tls is not None:
+            tls()
         return HttpListener(address, endpoint, self._settings, service=self._service, messages=self._messages, tls=tls)
 
     def app(
@@ -108,47 +115,23 @@ class HttpTransport:
         counts = Counter() if counts is None else counts
         counts.update(batches=0, envelopes=0, refused=0)
         settings = self._settings
-        if not allow_local and not http_peers.has_secrets(settings):
-            log.warning("bus.asgi() has no secret and refuses every request: set http_secret, or give allow_local=True")
+        if not allow_local and not peers.has_secrets(settings):
+            log.warning(
+                "bus.asgi() has no secret and refuses every request; set shared_secret or give allow_local=True"
+            )
         door = Door(receiver, endpoint, self._service, settings, self._messages, allow_local, counts=counts)
         return make_app(door)
 
-    def _credentials_for(self, address: HttpAddress) -> http_peers.Credentials | None:
+    def _credentials_for(self, address: HttpAddress) -> peers.Credentials | None:
         """Return the secret for this address; raises InvalidSetting when it must not be sent there."""
-        credentials = http_peers.credentials_for(self._settings, address)
+        credentials = peers.credentials_for(self._settings, str(address), self._service)
         if credentials is not None and self._settings.http_auth == "bearer":
             if not (address.is_encrypted or self._settings.allow_plaintext):
                 raise InvalidSetting(
                     f"http_auth: {address} is not encrypted, so everybody on the way could read the secret, and answer"
                     " for the peer; use https://, or http_auth=hmac"
                 )
-            value, name = credentials.secret, "peers" if credentials.peer else "http_secret"
+            value, name = credentials.secret, "peers" if credentials.key else "shared_secret"
             if not value.isascii() or not value.isprintable() or " " in value:
                 raise InvalidSetting(f"{name}: with http_auth=bearer it must be of visible ASCII characters")
         return credentials
-
-    @cached_property
-    def _trust(self) -> ssl.SSLContext:
-        authorities = self._settings.tls_ca
-        if authorities is None:
-            return httpx.create_ssl_context(trust_env=False)
-        try:
-            return ssl.create_default_context(cafile=authorities)
-        except OSError as error:  # ssl.SSLError is one
-            raise InvalidSetting(f"tls_ca: {_unreadable(authorities, error)}") from error
-
-    def _certificate(self, uri: str) -> ssl.SSLContext:
-        chain, key = self._settings.tls_certificate, self._settings.tls_key
-        if chain is None or key is None:
-            raise InvalidSetting(f"tls_certificate: {uri} needs a certificate; set tls_certificate and tls_key")
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.set_alpn_protocols(["http/1.1"])
-        try:
-            context.load_cert_chain(chain, key)
-        except OSError as error:
-            raise InvalidSetting(f"tls_certificate, tls_key: {_unreadable(chain, error)}") from error
-        return context
-
-
-def _unreadable(path: Path, error: OSError) -> str:
-    return f"{path} cannot be used: {error.strerror or error}"

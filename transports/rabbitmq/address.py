@@ -8,6 +8,7 @@
     ?type=quorum|classic  ?max_length=N       how a listener declares its queues; a full queue refuses, it never drops
     ?ordered=yes|no                           does one listener at a time have all of a queue, so that keys keep order?
     ?prefetch=N                               unacknowledged deliveries of each queue
+    ?unsigned=yes                             take messages without a signature, too, where secrets are set
     ?declare=no                               the queue is somebody else's: take it as it is (queue/NAME)
     ?message_type=T                           what JSON without a type is (queue/NAME)
     ?types=a,b                                only these, of the types that are handled (topic/PUBLISHER)
@@ -113,7 +114,7 @@ def parse(uri: str) -> Address:
             query.allow()
             return TopicAddress(broker)
         case ["topic", publisher]:
-            query.allow("type", "max_length", "prefetch", "ordered", "types")
+            query.allow("type", "max_length", "prefetch", "ordered", "unsigned", "types")
             name = short(decoded(publisher, uri, "the publisher"), f"{uri}: the publisher")
             return SubscriptionAddress(broker, name, query.queue_options(), query.names("types"))
         case ["exchange", name, key]:
@@ -213,7 +214,7 @@ def _broker(parts: SplitResult) -> str:
 
 
 def _queue(broker: str, name: str, query: Query) -> QueueAddress:
-    query.allow("type", "max_length", "prefetch", "ordered", "declare", "message_type")
+    query.allow("type", "max_length", "prefetch", "ordered", "unsigned", "declare", "message_type")
     if name.startswith(_RESERVED):
         raise query.wrong(f"names that begin with {_RESERVED} are the broker's own; write another")
     options = query.queue_options()
@@ -227,7 +228,7 @@ def _queue(broker: str, name: str, query: Query) -> QueueAddress:
 def _uri(broker: str, path: list[str], options: QueueOptions = AS_SET, **more: str) -> str:
     """Write an address. Options without a value are left out; those in `more` are percent-encoded already."""
     said = {"type": options.type, "max_length": options.max_length, "prefetch": options.prefetch}
-    given = {**said, "ordered": options.ordered, **more}
+    given = {**said, "ordered": options.ordered, "unsigned": options.unsigned, **more}
     query = "&".join(f"{name}={value}" for name, value in given.items() if value)
     names = "/".join(quote(part, safe="") for part in path)
     return f"{SCHEME}://{quote(broker, safe='')}/{names}" + (f"?{query}" if query else "")

@@ -20,10 +20,11 @@ from pamqp.commands import Basic
 from pamqp.frame import marshal
 
 from durable.envelope import Envelope
-from durable.errors import ConnectionFailed, PeerTimeout, TransportError
+from durable.errors import ConnectionFailed, InvalidMessage, PeerTimeout, TransportError
 from durable.transports.rabbitmq.arrivals import Origin, Unmappable, mapped, metadata
 from durable.transports.rabbitmq.broker import CLOSING_SECONDS, Connection
 from durable.transports.rabbitmq.channel import error_of, is_open, is_writable, reason_of, translated, write
+from durable.transports.rabbitmq.signatures import Verifier
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +36,8 @@ class Delivery:
     method: Basic.Deliver
     origin: Origin
     channel: Channel
+    peer: str | None = None
+    """The name that its sender has proven, if it has."""
     settled: bool = False
 
     @property
@@ -57,9 +60,12 @@ class Delivery:
 class Consumers:
     """Consumers of some queues. Deliveries go to `arrived`, those of each queue in order."""
 
-    def __init__(self, arrived: Callable[[Delivery], None], *, limit_bytes: int, seconds: float) -> None:
+    def __init__(
+        self, arrived: Callable[[Delivery], None], verifier: Verifier, *, limit_bytes: int, seconds: float
+    ) -> None:
         self.lost: asyncio.Future[TransportError] = asyncio.get_running_loop().create_future()
         self._arrived = arrived
+        self._verifier = verifier
         self._limit_bytes = limit_bytes
         self._seconds = seconds
         self._tags: dict[Channel, str] = {}
@@ -82,12 +88,23 @@ class Consumers:
                 limit_bytes=self._limit_bytes,
                 now=datetime.now(UTC),
             )
-            self._arrived(Delivery(content, about, message.delivery, origin, channel))
+            peer = None
+            if isinstance(content, Envelope):
+                try:
+                    peer = self._verifier.peer(about, message.body)
+                except InvalidMessage as error:
+                    content = Unmappable(message.body, str(error), metadata(message.delivery, about, origin))
+            self._arrived(Delivery(content, about, message.delivery, origin, channel, peer))
 
         with translated(f"consuming {origin.queue}"):
             async with asyncio.timeout(self._seconds):
                 await channel.basic_qos(prefetch_count=prefetch)
                 await channel.basic_consume(origin.queue, deliver, consumer_tag=self._tags[channel])
+
+    def give_up(self, reason: str) -> None:
+        """End as if the broker had closed the channels."""
+        if not self.lost.done():
+            self.lost.set_result(ConnectionFailed(reason))
 
     async def cancel(self) -> None:
         """Stop deliveries. While the broker reads nothing, this waits without an end."""
@@ -114,8 +131,7 @@ class Consumers:
         return True
 
     def _lose(self, origin: Origin, reason: str) -> None:
-        if not self.lost.done():
-            self.lost.set_result(ConnectionFailed(f"queue {origin.queue}: {reason}"))
+        self.give_up(f"queue {origin.queue}: {reason}")
 
 
 async def acknowledge(deliveries: Iterable[Delivery]) -> None:

@@ -9,8 +9,8 @@
 Deliveries of all queues gather while a batch is being stored. A delivery is acknowledged, by its own tag, when its
 envelope is stored and never before; a delivery that is no envelope is kept as a dead letter first. Deliveries without
 an acknowledgement when their channel is lost are delivered again, here or elsewhere, and the receiver knows duplicates.
-The prefetch of each queue, which allows for the largest messages, bounds the deliveries held; no delivery is sent back
-to the broker while the listener is up.
+The prefetch of each queue bounds the deliveries held. When they have more than buffer_bytes all the same, the channels
+are closed, which puts the deliveries back in front, and opened again with a prefetch for the largest messages.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from typing import NoReturn
 from durable.envelope import Envelope
 from durable.errors import InvalidSetting, StorageUnavailable, TransportError
 from durable.failpoints import failpoint
-from durable.outcomes import Duplicate, Outcome, Rejected, Stored, merged
+from durable.outcomes import Duplicate, Outcome, Rejected, Stored
 from durable.settings import Settings
 from durable.tasks.crew import Stuck, end, in_time, raise_if_cancelled
 from durable.telemetry import log
 from durable.transports.base import Receiver
+from durable.transports.gate import Gate
 from durable.transports.rabbitmq.address import QueueAddress, Source, SubscriptionAddress
 from durable.transports.rabbitmq.arrivals import Origin, Unmappable
 from durable.transports.rabbitmq.broker import CLOSING_SECONDS, Broker
 from durable.transports.rabbitmq.consumers import Consumers, Delivery, acknowledge
 from durable.transports.rabbitmq.declaring import declare
+from durable.transports.rabbitmq.signatures import Verifier
 from durable.transports.rabbitmq.topology import Topology, listening
 
 
@@ -62,6 +64,7 @@ class RabbitListener:
         self._cannot_store = ""
         self._consumers: Consumers | None = None
         self._arrived: deque[Delivery] = deque()
+        self._arrived_bytes = 0
         self._changed = asyncio.Event()
         self._stop = asyncio.Event()
         self._down_because = ""
@@ -159,6 +162,7 @@ class RabbitListener:
         """Start to listen. Raises InvalidSetting; a broker that cannot be reached only leaves the listener down."""
         consumers = Consumers(
             self._arrive,
+            Verifier(self._settings, takes_unsigned=self._source.options.unsigned == "yes"),
             limit_bytes=self._settings.max_message_bytes,
             seconds=self._settings.connect_timeout.total_seconds(),
         )
@@ -180,6 +184,7 @@ class RabbitListener:
             if self._down_because:
                 log.warning("listener %s is up again", self.address)
                 self._down_because = ""
+            self._bound_bytes()
 
     async def _lose(self, consumers: Consumers) -> None:
         """Return when the consumers are lost; their deliveries are delivered again."""
@@ -189,6 +194,7 @@ class RabbitListener:
         finally:
             self._consumers = None
             self._arrived.clear()
+            self._arrived_bytes = 0
 
     def _go_down(self, reason: BaseException) -> None:
         self._counts["dropped"] += 1
@@ -211,7 +217,18 @@ class RabbitListener:
 
     def _arrive(self, delivery: Delivery) -> None:
         self._arrived.append(delivery)
+        self._arrived_bytes += delivery.weight_bytes
         self._changed.set()
+        self._bound_bytes()
+
+    def _bound_bytes(self) -> None:
+        """Begin again with a prefetch for the largest messages, unless the address or the settings give one."""
+        if self._arrived_bytes <= self._settings.buffer_bytes or self._consumers is None:
+            return
+        fewer = self._source.options.prefetch or self._settings.prefetch_of_large
+        if fewer < self._prefetch:
+            self._prefetch = fewer
+            self._consumers.give_up(f"more than buffer_bytes are held; consuming again, {fewer} at a time")
 
     async def _store_arrivals(self, receiver: Receiver) -> None:
         first, longest = self._settings.busy_pause, self._settings.busy_pause_longest
@@ -239,6 +256,7 @@ class RabbitListener:
             self._tell_cannot_store(error, len(batch))
         kept = [delivery for delivery in batch if not delivery.settled]
         self._arrived.extendleft(reversed(kept))
+        self._arrived_bytes += sum(each.weight_bytes for each in kept)
         return kept
 
     def _tell_cannot_store(self, error: BaseException, count: int) -> None:
@@ -266,6 +284,7 @@ class RabbitListener:
             if batch and weight > most_bytes:
                 break
             batch.append(self._arrived.popleft())
+        self._arrived_bytes -= sum(each.weight_bytes for each in batch)
         return batch
 
     async def _store(self, receiver: Receiver, batch: Sequence[Delivery]) -> None:
@@ -284,17 +303,25 @@ class RabbitListener:
             for position, delivery in enumerate(batch)
             if isinstance(delivery.content, Unmappable)
         }
-        received: Sequence[Outcome] = ()
-        if envelopes:
-            received = await receiver.receive(self._endpoint, envelopes)
+        received: dict[int, Outcome] = {}
+        for peer in dict.fromkeys(each.peer for each in batch):
+            received |= await self._receive(receiver, batch, peer)
+        if received:
             failpoint("C10")
-        outcomes = list(zip(batch, merged(received, unmappable), strict=True))
+        outcomes = [(each, unmappable.get(place) or received[place]) for place, each in enumerate(batch)]
         await self._acknowledge([it for it, outcome in outcomes if isinstance(outcome, Stored | Duplicate)])
         for delivery, outcome in outcomes:
             if isinstance(outcome, Rejected):
                 await receiver.reject(self._endpoint, delivery.raw, outcome.reason, delivery.metadata)
                 self._counts["refused"] += 1
                 await self._acknowledge([delivery])
+
+    async def _receive(self, receiver: Receiver, batch: Sequence[Delivery], peer: str | None) -> dict[int, Outcome]:
+        """Store the envelopes of one peer; return their outcomes by their places in the batch."""
+        gate = Gate(receiver, self._endpoint, self._service, self._settings)
+        places = [place for place, each in enumerate(batch) if each.peer == peer and isinstance(each.content, Envelope)]
+        envelopes = [content for place in places if isinstance(content := batch[place].content, Envelope)]
+        return dict(zip(places, await gate.receive(envelopes, peer), strict=True)) if places else {}
 
     async def _acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         if deliveries:

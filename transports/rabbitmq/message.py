@@ -19,7 +19,7 @@ an expiration, unless that is set: a broker drops what has expired and tells nob
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -50,15 +50,19 @@ _PUBLISHED_AT: Final = "durable-published-at"
 _EXECUTION_TIME: Final = "durable-execution-time"
 
 # What RabbitMQ reads (CC and BCC, of any other type than an array, close the channel) or writes on the way.
-_OF_THE_BROKER: Final = (
+OF_THE_BROKER: Final = (
     "CC", "BCC", "x-death", "x-first-death-", "x-last-death-", "x-delivery-count", "x-acquired-count", "x-delay",
     "x-received-from", "x-shovel", "x-stream-", "x-opt-",
 )  # fmt: skip
-_TAKEN: Final = (_OURS, *_OF_THE_BROKER)
+_TAKEN: Final = (_OURS, *OF_THE_BROKER)
 
 _LONGEST_HEADER_NAME: Final = 128  # bytes; the library cuts off what is beyond
 _FRAME_OVERHEAD: Final = 8
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
+
+
+Sign = Callable[[Basic.Properties, bytes], None]
+"""Adds a signature to the properties of a message, for its body."""
 
 
 def content(
@@ -68,12 +72,15 @@ def content(
     max_frame_bytes: int,
     now: datetime | None = None,
     expiration: str | None = None,
+    sign: Sign | None = None,
 ) -> bytes:
     """The frames that follow Basic.Publish: header and body. Raises InvalidMessage if AMQP cannot carry it."""
     body = envelope.body
     try:
         about = properties(envelope, now)
         about.expiration = expiration
+        if sign is not None:
+            sign(about, body)
         header = marshal(ContentHeader(body_size=len(body), properties=about), channel)
     except (TypeError, ValueError, struct.error) as error:  # such as a lone surrogate, which is a ValueError
         raise InvalidMessage(f"AMQP cannot carry it: {error}") from error

@@ -29,6 +29,8 @@ class QueueOptions:
     prefetch: int | None = None
     ordered: Literal["yes", "no"] | None = None
     """True if one consumer at a time gets all messages of a queue."""
+    unsigned: Literal["yes"] | None = None
+    """True if messages without a signature are taken although secrets are set."""
 
 
 AS_SET: Final = QueueOptions()
@@ -122,7 +124,9 @@ class Query:
     def queue_options(self) -> QueueOptions:
         chosen = cast(QueueType | None, self.choice("type", "quorum", "classic"))
         ordered = cast(Literal["yes", "no"] | None, self.choice("ordered", "yes", "no"))
-        return QueueOptions(chosen, self.number("max_length"), self.number("prefetch", _LARGEST_PREFETCH), ordered)
+        unsigned = cast(Literal["yes"] | None, self.choice("unsigned", "yes"))
+        prefetch = self.number("prefetch", _LARGEST_PREFETCH)
+        return QueueOptions(chosen, self.number("max_length"), prefetch, ordered, unsigned)
 
     def _name(self, text: str, option: str) -> str:
         return short(decoded(text, self.uri, option), f"{self.uri}: {option}")

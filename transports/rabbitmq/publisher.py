@@ -32,7 +32,7 @@ from durable.failpoints import failpoint, is_armed
 from durable.outcomes import BUSY, STORED, Failed, Outcome, Rejected, printable
 from durable.transports.rabbitmq.address import Destination, ExchangeAddress, QueueAddress
 from durable.transports.rabbitmq.channel import abandon, error_of, flush, is_open, is_writable, reason_of, write
-from durable.transports.rabbitmq.message import content, expiration_of
+from durable.transports.rabbitmq.message import Sign, content, expiration_of
 
 _PUBLISH_AT_ONCE: Final = 100
 _NO_LIMIT: Final = 1 << 31
@@ -57,7 +57,9 @@ class Unacceptable(TransportError):
 class Publisher:
     """A channel with publisher confirms, and the batches that are not confirmed yet."""
 
-    def __init__(self, channel: Channel, address: Destination, *, expires: bool = False) -> None:
+    def __init__(
+        self, channel: Channel, address: Destination, *, expires: bool = False, sign: Sign | None = None
+    ) -> None:
         """Prepare the publisher. With `expires` the broker is told when a message expires."""
         match address:
             case QueueAddress(queue=routing_key):
@@ -67,6 +69,7 @@ class Publisher:
         self._channel = channel
         self._address = address
         self._expires = expires
+        self._sign = sign
         publish = Basic.Publish(exchange=exchange, routing_key=routing_key, mandatory=True)
         self._publish = marshal(publish, channel.number)
         self._max_frame_bytes = channel.connection.connection_tune.frame_max or _NO_LIMIT
@@ -128,7 +131,12 @@ class Publisher:
         now = None if envelope.deliver_by is None else datetime.now(UTC)
         expiration = expiration_of(envelope, now) if self._expires else None
         frames = content(
-            envelope, channel=channel.number, max_frame_bytes=self._max_frame_bytes, now=now, expiration=expiration
+            envelope,
+            channel=channel.number,
+            max_frame_bytes=self._max_frame_bytes,
+            now=now,
+            expiration=expiration,
+            sign=self._sign,
         )
         channel.delivery_tag += 1
         channel.message_id_delivery_tag[message_id] = channel.delivery_tag

@@ -23,22 +23,26 @@ from durable.envelope import Envelope
 from durable.errors import ConnectionFailed, InvalidSetting, PeerTimeout, TransportError
 from durable.outcomes import Failed, Outcome, Rejected, printable
 from durable.settings import Settings
+from durable.transports.peers import credentials_for
 from durable.transports.rabbitmq.address import Destination, ExchangeAddress, QueueAddress
 from durable.transports.rabbitmq.broker import Broker, Connection, Shared
 from durable.transports.rabbitmq.channel import abandon, translated
 from durable.transports.rabbitmq.declaring import declare
 from durable.transports.rabbitmq.publisher import Publisher, Unacceptable
+from durable.transports.rabbitmq.signatures import Signer
 from durable.transports.rabbitmq.topology import sending
 
 
 class RabbitSender:
     """A `durable.transports.base.Sender` for one `rabbitmq://` destination."""
 
-    def __init__(self, address: Destination, broker: Broker, settings: Settings) -> None:
+    def __init__(self, address: Destination, broker: Broker, settings: Settings, service: str) -> None:
         self._address = address
         self._broker = broker
         self._topology = sending(address, settings)
         self._expires = settings.amqp_expiration
+        credentials = credentials_for(settings, str(address), service)
+        self._sign = Signer(service, credentials).sign if credentials is not None else None
         self._connect_seconds = settings.connect_timeout.total_seconds()
         self._send_seconds = settings.send_timeout.total_seconds()
         self._shared = Shared(lambda: self._open(broker.publishing), lambda publisher: publisher.is_usable)
@@ -133,4 +137,4 @@ class RabbitSender:
                 await declare(await connection.get(), self._topology, seconds=self._connect_seconds)
             except InvalidSetting as error:  # it may be put right at the broker, without this process
                 raise TransportError(str(error)) from error
-        return Publisher(await connection.channel(confirms=True), self._address, expires=self._expires)
+        return Publisher(await connection.channel(confirms=True), self._address, expires=self._expires, sign=self._sign)

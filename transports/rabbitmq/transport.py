@@ -3,13 +3,14 @@
     rabbitmq_address, rabbitmq_options        URIs
     rabbitmq_topology                         exchanges, queues and bindings that an address needs
     rabbitmq_message, rabbitmq_arrivals       an envelope as an AMQP message; what arrives as an envelope
+    rabbitmq_signatures                       who has sent a message
     rabbitmq_broker, rabbitmq_socket          connections, shared and named
     rabbitmq_channel                          frames on their channels; errors translated
     rabbitmq_declaring, rabbitmq_refusals     declares a topology, or says what differs
     rabbitmq_sender, rabbitmq_publisher       the sending end
     rabbitmq_listener, rabbitmq_consumers     the receiving end
 
-The first three decide and do no I/O; the others wait and act.
+The first four decide and do no I/O; the others wait and act.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from durable.settings import Settings
+from durable.transports import peers
 from durable.transports.rabbitmq.address import SCHEME, broker_url, destination, parse, parse_destination, source
 from durable.transports.rabbitmq.broker import Brokers
 from durable.transports.rabbitmq.listener import RabbitListener
@@ -42,6 +44,7 @@ class RabbitTransport:
         self._service = service
         self._messages = messages
         self._brokers = Brokers(settings, service)
+        peers.check(settings.peers)
 
     def check(self, uri: str) -> None:
         """Raise InvalidSetting unless this is an address on a broker whose URL is in the settings."""
@@ -56,7 +59,7 @@ class RabbitTransport:
     def sender(self, destination: str) -> RabbitSender:
         """Make a sender to one queue, or to one exchange and routing key; raises InvalidSetting for another address."""
         address = parse_destination(destination)
-        return RabbitSender(address, self._brokers[address.broker], self._settings)
+        return RabbitSender(address, self._brokers[address.broker], self._settings, self._service)
 
     def listener(self, uri: str, endpoint: str) -> RabbitListener:
         address = source(uri)

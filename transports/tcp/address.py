@@ -23,6 +23,8 @@ from durable.transports.hosts import is_host
 from durable.transports.tcp.unix import BACKLOG, LONGEST_PATH, READ_BYTES, Bound, Streams, UnixAddress
 from durable.transports.uris import port_of, split
 
+SCHEMES: Final = ("tcp", "unix")
+
 _REUSE_PORT: Final = "reuse_port"
 _TLS: Final = "tls"
 _FORMS: Final = "write tcp://127.0.0.1:2301 or unix:///path/to.sock"

@@ -293,7 +293,8 @@ class ServerSide:
         self.state = ServerState.AWAITING_HELLO
         self.unspent = 0
         self.peer = "a stranger"
-        self.certified_as: str | None = None
+        self.proven: str | None = None
+        """The name that the client has proved, by its certificate or by a secret of its own."""
         self._proof = proof
         self._challenged: tuple[Hello, Challenge] | None = None
         self._service = service
@@ -364,7 +365,7 @@ class ServerSide:
             return self._welcome(hello, room)
         challenge = self._proof.challenge(hello, self._service, self._node)
         if challenge is None:
-            return _turn_away("a secret that is known here must be proven; set http_secret on both ends")
+            return _turn_away("a secret that is known here must be proven; see shared_secret and peers on both ends")
         self.state = ServerState.AWAITING_PROOF
         self._challenged = hello, challenge
         return Reply(Frame(challenge))
@@ -373,15 +374,17 @@ class ServerSide:
         assert self._proof is not None
         assert self._challenged is not None
         hello, challenge = self._challenged
-        if not self._proof.is_proven(hello, challenge, proof):
+        known = self._proof.proven(hello, challenge, proof)
+        if known is None:
             return _turn_away("the proof of the secret is wrong")
+        self.proven = known.peer
         return self._welcome(hello, room)
 
     def _welcome(self, hello: Hello, room: int) -> Reply:
         self.state = ServerState.OPEN
         self.peer = f"{hello.service} node {hello.node}"
-        if self.certified_as is not None:
-            self.peer += f", certified as {self.certified_as}"
+        if self.proven not in (None, hello.service):
+            self.peer += f", certified as {self.proven}"
         self.unspent = room
         self._peer_max_frame_bytes = hello.max_frame_bytes
         version = max(set(hello.versions) & set(VERSIONS))

@@ -10,11 +10,13 @@ from __future__ import annotations
 import secrets as random
 from dataclasses import dataclass
 
-from durable.errors import InvalidSetting
+from durable.errors import ConnectionFailed, InvalidSetting
 from durable.settings import Settings
+from durable.transports import peers
+from durable.transports.frames import Hello
 from durable.transports.tcp.address import Address
 from durable.transports.tcp.credentials import Users
-from durable.transports.tcp.proofs import NONCE_BYTES, ClientProof, Secrets, ServerProof
+from durable.transports.tcp.proofs import NONCE_BYTES, ClientProof, Known, ServerProof, shared_key
 from durable.transports.tcp.stream import FrameStream
 from durable.transports.tcp.unix import UnixAddress
 from durable.transports.tls import MISSING_CERTIFICATE, Context, Tls
@@ -22,75 +24,95 @@ from durable.transports.tls import MISSING_CERTIFICATE, Context, Tls
 
 @dataclass(frozen=True, slots=True)
 class Entrance:
-    """Demands of one address. `tls` is None where connections are not encrypted."""
+    """Demands of one address. `tls` is None where connections are not encrypted; `users` where the kernel does not
+    vouch for them.
+    """
 
-    tls: Tls | None
-    secrets: Secrets
-    names: frozenset[str] = frozenset()
+    settings: Settings
+    tls: Tls | None = None
     users: Users | None = None
+    shown: peers.Credentials | None = None
 
     def for_listener(self) -> tuple[Context | None, ServerProof | None]:
         """Return the demands on the next accepted connection."""
         context = self.tls.for_listeners() if self.tls is not None else None
-        if not self.secrets.accepted or (context is not None and context.asks_certificates):
+        is_known_otherwise = self.users is not None or (context is not None and context.asks_certificates)
+        if is_known_otherwise or not peers.has_secrets(self.settings):
             return context, None
         binding = context.binding if context is not None else b""
-        return context, ServerProof(self.secrets.accepted, random.token_bytes(NONCE_BYTES), binding)
+        return context, ServerProof(self._secret_of, random.token_bytes(NONCE_BYTES), binding)
 
     def for_sender(self) -> Context | None:
         return self.tls.for_senders() if self.tls is not None else None
 
     def proof_of_sender(self, binding: bytes) -> ClientProof | None:
         """Return the proof to offer. `binding` is the digest of the listener's certificate, when one was checked."""
-        if self.secrets.shown is None:
+        if self.shown is None:
             return None
+        secret, key, peer = _bytes(self.shown.secret), self.shown.key, self.shown.peer
         nonce = random.token_bytes(NONCE_BYTES)
-        return ClientProof(self.secrets.shown, nonce, binding, is_needed=not binding)
+        return ClientProof(secret, key or shared_key(secret), nonce, binding, peer, is_needed=not binding)
 
     def refusal_of_user(self, stream: FrameStream) -> str:
         """Return the reason to refuse the user at the other end; empty where it may be there."""
         return self.users.refusal(stream.socket) if self.users is not None else ""
 
-    def refusal(self, names: list[str]) -> str:
-        """Return the reason to refuse a client with this checked certificate; empty when it may connect."""
-        if not self.names or self.names & set(names):
-            return ""
-        return f"its certificate is for {', '.join(names) or 'nobody'}, none of tcp_peers"
+    def certified(self, names: list[str]) -> str | None:
+        """Return the name of the client with this checked certificate; None where it has none. Raises ConnectionFailed
+        when it may not connect.
+        """
+        if self.tls is None or not self.tls.is_mutual:
+            return None
+        name = peers.certified(self.settings, names)
+        if name is None and peers.lists_certificates(self.settings):
+            raise ConnectionFailed(f"its certificate is for {', '.join(names) or 'nobody'}, none of peers")
+        return name
+
+    def _secret_of(self, hello: Hello) -> Known | None:
+        """Return the secret that this client says it knows."""
+        for secret in map(_bytes, peers.shared(self.settings)):
+            if hello.key == shared_key(secret):
+                return Known(secret, None)
+        own = peers.signing(self.settings, hello.service, hello.key) if hello.key else []
+        return Known(_bytes(own[0].secret), own[0].peer) if own else None
 
 
 class Entrances:
     """Demands of every address of a process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, service: str) -> None:
         self._settings = settings
+        self._service = service
         self._tls = Tls(settings)
-        self._names = frozenset(settings.tcp_peers)
-        self._secrets = _secrets(settings)
+        peers.check(settings.peers)
 
     def of_sender(self, address: Address) -> Entrance:
         """Return the demands of a sender. Raises InvalidSetting when the address must not be sent to."""
         if isinstance(address, UnixAddress):
-            return Entrance(None, Secrets(), users=Users.of(self._settings))
-        entrance = Entrance(self._tls if self._is_encrypted(address) else None, self._secrets)
+            return Entrance(self._settings, users=Users.of(self._settings))
+        shown = peers.credentials_for(self._settings, str(address), self._service)
+        entrance = Entrance(self._settings, self._tls if self._is_encrypted(address) else None, shown=shown)
         entrance.for_sender()
         return entrance
 
     def of_listener(self, address: Address) -> Entrance:
         """Return the demands of a listener. Raises InvalidSetting when the address must not be listened on."""
         if isinstance(address, UnixAddress):
-            return Entrance(None, Secrets(), users=Users.of(self._settings))
+            return Entrance(self._settings, users=Users.of(self._settings))
         address.check_bindable()
         encrypted = self._is_encrypted(address)
         if encrypted and not self._tls.has_certificate:
             raise InvalidSetting(f"tls_certificate: {address} {MISSING_CERTIFICATE}, or listen on 127.0.0.1")
-        if not (address.is_local or self._tls.is_mutual or self._secrets.accepted):
+        has_secrets = peers.has_secrets(self._settings)
+        if not (address.is_local or self._tls.is_mutual or has_secrets):
             raise InvalidSetting(
                 f"tls_ca: {address} can be reached from other machines, so peers must show who they are; set tls_ca to"
                 " the authorities that sign their certificates"
             )
-        if self._names and not (encrypted and self._tls.is_mutual):
-            raise InvalidSetting(f"tcp_peers: {address} demands no certificates; set tls_certificate and tls_ca")
-        entrance = Entrance(self._tls if encrypted else None, self._secrets, self._names)
+        demands_certificates = encrypted and self._tls.is_mutual
+        if peers.lists_certificates(self._settings) and not (demands_certificates or has_secrets):
+            raise InvalidSetting(f"peers: {address} demands no certificates; set tls_certificate and tls_ca")
+        entrance = Entrance(self._settings, self._tls if encrypted else None)
         entrance.for_listener()
         return entrance
 
@@ -105,7 +127,5 @@ class Entrances:
         return not address.is_local or self._tls.has_certificate
 
 
-def _secrets(settings: Settings) -> Secrets:
-    shown, former = settings.http_secret, settings.http_previous_secret
-    others = [former.get_secret_value()] if former is not None else []
-    return Secrets.of(shown.get_secret_value() if shown is not None else None, others)
+def _bytes(secret: str) -> bytes:
+    return secret.encode(errors="surrogatepass")

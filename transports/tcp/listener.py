@@ -29,11 +29,13 @@ from durable.outcomes import Outcome
 from durable.settings import Settings
 from durable.tasks.crew import raise_if_cancelled
 from durable.telemetry import log
+from durable.transports import peers
 from durable.transports.base import Receiver
 from durable.transports.deadlines import counted_anew
 from durable.transports.doorkeeper import Doorkeeper
-from durable.transports.frames import Refused
-from durable.transports.tcp.address import Address
+from durable.transports.frames import Frame, Refused
+from durable.transports.gate import Gate
+from durable.transports.tcp.address import SCHEMES, Address
 from durable.transports.tcp.budget import Budget
 from durable.transports.tcp.conversation import Deliver, Leave, Probe, Reply, ServerSide, ServerState, TurnAway
 from durable.transports.tcp.entrance import Entrance
@@ -91,7 +93,8 @@ class TcpListener:
         bound = self._address.bind(0o600 if users is None else users.mode)
         self._bound, self._uri = bound, bound.uri
         self._tasks = tasks = await asyncio.TaskGroup().__aenter__()
-        intake = _Intake(self._endpoint, receiver, self._settings, self._counts)
+        gate = Gate(receiver, self._endpoint, self._service, self._settings, SCHEMES)
+        intake = _Intake(gate, self._settings, self._counts)
         keeper = Doorkeeper(self._uri, self._settings, self._counts, known=self._settings.tcp_connections)
 
         def greet(visit: Visit) -> asyncio.StreamReaderProtocol:
@@ -164,15 +167,9 @@ class TcpListener:
 class _Intake:
     """Intake that the connections of a listener share: the receiver, its room, the bytes under way."""
 
-    def __init__(
-        self,
-        endpoint: str,
-        receiver: Receiver,
-        settings: Settings,
-        counts: Counter[str],
-    ) -> None:
-        self.endpoint = endpoint
-        self.receiver = receiver
+    def __init__(self, gate: Gate, settings: Settings, counts: Counter[str]) -> None:
+        self.gate = gate
+        self.receiver = gate.receiver
         self.counts = counts
         self.open: set[_Connection] = set()
         """Connections whose peers have proved who they are: strangers have no share of the room."""
@@ -201,17 +198,14 @@ class _Admission:
         self.prove = prove
 
     async def admit(self, stream: FrameStream) -> str | None:
-        """Return the name in the client's certificate, if it had to show one. Raises ConnectionFailed."""
+        """Return the name of the client by its certificate, if it had to show one. Raises ConnectionFailed."""
         if refusal := self._entrance.refusal_of_user(stream):
             raise ConnectionFailed(refusal)
         if self._context is None:
             stream.resume()
             return None
         await stream.secure(self._context)
-        names = stream.names
-        if refusal := self._entrance.refusal(names):
-            raise ConnectionFailed(refusal)
-        return names[0] if names else None
+        return self._entrance.certified(stream.names)
 
 
 class _Connection:
@@ -290,7 +284,7 @@ class _Connection:
     async def _converse(self, tasks: asyncio.TaskGroup) -> None:
         with translated("waiting for HELLO"):
             async with asyncio.timeout(self._handshake_seconds):
-                self._side.certified_as = await self._admission.admit(self._stream)
+                self._side.proven = await self._admission.admit(self._stream)
                 while self._side.is_greeting:
                     if not await self._hear_more(tasks):
                         return
@@ -303,7 +297,7 @@ class _Connection:
         for item in received:
             action = self._side.hear(item, self._intake.room(self))
             if self._side.state is ServerState.OPEN and self not in self._intake.open:
-                self._join()
+                await self._join()
             match action:
                 case Reply(frame):
                     self._intake.counts["refused"] += isinstance(frame.content, Refused)
@@ -335,8 +329,14 @@ class _Connection:
             self._intake.budget.give_back(self._reserved_bytes)
             self._reserved_bytes = 0
 
-    def _join(self) -> None:
+    async def _join(self) -> None:
         """Share the room with the others, now that the peer has proved who it is."""
+        gate, name = self._intake.gate, self._side.proven
+        if not peers.may_use(gate.settings, name, gate.endpoint):
+            reason = f"{name} may not send to {gate.endpoint}: see endpoints in peers"
+            await self._stream.say(Frame(Refused(reason)))
+            await self._stream.close()
+            raise ConnectionFailed(reason)
         if not self._admission.prove():
             raise ConnectionFailed("too many connections: all tcp_connections are taken; raise it, or close some")
         self._stream.allow(self._max_frame_bytes)
@@ -356,7 +356,7 @@ class _Connection:
             self._answered.set()
 
     async def _receive(self, envelopes: list[Envelope]) -> list[Outcome]:
-        return await self._intake.receiver.receive(self._intake.endpoint, envelopes) if envelopes else []
+        return await self._intake.gate.receive(envelopes, self._side.proven) if envelopes else []
 
     async def _pong(self, channel: int) -> None:
         ready = await self._intake.receiver.ready()

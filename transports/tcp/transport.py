@@ -15,17 +15,14 @@ The first four decide and do no I/O; the others wait and act.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 from durable.settings import Settings
-from durable.transports.tcp.address import parse, parse_destination
+from durable.transports.tcp.address import SCHEMES, parse, parse_destination
 from durable.transports.tcp.entrance import Entrances
 from durable.transports.tcp.listener import TcpListener
 from durable.transports.tcp.sender import TcpSender
 
 __all__ = ["TcpListener", "TcpSender", "TcpTransport"]
-
-SCHEMES: Final = ("tcp", "unix")
 
 
 class TcpTransport:
@@ -46,7 +43,7 @@ class TcpTransport:
         self._settings = settings
         self._service = service
         self._node = node if callable(node) else lambda: node
-        self._entrances = Entrances(settings)
+        self._entrances = Entrances(settings, service)
 
     def check(self, uri: str) -> None:
         """Raise InvalidSetting unless this URI names a port or the path of a Unix socket, and TLS can be used there."""

@@ -21,7 +21,7 @@ from durable.cli.arguments import parse_coming_time, parse_duration
 from durable.cli.command import group
 from durable.cli.output import emit
 from durable.cli.pauses import PauseReason, Span
-from durable.cli.runs import Job, Work, actor_name, run_job, work_options
+from durable.cli.runs import Job, Work, Yes, actor_name, confirm, run_job, work_options
 from durable.cli.scheduled import views
 from durable.cli.scheduled.selection import (
     Chosen,
@@ -85,31 +85,31 @@ def list_scheduled(chosen: Chosen, limit: PageSize = 50) -> None:
 
 @app.command()
 @over_scheduled(work=work_options)
-def cancel(chosen: Chosen, work: Work, reason: Reason = None) -> None:
+def cancel(chosen: Chosen, work: Work, reason: Reason = None, yes: Yes = False) -> None:
     """Cancel messages, which the history records; remove schedules that no node declares."""
     messages = partial(delayed.cancel, actor=work.actor, reason=reason, keep_body=chosen.settings.history_bodies)
     refusal = "a running node declares it; pause it, or remove it from the code first"
-    _apply(Change("cancel", "cancelled", messages, schedules.remove_orphan, refusal), chosen, work)
+    _apply(Change("cancel", "cancelled", messages, schedules.remove_orphan, refusal), chosen, work, yes=yes)
 
 
 @app.command("run-now")
 @over_scheduled(work=work_options)
-def run_now(chosen: Chosen, work: Work) -> None:
+def run_now(chosen: Chosen, work: Work, yes: Yes = False) -> None:
     """Make messages due now; run schedules once, besides their own times."""
     refusal = "no running node declares it, so its message is unknown; start a node that does"
     run_schedule = partial(schedules.ask, actor=work.actor)
-    _apply(Change("run-now", "made due", delayed.run_now, run_schedule, refusal), chosen, work)
+    _apply(Change("run-now", "made due", delayed.run_now, run_schedule, refusal), chosen, work, yes=yes)
 
 
 @app.command()
 @over_scheduled(work=work_options)
-def reschedule(chosen: Chosen, work: Work, at: At) -> None:
+def reschedule(chosen: Chosen, work: Work, at: At, yes: Yes = False) -> None:
     """Change the due time of messages, or of the next occurrence of schedules."""
     moment = parse_coming_time(at, datetime.now(UTC), option="--at")
     messages = partial(delayed.reschedule, at=moment, dedupe_window=chosen.settings.dedupe_window)
     move_schedule = partial(schedules.reschedule, at=moment, actor=work.actor)
     refusal = "no node has computed its next time yet; try again once a node runs"
-    _apply(Change("reschedule", "rescheduled", messages, move_schedule, refusal), chosen, work)
+    _apply(Change("reschedule", "rescheduled", messages, move_schedule, refusal), chosen, work, yes=yes)
 
 
 @app.command()
@@ -139,10 +139,13 @@ def resume(chosen: Chosen) -> None:
 # ---------------------------------------------------------------- changes
 
 
-def _apply(change: Change, chosen: Chosen, work: Work) -> None:
+def _apply(change: Change, chosen: Chosen, work: Work, *, yes: bool) -> None:
     """Change the schedules that are named, then the messages that are selected, and print how many."""
     refuse_too_much(change.command, chosen, work.everything)
     refuse_missing(change.command, chosen)
+    if work.everything:
+        refusal = f"--all: give --yes to {change.command} all messages without being asked"
+        confirm(f"{change.command} all delayed messages?", refusal, yes=yes)
     if chosen.names:
         _change_schedules(change, chosen)
     has_messages = work.everything or chosen.has_messages

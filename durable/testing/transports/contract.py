@@ -18,6 +18,7 @@ import pytest
 from durable.agents.latch import Latch
 from durable.envelope import Envelope, new_id
 from durable.errors import InvalidSetting, PeerTimeout, TransportError
+from durable.messages.scope import listener_of
 from durable.outcomes import DUPLICATE, STORED, Outcome, Rejected
 from durable.testing.transports.link import HASTY, LATE_SECONDS, PATIENT, Link, error_of, needed
 from durable.testing.transports.receivers import envelope, envelopes
@@ -72,7 +73,7 @@ class TransportContract:
             await link.receiver.stores(7)
         arrived = link.receiver.envelopes
         assert [without_deadline(envelope) for envelope in arrived] == [without_deadline(sent) for sent in batch]
-        assert link.receiver.endpoints == {link.listener.endpoint} == {"billing-in"}
+        assert {listener_of(each) for each in link.receiver.endpoints} == {link.listener.endpoint} == {"billing-in"}
 
     async def test_deadline_is_equally_far_away_on_arrival(self, link: Link) -> None:
         """A transport may count what is left of it by the receiver's clock, which is this one."""

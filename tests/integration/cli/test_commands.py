@@ -364,7 +364,7 @@ bus.listen("http://0.0.0.0:1")
 
 def test_doctor_lists_unencrypted_addresses(agent: Agent, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DURABLE_ALLOW_PLAINTEXT", "yes")
-    monkeypatch.setenv("DURABLE_HTTP_SECRET", "correct horse battery")
+    monkeypatch.setenv("DURABLE_SHARED_SECRET", "correct horse battery")
     monkeypatch.setenv("DURABLE_AMQP_BROKERS", '{"second": "amqp://u:tops3cret@mq.example", "third": "amqps://b"}')
     module = agent.application(PLAINTEXT)
 

@@ -14,6 +14,7 @@ import typer
 
 from durable.cli.app import app
 from tests.integration.cli.test_dead_letters import dead, unresolved
+from tests.integration.cli.test_scheduled import wait
 from tests.support.command import Agent
 from tests.support.letters import envelope
 from tests.support.tables import Tables
@@ -68,15 +69,65 @@ def test_a_document_is_followed_by_no_other(agent: Agent, database: None) -> Non
     assert json.loads(ended.out) == {"letters": [], "before": None}
 
 
+ASKING: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("dead-letters", "discard"): ("--all", "--reason", "x"),
+    ("scheduled", "cancel"): ("--all",),
+    ("scheduled", "reschedule"): ("--all", "--at", "in 2h"),
+    ("scheduled", "run-now"): ("--all",),
+}
+"""Commands that destroy something of many messages at once, with options to do so."""
+
+ERASE = ("pipeline", "erase")
+"""This one, too; as it needs Spark, the tests of the pipeline run it."""
+
+HARMLESS = {
+    ("demo",): "its database is its own",
+    ("dead-letters", "replay"): "letters stay, with what they held",
+    ("pipeline", "replay"): "adds messages",
+    ("pipeline", "compact"): "the rows stay",
+    ("pipeline", "vacuum"): "removes files that others have replaced",
+    ("pipeline", "purge"): "drops rows that it has found in the lake",
+}
+"""Commands that take --all, or sound as if they destroyed something."""
+
+DESTROYING = {"cancel", "compact", "delete", "discard", "drop", "erase", "prune", "purge", "remove", "reset", "vacuum"}
+
+
+def test_every_command_that_may_destroy_in_bulk_is_in_the_table() -> None:
+    every = dict(_every_command(typer.main.get_command(app)))
+    bulk = {path for path, options in every.items() if {"--all", "--yes"} & options or DESTROYING & set(path)}
+    assert bulk == {ERASE} | ASKING.keys() | HARMLESS.keys()
+    assert {path for path, options in every.items() if "--yes" in options} == {ERASE} | ASKING.keys()
+
+
+def _every_command(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], set[str]]]:
+    if hasattr(command, "commands"):
+        for name, each in command.commands.items():
+            yield from _every_command(each, (*path, name))
+    else:
+        yield path, {text for option in command.params for text in option.opts}
+
+
+@pytest.mark.parametrize("command", ASKING, ids=" ".join)
 @pytest.mark.parametrize("options", [(), ("--json",)], ids=str)
-def test_discard_of_everything_wants_yes_off_a_terminal(
-    agent: Agent, database: None, tables: Tables, options: tuple[str, ...]
+def test_command_that_destroys_in_bulk_wants_yes_off_a_terminal(
+    agent: Agent, database: None, tables: Tables, command: tuple[str, ...], options: tuple[str, ...]
 ) -> None:
     dead(tables, envelope(1), envelope(2))
-    refused = agent("dead-letters", "discard", "--all", "--reason", "x", *options)
-    assert (refused.code, "give --yes" in refused.err, len(unresolved(tables))) == (2, True, 2)
-    assert agent("dead-letters", "discard", "--all", "--yes", "--reason", "x", *options).code == 0
-    assert not unresolved(tables)
+    wait(tables, 60)
+    wait(tables, 60, to="tcp://127.0.0.1:1")
+    before = state(tables)
+    refused = agent(*command, *ASKING[command], *options)
+    assert (refused.code, "give --yes" in refused.err, state(tables)) == (2, True, before)
+    assert agent(*command, *ASKING[command], "--yes", *options).code == 0
+    assert state(tables) != before
+
+
+def state(tables: Tables) -> list[Any]:
+    """All that these commands change."""
+    waiting = "SELECT id, execution_time FROM durable.{}_envelopes ORDER BY id"
+    letters = "SELECT letter_id, resolved_at, body FROM durable.dead_letters ORDER BY letter_id"
+    return [tables.rows(query) for query in (letters, waiting.format("incoming"), waiting.format("outgoing"))]
 
 
 @pytest.mark.parametrize(("answer", "left"), [(b"n\n", 1), (b"y\n", 0)])
@@ -103,7 +154,7 @@ def test_discard_of_everything_asks_on_a_terminal(
     [
         ("status", "--database", "postgresql://app:hunter2x@127.0.0.1:1/orders"),
         ("status", "--database=postgresql://127.0.0.1:1/orders?password=hunter2x"),
-        ("run", "no-such-module:bus", "--http-secret", "hunter2xhunter2x"),
+        ("run", "no-such-module:bus", "--shared-secret", "hunter2xhunter2x"),
         ("run", "no-such-module:bus", "--amqp-url", "amqp://app:hunter2x@127.0.0.1:1/"),
     ],
 )

@@ -178,7 +178,7 @@ class TestChanges:
         refused = scheduled(agent, "cancel")
         assert (refused.code, len(refused.err.splitlines())) == (2, 1)
         assert "or give --all" in refused.err
-        assert document(agent, "cancel", "--all", "--limit", 2)["messages"]["done"] == 2
+        assert document(agent, "cancel", "--all", "--yes", "--limit", 2)["messages"]["done"] == 2
         assert len(ids(tables)) == 1
 
     def test_cancel_changes_no_message_when_one_is_being_handled(self, agent: Agent, tables: Tables) -> None:
@@ -202,7 +202,7 @@ class TestChanges:
         wait(tables, 5)
         wait(tables, 5, deliver_by=datetime.now(UTC) + timedelta(hours=1))
         wait(tables, 5, to=PEER)
-        ended = scheduled(agent, "reschedule", "--all", "--at", "in 2h")
+        ended = scheduled(agent, "reschedule", "--all", "--yes", "--at", "in 2h")
         assert ended.code == 1
         assert ended.out.splitlines() == [
             "rescheduled 2 of 3 messages",

@@ -65,7 +65,7 @@ class Fortress:
         return sum(each.statistics()["dropped"] for each in node.listeners)
 
     def sender(self, scheme: str) -> Sender:
-        settings = load_settings(http_secret=SECRET, tls_ca=self.pem.ca, send_timeout=timedelta(seconds=20))
+        settings = load_settings(shared_secret=SECRET, tls_ca=self.pem.ca, send_timeout=timedelta(seconds=20))
         if scheme == "tcp":
             return TcpTransport(load_settings(send_timeout=timedelta(seconds=20)), "till", 1).sender(
                 self.addresses["tcp"]
@@ -83,7 +83,7 @@ async def fortress(tables: Tables, folder: Path, *schemes: str, **settings: Any)
     tables.clear()
     pem = issue(folder)
     given = {"connect_timeout": LONG, "idle_timeout": LONG, "frame_timeout": LONG, "stranger_connections": STRANGERS}
-    secured = {"http_secret": SECRET, "tls_certificate": pem.certificate, "tls_key": pem.key}
+    secured = {"shared_secret": SECRET, "tls_certificate": pem.certificate, "tls_key": pem.key}
     if schemes == ("tcp",):  # whose peers prove who they are by HELLO alone
         secured = {}
     bus = Bus("shop", tables.url, poll_interval=timedelta(milliseconds=30), **{**secured, **given, **settings})
@@ -277,7 +277,7 @@ from tests.support.http_shop import Sold
 async def main():
     url, certificate, key, descriptors, secret = *sys.argv[1:4], int(sys.argv[4]), sys.argv[5]
     long = timedelta(minutes=5)
-    own = dict(http_secret=secret, tls_certificate=certificate, tls_key=key) if secret else {}
+    own = dict(shared_secret=secret, tls_certificate=certificate, tls_key=key) if secret else {}
     bus = Bus("shop", url, **own,
         stranger_connections=10_000, connections_per_address=10_000, connect_timeout=long, idle_timeout=long)
     bus.listen("https://127.0.0.1:0" if secret else "tcp://127.0.0.1:0")
@@ -305,7 +305,7 @@ async def test_node_without_descriptors_recovers_and_says_so_in_few_lines(
     async with _child(tables, tmp_path, descriptors=96, secret=secret) as node:
         await crowd.come(node.uris[scheme], 300)
         await eventually(lambda: "Too many open files" in node.log.read_text(), what="a word about it")
-        own = {"http_secret": SECRET, "tls_ca": node.ca} if secret else {}
+        own = {"shared_secret": SECRET, "tls_ca": node.ca} if secret else {}
         settings = load_settings(send_timeout=timedelta(seconds=60), **own)
         await _gets_in(settings, node.uris[scheme])
         assert len(node.log.read_text().splitlines()) < 40, node.log.read_text()[:4_000]

@@ -11,7 +11,7 @@ from durable.messages.reply_to import Answers
 from durable.settings import load_settings
 
 SECRET = "0123456789abcdef"
-BEARER = {"http_auth": "bearer", "http_secret": SECRET}
+BEARER = {"http_auth": "bearer", "shared_secret": SECRET}
 PEER = "https://partner.example/durable"
 
 

@@ -52,8 +52,8 @@ def batch(*items: object, version: int = 1, count: int | None = None) -> bytes:
 
 
 def transport(settings: Settings, secret: str | None = SECRET) -> HttpTransport:
-    known = load_settings(http_secret=secret).http_secret
-    return HttpTransport(settings.model_copy(update={"http_secret": known}), service="billing", messages=dict)
+    known = load_settings(shared_secret=secret).shared_secret
+    return HttpTransport(settings.model_copy(update={"shared_secret": known}), service="billing", messages=dict)
 
 
 @dataclass
@@ -771,8 +771,8 @@ ANSWERS: Mapping[str, tuple[Handle, type[TransportError], str]] = {
         TransportError,
         r"500 Internal Server Error:  \[2J   x{293}$",
     ),
-    "401": (saying(response("401 Unauthorized")), TransportError, "check http_secret"),
-    "403": (saying(response("403 Forbidden")), TransportError, "check http_secret"),
+    "401": (saying(response("401 Unauthorized")), TransportError, "check shared_secret"),
+    "403": (saying(response("403 Forbidden")), TransportError, "check shared_secret"),
     "404": (saying(response("404 Not Found", b"<h1>?</h1>", **HTML)), TransportError, "404 Not Found: text/html"),
     "502": (saying(response("502 Bad Gateway", b"<h1>nginx</h1>", **HTML)), ConnectionFailed, "502 Bad Gateway"),
     "503": (saying(response("503 Service Unavailable")), ConnectionFailed, "503 Service Unavailable"),

@@ -186,9 +186,9 @@ async def test_answer_changed_on_the_way_loses_no_message(orders: Tables) -> Non
     ("declare", "settings"),
     [
         (lambda bus: bus.route(Placed, to="http://billing.example"), {}),
-        (lambda bus: bus.route(Placed, to="http://192.0.2.7:8001/in"), {"http_secret": SECRET}),
-        (lambda bus: bus.listen("http://0.0.0.0:0"), {"http_secret": SECRET}),
-        (lambda bus: bus.listen("http://[::]:0"), {"http_secret": SECRET}),
+        (lambda bus: bus.route(Placed, to="http://192.0.2.7:8001/in"), {"shared_secret": SECRET}),
+        (lambda bus: bus.listen("http://0.0.0.0:0"), {"shared_secret": SECRET}),
+        (lambda bus: bus.listen("http://[::]:0"), {"shared_secret": SECRET}),
         (lambda bus: bus.route(Placed, to="rabbitmq://default/queue/q"), {"amqp_url": "amqp://u:tops3cret@mq.example"}),
         (
             lambda bus: bus.route(Placed, to="rabbitmq://second/queue/q"),
@@ -297,7 +297,7 @@ async def test_mounted_app_without_a_secret_refuses_everybody(
     async with mounted(taking_placed(billing)) as url:
         refusal = await post(url)
         assert refusal.status == 401
-        assert "set http_secret on both ends, or say bus.asgi(allow_local=True)" in refusal.problem["detail"]
+        assert "set shared_secret on both ends, or say bus.asgi(allow_local=True)" in refusal.problem["detail"]
         async with RawHttpClient(url) as client:
             assert (await client.ask(request("/durable/health/ready", method="GET"))).status == 204
         assert billing.count("received_ids") == 0
@@ -305,7 +305,7 @@ async def test_mounted_app_without_a_secret_refuses_everybody(
 
 
 async def test_proxies_change_nothing_for_holders_of_the_secret(billing: Tables) -> None:
-    async with mounted(taking_placed(billing, http_secret=SECRET)) as url:
+    async with mounted(taking_placed(billing, shared_secret=SECRET)) as url:
         for headers in FROM_STRANGERS:
             assert (await post(url, authorization=f"Bearer {SECRET}", **headers)).status == 202
 
@@ -327,7 +327,7 @@ TAKEN: dict[str, dict[str, str]] = {
 async def test_message_under_a_taken_id_is_no_silent_duplicate(
     billing: Tables, taken: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    bus = taking_placed(billing, http_secret=SECRET)
+    bus = taking_placed(billing, shared_secret=SECRET)
     async with listening(bus) as url:
         path = "/messages/identity.placed"
         key = {"idempotency_key": "order-17", "content_type": "application/json", "authorization": f"Bearer {SECRET}"}
@@ -346,9 +346,9 @@ async def test_message_under_a_taken_id_is_no_silent_duplicate(
 
 async def test_peers_message_under_a_taken_id_is_kept(orders: Tables, billing: Tables) -> None:
     """The id of the outbox is known to somebody, who is faster."""
-    there = taking_placed(billing, http_secret=SECRET)
+    there = taking_placed(billing, shared_secret=SECRET)
     async with listening(there) as url:
-        bus = Bus("orders", orders.url, http_secret=SECRET, **QUICK)
+        bus = Bus("orders", orders.url, shared_secret=SECRET, **QUICK)
         bus.route(Placed, to=url)
         async with bus.unit_of_work():
             bus.send(Placed(17))
@@ -414,13 +414,13 @@ async def test_sender_without_the_name_of_its_peer_signs_for_the_answering_servi
     """With one secret for all, whoever knows it may be at the address: another one now, when it was moved there."""
 
     def service(name: str) -> Bus:
-        made = Bus(name, billing.url, http_secret=SECRET, **QUICK)
+        made = Bus(name, billing.url, shared_secret=SECRET, **QUICK)
         made.handles(Placed)(nobody)
         return made
 
     async with AsyncExitStack() as until_the_end:
         async with listening(service("billing")) as url:
-            transport = HttpTransport(load_settings(http_secret=SECRET), service="orders", messages=dict)
+            transport = HttpTransport(load_settings(shared_secret=SECRET), service="orders", messages=dict)
             sender = await until_the_end.enter_async_context(transport.sender(url))
             assert await sender.send([placed()]) == [STORED]
         async with listening(service("invoices"), url):

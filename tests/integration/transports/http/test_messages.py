@@ -57,7 +57,7 @@ async def shop(database: Tables) -> AsyncIterator[HttpShop]:
 
 @pytest.fixture
 async def guarded(database: Tables) -> AsyncIterator[HttpShop]:
-    async with open_shop(database, http_secret=SECRET) as shop:
+    async with open_shop(database, shared_secret=SECRET) as shop:
         yield shop
 
 

@@ -186,15 +186,15 @@ async def test_closing_listener_ends_idle_connections(receiver: MemoryReceiver) 
 
 @pytest.mark.parametrize("uri", ["http://0.0.0.0:0", "http://[::]:0", "https://0.0.0.0:0", "http://billing.example:0"])
 def test_listener_reachable_from_other_machines_needs_a_secret(uri: str) -> None:
-    with pytest.raises(InvalidSetting, match=r"^http_secret: .* can be reached from other machines"):
+    with pytest.raises(InvalidSetting, match=r"^shared_secret: .* can be reached from other machines"):
         transport().listener(uri, "billing-in")
 
 
 async def test_listener_with_a_secret_serves_other_machines(receiver: MemoryReceiver) -> None:
-    async with listening(receiver, "http://0.0.0.0:0", http_secret=SECRET) as listener:
+    async with listening(receiver, "http://0.0.0.0:0", shared_secret=SECRET) as listener:
         reached = listener.address.replace("0.0.0.0", "127.0.0.1")
-        await send(reached, http_secret=SECRET)
-        with pytest.raises(TransportError, match=r"401 Unauthorized.*check http_secret"):
+        await send(reached, shared_secret=SECRET)
+        with pytest.raises(TransportError, match=r"401 Unauthorized.*check shared_secret"):
             await send(reached)
 
 
@@ -229,7 +229,7 @@ async def encrypted(receiver: MemoryReceiver, pem: Pem) -> AsyncIterator[str]:
 async def test_https_sender_trusts_a_certificate_signed_by_tls_ca(encrypted: str, pem: Pem) -> None:
     assert encrypted.startswith("https://127.0.0.1:")
     await send(encrypted, tls_ca=pem.ca)
-    await send(encrypted, tls_ca=pem.ca, http_secret=SECRET, http_auth="bearer")
+    await send(encrypted, tls_ca=pem.ca, shared_secret=SECRET, http_auth="bearer")
 
 
 async def test_a_certificate_of_another_authority_is_not_trusted(encrypted: str) -> None:
@@ -319,17 +319,17 @@ async def served(app: ASGIApp, **options: Any) -> AsyncIterator[str]:
 async def test_app_receives_under_any_mount(
     receiver: MemoryReceiver, mount: Callable[[ASGIApp], ASGIApp], path: str
 ) -> None:
-    app = transport(http_secret=SECRET).app("shop-in", lambda: receiver)
+    app = transport(shared_secret=SECRET).app("shop-in", lambda: receiver)
     async with served(mount(app)) as root:
-        await send(root + path, http_secret=SECRET)
-        await send(root + path, http_secret=SECRET, http_auth="bearer", allow_plaintext=True)
+        await send(root + path, shared_secret=SECRET)
+        await send(root + path, shared_secret=SECRET, http_auth="bearer", allow_plaintext=True)
     assert receiver.endpoints == {"shop-in"}
 
 
 async def test_app_behind_a_prefix_stripping_proxy_uses_its_root_path(
     receiver: MemoryReceiver,
 ) -> None:
-    app = transport(http_secret=SECRET).app("shop-in", lambda: receiver)
+    app = transport(shared_secret=SECRET).app("shop-in", lambda: receiver)
     said = http_auth.unsigned(b"", to="billing", timestamp=int(time.time()), nonce="n" * 16)
     signed = http_auth.sign(SECRET, said, "POST", b"/api/ping", 0)
     async with served(app, root_path="/api") as root, RawHttpClient(root) as client:
@@ -347,7 +347,7 @@ async def test_an_app_without_a_receiver_is_not_ready(receiver: MemoryReceiver) 
 
 
 async def test_health_is_open_to_all_and_reports_a_receiver_unable_to_store(receiver: MemoryReceiver) -> None:
-    app = transport(http_secret=SECRET).app("shop-in", lambda: receiver)
+    app = transport(shared_secret=SECRET).app("shop-in", lambda: receiver)
     async with served(app) as root, RawHttpClient(root) as client:
         assert (await client.ask(request("/health/ready", method="GET"))).status == 204
         receiver.is_ready = False
@@ -385,7 +385,7 @@ async def test_app_without_a_secret_answers_only_its_own_machine(
     app = transport().app("shop-in", lambda: receiver, allow_local=True)
     await app({**scope, "server": server, "client": client}, ask, answer)
     assert answers[0]["status"] == 401
-    assert b"set http_secret on both ends" in answers[1]["body"]
+    assert b"set shared_secret on both ends" in answers[1]["body"]
     answers.clear()
     await app({**scope, "server": ("127.0.0.1", 80), "client": ("::1", 5)}, ask, answer)
     assert answers[0]["status"] == 204
@@ -420,26 +420,26 @@ async def test_request_refused_inside_an_application_gets_a_problem(
 
 @pytest.mark.parametrize("how", ["hmac", "bearer"])
 async def test_secret_is_rotated_without_an_interruption(receiver: MemoryReceiver, how: str) -> None:
-    async with listening(receiver, http_secret=OTHER, http_previous_secret=SECRET) as listener:
-        await send(listener.address, http_secret=SECRET, http_auth=how, allow_plaintext=True)
-        await send(listener.address, http_secret=OTHER, http_auth=how, allow_plaintext=True)
-        with pytest.raises(TransportError, match=r"401 Unauthorized.*check http_secret"):
-            await send(listener.address, http_secret="a-third-secret-unknown", http_auth=how, allow_plaintext=True)
+    async with listening(receiver, shared_secret=OTHER, previous_shared_secret=SECRET) as listener:
+        await send(listener.address, shared_secret=SECRET, http_auth=how, allow_plaintext=True)
+        await send(listener.address, shared_secret=OTHER, http_auth=how, allow_plaintext=True)
+        with pytest.raises(TransportError, match=r"401 Unauthorized.*check shared_secret"):
+            await send(listener.address, shared_secret="a-third-secret-unknown", http_auth=how, allow_plaintext=True)
 
 
 async def test_peer_may_have_its_own_secret(receiver: MemoryReceiver) -> None:
     async with listening(receiver, f"{HERE}/in", peers={"billing": OTHER}) as listener:
         at = listener.address.removesuffix("/in")
-        await send(listener.address, http_secret=SECRET, peers={"billing": {"secrets": {"1": OTHER}, "at": [at]}})
+        await send(listener.address, shared_secret=SECRET, peers={"billing": {"secrets": {"1": OTHER}, "at": [at]}})
         with pytest.raises(TransportError, match="401"):
-            await send(listener.address, http_secret=SECRET, peers={"billing": {"secrets": {"1": OTHER}}})
+            await send(listener.address, shared_secret=SECRET, peers={"stock": {"secrets": {"1": OTHER}}})
     assert receiver.endpoints == {"billing-in<-billing"}
 
 
 async def test_a_sender_with_a_secret_believes_no_listener_without(receiver: MemoryReceiver) -> None:
     async with listening(receiver) as listener:
         with pytest.raises(ProtocolViolation, match="is not signed with the secret"):
-            await send(listener.address, http_secret=SECRET)
+            await send(listener.address, shared_secret=SECRET)
 
 
 @pytest.mark.parametrize("at", ["billing:80", "http://billing:80?query", "http://user@billing:80", ""])
@@ -450,7 +450,7 @@ def test_a_peer_at_no_address_is_an_invalid_setting(at: str) -> None:
 
 def test_bearer_secret_is_refused_over_plain_http_to_other_machines() -> None:
     open_to_all = "http://billing.example/in"
-    shown = transport(http_secret=SECRET, http_auth="bearer")
+    shown = transport(shared_secret=SECRET, http_auth="bearer")
     for refused in (lambda: shown.sender(open_to_all), lambda: shown.resolve(open_to_all, "any")):
         with pytest.raises(InvalidSetting, match=r"^http_auth: http://billing.example/in is not encrypted"):
             refused()
@@ -458,17 +458,17 @@ def test_bearer_secret_is_refused_over_plain_http_to_other_machines() -> None:
         shown.sender("http://127.0.0.1:80")
     shown.sender("https://billing.example/in")
     assert shown.resolve("https://billing.example/in", "any") == "https://billing.example/in"
-    transport(http_secret=SECRET, http_auth="bearer", allow_plaintext=True).sender(open_to_all)
-    transport(http_secret=SECRET).sender(open_to_all)
+    transport(shared_secret=SECRET, http_auth="bearer", allow_plaintext=True).sender(open_to_all)
+    transport(shared_secret=SECRET).sender(open_to_all)
     transport(http_auth="bearer").sender(open_to_all)
 
 
 @pytest.mark.parametrize("secret", ["line\r\nfeed: in a secret", "a secret with spaces", "ein Geheimnis für alle"])
 async def test_secret_unfit_for_a_header_can_only_sign(receiver: MemoryReceiver, secret: str) -> None:
-    with pytest.raises(InvalidSetting, match=r"^http_secret: .*visible ASCII"):
-        transport(http_secret=secret, http_auth="bearer").sender("https://127.0.0.1:1")
-    async with listening(receiver, http_secret=secret) as listener:
-        await send(listener.address, http_secret=secret)
+    with pytest.raises(InvalidSetting, match=r"^shared_secret: .*visible ASCII"):
+        transport(shared_secret=secret, http_auth="bearer").sender("https://127.0.0.1:1")
+    async with listening(receiver, shared_secret=secret) as listener:
+        await send(listener.address, shared_secret=secret)
 
 
 # Senders ----------------------------------------------------------------------------------------------------------
@@ -675,7 +675,7 @@ async def test_a_bad_answer_deletes_nothing_and_the_message_is_delivered_later(t
 
 async def test_a_message_goes_from_one_service_to_another(make_database: Callable[[str], str]) -> None:
     handled: list[int] = []
-    settings: dict[str, Any] = {"poll_interval": timedelta(milliseconds=30), "http_secret": SECRET}
+    settings: dict[str, Any] = {"poll_interval": timedelta(milliseconds=30), "shared_secret": SECRET}
     billing = Bus("billing", make_database("billing"), **settings)
     billing.listen(f"{HERE}/durable")
 

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from durable.errors import InvalidSetting, TransportError
 from durable.outcomes import STORED
-from durable.settings import load_settings
+from durable.settings import Peer, load_settings
 from durable.testing import eventually
 from durable.testing.transports import MemoryReceiver, envelopes
 from durable.transports.tcp.transport import TcpListener, TcpTransport
@@ -27,8 +27,8 @@ from tests.support.tls import Authority, Pem
 PATIENT = load_settings(
     connect_timeout=timedelta(seconds=10), send_timeout=timedelta(seconds=10), drain_timeout=timedelta(seconds=5)
 )
-SECRET: dict[str, Any] = {"http_secret": SecretStr("correct horse battery")}
-OTHER_SECRET: dict[str, Any] = {"http_secret": SecretStr("incorrect horse battery")}
+SECRET: dict[str, Any] = {"shared_secret": SecretStr("correct horse battery")}
+OTHER_SECRET: dict[str, Any] = {"shared_secret": SecretStr("incorrect horse battery")}
 
 
 @pytest.fixture(scope="module")
@@ -137,11 +137,11 @@ class TestMutual:
         self, billing: Pem, orders: Pem, authority: Authority, caplog: pytest.LogCaptureFixture
     ) -> None:
         mallory = authority.issue("mallory.internal")
-        async with serving(**billing.settings, tcp_peers=("127.0.0.3",)) as served:
+        async with serving(**billing.settings, peers={"orders": Peer(certificates=("127.0.0.3",))}) as served:
             await sent(served.listener.address, **orders.settings)
             await refused(served.listener.address, "(?i)closed|reset", **mallory.settings)
             assert len(served.receiver.stored) == 3
-        assert "certificate is for mallory.internal, none of tcp_peers" in caplog.text
+        assert "certificate is for mallory.internal, none of peers" in caplog.text
 
     async def test_a_proof_of_the_secret_does_not_replace_the_certificate(self, billing: Pem) -> None:
         async with serving(**billing.settings, **SECRET) as served:
@@ -226,7 +226,7 @@ class TestOneSided:
         assert "must be proven" in caplog.text
 
     async def test_both_secrets_are_valid_while_one_replaces_the_other(self, billing: Pem) -> None:
-        both: dict[str, Any] = {"http_previous_secret": SECRET["http_secret"], **OTHER_SECRET}
+        both: dict[str, Any] = {"previous_shared_secret": SECRET["shared_secret"], **OTHER_SECRET}
         async with serving(tls_certificate=billing.certificate, tls_key=billing.key, **both) as served:
             await sent(_tls(served), tls_ca=billing.ca, **SECRET)
             await sent(_tls(served), tls_ca=billing.ca, **OTHER_SECRET)
@@ -321,8 +321,8 @@ class TestWiring:
         transport(**own, **SECRET).listener("tcp://0.0.0.0:2301", "in")
 
     def test_names_of_peers_need_their_certificates(self, billing: Pem) -> None:
-        with pytest.raises(InvalidSetting, match=r"tcp_peers: .* demands no certificates"):
-            transport(tcp_peers=("orders",)).listener("tcp://127.0.0.1:2301", "in")
+        with pytest.raises(InvalidSetting, match=r"peers: .* demands no certificates"):
+            transport(peers={"orders": Peer(certificates=("orders",))}).listener("tcp://127.0.0.1:2301", "in")
 
     @pytest.mark.parametrize("name", ["tls_ca", "tls_certificate", "tls_key"])
     def test_unusable_file_is_named(self, billing: Pem, tmp_path: Path, name: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from durable.errors import ConnectionFailed, ProtocolViolation
 from durable.transports.frames import MAX_ENVELOPES, Batch, Challenge, Frame, Hello, Ping, Proof, Refused, Welcome
 from durable.transports.tcp.conversation import ClientSide, ClientState, Reply, ServerSide, ServerState, TurnAway
-from durable.transports.tcp.proofs import NONCE_BYTES, ClientProof, Secrets, ServerProof
+from durable.transports.tcp.proofs import NONCE_BYTES, ClientProof, Known, ServerProof, shared_key
 
 LIMIT = 1 << 20
 SECRET = b"correct horse battery"
@@ -19,11 +19,14 @@ WELCOME = Frame(Welcome(1, "billing", 2, LIMIT, MAX_ENVELOPES, 5))
 
 
 def client_proof(secret: bytes = SECRET, binding: bytes = b"") -> ClientProof:
-    return ClientProof(secret, os.urandom(NONCE_BYTES), binding)
+    return ClientProof(secret, shared_key(secret), os.urandom(NONCE_BYTES), binding)
 
 
 def server_proof(secret: bytes = SECRET, binding: bytes = b"") -> ServerProof:
-    return ServerProof(Secrets.of(secret.decode()).accepted, os.urandom(NONCE_BYTES), binding)
+    def find(hello: Hello) -> Known | None:
+        return Known(secret, None) if hello.key == shared_key(secret) else None
+
+    return ServerProof(find, os.urandom(NONCE_BYTES), binding)
 
 
 def client(proof: ClientProof | None = None) -> ClientSide:
@@ -52,7 +55,7 @@ def test_the_secret_is_never_said() -> None:
     a, b = client(), server()
     hello = a.greet()
     challenge = reply(b.hear(hello, 5))
-    said = repr([hello, challenge, reply(a.hear(challenge)), a._proof, b._proof, Secrets.of(SECRET.decode())])
+    said = repr([hello, challenge, reply(a.hear(challenge)), a._proof, b._proof])
     assert SECRET.decode() not in said
 
 
@@ -123,3 +126,22 @@ def test_proof_holds_for_its_own_words_alone(name: str) -> None:
 def test_a_short_nonce_is_no_challenge() -> None:
     proof = replace(client_proof(), nonce=b"short")
     assert isinstance(server().hear(client(proof).greet(), 5), TurnAway)
+
+
+@pytest.mark.parametrize(("peer", "is_believed"), [("", True), ("billing", True), ("invoices", False)])
+def test_server_of_another_name_is_not_believed(peer: str, is_believed: bool) -> None:
+    a, b = client(replace(client_proof(), peer=peer)), server()
+    challenge = reply(b.hear(a.greet(), 5))
+    if is_believed:
+        assert isinstance(a.hear(challenge), Reply)
+        return
+    with pytest.raises(ConnectionFailed, match="the peer is billing, and not invoices"):
+        a.hear(challenge)
+
+
+def test_name_of_a_client_is_the_one_of_its_secret() -> None:
+    own = ServerProof(lambda hello: Known(SECRET, "shop") if hello.key == "2026" else None, os.urandom(NONCE_BYTES))
+    a, b = client(replace(client_proof(), key="2026")), server(own)
+    assert b.proven is None
+    b.hear(reply(a.hear(reply(b.hear(a.greet(), 5)))), 5)
+    assert (b.state, b.proven) == (ServerState.OPEN, "shop")
