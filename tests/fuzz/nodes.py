@@ -36,7 +36,7 @@ from tests.support.receivers import envelope
 T = TypeVar("T")
 
 SECRET = "correct horse battery"
-SECURED = {"http_secret": SECRET}
+SECURED = {"shared_secret": SECRET}
 PATIENCE = 30.0
 LARGE = b'{"number": 1, "note": "%s"}' % (b"x" * 100_000)
 SETTINGS = {

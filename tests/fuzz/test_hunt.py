@@ -43,7 +43,7 @@ def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_hunt_writes_the_smallest_failing_input_and_the_command_for_it_down(check: Flawed, tmp_path: Path) -> None:
+def test_hunt_writes_down_its_smallest_failing_input(check: Flawed, tmp_path: Path) -> None:
     [file] = hunt(check, tmp_path).failures
     text = file.read_text()
     assert f"run it again: .venv/bin/python -m tests.fuzz again {file}\n" in text

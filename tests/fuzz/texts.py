@@ -332,7 +332,7 @@ TARGETS = [
         "settings",
         settings,
         check_setting,
-        known=[("http_secret", "correct horse battery \udcff"), ("partitions_ahead", "18446744073709551615")],
+        known=[("shared_secret", "correct horse battery \udcff"), ("partitions_ahead", "18446744073709551615")],
     ),
     of_rules("http-authorization", authorizations, check_authorization),
     of_rules("http-message-headers", message_headers, check_headers),

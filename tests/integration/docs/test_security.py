@@ -51,7 +51,7 @@ class Recipe:
     def settings(self, service: str) -> dict[str, Any]:
         lines = self._here(BLOCKS[f"settings of {service}"]).splitlines()
         given = dict(line.split("=", 1) for line in lines)
-        return {name.removeprefix("DURABLE_").lower(): value for name, value in given.items()}
+        return {name.removeprefix("DURABLE_").lower(): value.strip("'") for name, value in given.items()}
 
     def _here(self, text: str) -> str:
         for name, address in (("orders.internal", ORDERS), ("billing.internal", BILLING)):
