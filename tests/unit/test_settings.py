@@ -158,8 +158,8 @@ def test_a_secret_shows_in_no_repr_and_in_no_refusal() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("http_secret", "hunter2"),
-        ("http_previous_secret", "hunter2"),
+        ("shared_secret", "hunter2"),
+        ("previous_shared_secret", "hunter2"),
         ("peers", {"billing": "hunter2"}),
         ("peers", '{"billing": "hunter2"}'),
         ("peers", {"billing": {"secrets": {"1": "hunter2"}}}),
