@@ -347,7 +347,7 @@ def test_files_of_an_earlier_state_are_archived_from_there(
     succession.is_whole()
 
 
-def test_earlier_lake_gets_every_row_when_the_files_of_an_earlier_state_return_to_it(
+def test_earlier_lake_gets_every_row_when_files_are_put_back(
     made: Clusters, primary: Cluster, succession: Succession, tmp_path: Path
 ) -> None:
     """Its offset is that of the lost life, and below it lie rows of the new one."""

@@ -65,7 +65,9 @@ class Entrance:
             return None
         name = peers.certified(self.settings, names)
         if name is None and peers.lists_certificates(self.settings):
-            raise ConnectionFailed(f"its certificate is for {', '.join(names) or 'nobody'}, none of peers")
+            raise ConnectionFailed(
+                f"certificate is for {', '.join(names) or 'nobody'}, none of peers; add the name to its certificates"
+            )
         return name
 
     def _secret_of(self, hello: Hello) -> Known | None:

@@ -56,7 +56,9 @@ class ClientProof:
         if not hmac.compare_digest(expected, challenge.proof):
             raise ConnectionFailed("the peer does not know the secret; whatever it answers is not believed")
         if self.peer not in ("", challenge.service):
-            raise ConnectionFailed(f"the peer is {printable(challenge.service)}, and not {self.peer}")
+            raise ConnectionFailed(
+                f"peer {printable(challenge.service)} answers in the place of {self.peer}; correct its address in peers"
+            )
         return Proof(_mac(self.secret, b"client", hello, challenge, self.binding))
 
 

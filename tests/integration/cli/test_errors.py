@@ -95,7 +95,7 @@ HARMLESS = {
 DESTROYING = {"cancel", "compact", "delete", "discard", "drop", "erase", "prune", "purge", "remove", "reset", "vacuum"}
 
 
-def test_every_command_that_may_destroy_in_bulk_is_in_the_table() -> None:
+def test_table_names_every_bulk_command() -> None:
     every = dict(_every_command(typer.main.get_command(app)))
     bulk = {path for path, options in every.items() if {"--all", "--yes"} & options or DESTROYING & set(path)}
     assert bulk == {ERASE} | ASKING.keys() | HARMLESS.keys()
@@ -112,7 +112,7 @@ def _every_command(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[t
 
 @pytest.mark.parametrize("command", ASKING, ids=" ".join)
 @pytest.mark.parametrize("options", [(), ("--json",)], ids=str)
-def test_command_that_destroys_in_bulk_wants_yes_off_a_terminal(
+def test_bulk_command_wants_yes_off_a_terminal(
     agent: Agent, database: None, tables: Tables, command: tuple[str, ...], options: tuple[str, ...]
 ) -> None:
     dead(tables, envelope(1), envelope(2))

@@ -111,7 +111,7 @@ async def test_request_under_way_is_finished_with_the_former_certificates(
     await listener.close()
 
 
-async def test_server_that_asks_for_a_certificate_gets_the_one_of_the_sender_renewed_when_it_changes(
+async def test_sender_shows_its_new_certificate_when_the_file_changes(
     authority: Authority,
 ) -> None:
     """As a proxy does that stands before a listener. It answers nothing."""

@@ -186,7 +186,7 @@ async def test_forged_message_is_a_dead_letter_with_a_reason(opened: Open) -> No
         await shop.has_seen(18)
 
 
-async def test_program_that_cannot_sign_is_refused_unless_its_queue_is_for_such(opened: Open) -> None:
+async def test_unsigned_message_is_refused_unless_its_queue_is_open(opened: Open) -> None:
     async with opened(peers=PEERS) as shop:
         await shop.sell(1)
         [(_, reason, _, _)] = await shop.letters()

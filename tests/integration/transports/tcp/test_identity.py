@@ -125,7 +125,7 @@ async def test_ids_of_peers_are_their_own(billing: Tables, authority: Authority,
         assert known == {"billing<-orders", "billing<-mallory"}
 
 
-async def test_certificate_names_its_peer_whatever_the_peer_says(billing: Tables, authority: Authority) -> None:
+async def test_certificate_names_the_peer_before_its_own_word(billing: Tables, authority: Authority) -> None:
     async with listening(billing, **authority.issue("127.0.0.1").settings) as uri:
         await sent(uri, placed(), service="orders", **authority.issue("mallory").settings)
         assert billing.rows("SELECT endpoint FROM durable.received_ids") == ["billing<-mallory"]
@@ -176,7 +176,7 @@ async def test_service_with_the_secret_of_another_peer_is_not_believed(billing: 
     """A secret that two services know by mistake lets neither answer for the other."""
     async with listening(billing, peers={"orders": SECRET}) as uri:
         peers = {"invoices": {"secrets": {"1": SECRET}, "at": [uri]}}
-        with pytest.raises(TransportError, match="the peer is billing, and not invoices"):
+        with pytest.raises(TransportError, match="peer billing answers in the place of invoices"):
             await sent(uri, placed(), peers=peers)
         assert billing.count("received_ids") == 0
 
