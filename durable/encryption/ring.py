@@ -173,7 +173,9 @@ class KeyRing:
             return envelope
         sealed = self.parts(envelope)
         if endpoint is not None and (endpoint == LOCAL) != (sealed.destination == LOCAL):
-            raise Forged(f"the body of {envelope.id} was sealed for {sealed.destination!r} and lies at {endpoint!r}")
+            raise Forged(
+                f"body of {envelope.id}: was sealed for {sealed.destination!r} and lies at {endpoint!r}; discard it"
+            )
         return msgspec.structs.replace(envelope, body=self.open(envelope, sealed))
 
     def open(self, envelope: Envelope, sealed: Sealed) -> bytes:
@@ -189,7 +191,7 @@ class KeyRing:
         """The parts of an encrypted body. Raises Forged when it is broken off."""
         sealed = parted(envelope.body)
         if sealed is None:
-            raise Forged(f"the encrypted body of {envelope.id} is broken off")
+            raise Forged(f"body of {envelope.id}: is broken off; discard it, and send the message again")
         return sealed
 
     def resealed(self, envelope: Envelope, changed: Envelope) -> bytes:
@@ -207,7 +209,7 @@ class KeyRing:
     # ------------------------------------------------------------------ its source
 
     def load(self) -> None:
-        """Have keys, if there is a source of any. Raises InvalidSetting when it has never given any."""
+        """Read the keys, if there is a source of any. Raises InvalidSetting when it has never given any."""
         self._now()
 
     def refresh(self) -> None:
@@ -219,7 +221,9 @@ class KeyRing:
             try:
                 keys = self._source()
                 if not isinstance(keys, Keys):
-                    raise InvalidSetting(f"the source of encryption keys returned {type(keys).__name__}, not Keys")
+                    raise InvalidSetting(
+                        f"keys_from: the function returned {type(keys).__name__}; return durable.encryption.Keys"
+                    )
                 ciphers = {key_id: _cipher(key_id, key, before) for key_id, key in keys.keys.items()}
             except Exception as error:  # the application's, or of a file
                 self._fail(error)
@@ -262,7 +266,7 @@ class KeyRing:
         return loaded.ciphers[key_id]
 
     def key_ids(self) -> Collection[str]:
-        """Ids of the keys of now."""
+        """Return the ids of the keys of now."""
         return self._now().ciphers.keys()
 
 

@@ -18,38 +18,9 @@ from durable.settings import Settings
 
 ROOT: Final = Path(__file__).parents[2]
 
-FOLDERS: Final = (
-    "durable",
-    "durable/agents",
-    "durable/application",
-    "durable/application/middlewares",
-    "durable/asgi",
-    "durable/cli",
-    "durable/cli/dead_letters",
-    "durable/cli/doctor",
-    "durable/cli/pipeline",
-    "durable/cli/scheduled",
-    "durable/dead_letters",
-    "durable/demo",
-    "durable/embedded",
-    "durable/messages",
-    "durable/messages/codecs",
-    "durable/observability",
-    "durable/observability/metrics",
-    "durable/outbox",
-    "durable/pipeline",
-    "durable/pipeline/plugin/pyspark_durable",
-    "durable/process",
-    "durable/storage",
-    "durable/storage/sql",
-    "durable/tasks",
-    "durable/testing",
-    "durable/testing/transports",
-    "recovery",
-    "transports",
-    "transports/http",
-    "transports/rabbitmq",
-    "transports/tcp",
+_ROOMS: Final = ("durable", "recovery", "transports")
+FOLDERS: Final = sorted(
+    {file.parent.relative_to(ROOT).as_posix() for room in _ROOMS for file in (ROOT / room).rglob("*.py")}
 )
 TEST_FOLDERS: Final = ("durable/testing", "tests")
 """Folders with names of tests, below which all folders count."""
