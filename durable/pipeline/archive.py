@@ -52,6 +52,7 @@ from durable.pipeline.progress import Show, collected
 from durable.pipeline.session import spark_errors
 from durable.pipeline.spans import NO_SPAN, Gap, Span, merged
 from durable.storage import archives, slices
+from durable.storage.archives import LakeEnd
 from durable.storage.slices import Share, Snapshot, exported_snapshot, joined
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def archive(
     """
     schema, source = origin.schema, SOURCES[table]
     with opened(origin.url) as engine, locked(engine, schema) as conn:
-        begun = begin(engine, conn, lake, table, origin, wish)
+        begun, left = begin(engine, conn, lake, table, origin, wish)
         low, base = lake.offset(begun.app_id, table), archives.generation_base(conn, schema)
         whose = Whose(origin.service, archives.database(conn, schema))
         before = lake.span(table, whose)
@@ -125,7 +126,7 @@ def archive(
             reached = done[-1].high if done else low
             gone = archives.gone(conn, schema, source, reached)
             recovering.note_gone(conn, origin, table, gone, before.until)
-            foreign = recovering.note_foreign_gaps(conn, origin, table, begun, low, before.until)
+            foreign = recovering.note_foreign_gaps(conn, origin, table, LakeEnd(begun.lake_id, low, before.until))
             span = span._replace(gaps=recovering.gaps(conn, origin, table, before.until))
             done.append(run.archive(reached, horizon, span))
         if begun.lost_below is not None:
@@ -142,7 +143,7 @@ def archive(
         files=sum(len(part.files) for part in done),
         size=sum(file.size for part in done for file in part.files),
         known=sum(part.known for part in done),
-        gone=gone,
+        gone=dict(sorted((Counter(left) + Counter(gone)).items())),
         foreign=foreign,
         was_restored=begun.lost_below is not None,
     )

@@ -11,18 +11,21 @@ All tables that are archived are looked at before one of them is changed, and ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from datetime import date
+from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, Engine
 
-from durable.errors import InvalidSetting
+from durable.errors import DurableError, InvalidSetting
 from durable.pipeline import recovering
+from durable.pipeline.erasures import record, recorded
 from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose
 from durable.pipeline.origin import Origin, app_id
-from durable.storage import archives
-from durable.storage.archives import Archive, Place
+from durable.storage import archives, erasures
+from durable.storage.archives import Archive, LakeEnd, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,17 @@ class Wish:
     """This database has taken the place of the one that was archived."""
 
 
+class Begun(NamedTuple):
+    """An archive that has begun, and the rows that are gone with the lake that it has left, by day."""
+
+    archive: Archive
+    gone: Mapping[date, int]
+
+
 NO_WISH: Final = Wish()
 
 
-def begin(engine: Engine, conn: Connection, lake: Lake, table: LakeTable, origin: Origin, wish: Wish) -> Archive:
+def begin(engine: Engine, conn: Connection, lake: Lake, table: LakeTable, origin: Origin, wish: Wish) -> Begun:
     """Begin to archive a table: from here on maintenance drops only rows that are archived.
 
     `conn` commits each statement. Raises InvalidSetting where an operator has to decide first.
@@ -57,11 +67,11 @@ def begin(engine: Engine, conn: Connection, lake: Lake, table: LakeTable, origin
         if side.is_first or wish.is_new_lake or side.lake_id:  # a misspelt place stays empty
             side.lake_id = lake.create(side.table)
     with engine.begin() as changing:
-        _change(changing, lake, sides, origin, wish)
+        gone = _change(changing, lake, sides, origin, wish)
     side = next(each for each in sides if each.table == table)
     archives.confirm(conn, schema, side.source, side.offset)
     archives.rewind(conn, schema, side.source, side.offset)
-    return archives.read(conn, schema, side.source)
+    return Begun(archives.read(conn, schema, side.source), gone.get(table, {}))
 
 
 def _earlier_name(conn: Connection, lake: Lake, origin: Origin, wish: Wish) -> str | None:
@@ -141,7 +151,9 @@ class _Side:
     def remembered(self) -> int:
         """Return the transaction up to which this database remembers that it was archived into this lake."""
         is_here = self.archive is not None and not self.moves
-        return max(self._known.claimed_below, self._known.archived_below) if is_here else 0
+        if not is_here:
+            return 0 if self.archive is None else self.archive.left_lakes.get(self.lake_id, 0)
+        return max(self.known.claimed_below, self.known.archived_below)
 
     @property
     def is_ahead(self) -> bool:
@@ -162,15 +174,15 @@ class _Side:
                 f"service: {self.source} of this database is archived as {self.archive.service!r}; leave --service out"
             )
         if self.is_other_database and not (wish.is_new_lake or wish.is_successor):
-            raise InvalidSetting(_OTHER_DATABASE.format(source=self.source, lake=self._known.lake))
-        if self.is_other_database and not wish.is_successor and self._known.lake_id == self.lake_id:
-            raise InvalidSetting(_OF_ORIGINAL.format(lake=self._known.lake))
+            raise InvalidSetting(_OTHER_DATABASE.format(source=self.source, lake=self.known.lake))
+        if self.is_other_database and not wish.is_successor and self.known.lake_id == self.lake_id:
+            raise InvalidSetting(_OF_ORIGINAL.format(lake=self.known.lake))
         if self.moves and not wish.is_new_lake:
             raise InvalidSetting(
-                f"lake {self.lake_url}: {self.source} of this database is archived into {self._known.lake}; name that "
+                f"lake {self.lake_url}: {self.source} of this database is archived into {self.known.lake}; name that "
                 "lake, or begin anew in this one with --new-lake"
             )
-        is_own = self.lake_id in self._known.left_lakes and not self.is_other_database if self.moves else True
+        is_own = self.lake_id in self.known.left_lakes and not self.is_other_database if self.moves else True
         if self.returns and not is_own and not wish.is_successor:
             raise InvalidSetting(_OF_ORIGINAL.format(lake=self.lake_url))
         is_numbered_anew = self.is_numbered_anew and not (self.is_first or self.is_other_database)
@@ -183,7 +195,8 @@ class _Side:
             )
 
     @property
-    def _known(self) -> Archive:
+    def known(self) -> Archive:
+        """Return the archive of a table that is archived."""
         if self.archive is None:
             raise AssertionError(f"{self.source} is not archived")
         return self.archive
@@ -201,19 +214,27 @@ _OF_ORIGINAL = (
 )
 
 
-def _change(conn: Connection, lake: Lake, sides: Sequence[_Side], origin: Origin, wish: Wish) -> None:
+def _change(
+    conn: Connection, lake: Lake, sides: Sequence[_Side], origin: Origin, wish: Wish
+) -> dict[LakeTable, Mapping[date, int]]:
+    """Change what the database says of these archives; return the rows that are gone with lakes that are left."""
     schema = origin.schema
+    gone: dict[LakeTable, Mapping[date, int]] = {}
     whose = Whose(origin.service, archives.database(conn, schema))
     for side in sides:
         if side.is_first:
             archives.begin(conn, schema, side.source, side.place)
         elif side.moves:
+            gone |= {side.table: _leave(conn, lake, side)}
             archives.move(conn, schema, side.source, side.place)
-        if side.returns:
-            archives.note_as_gaps(conn, schema, side.source, "dropped", side.offset, lake.span(side.table, whose).until)
+        end = LakeEnd(side.lake_id, side.offset, lake.span(side.table, whose).until)
+        if side.returns or (side.moves and side.table == "dead_letters"):  # of history a new lake has a beginning
+            archives.note_as_gaps(conn, schema, side.source, "dropped", end)
+        if side.moves:
+            archives.note_as_gaps(conn, schema, side.source, "foreign", end, others=True)
         if wish.is_successor and (side.is_ahead or side.returns):
-            foreign = recovering.by_day(lake.rows_from(side.table, whose, side.remembered))
-            archives.note_foreign(conn, schema, side.source, side.offset, foreign)
+            found = recovering.by_day(lake.rows_from(side.table, whose, side.remembered), below=side.offset)
+            archives.note_foreign(conn, schema, side.source, side.lake_id, found)
         archives.resume(conn, schema, side.source)
     if any(side.is_other_database for side in sides) and not wish.is_successor:
         archives.forget_left_lakes(conn, schema)
@@ -221,3 +242,19 @@ def _change(conn: Connection, lake: Lake, sides: Sequence[_Side], origin: Origin
         archives.begin_generation(conn, schema)
         while archives.generation_base(conn, schema) <= max(side.offset for side in sides):
             archives.begin_generation(conn, schema)  # a state that is put back twice repeats it
+    return gone
+
+
+def _leave(conn: Connection, lake: Lake, side: _Side) -> Mapping[date, int]:
+    """Note, and return, the rows that were lost with the earlier lake, and that are not here; bring its records of
+    erasures that this database does not know.
+    """
+    left, schema = side.known, side.origin.schema
+    gone = archives.gone(conn, schema, side.source, left.archived_below)
+    recovering.note_gone(conn, side.origin, side.table, gone, None)
+    here = {each.erasure_id for each in erasures.read(conn, schema)}
+    with suppress(InvalidSetting, DurableError, OSError):  # a lake is often left because it cannot be read
+        for each in recorded(Lake(left.lake.removesuffix(f"/{side.table}"))):
+            if each.database == archives.known_database(conn, schema) and each.erasure_id not in here:
+                record(lake, each)
+    return gone

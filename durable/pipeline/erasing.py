@@ -137,7 +137,7 @@ def listed(conn: Connection, origin_schema: str, lake: Lake | None, *, counts_ro
     here = erasures.read(conn, origin_schema)
     database = archives.known_database(conn, origin_schema)
     there = [] if lake is None else [each for each in recorded(lake) if each.database == database]
-    found = states(here, there, lake, counts_rows=counts_rows)
+    found = states(here, there, lake, database, counts_rows=counts_rows)
     known = {each.erasure_id: each for each in [*map(_as_erasure, there), *here]}
     return [Listed(erasure=known[each], state=state) for each, state in found.items()]
 

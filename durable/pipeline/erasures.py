@@ -20,7 +20,8 @@ import msgspec
 
 from durable.pipeline import places
 from durable.pipeline.blanking import count_erased
-from durable.pipeline.lake import SOURCES, Lake, LakeTable
+from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose
+from durable.pipeline.spans import NO_SPAN
 from durable.storage.erasures import Erasure
 
 _FOLDER: Final = "erasures"
@@ -71,7 +72,12 @@ def mark(erasure_id: UUID) -> str:
 
 
 def states(
-    here: Iterable[Erasure], there: Iterable[Recorded], lake: Lake | None, *, counts_rows: bool = True
+    here: Iterable[Erasure],
+    there: Iterable[Recorded],
+    lake: Lake | None,
+    database: str | None,
+    *,
+    counts_rows: bool = True,
 ) -> Mapping[UUID, State]:
     """Compare the database's records of erasures with those that the lake has of this database, and both with the marks
     of the lake's tables and the rows that are erased there; return the state of each.
@@ -84,6 +90,9 @@ def states(
     of_lake = {each.erasure_id: each for each in in_database.values() if each.lake_id == lake_id}
     known = {**_expected_there(in_lake.values()), **_expected_here(of_lake.values())}
     lost = {each for each in of_lake if each not in in_lake} | _lost_rows(lake, known, counts_rows=counts_rows)
+    lost |= {
+        each for each, erasure in in_database.items() if each not in in_lake and _is_older(lake, erasure, database)
+    }
     found = {each: _state_here(erasure) for each, erasure in in_database.items()}
     found |= {each: State.LAKE_RESTORED for each in lost if found.get(each) is State.DONE}
     return found | {each: State.DATABASE_RESTORED for each in in_lake if each not in found}
@@ -91,6 +100,21 @@ def states(
 
 def _state_here(erasure: Erasure) -> State:
     return State.INTERRUPTED if erasure.finished_at is None else State.DONE
+
+
+def _is_older(lake: Lake, erasure: Erasure, database: str | None) -> bool:
+    """Tell whether this lake had rows of the database before the erasure, which was made while another lake was used.
+
+    A lake that is younger was filled with rows that had been erased.
+    """
+    if database is None or erasure.began_at is None:
+        return False
+    whose, began_at = Whose(erasure.service, database), erasure.began_at
+    return any(
+        created is not None and created < began_at and lake.span(table, whose) != NO_SPAN
+        for table in SOURCES
+        for created in [lake.created_at(table)]
+    )
 
 
 _Rows = Mapping[LakeTable, int]

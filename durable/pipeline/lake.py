@@ -192,6 +192,14 @@ class Lake:
         """Return the unique id of a table; None where there is no table."""
         return str(self.opened(table).metadata().id) if self.exists(table) else None
 
+    def created_at(self, table: LakeTable) -> datetime | None:
+        """Return the time when a table was made; None where there is none, or it does not say."""
+        if not self.exists(table):
+            return None
+        with _readable(self.url):
+            made = self.opened(table).metadata().created_time
+        return None if made is None else datetime.fromtimestamp(made / 1_000, UTC)
+
     def archived_at(self, table: LakeTable) -> datetime | None:
         """Return the time when rows were last committed; None if never. Rows of long before are in the table."""
         if not self.exists(table):

@@ -21,7 +21,7 @@ from durable.pipeline.lake import DAY_OF, SOURCES, Lake, LakeTable, Whose, file_
 from durable.pipeline.origin import Origin
 from durable.pipeline.spans import Gap, after, merged
 from durable.storage import archives
-from durable.storage.archives import Absent, Archive, midnight
+from durable.storage.archives import Absent, LakeEnd, midnight
 
 _MICROSECOND = timedelta(microseconds=1)
 _DAY = timedelta(days=1)
@@ -59,13 +59,9 @@ def _rows_of(lake: Lake, table: LakeTable, service: str, sample: Collection[tupl
             yield [row[name] for name in names]
 
 
-def note_foreign_gaps(
-    conn: Connection, origin: Origin, table: LakeTable, archive: Archive, low: int, until: datetime | None
-) -> tuple[Gap, ...]:
-    """Note, and return, the times of which a lake that ends at `low` has lost rows that only it had."""
-    if archive.foreign_below is None or low >= archive.foreign_below:
-        return ()
-    found = archives.note_as_gaps(conn, origin.schema, SOURCES[table], "foreign", low, until)
+def note_foreign_gaps(conn: Connection, origin: Origin, table: LakeTable, end: LakeEnd) -> tuple[Gap, ...]:
+    """Note, and return, the times of which a lake has lost rows that only it had."""
+    found = archives.note_as_gaps(conn, origin.schema, SOURCES[table], "foreign", end)
     return merged(Gap(first, last + _MICROSECOND) for first, last in found)
 
 
@@ -83,8 +79,8 @@ def note_gone(
     archives.note_gaps(conn, origin.schema, SOURCES[table], found)
 
 
-def by_day(found: Iterable[Absent]) -> list[Absent]:
-    """Put the rows of a day together."""
+def by_day(found: Iterable[Absent], below: int) -> list[Absent]:
+    """Put the rows of a day together, of transactions below this one."""
     days: dict[date, list[Absent]] = {}
     for each in found:
         days.setdefault(each.day, []).append(each)
@@ -94,7 +90,7 @@ def by_day(found: Iterable[Absent]) -> list[Absent]:
             min(each.first_at for each in of_day),
             max(each.last_at for each in of_day),
             sum(each.rows for each in of_day),
-            max(each.below for each in of_day),
+            min(max(each.below for each in of_day), below),
         )
         for day, of_day in days.items()
     ]

@@ -63,14 +63,12 @@ class Archive(NamedTuple):
     """The identity of the cluster, timeline and database to which the numbers belong."""
     ended_at: datetime | None
     """The time at which archiving was ended; since then maintenance drops rows past their retention."""
-    left_lakes: Sequence[str]
-    """The ids of the lakes into which this database was archived before."""
+    left_lakes: Mapping[str, int]
+    """Lakes into which this database was archived before, by their ids: the transaction below which that was."""
     lost_above: int | None
     lost_below: int | None
     """The lake has lost what was archived of the transactions [lost_above, lost_below), and it is not all archived
     again."""
-    foreign_below: int | None
-    """A lake that ends before it lacks rows of a life that this database has lost."""
 
 
 class Absent(NamedTuple):
@@ -82,6 +80,14 @@ class Absent(NamedTuple):
     rows: int
     below: int
     """None of them is of this transaction, or of a later one."""
+
+
+class LakeEnd(NamedTuple):
+    """End of a lake: the transaction below which it was archived, and the time of before which it has every row."""
+
+    lake_id: str
+    low: int
+    until: datetime | None
 
 
 class Lag(NamedTuple):
@@ -195,10 +201,9 @@ def forget_left_lakes(conn: Connection, schema: str) -> None:
     conn.execute(statements.FORGET_LEFT_LAKES.within(schema))
 
 
-def note_foreign(conn: Connection, schema: str, table: str, below: int, found: Iterable[Absent]) -> None:
-    """A lake that ends at `below` has these rows, of a life that this database has lost."""
-    conn.execute(statements.SET_FOREIGN.within(schema), {"table": table, "below": below})
-    _note(conn, schema, table, "foreign", found)
+def note_foreign(conn: Connection, schema: str, table: str, lake_id: str, found: Iterable[Absent]) -> None:
+    """This lake has these rows, of a life that this database has lost."""
+    _note(conn, schema, table, "foreign", found, lake_id)
 
 
 def resume(conn: Connection, schema: str, table: str) -> None:
@@ -239,21 +244,26 @@ def note_gaps(conn: Connection, schema: str, table: str, found: Iterable[Absent]
 
 
 def note_as_gaps(
-    conn: Connection, schema: str, table: str, kind: Literal["dropped", "foreign"], low: int, until: datetime | None
+    conn: Connection,
+    schema: str,
+    table: str,
+    kind: Literal["dropped", "foreign"],
+    end: LakeEnd,
+    *,
+    others: bool = False,
 ) -> list[tuple[datetime, datetime]]:
-    """Note that a lake lacks rows of this kind, and return their first and last times, day by day.
-
-    It ends at the transaction `low`, and has every row of before `until`.
+    """Note that a lake lacks rows of this kind, and return their first and last times, day by day; `others`: also those
+    that only other lakes have.
     """
-    params = {"table": table, "kind": kind, "low": low, "until": until}
+    params = {"table": table, "kind": kind, "others": others, **end._asdict()}
     rows = conn.execute(absent.NOTE_AS_GAPS.within(schema), params).all()
     return [(row.first_at, row.last_at) for row in sorted(rows) if row.first_at is not None]
 
 
-def _note(conn: Connection, schema: str, table: str, kind: str, found: Iterable[Absent]) -> None:
+def _note(conn: Connection, schema: str, table: str, kind: str, found: Iterable[Absent], lake_id: str = "") -> None:
     columns = [list(each) for each in zip(*found, strict=True)] or [[] for _ in Absent._fields]
     params = dict(zip(("days", "firsts", "lasts", "counts", "belows"), columns, strict=True))
-    conn.execute(absent.NOTE.within(schema), {"table": table, "kind": kind, **params})
+    conn.execute(absent.NOTE.within(schema), {"table": table, "kind": kind, "lake_id": lake_id, **params})
 
 
 def rewind(conn: Connection, schema: str, table: str, low: int) -> None:

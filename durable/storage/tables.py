@@ -24,7 +24,7 @@ from sqlalchemy import (
     Text,
     Uuid,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeEngine
 
 
@@ -146,8 +146,8 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             Column("archived_at", _TIME),
             _defaulted("identity", Text()),
             Column("ended_at", _TIME),
-            _defaulted("left_lakes", ARRAY(Text())),
-            *(Column(name, BigInteger) for name in ("lost_above", "lost_below", "foreign_below")),
+            _defaulted("left_lakes", JSONB()),
+            *(Column(name, BigInteger) for name in ("lost_above", "lost_below")),
             schema=schema,
         ),
         Table(
@@ -168,6 +168,7 @@ def define(metadata: MetaData, schema: str = "durable") -> dict[str, Table]:
             Column("table_name", Text, primary_key=True),
             Column("day", Date, primary_key=True),
             Column("kind", Text, primary_key=True),
+            Column("lake_id", Text, primary_key=True, server_default=FetchedValue()),
             *(Column(name, _TIME) for name in ("first_at", "last_at")),
             *(Column(name, BigInteger, nullable=False) for name in ("row_count", "below")),
             schema=schema,

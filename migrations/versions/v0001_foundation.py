@@ -207,10 +207,9 @@ CREATE TABLE "{schema}".archives (
     archived_at timestamptz,
     identity text NOT NULL DEFAULT "{schema}".cluster_identity(),
     ended_at timestamptz,
-    left_lakes text[] NOT NULL DEFAULT ARRAY[]::text[],
+    left_lakes jsonb NOT NULL DEFAULT jsonb_build_object(),
     lost_above bigint,
     lost_below bigint,
-    foreign_below bigint,
     CHECK ((lost_above IS NULL) = (lost_below IS NULL))
 );
 
@@ -229,11 +228,12 @@ CREATE TABLE "{schema}".absent_rows (
     table_name text NOT NULL,
     day date NOT NULL,
     kind text NOT NULL CHECK (kind IN ('gap', 'dropped', 'foreign')),
+    lake_id text NOT NULL DEFAULT '',
     first_at timestamptz,
     last_at timestamptz,
     row_count bigint NOT NULL,
     below bigint NOT NULL,
-    PRIMARY KEY (table_name, day, kind)
+    PRIMARY KEY (table_name, day, kind, lake_id)
 );
 
 CREATE TABLE "{schema}".erasures (

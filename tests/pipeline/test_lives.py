@@ -44,7 +44,7 @@ from durable.pipeline.lake import SOURCES, Lake, LakeTable, Whose
 from durable.pipeline.purge import Retention, purge
 from durable.pipeline.spans import Gap
 from durable.pipeline.verify import claimed, verify
-from durable.storage import archives, migrator
+from durable.storage import archives, dead_letters, migrator
 from durable.storage.rows import QUARANTINED
 from tests.support.archiving import origin_of
 from tests.support.clusters import Cluster, clusters
@@ -159,6 +159,15 @@ class Lives(RuleBasedStateMachine):
             purge(no_spark, self.lake, origin_of(self.url), Retention(KEEP, timedelta(days=20)))
         for table in SOURCES:
             self.dropped[self.database][table] |= before[table].keys() - self._here(table).keys()
+
+    @precondition(lambda self: not self.is_archived)
+    @rule()
+    def purge_letters(self) -> None:
+        """As a node's maintenance does."""
+        before = self._here("dead_letters")
+        with connection(self.url) as conn:
+            dead_letters.purge(conn, "durable", keep=timedelta(days=20))
+        self.dropped[self.database]["dead_letters"] |= before.keys() - self._here("dead_letters").keys()
 
     @precondition(lambda self: self.is_archived)
     @rule(dies=st.sampled_from([None, None, "A1", "A2"]), after=st.integers(0, 3))
@@ -279,6 +288,7 @@ class Lives(RuleBasedStateMachine):
         self.missed[table] |= missing.keys()
         assert {gap.begin.date() for gap in gaps} <= self.missed[table], "a gap of a day of which no row was missing"
         assert all(rows <= missing[day] for day, rows in done.gone.items()), "a row is gone that is there"
+        assert not done.foreign or missing, "rows of a lost life are gone that are there"
         with connection(self.url) as conn:
             claim = claimed(conn, self.lake, table, origin_of(self.url))
         assert verify(no_spark, self.lake, origin_of(self.url), claim).is_whole
@@ -358,6 +368,25 @@ TOLD: dict[str, Sequence[str | tuple[str, Any]]] = {
         *(("write", 3), ("give_up", 3), "archive", "back_up_lake", ("write", 3), ("give_up", 3), ("resolve", 30)),
         *(("resolve", 30), "archive", ("write", 40), "archive", "purge", "restore_lake"),
         *(("killed", "A1"), ("killed", "A2"), "archive"),
+    ),
+    "an archiver is killed in a lake half filled again, and the archive moves away and back": (
+        *(("write", 3), ("give_up", 3), "archive", "back_up_lake", ("write", 3), "archive", ("write", 40), "archive"),
+        *("purge", "restore_lake", ("killed", "A2"), "move", "archive", "move", "archive"),
+    ),
+    "rows of a lost life go with a lake that was left, and is used again": (
+        *(("write", 3), "archive", "back_up_database", "back_up_lake", ("write", 6), "archive"),
+        *(("restore", 0), ("write", 9), "archive", "move", "archive", ("write", 1), "archive"),
+        *("move", "restore_lake", "archive"),
+    ),
+    "letters were purged before the archive moves to a lake that is new": (
+        *(("give_up", 3), ("write", 30), "archive", ("resolve", 30), "archive", "purge", "move", "archive"),
+    ),
+    "letters were purged before the first archive": (
+        *(("give_up", 3), ("resolve", 30), "purge_letters", "archive", ("write", 3), "archive"),
+    ),
+    "a restored database returns to a lake that it has left": (
+        *(("write", 3), "archive", "back_up_lake", ("write", 3), "archive", "move", ("write", 3), "archive"),
+        *("back_up_database", ("restore", 0), "move", "archive", "restore_lake", "archive"),
     ),
     "the lake goes back twice, once while it is filled again": (
         *(("write", 3), "archive", "back_up_lake", ("write", 3), "archive", ("write", 40), "archive", "purge"),

@@ -4,8 +4,8 @@
     dropped    a lake has them: they were dropped after they had been archived
     foreign    a lake has them: the database lost them when it was restored
 
-A lake that was used before, and is used again, lacks what was archived into others and dropped since: such rows become
-a gap. Foreign ones do so when the lake that has them is put back to a state before them.
+A lake to which an archive moves lacks what was dropped, or lost, and is in others: such rows become a gap. Foreign ones
+do so, too, when the lake that has them is put back to a state before them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ _IS_NEEDED: Final = {
     "envelope_history": "true",
     "dead_letters": f"side = 'incoming' AND id IS NOT NULL AND exception_type IN ('{QUARANTINED}', '{REFUSED}')",
 }
+# A lake begins with the oldest day of history that is here. Letters go one by one, also before the first archive.
+_IS_NOTED: Final = {"envelope_history": "begins IS NOT NULL", "dead_letters": "true"}
 DROPPED: Final = {
     "envelope_history": "finished_at, xid",
     "dead_letters": "side, id, exception_type, failed_at, xid",
@@ -28,23 +30,23 @@ DROPPED: Final = {
 """The columns of dropped rows that noting() needs."""
 _TIMES: Final = {"envelope_history": "finished_at", "dead_letters": "failed_at"}
 _INSERT: Final = """
-    INSERT INTO {schema}.absent_rows AS known (table_name, day, kind, first_at, last_at, row_count, below)"""
+    INSERT INTO {schema}.absent_rows AS known (table_name, day, kind, lake_id, first_at, last_at, row_count, below)"""
 _WIDEN: Final = """
-    ON CONFLICT (table_name, day, kind) DO UPDATE SET
+    ON CONFLICT (table_name, day, kind, lake_id) DO UPDATE SET
         first_at = LEAST(known.first_at, excluded.first_at), last_at = GREATEST(known.last_at, excluded.last_at),
         below = GREATEST(known.below, excluded.below)"""
 _ADD: Final = ", row_count = known.row_count + excluded.row_count"
 
 
 def noting(table: str, rows: str) -> str:
-    """Write a statement that notes the rows that are dropped, once the table has been archived."""
+    """Write a statement that notes the rows that are dropped."""
     moment = in_range(_TIMES[table])
     of_needed = f"FILTER (WHERE {_IS_NEEDED[table]})"
     return f"""{_INSERT}
     SELECT '{table}', CAST({moment} AT TIME ZONE 'UTC' AS date), CASE WHEN xid < begins THEN 'dropped' ELSE 'gap' END,
-        min({moment}) {of_needed}, max({moment}) {of_needed}, count(*), max(xid) + 1
+        '', min({moment}) {of_needed}, max({moment}) {of_needed}, count(*), max(xid) + 1
     FROM {rows}, (SELECT {{schema}}.gap_begins('{table}') AS begins) AS archive
-    WHERE begins IS NOT NULL GROUP BY 2, 3{_WIDEN}{_ADD}"""
+    WHERE {_IS_NOTED[table]} GROUP BY 2, 3{_WIDEN}{_ADD}"""
 
 
 READ_GAPS = Statement("""
@@ -52,15 +54,19 @@ SELECT first_at, last_at FROM {schema}.absent_rows
 WHERE table_name = :table AND kind = 'gap' AND first_at IS NOT NULL ORDER BY day
 """)
 NOTE = Statement(f"""{_INSERT}
-SELECT :table, day, :kind, first_at, last_at, row_count, below
+SELECT :table, day, :kind, :lake_id, first_at, last_at, row_count, below
 FROM unnest(CAST(:days AS date[]), CAST(:firsts AS timestamptz[]), CAST(:lasts AS timestamptz[]),
     CAST(:counts AS bigint[]), CAST(:belows AS bigint[])) AS found (day, first_at, last_at, row_count, below){_WIDEN}
 """)
-# A lake that ends at `low` has none of their rows, or some; all those of before `until`.
+# A lake that ends at `low` has none of their rows, or some; all those of before `until`. `others`: also rows that other
+# lakes have.
 NOTE_AS_GAPS = Statement(f"""{_INSERT}
-SELECT table_name, day, 'gap', CASE WHEN :until BETWEEN first_at AND last_at THEN :until ELSE first_at END, last_at,
-    row_count, below
-FROM {{schema}}.absent_rows WHERE table_name = :table AND kind = :kind AND below > :low{_WIDEN}
+SELECT table_name, day, 'gap', '', min(CASE WHEN :until BETWEEN first_at AND last_at THEN :until ELSE first_at END),
+    max(last_at), sum(row_count), max(below)
+FROM {{schema}}.absent_rows
+WHERE table_name = :table AND kind = :kind
+    AND CASE WHEN lake_id IN ('', :lake_id) THEN below > :low ELSE :others END
+GROUP BY table_name, day{_WIDEN}
 RETURNING day, first_at, last_at
 """)
 COUNT_DROPPED = Statement("""

@@ -187,7 +187,7 @@ ORDER BY service
 """)
 READ_ARCHIVE = Statement("""
 SELECT service, app_id, lake, lake_id, claimed_below, archived_below, archived_at, identity, ended_at, left_lakes,
-    lost_above, lost_below, foreign_below
+    lost_above, lost_below
 FROM {schema}.archives WHERE table_name = :table
 """)
 # From here on nothing of the table is dropped that is not archived.
@@ -200,13 +200,12 @@ ON CONFLICT (table_name) DO NOTHING
 MOVE_ARCHIVE = Statement("""
 WITH forgotten AS (DELETE FROM {schema}.archive_commits WHERE table_name = :table)
 UPDATE {schema}.archives SET service = :service, app_id = :app_id, lake = :lake, lake_id = :lake_id,
-    claimed_below = 0, archived_below = 0, lost_above = NULL, lost_below = NULL, foreign_below = NULL,
-    left_lakes = array_append(array_remove(left_lakes, lake_id), lake_id)
+    claimed_below = 0, archived_below = 0, lost_above = NULL, lost_below = NULL,
+    left_lakes = left_lakes || jsonb_build_object(lake_id, claimed_below)
 WHERE table_name = :table
 """)
 # A copy has used none of the lakes of its original.
-FORGET_LEFT_LAKES = Statement("UPDATE {schema}.archives SET left_lakes = CAST(ARRAY[] AS text[])")
-SET_FOREIGN = Statement("UPDATE {schema}.archives SET foreign_below = :below WHERE table_name = :table")
+FORGET_LEFT_LAKES = Statement("UPDATE {schema}.archives SET left_lakes = jsonb_build_object()")
 # The row stays: whoever archives again goes on from where the lake is. What is dropped meanwhile is known to be.
 END_ARCHIVES = Statement("""
 UPDATE {schema}.archives SET ended_at = clock_timestamp() WHERE ended_at IS NULL
