@@ -27,7 +27,7 @@ from durable.pipeline.blanking import Wanted
 from durable.pipeline.compaction import compact, vacuum
 from durable.pipeline.copying import opened
 from durable.pipeline.erasures import State
-from durable.pipeline.lake import Lake, Whose
+from durable.pipeline.lake import SOURCES, Lake, Whose
 from durable.pipeline.leftovers import Scrubbed
 from durable.storage import archives
 from durable.storage.erasures import Chosen, Erasure
@@ -383,6 +383,41 @@ def test_erasure_reaches_the_lake_of_the_database_and_the_named_lake(
     assert in_files(filled) == []
     filled.lake = own
     assert (in_files(filled), states(filled), is_whole(filled)) == ([], [State.DONE], True)
+
+
+def move(archiver: Archiver, lake: Lake, wish: Wish) -> None:
+    archiver.lake = lake
+    for of in SOURCES:
+        archiver.run(of, local_rows=1_000, wish=wish)
+
+
+def test_erasure_is_missing_in_a_lake_that_is_used_again_after_it(
+    filled: Archiver, conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    old = filled.lake
+    move(filled, Lake(str(tmp_path / "new")), Wish(is_new_lake=True))
+    erase(filled)
+    assert states(filled) == [State.DONE]
+    move(filled, old, Wish(is_new_lake=True))
+    assert states(filled) == [State.LAKE_RESTORED]
+    erase(filled)
+    erasing.scrub(filled.origin, old, BY_KEY)
+    assert (in_files(filled), states(filled), is_whole(filled)) == ([], [State.DONE], True)
+
+
+def test_erasure_that_only_the_earlier_lake_remembers_is_named_after_a_move(
+    filled: Archiver, conn: psycopg.Connection[Any], tmp_path: Path
+) -> None:
+    conn.execute("CREATE TABLE kept AS SELECT * FROM durable.envelope_history")
+    first = erase(filled)
+    conn.execute("TRUNCATE durable.envelope_history, durable.erasures")
+    conn.execute("INSERT INTO durable.envelope_history SELECT * FROM kept")
+    conn.execute("DROP TABLE kept")
+    move(filled, Lake(str(tmp_path / "new")), Wish(is_new_lake=True, is_successor=True))
+    assert states(filled) == [State.DATABASE_RESTORED]
+    again = erase(filled)
+    erasing.scrub(filled.origin, filled.lake, BY_KEY)
+    assert (again.erasure_id, in_files(filled), states(filled)) == (first.erasure_id, [], [State.DONE])
 
 
 def test_erasure_is_refused_when_the_lake_of_the_database_is_missing(
