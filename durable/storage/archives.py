@@ -201,8 +201,8 @@ def forget_left_lakes(conn: Connection, schema: str) -> None:
     conn.execute(statements.FORGET_LEFT_LAKES.within(schema))
 
 
+def note_foreign(conn: Connection, schema: str, table: str, lake_id: str, found: Iterable[Absent]) -> None:
     """Note rows that this lake has, of a life that this database has lost."""
-    """This lake has these rows, of a life that this database has lost."""
     _note(conn, schema, table, "foreign", found, lake_id)
 
 
